@@ -1,0 +1,5 @@
+"""`python -m tachograph`."""
+
+from tachograph.cli import main
+
+main()

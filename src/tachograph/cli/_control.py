@@ -1,0 +1,121 @@
+"""`tacho control`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import rich_click as click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tachograph.cli._format import number, safe
+from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.exceptions import ControlError
+from tachograph.journal import JournalFollower, RunHistory, RunState, read, write_requests
+from tachograph.records import to_json
+
+__all__ = ["control"]
+
+_SETTLED = {"applied", "clamped", "unchanged", "superseded", "rejected"}
+
+
+@click.command()
+@run_argument
+@log_dir_option
+@json_option
+@click.option("--log-every", type=int, help="Steps per step record; the trainer keeps it between 5 and 2000.")
+@click.option("--set", "values", multiple=True, metavar="NAME=VALUE", help="Turn a knob that the run registered.")
+@click.option("--checkpoint-now", is_flag=True, help="Ask the loop to save a checkpoint.")
+@click.option("--stop", is_flag=True, help="Ask the loop to stop.")
+@click.option("--wait", "wait_s", type=float, default=0.0, help="Wait up to so many seconds for the trainer's answer.")
+def control(
+    run: str,
+    log_dir: str,
+    as_json: bool,
+    log_every: int | None,
+    values: tuple[str, ...],
+    checkpoint_now: bool,
+    stop: bool,
+    wait_s: float,
+) -> None:
+    """Steer a run: without options, show its controls; with options, ask the trainer for new values."""
+    history = read(run, log_dir)
+    wanted: dict[str, Any] = dict(_parsed(text) for text in values)
+    if log_every is not None:
+        wanted["log_every"] = log_every
+    if checkpoint_now:
+        wanted["checkpoint_now"] = True
+    if stop:
+        wanted["stop"] = True
+    if not wanted:
+        _list(history, as_json=as_json)
+        return
+    if history.state not in {RunState.RUNNING, RunState.STALE}:
+        raise ControlError(f"{history.name!r} has {history.state}: there is no trainer to ask")
+    follower = JournalFollower(history.folder.journal, history.folder.journal.stat().st_size)
+    try:
+        ids = write_requests(history.folder, wanted, source="cli")
+    except OSError as error:
+        raise ControlError(f"cannot write {history.folder.control}: {error.strerror}") from error
+    answers = _wait(follower, ids, wait_s)
+    if as_json:
+        click.echo(to_json({"requested": wanted, "ids": ids, "answers": answers}))
+        return
+    for name, value in wanted.items():
+        click.echo(_told(name, value, answers.get(name)))
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ControlError(f"--set {text!r}: NAME=VALUE is expected, such as --set lr_scale=0.5")
+    if value.lower() in {"true", "false"}:
+        return name, value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    raise ControlError(f"--set {text!r}: {value!r} is neither a number nor true or false")
+
+
+def _wait(follower: JournalFollower, ids: dict[str, str], wait_s: float) -> dict[str, dict[str, Any]]:
+    answers: dict[str, dict[str, Any]] = {}
+    deadline_s = time.monotonic() + wait_s
+    while time.monotonic() < deadline_s:
+        for record in follower.poll():
+            if record.get("name") == "control_ack" and ids.get(str(record.get("control"))) == record.get("id"):
+                answers[str(record["control"])] = record
+        if all(answers.get(name, {}).get("status") in _SETTLED for name in ids):
+            break
+        time.sleep(0.1)
+    return answers
+
+
+def _told(name: str, value: Any, answer: dict[str, Any] | None) -> str:
+    if answer is None:
+        return f"{name}={value} requested; the trainer looks every few seconds (--wait 10 shows its answer)"
+    status = answer.get("status")
+    if status == "pending":
+        wait_s = answer.get("wait_s") or 0
+        when = f"in about {wait_s:g} s" if wait_s else "at the loop's next step"
+        return f"{name}={value} seen by the trainer; it will be taken {when}"
+    more = f": {safe(answer['reason'])}" if answer.get("reason") else f" as {number(answer.get('value'))}"
+    return f"{name}={value} {safe(status)}{more}"
+
+
+def _list(history: RunHistory, *, as_json: bool) -> None:
+    controls = history.controls
+    if as_json:
+        click.echo(to_json(msgspec.to_builtins(controls)))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("control", "value", "min", "max", "last answer"):
+        table.add_column(heading)
+    for name, view in controls.items():
+        cells = (number(view.value), number(view.min), number(view.max), safe(view.last_answer or "–"))
+        table.add_row(Text(safe(name)), *cells)
+    Console().print(table)

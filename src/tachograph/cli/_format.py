@@ -1,0 +1,111 @@
+"""How values look to a person. Texts from a journal are never taken as markup or control codes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tachograph.journal import RunState
+
+__all__ = ["ago", "bar", "duration", "grid", "number", "safe", "size", "sparkline", "state_text"]
+
+_STATE_STYLES = {
+    RunState.RUNNING: "bold green",
+    RunState.FINISHED: "cyan",
+    RunState.FAILED: "bold red",
+    RunState.CRASHED: "bold red",
+    RunState.STALE: "yellow",
+}
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def safe(value: Any, most_chars: int = 200) -> str:
+    """Return a text with control characters made visible, so that a run name cannot drive the terminal."""
+    text = str(value)
+    text = text if len(text) <= most_chars else text[: most_chars - 1] + "…"
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def state_text(state: RunState) -> Text:
+    """Return the state in its colour."""
+    return Text(str(state), style=_STATE_STYLES[state])
+
+
+def number(value: Any) -> str:
+    """Return a number in at most about ten characters; a dash where there is none."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return safe(value, 40)
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", " ") if abs(value) >= 10_000 else str(value)
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    return f"{value:.4g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a length of time as people say it."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def ago(time_s: float | None) -> str:
+    """Return how long ago something was."""
+    return "–" if time_s is None else f"{duration(max(0.0, time.time() - time_s))} ago"
+
+
+def size(num_bytes: float) -> str:
+    """Return a size in bytes as people say it."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} GB"
+
+
+def bar(share: float, *, is_live: bool) -> ProgressBar:
+    """Return a progress bar."""
+    return ProgressBar(total=1.0, completed=share, width=40, pulse=False, style="dim" if is_live else "bar.back")
+
+
+def grid(rows: Sequence[tuple[str, Any]]) -> Table:
+    """Return names and values side by side; rows without a value are left out."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        if value not in (None, "", "–"):
+            table.add_row(name, Text(value) if isinstance(value, str) else value)
+    return table
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """Draw values in one line; a stretch with a NaN or an infinity is marked with ``×``."""
+    if not len(values):
+        return ""
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    cells = []
+    num_cells = min(width, len(values))
+    for cell in range(num_cells):
+        part = values[cell * len(values) // num_cells : (cell + 1) * len(values) // num_cells]
+        if not all(map(math.isfinite, part)):
+            cells.append("×")
+            continue
+        level = (sum(part) / len(part) - low) / (high - low) if high > low else 0.0
+        cells.append(_BLOCKS[round(level * (len(_BLOCKS) - 1))])
+    return "".join(cells)

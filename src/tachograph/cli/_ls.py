@@ -1,0 +1,63 @@
+"""`tacho ls`."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import rich_click as click
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tachograph.cli._format import ago, bar, duration, number, safe, state_text
+from tachograph.cli._options import json_option, log_dir_option
+from tachograph.journal import RunOverview, RunState, list_runs, overview
+from tachograph.records import to_json
+
+__all__ = ["ls"]
+
+
+@click.command()
+@log_dir_option
+@json_option
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice([str(state) for state in RunState]), help="Only such runs."
+)
+def ls(log_dir: str, as_json: bool, states: tuple[str, ...]) -> None:
+    """List the runs in the log folder, newest first."""
+    runs = [overview(folder) for folder in list_runs(log_dir)]
+    runs = [run for run in runs if not states or str(run.state) in states]
+    runs.sort(key=lambda run: run.started or 0.0, reverse=True)
+    if as_json:
+        click.echo(to_json([msgspec.to_builtins(run) for run in runs]))
+        return
+    console = Console()
+    if not runs:
+        console.print(Text(f"No runs in {os.fspath(log_dir)!r}. Start one with tachograph.init(), or try: tacho demo"))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("run", "state", "step", "progress", "train_loss", "time/step", "duration", "started"):
+        table.add_column(heading, justify="right" if heading in {"step", "train_loss", "time/step"} else "left")
+    for run in runs:
+        table.add_row(*_row(run))
+    console.print(table)
+
+
+def _row(run: RunOverview) -> list[RenderableType]:
+    progress = run.progress
+    lost = f" ({run.num_dropped} lost)" if run.num_dropped else ""
+    return [
+        Text(safe(run.name, 60), style="bold"),
+        state_text(run.state) + Text(lost, style="yellow"),
+        Text(number(run.step)),
+        Text("–") if progress is None else bar(progress, is_live=run.state is RunState.RUNNING),
+        Text(number(run.train_loss)),
+        Text(duration(run.sec_per_step) if (run.sec_per_step or 0) >= 1 else _milliseconds(run.sec_per_step)),
+        Text(duration(run.duration_s)),
+        Text(ago(run.started)),
+    ]
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1000:.3g} ms"

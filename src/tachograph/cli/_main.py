@@ -1,0 +1,41 @@
+"""The group of commands, and how their errors are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import rich_click as click
+
+from tachograph._version import __version__
+from tachograph.cli._control import control
+from tachograph.cli._demo import demo
+from tachograph.cli._ls import ls
+from tachograph.cli._show import show
+from tachograph.cli._tail import tail
+from tachograph.exceptions import TachographError
+
+__all__ = ["main"]
+
+
+class _Commands(click.RichGroup):
+    """Shows our errors as one line, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except TachographError as error:
+            # OSError subclasses would print their errno.
+            raise click.ClickException(str(getattr(error, "strerror", None) or error)) from error
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tacho")
+def main() -> None:
+    """See what training runs do, and steer them."""
+
+
+for command in (ls, show, tail, control, demo):
+    main.add_command(command)

@@ -1,0 +1,224 @@
+"""`tacho show`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import rich_click as click
+from rich.console import Console, Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from tachograph.cli._format import bar, duration, grid, number, safe, size, sparkline, state_text
+from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.journal import RunHistory, RunState, is_csv_current, read, rebuild_csv
+from tachograph.records import to_json
+
+__all__ = ["show", "summary"]
+
+_FACTS = (
+    "model_name_or_path",
+    "lora_type",
+    "lora_rank",
+    "lora_alpha",
+    "trainable_params",
+    "total_params",
+    "optimizer",
+    "learning_rate",
+    "scheduler",
+    "effective_batch_size",
+    "dtype",
+)
+
+
+@click.command()
+@run_argument
+@log_dir_option
+@json_option
+@click.option("--rebuild-csv", is_flag=True, help="Make metrics.csv anew from the journal first.")
+def show(run: str, log_dir: str, as_json: bool, rebuild_csv: bool) -> None:
+    """Show a run: state, attempts, metrics, checkpoints, and what telemetry itself lost."""
+    history = read(run, log_dir)
+    if rebuild_csv:
+        _rebuild(history)
+    if as_json:
+        click.echo(to_json(summary(history)))
+    else:
+        Console().print(render(history))
+
+
+def summary(history: RunHistory) -> dict[str, Any]:
+    """Return what `tacho show --json` prints."""
+    return {
+        "name": history.name,
+        "path": str(history.folder.path),
+        "state": str(history.state),
+        "attempts": msgspec.to_builtins(history.attempts),
+        "num_records": history.counts,
+        "metrics": {name: msgspec.to_builtins(metric) for name, metric in history.metrics.items()},
+        "checkpoints": history.latest("checkpoint"),
+        "controls": msgspec.to_builtins(history.controls),
+        "num_lost_records": history.num_lost_records,
+        "num_bad_lines": history.num_bad_lines,
+        "telemetry_errors": history.latest("telemetry_error"),
+        "csv_is_current": is_csv_current(history.folder) if history.state is not RunState.RUNNING else None,
+    }
+
+
+def render(history: RunHistory) -> RenderableType:
+    """Return what a person sees."""
+    parts: list[RenderableType] = [_headline(history), grid(_facts(history)), Text()]
+    losses = history.metrics.get("train_loss")
+    if losses is not None and losses.count > 1:
+        values = history.series("train_loss").values
+        parts += [Text.assemble(("train_loss  ", "dim"), (sparkline(list(values)), "green")), Text()]
+    parts.append(_metrics(history))
+    if len(history.attempts) > 1:
+        parts += [Text(), _attempts(history)]
+    checkpoints = history.latest("checkpoint")
+    if checkpoints:
+        parts += [Text(), _checkpoints(checkpoints)]
+    parts += _troubles(history)
+    return Group(*parts)
+
+
+def _rebuild(history: RunHistory) -> None:
+    if history.state is RunState.RUNNING:
+        raise click.ClickException(
+            f"{history.name!r} is being recorded: its writer keeps metrics.csv itself. Wait until the run has ended."
+        )
+    try:
+        num_rows = rebuild_csv(history.folder)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {history.folder.csv}: {error.strerror}") from error
+    click.echo(f"{history.folder.csv}: {num_rows} rows", err=True)
+
+
+def _headline(history: RunHistory) -> RenderableType:
+    last = history.attempts[-1] if history.attempts else None
+    title = Text.assemble((safe(history.name), "bold"), "  ", state_text(history.state))
+    reason = (last.end or {}).get("reason") if last else None
+    if reason:
+        title.append(f"  {safe(reason)}", style="dim")
+    max_steps = last.start.get("max_steps") if last else None
+    if last is None or last.last_step is None or not isinstance(max_steps, int) or max_steps <= 0:
+        return title
+    share = min(1.0, max(0.0, last.last_step / max_steps))
+    table = Table.grid(padding=(0, 2))
+    left = f"{number(last.last_step)} of {number(max_steps)} steps, {share:.0%}"
+    pace = history.metrics.get("sec_per_step")
+    if history.state is RunState.RUNNING and pace is not None:
+        left += f", about {duration((max_steps - last.last_step) * pace.last)} to go"
+    table.add_row(bar(share, is_live=history.state is RunState.RUNNING), Text(left))
+    return Group(title, table)
+
+
+def _facts(history: RunHistory) -> list[tuple[str, Any]]:
+    if not history.attempts:
+        return []
+    first, last = history.attempts[0], history.attempts[-1]
+    start = last.start
+    began = first.start.get("time")
+    git = start.get("git")
+    rows: list[tuple[str, Any]] = [
+        ("started", f"{datetime.fromtimestamp(began):%Y-%m-%d %H:%M:%S}" if isinstance(began, (int, float)) else None),
+        ("recorded", duration(sum(_length_s(attempt) for attempt in history.attempts))),
+        ("log_every", number(history.controls["log_every"].value)),
+        ("tags", ", ".join(map(safe, start.get("tags") or []))),
+        ("host", safe(start.get("host", ""))),
+        ("gpus", ", ".join(map(safe, start.get("gpus") or []))),
+        ("git", _git_line(git) if isinstance(git, Mapping) else None),
+        ("command", safe(" ".join(map(str, start.get("command") or [])))),
+    ]
+    rows += [(name, number(start[name])) for name in _FACTS if start.get(name) is not None]
+    rows.append(("journal", f"{history.folder.journal} ({size(history.folder.journal.stat().st_size)})"))
+    return rows
+
+
+def _git_line(git: Mapping[str, Any]) -> str:
+    changed = " + uncommitted changes" if git.get("dirty") else ""
+    return f"{safe(str(git.get('commit', ''))[:10])} on {safe(git.get('branch', '?'))}{changed}"
+
+
+def _length_s(attempt: Any) -> float:
+    began = attempt.start.get("time")
+    return max(0.0, attempt.last_time - began) if attempt.last_time and isinstance(began, (int, float)) else 0.0
+
+
+def _metrics(history: RunHistory) -> RenderableType:
+    if not history.metrics:
+        return Text("nothing was logged yet", style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("metric")
+    for heading in ("last", "lowest", "highest", "points", "not finite"):
+        table.add_column(heading, justify="right")
+    for name, metric in list(history.metrics.items())[:60]:
+        finite = metric.count > metric.num_not_finite
+        table.add_row(
+            Text(safe(name, 60)),
+            number(metric.last),
+            number(metric.low if finite else None),
+            number(metric.high if finite else None),
+            number(metric.count),
+            Text(str(metric.num_not_finite), style="bold red") if metric.num_not_finite else "",
+        )
+    if len(history.metrics) > 60:
+        table.add_row(Text(f"… and {len(history.metrics) - 60} more", style="dim"))
+    return table
+
+
+def _attempts(history: RunHistory) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("attempt", "steps", "records", "recorded", "ended"):
+        table.add_column(heading)
+    for attempt in history.attempts:
+        is_last = attempt is history.attempts[-1]
+        end = attempt.end or {}
+        how = end.get("status") or (str(history.state) if is_last else "crashed")
+        steps = f"{number(attempt.first_step)} … {number(attempt.last_step)}"
+        length = duration(_length_s(attempt))
+        table.add_row(str(attempt.index + 1), steps, number(attempt.num_records), length, Text(safe(how)))
+    return table
+
+
+def _checkpoints(checkpoints: list[dict[str, Any]]) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("checkpoint", "step", "size", ""):
+        table.add_column(heading)
+    for record in checkpoints[-5:]:
+        num_bytes = record.get("size_bytes")
+        table.add_row(
+            Text(safe(record.get("checkpoint_path", "?"), 100)),
+            number(record.get("global_step")),
+            size(num_bytes) if isinstance(num_bytes, int) else "–",
+            Text("best", style="green") if record.get("is_best") else "",
+        )
+    return table
+
+
+def _troubles(history: RunHistory) -> list[RenderableType]:
+    """Return the errors of the run, and what telemetry itself lost: never left out, never coloured away."""
+    lines: list[Text] = []
+    for record in history.latest("error")[-3:]:
+        what = f"{safe(record.get('error_type', '?'))}: {safe(record.get('error_message', ''))}"
+        lines.append(Text(what, style="red"))
+    if history.num_lost_records:
+        lines.append(Text(f"{history.num_lost_records} records were lost:", style="bold yellow"))
+    if history.num_bad_lines:
+        lines.append(
+            Text(f"{history.num_bad_lines} lines of the journal cannot be read and were skipped", style="yellow")
+        )
+    for record in history.latest("telemetry_error")[-10:]:
+        where = f" {safe(record['field'])}:" if record.get("field") else ""
+        number_lost = f" {record['num_records']} records:" if record.get("num_records") else ""
+        what = safe(record.get("reason", ""), 300)
+        lines.append(Text(f"telemetry: {safe(record.get('kind', '?'))}{where}{number_lost} {what}", style="yellow"))
+    is_csv_behind = history.folder.csv.exists() and not is_csv_current(history.folder)
+    if history.state is not RunState.RUNNING and is_csv_behind:
+        hint = f"tacho show {safe(history.name)} --rebuild-csv"
+        lines.append(Text(f"metrics.csv does not hold the whole journal; make it anew with: {hint}", style="yellow"))
+    return [Text(), Rule(style="dim"), *lines] if lines else []

@@ -1,0 +1,83 @@
+"""`tacho tail`."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from datetime import datetime
+from typing import Any
+
+import rich_click as click
+from rich.console import Console
+from rich.text import Text
+
+from tachograph.cli._format import number, safe
+from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.journal import JournalFollower, RunFolder, RunState, find_run, overview
+from tachograph.records import to_json
+
+__all__ = ["tail"]
+
+_POLL_S = 0.2
+_STYLES = {
+    "start": "bold cyan",
+    "end": "bold cyan",
+    "error": "bold red",
+    "telemetry_error": "yellow",
+    "control_change": "magenta",
+    "checkpoint": "green",
+    "validation": "blue",
+    "system": "dim",
+}
+_HIDDEN = {"event", "time", "global_step", "nan_inf_detected", "traceback", "config", "process", "command"}
+
+
+@click.command()
+@run_argument
+@log_dir_option
+@json_option
+@click.option("-n", "--lines", default=20, show_default=True, type=click.IntRange(0), help="How many to begin with.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new records until the run ends.")
+@click.option("-e", "--event", "events", multiple=True, help="Only this kind of record; may be given again.")
+def tail(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, events: tuple[str, ...]) -> None:
+    """Print the last records of a run, and follow it as it goes."""
+    folder = find_run(run, log_dir)
+    follower = JournalFollower(folder.journal)
+    console = Console(highlight=False)
+    last: deque[dict[str, Any]] = deque(maxlen=lines)
+    while records := follower.poll_block():
+        last.extend(record for record in records if not events or record["event"] in events)
+    for record in last:
+        _print(console, record, as_json=as_json)
+    while follow:
+        ended = _has_ended(folder)
+        for record in follower.poll():
+            if not events or record["event"] in events:
+                _print(console, record, as_json=as_json)
+        if ended:
+            break
+        time.sleep(_POLL_S)
+    if follower.num_bad_lines and not as_json:
+        console.print(Text(f"{follower.num_bad_lines} lines could not be read and were skipped", style="yellow"))
+
+
+def _has_ended(folder: RunFolder) -> bool:
+    return overview(folder).state not in {RunState.RUNNING, RunState.STALE}
+
+
+def _print(console: Console, record: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(to_json(record))
+        return
+    event = record["event"]
+    time_s = record.get("time")
+    clock = f"{datetime.fromtimestamp(time_s):%H:%M:%S}" if isinstance(time_s, (int, float)) else "        "
+    line = Text.assemble((clock, "dim"), " ", (f"{safe(event, 16):<16}", _STYLES.get(event, "")))
+    step = record.get("global_step")
+    line.append(f"{number(step) if step is not None else '':>9}  ", style="bold")
+    for name, value in record.items():
+        if name not in _HIDDEN and not isinstance(value, (dict, list)):
+            line.append(f"{safe(name, 60)}", style="dim").append(f"={number(value)} ")
+    if record.get("nan_inf_detected"):
+        line.append("NaN/Inf", style="bold red")
+    console.print(line, soft_wrap=True)

@@ -1,0 +1,69 @@
+"""The one guard: a fault inside telemetry never reaches the training code.
+
+A guarded fault becomes one line in the `tachograph` logger (once per place and type) and is counted.
+With ``guard.strict`` it is raised again instead, which is how our own tests run.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+__all__ = ["Guard", "guard"]
+
+_MOST_KEPT = 100
+
+
+class Guard:
+    """Swallows and counts faults; see the module."""
+
+    def __init__(self) -> None:
+        self.strict = False
+        self.num_faults = 0
+        self.faults: list[tuple[str, BaseException]] = []
+        self._told: set[tuple[str, type[BaseException]]] = set()
+
+    def __call__(self, place: str) -> _Guarded:
+        """Guard a block: ``with guard("writing the heartbeat"): ...``."""
+        return _Guarded(self, place)
+
+    def caught(self, place: str, fault: BaseException) -> None:
+        """Count a fault that was caught elsewhere, and tell of it once."""
+        self.num_faults += 1
+        if len(self.faults) < _MOST_KEPT:
+            # Without its traceback: frames would keep the caller's tensors alive.
+            self.faults.append((place, fault.with_traceback(None) if not self.strict else fault))
+        if (place, type(fault)) not in self._told:
+            self._told.add((place, type(fault)))
+            import logging
+
+            logging.getLogger("tachograph").warning(
+                "a telemetry fault was swallowed while %s: %s: %s", place, type(fault).__name__, fault
+            )
+
+    def reset(self) -> None:
+        """Forget what was counted, and in a forked child whatever the parent told."""
+        self.num_faults = 0
+        self.faults.clear()
+        self._told.clear()
+
+
+class _Guarded:
+    __slots__ = ("_guard", "_place")
+
+    def __init__(self, guard: Guard, place: str) -> None:
+        self._guard = guard
+        self._place = place
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, _traceback: TracebackType | None
+    ) -> bool:
+        if fault is None or not isinstance(fault, Exception):
+            return False
+        self._guard.caught(self._place, fault)
+        return not self._guard.strict
+
+
+guard = Guard()

@@ -1,0 +1,44 @@
+"""The journal: one run folder, written by one process and read by many. Knows records, not who makes them."""
+
+from tachograph.journal._appender import Appender
+from tachograph.journal._claim import Claim, claim_run_folder, forget_claims
+from tachograph.journal._control_file import ControlFile, ControlFileError, Request, write_requests
+from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs
+from tachograph.journal._follower import JournalFollower, read_records
+from tachograph.journal._history import Attempt, ControlView, MetricSummary, RunHistory, Series, read
+from tachograph.journal._liveness import Heartbeat, ProcessIdentity, RunState, this_process, uptime_s
+from tachograph.journal._mirror import CsvMirror, is_csv_current, rebuild_csv
+from tachograph.journal._overview import RunOverview, overview
+
+__all__ = [
+    "Appender",
+    "Attempt",
+    "Claim",
+    "ControlFile",
+    "ControlFileError",
+    "ControlView",
+    "CsvMirror",
+    "Heartbeat",
+    "JournalFollower",
+    "MetricSummary",
+    "ProcessIdentity",
+    "Request",
+    "RunFolder",
+    "RunHistory",
+    "RunOverview",
+    "RunState",
+    "Series",
+    "atomic_write",
+    "claim_run_folder",
+    "find_run",
+    "forget_claims",
+    "is_csv_current",
+    "list_runs",
+    "overview",
+    "read",
+    "read_records",
+    "rebuild_csv",
+    "this_process",
+    "uptime_s",
+    "write_requests",
+]

@@ -1,0 +1,159 @@
+"""`control.json`: the only way back up, from readers to the trainer.
+
+The file is one JSON object: the names of controls with the wanted values, a `timestamp`, and for each name an id that
+tells a new request from one already handled. A file with nothing but ``{"log_every": 100, "timestamp": …}`` is fine.
+Whoever asks writes it, whole and at once; the trainer only ever reads it, and distrusts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tachograph.journal._folder import RunFolder, atomic_write
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["ControlFile", "Request", "read_requests", "write_requests"]
+
+MAX_BYTES = 64 << 10
+_NOT_CONTROLS = {"timestamp", "source", "ids"}
+
+
+class Request(NamedTuple):
+    """One wanted value."""
+
+    name: str
+    value: Any
+    id: str
+    source: str
+
+
+class ControlFileError(Exception):
+    """The file cannot be used; the text says why."""
+
+
+class ControlFile:
+    """The trainer's view: returns requests it has not returned before."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._seen: tuple[int, ...] | None = None
+        self._handled: dict[str, str] = {}
+
+    def reset(self, values: Mapping[str, Any], timestamp: float) -> None:
+        """Begin with the values in force; what an earlier attempt was asked is over."""
+        atomic_write(self._folder.control, msgspec.json.encode({**values, "timestamp": timestamp, "source": "trainer"}))
+        self._handled = {request.name: request.id for request in read_requests(self._folder)}
+        self._seen = self._look()
+
+    def poll(self) -> list[Request]:
+        """Return new requests.
+
+        Raises:
+            ControlFileError: once for each bad state of the file.
+        """
+        seen = self._look()
+        if seen == self._seen:
+            return []
+        self._seen = seen
+        if seen is None:
+            return []
+        new = [request for request in read_requests(self._folder) if self._handled.get(request.name) != request.id]
+        self._handled.update({request.name: request.id for request in new})
+        return new
+
+    def _look(self) -> tuple[int, ...] | None:
+        try:
+            found = os.lstat(self._folder.control)
+        except OSError:
+            return None
+        return (found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def read_requests(folder: RunFolder) -> list[Request]:
+    """Return what the file asks for.
+
+    Raises:
+        ControlFileError: if it is not a small regular file that holds a JSON object.
+    """
+    content = _read(folder)
+    timestamp = content.get("timestamp", 0)
+    ids = content.get("ids")
+    source = content.get("source", "file")
+    return [
+        Request(
+            name=name[:200],
+            value=value,
+            id=str((ids.get(name) if isinstance(ids, dict) else None) or f"{timestamp}:{value!r:.100}"),
+            source=source[:100] if isinstance(source, str) else "file",
+        )
+        for name, value in content.items()
+        if name not in _NOT_CONTROLS
+    ]
+
+
+def write_requests(folder: RunFolder, values: Mapping[str, Any], *, source: str) -> dict[str, str]:
+    """Ask the trainer for new values, keeping what others asked; return the id of each request.
+
+    Raises:
+        OSError: if the folder cannot be written.
+    """
+    with _one_asker(folder):
+        try:
+            content = _read(folder)
+        except ControlFileError:
+            content = {}
+        ids = {name: secrets.token_hex(6) for name in values}
+        known = content.get("ids")
+        content.update(values)
+        content.update(timestamp=time.time(), source=source, ids={**(known if isinstance(known, dict) else {}), **ids})
+        atomic_write(folder.control, msgspec.json.encode(content))
+    return ids
+
+
+def _read(folder: RunFolder) -> dict[str, Any]:
+    # Not blocking, not following: a pipe must not stall the writer, a link must not make it read another file.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        descriptor = os.open(folder.control, flags)
+    except OSError as error:
+        raise ControlFileError(f"cannot be opened ({error.strerror})") from None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ControlFileError("is not a regular file")
+        if found.st_size > MAX_BYTES:
+            raise ControlFileError(f"is larger than {MAX_BYTES} bytes")
+        text = os.read(descriptor, MAX_BYTES + 1)
+    except OSError as error:
+        raise ControlFileError(f"cannot be read ({error.strerror})") from None
+    finally:
+        os.close(descriptor)
+    try:
+        content = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ControlFileError(f"is not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise ControlFileError("is not a JSON object")
+    return content
+
+
+@contextlib.contextmanager
+def _one_asker(folder: RunFolder) -> Iterator[None]:
+    """Two askers at once must not lose one of the requests."""
+    folder.private.mkdir(exist_ok=True)
+    with open(folder.private / "control.lock", "w") as file:
+        with contextlib.suppress(OSError, AttributeError):  # a system or a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

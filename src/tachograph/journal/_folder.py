@@ -1,0 +1,116 @@
+"""The names of a run folder, in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from tachograph.exceptions import RunNotFoundError, nearest
+
+__all__ = ["RunFolder", "atomic_write", "find_run", "list_runs"]
+
+
+class RunFolder:
+    """Where each file of a run lies."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        """The run's name, which is the folder's."""
+        return self.path.name or self.path.resolve().name
+
+    @property
+    def journal(self) -> Path:
+        """`metrics.jsonl`: every record, the only source of truth."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def csv(self) -> Path:
+        """`metrics.csv`: the wide mirror."""
+        return self.path / "metrics.csv"
+
+    @property
+    def control(self) -> Path:
+        """`control.json`: what readers ask of the trainer."""
+        return self.path / "control.json"
+
+    @property
+    def private(self) -> Path:
+        """`.tacho`: cursors, lock and heartbeat; may be deleted at any time."""
+        return self.path / ".tacho"
+
+    @property
+    def heartbeat(self) -> Path:
+        """`.tacho/heartbeat.json`: when the writer was last alive."""
+        return self.private / "heartbeat.json"
+
+    @property
+    def lock(self) -> Path:
+        """`.tacho/lock`: held by the process that writes."""
+        return self.private / "lock"
+
+    @property
+    def csv_cursor(self) -> Path:
+        """`.tacho/csv.json`: how far the CSV mirrors the journal."""
+        return self.private / "csv.json"
+
+    def exists(self) -> bool:
+        """Tell whether there is a journal."""
+        return self.journal.is_file()
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Replace a file at once: a reader sees the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def list_runs(log_dir: str | os.PathLike[str]) -> Iterator[RunFolder]:
+    """Yield the folders inside `log_dir` that hold a journal, by name."""
+    try:
+        entries = sorted(os.scandir(log_dir), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        folder = RunFolder(entry.path)
+        with contextlib.suppress(OSError):
+            if not entry.name.startswith(".") and entry.is_dir() and folder.exists():
+                yield folder
+
+
+def find_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None = None) -> RunFolder:
+    """Find a run by its folder, its `metrics.jsonl` or, inside `log_dir`, its name.
+
+    Raises:
+        RunNotFoundError: naming the runs that are there.
+    """
+    given = os.fspath(run)
+    candidates = [Path(given)] if log_dir is None or os.sep in given else [Path(log_dir) / given, Path(given)]
+    for path in candidates:
+        folder = RunFolder(path.parent if path.name == "metrics.jsonl" else path)
+        with contextlib.suppress(OSError, ValueError):
+            if folder.exists():
+                return folder
+    if log_dir is None:
+        raise RunNotFoundError(f"no run at {given!r}: there is no metrics.jsonl in that folder")
+    known = [folder.name for folder in list_runs(log_dir)]
+    if not known:
+        raise RunNotFoundError(f"no run {given!r}: there are no runs in {os.fspath(log_dir)!r}; pass --log-dir")
+    hint = nearest(given, known) or f"; there is {', '.join(known[:5])}{' …' if len(known) > 5 else ''}"
+    raise RunNotFoundError(f"no run {given!r} in {os.fspath(log_dir)!r}{hint}")

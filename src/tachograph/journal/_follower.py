@@ -1,0 +1,120 @@
+"""Follows a growing journal: whole lines only, bad lines counted and skipped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tachograph.records import decode
+
+__all__ = ["JournalFollower", "read_records"]
+
+_LONGEST_LINE_BYTES = 64 << 20
+
+
+class JournalFollower:
+    """Reads what was appended since the last look. Needs no right to write and takes no lock.
+
+    The last line is left alone until its newline is there: a writer may be in the middle of it, or have died there.
+    A file that was replaced or became shorter is read again from its beginning.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], offset: int = 0, *, block_bytes: int = 1 << 20) -> None:
+        self._path = Path(path)
+        self._block_bytes = block_bytes
+        self._identity: tuple[int, int] | None = None
+        self.offset = offset
+        """Where the first unread line begins."""
+        self.num_bad_lines = 0
+        self.bad_offsets: list[int] = []
+        """Where the first few bad lines begin."""
+        self.num_restarts = 0
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Return all records that are complete now and were not returned before."""
+        records: list[dict[str, Any]] = []
+        while True:
+            before = self.offset
+            records += self.poll_block()
+            if self.offset == before:
+                return records
+
+    def poll_block(self) -> list[dict[str, Any]]:
+        """Return the next records, about a block of them; empty when there is none yet."""
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                self._check_identity(os.fstat(file.fileno()))
+                while True:
+                    block = self._complete_lines(file.fileno())
+                    if not block:
+                        return []
+                    start, self.offset = self.offset, self.offset + len(block)
+                    records = list(self._parse(block, start))
+                    if records:  # a block of nothing but bad lines is not the end
+                        return records
+        except FileNotFoundError:
+            return []
+
+    @staticmethod
+    def complete_bytes(path: Path) -> int:
+        """Return the offset behind the last complete line."""
+        with open(path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            position = end
+            while position > 0:
+                start = max(0, position - 65_536)
+                file.seek(start)
+                newline = file.read(position - start).rfind(b"\n")
+                if newline >= 0:
+                    return start + newline + 1
+                position = start
+        return 0
+
+    def _check_identity(self, stat: os.stat_result) -> None:
+        identity = (stat.st_dev, stat.st_ino)
+        replaced = self._identity is not None and identity != self._identity
+        if replaced or stat.st_size < self.offset:
+            self.offset = 0
+            self.num_restarts += 1
+        self._identity = identity
+
+    def _complete_lines(self, descriptor: int) -> bytes:
+        size = self._block_bytes
+        while True:
+            block = os.pread(descriptor, size, self.offset)
+            end = block.rfind(b"\n") + 1
+            if end:
+                return block[:end]
+            if len(block) < size:
+                return b""
+            if size >= _LONGEST_LINE_BYTES:  # no line of ours: step over it, or we would look at it for ever
+                self._count_bad(self.offset)
+                self.offset += len(block)
+            else:
+                size *= 4
+
+    def _parse(self, block: bytes, start: int) -> Iterator[dict[str, Any]]:
+        offset = start
+        for line in block.split(b"\n"):
+            if line:
+                try:
+                    yield decode(line)
+                except (msgspec.MsgspecError, ValueError, RecursionError):
+                    self._count_bad(offset)
+            offset += len(line) + 1
+
+    def _count_bad(self, offset: int) -> None:
+        self.num_bad_lines += 1
+        if len(self.bad_offsets) < 10:
+            self.bad_offsets.append(offset)
+
+
+def read_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Yield every record of a journal, from the file as it is now."""
+    follower = JournalFollower(path)
+    while records := follower.poll_block():
+        yield from records

@@ -1,0 +1,306 @@
+"""`tachograph.read`: everything a finished, running or crashed run recorded."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+
+from tachograph.exceptions import RunNotFoundError, nearest
+from tachograph.journal._folder import RunFolder, find_run
+from tachograph.journal._follower import JournalFollower, read_records
+from tachograph.journal._liveness import RunState, judge, read_heartbeat
+from tachograph.records import METRIC_KINDS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas as pd
+
+__all__ = ["Attempt", "ControlView", "MetricSummary", "RunHistory", "Series", "read"]
+
+_MOST_KEPT = 1_000
+_NOT_METRICS = frozenset({"time", "global_step"})
+
+
+class Attempt(msgspec.Struct):
+    """What one process recorded of a run; a resumed run has several."""
+
+    index: int
+    start: dict[str, Any]
+    end: dict[str, Any] | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    last_time: float | None = None
+    num_records: int = 0
+    num_steps: int = 0
+
+
+class MetricSummary(msgspec.Struct):
+    """A metric in a few numbers; the extremes are over finite values."""
+
+    count: int = 0
+    last: float = math.nan
+    last_step: int | None = None
+    low: float = math.inf
+    high: float = -math.inf
+    num_not_finite: int = 0
+
+    def add(self, value: float, step: int | None) -> None:
+        """Take one more value."""
+        self.count += 1
+        self.last, self.last_step = value, step
+        if not -math.inf < value < math.inf:
+            self.num_not_finite += 1
+            return
+        self.low = min(self.low, value)
+        self.high = max(self.high, value)
+
+
+class ControlView(msgspec.Struct):
+    """A control as a reader sees it."""
+
+    value: float | bool | None = None
+    min: float | None = None
+    max: float | None = None
+    last_answer: str | None = None
+    """What the trainer last said to a request: pending, applied, clamped, unchanged, superseded or rejected."""
+
+
+class Series(NamedTuple):
+    """One metric: as many entries in each array as the metric was recorded."""
+
+    steps: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+    times: npt.NDArray[np.float64]
+    attempts: npt.NDArray[np.int64]
+
+
+class RunHistory:
+    """A run on disk, read only as far as it is asked.
+
+    Safe while the run is being written, on a read-only folder, and after a crash. `refresh` looks for what is new.
+
+    Example:
+        >>> history = tachograph.read("logs/greyjacket")
+        >>> history.state, len(history.attempts)
+        >>> steps, losses, *_ = history.series("train_loss")
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self._follower = JournalFollower(folder.journal)
+        self._attempts: list[Attempt] = []
+        self._counts: dict[str, int] = {}
+        self._metrics: dict[str, MetricSummary] = {}
+        self._latest: dict[str, deque[dict[str, Any]]] = {}
+        self._num_lost_records = 0
+        self._num_restarts = 0
+        self.refresh()
+
+    def __repr__(self) -> str:
+        return f"RunHistory({self.name!r}, {self.state}, {self._counts.get('step', 0)} step records)"
+
+    def refresh(self) -> int:
+        """Take in what was appended since; return the number of new records."""
+        num_new = 0
+        while records := self._follower.poll_block():
+            if self._follower.num_restarts != self._num_restarts:  # the file was replaced: begin again
+                self._num_restarts = self._follower.num_restarts
+                self._attempts, self._counts, self._metrics, self._latest = [], {}, {}, {}
+                self._num_lost_records = 0
+            for record in records:
+                self._take(record)
+            num_new += len(records)
+        return num_new
+
+    @property
+    def state(self) -> RunState:
+        """Whether the run is running, finished, failed, crashed or stale, as of now."""
+        last = self._attempts[-1] if self._attempts else None
+        if last is not None and last.end is not None:
+            return RunState.FINISHED if last.end.get("status") == "finished" else RunState.FAILED
+        return judge(last.start if last else None, read_heartbeat(self.folder))
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The processes that recorded this run, in order."""
+        return self._attempts
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config snapshot of the last attempt, secrets masked."""
+        config = self._attempts[-1].start.get("config") if self._attempts else None
+        return config if isinstance(config, dict) else {}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many records there are of each kind."""
+        return dict(self._counts)
+
+    @property
+    def metrics(self) -> dict[str, MetricSummary]:
+        """A summary of each metric that `series` knows, in order of appearance."""
+        return self._metrics
+
+    def latest(self, event: str) -> list[dict[str, Any]]:
+        """Return the last records of a kind, at most 1,000; `step` and `system` records are not kept."""
+        return list(self._latest.get(event, ()))
+
+    @property
+    def controls(self) -> dict[str, ControlView]:
+        """The controls of the last attempt, with the values in force and the trainer's last answers."""
+        start = self._attempts[-1].start if self._attempts else {}
+        began = start.get("time", 0.0)
+        controls = {"log_every": ControlView(start.get("log_every"), 5, 2000)}
+        for record in [*self._latest.get("event", ()), *self._latest.get("control_change", ())]:
+            if record.get("time", 0.0) < began:
+                continue
+            if record["event"] == "control_change":
+                controls.setdefault(str(record.get("name")), ControlView()).value = record.get("new")
+            elif record.get("name") == "control_registered":
+                controls[str(record.get("control"))] = ControlView(
+                    record.get("value"), record.get("min"), record.get("max")
+                )
+            elif record.get("name") == "control_ack":
+                controls.setdefault(str(record.get("control")), ControlView()).last_answer = record.get("status")
+        return controls
+
+    @property
+    def num_lost_records(self) -> int:
+        """Records that are known to be missing, as telemetry itself counted them."""
+        return self._num_lost_records
+
+    @property
+    def num_bad_lines(self) -> int:
+        """Lines that could not be read, such as one that a dying process left half written."""
+        return self._follower.num_bad_lines
+
+    def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the records, all or of one kind, from the file as it is now."""
+        for record in read_records(self.folder.journal):
+            if event is None or record["event"] == event:
+                yield record
+
+    def series(self, name: str, *, overlap: Literal["keep", "latest"] = "keep") -> Series:
+        """Return one metric as numpy arrays.
+
+        Args:
+            name: for example ``"train_loss"``, ``"val_loss"`` or ``"cpu_pct"``.
+            overlap: after a resume some steps may be there twice. ``"keep"`` gives every point, with the attempt it
+                belongs to; ``"latest"`` leaves out points that a later attempt overtook, as if it had been one run.
+
+        Raises:
+            KeyError: if nothing of that name was recorded.
+        """
+        import numpy as np
+
+        steps: list[int] = []
+        values: list[float] = []
+        times: list[float] = []
+        attempts: list[int] = []
+        attempt, step = -1, -1
+        for record in read_records(self.folder.journal):
+            if record["event"] == "start":
+                attempt += 1
+                continue
+            if record["event"] not in METRIC_KINDS:
+                continue
+            if type(record.get("global_step")) is int:
+                step = record["global_step"]
+            value = record.get(name)
+            if isinstance(value, (int, float)):
+                steps.append(step)
+                values.append(float(value))
+                times.append(float(record.get("time", "nan")))
+                attempts.append(max(attempt, 0))
+        if not values:
+            raise KeyError(f"run {self.name!r} has no metric {name!r}{nearest(name, self._metrics)}")
+        series = Series(
+            steps=np.array(steps, dtype=np.int64),
+            values=np.array(values, dtype=np.float64),
+            times=np.array(times, dtype=np.float64),
+            attempts=np.array(attempts, dtype=np.int64),
+        )
+        return _without_overtaken(series) if overlap == "latest" else series
+
+    def to_pandas(self, event: str | None = None) -> pd.DataFrame:
+        """Return the records, all or of one kind, as a wide DataFrame with an `attempt` column."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install 'tachograph[pandas]'") from error
+        rows = []
+        attempt = -1
+        for record in read_records(self.folder.journal):
+            attempt += record["event"] == "start"
+            if event is None or record["event"] == event:
+                rows.append({**record, "attempt": max(attempt, 0)})
+        return pd.DataFrame(rows)
+
+    def _take(self, record: dict[str, Any]) -> None:
+        event = record["event"]
+        self._counts[event] = self._counts.get(event, 0) + 1
+        if event == "start" or not self._attempts:
+            self._attempts.append(Attempt(index=len(self._attempts), start=record if event == "start" else {}))
+        attempt = self._attempts[-1]
+        attempt.num_records += 1
+        time_s = record.get("time")
+        if isinstance(time_s, (int, float)):
+            attempt.last_time = float(time_s)
+        if event in METRIC_KINDS:
+            self._take_metrics(record, attempt)
+        if event not in {"step", "system"}:
+            self._latest.setdefault(event, deque(maxlen=_MOST_KEPT)).append(record)
+        if event == "end":
+            attempt.end = record
+        elif event == "telemetry_error" and record.get("kind") == "records_lost":
+            number = record.get("num_records")
+            self._num_lost_records += number if isinstance(number, int) else 0
+
+    def _take_metrics(self, record: dict[str, Any], attempt: Attempt) -> None:
+        step = record.get("global_step")
+        if type(step) is not int:
+            step = attempt.last_step
+        elif record["event"] == "step":
+            attempt.num_steps += 1
+            attempt.last_step = step
+            if attempt.first_step is None:
+                attempt.first_step = step
+        for name, value in record.items():
+            if (type(value) is float or type(value) is int) and name not in _NOT_METRICS:
+                summary = self._metrics.get(name)
+                if summary is None:
+                    summary = self._metrics[name] = MetricSummary()
+                summary.add(value, step)
+
+
+def read(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None = None) -> RunHistory:
+    """Open a run by its folder, or by its name inside `log_dir`.
+
+    Raises:
+        RunNotFoundError: if there is no run.
+
+    Example:
+        >>> losses = tachograph.read("logs/greyjacket").series("train_loss").values
+    """
+    folder = find_run(run, log_dir)
+    if not os.access(folder.journal, os.R_OK):
+        raise RunNotFoundError(f"{folder.journal} cannot be read; check its permissions")
+    return RunHistory(folder)
+
+
+def _without_overtaken(series: Series) -> Series:
+    """Drop the points of earlier attempts at steps that a later attempt reached again."""
+    import numpy as np
+
+    keep = np.ones(len(series.steps), dtype=bool)
+    for attempt in np.unique(series.attempts)[1:]:
+        first_step = series.steps[series.attempts == attempt].min()
+        keep &= ~((series.attempts < attempt) & (series.steps >= first_step))
+    return Series(series.steps[keep], series.values[keep], series.times[keep], series.attempts[keep])

@@ -1,0 +1,320 @@
+"""The CSV mirror: `metrics.csv`, one row for each record of the journal, columns growing as new fields appear.
+
+The mirror is a reader with a cursor: how many bytes of the journal it holds, and how long the file was then. Anything
+beyond the cursor is cut off and made again from the journal, so after a crash, a full disk or a resume it is right by
+construction. While all goes well, the writer hands it each batch as it was appended and nothing is read back.
+
+A new column is appended at the end and means rewriting the file, whole and at once. To keep that from turning
+quadratic, rewriting may take a tenth of the time; until then the mirror falls behind and catches up from the journal.
+Every row is one line: a line break inside a text is written as the two characters ``\\n``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tachograph.journal._folder import RunFolder, atomic_write
+from tachograph.journal._follower import JournalFollower, read_records
+from tachograph.records import StepTable, to_json
+
+__all__ = ["CsvMirror", "is_csv_current", "rebuild_csv"]
+
+FIRST_COLUMNS = (
+    "event",
+    "time",
+    "global_step",
+    "epoch",
+    "train_loss",
+    "lr",
+    "grad_norm",
+    "samples_per_sec",
+    "sec_per_step",
+    "gpu_mem_allocated",
+    "gpu_mem_reserved",
+    "cpu_mem_rss_mb",
+    "nan_inf_detected",
+)
+"""Always there, in this order: what people already parse."""
+
+_REWRITE_SHARE = 0.1
+_COPY_BYTES = 1 << 20
+_SAVE_CURSOR_EVERY_S = 5.0
+
+_encode = msgspec.json.Encoder().encode
+
+Piece = StepTable | dict[str, Any]
+
+
+class _Cursor(msgspec.Struct):
+    journal_bytes: int
+    csv_bytes: int
+    columns: list[str]
+
+
+class CsvMirror:
+    """Keeps `metrics.csv` in step with the journal; used by the one writer of the run."""
+
+    def __init__(
+        self, folder: RunFolder, path: Path | None = None, first_columns: Iterable[str] = FIRST_COLUMNS
+    ) -> None:
+        self._folder = folder
+        self._path = path or folder.csv
+        self._first_columns = tuple(first_columns)
+        self._fd = -1
+        self._columns: dict[str, int] = {}
+        self._csv_bytes = 0
+        self._layouts: dict[tuple[str, ...], tuple[list[int] | None, list[bytes], bytes]] = {}
+        self._rewrite_ended_s = float("-inf")
+        self._rewrite_took_s = 0.0
+        self._cursor_saved_s = time.monotonic()
+        self.journal_bytes = 0
+        """How much of the journal the file holds."""
+
+    def add(self, pieces: Sequence[Piece], start: int, end: int) -> None:
+        """Mirror what was just appended to the journal between two offsets, if nothing is missing before it."""
+        if self.journal_bytes != start or not pieces:
+            return
+        self._ensure_open()
+        if self.journal_bytes == start and self._know_columns(_names(pieces)):
+            rows = b"".join(self._rows(piece) for piece in pieces)
+            self._append(rows, end)
+
+    def catch_up(self, journal_end: int, *, budget_s: float, force: bool = False) -> bool:
+        """Mirror from the journal what is missing; return True when nothing is."""
+        deadline_s = time.monotonic() + budget_s
+        self._ensure_open()
+        if self.journal_bytes < journal_end:
+            follower = JournalFollower(self._folder.journal, self.journal_bytes, block_bytes=256 << 10)
+            while self.journal_bytes < journal_end and time.monotonic() < deadline_s:
+                records = follower.poll_block()
+                if follower.offset == self.journal_bytes:
+                    break
+                if not self._know_columns(_names(records), force=force):
+                    break
+                rows = b"".join(self._rows(piece) for piece in StepTable.gather(records))
+                self._append(rows, follower.offset)
+        if time.monotonic() - self._cursor_saved_s >= _SAVE_CURSOR_EVERY_S:
+            self._save_cursor()
+        return self.journal_bytes >= journal_end
+
+    def lost(self) -> None:
+        """Forget the open file after a fault: the next call starts again from the cursor."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
+
+    def publish(self) -> None:
+        """Put a file that was made elsewhere in its place, at once."""
+        os.replace(self._path, self._folder.csv)
+        self._path = self._folder.csv
+
+    def close(self) -> None:
+        """Save the cursor and close the file."""
+        if self._fd >= 0:
+            self._save_cursor()
+        self.lost()
+
+    def _ensure_open(self) -> None:
+        if self._fd >= 0:
+            return
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        descriptor = os.open(self._path, flags, 0o644)
+        try:
+            if not self._columns and self._path == self._folder.csv:
+                self._load_cursor(descriptor)
+            if self._columns and os.fstat(descriptor).st_size < self._csv_bytes:
+                self._columns = {}  # somebody cut or replaced the file
+            os.ftruncate(descriptor, self._csv_bytes if self._columns else 0)
+            os.lseek(descriptor, 0, os.SEEK_END)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._fd = descriptor
+        if not self._columns:
+            self._layouts.clear()
+            self._columns = {name: index for index, name in enumerate(self._first_columns)}
+            self._csv_bytes = self.journal_bytes = 0
+            self._append(_header(self._columns), 0)
+
+    def _load_cursor(self, descriptor: int) -> None:
+        try:
+            cursor = msgspec.json.decode(self._folder.csv_cursor.read_bytes(), type=_Cursor)
+            header = _header(cursor.columns)
+            if (
+                os.fstat(descriptor).st_size < cursor.csv_bytes
+                or os.pread(descriptor, len(header), 0) != header
+                or self._folder.journal.stat().st_size < cursor.journal_bytes
+            ):
+                return
+        except (OSError, msgspec.MsgspecError):
+            return
+        self._columns = {name: index for index, name in enumerate(cursor.columns)}
+        self._csv_bytes, self.journal_bytes = cursor.csv_bytes, cursor.journal_bytes
+
+    def _save_cursor(self) -> None:
+        cursor = _Cursor(self.journal_bytes, self._csv_bytes, list(self._columns))
+        atomic_write(self._folder.csv_cursor, _encode(cursor))
+        self._cursor_saved_s = time.monotonic()
+
+    def _append(self, rows: bytes, journal_bytes: int) -> None:
+        view = memoryview(rows)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        self._csv_bytes += len(rows)
+        self.journal_bytes = journal_bytes
+
+    def _know_columns(self, names: Iterable[str], *, force: bool = False) -> bool:
+        columns = self._columns
+        new = [name for name in names if name not in columns]
+        if not new:
+            return True
+        now_s = time.monotonic()
+        is_small = self._csv_bytes <= _COPY_BYTES
+        if not (force or is_small) and now_s - self._rewrite_ended_s < self._rewrite_took_s / _REWRITE_SHARE:
+            return False
+        self._widen(list(dict.fromkeys(new)))
+        self._rewrite_ended_s = time.monotonic()
+        self._rewrite_took_s = self._rewrite_ended_s - now_s
+        return True
+
+    def _widen(self, new: list[str]) -> None:
+        """Rewrite the file with more columns; readers see the old file until the new one is complete."""
+        columns = {**self._columns, **{name: len(self._columns) + index for index, name in enumerate(new)}}
+        temporary = self._path.with_name(".metrics.csv.wide.tmp")
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
+        descriptor = os.open(temporary, flags, 0o644)
+        try:
+            size = _write_all(descriptor, _header(columns))
+            row_end = b"," * len(new) + b"\n"
+            offset = len(_header(self._columns))
+            while offset < self._csv_bytes:
+                block = os.pread(self._fd, min(_COPY_BYTES, self._csv_bytes - offset), offset)
+                if not block:
+                    raise OSError(f"{self._path} became shorter while it was read")
+                offset += len(block)
+                size += _write_all(descriptor, block.replace(b"\n", row_end))
+            os.replace(temporary, self._path)
+        except BaseException:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        os.close(self._fd)
+        self._fd, self._csv_bytes, self._columns = descriptor, size, columns
+        self._layouts.clear()
+        # The saved cursor speaks of the old file; without it a crash costs a rebuild, with it a wrong file.
+        self._save_cursor()
+
+    def _rows(self, piece: Piece) -> bytes:
+        return self._table_rows(piece) if isinstance(piece, StepTable) else self._row(piece)
+
+    def _row(self, record: dict[str, Any]) -> bytes:
+        cells = [b""] * len(self._columns)
+        for name, value in record.items():
+            if value is not None:
+                cells[self._columns[name]] = _cell(value)
+        return b",".join(cells) + b"\n"
+
+    def _table_rows(self, table: StepTable) -> bytes:
+        layout = self._layouts.get(table.names)
+        if layout is None:
+            layout = self._layouts[table.names] = self._layout(table.names)
+        order, glue, tail = layout
+        width = len(table.names)
+        pieces = [b""] * (2 * len(table.tokens))
+        pieces[0::2] = glue * table.num_rows
+        if order is None:
+            pieces[1::2] = table.tokens
+        else:
+            for position, index in enumerate(order):
+                pieces[2 * position + 1 :: 2 * width] = table.tokens[index::width]
+        return b"".join(pieces)[len(tail) :] + tail
+
+    def _layout(self, names: tuple[str, ...]) -> tuple[list[int] | None, list[bytes], bytes]:
+        """Return the order of a table's tokens in a row, what stands before each of them, and the end of a row."""
+        columns = self._columns
+        order = sorted(range(len(names)), key=lambda index: columns[names[index]])
+        fixed = dict.fromkeys(range(len(columns)), b"")
+        fixed.update({columns[name]: text for name, text in StepTable.CONSTANTS})
+        glue: list[bytes] = []
+        column = 0
+        for index in order:
+            end = columns[names[index]]
+            glue.append(b"".join(fixed[skipped] + b"," for skipped in range(column, end)))
+            if column > 0:
+                glue[-1] = b"," + glue[-1]
+            column = end + 1
+        tail = b"".join(b"," + fixed[skipped] for skipped in range(column, len(columns))) + b"\n"
+        glue[0] = tail + glue[0]
+        return (None if order == list(range(len(names))) else order), glue, tail
+
+
+def rebuild_csv(folder: RunFolder) -> int:
+    """Make `metrics.csv` anew from the journal, whatever state it is in; return its number of rows.
+
+    Not for a run that is being recorded: its writer keeps the file itself.
+    """
+    columns = dict.fromkeys(FIRST_COLUMNS)
+    num_rows = 0
+    for record in read_records(folder.journal):
+        columns.update(dict.fromkeys(record))
+        num_rows += 1
+    folder.private.mkdir(exist_ok=True)
+    mirror = CsvMirror(folder, folder.csv.with_name(".metrics.csv.tmp"), columns)
+    mirror.catch_up(JournalFollower.complete_bytes(folder.journal), budget_s=float("inf"))
+    mirror.publish()
+    mirror.close()
+    return num_rows
+
+
+def is_csv_current(folder: RunFolder) -> bool:
+    """Tell whether the CSV of a run that nobody writes holds the whole journal."""
+    try:
+        cursor = msgspec.json.decode(folder.csv_cursor.read_bytes(), type=_Cursor)
+        return (
+            folder.csv.stat().st_size == cursor.csv_bytes
+            and JournalFollower.complete_bytes(folder.journal) == cursor.journal_bytes
+        )
+    except (OSError, msgspec.MsgspecError):
+        return False
+
+
+def _names(pieces: Iterable[Piece]) -> Iterable[str]:
+    for piece in pieces:
+        yield from piece.names if isinstance(piece, StepTable) else piece
+
+
+def _header(columns: Iterable[str]) -> bytes:
+    return b",".join(_text_cell(name) for name in columns) + b"\n"
+
+
+def _cell(value: Any) -> bytes:
+    if isinstance(value, str):
+        return _text_cell(value)
+    if isinstance(value, (dict, list)):
+        return _text_cell(to_json(value))
+    text = _encode(value)
+    return text if text != b"null" else to_json(value).strip('"').encode()
+
+
+def _text_cell(text: str) -> bytes:
+    if "\n" in text or "\r" in text:
+        text = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    if "," in text or '"' in text or text != text.strip():
+        return b'"' + text.replace('"', '""').encode() + b'"'
+    return text.encode()
+
+
+def _write_all(descriptor: int, data: bytes) -> int:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return len(data)

@@ -1,0 +1,111 @@
+"""What a list of runs needs, from the head and the tail of each journal alone."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from tachograph.journal._folder import RunFolder
+from tachograph.journal._liveness import RunState, judge, read_heartbeat
+from tachograph.records import decode
+
+__all__ = ["RunOverview", "overview"]
+
+_HEAD_BYTES = 256 << 10
+_TAIL_BYTES = 128 << 10
+
+
+class RunOverview(msgspec.Struct, kw_only=True):
+    """One line of a list of runs."""
+
+    name: str
+    state: RunState
+    started: float | None = None
+    updated: float | None = None
+    duration_s: float | None = None
+    step: int | None = None
+    max_steps: int | None = None
+    train_loss: float | None = None
+    sec_per_step: float | None = None
+    host: str | None = None
+    tags: list[str] = []
+    reason: str | None = None
+    size_bytes: int = 0
+    num_dropped: int = 0
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the steps that are done, if it is known how many there will be."""
+        if not self.max_steps or self.step is None:
+            return None
+        return min(1.0, max(0.0, self.step / self.max_steps))
+
+
+def overview(folder: RunFolder) -> RunOverview:
+    """Summarise a run without reading all of it."""
+    head, tail, size_bytes = _ends(folder)
+    starts = [record for record in head + tail if record["event"] == "start"]
+    start = starts[-1] if starts else {}
+    end = next((record for record in reversed(tail) if record["event"] in {"start", "end"}), None)
+    heartbeat = read_heartbeat(folder)
+    if end is not None and end["event"] == "end":
+        state = RunState.FINISHED if end.get("status") == "finished" else RunState.FAILED
+    else:
+        end = None
+        state = judge(start or None, heartbeat)
+    first_time = _number(head[0].get("time")) if head else None
+    last_time = _number(tail[-1].get("time")) if tail else first_time
+    tags = start.get("tags")
+    return RunOverview(
+        name=folder.name,
+        state=state,
+        started=first_time,
+        updated=last_time,
+        duration_s=max(0.0, last_time - first_time) if last_time is not None and first_time is not None else None,
+        step=_integer(_last(tail, "global_step")),
+        max_steps=_integer(start.get("max_steps")),
+        train_loss=_number(_last(tail, "train_loss")),
+        sec_per_step=_number(_last(tail, "sec_per_step")),
+        host=str(start.get("host", "")) or None,
+        tags=[str(tag) for tag in tags] if isinstance(tags, list) else [],
+        reason=str(end["reason"]) if end and end.get("reason") else None,
+        size_bytes=size_bytes,
+        num_dropped=heartbeat.num_dropped if heartbeat else 0,
+    )
+
+
+def _ends(folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
+    try:
+        with open(folder.journal, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = _lines(file.read(_HEAD_BYTES)[: _HEAD_BYTES if size > _HEAD_BYTES else None])
+            if size <= _HEAD_BYTES:
+                return head, head, size
+            file.seek(max(0, size - _TAIL_BYTES))
+            return head[:1], _lines(file.read()), size
+    except OSError:
+        return [], [], 0
+
+
+def _lines(block: bytes) -> list[dict[str, Any]]:
+    records = []
+    for line in block[: block.rfind(b"\n") + 1].split(b"\n"):
+        try:
+            records.append(decode(line))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            continue  # the block begins in the middle of a line, or the line is bad
+    return records
+
+
+def _last(records: list[dict[str, Any]], name: str) -> Any:
+    return next((record[name] for record in reversed(records) if record.get(name) is not None), None)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _integer(value: Any) -> int | None:
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None

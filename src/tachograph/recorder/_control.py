@@ -1,0 +1,221 @@
+"""Controls: values a reader may change while the run goes on, within bounds, between steps.
+
+The writer's thread looks at `control.json` and decides; the training thread applies, at its next `log`. At most one
+change of a control per `gap_s`; a later request waits, and the newest wins. Whatever is done with a request is said
+in the journal: an ``event`` named ``control_ack`` with the status *pending*, *applied*, *clamped*, *unchanged*,
+*superseded* or *rejected*, and a ``control_change`` for each change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from tachograph.exceptions import ControlError, nearest
+from tachograph.journal import ControlFile, ControlFileError, Request
+
+__all__ = ["Control", "ControlPanel", "LOG_EVERY_MAX", "LOG_EVERY_MIN"]
+
+LOG_EVERY_MIN, LOG_EVERY_MAX = 5, 2000
+
+REQUESTS = ("checkpoint_now", "stop")
+
+Number = TypeVar("Number", int, float, bool)
+
+
+class Control(Generic[Number]):
+    """A value that a reader may change; it only ever changes inside a `log` of the training thread.
+
+    Example:
+        >>> lr_scale = run.control("lr_scale", 1.0, min=0.1, max=10)
+        >>> lr = base_lr * lr_scale.value
+    """
+
+    __slots__ = ("maximum", "minimum", "name", "value")
+
+    def __init__(self, name: str, value: Number, minimum: Number | None, maximum: Number | None) -> None:
+        self.name = name
+        self.value: Number = value
+        self.minimum: Number | None = minimum
+        self.maximum: Number | None = maximum
+
+    def __repr__(self) -> str:
+        return f"Control({self.name!r}, {self.value!r}, min={self.minimum!r}, max={self.maximum!r})"
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+
+class _Change(NamedTuple):
+    request: Request
+    value: Any
+    clamped: bool
+
+
+class ControlPanel:
+    """Knows the controls of a run and what was asked of them."""
+
+    def __init__(
+        self,
+        *,
+        gap_s: float,
+        steady_s: Callable[[], float],
+        note: Callable[[str, dict[str, Any]], None],
+        call_trainer: Callable[[], None],
+    ) -> None:
+        self._gap_s = gap_s
+        self._steady_s = steady_s
+        self._note = note
+        self._call_trainer = call_trainer
+        self._controls: dict[str, Control[Any]] = {}
+        self._waiting: dict[str, _Change] = {}
+        # Filled by the writer's thread, emptied by the training thread; single dict operations are atomic.
+        self._ready: dict[str, _Change] = {}
+        self._changed_s: dict[str, float] = {}
+        self._told: set[str] = set()
+        self.stop = False
+        self.checkpoint: Request | None = None
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether the training thread has something to apply."""
+        return bool(self._ready)
+
+    def register(self, name: str, value: Number, minimum: Number | None, maximum: Number | None) -> Control[Number]:
+        """Add a control.
+
+        Raises:
+            ControlError: if the name is taken, or the value is no number or out of its bounds.
+        """
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ControlError(f"control name {name!r} is not an identifier such as 'lr_scale'")
+        if name in self._controls or name in REQUESTS or name in {"timestamp", "source", "ids"}:
+            raise ControlError(f"control {name!r} is registered already; choose another name")
+        for bound in (value, minimum, maximum):
+            if bound is not None and (not isinstance(bound, (bool, int, float)) or not math.isfinite(bound)):
+                raise ControlError(f"control {name!r}: {bound!r} is not a finite number")
+        if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
+            raise ControlError(f"control {name!r}: {value!r} is not between min={minimum!r} and max={maximum!r}")
+        control = self._controls[name] = Control(name, value, minimum, maximum)
+        fields = {"name": "control_registered", "control": name, "value": value, "min": minimum, "max": maximum}
+        self._note("event", {key: item for key, item in fields.items() if item is not None})
+        return control
+
+    def add_log_every(self, value: int) -> None:
+        """Add the built-in control. Code may start below its minimum; a reader may not go there."""
+        self._controls["log_every"] = Control("log_every", value, LOG_EVERY_MIN, LOG_EVERY_MAX)
+
+    @property
+    def log_every(self) -> int:
+        """Steps per step record."""
+        return int(self._controls["log_every"].value)
+
+    def poll(self, file: ControlFile) -> None:
+        """Look for requests and release those whose time has come. Called by the writer's thread."""
+        try:
+            requests = file.poll()
+        except ControlFileError as fault:
+            requests = []
+            if str(fault) not in self._told:
+                self._told.add(str(fault))
+                self._note(
+                    "telemetry_error",
+                    {"kind": "control_file", "field": "control.json", "reason": f"control.json {fault}; ignored"},
+                )
+        for request in requests:
+            self._take(request)
+        self._release()
+
+    def apply(self) -> None:
+        """Make the changes that are ready. Called by the training thread, between steps."""
+        for name in list(self._ready):
+            change = self._ready.pop(name, None)
+            if change is None:
+                continue
+            control = self._controls[name]
+            old, control.value = control.value, change.value
+            self._changed_s[name] = self._steady_s()
+            self._note(
+                "control_change", {"name": name, "old": old, "new": change.value, "source": change.request.source}
+            )
+            self._acknowledge(change.request, "clamped" if change.clamped else "applied", value=change.value)
+
+    def take_checkpoint(self) -> bool:
+        """Return True once for each `checkpoint_now`."""
+        request, self.checkpoint = self.checkpoint, None
+        if request is None:
+            return False
+        self._acknowledge(request, "applied", value=True)
+        return True
+
+    def _take(self, request: Request) -> None:
+        if request.name in REQUESTS:
+            self._take_request(request)
+            return
+        control = self._controls.get(request.name)
+        if control is None:
+            known = [*self._controls, *REQUESTS]
+            self._reject(request, f"there is no control {request.name!r}{nearest(request.name, known)}")
+            return
+        value = _fitting(request.value, control.value)
+        if value is None:
+            self._reject(request, f"{type(control.value).__name__} expected, got {request.value!r:.80}")
+            return
+        asked = value
+        if control.minimum is not None:
+            value = max(value, control.minimum)
+        if control.maximum is not None:
+            value = min(value, control.maximum)
+        for queue in (self._waiting, self._ready):
+            older = queue.pop(request.name, None)
+            if older is not None:
+                self._acknowledge(older.request, "superseded")
+        if value == control.value:
+            self._acknowledge(request, "unchanged" if value == asked else "clamped", value=value)
+            return
+        self._waiting[request.name] = _Change(request, value, clamped=value != asked)
+        self._acknowledge(request, "pending", value=value, wait_s=round(self._wait_s(request.name), 1))
+
+    def _take_request(self, request: Request) -> None:
+        if not isinstance(request.value, bool):
+            self._reject(request, f"true or false expected, got {request.value!r:.80}")
+        elif request.name == "stop":
+            self.stop = request.value
+            self._acknowledge(request, "applied", value=request.value)
+        else:
+            self.checkpoint = request if request.value else None
+            self._acknowledge(request, "pending" if request.value else "applied", value=request.value)
+
+    def _release(self) -> None:
+        for name in list(self._waiting):
+            if self._wait_s(name) <= 0:
+                self._ready[name] = self._waiting.pop(name)
+        if self._ready:
+            self._call_trainer()
+
+    def _wait_s(self, name: str) -> float:
+        changed_s = self._changed_s.get(name)
+        return 0.0 if changed_s is None else max(0.0, changed_s + self._gap_s - self._steady_s())
+
+    def _reject(self, request: Request, reason: str) -> None:
+        self._acknowledge(request, "rejected", reason=reason)
+        key = f"{request.name}:{reason}"
+        if key not in self._told and len(self._told) < 100:
+            self._told.add(key)
+            self._note("telemetry_error", {"kind": "control_rejected", "field": request.name, "reason": reason})
+
+    def _acknowledge(self, request: Request, status: str, **more: Any) -> None:
+        fields = {"name": "control_ack", "control": request.name, "status": status, "requested": request.value}
+        self._note("event", {**fields, "id": request.id, "source": request.source, **more})
+
+
+def _fitting(value: Any, like: Any) -> Any:
+    """Return the value in the type of the control, or None if it does not fit."""
+    if isinstance(like, bool) or isinstance(value, bool):
+        return value if isinstance(like, bool) and isinstance(value, bool) else None
+    if not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
+        return None
+    if isinstance(like, int):
+        return int(value) if value == int(value) else None
+    return float(value)

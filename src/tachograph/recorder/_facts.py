@@ -1,0 +1,145 @@
+"""Facts for the `start` record: where and on what the run runs, and what its config says about model and LoRA."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+from tachograph._version import __version__
+from tachograph.recorder._gpu import GpuProbe
+from tachograph.records import mask_arguments, mask_text
+
+__all__ = ["config_facts", "git_facts", "samples_per_step", "system_facts"]
+
+_GIT_TIMEOUT_S = 1.0
+
+
+def system_facts() -> dict[str, Any]:
+    """Return the machine, the interpreter and the command line."""
+    return {
+        "command": mask_arguments(sys.argv),
+        "cwd": os.getcwd(),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "tachograph": __version__,
+        "num_cpus": os.cpu_count(),
+        "host_mem_total_gb": round(psutil.virtual_memory().total / (1 << 30), 1),
+        "gpus": GpuProbe().names(),
+        "torch": getattr(sys.modules.get("torch"), "__version__", None),
+    }
+
+
+def git_facts() -> dict[str, Any] | None:
+    """Return commit, branch and whether anything was changed since; None outside a repository or without git."""
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    status = _git("status", "--porcelain", "--untracked-files=no")
+    remote = _git("config", "--get", "remote.origin.url")
+    return {
+        "commit": commit,
+        "branch": _git("rev-parse", "--abbrev-ref", "HEAD"),
+        "dirty": None if status is None else bool(status),
+        "remote": mask_text(remote) if remote else None,
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        # GIT_OPTIONAL_LOCKS: looking must not take the lock of a repository that somebody works in.
+        done = subprocess.run(  # noqa: S603
+            ["git", *arguments],  # noqa: S607
+            capture_output=True,
+            check=False,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Find model, LoRA and training facts in a config, under the names that start records have always had.
+
+    Knows the shape of AI Toolkit (``config.process[0].{network,model,train}``) and flat configs that use common names.
+    What the config does not say is left out, never guessed.
+    """
+    process = _process(config)
+    network, model, train = (_section(process, name) for name in ("network", "model", "train"))
+    network_kwargs = _section(network, "network_kwargs")
+    facts: dict[str, Any] = {
+        "config_name": _first(_section(config, "config"), config, names=("name",)),
+        "process_type": process.get("type"),
+        "lora_type": network.get("type"),
+        "lora_rank": _first(network, config, names=("linear", "rank", "lora_rank", "lora_r")),
+        "lora_alpha": _first(network, config, names=("linear_alpha", "alpha", "lora_alpha")),
+        "lora_conv_rank": network.get("conv"),
+        "lora_conv_alpha": network.get("conv_alpha"),
+        "lora_dropout": _first(network, config, names=("dropout", "lora_dropout")),
+        "lora_target_modules": _first(
+            network_kwargs, config, names=("only_if_contains", "lora_target_modules", "target_modules")
+        ),
+        "lora_ignore_modules": network_kwargs.get("ignore_if_contains"),
+        "model_name_or_path": _first(
+            model, config, names=("name_or_path", "model_name_or_path", "base_model", "model_name")
+        ),
+        **{name: model.get(name) for name in ("is_flux", "is_sdxl", "is_v2", "quantize", "low_vram")},
+        "batch_size": _first(
+            train, config, names=("batch_size", "per_device_train_batch_size", "micro_batch_size", "train_batch_size")
+        ),
+        "gradient_accumulation_steps": _first(
+            train, config, names=("gradient_accumulation_steps", "gradient_accumulation")
+        ),
+        "learning_rate": _first(train, config, names=("lr", "learning_rate")),
+        "optimizer": _first(train, config, names=("optimizer", "optim")),
+        "scheduler": _first(train, config, names=("lr_scheduler", "scheduler", "lr_scheduler_type")),
+        "warmup_steps": _first(train, config, names=("warmup_steps",)),
+        "max_steps": _first(train, config, names=("steps", "max_steps", "total_steps", "num_steps", "train_steps")),
+        "dtype": _first(train, config, names=("dtype", "torch_dtype")),
+        "gradient_checkpointing": _first(train, config, names=("gradient_checkpointing",)),
+        "noise_scheduler": train.get("noise_scheduler"),
+    }
+    batch_size, accumulation = facts["batch_size"], facts["gradient_accumulation_steps"]
+    if _is_count(batch_size):
+        facts["effective_batch_size"] = batch_size * (accumulation if _is_count(accumulation) else 1)
+    return {name: value for name, value in facts.items() if value is not None and not isinstance(value, dict)}
+
+
+def samples_per_step(facts: Mapping[str, Any]) -> float | None:
+    """Return how many samples a step takes on this process, if the facts say so."""
+    size = facts.get("effective_batch_size", facts.get("batch_size"))
+    return float(size) if _is_count(size) else None
+
+
+def _process(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    processes = _section(config, "config").get("process")
+    if isinstance(processes, list) and processes and isinstance(processes[0], Mapping):
+        return processes[0]
+    return config
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _first(*sections: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    for section in sections:
+        for name in names:
+            if section.get(name) is not None:
+                return section[name]
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,277 @@
+"""Entries in, records out: no files, no threads, no clock but the anchor. Runs in the writer's thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from tachograph.clock import WallAnchor
+from tachograph.recorder._entries import FlushMark, Note, StepEntry
+from tachograph.recorder._window import StepWindow
+from tachograph.records import OMIT, RESERVED_FIELDS, Problem, StepTable, is_settled, plain
+
+__all__ = ["Pipeline"]
+
+Piece = StepTable | dict[str, Any]
+
+_MOST_PROBLEMS = 200
+_OWN_FIELDS = RESERVED_FIELDS | {"global_step", "sec_per_step", "samples_per_sec", "nan_inf_detected"}
+
+
+class Pipeline:
+    """Turns what was logged into records, in order."""
+
+    def __init__(
+        self,
+        anchor: WallAnchor,
+        *,
+        log_every: int = 1,
+        samples_per_step: float | None = None,
+        last_step: int | None = None,
+    ) -> None:
+        self._anchor = anchor
+        self._samples_per_step = samples_per_step
+        self._window = StepWindow(log_every) if log_every > 1 else None
+        self._step = last_step
+        self._counts_steps = True
+        self._pace_step: int | None = None
+        self._pace_s = 0.0
+        self._told: set[str] = set()
+        self._shapes: dict[tuple[str, ...], tuple[str, ...] | None] = {}
+        self.attach: dict[str, Any] = {}
+        """Fields for the next step record, such as the memory in use."""
+        self.saw_array = False
+        """Whether an array came in that its owner can still change."""
+
+    def process(self, entries: Iterable[StepEntry | Note | FlushMark]) -> list[Piece]:
+        """Return the records of some entries. Nothing is kept back but an unfinished window."""
+        pieces: list[Piece] = []
+        batch = _Batch()
+        offset_s = self._anchor.offset_s
+        samples = self._samples_per_step
+        for entry in entries:
+            if type(entry) is tuple and self._window is None:
+                steady_s, step, metrics = entry
+                if tuple(metrics) == batch.keys and type(step) is int and not self.attach:
+                    num_steps, took_s = step - batch.step, steady_s - batch.step_s
+                    if num_steps > 0 and took_s > 0:
+                        values = batch.values
+                        values.append(offset_s + steady_s)
+                        values.append(step)
+                        values += metrics.values()
+                        values.append(took_s / num_steps)
+                        if samples:
+                            values.append(samples * num_steps / took_s)
+                        batch.num_rows += 1
+                        batch.step, batch.step_s = step, steady_s
+                        continue
+                self._close(batch, pieces)
+                if not self._open(batch, steady_s, step, metrics):
+                    pieces += self._records(steady_s, step, metrics)
+                continue
+            self._close(batch, pieces)
+            if type(entry) is tuple and self._window is not None:
+                pieces += self._windowed(self._window, *entry)
+            elif type(entry) is Note:
+                pieces += self._noted(entry)
+        self._close(batch, pieces)
+        if self._window is not None and self._window.is_due:
+            pieces += self._window_record()
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """Return what an unfinished window holds."""
+        return self._window_record() if self._window is not None else []
+
+    def problem(self, problem: Problem, steady_s: float, kind: str = "value_not_stored") -> list[Piece]:
+        """Return a `telemetry_error` record for a problem, the first time it is met."""
+        if f"{kind}:{problem.where}" in self._told or len(self._told) > _MOST_PROBLEMS:
+            return []
+        self._told.add(f"{kind}:{problem.where}")
+        reason = problem.reason
+        if len(self._told) > _MOST_PROBLEMS:
+            reason += "; problems with further fields are not listed"
+        record = {"event": "telemetry_error", "time": self._anchor.wall_s(steady_s), "kind": kind}
+        return [{**record, "field": problem.where, "reason": reason[:2000]}]
+
+    # Steps, the fast way: a table of rows with the same names ------------------------------------------------------
+
+    def _open(self, batch: _Batch, steady_s: float, step: Any, metrics: dict[str, Any]) -> bool:
+        """Begin a table with this row, if it can be in one."""
+        if self._pace_step is None or type(step) is not int or self.attach:
+            return False
+        keys = tuple(metrics)
+        names = self._shapes.get(keys)
+        if names is None:
+            if keys in self._shapes:
+                return False
+            names = self._shape(keys)
+            if len(self._shapes) >= 256:
+                self._shapes.clear()
+            self._shapes[keys] = names
+            if names is None:
+                return False
+        num_steps, took_s = step - self._pace_step, steady_s - self._pace_s
+        if num_steps <= 0 or took_s <= 0:
+            return False
+        batch.keys, batch.names, batch.num_rows = keys, names, 1
+        batch.values = [self._anchor.wall_s(steady_s), step, *metrics.values(), took_s / num_steps]
+        if self._samples_per_step:
+            batch.values.append(self._samples_per_step * num_steps / took_s)
+        batch.step, batch.step_s = step, steady_s
+        self._counts_steps = False
+        return True
+
+    def _shape(self, keys: tuple[str, ...]) -> tuple[str, ...] | None:
+        if not all(type(key) is str and key.isascii() for key in keys) or not _OWN_FIELDS.isdisjoint(keys):
+            return None
+        own = ("sec_per_step", "samples_per_sec") if self._samples_per_step else ("sec_per_step",)
+        return ("time", "global_step", *keys, *own)
+
+    def _close(self, batch: _Batch, pieces: list[Piece]) -> None:
+        if not batch.num_rows:
+            return
+        self._step = self._pace_step = batch.step
+        self._pace_s = batch.step_s
+        table = StepTable.encode(batch.names, batch.values, batch.num_rows)
+        if table is not None:
+            pieces.append(table)
+        else:
+            width = len(batch.names)
+            for start in range(0, len(batch.values), width):
+                row = dict(zip(batch.names, batch.values[start : start + width], strict=True))
+                pieces += self._finished({"event": "step", **row}, self._pace_s)
+        batch.num_rows, batch.keys = 0, None
+
+    # Steps, one by one ---------------------------------------------------------------------------------------------
+
+    def _records(self, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Piece]:
+        pieces: list[Piece] = []
+        self._step = number = self._number(step, metrics, steady_s, pieces)
+        record: dict[str, Any] = {"event": "step", "time": self._anchor.wall_s(steady_s), "global_step": number}
+        record.update((_own_name(name), value) for name, value in metrics.items())
+        record["global_step"] = number
+        self._add_pace(record, number, steady_s)
+        return pieces + self._finished(record, steady_s)
+
+    def _finished(self, record: dict[str, Any], steady_s: float) -> list[Piece]:
+        """Make the values plain, mark what is not finite, attach what waits."""
+        problems: list[Problem] = []
+        record = self._plain(record, problems)
+        if self.attach:
+            for name, value in self.attach.items():
+                record.setdefault(name, value)
+            self.attach = {}
+        record.setdefault("nan_inf_detected", any(map(_is_not_finite, record.values())))
+        pieces: list[Piece] = [record]
+        for problem in problems:
+            pieces += self.problem(problem, steady_s)
+        return pieces
+
+    def _plain(self, record: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for name, value in record.items():
+            if not name.isascii():
+                name = name.encode("utf-8", "backslashreplace").decode()  # noqa: PLW2901 - lone surrogates are not JSON
+            if is_settled(value):
+                result[name] = value
+                continue
+            self.saw_array = self.saw_array or (hasattr(value, "setflags") and hasattr(value, "__setitem__"))
+            converted = plain(value, name, problems)
+            if converted is not OMIT:
+                result[name] = converted
+        return result
+
+    def _number(self, step: Any, metrics: dict[str, Any], steady_s: float, pieces: list[Piece]) -> int:
+        """Settle the step's number; see `Run.log` for the rule."""
+        given = metrics.get("global_step") if step is None else step
+        if given is not None:
+            try:
+                self._counts_steps = False
+                return int(given.item() if hasattr(given, "item") else given)
+            except Exception:  # noqa: BLE001 - whatever was given as a step
+                reason = f"step={given!r:.80} is not a whole number; the record got the next step instead"
+                pieces += self.problem(Problem("global_step", reason), steady_s)
+        if self._step is None:
+            return 0
+        return self._step + 1 if self._counts_steps else self._step
+
+    def _add_pace(self, record: dict[str, Any], step: int, steady_s: float) -> None:
+        """Add the time per step since the record before; after a first step or a step back there is none."""
+        if self._pace_step is not None and step > self._pace_step and steady_s > self._pace_s:
+            sec_per_step = (steady_s - self._pace_s) / (step - self._pace_step)
+            record.setdefault("sec_per_step", sec_per_step)
+            if self._samples_per_step:
+                record.setdefault("samples_per_sec", self._samples_per_step / sec_per_step)
+        if step != self._pace_step:
+            self._pace_step, self._pace_s = step, steady_s
+
+    # Windows of steps ----------------------------------------------------------------------------------------------
+
+    def _windowed(self, window: StepWindow, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Piece]:
+        pieces: list[Piece] = []
+        self._step = number = self._number(step, metrics, steady_s, pieces)
+        if window.must_close_before(number):
+            pieces += self._window_record()
+        window.add(number, steady_s, metrics)
+        return pieces
+
+    def _window_record(self) -> list[Piece]:
+        window = self._window
+        if window is None or window.num_logs == 0:
+            return []
+        step, steady_s = window.last_step, window.last_s
+        record: dict[str, Any] = {"event": "step", "time": self._anchor.wall_s(steady_s), "global_step": step}
+        record.update((_own_name(name), value) for name, value in window.summary().items())
+        record["global_step"] = step
+        self._add_pace(record, step, steady_s)
+        if window.num_not_finite:
+            record["nan_inf_detected"] = True
+        problems = window.problems
+        window.clear()
+        pieces = self._finished(record, steady_s)
+        for problem in problems:
+            pieces += self.problem(problem, steady_s)
+        return pieces
+
+    # Everything else -----------------------------------------------------------------------------------------------
+
+    def _noted(self, note: Note) -> list[Piece]:
+        pieces: list[Piece] = []
+        if note.event == "control_change" and note.fields.get("name") == "log_every":
+            pieces += self._window_record()
+            log_every = int(note.fields["new"])
+            self._window = StepWindow(log_every) if log_every > 1 else None
+        elif note.event == "end":
+            pieces += self._window_record()
+        problems: list[Problem] = []
+        record: dict[str, Any] = {"event": note.event, "time": self._anchor.wall_s(note.steady_s)}
+        record.update((_own_name(name), value) for name, value in note.fields.items())
+        pieces.append(self._plain(record, problems))
+        for problem in problems:
+            pieces += self.problem(problem, note.steady_s)
+        return pieces
+
+
+class _Batch:
+    """Rows of one shape, laid end to end."""
+
+    __slots__ = ("keys", "names", "num_rows", "step", "step_s", "values")
+
+    def __init__(self) -> None:
+        self.keys: tuple[str, ...] | None = None
+        self.names: tuple[str, ...] = ()
+        self.values: list[Any] = []
+        self.num_rows = 0
+        self.step = 0
+        self.step_s = 0.0
+
+
+def _own_name(name: Any) -> str:
+    text = name if isinstance(name, str) else str(name)
+    return f"{text}_" if text in RESERVED_FIELDS else text
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,0 +1,439 @@
+"""`Run`: what a training loop talks to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterable, Mapping
+from gc import is_tracked
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+from tachograph.clock import Clock, SystemClock
+from tachograph.guard import guard
+from tachograph.recorder._control import Control, ControlPanel, Number
+from tachograph.recorder._entries import PRESSURE, FlushMark, Note, StepEntry
+from tachograph.recorder._system import SystemSampler
+from tachograph.recorder._writer import Losses
+from tachograph.records import Problem, mask_text, settle
+from tachograph.settings import Settings
+
+__all__ = ["Run"]
+
+_CAREFUL_CALLS = 64
+_YIELD_S = 0.0005
+_STUCK_AFTER_S = 0.25
+_MAX_TRACEBACK_CHARS = 20_000
+
+
+class Backend(Protocol):
+    """What takes the entries of a run: the writer, or a list in a test."""
+
+    buffer: deque[StepEntry | Note | FlushMark]
+    losses: Losses
+    taken_s: float
+    """When entries were last taken from the buffer, on `time.monotonic`."""
+
+    @property
+    def saw_array(self) -> bool:
+        """Whether something came in that its owner could still change."""
+        ...
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        """Queue a record that is not a step."""
+        ...
+
+    def wake(self) -> None:
+        """Make the backend look at the buffer at once."""
+        ...
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until what was queued is safe."""
+        ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Make everything safe and stop."""
+        ...
+
+    def abandon(self) -> None:
+        """Leave everything to the parent of a forked process."""
+        ...
+
+
+class _Detour:
+    """Stands in for the buffer and is always full, so that `log` takes the long way."""
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def append(self, _entry: object) -> None:
+        """Never reached: nothing is appended to a full buffer."""
+
+
+_DETOUR = _Detour()
+
+
+class Run:
+    """A run being recorded. Made by `tachograph.init`; ends with `finish`, or as a context manager.
+
+    Attributes:
+        name: the run's name, which is that of its folder.
+        id: the same for all attempts of a resumed run.
+        path: the run's folder, or None if the run is not recorded.
+        resumed: whether earlier attempts are in the same journal.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_buffer",
+        "_careful_calls",
+        "_clock",
+        "_is_forked",
+        "_is_told",
+        "_on_finish",
+        "_panel",
+        "_sampler",
+        "_settings",
+        "_writer",
+        "id",
+        "name",
+        "path",
+        "resumed",
+        "status",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        settings: Settings,
+        writer: Backend | None,
+        run_id: str = "",
+        path: str | None = None,
+        resumed: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self.id = run_id
+        self.path = path
+        self.resumed = resumed
+        self.status: Literal["running", "finished", "failed"] = "running"
+        self._settings = settings
+        self._writer = writer
+        self._clock = clock or SystemClock()
+        self._sampler: SystemSampler | None = None
+        self._on_finish: Any = None
+        self._careful_calls = _CAREFUL_CALLS
+        self._is_forked = False
+        self._is_told = False
+        self._buffer: Any = _DETOUR
+        self._panel = ControlPanel(
+            gap_s=settings.control_gap_s,
+            steady_s=self._clock.steady_s,
+            note=self._note,
+            call_trainer=self._take_detour,
+        )
+        self._panel.add_log_every(settings.log_every)
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, {self.status if self.enabled else 'disabled'}, {self.path!r})"
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is recorded."""
+        return self._writer is not None
+
+    @property
+    def log_every(self) -> int:
+        """Steps per step record, as it is now."""
+        return self._panel.log_every
+
+    # Logging -------------------------------------------------------------------------------------------------------
+
+    def log(
+        self, metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: Any = None, **named: Any
+    ) -> None:
+        """Record metrics of a training step. Costs well under a microsecond, never waits and never raises.
+
+        Args:
+            metrics: names and values: numbers, bools, strings, numpy scalars, 0-d tensors, nested dicts of these.
+            step: the global step. Without it, calls are counted from 0; once a step was given, a call without one
+                belongs to that step.
+            named: metrics as keyword arguments.
+
+        Example:
+            >>> run.log({"train_loss": loss, "lr": lr}, step=step)
+            >>> run.log(train_loss=loss, step=step)
+        """
+        # The hot path. `named |= metrics` is the copy that keeps a dict the caller reuses from changing under us. A
+        # dict the garbage collector does not track holds only numbers and texts: nothing that can change, and no
+        # tensor that would hold on to a graph. (Where that is not known, as on PyPy, the long way is taken.)
+        try:
+            named |= metrics
+            buffer = self._buffer
+            if len(buffer) > 4096 or is_tracked(named):  # PRESSURE; a constant is faster to load than a name
+                self._log_slowly(named, step)
+            else:
+                buffer.append((perf_counter(), step, named))
+        except Exception as fault:  # noqa: BLE001 - whatever was passed, training goes on
+            self._refuse(fault, metrics)
+
+    def log_epoch(self, epoch: int, metrics: Mapping[str, Any] | None = None, *, step: int | None = None) -> None:
+        """Record the end of an epoch, with its metrics."""
+        with guard("logging an epoch"):
+            self._note_metrics("epoch", {"epoch": epoch}, metrics, step)
+
+    def log_validation(
+        self, metrics: Mapping[str, Any], *, step: int | None = None, epoch: int | None = None, prefix: str = "val_"
+    ) -> None:
+        """Record results on held-out data; ``{"loss": …}`` becomes ``val_loss``."""
+        with guard("logging a validation"):
+            self._note_metrics("validation", {"epoch": epoch}, _prefixed(metrics, prefix), step)
+
+    def log_test(
+        self, metrics: Mapping[str, Any], *, step: int | None = None, epoch: int | None = None, prefix: str = "test_"
+    ) -> None:
+        """Record results on test data; ``{"loss": …}`` becomes ``test_loss``."""
+        with guard("logging a test"):
+            self._note_metrics("test", {"epoch": epoch}, _prefixed(metrics, prefix), step)
+
+    def log_checkpoint(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        step: int | None = None,
+        is_best: bool = False,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record that a checkpoint was saved, with its size if the file is there."""
+        with guard("logging a checkpoint"):
+            fields: dict[str, Any] = {"checkpoint_path": os.fspath(path), "is_best": is_best}
+            try:
+                fields["size_bytes"] = os.stat(path).st_size if os.path.isfile(path) else None
+            except OSError:
+                fields["size_bytes"] = None
+            self._note_metrics("checkpoint", fields, metrics, step)
+
+    def event(self, name: str, /, *, step: int | None = None, **attributes: Any) -> None:
+        """Record that something happened: ``run.event("curriculum_switch", stage=2)``."""
+        with guard("logging an event"):
+            self._note_metrics("event", {"name": name}, attributes, step)
+
+    def log_error(self, error: BaseException, *, fatal: bool = False, where: str | None = None) -> None:
+        """Record an exception of the training code with its traceback."""
+        with guard("logging an error"):
+            lines = traceback.format_exception(type(error), error, error.__traceback__)
+            fields = {
+                "error_type": f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
+                "error_message": mask_text(str(error))[:2000],
+                "traceback": mask_text("".join(lines))[-_MAX_TRACEBACK_CHARS:],
+                "fatal": fatal,
+            }
+            self._note("error", {**fields, "where": where} if where else fields)
+
+    # Control -------------------------------------------------------------------------------------------------------
+
+    def control(
+        self,
+        name: str,
+        value: Number,
+        *,
+        min: Number | None = None,  # noqa: A002
+        max: Number | None = None,  # noqa: A002
+    ) -> Control[Number]:
+        """Register a value that a reader may change within bounds while the run goes on.
+
+        Raises:
+            ControlError: if the name is taken or the value is not within its bounds.
+
+        Example:
+            >>> lr_scale = run.control("lr_scale", 1.0, min=0.1, max=10)
+            >>> lr = base_lr * lr_scale.value
+        """
+        return self._panel.register(name, value, min, max)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether a reader asked the run to stop; stays true."""
+        return self._panel.stop
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether a reader asked for a checkpoint: true once for each request."""
+        return self._panel.checkpoint is not None and self._panel.take_checkpoint()
+
+    # The end -------------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until what was logged is in the file; return whether it is within the time given."""
+        writer = self._writer
+        if writer is None or self._is_forked or self.status != "running":
+            return True
+        return writer.flush(self._settings.exit_timeout_s if timeout_s is None else timeout_s)
+
+    def finish(
+        self,
+        status: Literal["finished", "failed"] = "finished",
+        *,
+        reason: str | None = None,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """End the run: write what waits, within a deadline; return whether all of it was written.
+
+        Calling it again does nothing.
+        """
+        if self.status != "running" or self._is_forked:
+            return True
+        timeout_s = self._settings.exit_timeout_s if timeout_s is None else timeout_s
+        if self._sampler is not None:
+            self._sampler.stop()
+        fields = {"status": status, "reason": reason}
+        self._note("end", {name: value for name, value in fields.items() if value is not None})
+        self.status = status
+        self._buffer = _DETOUR
+        if self._on_finish is not None:
+            self._on_finish(self)
+        written = True
+        if self._writer is not None:
+            written = self._writer.close(timeout_s)
+            if not written:
+                self._say(f"the last records of {self.name!r} could not be written within {timeout_s:g} s")
+        return written
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.finish()
+        else:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Record an exception that ends the run."""
+        self.log_error(error, fatal=True)
+        self.finish("failed", reason=type(error).__name__)
+
+    # Inside --------------------------------------------------------------------------------------------------------
+
+    def _log_slowly(self, metrics: dict[str, Any], step: Any) -> None:
+        """Log with everything that the fast way leaves out; see `_choose_way` for when it is open."""
+        writer = self._writer
+        if writer is None:
+            return
+        if self.status != "running" or self._is_forked:
+            self._tell_once()
+            return
+        if self._panel.has_ready:
+            self._panel.apply()
+        if self._careful_calls or writer.saw_array or is_tracked(metrics):
+            metrics = settle(metrics)
+            self._careful_calls = max(0, self._careful_calls - 1)
+        if len(writer.buffer) > PRESSURE:
+            self._make_room(writer)
+        if len(writer.buffer) >= self._settings.buffer_size:
+            writer.losses.count("the buffer was full")
+        else:
+            writer.buffer.append((self._clock.steady_s(), step, metrics))
+        self._choose_way()
+
+    def _make_room(self, writer: Backend) -> None:
+        """Let a writer that is at work have the interpreter; never wait for one that is stuck.
+
+        Only a loop that does nothing but log comes here: it fills the buffer faster than any disk can take it, and
+        would rather go at the disk's pace than lose records.
+        """
+        writer.wake()
+        time.sleep(0)
+        while len(writer.buffer) >= self._settings.buffer_size and time.monotonic() < writer.taken_s + _STUCK_AFTER_S:
+            time.sleep(_YIELD_S)
+
+    def _choose_way(self) -> None:
+        """Open the fast way unless something needs the long one for every call."""
+        writer = self._writer
+        is_fast = (
+            writer is not None
+            and self.status == "running"
+            and not self._is_forked
+            and not self._careful_calls
+            and not writer.saw_array
+            and not self._panel.has_ready
+            and self._settings.buffer_size >= PRESSURE
+            and type(self._clock) is SystemClock
+        )
+        self._buffer = writer.buffer if is_fast and writer is not None else _DETOUR
+
+    def _take_detour(self) -> None:
+        """Make the next `log` take the long way. Called by the writer's thread."""
+        self._buffer = _DETOUR
+
+    def _refuse(self, fault: Exception, metrics: object) -> None:
+        writer = self._writer
+        if isinstance(fault, (TypeError, ValueError)) and not isinstance(metrics, Mapping):
+            reason = f"log() takes a dict of metrics, got {type(metrics).__name__}; the record is lost"
+            if writer is not None:
+                writer.losses.count(reason)
+            return
+        guard.caught("logging a step", fault)
+        if writer is not None:
+            writer.losses.count("a fault inside telemetry")
+        if guard.strict:
+            raise fault
+
+    def _note(self, event: str, fields: dict[str, Any]) -> None:
+        if self._writer is None:
+            return
+        if self.status != "running" or self._is_forked:
+            self._tell_once()
+            return
+        self._writer.note(event, fields)
+
+    def _note_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
+        if self._writer is None:
+            return
+        if metrics is not None and not isinstance(metrics, Mapping):
+            metrics = {"metrics": Problem("metrics", f"a dict was expected, got {type(metrics).__name__}")}
+        given = {name: value for name, value in {**fields, "global_step": step}.items() if value is not None}
+        self._note(event, settle({**given, **(metrics or {})}))
+
+    def _tell_once(self) -> None:
+        if self._is_told:
+            return
+        self._is_told = True
+        why = "was forked from the process that records it" if self._is_forked else f"has {self.status}"
+        logging.getLogger("tachograph").warning(
+            "run %r %s: what is logged to it from here on is not recorded; call tachograph.init() for a run of its own",
+            self.name,
+            why,
+        )
+
+    def _take_sample(self, sample: dict[str, Any]) -> None:
+        if self.status == "running" and self._writer is not None:
+            self._writer.note("system", sample)
+
+    def _say(self, line: str) -> None:
+        if self._settings.console:
+            print(f"[telemetry] {line}", flush=True)  # noqa: T201 - the lines users know
+
+    def _forget_parent(self) -> None:
+        """In a forked child: this run is the parent's."""
+        self._is_forked = True
+        self._buffer = _DETOUR
+        self._sampler = None
+        if self._writer is not None:
+            self._writer.abandon()
+
+
+def _prefixed(metrics: Any, prefix: str) -> Any:
+    """Give each name the prefix unless it has one; ``val/loss`` counts as having ``val_``."""
+    if not isinstance(metrics, Mapping):
+        return metrics
+    own = (prefix, f"{prefix.rstrip('_/')}/")
+    return {name if str(name).startswith(own) else f"{prefix}{name}": value for name, value in metrics.items()}

@@ -1,0 +1,123 @@
+"""A window of steps: what `log_every` leaves of what was logged between two step records.
+
+A record stands for all steps since the one before it. Under its own name a metric has its latest value; where it
+varied, ``<name>/mean``, ``<name>/min`` and ``<name>/max`` say over which values, and ``<name>/nonfinite`` counts the
+NaN and infinite ones, which are in none of the three. ``window_steps`` is the number of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tachograph.records import OMIT, Problem, is_settled, plain
+
+__all__ = ["StepWindow"]
+
+_FOLD_AT = 256
+_HUGE = 10**300  # integers beyond have no float
+
+
+class StepWindow:
+    """Collects steps until one that `log_every` divides, so that runs can be compared step by step."""
+
+    def __init__(self, log_every: int) -> None:
+        self.log_every = log_every
+        self._due_step: int | None = None
+        self._waiting: list[dict[str, Any]] = []
+        self._stats: dict[str, _Stats] = {}
+        self._latest: dict[str, Any] = {}
+        self.problems: list[Problem] = []
+        self.num_logs = 0
+        self.num_steps = 0
+        self.num_not_finite = 0
+        self.last_step = 0
+        self.last_s = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the window has reached the step that ends it."""
+        return self.num_logs > 0 and (self._due_step is None or self.last_step >= self._due_step)
+
+    def must_close_before(self, step: int) -> bool:
+        """Tell whether a step belongs to another window: the due step has been logged whole, or the loop went back."""
+        return self.num_logs > 0 and step != self.last_step and (self.is_due or step < self.last_step)
+
+    def add(self, step: int, steady_s: float, metrics: dict[str, Any]) -> None:
+        """Take what was logged for a step."""
+        if self.num_logs == 0 and self._due_step is not None and step < self._due_step - self.log_every:
+            self._due_step = None  # the loop went back, as after loading a checkpoint
+        self.num_steps += self.num_logs == 0 or step != self.last_step
+        self.num_logs += 1
+        self.last_step, self.last_s = step, steady_s
+        if self._waiting and (len(self._waiting) >= _FOLD_AT or tuple(self._waiting[0]) != tuple(metrics)):
+            self._fold()
+        self._waiting.append(metrics)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of the window's record."""
+        self._fold()
+        fields: dict[str, Any] = {"window_steps": self.num_steps}
+        for name, value in self._latest.items():
+            fields[name] = value
+            stats = self._stats.get(name)
+            if stats is None:
+                continue
+            if stats.count and (stats.low != stats.high or (stats.num_not_finite and stats.low != value)):
+                fields[f"{name}/mean"] = stats.total / stats.count
+                fields[f"{name}/min"] = stats.low
+                fields[f"{name}/max"] = stats.high
+            if stats.num_not_finite:
+                fields[f"{name}/nonfinite"] = stats.num_not_finite
+                self.num_not_finite += stats.num_not_finite
+        return fields
+
+    def clear(self) -> None:
+        """Begin the next window."""
+        self._due_step = (self.last_step // self.log_every + 1) * self.log_every
+        self._stats, self._latest, self.problems = {}, {}, []
+        self.num_logs = self.num_steps = self.num_not_finite = 0
+
+    def _fold(self) -> None:
+        """Reduce the waiting values column by column, which costs a fraction of doing it step by step."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        for name, column in zip(waiting[0], zip(*(metrics.values() for metrics in waiting), strict=True), strict=True):
+            numbers = column if all(map(is_settled, column)) else self._plain(name, column)
+            if not numbers:
+                continue
+            self._latest[name] = numbers[-1]
+            numbers = tuple(
+                value for value in numbers if type(value) is float or (type(value) is int and -_HUGE < value < _HUGE)
+            )
+            if numbers:
+                self._stats.setdefault(name, _Stats()).add(numbers)
+
+    def _plain(self, name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:
+        values = (plain(value, name, self.problems) for value in column)
+        return tuple(value for value in values if value is not OMIT)
+
+
+class _Stats:
+    __slots__ = ("count", "high", "low", "num_not_finite", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self.low = math.inf
+        self.high = -math.inf
+        self.num_not_finite = 0
+
+    def add(self, numbers: tuple[float, ...]) -> None:
+        total = float(sum(numbers))
+        if not math.isfinite(total):
+            finite = tuple(number for number in numbers if math.isfinite(number))
+            self.num_not_finite += len(numbers) - len(finite)
+            if not finite:
+                return
+            numbers, total = finite, float(sum(finite))
+        self.count += len(numbers)
+        self.total += total
+        self.low = min(self.low, *numbers)
+        self.high = max(self.high, *numbers)

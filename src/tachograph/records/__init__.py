@@ -1,0 +1,30 @@
+"""Records: what a line of the journal says and how it is written. Knows nothing of who made it or who reads it."""
+
+from tachograph.records._codec import decode, encode, to_json
+from tachograph.records._kinds import KINDS, METRIC_KINDS, RESERVED_FIELDS, SCHEMA_VERSION
+from tachograph.records._masking import MASK, mask_arguments, mask_mapping, mask_text
+from tachograph.records._names import check_run_name
+from tachograph.records._table import StepTable
+from tachograph.records._values import MAX_STRING_CHARS, OMIT, Problem, is_settled, plain, settle
+
+__all__ = [
+    "KINDS",
+    "MASK",
+    "MAX_STRING_CHARS",
+    "METRIC_KINDS",
+    "OMIT",
+    "RESERVED_FIELDS",
+    "SCHEMA_VERSION",
+    "Problem",
+    "StepTable",
+    "check_run_name",
+    "decode",
+    "encode",
+    "is_settled",
+    "mask_arguments",
+    "mask_mapping",
+    "mask_text",
+    "plain",
+    "settle",
+    "to_json",
+]

@@ -1,0 +1,80 @@
+"""One record, one line of valid JSON, and back.
+
+JSON has no NaN and no infinity. They are written as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``
+(what `Number(...)` in JavaScript and `float(...)` in Python read back), and `decode` restores them. A text that
+happens to read like one of them gets a backslash in front, so that the two are never mixed up.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+__all__ = ["decode", "encode", "to_json"]
+
+_FROM_TEXT = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_TAILS = ("NaN", "Infinity")
+_MARKS = (b'NaN"', b'Infinity"')
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+def encode(record: dict[str, Any]) -> bytes:
+    """Encode a record of plain values (see `plain`) as one line, without its newline."""
+    line = _encode(record)
+    # msgspec writes non-finite numbers as null: only a line with a null, or with a text that could be taken for
+    # one of ours, needs the slow walk.
+    if b"null" in line or _MARKS[0] in line or _MARKS[1] in line:
+        line = _encode(_mark(record))
+    return line
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """Decode one line.
+
+    Raises:
+        ValueError: if the line is not a JSON object with an `event`.
+    """
+    record = _decode(line)
+    if type(record) is not dict or type(record.get("event")) is not str:
+        raise ValueError("not a record: a JSON object with an `event` was expected")
+    if _MARKS[0] in line or _MARKS[1] in line:
+        restored: dict[str, Any] = _restore(record)
+        return restored
+    return record
+
+
+def to_json(value: Any) -> str:
+    """Return valid JSON for plain values that may hold NaN or infinities, as the journal would write them."""
+    return _encode(_mark(value)).decode()
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"  # noqa: PLR0124 - NaN test
+    if isinstance(value, str):
+        return "\\" + value if value.lstrip("\\") in _FROM_TEXT else value
+    if isinstance(value, dict):
+        return {name: _mark(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mark(item) for item in value]
+    return value
+
+
+def _restore(value: Any) -> Any:
+    if isinstance(value, str):
+        if not value.endswith(_TAILS):
+            return value
+        if value in _FROM_TEXT:
+            return _FROM_TEXT[value]
+        return value[1:] if value[0] == "\\" and value.lstrip("\\") in _FROM_TEXT else value
+    if isinstance(value, dict):
+        return {name: _restore(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_restore(item) for item in value]
+    return value

@@ -1,0 +1,27 @@
+"""The vocabulary of the journal."""
+
+from __future__ import annotations
+
+SCHEMA_VERSION = 1
+
+KINDS: dict[str, str] = {
+    "start": "a process began to record: names, config, system and git facts; a resumed run has several",
+    "step": "what was logged for a training step, or for a window of steps",
+    "epoch": "end of an epoch",
+    "validation": "results on held-out data; names carry the prefix `val_`",
+    "test": "results on test data; names carry the prefix `test_`",
+    "checkpoint": "a checkpoint was saved",
+    "system": "a sample of CPU, memory, disk, network and GPU",
+    "event": "something with a name happened",
+    "control_change": "a control took a new value",
+    "error": "the training code raised",
+    "telemetry_error": "telemetry itself lost or refused something; says what and how much",
+    "end": "the run ended, with its status",
+}
+"""Kinds this version writes. A reader takes any other kind as it is."""
+
+METRIC_KINDS = ("step", "epoch", "validation", "test", "system")
+"""Kinds whose numbers are series."""
+
+RESERVED_FIELDS = frozenset({"event", "time"})
+"""Fields that belong to the record; a metric of that name is stored with an underscore behind it."""

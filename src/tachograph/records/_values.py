@@ -1,0 +1,210 @@
+"""Any value a training script has, turned into one that JSON has.
+
+Nothing heavy is imported to recognise a numpy scalar or a tensor: they are told by what they can do. What cannot be
+stored becomes a `Problem`; the rest of the record is kept.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tachograph.records._masking import mask_text
+
+__all__ = ["MAX_STRING_CHARS", "Problem", "is_settled", "plain", "settle"]
+
+MAX_STRING_CHARS = 65_536
+MAX_ITEMS = 1_000
+MAX_DEPTH = 16
+MAX_NAME_CHARS = 256
+
+_SETTLED = frozenset({float, int, bool, type(None)})
+
+
+class Problem(NamedTuple):
+    """Why a value is not, or not wholly, in the record."""
+
+    where: str
+    reason: str
+
+
+class _Omit:
+    """Stands for a value that cannot be stored."""
+
+
+OMIT = _Omit()
+
+
+def is_settled(value: object) -> bool:
+    """Tell whether a value is a plain number, bool or None that nobody can change behind our back."""
+    return type(value) in _SETTLED
+
+
+def plain(value: Any, where: str, problems: list[Problem], depth: int = 0) -> Any:
+    """Return the value as JSON types, or `OMIT`; what was left out or cut is appended to `problems`."""
+    if type(value) in _SETTLED:
+        return value
+    try:
+        return _plain(value, where, problems, depth)
+    except Exception as error:  # noqa: BLE001 - foreign __float__, item(), to_dict() can raise anything
+        problems.append(Problem(where, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}"))
+        return OMIT
+
+
+def settle(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy metrics so that nothing the caller does later can change them; nested ones get ``outer/inner`` names.
+
+    Runs in the caller's thread, so it never waits for an accelerator: a tensor that lives on one is copied there and
+    read by the writer.
+    """
+    settled: dict[str, Any] = {}
+    _settle_into(settled, "", metrics, 0)
+    return settled
+
+
+def _settle_into(settled: dict[str, Any], prefix: str, metrics: Mapping[Any, Any], depth: int) -> None:
+    for key, value in metrics.items():
+        name = prefix + (key if type(key) is str else str(key))[:MAX_NAME_CHARS]
+        if type(value) in _SETTLED:
+            settled[name] = value
+        elif type(value) is str:
+            # Cut here, not in the writer: a waiting record must not hold megabytes. The writer reports the cut.
+            settled[name] = value if len(value) <= MAX_STRING_CHARS else _LongText(value)
+        elif isinstance(value, Mapping) and depth < MAX_DEPTH:
+            _settle_into(settled, f"{name}/", value, depth + 1)
+        elif (device := _accelerator(value)) is not None:
+            settled[name] = _on_device(value, name, device)
+        else:
+            problems: list[Problem] = []
+            result = plain(value, name, problems)
+            settled[name] = problems[0] if result is OMIT else result
+
+
+class _LongText(str):
+    """The head of a text that was too long to keep, with its length."""
+
+    num_chars: int
+
+    def __new__(cls, value: str) -> _LongText:
+        text = super().__new__(cls, value[:MAX_STRING_CHARS])
+        text.num_chars = len(value)
+        return text
+
+
+def _plain(value: Any, where: str, problems: list[Problem], depth: int) -> Any:  # noqa: PLR0912
+    if isinstance(value, Problem):
+        problems.append(value)
+        return OMIT
+    if isinstance(value, str) and not isinstance(value, enum.Enum):
+        return _text(value, where, problems)
+    if isinstance(value, enum.Enum):
+        return plain(value.value, where, problems, depth + 1)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, int):
+        return int(value)
+    if depth >= MAX_DEPTH:
+        problems.append(Problem(where, f"nested deeper than {MAX_DEPTH} levels"))
+        return OMIT
+    if isinstance(value, Mapping):
+        return _mapping(value, where, problems, depth)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return _sequence(value, where, problems, depth)
+    if isinstance(value, os.PathLike):
+        return _text(os.fspath(value), where, problems)
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return _array(value, where, problems, depth)
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat())
+    if isinstance(value, type) or type(value).__module__.partition(".")[0] == "torch":
+        return str(value)  # a class, a dtype, a device
+    if hasattr(type(value), "__float__"):
+        return float(value)  # Decimal, Fraction and their like
+    fields = _fields(value)
+    if fields is not None:
+        return _mapping(fields, where, problems, depth)
+    problems.append(Problem(where, f"values of type {type(value).__module__}.{type(value).__name__} cannot be stored"))
+    return OMIT
+
+
+def _text(value: Any, where: str, problems: list[Problem]) -> str:
+    text = str(value)
+    num_chars = getattr(value, "num_chars", len(text))
+    if num_chars > MAX_STRING_CHARS:
+        text = f"{text[:MAX_STRING_CHARS]}… [cut, {num_chars} characters]"
+        problems.append(Problem(where, f"a text of {num_chars} characters was cut to {MAX_STRING_CHARS}"))
+    if not text.isascii():
+        text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates are not valid JSON
+    return mask_text(text)
+
+
+def _mapping(value: Mapping[Any, Any], where: str, problems: list[Problem], depth: int) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, item in value.items():
+        name = key if type(key) is str and key.isascii() else _text(key, where, problems)
+        converted = plain(item, f"{where}.{name}" if where else name, problems, depth + 1)
+        if converted is not OMIT:
+            result[name] = converted
+    return result
+
+
+def _sequence(value: Any, where: str, problems: list[Problem], depth: int) -> Any:
+    if len(value) > MAX_ITEMS:
+        problems.append(Problem(where, f"a {type(value).__name__} of {len(value)} items was cut to {MAX_ITEMS}"))
+    items = list(value)[:MAX_ITEMS]
+    converted = [plain(item, f"{where}[{index}]", problems, depth + 1) for index, item in enumerate(items)]
+    return [None if item is OMIT else item for item in converted]
+
+
+def _array(value: Any, where: str, problems: list[Problem], depth: int) -> Any:
+    num_items = math.prod(int(size) for size in value.shape)
+    if num_items == 1:
+        item = value.item() if hasattr(value, "item") else value.numpy().item()
+        if isinstance(item, complex):
+            problems.append(Problem(where, "a complex number cannot be stored; log its real and imaginary parts"))
+            return OMIT
+        return plain(item, where, problems, depth + 1)
+    if num_items <= MAX_ITEMS:
+        return plain(value.tolist(), where, problems, depth + 1)
+    shape = tuple(int(size) for size in value.shape)
+    problems.append(Problem(where, f"an array of shape {shape} is not a metric; log a number made of it"))
+    return OMIT
+
+
+def _accelerator(value: Any) -> str | None:
+    """Name the library whose computation we would wait for if we read the value now."""
+    root = type(value).__module__.partition(".")[0]
+    if root in {"jax", "jaxlib"}:
+        return "jax"
+    device = getattr(value, "device", None)
+    if hasattr(value, "detach") and getattr(device, "type", "cpu") != "cpu":
+        return "torch"
+    return None
+
+
+def _on_device(value: Any, name: str, library: str) -> Any:
+    try:
+        if math.prod(int(size) for size in value.shape) != 1:
+            return Problem(name, f"an array of shape {tuple(value.shape)} is not a metric; log a number made of it")
+        # torch tensors can be changed in place and hold their graph; jax arrays do neither.
+        return value.detach().clone() if library == "torch" else value
+    except Exception as error:  # noqa: BLE001 - foreign code
+        return Problem(name, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
+
+
+def _fields(value: Any) -> Mapping[Any, Any] | None:
+    """Return the fields of the objects that people keep configs in."""
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: getattr(value, name, None) for name in value.__dataclass_fields__}
+    if hasattr(value, "__struct_fields__"):
+        return {name: getattr(value, name, None) for name in value.__struct_fields__}
+    for method in ("model_dump", "to_dict"):
+        if callable(getattr(value, method, None)):
+            fields = getattr(value, method)()
+            return dict(fields) if isinstance(fields, Mapping) else None
+    if type(value).__name__ in {"Namespace", "SimpleNamespace"}:
+        return dict(vars(value))
+    return None

@@ -1,0 +1,119 @@
+"""All settings in one table: the fields of `Settings`.
+
+A value is taken from the argument of `init`, else the environment variable ``TACHO_<NAME>``, else the ``telemetry``
+section of a config file, else the default below. The table feeds the documentation and the error messages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from tachograph.exceptions import ConfigError, nearest
+
+__all__ = ["Settings", "SettingRow", "resolve_settings", "settings_table"]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What can be set for a run."""
+
+    enabled: Annotated[bool, Meta(description="Record at all. When false, `init` returns a run that does nothing.")] = (
+        True
+    )
+    log_dir: Annotated[str, Meta(description="Folder that holds one folder per run.", min_length=1)] = "./logs"
+    log_every: Annotated[
+        int, Meta(description="Write a step record every this many steps; what lies between is summarised.", ge=1)
+    ] = 1
+    csv: Annotated[bool, Meta(description="Keep `metrics.csv` beside the journal.")] = True
+    console: Annotated[bool, Meta(description="Print the `[telemetry]` lines.")] = True
+    flush_interval_s: Annotated[float, Meta(description="Longest time a record waits in memory.", ge=0.01, le=1.0)] = (
+        0.5
+    )
+    buffer_size: Annotated[
+        int, Meta(description="Most records that wait in memory; further ones are dropped and counted.", ge=16)
+    ] = 16_384
+    exit_timeout_s: Annotated[
+        float, Meta(description="Longest time `finish` and the end of the process wait for the disk.", ge=0, le=600)
+    ] = 5.0
+    system_interval_s: Annotated[
+        float,
+        Meta(description="Seconds between samples of CPU, memory, disk, network and GPU; 0 turns them off.", ge=0),
+    ] = 5.0
+    control_interval_s: Annotated[
+        float, Meta(description="Seconds between looks at `control.json`; 0 turns remote control off.", ge=0, le=60)
+    ] = 2.0
+    control_gap_s: Annotated[
+        float, Meta(description="Shortest time between two changes of the same control.", ge=0)
+    ] = 30.0
+    hooks: Annotated[
+        bool, Meta(description="Record unhandled exceptions and SIGTERM, then run the handlers that were there.")
+    ] = True
+    git: Annotated[bool, Meta(description="Ask `git` for the commit when the run starts.")] = True
+
+
+class SettingRow(NamedTuple):
+    """One row of the table, as the documentation shows it."""
+
+    name: str
+    env: str
+    type: str
+    default: Any
+    doc: str
+
+
+def settings_table() -> list[SettingRow]:
+    """Return every setting with its environment variable, type, default and meaning."""
+    rows = []
+    for field in msgspec.structs.fields(Settings):
+        base, meta = field.type.__origin__, field.type.__metadata__[0]
+        rows.append(SettingRow(field.name, _env(field.name), base.__name__, field.default, meta.description))
+    return rows
+
+
+def resolve_settings(arguments: Mapping[str, Any], section: Mapping[str, Any] | None = None) -> Settings:
+    """Settle every setting: argument (unless None), environment, config section, default.
+
+    Raises:
+        ConfigError: for an unknown name or a value of the wrong type or range, naming where it came from.
+    """
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(Settings):
+        name = field.name
+        if arguments.get(name) is not None:
+            values[name] = _checked(name, arguments[name], f"{name}=")
+        elif _env(name) in os.environ:
+            values[name] = _checked(name, os.environ[_env(name)], f"environment variable {_env(name)}")
+        elif section is not None and name in section:
+            values[name] = _checked(name, section[name], f"telemetry.{name}")
+    for origin, given in (("", arguments), ("telemetry.", section or {})):
+        for name in given:
+            if name not in Settings.__struct_fields__:
+                raise ConfigError(f"unknown setting {origin}{name}{nearest(name, Settings.__struct_fields__)}")
+    return Settings(**values)
+
+
+def _env(name: str) -> str:
+    return f"TACHO_{name.upper()}"
+
+
+_FALSE = {"0", "false", "no", "off", ""}
+_TRUE = {"1", "true", "yes", "on"}
+
+
+def _checked(name: str, value: Any, origin: str) -> Any:
+    wanted = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
+    given = value
+    if wanted.__origin__ is bool and isinstance(value, str):
+        value = {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(value.strip().lower(), value)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if wanted.__origin__ is not bool and isinstance(value, bool):
+        raise ConfigError(f"{origin}: expected `{wanted.__origin__.__name__}`, got {given!r}")
+    try:
+        return msgspec.convert(value, wanted, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{origin}: {str(error)[0].lower()}{str(error)[1:]}, got {given!r}") from None

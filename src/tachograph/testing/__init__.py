@@ -1,0 +1,17 @@
+"""For tests of code that logs: a run in memory, a clock that only moves when told to, and a pytest fixture.
+
+Example:
+    >>> from tachograph.testing import MemoryRun
+    >>> run = MemoryRun()
+    >>> run.log(train_loss=0.5, step=1)
+    >>> run.clock.advance(0.1)
+    >>> run.records[-1]["train_loss"]
+    0.5
+
+With pytest, the fixture `tacho_run` gives a fresh `MemoryRun` that is also the current run.
+"""
+
+from tachograph.testing._clock import FakeClock
+from tachograph.testing._memory import MemoryRun
+
+__all__ = ["FakeClock", "MemoryRun"]

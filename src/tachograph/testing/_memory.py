@@ -1,0 +1,94 @@
+"""A run that is recorded in memory, by the same code that records to disk."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import Any
+
+from tachograph.clock import WallAnchor
+from tachograph.journal import Request
+from tachograph.recorder import Run
+from tachograph.recorder._entries import FlushMark, Note, StepEntry
+from tachograph.recorder._pipeline import Pipeline
+from tachograph.recorder._writer import Losses
+from tachograph.records import StepTable, decode, encode
+from tachograph.settings import resolve_settings
+from tachograph.testing._clock import FakeClock
+
+__all__ = ["MemoryRun"]
+
+
+class MemoryRun(Run):
+    """A run whose records are a list; no file, no thread, and time passes only on its `clock`.
+
+    Args:
+        name: the run's name.
+        settings: any setting, such as `log_every`; the environment is not looked at for those not given here.
+    """
+
+    __slots__ = ("_memory", "_request_ids", "clock")
+
+    def __init__(self, name: str = "test", *, clock: FakeClock | None = None, **settings: Any) -> None:
+        self.clock = clock or FakeClock()
+        chosen = resolve_settings({"console": False, **settings})
+        self._memory = _Memory(self.clock, chosen.log_every)
+        self._request_ids = itertools.count(1)
+        super().__init__(name, settings=chosen, writer=self._memory, run_id="memory-run", clock=self.clock)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Everything recorded so far, as a reader of the journal would get it."""
+        self._memory.flush(0)
+        return self._memory.records
+
+    def ask(self, **values: Any) -> None:
+        """Ask for new values of controls, as a reader of a real run does through `control.json`.
+
+        They take effect at the next `log` after `control_gap_s`.
+        """
+        for name, value in values.items():
+            self._panel._take(Request(name, value, f"request-{next(self._request_ids)}", "test"))
+        self._panel._release()
+
+    def _log_slowly(self, metrics: dict[str, Any], step: Any) -> None:
+        if self.status == "running":
+            self._panel._release()  # a real run does this every few seconds
+        super()._log_slowly(metrics, step)
+
+
+class _Memory:
+    def __init__(self, clock: FakeClock, log_every: int) -> None:
+        self._clock = clock
+        self._anchor = WallAnchor(clock)
+        self._pipeline = Pipeline(self._anchor, log_every=log_every)
+        self.buffer: deque[StepEntry | Note | FlushMark] = deque()
+        self.losses = Losses()
+        self.taken_s = 0.0
+        self.records: list[dict[str, Any]] = []
+
+    @property
+    def saw_array(self) -> bool:
+        return self._pipeline.saw_array
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        self.buffer.append(Note(self._clock.steady_s(), event, fields))
+
+    def wake(self) -> None:
+        self.flush(0)
+
+    def flush(self, timeout_s: float) -> bool:
+        self._anchor.follow()
+        entries = [self.buffer.popleft() for _ in range(len(self.buffer))]
+        for piece in self._pipeline.process(entries):
+            lines = piece.lines({}) if isinstance(piece, StepTable) else encode(piece)
+            self.records += [decode(line) for line in lines.splitlines()]
+        for reason, num_records in self.losses.take().items():
+            self.note("telemetry_error", {"kind": "records_lost", "num_records": num_records, "reason": reason})
+        return self.flush(timeout_s) if self.buffer else True
+
+    def close(self, timeout_s: float) -> bool:
+        return self.flush(timeout_s)
+
+    def abandon(self) -> None:
+        self.buffer.clear()
