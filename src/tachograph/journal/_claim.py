@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tachograph.exceptions import LogDirError, RunNameError
 from tachograph.journal._folder import RunFolder
-from tachograph.journal._liveness import RunState, read_heartbeat
+from tachograph.journal._liveness import RunState, read_heartbeat, this_process
+from tachograph.journal._overview import overview
 from tachograph.records import check_run_name
 
 try:
@@ -65,8 +66,8 @@ def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
         root.mkdir(parents=True, exist_ok=True)
         real_root = root.resolve()
         for number in itertools.count(1):
-            # os.path.join keeps the "./" that the user wrote, for the lines that are printed.
-            folder = RunFolder(os.path.join(log_dir, name if number == 1 else f"{name}-{number}"))
+            # Absolute: the training code may change its working directory.
+            folder = RunFolder(os.path.abspath(os.path.join(log_dir, name if number == 1 else f"{name}-{number}")))
             if real_root not in folder.path.resolve().parents:
                 raise RunNameError(
                     f"{folder.path} is a link that leads out of {log_dir!r}; remove it or rename the run"
@@ -125,9 +126,10 @@ def _lock(folder: RunFolder, key: str) -> bool:
 
 
 def _looks_alive(folder: RunFolder) -> bool:
-    from tachograph.journal._overview import overview
-
-    return overview(folder).state is RunState.RUNNING
+    """Ask the heartbeat, for writers that our lock cannot see. Only what another process said counts."""
+    heartbeat = read_heartbeat(folder)
+    is_another = heartbeat is not None and heartbeat.process != this_process()
+    return is_another and overview(folder).state is RunState.RUNNING
 
 
 @contextlib.contextmanager

@@ -129,7 +129,7 @@ def start_run(
     for line in claim.notes:
         run._say(line)
     run._say(f"run_name={folder.name}")
-    files = os.path.join(path, "metrics.jsonl")
+    files = os.path.join(settings.log_dir, folder.name, "metrics.jsonl")  # as the user wrote it
     run._say(f"Logging to {files} (and metrics.csv)" if settings.csv else f"Logging to {files}")
     writer.flush(settings.flush_interval_s)
     run._choose_way()

@@ -78,10 +78,10 @@ def mask_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _masked(name: str, value: Any) -> Any:
+    if isinstance(value, (str, dict, list)) and value and _is_secret(name):
+        return MASK
     if isinstance(value, dict):
         return mask_mapping(value)
-    if _is_secret(name) and value not in (None, "", True, False) and not isinstance(value, (int, float)):
-        return MASK
     if isinstance(value, list):
         return [_masked(name, item) for item in value]
     return value
@@ -93,6 +93,6 @@ def _is_secret(name: str) -> bool:
         return True
     if _SECRET_PAIRS.intersection(itertools.pairwise(words)):
         return True
-    if words and words[-1] in {"token", "tokens"}:
+    if words and words[-1] == "token":
         return len(words) == 1 or not _TOKEN_OWNERS.isdisjoint(words[:-1])
     return False

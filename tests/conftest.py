@@ -1,0 +1,119 @@
+"""What all tests share. Under test nothing is swallowed: a fault inside telemetry fails the test that caused it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tachograph.guard import guard
+from tachograph.recorder._process import live_runs
+
+
+@pytest.fixture(autouse=True)
+def nothing_swallowed(request: pytest.FixtureRequest) -> Iterator[None]:
+    guard.reset()
+    guard.strict = "swallows" not in request.keywords
+    yield
+    guard.strict = False
+    faults, _ = list(guard.faults), guard.reset()
+    left = [run.name for run in live_runs()]
+    for run in live_runs():
+        run.finish(timeout_s=1)
+    assert not left, f"the test left runs open: {left}"
+    if "swallows" not in request.keywords:
+        assert not faults, f"telemetry swallowed faults: {faults}"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("TACHO_") or name in {"RANK", "WORLD_SIZE"}:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user can reach: root may write anywhere, so some tests become another user."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+class Script:
+    """A Python program in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def wait(self, timeout_s: float = 60) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out, err
+
+    def ok(self, timeout_s: float = 60) -> str:
+        code, out, err = self.wait(timeout_s)
+        assert code == 0, f"exit code {code}\n{out}\n{err}"
+        return out
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
+    """Start a program: ``script("import tachograph …", argument, …)``; killed at the end of the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(source: str, *arguments: object, env: dict[str, str] | None = None, **options: Any) -> Script:
+        path = tmp_path / f"script_{len(started)}.py"
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+        options.setdefault("stdin", subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-u", str(path), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(env or {})},
+            **options,
+        )
+        started.append(process)
+        return Script(process)
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def lines_of(run_folder: Path) -> list[dict[str, Any]]:
+    """Every line of a journal by the strictest reader there is: not one of ours."""
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"not valid JSON: {text}")
+
+    text = (run_folder / "metrics.jsonl").read_text(encoding="utf-8")
+    assert text == "" or text.endswith("\n")
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "the condition") -> Any:
+    """Wait until something is true and return it."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        result = condition()
+        if result:
+            return result
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not come within {timeout_s} s")

@@ -1,0 +1,94 @@
+"""The package as a whole: its face, its layers, its weight."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import tachograph
+
+SOURCE = Path(tachograph.__file__).parent
+
+# Which part may import which: layers point down. `base` are the modules beside the packages.
+ALLOWED = {
+    "base": set(),
+    "records": {"base"},
+    "journal": {"base", "records"},
+    "recorder": {"base", "records", "journal"},
+    "config": {"base", "recorder"},
+    "demo": {"base", "recorder"},
+    "testing": {"base", "records", "journal", "recorder"},
+    "cli": {"base", "records", "journal", "demo"},
+    "__init__": {"base", "journal", "recorder", "config"},
+    "__main__": {"cli"},
+}
+BASE = {"_version", "clock", "exceptions", "guard", "settings"}
+
+
+def part_of(module: str) -> str:
+    name = module.split(".")[1] if "." in module else "__init__"
+    return "base" if name in BASE else name
+
+
+def imports_of(path: Path) -> set[str]:
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tachograph"):
+            modules.add(node.module)
+        elif isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names if alias.name.startswith("tachograph")}
+    return modules
+
+
+def test_layers_point_down():
+    wrong = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        own = "base" if parts[0] in BASE else parts[0]
+        for module in imports_of(path):
+            other = part_of(module)
+            if other != own and other not in ALLOWED[own]:
+                wrong.append(f"{path.relative_to(SOURCE)} imports {module}")
+    assert wrong == []
+
+
+def test_every_part_is_in_the_list_of_layers():
+    names = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert names - BASE == set(ALLOWED) - {"base"}
+
+
+def test_the_public_face():
+    assert tachograph.__all__ == sorted(tachograph.__all__)
+    for name in tachograph.__all__:
+        assert getattr(tachograph, name) is not None
+    assert set(tachograph.__all__) == {*tachograph._HOMES, "__version__"}
+    assert dir(tachograph) == tachograph.__all__
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys, json; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+HEAVY = {"numpy", "pandas", "torch", "rich", "rich_click", "click", "yaml", "starlette", "pynvml"}
+
+
+def test_importing_costs_next_to_nothing():
+    added = modules_after("import tachograph") - modules_after("pass")
+    assert len(added) <= 50, sorted(added)
+    assert not HEAVY & added
+
+
+def test_recording_imports_nothing_heavy(tmp_path):
+    log = f"run = tachograph.init('x', log_dir={str(tmp_path)!r}, console=False, system_interval_s=0)"
+    added = modules_after(f"import tachograph\n{log}\nrun.log(a=1.0); run.finish()") - modules_after("pass")
+    assert not (HEAVY - {"pynvml"}) & added  # pynvml is a thin shell around the driver and is asked for the GPUs' names
+
+
+def test_files_stay_readable():
+    sizes = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    assert not {name: size for name, size in sizes.items() if size > 500}

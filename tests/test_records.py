@@ -1,0 +1,195 @@
+"""Records: what goes in comes out, and every line is valid JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import json
+import math
+import pathlib
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tachograph.records import OMIT, Problem, StepTable, decode, encode, plain, settle, to_json
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
+    ["NaN", "Infinity", "-Infinity", "\\NaN", "\\\\NaN", "\\-Infinity", "xNaN", "null", "\\"]
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4))
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return (math.isnan(one) and math.isnan(other)) or (
+            one == other and math.copysign(1, one) == math.copysign(1, other)
+        )
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def strict(text: str | bytes) -> object:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@given(st.dictionaries(TEXTS, VALUES, max_size=6))
+def test_what_is_encoded_is_decoded_and_is_valid_json(fields):
+    record = {**fields, "event": "step"}
+    line = encode(record)
+    assert b"\n" not in line
+    strict(line)
+    assert same(decode(line), record)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_non_finite_numbers_survive(value):
+    record = {"event": "step", "loss": value, "nested": {"deep": [value]}}
+    assert strict(encode(record))["loss"] in {"NaN", "Infinity", "-Infinity"}
+    assert same(decode(encode(record)), record)
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"[]", b"{}", b'{"event":1}', b'{"event":"step"', b"\xff", b"nul", b'{"event":"x","a":1e999}']
+)
+def test_a_line_that_is_no_record_is_refused(line):
+    with pytest.raises(ValueError):  # msgspec's errors are ValueErrors too
+        decode(line)
+
+
+def test_to_json_of_a_list_with_nan():
+    assert to_json([math.nan, 1.5]) == '["NaN",1.5]'
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Config:
+    lr: float
+    path: pathlib.Path
+
+
+class ZeroDimensional:
+    """Looks like a 0-d tensor of a library that we have never heard of."""
+
+    dtype = "float32"
+    shape = ()
+
+    def item(self) -> float:
+        return 0.25
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.float64(0.1), 0.1),
+        (np.int64(7), 7),
+        (np.bool_(True), True),
+        (np.array(2.5), 2.5),
+        (np.array([3.5]), 3.5),
+        (np.array([1, 2, 3]), [1, 2, 3]),
+        (ZeroDimensional(), 0.25),
+        (decimal.Decimal("1.5"), 1.5),
+        (fractions.Fraction(1, 4), 0.25),
+        (pathlib.PurePosixPath("a/b"), "a/b"),
+        (Color.RED, "red"),
+        (datetime.date(2024, 1, 2), "2024-01-02"),
+        ((1, 2.5, None), [1, 2.5, None]),
+        ({3: "x"}, {"3": "x"}),
+        (Config(0.1, pathlib.PurePosixPath("m")), {"lr": 0.1, "path": "m"}),
+        (types.SimpleNamespace(a=1), {"a": 1}),
+        (2**70, 2**70),
+        ("\ud800", "\\ud800"),
+        (float, "<class 'float'>"),
+    ],
+)
+def test_values_of_a_training_script(value, expected):
+    problems: list[Problem] = []
+    result = plain(value, "x", problems)
+    assert same(result, expected)
+    assert problems == []
+    encode({"event": "step", "x": result})
+
+
+class Stubborn:
+    def __float__(self) -> float:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    "value", [object(), Stubborn(), 1j, np.complex64(1), np.zeros(2000), b"bytes", lambda: None, open]
+)
+def test_what_cannot_be_stored_is_named(value):
+    problems: list[Problem] = []
+    assert plain({"keep": 1, "drop": value}, "metrics", problems) == {"keep": 1}
+    assert [problem.where for problem in problems] == ["metrics.drop"]
+
+
+def test_a_long_text_is_cut_and_told():
+    problems: list[Problem] = []
+    result = plain("x" * 10_000_000, "prompt", problems)
+    assert len(result) < 70_000
+    assert "10000000 characters" in result
+    assert len(problems) == 1
+
+
+def test_a_value_that_contains_itself_ends():
+    endless: dict[str, object] = {}
+    endless["me"] = endless
+    problems: list[Problem] = []
+    plain(endless, "x", problems)
+    assert len(problems) == 1
+
+
+def test_settling_copies_what_could_change():
+    array = np.array(1.0)
+    inner = {"b": 1}
+    settled = settle({"array": array, "a": inner, "text": "x" * 100_000, "bad": object()})
+    array += 1
+    inner["b"] = 2
+    assert settled["array"] == 1.0
+    assert settled["a/b"] == 1
+    assert len(settled["text"]) <= 70_000
+    assert isinstance(settled["bad"], Problem)
+    assert plain(settled["bad"], "bad", []) is OMIT
+
+
+ROWS = st.lists(
+    st.tuples(st.floats(allow_nan=False, allow_infinity=False), st.integers(), st.booleans()), min_size=1, max_size=20
+)
+
+
+@given(ROWS)
+def test_a_table_writes_the_same_lines_as_record_by_record(rows):
+    names = ("time", "global_step", 'flag,with:odd"name')
+    table = StepTable.encode(names, [value for row in rows for value in row], len(rows))
+    assert table is not None
+    records = [{"event": "step", **dict(zip(names, row, strict=True)), "nan_inf_detected": False} for row in rows]
+    assert table.lines({}) == b"".join(encode(record) + b"\n" for record in records)
+    assert [piece.tokens for piece in StepTable.gather(records)] == [table.tokens]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, "text", [1], {"a": 1}, object(), np.array(1.0)])
+def test_a_table_declines_what_is_not_a_plain_number(value):
+    assert StepTable.encode(("time", "x"), [1.0, value], 1) is None
+
+
+def test_a_table_takes_numpy_scalars():
+    table = StepTable.encode(("time", "x"), [1.0, np.float32(0.5)], 1)
+    assert table is not None
+    assert decode(table.lines({}))["x"] == 0.5

@@ -1,0 +1,366 @@
+"""What a training loop sees of a run, on the run in memory."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+
+import numpy as np
+import pytest
+
+import tachograph
+from tachograph.exceptions import ControlError, NoRunError
+from tachograph.testing import FakeClock, MemoryRun
+
+
+def steps(run: MemoryRun) -> list[dict]:
+    return [record for record in run.records if record["event"] == "step"]
+
+
+def test_a_whole_journal_with_a_fake_clock():
+    run = MemoryRun("greyjacket")
+    for step in range(3):
+        run.log({"train_loss": 1.0 / (step + 1), "lr": 0.001}, step=step)
+        run.clock.advance(0.5)
+    run.log_epoch(1, {"val_loss": 0.7})
+    run.log_validation({"loss": 0.7, "val_accuracy": 0.9}, step=2)
+    run.log_checkpoint("out/model.safetensors", step=2, is_best=True)
+    run.event("curriculum_switch", stage=2)
+    run.finish()
+    t0 = 1_700_000_000.0
+    assert run.records == [
+        {"event": "step", "time": t0, "global_step": 0, "train_loss": 1.0, "lr": 0.001, "nan_inf_detected": False},
+        {"event": "step", "time": t0 + 0.5, "global_step": 1, "train_loss": 0.5, "lr": 0.001, "sec_per_step": 0.5,
+         "nan_inf_detected": False},
+        {"event": "step", "time": t0 + 1.0, "global_step": 2, "train_loss": 1 / 3, "lr": 0.001, "sec_per_step": 0.5,
+         "nan_inf_detected": False},
+        {"event": "epoch", "time": t0 + 1.5, "epoch": 1, "val_loss": 0.7},
+        {"event": "validation", "time": t0 + 1.5, "global_step": 2, "val_loss": 0.7, "val_accuracy": 0.9},
+        {"event": "checkpoint", "time": t0 + 1.5, "checkpoint_path": "out/model.safetensors", "is_best": True,
+         "global_step": 2},
+        {"event": "event", "time": t0 + 1.5, "name": "curriculum_switch", "stage": 2},
+        {"event": "end", "time": t0 + 1.5, "status": "finished"},
+    ]  # fmt: skip
+
+
+def test_keywords_and_both():
+    run = MemoryRun()
+    run.log(train_loss=0.5, step=1)
+    run.log({"a": 1}, b=2, step=2)
+    assert [step["global_step"] for step in steps(run)] == [1, 2]
+    assert (steps(run)[1]["a"], steps(run)[1]["b"]) == (1, 2)
+
+
+def test_steps_are_counted_when_none_is_given():
+    run = MemoryRun()
+    for value in (1.0, 2.0, 3.0):
+        run.log(a=value)
+    assert [step["global_step"] for step in steps(run)] == [0, 1, 2]
+
+
+def test_without_a_step_a_call_belongs_to_the_step_given_last():
+    run = MemoryRun()
+    run.log(a=1.0, step=7)
+    run.log(b=2.0)
+    run.log({"c": 3.0, "global_step": 9})
+    assert [step["global_step"] for step in steps(run)] == [7, 7, 9]
+
+
+def test_a_dict_that_is_used_again_does_not_change_what_was_logged():
+    run = MemoryRun()
+    metrics = {"loss": 1.0}
+    run.log(metrics, step=0)
+    metrics["loss"] = 2.0
+    run.log(metrics, step=1)
+    assert [step["loss"] for step in steps(run)] == [1.0, 2.0]
+
+
+def test_values_that_change_in_place_do_not_change_what_was_logged():
+    run = MemoryRun()
+    total = np.zeros(())
+    for step in range(100):
+        total += 1
+        run.log({"total": total, "nested": {"list": [step]}}, step=step)
+    assert [step["total"] for step in steps(run)] == [float(number) for number in range(1, 101)]
+
+
+def test_nothing_of_a_tensor_is_held():
+    class Tensor:
+        dtype, shape, device = "float32", (), None
+
+        def item(self) -> float:
+            return 0.5
+
+    run = MemoryRun()
+    tensor = Tensor()
+    run.log({"loss": tensor}, step=0)
+    holders = [holder for holder in gc.get_referrers(tensor) if isinstance(holder, dict) and "loss" in holder]
+    assert holders == []
+    assert steps(run)[0]["loss"] == 0.5
+
+
+def test_a_tensor_on_an_accelerator_is_not_waited_for():
+    class Device:
+        type = "cuda"
+
+    class CudaTensor:
+        dtype, shape, device = "float32", (), Device()
+        num_reads = 0
+
+        def detach(self) -> CudaTensor:
+            return self
+
+        def clone(self) -> CudaTensor:
+            return self
+
+        def item(self) -> float:
+            CudaTensor.num_reads += 1
+            return 0.5
+
+    run = MemoryRun()
+    run.log({"loss": CudaTensor()}, step=0)
+    assert CudaTensor.num_reads == 0
+    assert steps(run)[0]["loss"] == 0.5
+
+
+def test_the_rest_of_a_record_is_kept_and_the_problem_is_named_once():
+    run = MemoryRun()
+    for step in range(3):
+        run.log({"loss": 0.5, "thing": object()}, step=step)
+    assert [step["loss"] for step in steps(run)] == [0.5] * 3
+    errors = [record for record in run.records if record["event"] == "telemetry_error"]
+    assert [(error["kind"], error["field"]) for error in errors] == [("value_not_stored", "thing")]
+
+
+def test_names_that_belong_to_the_record():
+    run = MemoryRun()
+    run.log({"event": "mine", "time": 5, "loss": 1.0}, step=3)
+    record = steps(run)[0]
+    assert (record["event_"], record["time_"], record["loss"]) == ("mine", 5, 1.0)
+
+
+def test_a_metric_of_our_own_names_wins():
+    run = MemoryRun()
+    for step in range(3):
+        run.log({"sec_per_step": 9.0, "nan_inf_detected": True}, step=step)
+        run.clock.advance(1)
+    assert [step["sec_per_step"] for step in steps(run)] == [9.0] * 3
+    assert all(step["nan_inf_detected"] for step in steps(run))
+
+
+@pytest.mark.parametrize("bad", [0.5, "loss", [1, 2], None, 7])
+def test_what_is_no_dict_costs_one_record(bad):
+    run = MemoryRun()
+    run.log(bad, step=1)  # type: ignore[arg-type]
+    run.log(a=1.0, step=2)
+    assert [step["global_step"] for step in steps(run)] == [2]
+    lost = [record for record in run.records if record.get("kind") == "records_lost"]
+    assert lost[0]["num_records"] == 1
+    assert "takes a dict" in lost[0]["reason"]
+
+
+@pytest.mark.parametrize("step", ["seven", object(), math.nan, [1]])
+def test_a_step_that_is_no_number(step):
+    run = MemoryRun()
+    run.log({"a": 1.0}, step=step)
+    assert steps(run)[0]["a"] == 1.0
+    assert any(record.get("field") == "global_step" for record in run.records)
+
+
+@pytest.mark.parametrize("step", [np.int64(5), np.array(5), 5.0, "5"])
+def test_a_step_that_can_be_read_as_a_number(step):
+    run = MemoryRun()
+    run.log({"a": 1.0}, step=step)
+    assert steps(run)[0]["global_step"] == 5
+
+
+def test_not_a_number_is_marked_and_kept():
+    run = MemoryRun()
+    run.log(train_loss=1.0, step=0)
+    run.clock.advance(1)
+    run.log(train_loss=math.nan, grad_norm=math.inf, step=1)
+    record = steps(run)[1]
+    assert math.isnan(record["train_loss"])
+    assert record["grad_norm"] == math.inf
+    assert record["nan_inf_detected"] is True
+    assert steps(run)[0]["nan_inf_detected"] is False
+
+
+def test_after_the_end_nothing_is_recorded_and_it_is_said_once(caplog):
+    run = MemoryRun()
+    run.finish()
+    num_records = len(run.records)
+    with caplog.at_level(logging.WARNING, "tachograph"):
+        run.log(a=1.0)
+        run.log_epoch(1)
+        assert run.finish() is True
+    assert len(run.records) == num_records
+    assert len(caplog.records) == 1
+    assert "has finished" in caplog.text
+
+
+def test_an_error_in_the_body_is_recorded_and_goes_on():
+    run = MemoryRun()
+    with pytest.raises(ZeroDivisionError), run:
+        run.log(a=1.0)
+        1 / 0  # noqa: B018
+    error, end = run.records[-2:]
+    assert (error["event"], error["error_type"], error["fatal"]) == ("error", "ZeroDivisionError", True)
+    assert "1 / 0" in error["traceback"]
+    assert (end["status"], end["reason"]) == ("failed", "ZeroDivisionError")
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, "finished"), (None, "finished"), (3, "failed")])
+def test_exit_codes(code, status):
+    run = MemoryRun()
+    with pytest.raises(SystemExit), run:
+        raise SystemExit(code)
+    assert run.records[-1]["status"] == status
+
+
+def test_a_secret_in_an_error_message_is_masked():
+    run = MemoryRun()
+    secret = "hf_" + "x" * 30
+    with pytest.raises(RuntimeError), run:
+        raise RuntimeError(f"401 for {secret}")
+    assert secret not in str(run.records)
+
+
+def test_the_wall_clock_going_back_makes_no_duration_negative():
+    run = MemoryRun()
+    run.log(a=1.0, step=0)
+    run.clock.advance(1)
+    run.clock.set_wall(run.clock.wall_s() - 3600)
+    run.log(a=1.0, step=1)
+    run.clock.advance(1)
+    run.log(a=1.0, step=2)
+    assert [step.get("sec_per_step") for step in steps(run)] == [None, 1.0, 1.0]
+
+
+def test_the_current_run(tacho_run):
+    tachograph.log({"loss": 1.0}, step=4)
+    tachograph.log(loss=2.0, step=5)
+    assert tachograph.current_run() is tacho_run
+    assert [step["loss"] for step in steps(tacho_run)] == [1.0, 2.0]
+    tacho_run.finish()
+    tachograph.log(loss=3.0)  # after the end nothing is raised any more
+    with pytest.raises(NoRunError, match="tachograph.init"):
+        tachograph.current_run()
+
+
+def test_a_disabled_run_takes_everything_and_does_nothing(tmp_path, capsys):
+    with tachograph.init("x", enabled=False, log_dir=str(tmp_path / "logs")) as run:
+        run.log({"loss": object()}, step=1)
+        run.log_epoch(1, {})
+        run.log_checkpoint("x")
+        assert not run.should_stop
+        assert not run.should_checkpoint
+        assert run.control("lr_scale", 1.0, min=0.1, max=2.0).value == 1.0
+        assert run.flush()
+    assert not (tmp_path / "logs").exists()
+    assert capsys.readouterr().out == ""
+
+
+def test_other_ranks_do_not_record(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "2")
+    with tachograph.init("x", log_dir=str(tmp_path / "logs")) as run:
+        run.log(a=1.0)
+    assert not (tmp_path / "logs").exists()
+    assert "rank 2 does not record" in capsys.readouterr().out
+
+
+# Controls ----------------------------------------------------------------------------------------------------------
+
+
+def acks(run: MemoryRun) -> list[tuple[str, str]]:
+    return [(record["control"], record["status"]) for record in run.records if record.get("name") == "control_ack"]
+
+
+def test_a_knob_is_turned_between_steps():
+    run = MemoryRun()
+    scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
+    run.log(a=1.0, step=0)
+    run.ask(lr_scale=2.5)
+    assert scale.value == 1.0
+    run.log(a=1.0, step=1)
+    assert scale.value == 2.5
+    assert float(scale) == 2.5
+    change = next(record for record in run.records if record["event"] == "control_change")
+    assert (change["name"], change["old"], change["new"], change["source"]) == ("lr_scale", 1.0, 2.5, "test")
+    assert acks(run) == [("lr_scale", "pending"), ("lr_scale", "applied")]
+
+
+def test_at_most_one_change_in_thirty_seconds_and_the_newest_wins():
+    run = MemoryRun()
+    scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
+    run.ask(lr_scale=2.0)
+    run.log(step=0)
+    assert scale.value == 2.0
+    run.clock.advance(5)
+    run.ask(lr_scale=3.0)
+    run.log(step=1)
+    run.clock.advance(5)
+    run.ask(lr_scale=4.0)
+    run.clock.advance(19)
+    run.log(step=2)
+    assert scale.value == 2.0
+    run.clock.advance(2)
+    run.log(step=3)
+    assert scale.value == 4.0
+    assert [status for _, status in acks(run)] == ["pending", "applied", "pending", "superseded", "pending", "applied"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "got"), [(1, 5), (5, 5), (100, 100), (2000, 2000), (99999, 2000), (-3, 5), (50.0, 50)]
+)
+def test_log_every_is_clamped(asked, got):
+    run = MemoryRun()
+    run.ask(log_every=asked)
+    run.log(a=1.0, step=0)
+    assert run.log_every == got
+    assert acks(run)[-1] == ("log_every", "applied" if asked == got else "clamped")
+
+
+@pytest.mark.parametrize("value", ["fast", None, True, [5], {"a": 1}, math.inf, math.nan, 7.5, 10**400])
+def test_a_value_that_does_not_fit_is_rejected(value):
+    run = MemoryRun()
+    run.ask(log_every=value)
+    run.log(a=1.0, step=0)
+    assert run.log_every == 1
+    assert acks(run) == [("log_every", "rejected")]
+    assert [record["kind"] for record in run.records if record["event"] == "telemetry_error"] == ["control_rejected"]
+
+
+def test_an_unknown_control_is_rejected_with_the_nearest_name():
+    run = MemoryRun()
+    run.ask(log_evry=10)
+    rejected = next(record for record in run.records if record.get("name") == "control_ack")
+    assert "did you mean 'log_every'?" in rejected["reason"]
+
+
+def test_stop_and_checkpoint():
+    run = MemoryRun()
+    assert not run.should_stop
+    assert not run.should_checkpoint
+    run.ask(checkpoint_now=True, stop=True)
+    assert run.should_checkpoint
+    assert not run.should_checkpoint  # once for each request
+    assert run.should_stop
+    assert run.should_stop
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "minimum", "maximum"),
+    [("stop", 1.0, None, None), ("a b", 1.0, None, None), ("x", "text", None, None), ("x", 5.0, 6.0, None),
+     ("x", 5.0, None, 4.0), ("x", math.nan, None, None), ("log_every", 5, None, None)],
+)  # fmt: skip
+def test_a_control_that_cannot_be(name, value, minimum, maximum):
+    with pytest.raises(ControlError):
+        MemoryRun().control(name, value, min=minimum, max=maximum)
+
+
+def test_a_fake_clock_does_not_go_back():
+    with pytest.raises(ValueError, match="set_wall"):
+        FakeClock().advance(-1)
