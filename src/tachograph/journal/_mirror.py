@@ -119,7 +119,8 @@ class CsvMirror:
     def close(self) -> None:
         """Save the cursor and close the file."""
         if self._fd >= 0:
-            self._save_cursor()
+            with contextlib.suppress(OSError):  # a full disk; the cursor saved before is still true
+                self._save_cursor()
         self.lost()
 
     def _ensure_open(self) -> None:

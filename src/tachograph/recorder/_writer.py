@@ -253,6 +253,8 @@ class Writer:
 
     def _mirror_failed(self, mirror: CsvMirror, error: OSError) -> None:
         mirror.lost()
+        if isinstance(error, FileNotFoundError):
+            return  # the whole folder is gone, which the next check will find and tell
         if str(error) != self._mirror_fault:
             self._mirror_fault = str(error)
             fields = {"kind": "csv_behind", "field": "metrics.csv", "reason": f"{error}; it will catch up"}

@@ -1,0 +1,1 @@
+"""What recording a run costs, beside its budgets and its peers: ``python -m benchmarks``."""

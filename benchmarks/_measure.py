@@ -1,0 +1,56 @@
+"""The workload all subjects get, and how a cost is compared with its baseline."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+__all__ = ["Burst", "Rows", "Spread", "bare_loop", "make_rows"]
+
+Rows = Sequence[dict[str, float]]
+Burst = Callable[[Rows, int], None]
+"""Logs rows one by one, numbering them from a step on."""
+
+_METRICS = {
+    "train_loss": 2.0,
+    "lr": 3e-4,
+    "grad_norm": 1.0,
+    "weight_norm": 80.0,
+    "perplexity": 7.4,
+    "accuracy": 0.6,
+    "tokens_per_sec": 41_000.0,
+    "data_wait_ms": 3.0,
+    "forward_ms": 40.0,
+    "backward_ms": 80.0,
+}
+
+
+def make_rows(num_rows: int) -> list[dict[str, float]]:
+    """Return rows of ten scalars with all the digits that measured numbers have."""
+    source = random.Random(0)
+    return [{name: size * source.uniform(0.5, 1.5) for name, size in _METRICS.items()} for _ in range(num_rows)]
+
+
+def bare_loop(rows: Rows, first_step: int) -> None:
+    """Go over the rows and log nothing: what every other burst spends besides logging."""
+    for _step, _metrics in enumerate(rows, first_step):
+        pass
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """The median of many rounds, between its quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Summarise at least one value."""
+        known = sorted(values)
+        if len(known) == 1:
+            return cls(known[0], known[0], known[0])
+        return cls(*statistics.quantiles(known, n=4, method="inclusive"))

@@ -1,0 +1,140 @@
+"""The disk fills up, the folder vanishes, the folder cannot be written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+
+import pandas as pd
+import pytest
+
+import tachograph
+from tachograph.journal import RunState, read
+from tests.conftest import lines_of, wait_for
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_and_back(small_disk):
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 1_800_000)
+    with tachograph.init("x", log_dir=str(small_disk), flush_interval_s=0.05, git=False) as run:
+        for step in range(1500):
+            run.log(a=float(step), b=step * 0.123456789, step=step)
+            if step % 10 == 0:
+                time.sleep(0.001)
+        run.flush()
+        assert shutil.disk_usage(small_disk).free < 5000, "the disk was meant to be full"
+        assert read(small_disk / "x").series("a").steps[-1] < 1499
+        began_s = time.perf_counter()
+        run.log(a=0.0, step=1500)
+        assert time.perf_counter() - began_s < 0.1, "training does not wait for a full disk"
+        ballast.unlink()
+        assert wait_for(lambda: run.flush(1), 15)
+    history = read(small_disk / "x")
+    assert history.series("a").steps.tolist() == list(range(1501))
+    assert history.num_lost_records == 0
+    assert history.num_bad_lines == 0
+    assert history.state is RunState.FINISHED
+    kinds = [record["kind"] for record in history.latest("telemetry_error")]
+    assert "write_failed" in kinds
+    assert "write_recovered" in kinds
+    assert len(pd.read_csv(small_disk / "x" / "metrics.csv", low_memory=False)) == sum(history.counts.values())
+
+
+def test_a_disk_that_stays_full_loses_a_counted_number_and_ends_in_time(small_disk, capsys):
+    (small_disk / "ballast").write_bytes(b"x" * 1_950_000)
+    run = tachograph.init("x", log_dir=str(small_disk), flush_interval_s=0.05, git=False, exit_timeout_s=1.0)
+    run._writer._appender._max_pending_bytes = 20_000
+    for step in range(5000):
+        run.log(a=float(step), step=step)
+        if step % 100 == 0:
+            time.sleep(0.002)
+    began_s = time.monotonic()
+    assert run.finish() is False
+    assert time.monotonic() - began_s < 3
+    assert run._writer.losses.num_records > 0
+    assert "could not be written within 1 s" in capsys.readouterr().out
+    history = read(small_disk / "x")
+    steps = history.series("a").steps
+    assert steps.tolist() == list(range(len(steps)))
+    assert len(steps) + run._writer.losses.num_records + run._writer._appender.pending.count(b"\n") >= 5000
+
+
+def test_the_folder_is_deleted_under_us(logs):
+    with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05) as run:
+        for step in range(100):
+            run.log(a=float(step), step=step)
+        run.flush()
+        wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
+        for step in range(100, 200):
+            run.log(a=float(step), step=step)
+        wait_for(lambda: (logs / "x" / "metrics.jsonl").exists())
+        for step in range(200, 300):
+            run.log(a=float(step), step=step)
+    history = read(logs / "x")
+    assert history.series("a").steps.tolist() == list(range(300))
+    assert [record["kind"] for record in history.latest("telemetry_error")] == ["journal_moved"]
+    assert history.state is RunState.FINISHED
+    assert len(pd.read_csv(logs / "x" / "metrics.csv")) == len(lines_of(logs / "x"))
+
+
+def test_the_folder_cannot_be_made_again(logs):
+    with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05) as run:
+        run.log(a=1.0, step=0)
+        run.flush()
+        wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
+        logs.write_text("a file in its place")
+        time.sleep(1.5)
+        run.log(a=2.0, step=1)
+    assert logs.read_text() == "a file in its place"
+
+
+def test_a_read_only_folder_at_the_start(open_folder, script):
+    folder = open_folder / "logs"
+    folder.mkdir()
+    folder.chmod(0o555)
+    code, _out, err = script(
+        """
+        import os, sys
+        import tachograph, tachograph.recorder
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        tachograph.init("x", log_dir=sys.argv[1])
+        """,
+        folder,
+    ).wait()
+    assert code == 1
+    last = err.strip().splitlines()[-1]
+    assert "LogDirError" in last
+    assert str(folder) in last
+    assert "Permission denied" in last
+    assert "pass log_dir=" in last
+    assert os.listdir(folder) == []
+
+
+def test_another_file_takes_the_journals_place(logs):
+    with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05) as run:
+        run.log(a=1.0, step=0)
+        run.flush()
+        os.replace(logs / "x" / "metrics.jsonl", logs / "x" / "rotated.jsonl")
+        (logs / "x" / "metrics.jsonl").write_text("")
+        time.sleep(1.3)
+        run.log(a=2.0, step=1)
+    assert [record["a"] for record in lines_of(logs / "x") if record["event"] == "step"] == [2.0]
+    assert len(pd.read_csv(logs / "x" / "metrics.csv")) == len(lines_of(logs / "x"))

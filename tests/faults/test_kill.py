@@ -1,0 +1,82 @@
+"""`kill -9` at any instant: nothing older than a second is lost, no reader chokes, and the run can go on."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pandas as pd
+
+import tachograph
+from tachograph.journal import RunState, read
+from tests.conftest import wait_for
+
+TRAIN = """
+    import sys, time, tachograph
+    first = int(sys.argv[2])
+    run = tachograph.init("x", log_dir=sys.argv[1], resume=True, git=False, system_interval_s=0.2)
+    print("ready", flush=True)
+    step = first
+    while True:
+        run.log({"train_loss": 1.0 / (step + 1), f"m{step // 400 % 7}": float(step), "clock": time.time()}, step=step)
+        if step % 50 == 0:
+            run.log_checkpoint("model.pt", step=step)
+        step += 1
+        time.sleep(0.0005)
+"""
+
+NUM_KILLS = 50
+
+
+def test_fifty_kills_in_a_row(logs, script):
+    """The same run is killed and resumed fifty times, each time at another instant."""
+    instants = random.Random(4)
+    next_step, kills = 0, []
+    for _ in range(NUM_KILLS):
+        training = script(TRAIN, logs, next_step)
+        assert training.process.stdout.readline()  # it prints when it begins to log
+        time.sleep(instants.uniform(0.02, 0.9))
+        training.process.send_signal(signal.SIGKILL)
+        kills.append(time.time())
+        training.process.wait()
+        history = read(logs / "x")
+        assert history.state is RunState.CRASHED
+        last = history.attempts[-1].last_step
+        next_step = next_step if last is None else last + 1
+    history = read(logs / "x")
+    assert len(history.attempts) == NUM_KILLS
+    assert history.num_lost_records == 0
+    # A kill may tear the last line of an attempt; never more than that.
+    assert history.num_bad_lines <= NUM_KILLS
+    series = history.series("train_loss")
+    assert series.values.tolist() == [1.0 / (step + 1) for step in series.steps]
+    clock = history.series("clock")
+    for attempt, killed in enumerate(kills):
+        mine = clock.values[clock.attempts == attempt]
+        if len(mine):
+            assert killed - mine[-1] <= 1.1, f"attempt {attempt} lost {killed - mine[-1]:.2f} s"
+        steps = series.steps[series.attempts == attempt]
+        assert (steps[1:] - steps[:-1] == 1).all(), "a step in the middle is missing"
+    with tachograph.init("x", log_dir=str(logs), resume=True) as run:
+        run.log(train_loss=0.0, step=next_step)
+    history = read(logs / "x")
+    assert history.state is RunState.FINISHED
+    rows = pd.read_csv(logs / "x" / "metrics.csv", low_memory=False)
+    assert len(rows) == sum(history.counts.values())
+    assert rows["train_loss"].notna().sum() == len(history.series("train_loss").values)
+
+
+def test_a_reader_that_follows_through_a_kill(logs, script):
+    training = script(TRAIN, logs, 0)
+    wait_for(lambda: (logs / "x" / "metrics.jsonl").exists())
+    history = read(logs / "x")
+    for _ in range(20):
+        history.refresh()
+        time.sleep(0.03)
+    training.process.send_signal(signal.SIGKILL)
+    training.process.wait()
+    history.refresh()
+    assert history.state is RunState.CRASHED
+    assert history.num_bad_lines == 0  # a torn last line is no line yet
+    assert history.counts["step"] > 100

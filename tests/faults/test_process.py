@@ -1,0 +1,314 @@
+"""Forks, spawns, signals, exceptions and the end of the interpreter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import tachograph
+from tachograph.journal import RunState, read
+from tests.conftest import lines_of, wait_for
+
+WORKERS = """
+    import multiprocessing, os, sys, tachograph
+
+    def work(number):
+        tachograph.log(from_worker=float(number))
+        return os.getpid()
+
+    if __name__ == "__main__":
+        run = tachograph.init("x", log_dir=sys.argv[1])
+        context = multiprocessing.get_context(sys.argv[2])
+        for step in range(20):
+            run.log(a=float(step), step=step)
+        with context.Pool(3) as pool:
+            pids = set(pool.map(work, range(12)))
+            for step in range(20, 40):
+                run.log(a=float(step), step=step)
+        assert os.getpid() not in pids
+        run.finish()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_worker_processes(logs, script, method):
+    code, _out, err = script(WORKERS, logs, method, env={"PYTHONWARNINGS": "ignore"}).wait()
+    assert code == 0, err
+    history = read(logs / "x")
+    assert history.series("a").steps.tolist() == list(range(40))
+    assert "from_worker" not in history.metrics
+    assert history.state is RunState.FINISHED
+    assert len(history.attempts) == 1
+    assert err.count("not recorded") >= 1  # each worker says so once
+
+
+def test_a_forked_child_can_have_a_run_of_its_own(logs, script):
+    script(
+        """
+        import os, sys, tachograph
+        run = tachograph.init("x", log_dir=sys.argv[1])
+        run.log(who=1.0, step=0)
+        pid = os.fork()
+        if pid == 0:
+            run.log(who=2.0, step=1)  # the parent's: not recorded
+            own = tachograph.init("x", log_dir=sys.argv[1])
+            own.log(who=3.0, step=0)
+            tachograph.log(who=4.0, step=1)
+            sys.exit(0)  # and its exit handlers must not end the parent's run
+        assert os.waitpid(pid, 0)[1] == 0
+        run.log(who=1.5, step=1)
+        run.finish()
+        """,
+        logs,
+        env={"PYTHONWARNINGS": "ignore"},
+    ).ok()
+    assert read(logs / "x").series("who").values.tolist() == [1.0, 1.5]
+    assert read(logs / "x-2").series("who").values.tolist() == [3.0, 4.0]
+
+
+def test_a_fork_in_the_middle_of_heavy_logging(logs, script):
+    script(
+        """
+        import os, sys, threading, tachograph
+        run = tachograph.init("x", log_dir=sys.argv[1], flush_interval_s=0.01)
+        def log():
+            for step in range(20_000):
+                run.log(a=float(step), step=step)
+        thread = threading.Thread(target=log)
+        thread.start()
+        for _ in range(20):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            os.waitpid(pid, 0)
+        thread.join()
+        run.finish(timeout_s=30)
+        """,
+        logs,
+        env={"PYTHONWARNINGS": "ignore"},
+    ).ok()
+    assert read(logs / "x").series("a").steps.tolist() == list(range(20_000))
+
+
+def test_exit_without_finish(logs, script):
+    script("import sys, tachograph; tachograph.init('x', log_dir=sys.argv[1]).log(a=1.0)", logs).ok()
+    end = lines_of(logs / "x")[-1]
+    assert (end["event"], end["status"], end["reason"]) == ("end", "finished", "exit")
+
+
+def test_an_unhandled_exception_is_recorded_and_printed_as_ever(logs, script):
+    code, _out, err = script(
+        """
+        import sys, tachograph
+        sys.excepthook = lambda *arguments: print("the old hook:", arguments[1], file=sys.stderr)
+        run = tachograph.init("x", log_dir=sys.argv[1])
+        run.log(a=1.0)
+        raise RuntimeError("out of luck")
+        """,
+        logs,
+    ).wait()
+    assert code == 1
+    assert err.strip() == "the old hook: out of luck"
+    error, end = lines_of(logs / "x")[-2:]
+    assert (error["error_type"], error["error_message"]) == ("RuntimeError", "out of luck")
+    assert 'raise RuntimeError("out of luck")' in error["traceback"]
+    assert end["status"] == "failed"
+    assert read(logs / "x").state is RunState.FAILED
+
+
+def test_an_exception_in_a_thread_is_recorded_and_the_run_goes_on(logs, script):
+    _code, _out, err = script(
+        """
+        import sys, threading, tachograph
+        with tachograph.init("x", log_dir=sys.argv[1]) as run:
+            thread = threading.Thread(target=lambda: 1 / 0, name="prefetch")
+            thread.start(); thread.join()
+            run.log(a=1.0)
+        """,
+        logs,
+    ).wait()
+    assert "ZeroDivisionError" in err
+    records = lines_of(logs / "x")
+    error = next(record for record in records if record["event"] == "error")
+    assert (error["error_type"], error["where"], error["fatal"]) == ("ZeroDivisionError", "thread prefetch", False)
+    assert records[-1]["status"] == "finished"
+
+
+def test_ctrl_c(logs, script):
+    training = script(
+        """
+        import sys, time, tachograph
+        run = tachograph.init("x", log_dir=sys.argv[1])
+        for step in range(10**9):
+            run.log(a=1.0, step=step)
+            time.sleep(0.01)
+        """,
+        logs,
+    )
+    wait_for(lambda: (logs / "x" / "metrics.jsonl").exists() and len(lines_of(logs / "x")) > 5)
+    training.process.send_signal(signal.SIGINT)
+    code, _out, err = training.wait()
+    assert code in {1, -signal.SIGINT, 130}
+    assert "KeyboardInterrupt" in err
+    assert lines_of(logs / "x")[-1]["reason"] == "KeyboardInterrupt"
+
+
+LOOP = """
+    import signal, sys, time, tachograph
+    if sys.argv[2] == "handler":
+        def handler(number, frame):
+            print("the old handler", flush=True)
+            raise SystemExit(7)
+        signal.signal(signal.SIGTERM, handler)
+    elif sys.argv[2] == "goes_on":
+        asked = []
+        signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    elif sys.argv[2] == "ignore":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    run = tachograph.init("x", log_dir=sys.argv[1], flush_interval_s=1.0)
+    print("ready", flush=True)
+    for step in range(200 if sys.argv[2] in ("goes_on", "ignore") else 10**9):
+        run.log(a=1.0, step=step)
+        time.sleep(0.005)
+    run.finish()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "last"),
+    [
+        ("default", -signal.SIGTERM, {"status": "failed", "reason": "SIGTERM"}),
+        ("handler", 7, {"status": "finished", "reason": "exit"}),
+        ("goes_on", 0, {"status": "finished"}),
+        ("ignore", 0, {"status": "finished"}),
+    ],
+)
+def test_sigterm(logs, script, how, code, last):
+    training = script(LOOP, logs, how)
+    training.process.stdout.readline()
+    wait_for(lambda: "ready" in training.process.stdout.readline(), 5)
+    time.sleep(0.3)
+    sent = time.time()
+    training.process.send_signal(signal.SIGTERM)
+    got, out, err = training.wait()
+    assert got == code, err
+    records = lines_of(logs / "x")
+    assert {key: records[-1].get(key) for key in last} == last
+    if how == "handler":
+        assert "the old handler" in out
+    if how == "default":
+        # Everything logged before the signal is there, although nothing was due to be flushed yet.
+        logged = [record for record in records if record["event"] == "step"]
+        assert sent - logged[-1]["time"] < 0.2
+    if how != "ignore":
+        assert any(record.get("name") == "signal" for record in records)
+
+
+def test_the_hooks_are_taken_back(logs):
+    before = sys.excepthook, signal.getsignal(signal.SIGTERM)
+    with tachograph.init("x", log_dir=str(logs)):
+        assert sys.excepthook is not before[0]
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    assert (sys.excepthook, signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_the_hooks_can_be_left_out(logs):
+    before = sys.excepthook, signal.getsignal(signal.SIGTERM)
+    with tachograph.init("x", log_dir=str(logs), hooks=False):
+        assert (sys.excepthook, signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_run_begun_in_a_thread(logs, script):
+    script(
+        """
+        import sys, threading, tachograph
+        def work():
+            with tachograph.init("x", log_dir=sys.argv[1]) as run:
+                run.log(a=1.0)
+        thread = threading.Thread(target=work)
+        thread.start(); thread.join()
+        """,
+        logs,
+    ).ok()
+    assert read(logs / "x").state is RunState.FINISHED
+
+
+STALL = """
+    import sys, threading, time, tachograph
+    from tachograph.recorder._writer import Writer
+
+    stalled, release = threading.Event(), threading.Event()
+    write = Writer._write
+    def hang(self, pieces):
+        if stalled.is_set():
+            release.wait()
+        return write(self, pieces)
+    Writer._write = hang  # a disk that does not answer, as a lost network mount
+"""
+
+
+def test_exit_with_a_full_buffer_and_a_disk_that_does_not_answer(logs, script):
+    training = script(
+        STALL
+        + """
+    run = tachograph.init("x", log_dir=sys.argv[1], exit_timeout_s=1.0)
+    run.flush()
+    stalled.set()
+    for step in range(30_000):
+        run.log(a=1.0, step=step)
+    print(time.time(), flush=True)
+    """,
+        logs,
+    )
+    code, out, err = training.wait(30)
+    left = time.time() - float(out.splitlines()[2])
+    assert code == 0, err
+    assert left < 4, f"the process took {left:.1f} s to end"
+    assert "could not be written within 1 s" in out
+
+
+def test_a_writer_that_stalls_for_thirty_seconds(logs, script):
+    """The buffer stays bounded, no step waits, and what was lost is counted and shown."""
+    out = script(
+        STALL
+        + """
+    import resource
+    run = tachograph.init("x", log_dir=sys.argv[1], buffer_size=5000, exit_timeout_s=20.0)
+    for step in range(100):
+        run.log(a=1.0, step=step)
+    run.flush()
+    stalled.set()
+    time.sleep(1.0)
+    began, slowest, step = time.monotonic(), 0.0, 100
+    while time.monotonic() - began < 30:
+        before = time.perf_counter()
+        run.log(a=1.0, step=step)
+        slowest = max(slowest, time.perf_counter() - before)
+        step += 1
+        if step % 10 == 0:
+            time.sleep(0.001)
+    print("slowest_ms", slowest * 1000, "steps", step, "waiting", len(run._writer.buffer))
+    release.set()
+    stalled.clear()
+    run.finish()
+    """,
+        logs,
+    ).ok(90)
+    words = out.split()
+    num_steps = int(words[words.index("steps") + 1])
+    assert int(words[words.index("waiting") + 1]) <= 5000 + 10
+    assert float(words[words.index("slowest_ms") + 1]) < 400
+    history = read(logs / "x")
+    assert history.num_lost_records == num_steps - history.counts["step"]
+    assert history.num_lost_records > 1000
+    shown = subprocess.run(
+        [sys.executable, "-m", "tachograph", "show", str(logs / "x")],
+        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert f"{history.num_lost_records} records were lost" in shown.stdout
+    assert "the buffer was full" in shown.stdout

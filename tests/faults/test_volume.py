@@ -1,0 +1,100 @@
+"""A lot of everything."""
+
+from __future__ import annotations
+
+import time
+
+import tachograph
+from tachograph.journal import read
+from tests.conftest import lines_of
+
+
+def test_a_thousand_metric_names(logs):
+    with tachograph.init("x", log_dir=str(logs)) as run:
+        for step in range(200):
+            run.log({f"metric/{number}": float(step) for number in range(step * 5, step * 5 + 5)}, step=step)
+        run.log({f"metric/{number}": 1.0 for number in range(1000)}, step=200)
+    history = read(logs / "x")
+    names = [name for name in history.metrics if name.startswith("metric/")]
+    assert len(names) == 1000
+    with open(logs / "x" / "metrics.csv") as file:
+        assert sum(name.startswith("metric/") for name in file.readline().strip().split(",")) == 1000
+        assert sum(1 for _ in file) == len(lines_of(logs / "x"))
+
+
+def test_a_text_of_ten_megabytes(logs):
+    with tachograph.init("x", log_dir=str(logs)) as run:
+        began_s = time.perf_counter()
+        run.log({"train_loss": 0.5, "prompt": "x" * 10_000_000}, step=0)
+        assert time.perf_counter() - began_s < 0.1
+        run.log(train_loss=0.25, step=1)
+    assert (logs / "x" / "metrics.jsonl").stat().st_size < 200_000
+    history = read(logs / "x")
+    assert history.series("train_loss").values.tolist() == [0.5, 0.25]
+    assert history.latest("telemetry_error")[0]["field"] == "prompt"
+
+
+def test_two_million_steps_in_flat_memory_and_none_lost(logs, script):
+    out = script(
+        """
+        import resource, sys, psutil, tachograph
+        me = psutil.Process()
+        run = tachograph.init("x", log_dir=sys.argv[1], csv=False, system_interval_s=0, git=False)
+        rss = []
+        for step in range(2_000_000):
+            run.log({"train_loss": 1.0 / (step + 1), "lr": step * 1e-9}, step=step)
+            if step % 100_000 == 99_999:
+                rss.append(me.memory_info().rss >> 10)
+        run.finish(timeout_s=60)
+        print("growth_kb", max(rss[10:]) - min(rss[:3]), max(rss))
+        """,
+        logs,
+    ).ok(240)
+    assert int(out.split("growth_kb")[1].split()[0]) < 20_000
+    with open(logs / "x" / "metrics.jsonl", "rb") as file:
+        num_lines = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    assert num_lines == 2_000_002
+
+
+def test_many_threads_log_at_once(logs):
+    import threading
+
+    with tachograph.init("x", log_dir=str(logs)) as run:
+
+        def work(number):
+            for step in range(2000):
+                run.log({f"t{number}": float(step)}, step=step)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        run.flush(30)
+    history = read(logs / "x")
+    for number in range(8):
+        assert history.series(f"t{number}").values.tolist() == [float(step) for step in range(2000)]
+
+
+def test_the_clock_of_the_machine_is_set_back(logs, monkeypatch):
+    import time as clocks
+
+    real = clocks.time
+    with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05) as run:
+        for step in range(50):
+            run.log(a=1.0, step=step)
+        run.flush()
+        monkeypatch.setattr(clocks, "time", lambda: real() - 3600)
+        clocks.sleep(1.2)
+        for step in range(50, 100):
+            run.log(a=1.0, step=step)
+            clocks.sleep(0.001)
+        run.flush()
+        monkeypatch.undo()
+    history = read(logs / "x")
+    assert history.series("a").steps.tolist() == list(range(100))
+    assert history.metrics["sec_per_step"].low >= 0
+    jumps = [record["jump_s"] for record in history.latest("event") if record.get("name") == "clock_set"]
+    assert jumps
+    assert abs(jumps[0] + 3600) < 5
+    assert history.series("a").times[-1] < history.series("a").times[0]  # the journal says what the clock said
