@@ -5,52 +5,100 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import psutil
 
 from benchmarks._children import answer
-from benchmarks._measure import Burst, Rows, bare_loop, make_rows
-from benchmarks._subjects import SUBJECTS, Open
+from benchmarks._measure import Burst, Rows, Spread, bare_loop, make_rows
+from benchmarks._subjects import SUBJECTS
 from tachograph.records import decode
 
 __all__: list[str] = []
 
-_PAUSE_S = 0.7
-"""Longer than any subject waits before it writes, so that it writes while the loop sleeps."""
-
-_NUM_PACED_BURSTS = 3
-_NUM_SUSTAINED_BURSTS = 60
+_REST_S = 0.02
+_IDLE_S = 4.0
 
 
-class _Pace:
-    """Bursts of steps with pauses in between, or without."""
+class _Pace(NamedTuple):
+    num_rounds: int
+    num_bursts: int
+    """Bursts in a round."""
+    pause_s: float
+    """After a round's bursts; longer than any subject waits before it writes, or 0 for none at all."""
 
-    def __init__(self, rows: Rows, num_bursts: int, pause_s: float) -> None:
-        self._rows = rows
-        self._num_bursts = num_bursts
-        self._pause_s = pause_s
-        self.num_steps = num_bursts * len(rows)
-        self.first_step = len(rows)
 
-    def cpu_s(self, opened: Open) -> float:
-        """Return the CPU time spent on all bursts, by this process and those it started."""
-        children_s = _children_cpu_s()
-        start_s = time.process_time()
-        for index in range(self._num_bursts):
-            opened.burst(self._rows, self.first_step + index * len(self._rows))
-            time.sleep(self._pause_s)
+_PACES = {"paced": _Pace(24, 1, 0.6), "few": _Pace(6, 1, 0.6), "sustained": _Pace(8, 40, 0.0)}
+
+
+def measure(folder: Path, name: str, pace_name: str) -> dict[str, Any]:
+    """Take turns: the subject, and when it is done the two baselines with the same records, and the loop alone."""
+    subject, pace = SUBJECTS[name], _PACES[pace_name]
+    rows = make_rows(subject.num_calls)
+    num_steps = pace.num_bursts * len(rows)
+    costs_us, ratios, json_ratios, num_lost = [], [], [], 0
+    with contextlib.ExitStack() as stack:
+        encoded = stack.enter_context(open(folder / "encoded.jsonl", "wb"))
+        dumped = stack.enter_context(open(folder / "dumped.jsonl", "wb"))
+        opened = stack.enter_context(subject.open(folder))
+        rest = partial(time.sleep, _REST_S)
+        wait = partial(time.sleep, pace.pause_s) if pace.pause_s else opened.settle
+        _log(opened.burst, rows, 0, 1)
         opened.settle()
-        own_s = time.process_time() - start_s
-        return own_s + _children_cpu_s() - children_s
+        records = [] if opened.journal else _recorded(folder, rows, num_steps)
+        for step in range(len(rows), len(rows) + pace.num_rounds * num_steps, num_steps):
+            start = opened.journal.stat().st_size if opened.journal else 0
+            spent_s = _cpu_s(partial(_log, opened.burst, rows, step, pace.num_bursts), wait)
+            if opened.journal:
+                records = _records(opened.journal, start)
+                num_lost += num_steps - sum(record["event"] == "step" for record in records)
+            loop_s = _cpu_s(partial(_log, bare_loop, rows, step, pace.num_bursts), rest)
+            encode_s = _cpu_s(partial(_encode, records, encoded), rest) - loop_s
+            dumps_s = _cpu_s(partial(_dumps, records, dumped), rest) - loop_s
+            costs_us.append(1e6 * (spent_s - loop_s) / num_steps)
+            ratios.append((spent_s - loop_s) / encode_s)
+            json_ratios.append((spent_s - loop_s) / dumps_s)
+        idle_s = _cpu_s(lambda: None, partial(time.sleep, _IDLE_S))
+    return {
+        "cost_us": Spread.of(costs_us),
+        "ratio": Spread.of(ratios),
+        "ratio_to_json": Spread.of(json_ratios),
+        "idle_percent": 100 * idle_s / _IDLE_S,
+        "num_lost": num_lost,
+    }
 
-    def warm_up(self, opened: Open) -> None:
-        """Log one burst and let it be written."""
-        opened.burst(self._rows, 0)
-        opened.settle()
-        time.sleep(_PAUSE_S)
+
+def _log(burst: Burst, rows: Rows, first_step: int, num_bursts: int) -> None:
+    for index in range(num_bursts):
+        burst(rows, first_step + index * len(rows))
+
+
+def _encode(records: list[dict[str, Any]], file: BinaryIO) -> None:
+    encode, write = msgspec.json.Encoder().encode, file.write
+    for record in records:
+        write(encode(record) + b"\n")
+    file.flush()
+
+
+def _dumps(records: list[dict[str, Any]], file: BinaryIO) -> None:
+    dumps, write = json.dumps, file.write
+    for record in records:
+        write(dumps(record).encode() + b"\n")
+    file.flush()
+
+
+def _cpu_s(work: Callable[[], None], wait: Callable[[], object]) -> float:
+    """Return the CPU time of some work and of what others do for it meanwhile: threads and child processes."""
+    children_s = _children_cpu_s()
+    start_s = time.process_time()
+    work()
+    wait()
+    own_s = time.process_time() - start_s
+    return own_s + _children_cpu_s() - children_s
 
 
 def _children_cpu_s() -> float:
@@ -62,81 +110,16 @@ def _children_cpu_s() -> float:
     return total_s
 
 
-def measure(folder: Path, name: str, pace: str) -> dict[str, Any]:
-    """Measure the subject, then its baselines when it is closed, all at the same pace."""
-    subject = SUBJECTS[name]
-    rows = make_rows(subject.num_calls)
-    is_paced = pace == "paced"
-    bursts = _Pace(rows, *((_NUM_PACED_BURSTS, _PAUSE_S) if is_paced else (_NUM_SUSTAINED_BURSTS, 0.0)))
-    with subject.open(folder) as opened:
-        bursts.warm_up(opened)
-        start = _size(opened.journal)
-        cpu_s = bursts.cpu_s(opened)
-        end = _size(opened.journal)
-        idle_s = bursts.cpu_s(Open(bare_loop))
-    loop_s = bursts.cpu_s(Open(bare_loop))
-    if opened.journal:
-        records = _records(opened.journal, start, end)
-    else:
-        records = _recorded(folder, rows, bursts)
-    encode_s = bursts.cpu_s(Open(_encode_burst(records, bursts, folder))) - loop_s
-    dumps_s = bursts.cpu_s(Open(_dumps_burst(records, bursts, folder))) - loop_s
-    num_lost = bursts.num_steps - sum(record["event"] == "step" for record in records)
-    return {
-        "cost_us": 1e6 * (cpu_s - loop_s) / bursts.num_steps,
-        "ratio": (cpu_s - loop_s) / encode_s,
-        "ratio_to_json": (cpu_s - loop_s) / dumps_s,
-        "ratio_of_json": dumps_s / encode_s,
-        "idle_share": (idle_s - loop_s) / (_NUM_PACED_BURSTS * _PAUSE_S) if is_paced else 0.0,
-        "num_lost": num_lost,
-    }
+def _records(journal: Path, start: int) -> list[dict[str, Any]]:
+    return [decode(line) for line in journal.read_bytes()[start:].splitlines()]
 
 
-def _encode_burst(records: list[dict[str, Any]], bursts: _Pace, folder: Path) -> Burst:
-    encode = msgspec.json.Encoder().encode
-    file = open(folder / "encoded.jsonl", "wb")  # noqa: SIM115
-
-    def burst(rows: Rows, first_step: int) -> None:
-        write = file.write
-        start = first_step - bursts.first_step
-        for record in records[start : start + len(rows)]:
-            write(encode(record) + b"\n")
-        file.flush()
-
-    return burst
-
-
-def _dumps_burst(records: list[dict[str, Any]], bursts: _Pace, folder: Path) -> Burst:
-    dumps = json.dumps
-    file = open(folder / "dumped.jsonl", "w", encoding="utf-8")  # noqa: SIM115
-
-    def burst(rows: Rows, first_step: int) -> None:
-        write = file.write
-        start = first_step - bursts.first_step
-        for record in records[start : start + len(rows)]:
-            write(dumps(record) + "\n")
-        file.flush()
-
-    return burst
-
-
-def _size(journal: Path | None) -> int:
-    return journal.stat().st_size if journal else 0
-
-
-def _records(journal: Path, start: int, end: int) -> list[dict[str, Any]]:
-    return [decode(line) for line in journal.read_bytes()[start:end].splitlines()]
-
-
-def _recorded(folder: Path, rows: Rows, bursts: _Pace) -> list[dict[str, Any]]:
-    """Return the records tachograph makes of what a peer was given."""
+def _recorded(folder: Path, rows: Rows, num_steps: int) -> list[dict[str, Any]]:
+    """Return the records that tachograph makes of what a peer is given."""
     with SUBJECTS["journal"].open(folder) as opened:
-        for first_step in range(0, bursts.num_steps, len(rows)):
-            opened.burst(rows, first_step)
-            opened.settle()
+        _log(opened.burst, rows, 0, num_steps // len(rows))
     assert opened.journal is not None
-    records = _records(opened.journal, 0, _size(opened.journal))
-    return [record for record in records if record["event"] == "step"]
+    return [record for record in _records(opened.journal, 0) if record["event"] == "step"]
 
 
 if __name__ == "__main__":

@@ -116,7 +116,9 @@ def _one_logger(folder: Path) -> Iterator[Open]:
     from nv_one_logger.recorder.default_recorder import DefaultRecorder
 
     own_logs = LoggerConfig(
-        log_level="ERROR", log_file_path_for_info=str(folder / "info.log"), log_file_path_for_err=str(folder / "err.log")
+        log_level="ERROR",
+        log_file_path_for_info=str(folder / "info.log"),
+        log_file_path_for_err=str(folder / "err.log"),
     )
     config = OneLoggerConfig(
         application_name="bench", world_size_or_fn=1, session_tag_or_fn="bench", logger_config=own_logs

@@ -87,20 +87,7 @@ def read_requests(folder: RunFolder) -> list[Request]:
     Raises:
         ControlFileError: if it is not a small regular file that holds a JSON object.
     """
-    content = _read(folder)
-    timestamp = content.get("timestamp", 0)
-    ids = content.get("ids")
-    source = content.get("source", "file")
-    return [
-        Request(
-            name=name[:200],
-            value=value,
-            id=str((ids.get(name) if isinstance(ids, dict) else None) or f"{timestamp}:{value!r:.100}"),
-            source=source[:100] if isinstance(source, str) else "file",
-        )
-        for name, value in content.items()
-        if name not in _NOT_CONTROLS
-    ]
+    return _requests(_read(folder))
 
 
 def write_requests(folder: RunFolder, values: Mapping[str, Any], *, source: str) -> dict[str, str]:
@@ -115,11 +102,28 @@ def write_requests(folder: RunFolder, values: Mapping[str, Any], *, source: str)
         except ControlFileError:
             content = {}
         ids = {name: secrets.token_hex(6) for name in values}
-        known = content.get("ids")
+        # What others asked keeps the id it had, or the trainer would take it for asked again.
+        kept = {request.name: request.id for request in _requests(content)}
         content.update(values)
-        content.update(timestamp=time.time(), source=source, ids={**(known if isinstance(known, dict) else {}), **ids})
+        content.update(timestamp=time.time(), source=source, ids={**kept, **ids})
         atomic_write(folder.control, msgspec.json.encode(content))
     return ids
+
+
+def _requests(content: dict[str, Any]) -> list[Request]:
+    timestamp = content.get("timestamp", 0)
+    ids = content.get("ids")
+    source = content.get("source", "file")
+    return [
+        Request(
+            name=name[:200],
+            value=value,
+            id=str((ids.get(name) if isinstance(ids, dict) else None) or f"{timestamp}:{value!r:.100}"),
+            source=source[:100] if isinstance(source, str) else "file",
+        )
+        for name, value in content.items()
+        if name not in _NOT_CONTROLS
+    ]
 
 
 def _read(folder: RunFolder) -> dict[str, Any]:

@@ -1,0 +1,219 @@
+"""The command, run as a person or a program runs it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import tachograph
+from tests.conftest import lines_of, wait_for
+
+
+def tacho(*arguments, check=True, columns=160, **options):
+    done = subprocess.run(
+        [sys.executable, "-m", "tachograph", *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "COLUMNS": str(columns)}, **options,
+    )  # fmt: skip
+    if check:
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    return done
+
+
+@pytest.fixture
+def runs(logs):
+    with tachograph.init("good", log_dir=str(logs), config={"max_steps": 20, "batch_size": 2}, tags=["demo"]) as run:
+        run.control("lr_scale", 1.0, min=0.1, max=10.0)
+        for step in range(20):
+            run.log(train_loss=1.0 / (step + 1), step=step)
+        run.log_checkpoint("model.pt", step=19, is_best=True)
+    with pytest.raises(RuntimeError), tachograph.init("bad", log_dir=str(logs)) as run:
+        run.log(train_loss=math.nan, step=0)
+        raise RuntimeError("[bold]boom[/bold] \x1b[31mred")
+    return logs
+
+
+def test_ls(runs):
+    out = tacho("ls", "--log-dir", runs)
+    assert "good" in out
+    assert "finished" in out
+    assert "failed" in out
+    found = json.loads(tacho("ls", "--log-dir", runs, "--json"))
+    assert {run["name"]: run["state"] for run in found} == {"good": "finished", "bad": "failed"}
+    assert [run["name"] for run in json.loads(tacho("ls", "--log-dir", runs, "--json", "--state", "failed"))] == ["bad"]
+    good = next(run for run in found if run["name"] == "good")
+    assert (good["step"], good["max_steps"], good["train_loss"]) == (19, 20, 0.05)
+
+
+def test_ls_of_nothing_says_what_to_do(logs):
+    assert "tacho demo" in tacho("ls", "--log-dir", logs)
+    assert json.loads(tacho("ls", "--log-dir", logs, "--json")) == []
+
+
+def test_ls_takes_the_folder_from_the_environment(runs):
+    done = subprocess.run(
+        [sys.executable, "-m", "tachograph", "ls"], capture_output=True, text=True, check=True,
+        env={**os.environ, "TACHO_LOG_DIR": str(runs)},
+    )  # fmt: skip
+    assert "good" in done.stdout
+
+
+def test_show(runs):
+    out = tacho("show", "good", "--log-dir", runs)
+    for expected in ("finished", "19 of 20 steps", "train_loss", "model.pt", "best", "█"):
+        assert expected in out, out
+    found = json.loads(tacho("show", runs / "good", "--json"))
+    assert found["state"] == "finished"
+    assert found["metrics"]["train_loss"]["count"] == 20
+    assert found["controls"]["lr_scale"]["max"] == 10.0
+    assert found["csv_is_current"] is True
+
+
+def test_show_of_a_failed_run_and_hostile_texts(runs):
+    out = tacho("show", "bad", "--log-dir", runs)
+    assert "RuntimeError: [bold]boom[/bold]" in out
+    assert "\x1b" not in out
+    assert "×" in out or "NaN" in out
+    json.loads(tacho("show", "bad", "--log-dir", runs, "--json"), parse_constant=pytest.fail)
+
+
+def test_show_rebuilds_the_csv(runs):
+    path = runs / "good" / "metrics.csv"
+    good = path.read_bytes()
+    path.write_bytes(b"broken")
+    assert "--rebuild-csv" in tacho("show", "good", "--log-dir", runs)
+    tacho("show", "good", "--log-dir", runs, "--rebuild-csv")
+    assert path.read_bytes() == good
+    assert "--rebuild-csv" not in tacho("show", "good", "--log-dir", runs)
+
+
+@pytest.mark.parametrize("command", ["show", "tail", "control"])
+def test_no_such_run(runs, command):
+    done = tacho(command, "goood", "--log-dir", runs, check=False)
+    assert done.returncode == 1
+    assert "did you mean 'good'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_tail(runs):
+    out = tacho("tail", "good", "--log-dir", runs, "-n", 3, "-e", "step")
+    assert len(out.strip().splitlines()) == 3
+    assert "train_loss=0.05" in out
+    lines = tacho("tail", "bad", "--log-dir", runs, "--json").splitlines()
+    records = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert records == lines_of(runs / "bad")
+    assert tacho("tail", "good", "--log-dir", runs, "-n", 0) == ""
+
+
+def test_tail_into_a_pipe_that_closes(runs):
+    command = f"{sys.executable} -m tachograph tail {runs / 'good'} | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr
+
+
+TRAIN = """
+    import sys, time, tachograph
+    run = tachograph.init("live", log_dir=sys.argv[1], config={"max_steps": 100000}, control_interval_s=0.1, git=False)
+    scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
+    for step in range(100000):
+        run.log(train_loss=1.0 / (step + 1), lr=scale.value, step=step)
+        if run.should_checkpoint:
+            run.log_checkpoint("asked.pt", step=step)
+        if run.should_stop:
+            break
+        time.sleep(0.01)
+    run.finish()
+"""
+
+
+def test_following_and_steering_a_run(logs, script):
+    training = script(TRAIN, logs)
+    wait_for(lambda: (logs / "live" / "metrics.jsonl").exists() and len(lines_of(logs / "live")) > 20, 20)
+    following = subprocess.Popen(
+        [sys.executable, "-m", "tachograph", "tail", "live", "--log-dir", str(logs), "-f", "--json", "-n", "0"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert "running" in tacho("ls", "--log-dir", logs)
+    assert "to go" in tacho("show", "live", "--log-dir", logs)
+    refused = tacho("show", "live", "--log-dir", logs, "--rebuild-csv", check=False)
+    assert (refused.returncode, "is being recorded" in refused.stderr) == (1, True)
+    assert "requested" in tacho("control", "live", "--log-dir", logs, "--checkpoint-now")
+    assert "applied as 20" in tacho("control", "live", "--log-dir", logs, "--log-every", 20, "--wait", 10)
+    assert "clamped as 10" in tacho("control", "live", "--log-dir", logs, "--set", "lr_scale=99", "--wait", 10)
+    pending = tacho("control", "live", "--log-dir", logs, "--set", "lr_scale=2", "--wait", 1.5)
+    assert "seen by the trainer" in pending
+    assert "rejected" in tacho("control", "live", "--log-dir", logs, "--set", "unknown=1", "--wait", 10)
+    listed = json.loads(tacho("control", "live", "--log-dir", logs, "--json"))
+    assert listed["lr_scale"]["value"] == 10.0
+    assert listed["lr_scale"]["last_answer"] == "pending"
+    assert "lr_scale" in tacho("control", "live", "--log-dir", logs)
+    tacho("control", "live", "--log-dir", logs, "--stop")
+    assert training.wait(30)[0] == 0
+    out, _ = following.communicate(timeout=30)
+    followed = [json.loads(line) for line in out.splitlines()]
+    assert followed[-1]["event"] == "end"
+    assert {"control_change", "checkpoint", "step"} <= {record["event"] for record in followed}
+
+
+def test_control_of_a_run_that_has_ended(runs):
+    done = tacho("control", "good", "--log-dir", runs, "--log-every", 50, check=False)
+    assert done.returncode == 1
+    assert "has finished: there is no trainer to ask" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["lr_scale", "=1", "lr_scale=fast"])
+def test_control_values_that_make_no_sense(runs, value):
+    done = tacho("control", "good", "--log-dir", runs, "--set", value, check=False)
+    assert done.returncode == 1
+    assert "--set" in done.stderr
+
+
+def test_following_ends_when_the_run_is_killed(logs, script):
+    training = script(TRAIN, logs)
+    wait_for(lambda: (logs / "live" / "metrics.jsonl").exists() and len(lines_of(logs / "live")) > 5, 20)
+    following = subprocess.Popen(
+        [sys.executable, "-m", "tachograph", "tail", str(logs / "live"), "-f"], stdout=subprocess.PIPE, text=True
+    )
+    time.sleep(1)
+    training.process.send_signal(signal.SIGKILL)
+    training.process.wait()
+    following.communicate(timeout=30)
+    assert following.returncode == 0
+    assert "crashed" in tacho("ls", "--log-dir", logs)
+
+
+def test_ctrl_c_while_following_is_quiet(logs, script):
+    script(TRAIN, logs)
+    wait_for(lambda: (logs / "live" / "metrics.jsonl").exists(), 20)
+    following = subprocess.Popen(
+        [sys.executable, "-m", "tachograph", "tail", str(logs / "live"), "-f"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    time.sleep(1.5)
+    following.send_signal(signal.SIGINT)
+    _out, err = following.communicate(timeout=30)
+    assert "Traceback" not in err
+
+
+def test_the_demo_trains_a_real_model(logs):
+    out = tacho("demo", "--log-dir", logs, "--steps", 600, "--name", "spirals")
+    assert "finished" in out
+    history = tachograph.read(logs / "spirals")
+    losses = history.series("train_loss").values
+    assert losses[-50:].mean() < 0.25 * losses[:50].mean()
+    assert history.metrics["val_accuracy"].last > 0.9
+    assert history.counts["checkpoint"] >= 2
+
+
+def test_version_and_help():
+    assert tachograph.__version__ in tacho("--version")
+    for command in ("ls", "show", "tail", "control", "demo"):
+        assert command in tacho("--help")
+        assert "--log-dir" in tacho(command, "--help")
