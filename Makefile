@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint types bench clean
+.PHONY: setup demo test lint types docs bench clean
 
 setup: $(VENV)/.stamp-dev
 
@@ -32,6 +32,9 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+
+docs: setup
+	$(BIN)/python docs/generate.py
 
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

@@ -191,7 +191,7 @@ def test_following_ends_when_the_run_is_killed(logs, script):
 
 def test_ctrl_c_while_following_is_quiet(logs, script):
     script(TRAIN, logs)
-    wait_for(lambda: (logs / "live" / "metrics.jsonl").exists(), 20)
+    wait_for((logs / "live" / "metrics.jsonl").exists, 20)
     following = subprocess.Popen(
         [sys.executable, "-m", "tachograph", "tail", str(logs / "live"), "-f"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -209,7 +209,7 @@ def test_a_log_dir_that_is_a_file(tmp_path):
 
 
 def test_no_such_run(logs):
-    with pytest.raises(RunNotFoundError, match="no metrics.jsonl"):
+    with pytest.raises(RunNotFoundError, match=r"no metrics\.jsonl"):
         tachograph.read(logs / "nothing")
     tachograph.init("greyjacket", log_dir=str(logs)).finish()
     with pytest.raises(RunNotFoundError, match="did you mean 'greyjacket'"):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tachograph.records import MASK, check_run_name, mask_arguments, mask_mapping, mask_text
 from tachograph.exceptions import RunNameError
+from tachograph.records import MASK, check_run_name, mask_arguments, mask_mapping, mask_text
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "api_key", "apiKey", "OPENAI_API_KEY", "hf_token", "hub-token", "token", "wandb_api_key", "password", "db_passwd",
-        "client_secret", "aws_secret_access_key", "privateKey", "credentials", "slack_webhook", "Authorization",
+        "api_key", "apiKey", "OPENAI_API_KEY", "hf_token", "hub-token", "token", "wandb_api_key", "password",
+        "db_passwd", "client_secret", "aws_secret_access_key", "privateKey", "credentials", "slack_webhook",
+        "Authorization",
     ],
 )  # fmt: skip
 def test_a_secret_is_known_by_its_name(name):
@@ -24,8 +25,8 @@ def test_a_secret_is_known_by_its_name(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["pad_token", "eos_token", "bos_token", "max_tokens", "tokenizer", "num_tokens", "tokens_per_second", "tokens", "key", "monkey",
-     "keyboard", "num_key_value_heads", "author", "secretary_model"],
+    ["pad_token", "eos_token", "bos_token", "max_tokens", "tokenizer", "num_tokens", "tokens_per_second", "tokens",
+     "key", "monkey", "keyboard", "num_key_value_heads", "author", "secretary_model"],
 )  # fmt: skip
 def test_vocabulary_is_not_a_secret(name):
     assert mask_mapping({name: "<pad>"}) == {name: "<pad>"}

@@ -245,7 +245,7 @@ def test_the_current_run(tacho_run):
     assert [step["loss"] for step in steps(tacho_run)] == [1.0, 2.0]
     tacho_run.finish()
     tachograph.log(loss=3.0)  # after the end nothing is raised any more
-    with pytest.raises(NoRunError, match="tachograph.init"):
+    with pytest.raises(NoRunError, match=r"tachograph\.init"):
         tachograph.current_run()
 
 

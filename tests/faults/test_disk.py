@@ -83,7 +83,7 @@ def test_the_folder_is_deleted_under_us(logs):
         wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
         for step in range(100, 200):
             run.log(a=float(step), step=step)
-        wait_for(lambda: (logs / "x" / "metrics.jsonl").exists())
+        wait_for((logs / "x" / "metrics.jsonl").exists)
         for step in range(200, 300):
             run.log(a=float(step), step=step)
     history = read(logs / "x")

@@ -69,7 +69,7 @@ def test_fifty_kills_in_a_row(logs, script):
 
 def test_a_reader_that_follows_through_a_kill(logs, script):
     training = script(TRAIN, logs, 0)
-    wait_for(lambda: (logs / "x" / "metrics.jsonl").exists())
+    wait_for((logs / "x" / "metrics.jsonl").exists)
     history = read(logs / "x")
     for _ in range(20):
         history.refresh()

@@ -1,0 +1,185 @@
+"""The telemetry this one descends from had thirteen faults. Each is a test here, in the order they were found."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import threading
+import time
+
+import pandas as pd
+import pytest
+
+import tachograph
+from tachograph.cli._show import render, summary
+from tachograph.exceptions import RunNameError
+from tachograph.journal import RunFolder, RunState, read, write_requests
+from tests.conftest import lines_of, wait_for
+
+QUICK = {"system_interval_s": 0, "git": False, "flush_interval_s": 0.05}
+
+
+def test_01_the_log_interval_control_has_an_effect(logs):
+    with tachograph.init("x", log_dir=str(logs), control_interval_s=0.05, **QUICK) as run:
+        write_requests(RunFolder(logs / "x"), {"log_every": 10}, source="dashboard")
+        for step in range(400):
+            run.log(train_loss=1.0, step=step)
+            time.sleep(0.002)
+    steps = read(logs / "x").series("train_loss").steps
+    assert steps[1] - steps[0] == 1
+    assert set((steps[-5:-1] - steps[-6:-2]).tolist()) == {10}
+
+
+def test_02_the_interval_is_said_not_guessed_from_gaps(logs):
+    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+        for step in range(20):
+            run.log(train_loss=1.0, step=step)
+    view = read(logs / "x").controls["log_every"]
+    assert (view.value, view.min, view.max) == (1, 5, 2000)  # below the slider's minimum, and it is known
+
+
+def test_03_a_reader_shows_a_run_while_it_follows_it(logs):
+    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+        history = None
+        for step in range(30):
+            run.log(train_loss=1.0, step=step)
+            run.flush()
+            history = history or read(logs / "x")
+            history.refresh()
+            assert history.state is RunState.RUNNING
+            assert history.metrics["train_loss"].last_step == step  # nothing has to wait for the next refresh
+
+
+def test_04_without_a_gpu_its_memory_is_missing_and_nothing_fails(logs):
+    with tachograph.init("x", log_dir=str(logs), git=False) as run:
+        run.log(train_loss=1.0, step=0)
+    step = next(record for record in lines_of(logs / "x") if record["event"] == "step")
+    assert "gpu_mem_allocated" not in step or step["gpu_mem_allocated"] is not None
+    history = read(logs / "x")
+    render(history)
+    summary(history)
+
+
+def test_05_the_speed_is_measured(logs):
+    with tachograph.init(
+        "x", log_dir=str(logs), config={"batch_size": 8, "gradient_accumulation_steps": 2}, **QUICK
+    ) as run:
+        for step in range(30):
+            run.log(train_loss=1.0, step=step)
+            time.sleep(0.01)
+    history = read(logs / "x")
+    seconds = history.series("sec_per_step").values
+    samples = history.series("samples_per_sec").values
+    assert 0.009 < statistics.median(seconds) < 0.1
+    assert samples == pytest.approx(16 / seconds)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node, to read the journal as a browser would")
+def test_06_a_browser_can_parse_the_records_that_matter(logs):
+    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+        for step, value in enumerate([1.0, math.nan, math.inf, -math.inf]):
+            run.log(train_loss=value, step=step)
+    code = """
+        const lines = require('fs').readFileSync(process.argv[1], 'utf8').trim().split('\\n').map(JSON.parse);
+        const steps = lines.filter(r => r.event === 'step');
+        console.log(JSON.stringify(steps.map(r => [String(Number(r.train_loss)), r.nan_inf_detected])));
+    """
+    path = str(logs / "x" / "metrics.jsonl")
+    done = subprocess.run(["node", "-e", code, path], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [["1", False], ["NaN", True], ["Infinity", True], ["-Infinity", True]]
+
+
+def test_07_validation_loss_has_one_name_everywhere(logs):
+    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+        run.log(train_loss=1.0, val_loss=0.9, step=0)
+        run.log_validation({"loss": 0.8}, step=1)
+        run.log_epoch(1, {"val_loss": 0.7}, step=2)
+    series = read(logs / "x").series("val_loss")
+    assert series.values.tolist() == [0.9, 0.8, 0.7]
+    assert series.steps.tolist() == [0, 1, 2]
+
+
+def test_08_noise_and_level_can_be_told_apart(logs):
+    with tachograph.init("x", log_dir=str(logs), log_every=50, **QUICK) as run:
+        for step in range(201):
+            run.log(train_loss=0.5 + 0.2 * (-1) ** step, step=step)
+    history = read(logs / "x")
+    assert history.series("train_loss/mean").values == pytest.approx([0.5] * 4)
+    assert history.series("train_loss/min").values == pytest.approx([0.3] * 4)
+    assert history.series("train_loss/max").values == pytest.approx([0.7] * 4)
+
+
+def test_09_resume_truncates_nothing(logs):
+    for attempt in range(3):
+        with tachograph.init("x", log_dir=str(logs), config={"attempt": attempt}, resume=True, **QUICK) as run:
+            run.log(train_loss=float(attempt), step=attempt)
+    history = read(logs / "x")
+    assert history.config == {"attempt": 2}  # the last start record counts
+    assert len(history.attempts) == 3
+    rows = pd.read_csv(logs / "x" / "metrics.csv")
+    assert len(rows) == len(lines_of(logs / "x"))
+    assert rows["train_loss"].dropna().tolist() == [0.0, 1.0, 2.0]
+
+
+def test_10_nan_is_never_zero(logs):
+    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+        run.log(train_loss=math.nan, step=0)
+        run.log(lr=0.1, step=1)
+    history = read(logs / "x")
+    assert len(history.series("train_loss").values) == 1  # missing is missing
+    assert math.isnan(history.series("train_loss").values[0])
+    text = (logs / "x" / "metrics.csv").read_text()
+    cells = [line.split(",")[4] for line in text.splitlines() if line.startswith("step")]
+    assert cells == ["NaN", ""]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/thread-self/io"), reason="needs Linux's per-thread I/O counters")
+def test_11_the_training_thread_writes_nothing(logs):
+    def num_writes():
+        with open(f"/proc/self/task/{threading.get_native_id()}/io") as file:
+            return int(dict(line.split(": ") for line in file)["syscw"])
+
+    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+        before = num_writes()
+        for step in range(3000):
+            run.log(train_loss=1.0, step=step)
+        run.log_epoch(1, {"val_loss": 0.5})
+        run.log_checkpoint("x.pt", step=1)
+        assert num_writes() == before
+        wait_for(lambda: (logs / "x" / "metrics.jsonl").stat().st_size > 100_000)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc", "/etc/passwd", "..\\x", "a/../../b", "%2e%2e/x", "logs/../x", "\u2025/x"]
+)
+def test_12_no_name_leads_out_of_the_log_dir(logs, name):
+    with pytest.raises(RunNameError):
+        tachograph.init(name, log_dir=str(logs))
+    assert not logs.exists()
+
+
+def test_13_the_cost_of_a_step_is_measured(logs):
+    """Against the least that could be done: appending a time-stamped tuple to a list. `make bench` has the details."""
+    metrics = {f"metric_{number}": number * 0.5 for number in range(10)}
+    floor, ours = [], []
+    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+        for step in range(200):
+            run.log(metrics, step=step)
+        for burst in range(40):
+            run.flush()
+            kept = []
+            began = time.perf_counter()
+            for step in range(1000):
+                kept.append((time.perf_counter(), step, metrics))
+            between = time.perf_counter()
+            for step in range(1000):
+                run.log(metrics, step=1000 * burst + step)
+            ended = time.perf_counter()
+            floor.append(between - began)
+            ours.append(ended - between)
+    ratio = statistics.median(ours) / statistics.median(floor)
+    assert ratio < 6, f"log() costs {ratio:.1f} times the floor"

@@ -1,0 +1,47 @@
+"""What we give to those who test code that logs; it is installed as a pytest plugin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tachograph.testing import MemoryRun
+
+
+def test_the_fixture_works_in_a_project_of_its_own(tmp_path):
+    (tmp_path / "test_theirs.py").write_text(
+        """
+import tachograph
+
+def train():
+    for step in range(3):
+        tachograph.log(train_loss=1.0 / (step + 1), step=step)
+
+def test_training_logs_its_loss(tacho_run):
+    train()
+    assert [record["train_loss"] for record in tacho_run.records] == [1.0, 0.5, 1 / 3]
+
+def test_each_test_has_a_fresh_run(tacho_run):
+    assert tacho_run.records == []
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_run_in_memory_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = MemoryRun("x")
+    run.log(a=1.0)
+    run.finish()
+    assert list(tmp_path.iterdir()) == []
+    assert run.path is None
+
+
+def test_the_plugin_costs_nothing_until_it_is_used():
+    code = "import tachograph.pytest_plugin, sys; print('tachograph.recorder' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
