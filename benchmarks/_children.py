@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["ChildError", "answer", "ask", "child_environment"]
+__all__ = ["NOT_INSTALLED", "ChildError", "answer", "ask", "child_environment"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _ANSWER = "answer.json"
 _TIMEOUT_S = 90
-_NOT_INSTALLED = "not installed: pip install 'tachograph[bench]'"
+NOT_INSTALLED = "not installed: pip install 'tachograph[bench]'"
 
 
 class ChildError(Exception):
@@ -83,7 +83,7 @@ def answer(measure: Callable[..., dict[str, Any]]) -> None:
     try:
         result = measure(folder, *sys.argv[1:])
     except ModuleNotFoundError:
-        result = {"error": _NOT_INSTALLED}
+        result = {"error": NOT_INSTALLED}
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}"}
     (folder / _ANSWER).write_bytes(msgspec.json.encode(result))

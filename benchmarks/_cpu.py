@@ -21,7 +21,6 @@ from tachograph.records import decode
 __all__: list[str] = []
 
 _REST_S = 0.02
-_IDLE_S = 4.0
 
 
 class _Pace(NamedTuple):
@@ -30,9 +29,11 @@ class _Pace(NamedTuple):
     """Bursts in a round."""
     pause_s: float
     """After a round's bursts; longer than any subject waits before it writes, or 0 for none at all."""
+    idle_s: float
+    """How long the subject is watched when nothing is logged any more."""
 
 
-_PACES = {"paced": _Pace(24, 1, 0.6), "few": _Pace(6, 1, 0.6), "sustained": _Pace(8, 40, 0.0)}
+_PACES = {"paced": _Pace(24, 1, 0.6, 5.0), "few": _Pace(6, 1, 0.6, 1.0), "sustained": _Pace(8, 40, 0.0, 1.0)}
 
 
 def measure(folder: Path, name: str, pace_name: str) -> dict[str, Any]:
@@ -62,12 +63,12 @@ def measure(folder: Path, name: str, pace_name: str) -> dict[str, Any]:
             costs_us.append(1e6 * (spent_s - loop_s) / num_steps)
             ratios.append((spent_s - loop_s) / encode_s)
             json_ratios.append((spent_s - loop_s) / dumps_s)
-        idle_s = _cpu_s(lambda: None, partial(time.sleep, _IDLE_S))
+        idle_s = _cpu_s(lambda: None, partial(time.sleep, pace.idle_s))
     return {
         "cost_us": Spread.of(costs_us),
         "ratio": Spread.of(ratios),
         "ratio_to_json": Spread.of(json_ratios),
-        "idle_percent": 100 * idle_s / _IDLE_S,
+        "idle_percent": 100 * idle_s / pace.idle_s,
         "num_lost": num_lost,
     }
 

@@ -332,6 +332,21 @@ def test_without_its_private_folder_a_run_is_still_judged(logs, script):
     assert read(logs / "x").state is RunState.CRASHED
 
 
+def test_a_deleted_private_folder_comes_back_with_its_lock(logs, script):
+    import shutil
+
+    running = script(HOLD, logs)
+    wait_for(lambda: (logs / "x" / "metrics.jsonl").exists() and len(lines_of(logs / "x")) > 1)
+    wait_for(lambda: shutil.rmtree(logs / "x" / ".tacho", ignore_errors=True) or not (logs / "x" / ".tacho").exists())
+    with tachograph.init("x", log_dir=str(logs), resume=True) as run:  # at once: the start record tells who is there
+        assert run.name == "x-2"
+    wait_for((logs / "x" / ".tacho" / "heartbeat.json").exists)
+    with tachograph.init("x", log_dir=str(logs), resume=True) as run:
+        assert run.name == "x-2"
+    running.process.communicate("\n", timeout=30)
+    assert read(logs / "x").state is RunState.FINISHED
+
+
 def test_a_stopped_process_is_stale_not_crashed(logs, script, monkeypatch):
     import signal
 

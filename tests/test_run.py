@@ -38,7 +38,7 @@ def test_a_whole_journal_with_a_fake_clock():
         {"event": "epoch", "time": t0 + 1.5, "epoch": 1, "val_loss": 0.7},
         {"event": "validation", "time": t0 + 1.5, "global_step": 2, "val_loss": 0.7, "val_accuracy": 0.9},
         {"event": "checkpoint", "time": t0 + 1.5, "checkpoint_path": "out/model.safetensors", "is_best": True,
-         "global_step": 2},
+         "size_bytes": None, "global_step": 2},
         {"event": "event", "time": t0 + 1.5, "name": "curriculum_switch", "stage": 2},
         {"event": "end", "time": t0 + 1.5, "status": "finished"},
     ]  # fmt: skip

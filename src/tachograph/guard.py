@@ -19,7 +19,8 @@ class Guard:
     def __init__(self) -> None:
         self.strict = False
         self.num_faults = 0
-        self.faults: list[tuple[str, BaseException]] = []
+        self.faults: list[tuple[str, str]] = []
+        """Where, and what; never the exception itself, whose frames would keep the caller's tensors alive."""
         self._told: set[tuple[str, type[BaseException]]] = set()
 
     def __call__(self, place: str) -> _Guarded:
@@ -30,8 +31,7 @@ class Guard:
         """Count a fault that was caught elsewhere, and tell of it once."""
         self.num_faults += 1
         if len(self.faults) < _MOST_KEPT:
-            # Without its traceback: frames would keep the caller's tensors alive.
-            self.faults.append((place, fault.with_traceback(None) if not self.strict else fault))
+            self.faults.append((place, f"{type(fault).__name__}: {fault}"))
         if (place, type(fault)) not in self._told:
             self._told.add((place, type(fault)))
             import logging

@@ -127,9 +127,8 @@ def _lock(folder: RunFolder, key: str) -> bool:
 
 def _looks_alive(folder: RunFolder) -> bool:
     """Ask the heartbeat, for writers that our lock cannot see. Only what another process said counts."""
-    heartbeat = read_heartbeat(folder)
-    is_another = heartbeat is not None and heartbeat.process != this_process()
-    return is_another and overview(folder).state is RunState.RUNNING
+    found = overview(folder)
+    return found.state is RunState.RUNNING and found.process != this_process()
 
 
 @contextlib.contextmanager

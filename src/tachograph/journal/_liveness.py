@@ -19,7 +19,16 @@ import msgspec
 
 from tachograph.journal._folder import RunFolder
 
-__all__ = ["Heartbeat", "ProcessIdentity", "RunState", "judge", "read_heartbeat", "this_process", "uptime_s"]
+__all__ = [
+    "Heartbeat",
+    "ProcessIdentity",
+    "RunState",
+    "judge",
+    "read_heartbeat",
+    "this_process",
+    "uptime_s",
+    "writer_of",
+]
 
 STALE_AFTER_S = 20.0
 
@@ -88,10 +97,8 @@ def read_heartbeat(folder: RunFolder) -> Heartbeat | None:
 
 def judge(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> RunState:
     """Judge a run that has no `end` record."""
-    process = _process_of(start)
-    if heartbeat is not None and (start is None or heartbeat.run_id == start.get("run_id")):
-        process = heartbeat.process
-    else:
+    process = writer_of(start, heartbeat)
+    if heartbeat is not None and heartbeat.process != process:
         heartbeat = None
     if process is None:
         return RunState.STALE
@@ -110,9 +117,13 @@ def judge(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> RunSt
     return RunState.RUNNING if age_s <= STALE_AFTER_S else RunState.STALE
 
 
-def _process_of(start: Mapping[str, Any] | None) -> ProcessIdentity | None:
+def writer_of(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> ProcessIdentity | None:
+    """Return the process that writes a run, or wrote it last: by its heartbeat, else by the `start` record."""
+    start = start or {}
+    if heartbeat is not None and heartbeat.run_id == start.get("run_id", heartbeat.run_id):
+        return heartbeat.process
     try:
-        return msgspec.convert((start or {}).get("process"), ProcessIdentity)
+        return msgspec.convert(start.get("process"), ProcessIdentity)
     except msgspec.ValidationError:
         return None
 

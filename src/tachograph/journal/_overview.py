@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from tachograph.journal._folder import RunFolder
-from tachograph.journal._liveness import RunState, judge, read_heartbeat
+from tachograph.journal._liveness import ProcessIdentity, RunState, judge, read_heartbeat, writer_of
 from tachograph.records import decode
 
 __all__ = ["RunOverview", "overview"]
 
-_HEAD_BYTES = 256 << 10
-_TAIL_BYTES = 128 << 10
+_HEAD_BYTES = 1 << 20
+_TAIL_BYTES = 64 << 10
 
 
 class RunOverview(msgspec.Struct, kw_only=True):
@@ -29,7 +29,7 @@ class RunOverview(msgspec.Struct, kw_only=True):
     max_steps: int | None = None
     train_loss: float | None = None
     sec_per_step: float | None = None
-    host: str | None = None
+    process: ProcessIdentity | None = None
     tags: list[str] = []
     reason: str | None = None
     size_bytes: int = 0
@@ -46,8 +46,7 @@ class RunOverview(msgspec.Struct, kw_only=True):
 def overview(folder: RunFolder) -> RunOverview:
     """Summarise a run without reading all of it."""
     head, tail, size_bytes = _ends(folder)
-    starts = [record for record in head + tail if record["event"] == "start"]
-    start = starts[-1] if starts else {}
+    start: dict[str, Any] = next((record for record in [*reversed(tail), *head] if record["event"] == "start"), {})
     end = next((record for record in reversed(tail) if record["event"] in {"start", "end"}), None)
     heartbeat = read_heartbeat(folder)
     if end is not None and end["event"] == "end":
@@ -68,7 +67,7 @@ def overview(folder: RunFolder) -> RunOverview:
         max_steps=_integer(start.get("max_steps")),
         train_loss=_number(_last(tail, "train_loss")),
         sec_per_step=_number(_last(tail, "sec_per_step")),
-        host=str(start.get("host", "")) or None,
+        process=writer_of(start, heartbeat),
         tags=[str(tag) for tag in tags] if isinstance(tags, list) else [],
         reason=str(end["reason"]) if end and end.get("reason") else None,
         size_bytes=size_bytes,
@@ -80,11 +79,9 @@ def _ends(folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
     try:
         with open(folder.journal, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            head = _lines(file.read(_HEAD_BYTES)[: _HEAD_BYTES if size > _HEAD_BYTES else None])
-            if size <= _HEAD_BYTES:
-                return head, head, size
+            head = _lines(file.readline(_HEAD_BYTES))
             file.seek(max(0, size - _TAIL_BYTES))
-            return head[:1], _lines(file.read()), size
+            return head, _lines(file.read()), size
     except OSError:
         return [], [], 0
 

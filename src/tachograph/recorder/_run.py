@@ -20,7 +20,7 @@ from tachograph.recorder._control import Control, ControlPanel, Number
 from tachograph.recorder._entries import PRESSURE, FlushMark, Note, StepEntry
 from tachograph.recorder._system import SystemSampler
 from tachograph.recorder._writer import Losses
-from tachograph.records import Problem, mask_text, settle
+from tachograph.records import Later, Problem, mask_text, settle
 from tachograph.settings import Settings
 
 __all__ = ["Run"]
@@ -212,11 +212,9 @@ class Run:
     ) -> None:
         """Record that a checkpoint was saved, with its size if the file is there."""
         with guard("logging a checkpoint"):
-            fields: dict[str, Any] = {"checkpoint_path": os.fspath(path), "is_best": is_best}
-            try:
-                fields["size_bytes"] = os.stat(path).st_size if os.path.isfile(path) else None
-            except OSError:
-                fields["size_bytes"] = None
+            place = os.path.abspath(path)  # looked at later, when the loop may have changed its folder
+            size_bytes = Later(lambda: os.path.getsize(place) if os.path.isfile(place) else None)
+            fields = {"checkpoint_path": os.fspath(path), "is_best": is_best, "size_bytes": size_bytes}
             self._note_metrics("checkpoint", fields, metrics, step)
 
     def event(self, name: str, /, *, step: int | None = None, **attributes: Any) -> None:

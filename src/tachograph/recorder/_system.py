@@ -6,6 +6,7 @@ and has itself initialised CUDA.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -69,7 +70,7 @@ class SystemSampler:
             "host_mem_available_gb": round(memory.available / _GIB, 2),
             "num_threads": _process.num_threads(),
         }
-        with guard("reading the disk"):
+        with contextlib.suppress(OSError):  # the folder is gone; the writer will see to it
             fields["disk_free_gb"] = round(psutil.disk_usage(self._folder).free / _GIB, 2)
         network = psutil.net_io_counters()
         counters = (network.bytes_sent, network.bytes_recv) if network else None

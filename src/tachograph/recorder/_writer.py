@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -204,20 +204,44 @@ class Writer:
                 with guard("reading the memory in use"):
                     self._pipeline.attach = memory_fields()
             try:
-                self._write(self._pipeline.process(chunk))
-            except Exception:
-                self.losses.count("a fault inside telemetry", len(chunk))
-                raise
+                self._write(self._records(chunk))
             finally:
                 self.taken_s = time.monotonic()
                 for entry in chunk:
                     if type(entry) is FlushMark:
                         entry.written.set()
 
+    def _records(self, chunk: list[StepEntry | Note | FlushMark]) -> list[Piece]:
+        """Make records of a chunk; if that fails, of each entry by itself, so that a fault costs one record."""
+        try:
+            return self._pipeline.process(chunk)
+        except Exception:  # noqa: BLE001 - told below, for the entry that causes it
+            pieces: list[Piece] = []
+            for entry in chunk:
+                try:
+                    pieces += self._pipeline.process([entry])
+                except Exception as fault:  # noqa: BLE001
+                    self._lost_one(fault)
+            return pieces
+
+    def _encoded(self, pieces: list[Piece]) -> tuple[bytes, list[Piece]]:
+        lines: list[bytes] = []
+        kept: list[Piece] = []
+        for piece in pieces:
+            try:
+                lines.append(piece.lines(self._glue) if isinstance(piece, StepTable) else encode(piece) + b"\n")
+                kept.append(piece)
+            except Exception as fault:  # noqa: BLE001 - such as a number of ten thousand digits
+                self._lost_one(fault)
+        return b"".join(lines), kept
+
+    def _lost_one(self, fault: Exception) -> None:
+        self.losses.count(f"a record could not be made: {type(fault).__name__}: {fault!s:.200}")
+
     def _write(self, pieces: list[Piece]) -> None:
         if not pieces and not self._appender.pending:
             return
-        data = b"".join(self._lines(piece) for piece in pieces)
+        data, pieces = self._encoded(pieces)
         follows_on = not self._appender.pending
         start = self._appender.size_bytes
         fault = self._appender.append(data)
@@ -234,31 +258,33 @@ class Writer:
             self._write_fault_s = None
             self.note("telemetry_error", {"kind": "write_recovered", "after_s": waited_s, "field": "metrics.jsonl"})
         if self._mirror is not None and follows_on:
-            try:
+            with self._mirroring(self._mirror):
                 self._mirror.add(pieces, start, self._appender.size_bytes)
-            except OSError as error:
-                self._mirror_failed(self._mirror, error)
-
-    def _lines(self, piece: Piece) -> bytes:
-        return piece.lines(self._glue) if isinstance(piece, StepTable) else encode(piece) + b"\n"
 
     def _mirror_from_journal(self, *, budget_s: float, force: bool = False) -> None:
-        if self._mirror is None:
-            return
-        try:
-            self._mirror.catch_up(self._appender.size_bytes, budget_s=budget_s, force=force)
-            self._mirror_fault = ""
-        except OSError as error:
-            self._mirror_failed(self._mirror, error)
+        if self._mirror is not None:
+            with self._mirroring(self._mirror):
+                self._mirror.catch_up(self._appender.size_bytes, budget_s=budget_s, force=force)
+                self._mirror_fault = ""
 
-    def _mirror_failed(self, mirror: CsvMirror, error: OSError) -> None:
-        mirror.lost()
-        if isinstance(error, FileNotFoundError):
-            return  # the whole folder is gone, which the next check will find and tell
-        if str(error) != self._mirror_fault:
-            self._mirror_fault = str(error)
-            fields = {"kind": "csv_behind", "field": "metrics.csv", "reason": f"{error}; it will catch up"}
+    @contextlib.contextmanager
+    def _mirroring(self, mirror: CsvMirror) -> Iterator[None]:
+        """Keep the mirror's faults from the journal. A full disk passes; anything else would come again and again."""
+        try:
+            yield
+        except FileNotFoundError:
+            mirror.lost()  # the whole folder is gone, which the next check will find and tell
+        except OSError as error:
+            mirror.lost()
+            if str(error) != self._mirror_fault:
+                self._mirror_fault = str(error)
+                fields = {"kind": "csv_behind", "field": "metrics.csv", "reason": f"{error}; it will catch up"}
+                self.note("telemetry_error", fields)
+        except Exception as error:
+            self._mirror = None
+            fields = {"kind": "csv_stopped", "field": "metrics.csv", "reason": f"{type(error).__name__}: {error}"}
             self.note("telemetry_error", fields)
+            raise
 
     def _report_losses(self) -> None:
         for reason, num_records in self.losses.take().items():
@@ -271,6 +297,11 @@ class Writer:
                 self.note("event", {"name": "clock_set", "jump_s": round(jump_s, 3)})
             if not self._appender.is_in_place():
                 self._put_back()
+            elif not self._folder.lock.exists():  # .tacho may be deleted at any time
+                with contextlib.suppress(OSError):
+                    self._folder.private.mkdir(exist_ok=True)
+                    self._claim.renew()
+                    self._beat()
         if self._is_due("heartbeat", _HEARTBEAT_S):
             self._beat()
         if self._settings.control_interval_s and self._is_due("control", self._settings.control_interval_s):

@@ -5,12 +5,13 @@ from tachograph.records._kinds import KINDS, METRIC_KINDS, RESERVED_FIELDS, SCHE
 from tachograph.records._masking import MASK, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import check_run_name
 from tachograph.records._table import StepTable
-from tachograph.records._values import MAX_STRING_CHARS, OMIT, Problem, is_settled, plain, settle
+from tachograph.records._values import MAX_STRING_CHARS, OMIT, Later, Problem, is_settled, plain, settle
 
 __all__ = [
     "KINDS",
     "MASK",
     "MAX_STRING_CHARS",
+    "Later",
     "METRIC_KINDS",
     "OMIT",
     "RESERVED_FIELDS",

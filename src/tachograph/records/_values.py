@@ -9,12 +9,12 @@ from __future__ import annotations
 import enum
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tachograph.records._masking import mask_text
 
-__all__ = ["MAX_STRING_CHARS", "Problem", "is_settled", "plain", "settle"]
+__all__ = ["MAX_STRING_CHARS", "Later", "Problem", "is_settled", "plain", "settle"]
 
 MAX_STRING_CHARS = 65_536
 MAX_ITEMS = 1_000
@@ -29,6 +29,15 @@ class Problem(NamedTuple):
 
     where: str
     reason: str
+
+
+class Later:
+    """A value that the writer works out, because finding it could take time."""
+
+    __slots__ = ("find",)
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self.find = find
 
 
 class _Omit:
@@ -68,7 +77,7 @@ def settle(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def _settle_into(settled: dict[str, Any], prefix: str, metrics: Mapping[Any, Any], depth: int) -> None:
     for key, value in metrics.items():
         name = prefix + (key if type(key) is str else str(key))[:MAX_NAME_CHARS]
-        if type(value) in _SETTLED:
+        if type(value) in _SETTLED or type(value) is Later:
             settled[name] = value
         elif type(value) is str:
             # Cut here, not in the writer: a waiting record must not hold megabytes. The writer reports the cut.
@@ -98,6 +107,8 @@ def _plain(value: Any, where: str, problems: list[Problem], depth: int) -> Any: 
     if isinstance(value, Problem):
         problems.append(value)
         return OMIT
+    if isinstance(value, Later):
+        return plain(value.find(), where, problems, depth + 1)
     if isinstance(value, str) and not isinstance(value, enum.Enum):
         return _text(value, where, problems)
     if isinstance(value, enum.Enum):

@@ -1,0 +1,149 @@
+"""Measure everything and print one table: ``make bench``, or ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+
+import msgspec
+from rich.console import Console
+
+from benchmarks._children import ChildError, ask
+from benchmarks._imports import measure_import
+from benchmarks._measure import Spread
+from benchmarks._memory import measure_memory
+from benchmarks._report import Report, time_text
+from benchmarks._subjects import SUBJECTS
+
+__all__: list[str] = []
+
+_PEERS = ("json", "one_logger", "trackio", "wandb", "tensorboard")
+_PEER_IMPORTS = {
+    "import nv_one_logger…training_telemetry_provider": (
+        "import nv_one_logger.training_telemetry.api.training_telemetry_provider"
+    ),
+    "import trackio": "import trackio",
+    "import wandb": "import wandb",
+    "import tensorboard.summary": "import tensorboard.summary",
+}
+
+
+def _calls(report: Report) -> None:
+    report.section("A call that logs 10 scalars: time of the caller's thread")
+    ours: Spread | None = None
+    for name in ("dict", "keywords", "disabled", *_PEERS):
+        title = SUBJECTS[name].title
+        try:
+            result = ask("_call", name)
+        except ChildError as error:
+            report.fault(title, error)
+            if name in ("dict", "keywords"):
+                report.not_measured(title, error)
+            continue
+        cost, ratio = _spread(result["cost_ns"]), _spread(result["ratio"])
+        budget = ""
+        if name in ("dict", "keywords"):
+            to_floor = report.judge(f"{title}, ratio to the floor", ratio.median, 3, "×")
+            budget = f"{to_floor}, {report.judge(f'{title}, time', cost.median / 1000, 1, ' µs')}"
+        report.row(title, time_text(cost.median), ratio, "append of a tuple", ours=ours, budget=budget)
+        ours = ours or ratio
+
+
+def _cpu(report: Report) -> None:
+    report.section("A step of 10 scalars: CPU of the whole process, with its threads and child processes")
+    ours: Spread | None = None
+    for name, pace in (("mirrored", "paced"), ("journal", "paced"), ("mirrored", "sustained")):
+        title = SUBJECTS[name].title + (", tight loop" if pace == "sustained" else "")
+        try:
+            result = ask("_cpu", name, pace)
+        except ChildError as error:
+            report.fault(title, error)
+            if name == "journal":
+                report.not_measured(title, error)
+            continue
+        ratio = _spread(result["ratio"])
+        budget = report.judge(f"CPU per step, {title}", ratio.median, 1.5, "×") if name == "journal" else ""
+        if result["num_lost"]:
+            budget = f"{result['num_lost']} steps lost"
+        cost = time_text(1000 * _spread(result["cost_us"]).median)
+        report.row(title, cost, ratio, "msgspec encode, write", budget=budget)
+        report.row("", "", _spread(result["ratio_to_json"]), "json.dumps, write")
+        if pace == "paced":
+            report.row("the same when nothing is logged", f"{result['idle_percent']:.2f} % of a core")
+        ours = ours or ratio
+    for name in _PEERS:
+        title = SUBJECTS[name].title
+        try:
+            result = ask("_cpu", name, "few")
+        except ChildError as error:
+            report.fault(title, error)
+            continue
+        cost = time_text(1000 * _spread(result["cost_us"]).median)
+        report.row(title, cost, _spread(result["ratio"]), "msgspec encode, write", ours=ours)
+
+
+def _memory(report: Report) -> None:
+    report.section("Memory: 10⁶ steps in a tight loop")
+    try:
+        memory = measure_memory()
+    except ChildError as error:
+        report.fault("resident memory", error)
+        report.not_measured("memory", error)
+        return
+    over_bare = memory.most - memory.bare
+    budget = report.judge("memory over the bare process", over_bare, 20, " MiB")
+    report.row("the most at any time, over the same loop without it", f"+{over_bare:.1f} MiB", budget=budget)
+    report.row("of that: imports and init", f"+{memory.after_init - memory.bare:.1f} MiB")
+    report.row("of that: since init", f"+{memory.most - memory.after_init:.1f} MiB")
+    report.row("from step 10⁵ to 10⁶", f"{memory.at_end - memory.at_tenth:+.1f} MiB")
+
+
+def _imports(report: Report) -> None:
+    report.section("Importing: modules beyond a bare interpreter, time")
+    for title, statement, num_rounds in (
+        ("import tachograph", "import tachograph", 15),
+        ("the same, and ready to record", "import tachograph; tachograph.init", 15),
+        *((title, statement, 3) for title, statement in _PEER_IMPORTS.items()),
+    ):
+        is_judged = statement == "import tachograph"
+        try:
+            imported = measure_import(statement, num_rounds)
+        except ChildError as error:
+            report.fault(title, error)
+            if is_judged:
+                report.not_measured(title, error)
+            continue
+        budget = f"with {', '.join(imported.heavy)}" if imported.heavy else ""
+        if is_judged:
+            budget = report.judge("modules of import tachograph", imported.num_modules, 50, " modules")
+            report.judge("heavy packages of import tachograph", len(imported.heavy), 0, "")
+        measured = f"{imported.num_modules} modules, {time_text(1e6 * imported.cost_ms.median)}"
+        report.row(title, measured, imported.ratio, "import json", budget=budget)
+
+
+def _spread(value: dict[str, float]) -> Spread:
+    return msgspec.convert(value, Spread)
+
+
+def _main() -> None:
+    report = Report()
+    sections: dict[str, Callable[[Report], None]] = {
+        "calls": _calls,
+        "CPU": _cpu,
+        "memory": _memory,
+        "imports": _imports,
+    }
+    with tempfile.TemporaryDirectory(prefix="tachograph-bench-bytecode-") as bytecode:
+        # What is installed is compiled. To compile while measuring would count as memory and as time to import.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = bytecode
+        with Console(stderr=True).status("") as status:
+            for title, measure in sections.items():
+                status.update(f"Measuring {title}; a few minutes in all, best on a machine that does nothing else …")
+                measure(report)
+    report.print(Console())
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,70 @@
+"""Memory: a process that records a million steps, looked at from outside, beside one that runs the same loop."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+
+import msgspec
+import psutil
+
+from benchmarks._children import ChildError, child_environment
+from benchmarks._memory_child import LOOK_EVERY, NUM_STEPS
+
+__all__ = ["Memory", "measure_memory"]
+
+_MIB = 1 << 20
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Resident memory in MiB."""
+
+    bare: float
+    """The most that the same loop holds without recording."""
+    after_init: float
+    most: float
+    at_tenth: float
+    """At a tenth of the steps; what comes on top of it later is growth."""
+    at_end: float
+
+
+def measure_memory() -> Memory:
+    """Run both loops to their end.
+
+    Raises:
+        ChildError: if one of them fails.
+    """
+    bare = _sizes_mib("bare")
+    recorded = _sizes_mib("recorded")
+    return Memory(
+        bare=max(bare),
+        after_init=recorded[0],
+        most=max(recorded),
+        at_tenth=recorded[NUM_STEPS // 10 // LOOK_EVERY],
+        at_end=recorded[-1],
+    )
+
+
+def _sizes_mib(mode: str) -> list[float]:
+    sizes = []
+    with tempfile.TemporaryDirectory(prefix="tachograph-bench-") as folder:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks._memory_child", mode],
+            cwd=folder,
+            env=child_environment(folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        assert child.stdin is not None and child.stdout is not None
+        with child:
+            process = psutil.Process(child.pid)
+            for _line in child.stdout:
+                sizes.append(process.memory_info().rss / _MIB)
+                child.stdin.write("\n")
+                child.stdin.flush()
+    if child.returncode != 0:
+        raise ChildError(f"the {mode} loop ended with {child.returncode}")
+    return sizes

@@ -1,0 +1,96 @@
+"""The table, and below it which budgets are met."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks._measure import Spread
+
+__all__ = ["Report", "time_text"]
+
+_LEAST_WIDTH = 140
+
+
+class _Budget(NamedTuple):
+    what: str
+    limit: str
+    value: str
+    is_met: bool | None
+    """None where it could not be measured."""
+
+
+class Report:
+    """Collects rows and verdicts as they come."""
+
+    def __init__(self) -> None:
+        self._budgets: list[_Budget] = []
+        self._table = Table(box=box.SIMPLE_HEAD, title="What recording costs", title_justify="left")
+        self._table.add_column("what")
+        for title in ("measured", "ratio", "quartiles"):
+            self._table.add_column(title, justify="right", no_wrap=True)
+        self._table.add_column("to")
+        self._table.add_column("× ours", justify="right", no_wrap=True)
+        self._table.add_column("budget")
+
+    def section(self, title: str) -> None:
+        """Begin a group of rows."""
+        self._table.add_section()
+        self._table.add_row(Text(title, style="bold"))
+
+    def row(
+        self,
+        what: str,
+        measured: str,
+        ratio: Spread | None = None,
+        to: str = "",
+        *,
+        ours: Spread | None = None,
+        budget: str = "",
+    ) -> None:
+        """Add a row; `ours` is the ratio that tachograph has to the same baseline."""
+        cells = ("", "") if ratio is None else (_times(ratio.median), f"{_times(ratio.low)}–{_times(ratio.high)}")
+        versus = _times(ratio.median / ours.median) if ratio and ours else ""
+        self._table.add_row(f"  {what}", measured, *cells, to, versus, budget)
+
+    def fault(self, what: str, reason: object) -> None:
+        """Add a row for what could not be measured."""
+        self._table.add_row(f"  {what}", Text(str(reason), style="red"))
+
+    def judge(self, what: str, value: float, limit: float, unit: str) -> str:
+        """Compare a value with its budget and return the budget for the row."""
+        self._budgets.append(_Budget(what, f"{limit:g}{unit}", f"{value:.3g}{unit}", value <= limit))
+        return f"≤ {limit:g}{unit}"
+
+    def not_measured(self, what: str, reason: object) -> None:
+        """Note a budget on which nothing can be said."""
+        self._budgets.append(_Budget(what, "", str(reason), None))
+
+    def print(self, console: Console) -> None:
+        """Print everything, wide enough to be read where there is no terminal."""
+        if console.width < _LEAST_WIDTH and not console.is_terminal:
+            console.width = _LEAST_WIDTH
+        console.print(self._table)
+        for title, verdict in (("met", True), ("missed", False), ("not measured", None)):
+            budgets = [budget for budget in self._budgets if budget.is_met is verdict]
+            if budgets:
+                console.print(f"Budgets {title}:", style="bold")
+            for budget in budgets:
+                limit = f" of at most {budget.limit}" if budget.limit else ""
+                console.print(f"  {budget.what}: {budget.value}{limit}", highlight=False)
+
+
+def time_text(time_ns: float) -> str:
+    """Return a time in the unit that fits it."""
+    for unit, size_ns in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if time_ns >= size_ns:
+            return f"{time_ns / size_ns:.3g} {unit}"
+    return f"{time_ns:.0f} ns"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}×" if ratio >= 100 else f"{ratio:.1f}×" if ratio >= 10 else f"{ratio:.2f}×"
