@@ -98,6 +98,25 @@ def test_reading_back(logs):
     assert (info.step, info.max_steps, info.progress, info.tags) == (9, 10, 0.9, ["a"])
 
 
+def test_summaries_are_what_the_records_say(logs):
+    odd = {7: math.nan, 77: math.inf, 78: -math.inf}
+    with tachograph.init("x", log_dir=str(logs)) as run:
+        for step in range(500):
+            run.log({"a": odd.get(step, math.sin(step)), "n": step, "flag": step % 2 == 0}, step=step)
+    history = read(logs / "x")
+    records = list(history.records("step"))
+    assert history.counts["step"] == len(records) == 500
+    for name in ("a", "n", "sec_per_step"):
+        values = [record[name] for record in records if name in record]
+        finite = [value for value in values if math.isfinite(value)]
+        summary = history.metrics[name]
+        assert (summary.count, summary.num_not_finite) == (len(values), len(values) - len(finite))
+        assert (summary.low, summary.high, summary.last) == (min(finite), max(finite), values[-1])
+        assert summary.last_step == 499
+    assert "flag" not in history.metrics
+    assert (history.attempts[0].first_step, history.attempts[0].last_step) == (0, 499)
+
+
 def test_a_resumed_run_goes_on_in_the_same_story(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         first_id = run.id

@@ -42,11 +42,8 @@ _HIDDEN = {"event", "time", "global_step", "nan_inf_detected", "traceback", "con
 def tail(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, events: tuple[str, ...]) -> None:
     """Print the last records of a run, and follow it as it goes."""
     folder = find_run(run, log_dir)
-    follower = JournalFollower(folder.journal)
     console = Console(highlight=False)
-    last: deque[dict[str, Any]] = deque(maxlen=lines)
-    while records := follower.poll_block():
-        last.extend(record for record in records if not events or record["event"] in events)
+    follower, last = _last(folder, lines, events)
     for record in last:
         _print(console, record, as_json=as_json)
     while follow:
@@ -59,6 +56,20 @@ def tail(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, events
         time.sleep(_POLL_S)
     if follower.num_bad_lines and not as_json:
         console.print(Text(f"{follower.num_bad_lines} lines could not be read and were skipped", style="yellow"))
+
+
+def _last(folder: RunFolder, lines: int, events: tuple[str, ...]) -> tuple[JournalFollower, deque[dict[str, Any]]]:
+    """Read back from the end until there are enough records; what is asked for may be far back, or not there."""
+    num_bytes = 64 << 10
+    while True:
+        follower = JournalFollower.near_the_end(folder.journal, num_bytes)
+        is_all = follower.offset == 0
+        last: deque[dict[str, Any]] = deque(maxlen=lines)
+        while records := follower.poll_block():
+            last.extend(record for record in records if not events or record["event"] in events)
+        if is_all or len(last) == lines:
+            return follower, last
+        num_bytes *= 8
 
 
 def _has_ended(folder: RunFolder) -> bool:

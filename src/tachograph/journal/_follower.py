@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tachograph.records import decode
+from tachograph.records import decode, decode_block
 
 __all__ = ["JournalFollower", "read_records"]
 
@@ -53,11 +53,24 @@ class JournalFollower:
                     if not block:
                         return []
                     start, self.offset = self.offset, self.offset + len(block)
-                    records = list(self._parse(block, start))
+                    records = decode_block(block)
+                    if records is None:
+                        records = list(self._parse(block, start))
                     if records:  # a block of nothing but bad lines is not the end
                         return records
         except FileNotFoundError:
             return []
+
+    @classmethod
+    def near_the_end(cls, path: str | os.PathLike[str], num_bytes: int) -> JournalFollower:
+        """Follow from the first line that begins in the last so many bytes, or from the beginning."""
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if num_bytes >= size:
+                return cls(path)
+            file.seek(size - num_bytes - 1)
+            file.readline()
+            return cls(path, file.tell())
 
     @staticmethod
     def complete_bytes(path: Path) -> int:

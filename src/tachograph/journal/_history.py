@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections import deque
@@ -60,6 +61,17 @@ class MetricSummary(msgspec.Struct):
         self.low = min(self.low, value)
         self.high = max(self.high, value)
 
+    def add_many(self, values: list[float]) -> None:
+        """Take values of which another one is still to come, which then sets the latest."""
+        self.count += len(values)
+        finite = values
+        if not -math.inf < sum(values) < math.inf:
+            finite = [value for value in values if -math.inf < value < math.inf]
+            self.num_not_finite += len(values) - len(finite)
+        if finite:
+            self.low = min(self.low, *finite)
+            self.high = max(self.high, *finite)
+
 
 class ControlView(msgspec.Struct):
     """A control as a reader sees it."""
@@ -114,8 +126,13 @@ class RunHistory:
                 self._num_restarts = self._follower.num_restarts
                 self._attempts, self._counts, self._metrics, self._latest = [], {}, {}, {}
                 self._num_lost_records = 0
-            for record in records:
-                self._take(record)
+            for keys, group in itertools.groupby(records, key=tuple):
+                alike = list(group)
+                if len(alike) > 8 and keys[0] == "event" and all(record["event"] == "step" for record in alike):
+                    self._take_steps(keys, alike)
+                else:
+                    for record in alike:
+                        self._take(record)
             num_new += len(records)
         return num_new
 
@@ -263,6 +280,33 @@ class RunHistory:
             number = record.get("num_records")
             self._num_lost_records += number if isinstance(number, int) else 0
 
+    def _take_steps(self, keys: tuple[str, ...], records: list[dict[str, Any]]) -> None:
+        """Take many step records with the same names, column by column."""
+        *rest, last = records
+        self._take(rest.pop(0))
+        columns = dict(zip(keys, zip(*(record.values() for record in rest), strict=True), strict=True))
+        steps = columns.get("global_step", ())
+        if rest and all(type(step) is int for step in steps):
+            self._counts["step"] += len(rest)
+            attempt = self._attempts[-1]
+            attempt.num_records += len(rest)
+            attempt.num_steps += len(rest)
+            for name, column in columns.items():
+                if name not in _NOT_METRICS:
+                    numbers = [value for value in column if type(value) is float or type(value) is int]
+                    if numbers:
+                        self._summary(name).add_many(numbers)
+            rest = []
+        for record in rest:
+            self._take(record)
+        self._take(last)  # sets what only the latest record says
+
+    def _summary(self, name: str) -> MetricSummary:
+        summary = self._metrics.get(name)
+        if summary is None:
+            summary = self._metrics[name] = MetricSummary()
+        return summary
+
     def _take_metrics(self, record: dict[str, Any], attempt: Attempt) -> None:
         step = record.get("global_step")
         if type(step) is not int:
@@ -274,10 +318,7 @@ class RunHistory:
                 attempt.first_step = step
         for name, value in record.items():
             if (type(value) is float or type(value) is int) and name not in _NOT_METRICS:
-                summary = self._metrics.get(name)
-                if summary is None:
-                    summary = self._metrics[name] = MetricSummary()
-                summary.add(value, step)
+                self._summary(name).add(value, step)
 
 
 def read(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None = None) -> RunHistory:

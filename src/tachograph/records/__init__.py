@@ -1,6 +1,6 @@
 """Records: what a line of the journal says and how it is written. Knows nothing of who made it or who reads it."""
 
-from tachograph.records._codec import decode, encode, to_json
+from tachograph.records._codec import decode, decode_block, encode, to_json
 from tachograph.records._kinds import KINDS, METRIC_KINDS, RESERVED_FIELDS, SCHEMA_VERSION
 from tachograph.records._masking import MASK, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import check_run_name
@@ -20,6 +20,7 @@ __all__ = [
     "StepTable",
     "check_run_name",
     "decode",
+    "decode_block",
     "encode",
     "is_settled",
     "mask_arguments",

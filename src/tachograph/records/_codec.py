@@ -12,14 +12,16 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["decode", "encode", "to_json"]
+__all__ = ["decode", "decode_block", "encode", "to_json"]
 
 _FROM_TEXT = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TAILS = ("NaN", "Infinity")
 _MARKS = (b'NaN"', b'Infinity"')
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
+_decoder = msgspec.json.Decoder()
+_decode = _decoder.decode
+_decode_lines = _decoder.decode_lines
 
 
 def encode(record: dict[str, Any]) -> bytes:
@@ -45,6 +47,18 @@ def decode(line: bytes) -> dict[str, Any]:
         restored: dict[str, Any] = _restore(record)
         return restored
     return record
+
+
+def decode_block(block: bytes) -> list[dict[str, Any]] | None:
+    """Decode whole lines at once, which is several times faster; None if one of them needs a closer look."""
+    if _MARKS[0] in block or _MARKS[1] in block:
+        return None
+    try:
+        records = _decode_lines(block)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    is_good = all(type(record) is dict and type(record.get("event")) is str for record in records)
+    return records if is_good else None
 
 
 def to_json(value: Any) -> str:
