@@ -67,7 +67,7 @@ def test_ls_takes_the_folder_from_the_environment(runs):
 
 def test_show(runs):
     out = tacho("show", "good", "--log-dir", runs)
-    for expected in ("finished", "19 of 20 steps", "train_loss", "model.pt", "best", "█"):
+    for expected in ("finished", "20 of 20 steps, 100%", "train_loss", "model.pt", "best", "█"):
         assert expected in out, out
     found = json.loads(tacho("show", runs / "good", "--json"))
     assert found["state"] == "finished"

@@ -95,7 +95,7 @@ def test_reading_back(logs):
     with pytest.raises(KeyError, match="did you mean 'train_loss'"):
         history.series("train_los")
     info = overview(history.folder)
-    assert (info.step, info.max_steps, info.progress, info.tags) == (9, 10, 0.9, ["a"])
+    assert (info.step, info.max_steps, info.progress, info.tags) == (9, 10, 1.0, ["a"])
 
 
 def test_summaries_are_what_the_records_say(logs):

@@ -107,12 +107,13 @@ def _headline(history: RunHistory) -> RenderableType:
     max_steps = last.start.get("max_steps") if last else None
     if last is None or last.last_step is None or not isinstance(max_steps, int) or max_steps <= 0:
         return title
-    share = min(1.0, max(0.0, last.last_step / max_steps))
+    num_done = min(max_steps, last.last_step + 1)  # steps are counted from 0
+    share = max(0.0, num_done / max_steps)
     table = Table.grid(padding=(0, 2))
-    left = f"{number(last.last_step)} of {number(max_steps)} steps, {share:.0%}"
+    left = f"{number(num_done)} of {number(max_steps)} steps, {share:.0%}"
     pace = history.metrics.get("sec_per_step")
     if history.state is RunState.RUNNING and pace is not None:
-        left += f", about {duration((max_steps - last.last_step) * pace.last)} to go"
+        left += f", about {duration((max_steps - num_done) * pace.last)} to go"
     table.add_row(bar(share, is_live=history.state is RunState.RUNNING), Text(left))
     return Group(title, table)
 
@@ -156,7 +157,8 @@ def _metrics(history: RunHistory) -> RenderableType:
     table.add_column("metric")
     for heading in ("last", "lowest", "highest", "points", "not finite"):
         table.add_column(heading, justify="right")
-    for name, metric in list(history.metrics.items())[:60]:
+    ordered = sorted(history.metrics.items(), key=lambda item: item[1].kind == "system")  # what was logged comes first
+    for name, metric in ordered[:60]:
         finite = metric.count > metric.num_not_finite
         table.add_row(
             Text(safe(name, 60)),

@@ -44,6 +44,8 @@ class Attempt(msgspec.Struct):
 class MetricSummary(msgspec.Struct):
     """A metric in a few numbers; the extremes are over finite values."""
 
+    kind: str = "step"
+    """The kind of record it was first seen in."""
     count: int = 0
     last: float = math.nan
     last_step: int | None = None
@@ -295,16 +297,16 @@ class RunHistory:
                 if name not in _NOT_METRICS:
                     numbers = [value for value in column if type(value) is float or type(value) is int]
                     if numbers:
-                        self._summary(name).add_many(numbers)
+                        self._summary(name, "step").add_many(numbers)
             rest = []
         for record in rest:
             self._take(record)
         self._take(last)  # sets what only the latest record says
 
-    def _summary(self, name: str) -> MetricSummary:
+    def _summary(self, name: str, kind: str) -> MetricSummary:
         summary = self._metrics.get(name)
         if summary is None:
-            summary = self._metrics[name] = MetricSummary()
+            summary = self._metrics[name] = MetricSummary(kind=kind)
         return summary
 
     def _take_metrics(self, record: dict[str, Any], attempt: Attempt) -> None:
@@ -318,7 +320,7 @@ class RunHistory:
                 attempt.first_step = step
         for name, value in record.items():
             if (type(value) is float or type(value) is int) and name not in _NOT_METRICS:
-                self._summary(name).add(value, step)
+                self._summary(name, record["event"]).add(value, step)
 
 
 def read(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None = None) -> RunHistory:

@@ -40,7 +40,7 @@ class RunOverview(msgspec.Struct, kw_only=True):
         """Share of the steps that are done, if it is known how many there will be."""
         if not self.max_steps or self.step is None:
             return None
-        return min(1.0, max(0.0, self.step / self.max_steps))
+        return min(1.0, max(0.0, (self.step + 1) / self.max_steps))  # steps are counted from 0
 
 
 def overview(folder: RunFolder) -> RunOverview:
