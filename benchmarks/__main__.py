@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -20,9 +21,7 @@ __all__: list[str] = []
 
 _PEERS = ("json", "one_logger", "trackio", "wandb", "tensorboard")
 _PEER_IMPORTS = {
-    "import nv_one_logger…training_telemetry_provider": (
-        "import nv_one_logger.training_telemetry.api.training_telemetry_provider"
-    ),
+    "import nv_one_logger…provider": ("import nv_one_logger.training_telemetry.api.training_telemetry_provider"),
     "import trackio": "import trackio",
     "import wandb": "import wandb",
     "import tensorboard.summary": "import tensorboard.summary",
@@ -30,7 +29,7 @@ _PEER_IMPORTS = {
 
 
 def _calls(report: Report) -> None:
-    report.section("A call that logs 10 scalars: time of the caller's thread")
+    report.section("Logging 10 scalars: the caller's time")
     ours: Spread | None = None
     for name in ("dict", "keywords", "disabled", *_PEERS):
         title = SUBJECTS[name].title
@@ -51,27 +50,26 @@ def _calls(report: Report) -> None:
 
 
 def _cpu(report: Report) -> None:
-    report.section("A step of 10 scalars: CPU of the whole process, with its threads and child processes")
+    report.section("CPU of the whole process, per step")
     ours: Spread | None = None
-    for name, pace in (("mirrored", "paced"), ("journal", "paced"), ("mirrored", "sustained")):
-        title = SUBJECTS[name].title + (", tight loop" if pace == "sustained" else "")
+    for name, pace in (("journal", "paced"), ("mirrored", "paced"), ("mirrored", "sustained")):
+        title = SUBJECTS[name].title if pace == "paced" else "the same in a tight loop"
         try:
             result = ask("_cpu", name, pace)
         except ChildError as error:
             report.fault(title, error)
             if name == "journal":
-                report.not_measured(title, error)
+                report.not_measured(f"CPU per step, {title}", error)
             continue
         ratio = _spread(result["ratio"])
+        if (name, pace) == ("mirrored", "paced"):
+            ours = ratio
         budget = report.judge(f"CPU per step, {title}", ratio.median, 1.5, "×") if name == "journal" else ""
-        if result["num_lost"]:
-            budget = f"{result['num_lost']} steps lost"
-        cost = time_text(1000 * _spread(result["cost_us"]).median)
-        report.row(title, cost, ratio, "msgspec encode, write", budget=budget)
+        note = f"{result['num_lost']} steps lost" if result["num_lost"] else budget
+        report.row(title, _cost(result), ratio, "msgspec encode, write", budget=note)
         report.row("", "", _spread(result["ratio_to_json"]), "json.dumps, write")
         if pace == "paced":
-            report.row("the same when nothing is logged", f"{result['idle_percent']:.2f} % of a core")
-        ours = ours or ratio
+            report.row("while nothing is logged", f"{result['idle_percent']:.2f} % of a core")
     for name in _PEERS:
         title = SUBJECTS[name].title
         try:
@@ -79,12 +77,11 @@ def _cpu(report: Report) -> None:
         except ChildError as error:
             report.fault(title, error)
             continue
-        cost = time_text(1000 * _spread(result["cost_us"]).median)
-        report.row(title, cost, _spread(result["ratio"]), "msgspec encode, write", ours=ours)
+        report.row(title, _cost(result), _spread(result["ratio"]), "msgspec encode, write", ours=ours)
 
 
 def _memory(report: Report) -> None:
-    report.section("Memory: 10⁶ steps in a tight loop")
+    report.section("Memory, 10⁶ steps in a tight loop")
     try:
         memory = measure_memory()
     except ChildError as error:
@@ -93,14 +90,14 @@ def _memory(report: Report) -> None:
         return
     over_bare = memory.most - memory.bare
     budget = report.judge("memory over the bare process", over_bare, 20, " MiB")
-    report.row("the most at any time, over the same loop without it", f"+{over_bare:.1f} MiB", budget=budget)
+    report.row("the most, over the same loop without it", f"+{over_bare:.1f} MiB", budget=budget)
     report.row("of that: imports and init", f"+{memory.after_init - memory.bare:.1f} MiB")
     report.row("of that: since init", f"+{memory.most - memory.after_init:.1f} MiB")
     report.row("from step 10⁵ to 10⁶", f"{memory.at_end - memory.at_tenth:+.1f} MiB")
 
 
 def _imports(report: Report) -> None:
-    report.section("Importing: modules beyond a bare interpreter, time")
+    report.section("Imports, beyond a bare interpreter")
     for title, statement, num_rounds in (
         ("import tachograph", "import tachograph", 15),
         ("the same, and ready to record", "import tachograph; tachograph.init", 15),
@@ -120,6 +117,10 @@ def _imports(report: Report) -> None:
             report.judge("heavy packages of import tachograph", len(imported.heavy), 0, "")
         measured = f"{imported.num_modules} modules, {time_text(1e6 * imported.cost_ms.median)}"
         report.row(title, measured, imported.ratio, "import json", budget=budget)
+
+
+def _cost(result: dict[str, Any]) -> str:
+    return time_text(1000 * _spread(result["cost_us"]).median)
 
 
 def _spread(value: dict[str, float]) -> Spread:

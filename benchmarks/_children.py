@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["NOT_INSTALLED", "ChildError", "answer", "ask", "child_environment"]
+__all__ = ["NOT_INSTALLED", "ChildError", "answer", "ask", "child_environment", "last_line", "run", "temporary_folder"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _ANSWER = "answer.json"
@@ -38,12 +38,33 @@ def child_environment(folder: str) -> dict[str, str]:
         "WANDB_CACHE_DIR": folder,
         "WANDB_CONFIG_DIR": folder,
         "WANDB_DATA_DIR": folder,
-        "TRACKIO_DIR": os.path.join(folder, "trackio"),
+        "TRACKIO_DIR": str(Path(folder, "trackio")),
         "HF_HOME": folder,
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "GRADIO_ANALYTICS_ENABLED": "False",
     }
+
+
+def run(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter in a folder.
+
+    Raises:
+        ChildError: if it does not end.
+    """
+    try:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env=child_environment(folder),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ChildError(f"did not end within {_TIMEOUT_S} s") from None
 
 
 def ask(module: str, *arguments: str) -> dict[str, Any]:
@@ -52,29 +73,25 @@ def ask(module: str, *arguments: str) -> dict[str, Any]:
     Raises:
         ChildError: if it could not.
     """
-    with tempfile.TemporaryDirectory(prefix="tachograph-bench-", ignore_cleanup_errors=True) as folder:
-        command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env=child_environment(folder),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise ChildError(f"did not end within {_TIMEOUT_S} s") from None
+    with temporary_folder() as folder:
+        done = run(folder, "-m", f"benchmarks.{module}", *arguments)
         path = Path(folder, _ANSWER)
         if not path.exists():
-            last_line = (done.stderr.strip() or "no message").splitlines()[-1]
-            raise ChildError(f"ended with {done.returncode}: {last_line}")
+            raise ChildError(f"ended with {done.returncode}: {last_line(done.stderr)}")
         result: dict[str, Any] = msgspec.json.decode(path.read_bytes())
     if "error" in result:
         raise ChildError(result["error"])
     return result
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder that goes away, even if a peer's helper process is still writing into it."""
+    return tempfile.TemporaryDirectory(prefix="tachograph-bench-", ignore_cleanup_errors=True)
+
+
+def last_line(text: str) -> str:
+    """Return the line of a traceback that says what happened."""
+    return (text.strip() or "no message").splitlines()[-1]
 
 
 def answer(measure: Callable[..., dict[str, Any]]) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
-
 import msgspec
 
-from benchmarks._children import NOT_INSTALLED, ChildError, child_environment
+from benchmarks._children import NOT_INSTALLED, ChildError, last_line, run, temporary_folder
 from benchmarks._measure import Spread
 
 __all__ = ["HEAVY", "Imported", "measure_import"]
@@ -61,18 +57,10 @@ def measure_import(statement: str, num_rounds: int) -> Imported:
 
 
 def _run(statement: str) -> tuple[float, set[str]]:
-    with tempfile.TemporaryDirectory(prefix="tachograph-bench-") as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", _CODE.format(statement=statement)],
-            cwd=folder,
-            env=child_environment(folder),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    with temporary_folder() as folder:
+        done = run(folder, "-c", _CODE.format(statement=statement))
     if done.returncode != 0:
-        last_line = (done.stderr.strip() or "no message").splitlines()[-1]
-        raise ChildError(NOT_INSTALLED if last_line.startswith("ModuleNotFoundError") else last_line)
+        fault = last_line(done.stderr)
+        raise ChildError(NOT_INSTALLED if fault.startswith("ModuleNotFoundError") else fault)
     took, *modules = done.stdout.splitlines()[-1].split()
     return float(took), set(modules)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 
 import msgspec
 import psutil
 
-from benchmarks._children import ChildError, child_environment
+from benchmarks._children import ChildError, child_environment, temporary_folder
 from benchmarks._memory_child import LOOK_EVERY, NUM_STEPS
 
 __all__ = ["Memory", "measure_memory"]
 
 _MIB = 1 << 20
+_NUM_ROUNDS = 2
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -30,13 +30,13 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 def measure_memory() -> Memory:
-    """Run both loops to their end.
+    """Run both loops to their end; of several that record, the one that needs most counts.
 
     Raises:
         ChildError: if one of them fails.
     """
     bare = _sizes_mib("bare")
-    recorded = _sizes_mib("recorded")
+    recorded = max((_sizes_mib("recorded") for _ in range(_NUM_ROUNDS)), key=max)
     return Memory(
         bare=max(bare),
         after_init=recorded[0],
@@ -48,7 +48,7 @@ def measure_memory() -> Memory:
 
 def _sizes_mib(mode: str) -> list[float]:
     sizes = []
-    with tempfile.TemporaryDirectory(prefix="tachograph-bench-") as folder:
+    with temporary_folder() as folder:
         child = subprocess.Popen(
             [sys.executable, "-m", "benchmarks._memory_child", mode],
             cwd=folder,

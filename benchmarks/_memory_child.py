@@ -6,6 +6,7 @@ Nothing is imported here that the loop does not need: this is the bare process.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 __all__: list[str] = []
 
@@ -19,7 +20,7 @@ def _wait_for_look() -> None:
     sys.stdin.readline()
 
 
-def _loop(log):  # noqa: ANN001, ANN202 - naming the types would need imports
+def _loop(log: Callable[[dict[str, float], int], None]) -> None:
     _wait_for_look()
     for step in range(1, NUM_STEPS + 1):
         loss = 10.0 / (step + 3)

@@ -13,7 +13,7 @@ from benchmarks._measure import Spread
 
 __all__ = ["Report", "time_text"]
 
-_LEAST_WIDTH = 140
+_LEAST_WIDTH = 150
 
 
 class _Budget(NamedTuple):
@@ -30,12 +30,12 @@ class Report:
     def __init__(self) -> None:
         self._budgets: list[_Budget] = []
         self._table = Table(box=box.SIMPLE_HEAD, title="What recording costs", title_justify="left")
-        self._table.add_column("what")
+        self._table.add_column("what", no_wrap=True)
         for title in ("measured", "ratio", "quartiles"):
             self._table.add_column(title, justify="right", no_wrap=True)
         self._table.add_column("to")
         self._table.add_column("× ours", justify="right", no_wrap=True)
-        self._table.add_column("budget")
+        self._table.add_column("budget, note")
 
     def section(self, title: str) -> None:
         """Begin a group of rows."""

@@ -18,11 +18,12 @@ ALLOWED = {
     "records": {"base"},
     "journal": {"base", "records"},
     "recorder": {"base", "records", "journal"},
-    "config": {"base", "recorder"},
-    "demo": {"base", "recorder"},
+    "sinks": {"base", "records", "journal"},
+    "setup": {"base", "recorder", "sinks"},
+    "demo": {"base", "recorder", "setup"},
     "testing": {"base", "records", "journal", "recorder"},
     "cli": {"base", "records", "journal", "demo"},
-    "__init__": {"base", "journal", "recorder", "config"},
+    "__init__": {"base", "journal", "recorder", "setup"},
     "__main__": {"cli"},
     "pytest_plugin": {"recorder", "testing"},
 }
@@ -73,6 +74,12 @@ def modules_after(statement: str) -> set[str]:
     code = f"{statement}\nimport sys, json; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_sinks_do_not_import_each_other():
+    for path in (SOURCE / "sinks").glob("*.py"):
+        others = {f"tachograph.sinks.{other.stem}" for other in (SOURCE / "sinks").glob("[a-z]*.py")}
+        assert not imports_of(path) & others
 
 
 HEAVY = {"numpy", "pandas", "torch", "rich", "rich_click", "click", "yaml", "starlette", "pynvml"}

@@ -112,7 +112,7 @@ def test_a_disabled_section(tmp_path):
         ({"logdir": "x"}, "unknown key telemetry.logdir; did you mean 'log_dir'?"),
         ({"tensorbord": True}, "unknown key telemetry.tensorbord; did you mean 'tensorboard'?"),
         ({"log_every": "x"}, "telemetry.log_every: expected `int`"),
-        ({"wandb": True}, "telemetry.wandb: this version cannot write to wandb yet"),
+        ({"wandb": "perhaps"}, "telemetry.wandb: expected `bool`"),
         ([1], "telemetry: a section such as"),
         ("yes", "telemetry: a section such as"),
     ],

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from tachograph._version import __version__
 
 if TYPE_CHECKING:
-    from tachograph.config import init_from_config
     from tachograph.exceptions import TachographError
     from tachograph.journal import RunHistory, RunState, Series, read
-    from tachograph.recorder import Control, Run, current_run, init, log
+    from tachograph.recorder import Control, Run, current_run, log
+    from tachograph.setup import init, init_from_config
 
 __all__ = [
     "Control",
@@ -43,8 +43,8 @@ _HOMES = {
     "Series": "tachograph.journal",
     "TachographError": "tachograph.exceptions",
     "current_run": "tachograph.recorder",
-    "init": "tachograph.recorder",
-    "init_from_config": "tachograph.config",
+    "init": "tachograph.setup",
+    "init_from_config": "tachograph.setup",
     "log": "tachograph.recorder",
     "read": "tachograph.journal",
 }

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tachograph.recorder import Run, init
+from tachograph.recorder import Run
+from tachograph.setup import init
 
 __all__ = ["train"]
 

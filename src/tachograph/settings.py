@@ -29,6 +29,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, Meta(description="Write a step record every this many steps; what lies between is summarised.", ge=1)
     ] = 1
     csv: Annotated[bool, Meta(description="Keep `metrics.csv` beside the journal.")] = True
+    tensorboard: Annotated[
+        bool, Meta(description="Write TensorBoard event files into the run folder; needs `tachograph[tensorboard]`.")
+    ] = False
+    wandb: Annotated[
+        bool, Meta(description="Send the run to W&B, as its own environment says; needs `tachograph[wandb]`.")
+    ] = False
     console: Annotated[bool, Meta(description="Print the `[telemetry]` lines.")] = True
     flush_interval_s: Annotated[float, Meta(description="Longest time a record waits in memory.", ge=0.01, le=1.0)] = (
         0.5

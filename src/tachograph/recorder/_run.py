@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from tachograph.clock import Clock, SystemClock
 from tachograph.guard import guard
+from tachograph.journal import RunFolder
 from tachograph.recorder._control import Control, ControlPanel, Number
 from tachograph.recorder._entries import PRESSURE, FlushMark, Note, StepEntry
 from tachograph.recorder._system import SystemSampler
@@ -65,6 +66,23 @@ class Backend(Protocol):
         ...
 
 
+class Follower(Protocol):
+    """Something that follows the journal as long as the run goes on."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
+
+    def start(self) -> None:
+        """Begin to follow."""
+        ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Take what is left and stop; tell whether all was taken in time."""
+        ...
+
+
 class _Detour:
     """Stands in for the buffer and is always full, so that `log` takes the long way."""
 
@@ -84,7 +102,7 @@ class Run:
     Attributes:
         name: the run's name, which is that of its folder.
         id: the same for all attempts of a resumed run.
-        path: the run's folder, or None if the run is not recorded.
+        folder: where each file of the run lies, or None if the run is not recorded.
         resumed: whether earlier attempts are in the same journal.
     """
 
@@ -93,6 +111,7 @@ class Run:
         "_buffer",
         "_careful_calls",
         "_clock",
+        "_followers",
         "_is_forked",
         "_is_told",
         "_on_finish",
@@ -100,9 +119,9 @@ class Run:
         "_sampler",
         "_settings",
         "_writer",
+        "folder",
         "id",
         "name",
-        "path",
         "resumed",
         "status",
     )
@@ -114,13 +133,13 @@ class Run:
         settings: Settings,
         writer: Backend | None,
         run_id: str = "",
-        path: str | None = None,
+        folder: RunFolder | None = None,
         resumed: bool = False,
         clock: Clock | None = None,
     ) -> None:
         self.name = name
         self.id = run_id
-        self.path = path
+        self.folder = folder
         self.resumed = resumed
         self.status: Literal["running", "finished", "failed"] = "running"
         self._settings = settings
@@ -128,6 +147,7 @@ class Run:
         self._clock = clock or SystemClock()
         self._sampler: SystemSampler | None = None
         self._on_finish: Any = None
+        self._followers: list[Follower] = []
         self._careful_calls = _CAREFUL_CALLS
         self._is_forked = False
         self._is_told = False
@@ -147,6 +167,11 @@ class Run:
     def enabled(self) -> bool:
         """Whether anything is recorded."""
         return self._writer is not None
+
+    @property
+    def path(self) -> str | None:
+        """The run's folder as a text, or None if the run is not recorded."""
+        return None if self.folder is None else str(self.folder.path)
 
     @property
     def log_every(self) -> int:
@@ -290,6 +315,7 @@ class Run:
         timeout_s = self._settings.exit_timeout_s if timeout_s is None else timeout_s
         if self._sampler is not None:
             self._sampler.stop()
+        deadline_s = time.monotonic() + timeout_s
         fields = {"status": status, "reason": reason}
         self._note("end", {name: value for name, value in fields.items() if value is not None})
         self.status = status
@@ -300,8 +326,16 @@ class Run:
         if self._writer is not None:
             written = self._writer.close(timeout_s)
             if not written:
-                self._say(f"the last records of {self.name!r} could not be written within {timeout_s:g} s")
+                self.say(f"the last records of {self.name!r} could not be written within {timeout_s:g} s")
+        for follower in self._followers:
+            if not follower.close(deadline_s - time.monotonic()):
+                self.say(f"{follower.name} did not take all records of {self.name!r}; they are in the journal")
         return written
+
+    def add_follower(self, follower: Follower) -> None:
+        """Start something that follows the journal until the run ends, and stop it then, within the deadline."""
+        self._followers.append(follower)
+        follower.start()
 
     def __enter__(self) -> Run:
         return self
@@ -416,7 +450,13 @@ class Run:
         if self.status == "running" and self._writer is not None:
             self._writer.note("system", sample)
 
-    def _say(self, line: str) -> None:
+    def report(self, kind: str, field: str, reason: str) -> None:
+        """Record a fault of telemetry itself."""
+        if self.status == "running":
+            self._note("telemetry_error", {"kind": kind, "field": field, "reason": reason})
+
+    def say(self, line: str) -> None:
+        """Print a line for the person who watches the run."""
         if self._settings.console:
             print(f"[telemetry] {line}", flush=True)  # noqa: T201 - the lines users know
 
@@ -425,6 +465,7 @@ class Run:
         self._is_forked = True
         self._buffer = _DETOUR
         self._sampler = None
+        self._followers = []
         if self._writer is not None:
             self._writer.abandon()
 

@@ -1,15 +1,14 @@
-"""`init`: from arguments, environment and config to a run that records."""
+"""From settings and facts to a run that records, and the run that is current."""
 
 from __future__ import annotations
 
 import logging
 import os
 import secrets
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tachograph.clock import Clock, SystemClock, WallAnchor
+from tachograph.clock import SystemClock, WallAnchor
 from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.guard import guard
 from tachograph.journal import Claim, claim_run_folder, overview, read_records, this_process
@@ -20,106 +19,57 @@ from tachograph.recorder._run import Run
 from tachograph.recorder._system import SystemSampler
 from tachograph.recorder._writer import Writer
 from tachograph.records import SCHEMA_VERSION, Problem, mask_mapping, plain
-from tachograph.settings import Settings, resolve_settings
+from tachograph.settings import Settings
 
-__all__ = ["current_run", "init", "log"]
+__all__ = ["begin_run", "current_run", "log"]
 
 
-def init(
-    name: str | None = None,
+def begin_run(
+    name: str,
+    settings: Settings,
     *,
     config: Any = None,
     resume: bool = False,
     tags: Iterable[str] = (),
     facts: Mapping[str, Any] | None = None,
-    section: Mapping[str, Any] | None = None,
-    **settings: Any,
 ) -> Run:
-    """Begin to record a run and make it the current one.
-
-    Args:
-        name: the run's folder inside `log_dir`; ``run-<date>_<time>`` if not given. A name that is in use gets a number
-            behind it, and a line says so.
-        config: the training config (a dict, a dataclass, an argparse namespace, …): stored in the `start` record with
-            secrets masked, and searched for model, LoRA and training facts.
-        resume: continue the run of that name if there is one, whether it finished, failed or crashed.
-        tags: words to find the run by.
-        facts: fields for the `start` record, such as ``{"trainable_params": 12_345, "max_steps": 5000}``.
-        section: the `telemetry` section of a config file; see `init_from_config`.
-        settings: any of the settings, such as `log_dir`, `log_every` or `enabled`.
-
-    Raises:
-        ConfigError: for a setting that does not exist or is out of its range.
-        RunNameError: for a name that cannot be a folder.
-        LogDirError: if the folder cannot be written.
-
-    Example:
-        >>> with tachograph.init("greyjacket", config=config, log_dir="./logs") as run:
-        ...     run.log({"train_loss": loss}, step=step)
-    """
-    chosen = resolve_settings(settings, section)
-    if isinstance(tags, str):
-        raise ConfigError(f"tags={tags!r}: a list of words is expected, such as tags=[{tags!r}]")
-    name = name or time.strftime("run-%Y%m%d_%H%M%S")
+    """Claim the folder, write the `start` record and return the run, which is the current one from now on."""
+    problems: list[Problem] = []
+    snapshot = _snapshot(config, problems)
     rank = _rank()
-    if not chosen.enabled or rank > 0:
-        run = Run(name, settings=chosen, writer=None)
+    if not settings.enabled or rank > 0:
+        run = Run(name, settings=settings, writer=None)
         if rank > 0:
-            run._say(f"rank {rank} does not record; rank 0 does")
-    else:
-        claim = claim_run_folder(chosen.log_dir, name, resume=resume)
-        try:
-            run = start_run(claim, chosen, config=config, tags=tags, facts=facts)
-        except BaseException:
-            claim.release()
-            raise
-    watch(run, hooks=chosen.hooks and run.enabled)
+            run.say(f"rank {rank} does not record; rank 0 does")
+        watch(run, hooks=False)
+        return run
+    claim = claim_run_folder(settings.log_dir, name, resume=resume)
+    try:
+        start = {"tags": [str(tag) for tag in tags], **config_facts(snapshot), **(facts or {}), "config": snapshot}
+        run = _record(claim, settings, start, problems)
+    except BaseException:
+        claim.release()
+        raise
+    watch(run, hooks=settings.hooks)
     return run
 
 
-def start_run(
-    claim: Claim,
-    settings: Settings,
-    *,
-    config: Any = None,
-    tags: Iterable[str] = (),
-    facts: Mapping[str, Any] | None = None,
-    clock: Clock | None = None,
-) -> Run:
-    """Write the `start` record of a claimed folder and return its run."""
-    clock = clock or SystemClock()
+def _record(claim: Claim, settings: Settings, start: dict[str, Any], problems: list[Problem]) -> Run:
+    clock = SystemClock()
     folder = claim.folder
-    problems: list[Problem] = []
-    snapshot = _snapshot(config, problems)
-    start: dict[str, Any] = {**config_facts(snapshot), **(facts or {})}
-    before = overview(folder) if claim.resumed else None
     run_id = (_first_run_id(claim) if claim.resumed else None) or secrets.token_hex(8)
     anchor = WallAnchor(clock)
     pipeline = Pipeline(
         anchor,
         log_every=settings.log_every,
         samples_per_step=samples_per_step(start),
-        last_step=before.step if before else None,
+        last_step=overview(folder).step if claim.resumed else None,
     )
     writer = Writer(claim, settings, pipeline, anchor, clock, run_id)
-    path = os.fspath(folder.path)
-    run = Run(
-        folder.name, settings=settings, writer=writer, run_id=run_id, path=path, resumed=claim.resumed, clock=clock
-    )
-    fields: dict[str, Any] = {
-        "run_name": folder.name,
-        "run_id": run_id,
-        "schema": SCHEMA_VERSION,
-        "resumed": claim.resumed,
-        "tags": [str(tag) for tag in tags],
-        "log_every": settings.log_every,
-        "world_size": _world_size(),
-        **start,
-        **_guarded_facts(settings),
-        "process": this_process(),
-        "config": snapshot,
-    }
-    writer.note("start", fields)
+    run = Run(folder.name, settings=settings, writer=writer, run_id=run_id, folder=folder, resumed=claim.resumed)
+    identity = {"run_name": folder.name, "run_id": run_id, "schema": SCHEMA_VERSION, "resumed": claim.resumed}
+    surroundings = {"log_every": settings.log_every, "world_size": _world_size(), **_guarded_facts(settings)}
+    writer.note("start", {**identity, **surroundings, "process": this_process(), **start})
     for problem in problems:
         writer.note("telemetry_error", {"kind": "value_not_stored", "field": problem.where, "reason": problem.reason})
     with guard("making control.json"):
@@ -127,14 +77,14 @@ def start_run(
         writer.poll_controls = lambda: run._panel.poll(writer.control_file)
     writer.start()
     for line in claim.notes:
-        run._say(line)
-    run._say(f"run_name={folder.name}")
+        run.say(line)
+    run.say(f"run_name={folder.name}")
     files = os.path.join(settings.log_dir, folder.name, "metrics.jsonl")  # as the user wrote it
-    run._say(f"Logging to {files} (and metrics.csv)" if settings.csv else f"Logging to {files}")
+    run.say(f"Logging to {files} (and metrics.csv)" if settings.csv else f"Logging to {files}")
     writer.flush(settings.flush_interval_s)
     run._choose_way()
     if settings.system_interval_s:
-        run._sampler = SystemSampler(path, settings.system_interval_s, run._take_sample)
+        run._sampler = SystemSampler(str(folder.path), settings.system_interval_s, run._take_sample)
         run._sampler.start()
     return run
 
