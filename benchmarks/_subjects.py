@@ -162,7 +162,7 @@ class Subject(NamedTuple):
 SUBJECTS = {
     "dict": Subject("run.log({…}, step=i)", _tachograph, 2000),
     "keywords": Subject("run.log(loss=…, …, step=i)", _tachograph_keywords, 2000),
-    "disabled": Subject("the same, enabled=False", partial(_tachograph, enabled=False), 2000),
+    "disabled": Subject("run.log({…}), enabled=False", partial(_tachograph, enabled=False), 2000),
     "journal": Subject("journal alone (csv=False)", partial(_tachograph, csv=False), 500),
     "mirrored": Subject("journal and metrics.csv (default)", _tachograph, 500),
     "json": Subject("json.dumps, write, flush", _json_lines, 500),

@@ -105,6 +105,7 @@ def lines_of(run_folder: Path) -> list[dict[str, Any]]:
 
     text = (run_folder / "metrics.jsonl").read_text(encoding="utf-8")
     assert text == "" or text.endswith("\n")
+    assert len(text.splitlines()) == text.count("\n")
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 
 

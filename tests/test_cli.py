@@ -149,7 +149,10 @@ def test_following_and_steering_a_run(logs, script):
     assert "clamped as 10" in tacho("control", "live", "--log-dir", logs, "--set", "lr_scale=99", "--wait", 10)
     pending = tacho("control", "live", "--log-dir", logs, "--set", "lr_scale=2", "--wait", 1.5)
     assert "seen by the trainer" in pending
-    assert "rejected" in tacho("control", "live", "--log-dir", logs, "--set", "unknown=1", "--wait", 10)
+    unknown = tacho("control", "live", "--log-dir", logs, "--set", "lr_scle=1", check=False)
+    assert (unknown.returncode, "did you mean 'lr_scale'?" in unknown.stderr) == (1, True)
+    rejected = tacho("control", "live", "--log-dir", logs, "--set", "log_every=7.5", "--wait", 10, check=False)
+    assert (rejected.returncode, "rejected" in rejected.stdout) == (1, True)
     listed = json.loads(tacho("control", "live", "--log-dir", logs, "--json"))
     assert listed["lr_scale"]["value"] == 10.0
     assert listed["lr_scale"]["last_answer"] == "pending"
@@ -168,7 +171,7 @@ def test_control_of_a_run_that_has_ended(runs):
     assert "has finished: there is no trainer to ask" in done.stderr
 
 
-@pytest.mark.parametrize("value", ["lr_scale", "=1", "lr_scale=fast"])
+@pytest.mark.parametrize("value", ["lr_scale", "=1", "lr_scale=fast", "lr_scale=1e400", "lr_scale=nan"])
 def test_control_values_that_make_no_sense(runs, value):
     done = tacho("control", "good", "--log-dir", runs, "--set", value, check=False)
     assert done.returncode == 1

@@ -361,7 +361,7 @@ def test_a_deleted_private_folder_comes_back_with_its_lock(logs, script):
         assert run.name == "x-2"
     wait_for((logs / "x" / ".tacho" / "heartbeat.json").exists)
     with tachograph.init("x", log_dir=str(logs), resume=True) as run:
-        assert run.name == "x-2"
+        assert run.name == "x-3"  # x-2 is another run's story
     running.process.communicate("\n", timeout=30)
     assert read(logs / "x").state is RunState.FINISHED
 
@@ -440,3 +440,80 @@ def test_the_command_line_is_recorded_without_secrets(logs, script):
     ).ok()
     assert lines_of(logs / "x")[0]["command"][-2:] == ["--hf_token", "[masked]"]
     assert sys.executable not in lines_of(logs / "x")[0]["command"]
+
+
+def test_two_threads_never_share_a_folder(logs):
+    import threading
+
+    names, barrier = [], threading.Barrier(4)
+
+    def work():
+        barrier.wait()
+        with tachograph.init("t", log_dir=str(logs), console=False, git=False, system_interval_s=0) as run:
+            names.append(run.name)
+
+    for _ in range(20):
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(set(names)) == len(names) == 80
+
+
+def test_points_of_a_branch_that_was_left_are_left_out(logs):
+    with tachograph.init("x", log_dir=str(logs)) as run:
+        for step in range(100):
+            run.log(a=1.0, step=step)
+            if step in {40, 55, 95}:
+                run.log_validation({"loss": float(step)}, step=step)
+    with tachograph.init("x", log_dir=str(logs), resume=True) as run:
+        for step in range(50, 120):
+            run.log(a=2.0, step=step)
+            if step == 90:
+                run.log_validation({"loss": 900.0}, step=step)
+    series = read(logs / "x").series("val_loss", overlap="latest")
+    assert series.values.tolist() == [40.0, 900.0]
+
+
+def test_resume_counts_on_behind_a_long_last_record(logs):
+    with tachograph.init("x", log_dir=str(logs)) as run:
+        for _ in range(3):
+            run.log(a=1.0)
+        run.event("report", **{f"text{number}": "x" * 60_000 for number in range(5)})
+    with tachograph.init("x", log_dir=str(logs), resume=True) as run:
+        run.log(a=1.0)
+    assert read(logs / "x").series("a").steps.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("lines", [b'{"event":"a"}{"event":"b"}\n', b'{"event":\n"a"}\n'])
+def test_a_line_is_a_line(logs, lines):
+    path = record_some(logs)
+    num_records = sum(read(path).counts.values())
+    path.write_bytes(path.read_bytes() + lines)
+    history = read(path)
+    assert sum(history.counts.values()) == num_records
+    assert history.num_bad_lines == lines.count(b"\n")
+
+
+def test_records_of_another_program_do_not_break_the_readers(logs):
+    from tachograph.cli._show import render
+
+    path = record_some(logs)
+    odd = [
+        {"event": "start", "time": 1e30, "tags": 5, "gpus": "x", "command": 7, "git": [1], "max_steps": "many"},
+        {"event": "step", "global_step": "[/red]", "train_loss": 10**400, "time": "now"},
+        {"event": "checkpoint", "checkpoint_path": ["x"], "size_bytes": "big", "global_step": "[/x]"},
+        {"event": "event", "name": "control_ack", "control": "[/x]", "status": "\x1b[31m"},
+        {"event": "telemetry_error", "kind": 5, "num_records": "x", "reason": None, "field": {}},
+        {"event": "end", "status": 5, "reason": "\x1b[31m"},
+    ]
+    path.write_bytes(path.read_bytes() + b"".join(json.dumps(record).encode() + b"\n" for record in odd))
+    history = read(path)
+    from rich.console import Console
+
+    with open(os.devnull, "w") as nowhere:
+        console = Console(file=nowhere, width=200, record=True)
+        console.print(render(history))
+    assert "\x1b" not in console.export_text()
+    assert overview(history.folder).state is RunState.FAILED

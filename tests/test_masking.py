@@ -13,14 +13,15 @@ from tachograph.records import MASK, check_run_name, mask_arguments, mask_mappin
     [
         "api_key", "apiKey", "OPENAI_API_KEY", "hf_token", "hub-token", "token", "wandb_api_key", "password",
         "db_passwd", "client_secret", "aws_secret_access_key", "privateKey", "credentials", "slack_webhook",
-        "Authorization",
+        "Authorization", "api_keys", "hf_tokens", "passwords", "dbpassword", "smtp_pass", "ssh_key", "signing_key",
+        "openai_key", "wandb_key", "HFTOKEN",
     ],
 )  # fmt: skip
 def test_a_secret_is_known_by_its_name(name):
     assert mask_mapping({name: "opaque"}) == {name: MASK}
     assert mask_mapping({"deep": {"er": [{name: "opaque"}]}}) == {"deep": {"er": [{name: MASK}]}}
     assert mask_mapping({"deep": {name: "opaque"}}) == {"deep": {name: MASK}}
-    assert mask_arguments([f"--{name}", "opaque", f"--{name}=opaque"]) == [f"--{name}", MASK, f"--{name}={MASK}"]
+    assert mask_arguments([f"--{name}", "-opaque", f"--{name}=opaque"]) == [f"--{name}", MASK, f"--{name}={MASK}"]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,8 @@ def test_flags_and_empty_values_stay():
         "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSMeKKF2QT4",
         "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
         "https://hooks.slack.com/services/T0/B0/xyz",
+        "gsk_" + "d" * 40,
+        "sk_live_" + "e" * 20,
     ],
 )
 def test_a_secret_is_known_by_its_look(secret):
@@ -60,6 +63,19 @@ def test_a_secret_is_known_by_its_look(secret):
 
 def test_a_password_in_an_address():
     assert mask_text("https://user:hunter2@host/repo.git") == f"https://{MASK}@host/repo.git"
+    assert mask_text("redis://:hunter2@host/0") == f"redis://{MASK}@host/0"
+    assert mask_text(f"https://{'t' * 40}@host/repo.git") == f"https://{MASK}@host/repo.git"
+    assert mask_text("git@github.com:me/repo.git") == "git@github.com:me/repo.git"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["GET /x?api_key=opaque1&y=1", "https://host/a?se=1&sig=opaque1%3D", "HF_TOKEN=opaque1 python x.py",
+     "login failed: password=opaque1", "Authorization: Basic b3BhcXVlMTpvcGFxdWUx", "X-Amz-Signature=opaque1"],
+)  # fmt: skip
+def test_a_secret_in_a_text(text):
+    assert "opaque1" not in mask_text(text)
+    assert "b3BhcXVl" not in mask_text(text)
 
 
 def test_everything_under_a_secret_name():

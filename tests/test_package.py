@@ -19,7 +19,7 @@ ALLOWED = {
     "journal": {"base", "records"},
     "recorder": {"base", "records", "journal"},
     "sinks": {"base", "records", "journal"},
-    "setup": {"base", "recorder", "sinks"},
+    "setup": {"base", "records", "recorder", "sinks"},
     "demo": {"base", "recorder", "setup"},
     "testing": {"base", "records", "journal", "recorder"},
     "cli": {"base", "records", "journal", "demo"},

@@ -85,6 +85,26 @@ def test_values_that_change_in_place_do_not_change_what_was_logged():
     assert [step["total"] for step in steps(run)] == [float(number) for number in range(1, 101)]
 
 
+def test_an_array_that_appears_late_is_missing_rather_than_wrong(tmp_path):
+    """The fast way does not look inside: what it let through by reference is not believed."""
+    total = np.zeros(())
+    with tachograph.init("x", log_dir=str(tmp_path), console=False, system_interval_s=0) as run:
+        for step in range(200):
+            run.log(plain=1.0, step=step)
+        run.flush()
+        for step in range(200, 400):
+            total += 1
+            run.log({"total": total, "plain": 1.0}, step=step)
+            if step == 300:
+                run.flush()
+    history = tachograph.read(tmp_path / "x")
+    series = history.series("total")
+    assert series.values.tolist() == [float(step - 199) for step in series.steps]
+    assert series.steps.tolist() == list(range(301, 400))
+    assert history.counts["step"] == 400
+    assert [record["field"] for record in history.latest("telemetry_error")] == ["total"]
+
+
 def test_nothing_of_a_tensor_is_held():
     class Tensor:
         dtype, shape, device = "float32", (), None
@@ -158,6 +178,52 @@ def test_what_is_no_dict_costs_one_record(bad):
     lost = [record for record in run.records if record.get("kind") == "records_lost"]
     assert lost[0]["num_records"] == 1
     assert "takes a dict" in lost[0]["reason"]
+
+
+def test_one_bad_step_does_not_stop_the_counting():
+    run = MemoryRun()
+    for step in (None, "e1", None, 2.7, None):
+        run.log(a=1.0, step=step)
+    assert [step["global_step"] for step in steps(run)] == [0, 1, 2, 3, 4]
+
+
+def test_a_caller_cannot_rename_what_is_ours():
+    run = MemoryRun()
+    run.event("real", name="other")
+    run.log_epoch(1, {"epoch": 5})
+    assert (run.records[0]["name"], run.records[0]["name_"]) == ("real", "other")
+    assert (run.records[1]["epoch"], run.records[1]["epoch_"]) == (1, 5)
+
+
+def test_a_structure_that_contains_itself_twice_ends():
+    endless: dict = {}
+    endless["a"] = endless["b"] = endless
+    run = MemoryRun()
+    run.log({"x": endless, "loss": 0.5}, step=0)
+    assert steps(run)[0]["loss"] == 0.5
+
+
+def test_values_whose_own_code_fails_cost_themselves():
+    class Hostile:
+        def __getattr__(self, name):
+            raise RuntimeError(name)
+
+        def __str__(self):
+            raise RuntimeError("no")
+
+        __hash__ = object.__hash__
+
+    run = MemoryRun()
+    run.log({"bad": Hostile(), Hostile(): 1.0, "long": np.longdouble(0.5), "loss": 0.25}, step=0)
+    assert (steps(run)[0]["loss"], steps(run)[0]["long"]) == (0.25, 0.5)
+
+
+def test_secrets_are_masked_wherever_they_are_logged():
+    run = MemoryRun()
+    run.log({"hf_token": "opaque", "loss": 0.5}, step=0)
+    run.event("login", api_key="opaque", user={"password": 12345678})
+    assert "opaque" not in str(run.records)
+    assert "12345678" not in str(run.records)
 
 
 @pytest.mark.parametrize("step", ["seven", object(), math.nan, [1]])
@@ -313,7 +379,7 @@ def test_at_most_one_change_in_thirty_seconds_and_the_newest_wins():
 
 
 @pytest.mark.parametrize(
-    ("asked", "got"), [(1, 5), (5, 5), (100, 100), (2000, 2000), (99999, 2000), (-3, 5), (50.0, 50)]
+    ("asked", "got"), [(2, 5), (5, 5), (100, 100), (2000, 2000), (99999, 2000), (-3, 5), (50.0, 50)]
 )
 def test_log_every_is_clamped(asked, got):
     run = MemoryRun()
@@ -321,6 +387,14 @@ def test_log_every_is_clamped(asked, got):
     run.log(a=1.0, step=0)
     assert run.log_every == got
     assert acks(run)[-1] == ("log_every", "applied" if asked == got else "clamped")
+
+
+def test_asking_for_the_value_in_force_changes_nothing():
+    run = MemoryRun()
+    run.ask(log_every=1)  # below what a reader may ask for, but it is so already
+    run.log(a=1.0, step=0)
+    assert run.log_every == 1
+    assert acks(run) == [("log_every", "unchanged")]
 
 
 @pytest.mark.parametrize("value", ["fast", None, True, [5], {"a": 1}, math.inf, math.nan, 7.5, 10**400])

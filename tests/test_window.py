@@ -49,6 +49,16 @@ def test_all_that_is_logged_for_the_due_step_is_in_its_record():
     assert steps(run)[1]["window_steps"] == 5
 
 
+def test_a_due_step_that_was_written_in_two_parts_is_counted_once():
+    run = MemoryRun(log_every=10)
+    for step in range(21):
+        run.log(a=1.0, step=step)
+        assert run.records is not None  # the writer looks between the two
+        run.log(b=2.0, step=step)
+    run.finish()
+    assert sum(record["window_steps"] for record in steps(run)) == 21
+
+
 def test_a_loop_that_logs_more_rarely_loses_nothing():
     run = MemoryRun(log_every=5)
     for step in range(0, 50, 10):

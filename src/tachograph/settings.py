@@ -47,13 +47,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 5.0
     system_interval_s: Annotated[
         float,
-        Meta(description="Seconds between samples of CPU, memory, disk, network and GPU; 0 turns them off.", ge=0),
+        Meta(description="Seconds between samples of CPU, memory, disk, network and GPU; 0: none.", ge=0, le=86_400),
     ] = 5.0
     control_interval_s: Annotated[
         float, Meta(description="Seconds between looks at `control.json`; 0 turns remote control off.", ge=0, le=60)
     ] = 2.0
     control_gap_s: Annotated[
-        float, Meta(description="Shortest time between two changes of the same control.", ge=0)
+        float, Meta(description="Shortest time between two changes of the same control.", ge=0, le=86_400)
     ] = 30.0
     hooks: Annotated[
         bool, Meta(description="Record unhandled exceptions and SIGTERM, then run the handlers that were there.")
@@ -91,7 +91,7 @@ def resolve_settings(arguments: Mapping[str, Any], section: Mapping[str, Any] | 
         name = field.name
         if arguments.get(name) is not None:
             values[name] = _checked(name, arguments[name], f"{name}=")
-        elif _env(name) in os.environ:
+        elif os.environ.get(_env(name)):  # empty means not set
             values[name] = _checked(name, os.environ[_env(name)], f"environment variable {_env(name)}")
         elif section is not None and name in section:
             values[name] = _checked(name, section[name], f"telemetry.{name}")
@@ -106,7 +106,7 @@ def _env(name: str) -> str:
     return f"TACHO_{name.upper()}"
 
 
-_FALSE = {"0", "false", "no", "off", ""}
+_FALSE = {"0", "false", "no", "off"}
 _TRUE = {"1", "true", "yes", "on"}
 
 
@@ -122,4 +122,5 @@ def _checked(name: str, value: Any, origin: str) -> Any:
     try:
         return msgspec.convert(value, wanted, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{origin}: {str(error)[0].lower()}{str(error)[1:]}, got {given!r}") from None
+        wanted_text = str(error).partition(", got ")[0]
+        raise ConfigError(f"{origin}: {wanted_text[0].lower()}{wanted_text[1:]}, got {given!r}") from None

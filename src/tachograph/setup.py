@@ -10,6 +10,7 @@ from typing import Any
 
 from tachograph.exceptions import ConfigError, nearest
 from tachograph.recorder import Run, begin_run
+from tachograph.records import check_run_name
 from tachograph.settings import Settings, resolve_settings
 from tachograph.sinks import SINKS, SinkFollower, load_sink
 
@@ -49,8 +50,12 @@ def init(
         ...     run.log({"train_loss": loss}, step=step)
     """
     chosen = resolve_settings(settings, section)
-    if isinstance(tags, str):
-        raise ConfigError(f"tags={tags!r}: a list of words is expected, such as tags=[{tags!r}]")
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise ConfigError(f"tags={tags!r}: a list of words is expected, such as tags=['baseline']")
+    if facts is not None and not isinstance(facts, Mapping):
+        raise ConfigError(f"facts={facts!r}: a dict is expected")
+    if name is not None:
+        check_run_name(name)
     sinks = [load_sink(sink) for sink in SINKS if chosen.enabled and getattr(chosen, sink)]
     name = name or time.strftime("run-%Y%m%d_%H%M%S")
     run = begin_run(name, chosen, config=config, resume=resume, tags=tags, facts=facts)
@@ -73,6 +78,8 @@ def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **setti
     Example:
         >>> run = tachograph.init_from_config("config/train_lora.yaml")
     """
+    if not isinstance(config, (str, os.PathLike, Mapping)):
+        raise ConfigError(f"a config or the path of one is expected, got {config!r}")
     values = config if isinstance(config, Mapping) else _load(Path(config))
     section = values.get("telemetry", {})
     if section is None:

@@ -138,3 +138,76 @@ def test_another_file_takes_the_journals_place(logs):
         run.log(a=2.0, step=1)
     assert [record["a"] for record in lines_of(logs / "x") if record["event"] == "step"] == [2.0]
     assert len(pd.read_csv(logs / "x" / "metrics.csv")) == len(lines_of(logs / "x"))
+
+
+def test_another_process_takes_the_place_of_a_deleted_folder(logs, script):
+    with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05, control_interval_s=0.1) as run:
+        for step in range(50):
+            run.log(who=1.0, step=step)
+        run.flush()
+        run._writer._due["check"] = time.monotonic() + 3  # as if the other were quicker than our look
+        wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
+        other = script(
+            """
+            import sys, tachograph
+            with tachograph.init("x", log_dir=sys.argv[1]) as run:
+                run.log(who=2.0, step=0)
+                print("ready", flush=True)
+                sys.stdin.readline()
+                run.log(who=2.0, step=1)
+            """,
+            logs,
+        )
+        wait_for(lambda: "ready" in other.process.stdout.readline())
+        wait_for(lambda: run.name == "x-2", 10)
+        for step in range(50, 100):
+            run.log(who=1.0, step=step)
+        assert run.log_every == 1
+        other.process.communicate("\n", timeout=20)
+    assert read(logs / "x").series("who").values.tolist() == [2.0, 2.0]
+    history = read(logs / "x-2")
+    assert history.series("who").steps.tolist() == list(range(100))
+    assert len(pd.read_csv(logs / "x-2" / "metrics.csv")) == sum(history.counts.values())
+    assert (logs / "x-2" / "control.json").exists()
+
+
+def test_a_journal_that_is_cut_is_told_and_mirrored_as_it_is(logs):
+    with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05) as run:
+        for step in range(100):
+            run.log(a=1.0, step=step)
+        run.flush()
+        os.truncate(logs / "x" / "metrics.jsonl", 0)
+        time.sleep(1.3)
+        for step in range(100, 150):
+            run.log(a=1.0, step=step)
+    history = read(logs / "x")
+    assert history.series("a").steps.tolist() == list(range(100, 150))
+    assert "journal_cut" in [record["kind"] for record in history.latest("telemetry_error")]
+    assert len(pd.read_csv(logs / "x" / "metrics.csv")) == sum(history.counts.values())
+
+
+def test_resuming_a_torn_journal_on_a_full_disk(small_disk):
+    with tachograph.init("x", log_dir=str(small_disk), git=False, system_interval_s=0) as run:
+        for step in range(100):
+            run.log(a=1.0, step=step)
+    path = small_disk / "x" / "metrics.jsonl"
+    os.truncate(path, path.stat().st_size - 5)
+    (small_disk / "x" / "metrics.csv").unlink()
+    ballast = small_disk / "ballast"
+    with open(ballast, "wb", buffering=0) as file, pytest.raises(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    os.truncate(path, path.stat().st_size // 4096 * 4096)  # so that not a byte fits behind it
+    with tachograph.init(
+        "x", log_dir=str(small_disk), git=False, system_interval_s=0, resume=True, flush_interval_s=0.05, csv=False,
+        control_interval_s=0.1,
+    ) as run:  # fmt: skip
+        run.log(a=2.0, step=100)
+        time.sleep(0.5)
+        ballast.unlink()
+        wait_for(lambda: run.flush(1), 15)
+        wait_for(lambda: run._writer._has_control_file, 10)
+    history = read(small_disk / "x")
+    assert len(history.attempts) == 2
+    assert history.num_bad_lines == 1
+    assert history.series("a").values[-1] == 2.0

@@ -312,3 +312,94 @@ def test_a_writer_that_stalls_for_thirty_seconds(logs, script):
     )  # fmt: skip
     assert f"{history.num_lost_records} records were lost" in shown.stdout
     assert "the buffer was full" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "reason"),
+    [
+        ("sys.exit(3)", "failed", "exit code 3"),
+        ("sys.exit()", "finished", "exit"),
+        ("sys.exit(0)", "finished", "exit"),
+        ("sys.excepthook = sys.__excepthook__; raise RuntimeError('x')", "failed", "RuntimeError"),
+        ("import rich.traceback; rich.traceback.install(); raise RuntimeError('x')", "failed", "RuntimeError"),
+        ("run.finish(); sys.excepthook = sys.__excepthook__\n"
+         "again = tachograph.init('x', log_dir=sys.argv[1], resume=True)\n"
+         "again.log(a=2.0); raise RuntimeError('x')", "failed", "RuntimeError"),
+    ],
+)  # fmt: skip
+def test_how_the_process_ended_is_not_guessed(logs, script, ending, status, reason):
+    source = f"import sys, tachograph\nrun = tachograph.init('x', log_dir=sys.argv[1])\nrun.log(a=1.0)\n{ending}\n"
+    script(source, logs).wait()
+    end = lines_of(logs / "x")[-1]
+    assert (end["status"], end["reason"]) == (status, reason)
+
+
+def test_sys_exit_is_put_back(logs):
+    before = sys.exit
+    with tachograph.init("x", log_dir=str(logs)), pytest.raises(SystemExit):
+        assert sys.exit is not before
+        sys.exit(0)
+    assert sys.exit is before
+
+
+def test_sigterm_while_the_run_is_being_finished(logs, script):
+    training = script(
+        """
+        import os, signal, sys, threading, time, tachograph
+        write = os.write
+        def slow(descriptor, data):
+            if len(data) > 1000:
+                time.sleep(1.0)  # a slow disk
+            return write(descriptor, data)
+        run = tachograph.init("x", log_dir=sys.argv[1], csv=False, system_interval_s=0)
+        for step in range(50):
+            run.log(a=float(step), step=step)
+        os.write = slow
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+        run.finish()
+        """,
+        logs,
+    )
+    assert training.wait(30)[0] == -signal.SIGTERM
+    assert lines_of(logs / "x")[-1]["event"] == "end"
+    assert read(logs / "x").counts["step"] == 50
+
+
+@pytest.mark.parametrize("stdout", ["closed pipe", "closed", "ascii"])
+def test_a_line_that_cannot_be_printed_stops_nothing(logs, script, stdout):
+    source = {
+        "closed pipe": "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1)",
+        "closed": "import sys; sys.stdout.close()",
+        "ascii": "",
+    }[stdout]
+    code, _out, err = script(
+        f"{source}\nimport sys, tachograph\nwith tachograph.init('größe', log_dir=sys.argv[1]) as run: run.log(a=1.0)\n"
+        "import os; os._exit(0)",
+        logs,
+        env={"PYTHONIOENCODING": "ascii"} if stdout == "ascii" else {},
+    ).wait()
+    assert code == 0, err
+    assert read(logs / "größe").state is RunState.FINISHED
+
+
+def test_a_forked_child_measures_itself(logs, script):
+    script(
+        """
+        import os, sys, time, tachograph, threading
+        from tachograph.recorder import Run
+        for _ in range(20):
+            threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
+        pid = os.fork()
+        if pid == 0:
+            with tachograph.init("x", log_dir=sys.argv[1], system_interval_s=0.1):
+                time.sleep(0.5)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        os._exit(0)
+        """,
+        logs,
+        env={"PYTHONWARNINGS": "ignore"},
+    ).ok()
+    system = next(read(logs / "x").records("system"))
+    assert system["num_threads"] < 10
+    assert system["cpu_mem_rss_mb"] > 5

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 import msgspec
 import rich_click as click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from tachograph.cli._format import number, safe
+from tachograph.cli._format import add_row, listing, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
-from tachograph.exceptions import ControlError
+from tachograph.exceptions import ControlError, nearest
 from tachograph.journal import JournalFollower, RunHistory, RunState, read, write_requests
 from tachograph.records import to_json
 
 __all__ = ["control"]
 
+_REQUESTS = ("checkpoint_now", "stop")
 _SETTLED = {"applied", "clamped", "unchanged", "superseded", "rejected"}
 
 
@@ -55,6 +55,10 @@ def control(
         return
     if history.state not in {RunState.RUNNING, RunState.STALE}:
         raise ControlError(f"{history.name!r} has {history.state}: there is no trainer to ask")
+    for name in wanted:
+        if name not in history.controls and name not in _REQUESTS:
+            known = [*history.controls, *_REQUESTS]
+            raise ControlError(f"{history.name!r} has no control {name!r}{nearest(name, known)}")
     follower = JournalFollower(history.folder.journal, history.folder.journal.stat().st_size)
     try:
         ids = write_requests(history.folder, wanted, source="cli")
@@ -63,9 +67,11 @@ def control(
     answers = _wait(follower, ids, wait_s)
     if as_json:
         click.echo(to_json({"requested": wanted, "ids": ids, "answers": answers}))
-        return
-    for name, value in wanted.items():
-        click.echo(_told(name, value, answers.get(name)))
+    else:
+        for name, value in wanted.items():
+            click.echo(_told(name, value, answers.get(name)))
+    if any(answer.get("status") == "rejected" for answer in answers.values()):
+        raise SystemExit(1)
 
 
 def _parsed(text: str) -> tuple[str, Any]:
@@ -76,10 +82,12 @@ def _parsed(text: str) -> tuple[str, Any]:
         return name, value.lower() == "true"
     for kind in (int, float):
         try:
-            return name, kind(value)
+            parsed = kind(value)
         except ValueError:
             continue
-    raise ControlError(f"--set {text!r}: {value!r} is neither a number nor true or false")
+        if math.isfinite(parsed):
+            return name, parsed
+    raise ControlError(f"--set {text!r}: {value!r} is neither a finite number nor true or false")
 
 
 def _wait(follower: JournalFollower, ids: dict[str, str], wait_s: float) -> dict[str, dict[str, Any]]:
@@ -112,10 +120,8 @@ def _list(history: RunHistory, *, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(msgspec.to_builtins(controls)))
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("control", "value", "min", "max", "last answer"):
-        table.add_column(heading)
+    table = listing("control", "value", "min", "max", "last answer")
     for name, view in controls.items():
         cells = (number(view.value), number(view.min), number(view.max), safe(view.last_answer or "–"))
-        table.add_row(Text(safe(name)), *cells)
+        add_row(table, safe(name), *cells)
     Console().print(table)

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import Any
 
+from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from tachograph.journal import RunState
 
-__all__ = ["ago", "bar", "duration", "grid", "number", "safe", "size", "sparkline", "state_text"]
+__all__ = [
+    "add_row",
+    "ago",
+    "bar",
+    "duration",
+    "grid",
+    "listing",
+    "moment",
+    "number",
+    "safe",
+    "size",
+    "sparkline",
+    "state_text",
+]
 
 _STATE_STYLES = {
     RunState.RUNNING: "bold green",
@@ -68,6 +83,14 @@ def ago(time_s: float | None) -> str:
     return "–" if time_s is None else f"{duration(max(0.0, time.time() - time_s))} ago"
 
 
+def moment(time_s: Any, pattern: str) -> str:
+    """Return a time in the machine's zone; nothing for what is no time."""
+    try:
+        return datetime.fromtimestamp(time_s).strftime(pattern)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return ""
+
+
 def size(num_bytes: float) -> str:
     """Return a size in bytes as people say it."""
     for unit in ("B", "kB", "MB"):
@@ -80,6 +103,19 @@ def size(num_bytes: float) -> str:
 def bar(share: float, *, is_live: bool) -> ProgressBar:
     """Return a progress bar."""
     return ProgressBar(total=1.0, completed=share, width=40, pulse=False, style="dim" if is_live else "bar.back")
+
+
+def listing(*headings: str, right: Collection[str] = ()) -> Table:
+    """Return an empty table in the one style we use."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    return table
+
+
+def add_row(table: Table, *cells: RenderableType) -> None:
+    """Add a row; a text in it is never taken as markup."""
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
 def grid(rows: Sequence[tuple[str, Any]]) -> Table:

@@ -7,10 +7,9 @@ import os
 import msgspec
 import rich_click as click
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from tachograph.cli._format import ago, bar, duration, number, safe, state_text
+from tachograph.cli._format import add_row, ago, bar, duration, listing, number, safe, state_text
 from tachograph.cli._options import json_option, log_dir_option
 from tachograph.journal import RunOverview, RunState, list_runs, overview
 from tachograph.records import to_json
@@ -36,11 +35,10 @@ def ls(log_dir: str, as_json: bool, states: tuple[str, ...]) -> None:
     if not runs:
         console.print(Text(f"No runs in {os.fspath(log_dir)!r}. Start one with tachograph.init(), or try: tacho demo"))
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("run", "state", "step", "progress", "train_loss", "time/step", "duration", "started"):
-        table.add_column(heading, justify="right" if heading in {"step", "train_loss", "time/step"} else "left")
+    headings = ("run", "state", "step", "progress", "train_loss", "time/step", "duration", "started")
+    table = listing(*headings, right={"step", "train_loss", "time/step"})
     for run in runs:
-        table.add_row(*_row(run))
+        add_row(table, *_row(run))
     console.print(table)
 
 
@@ -50,12 +48,12 @@ def _row(run: RunOverview) -> list[RenderableType]:
     return [
         Text(safe(run.name, 60), style="bold"),
         state_text(run.state) + Text(lost, style="yellow"),
-        Text(number(run.step)),
-        Text("–") if progress is None else bar(progress, is_live=run.state is RunState.RUNNING),
-        Text(number(run.train_loss)),
-        Text(duration(run.sec_per_step) if (run.sec_per_step or 0) >= 1 else _milliseconds(run.sec_per_step)),
-        Text(duration(run.duration_s)),
-        Text(ago(run.started)),
+        number(run.step),
+        "–" if progress is None else bar(progress, is_live=run.state is RunState.RUNNING),
+        number(run.train_loss),
+        duration(run.sec_per_step) if (run.sec_per_step or 0) >= 1 else _milliseconds(run.sec_per_step),
+        duration(run.duration_s),
+        ago(run.started),
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -13,7 +12,19 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from tachograph.cli._format import bar, duration, grid, number, safe, size, sparkline, state_text
+from tachograph.cli._format import (
+    add_row,
+    bar,
+    duration,
+    grid,
+    listing,
+    moment,
+    number,
+    safe,
+    size,
+    sparkline,
+    state_text,
+)
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.journal import RunHistory, RunState, is_csv_current, read, rebuild_csv
 from tachograph.records import to_json
@@ -111,9 +122,9 @@ def _headline(history: RunHistory) -> RenderableType:
     share = max(0.0, num_done / max_steps)
     table = Table.grid(padding=(0, 2))
     left = f"{number(num_done)} of {number(max_steps)} steps, {share:.0%}"
-    pace = history.metrics.get("sec_per_step")
-    if history.state is RunState.RUNNING and pace is not None:
-        left += f", about {duration((max_steps - num_done) * pace.last)} to go"
+    if history.state is RunState.RUNNING and last.first_step is not None and last.last_step > last.first_step:
+        pace_s = _length_s(last) / (last.last_step - last.first_step)  # with the pauses for validation and checkpoints
+        left += f", about {duration((max_steps - num_done) * pace_s)} to go"
     table.add_row(bar(share, is_live=history.state is RunState.RUNNING), Text(left))
     return Group(title, table)
 
@@ -126,18 +137,22 @@ def _facts(history: RunHistory) -> list[tuple[str, Any]]:
     began = first.start.get("time")
     git = start.get("git")
     rows: list[tuple[str, Any]] = [
-        ("started", f"{datetime.fromtimestamp(began):%Y-%m-%d %H:%M:%S}" if isinstance(began, (int, float)) else None),
+        ("started", moment(began, "%Y-%m-%d %H:%M:%S")),
         ("recorded", duration(sum(_length_s(attempt) for attempt in history.attempts))),
         ("log_every", number(history.controls["log_every"].value)),
-        ("tags", ", ".join(map(safe, start.get("tags") or []))),
+        ("tags", _joined(start.get("tags"))),
         ("host", safe(start.get("host", ""))),
-        ("gpus", ", ".join(map(safe, start.get("gpus") or []))),
+        ("gpus", _joined(start.get("gpus"))),
         ("git", _git_line(git) if isinstance(git, Mapping) else None),
-        ("command", safe(" ".join(map(str, start.get("command") or [])))),
+        ("command", _joined(start.get("command"), " ")),
     ]
     rows += [(name, number(start[name])) for name in _FACTS if start.get(name) is not None]
-    rows.append(("journal", f"{history.folder.journal} ({size(history.folder.journal.stat().st_size)})"))
+    rows.append(("journal", f"{safe(history.folder.journal)} ({size(history.folder.journal.stat().st_size)})"))
     return rows
+
+
+def _joined(items: Any, between: str = ", ") -> str:
+    return between.join(map(safe, items)) if isinstance(items, list) else ""
 
 
 def _git_line(git: Mapping[str, Any]) -> str:
@@ -153,15 +168,14 @@ def _length_s(attempt: Any) -> float:
 def _metrics(history: RunHistory) -> RenderableType:
     if not history.metrics:
         return Text("nothing was logged yet", style="dim")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("metric")
-    for heading in ("last", "lowest", "highest", "points", "not finite"):
-        table.add_column(heading, justify="right")
+    numbers = ("last", "lowest", "highest", "points", "not finite")
+    table = listing("metric", *numbers, right=numbers)
     ordered = sorted(history.metrics.items(), key=lambda item: item[1].kind == "system")  # what was logged comes first
     for name, metric in ordered[:60]:
         finite = metric.count > metric.num_not_finite
-        table.add_row(
-            Text(safe(name, 60)),
+        add_row(
+            table,
+            safe(name, 60),
             number(metric.last),
             number(metric.low if finite else None),
             number(metric.high if finite else None),
@@ -169,32 +183,29 @@ def _metrics(history: RunHistory) -> RenderableType:
             Text(str(metric.num_not_finite), style="bold red") if metric.num_not_finite else "",
         )
     if len(history.metrics) > 60:
-        table.add_row(Text(f"… and {len(history.metrics) - 60} more", style="dim"))
+        add_row(table, Text(f"… and {len(history.metrics) - 60} more", style="dim"))
     return table
 
 
 def _attempts(history: RunHistory) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("attempt", "steps", "records", "recorded", "ended"):
-        table.add_column(heading)
+    table = listing("attempt", "steps", "records", "recorded", "ended")
     for attempt in history.attempts:
         is_last = attempt is history.attempts[-1]
         end = attempt.end or {}
         how = end.get("status") or (str(history.state) if is_last else "crashed")
         steps = f"{number(attempt.first_step)} … {number(attempt.last_step)}"
         length = duration(_length_s(attempt))
-        table.add_row(str(attempt.index + 1), steps, number(attempt.num_records), length, Text(safe(how)))
+        add_row(table, str(attempt.index + 1), steps, number(attempt.num_records), length, safe(how))
     return table
 
 
 def _checkpoints(checkpoints: list[dict[str, Any]]) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("checkpoint", "step", "size", ""):
-        table.add_column(heading)
+    table = listing("checkpoint", "step", "size", "")
     for record in checkpoints[-5:]:
         num_bytes = record.get("size_bytes")
-        table.add_row(
-            Text(safe(record.get("checkpoint_path", "?"), 100)),
+        add_row(
+            table,
+            safe(record.get("checkpoint_path", "?"), 100),
             number(record.get("global_step")),
             size(num_bytes) if isinstance(num_bytes, int) else "–",
             Text("best", style="green") if record.get("is_best") else "",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from datetime import datetime
 from typing import Any
 
 import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import number, safe
+from tachograph.cli._format import moment, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.journal import JournalFollower, RunFolder, RunState, find_run, overview
 from tachograph.records import to_json
@@ -81,8 +80,7 @@ def _print(console: Console, record: dict[str, Any], *, as_json: bool) -> None:
         click.echo(to_json(record))
         return
     event = record["event"]
-    time_s = record.get("time")
-    clock = f"{datetime.fromtimestamp(time_s):%H:%M:%S}" if isinstance(time_s, (int, float)) else "        "
+    clock = f"{moment(record.get('time'), '%H:%M:%S'):8}"
     line = Text.assemble((clock, "dim"), " ", (f"{safe(event, 16):<16}", _STYLES.get(event, "")))
     step = record.get("global_step")
     line.append(f"{number(step) if step is not None else '':>9}  ", style="bold")

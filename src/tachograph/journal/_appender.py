@@ -50,13 +50,20 @@ class Appender:
             return False
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
-    def restore(self) -> bool:
-        """Put the journal back after it was deleted; return True if its earlier records could be saved.
+    def is_cut(self) -> bool:
+        """Tell whether somebody made the file shorter, and go on from where it ends now."""
+        size_bytes = os.fstat(self._fd).st_size
+        is_cut = size_bytes < self.size_bytes
+        self.size_bytes = size_bytes
+        return is_cut
+
+    def restore(self, path: Path | None = None) -> bool:
+        """Put the journal back after it was deleted, or elsewhere; return True if its earlier records could be saved.
 
         Our descriptor still reaches the deleted file, so nothing written before is lost. If another file has taken
         the place, that one is continued.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path or self._path
         saved = False
         old = self._fd
         if not self._path.exists() and old >= 0:
@@ -88,9 +95,10 @@ class Appender:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
         self._fd = os.open(self._path, flags, 0o644)
         self.size_bytes = os.fstat(self._fd).st_size
-        if self.size_bytes and os.pread(self._fd, 1, self.size_bytes - 1) != b"\n":
-            # The last writer died in the middle of a line: end it, so that ours begin on their own.
-            self._write(b"\n")
+        is_torn = self.size_bytes > 0 and os.pread(self._fd, 1, self.size_bytes - 1) != b"\n"
+        # The last writer died in the middle of a line: end it, so that ours begin on their own.
+        if is_torn and self._write(b"\n")[1] is not None:
+            self.pending += b"\n"
 
     def _write(self, data: bytes) -> tuple[int, OSError | None]:
         view = memoryview(data)

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,7 @@ except ImportError:  # Windows: the heartbeat alone tells
 __all__ = ["Claim", "claim_run_folder", "forget_claims"]
 
 _held: dict[str, int] = {}
+_taking = threading.Lock()
 
 
 class Claim:
@@ -46,10 +48,10 @@ class Claim:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
-    def renew(self) -> None:
-        """Take the lock again after the folder was deleted and made anew."""
+    def renew(self) -> bool:
+        """Take the lock again after the folder was deleted and made anew; False if somebody else has it by now."""
         self.release()
-        _lock(self.folder, self._key)
+        return _lock(self.folder, self._key)
 
 
 def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
@@ -72,7 +74,9 @@ def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
                 raise RunNameError(
                     f"{folder.path} is a link that leads out of {log_dir!r}; remove it or rename the run"
                 )
-            reason = _take(folder, resume=resume)
+            with _taking:
+                # Only the run that was asked for is resumed: a neighbour with a number is another story.
+                reason = _take(folder, resume=resume and number == 1)
             if reason is None:
                 resumed = folder.exists() and folder.journal.stat().st_size > 0
                 if number > 1:
@@ -84,6 +88,8 @@ def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
 
 def forget_claims() -> None:
     """In a forked child: the locks stayed with the parent."""
+    global _taking  # noqa: PLW0603 - another thread of the parent may have held it
+    _taking = threading.Lock()
     _held.clear()
 
 
@@ -94,6 +100,8 @@ def _take(folder: RunFolder, *, resume: bool) -> str | None:
         return f"{folder.name!r} is being recorded by this process"
     if folder.path.exists() and not folder.path.is_dir():
         return f"{str(folder.path)!r} is a file"
+    if folder.journal.is_dir():
+        return f"{str(folder.journal)!r} is a folder"
     folder.private.mkdir(parents=True, exist_ok=True)
     if not _lock(folder, key):
         heartbeat = read_heartbeat(folder)
@@ -104,7 +112,7 @@ def _take(folder: RunFolder, *, resume: bool) -> str | None:
         if not resume:
             reason = f"there is a run {folder.name!r} already (resume=True would continue it)"
         elif _looks_alive(folder):
-            reason = f"{folder.name!r} is being recorded on another machine"
+            reason = f"{folder.name!r} is being recorded by another process"
         if reason is not None:
             os.close(_held.pop(key))
         return reason

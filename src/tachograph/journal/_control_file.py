@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ except ImportError:  # Windows
 __all__ = ["ControlFile", "Request", "read_requests", "write_requests"]
 
 MAX_BYTES = 64 << 10
+MAX_NAMES = 256
 _NOT_CONTROLS = {"timestamp", "source", "ids"}
 
 
@@ -69,9 +69,10 @@ class ControlFile:
         self._seen = seen
         if seen is None:
             return []
-        new = [request for request in read_requests(self._folder) if self._handled.get(request.name) != request.id]
-        self._handled.update({request.name: request.id for request in new})
-        return new
+        asked = read_requests(self._folder)
+        new = [request for request in asked if self._handled.get(request.name) != request.id]
+        self._handled = {request.name: request.id for request in asked}
+        return [request for request in new if request.source != "trainer"]
 
     def _look(self) -> tuple[int, ...] | None:
         try:
@@ -101,7 +102,7 @@ def write_requests(folder: RunFolder, values: Mapping[str, Any], *, source: str)
             content = _read(folder)
         except ControlFileError:
             content = {}
-        ids = {name: secrets.token_hex(6) for name in values}
+        ids = {name: os.urandom(6).hex() for name in values}
         # What others asked keeps the id it had, or the trainer would take it for asked again.
         kept = {request.name: request.id for request in _requests(content)}
         content.update(values)
@@ -146,10 +147,12 @@ def _read(folder: RunFolder) -> dict[str, Any]:
         os.close(descriptor)
     try:
         content = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ControlFileError(f"is not JSON ({error})") from None
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise ControlFileError("is not JSON") from None
     if not isinstance(content, dict):
         raise ControlFileError("is not a JSON object")
+    if len(content) > MAX_NAMES:
+        raise ControlFileError(f"asks for more than {MAX_NAMES} things")
     return content
 
 

@@ -112,5 +112,5 @@ def find_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None
     known = [folder.name for folder in list_runs(log_dir)]
     if not known:
         raise RunNotFoundError(f"no run {given!r}: there are no runs in {os.fspath(log_dir)!r}; pass --log-dir")
-    hint = nearest(given, known) or f"; there is {', '.join(known[:5])}{' …' if len(known) > 5 else ''}"
+    hint = nearest(given, known) or f"; there is {', '.join(map(repr, known[:5]))}{' …' if len(known) > 5 else ''}"
     raise RunNotFoundError(f"no run {given!r} in {os.fspath(log_dir)!r}{hint}")

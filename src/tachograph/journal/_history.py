@@ -15,7 +15,7 @@ from tachograph.exceptions import RunNotFoundError, nearest
 from tachograph.journal._folder import RunFolder, find_run
 from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._liveness import RunState, judge, read_heartbeat
-from tachograph.records import METRIC_KINDS
+from tachograph.records import METRIC_KINDS, is_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -223,7 +223,7 @@ class RunHistory:
         values: list[float] = []
         times: list[float] = []
         attempts: list[int] = []
-        attempt, step = -1, -1
+        attempt, step = -1, 0
         for record in read_records(self.folder.journal):
             if record["event"] == "start":
                 attempt += 1
@@ -232,10 +232,10 @@ class RunHistory:
                 continue
             if type(record.get("global_step")) is int:
                 step = record["global_step"]
-            value = record.get(name)
-            if isinstance(value, (int, float)):
+            value: Any = record.get(name)
+            if is_number(value):
                 steps.append(step)
-                values.append(float(value))
+                values.append(value)
                 times.append(float(record.get("time", "nan")))
                 attempts.append(max(attempt, 0))
         if not values:
@@ -246,7 +246,7 @@ class RunHistory:
             times=np.array(times, dtype=np.float64),
             attempts=np.array(attempts, dtype=np.int64),
         )
-        return _without_overtaken(series) if overlap == "latest" else series
+        return _without_overtaken(series, self._attempts) if overlap == "latest" else series
 
     def to_pandas(self, event: str | None = None) -> pd.DataFrame:
         """Return the records, all or of one kind, as a wide DataFrame with an `attempt` column."""
@@ -295,7 +295,7 @@ class RunHistory:
             attempt.num_steps += len(rest)
             for name, column in columns.items():
                 if name not in _NOT_METRICS:
-                    numbers = [value for value in column if type(value) is float or type(value) is int]
+                    numbers = [value for value in column if is_number(value)]
                     if numbers:
                         self._summary(name, "step").add_many(numbers)
             rest = []
@@ -319,7 +319,7 @@ class RunHistory:
             if attempt.first_step is None:
                 attempt.first_step = step
         for name, value in record.items():
-            if (type(value) is float or type(value) is int) and name not in _NOT_METRICS:
+            if name not in _NOT_METRICS and is_number(value):
                 self._summary(name, record["event"]).add(value, step)
 
 
@@ -338,12 +338,12 @@ def read(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None = N
     return RunHistory(folder)
 
 
-def _without_overtaken(series: Series) -> Series:
-    """Drop the points of earlier attempts at steps that a later attempt reached again."""
+def _without_overtaken(series: Series, attempts: list[Attempt]) -> Series:
+    """Drop the points of earlier attempts at steps that a later attempt went back to."""
     import numpy as np
 
     keep = np.ones(len(series.steps), dtype=bool)
-    for attempt in np.unique(series.attempts)[1:]:
-        first_step = series.steps[series.attempts == attempt].min()
-        keep &= ~((series.attempts < attempt) & (series.steps >= first_step))
+    for attempt in attempts:
+        if attempt.index > 0 and attempt.first_step is not None:
+            keep &= ~((series.attempts < attempt.index) & (series.steps >= attempt.first_step))
     return Series(series.steps[keep], series.values[keep], series.times[keep], series.attempts[keep])

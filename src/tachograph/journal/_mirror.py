@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import msgspec
 
 from tachograph.journal._folder import RunFolder, atomic_write
 from tachograph.journal._follower import JournalFollower, read_records
-from tachograph.records import StepTable, to_json
+from tachograph.records import StepTable, decode, to_json
 
 __all__ = ["CsvMirror", "is_csv_current", "rebuild_csv"]
 
@@ -43,11 +43,23 @@ FIRST_COLUMNS = (
 )
 """Always there, in this order: what people already parse."""
 
+MOST_COLUMNS = 2_000
+OTHERS = "more"
+"""Where the fields go for which there is no column any more: one JSON object."""
+
 _REWRITE_SHARE = 0.1
 _COPY_BYTES = 1 << 20
 _SAVE_CURSOR_EVERY_S = 5.0
 
 _encode = msgspec.json.Encoder().encode
+
+_ESCAPES = {
+    **{chr(code): f"\\x{code:02x}" for code in range(32)},
+    **{chr(code): f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)},
+    "\n": "\\n",
+    "\r": "\\r",
+    "\t": "\t",
+}
 
 Piece = StepTable | dict[str, Any]
 
@@ -62,11 +74,16 @@ class CsvMirror:
     """Keeps `metrics.csv` in step with the journal; used by the one writer of the run."""
 
     def __init__(
-        self, folder: RunFolder, path: Path | None = None, first_columns: Iterable[str] = FIRST_COLUMNS
+        self,
+        folder: RunFolder,
+        path: Path | None = None,
+        first_columns: Iterable[str] = FIRST_COLUMNS,
+        breathe: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._path = path or folder.csv
         self._first_columns = tuple(first_columns)
+        self._breathe = breathe
         self._fd = -1
         self._columns: dict[str, int] = {}
         self._csv_bytes = 0
@@ -100,6 +117,7 @@ class CsvMirror:
                     break
                 rows = b"".join(self._rows(piece) for piece in StepTable.gather(records))
                 self._append(rows, follower.offset)
+                self._breathe()
         if time.monotonic() - self._cursor_saved_s >= _SAVE_CURSOR_EVERY_S:
             self._save_cursor()
         return self.journal_bytes >= journal_end
@@ -110,6 +128,12 @@ class CsvMirror:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
             self._fd = -1
+
+    def start_over(self) -> None:
+        """Make the file anew: the journal is not the one it mirrored."""
+        self.lost()
+        self._columns = {}
+        self._folder.csv_cursor.unlink(missing_ok=True)
 
     def publish(self) -> None:
         """Put a file that was made elsewhere in its place, at once."""
@@ -173,15 +197,14 @@ class CsvMirror:
         self.journal_bytes = journal_bytes
 
     def _know_columns(self, names: Iterable[str], *, force: bool = False) -> bool:
-        columns = self._columns
-        new = [name for name in names if name not in columns]
+        new = _room_for(names, self._columns)
         if not new:
             return True
         now_s = time.monotonic()
         is_small = self._csv_bytes <= _COPY_BYTES
         if not (force or is_small) and now_s - self._rewrite_ended_s < self._rewrite_took_s / _REWRITE_SHARE:
             return False
-        self._widen(list(dict.fromkeys(new)))
+        self._widen(new)
         self._rewrite_ended_s = time.monotonic()
         self._rewrite_took_s = self._rewrite_ended_s - now_s
         return True
@@ -202,6 +225,7 @@ class CsvMirror:
                     raise OSError(f"{self._path} became shorter while it was read")
                 offset += len(block)
                 size += _write_all(descriptor, block.replace(b"\n", row_end))
+                self._breathe()
             os.replace(temporary, self._path)
         except BaseException:
             os.close(descriptor)
@@ -215,18 +239,32 @@ class CsvMirror:
         self._save_cursor()
 
     def _rows(self, piece: Piece) -> bytes:
-        return self._table_rows(piece) if isinstance(piece, StepTable) else self._row(piece)
+        if not isinstance(piece, StepTable):
+            return self._row(piece)
+        if OTHERS in self._columns and not self._columns.keys() >= set(piece.names):
+            return b"".join(self._row(decode(line)) for line in piece.lines({}).splitlines())
+        return self._table_rows(piece)
 
     def _row(self, record: dict[str, Any]) -> bytes:
         cells = [b""] * len(self._columns)
+        others: dict[str, Any] = {}
         for name, value in record.items():
-            if value is not None:
-                cells[self._columns[name]] = _cell(value)
+            if value is None:
+                continue
+            column = self._columns.get(name)
+            if column is None:
+                others[name] = value
+            else:
+                cells[column] = _cell(value)
+        if others:
+            cells[self._columns[OTHERS]] = _cell(others)
         return b",".join(cells) + b"\n"
 
     def _table_rows(self, table: StepTable) -> bytes:
         layout = self._layouts.get(table.names)
         if layout is None:
+            if len(self._layouts) >= 256:
+                self._layouts.clear()
             layout = self._layouts[table.names] = self._layout(table.names)
         order, glue, tail = layout
         width = len(table.names)
@@ -263,10 +301,11 @@ def rebuild_csv(folder: RunFolder) -> int:
 
     Not for a run that is being recorded: its writer keeps the file itself.
     """
-    columns = dict.fromkeys(FIRST_COLUMNS)
+    columns = {name: index for index, name in enumerate(FIRST_COLUMNS)}
     num_rows = 0
     for record in read_records(folder.journal):
-        columns.update(dict.fromkeys(record))
+        for name in _room_for(record, columns):
+            columns[name] = len(columns)
         num_rows += 1
     folder.private.mkdir(exist_ok=True)
     mirror = CsvMirror(folder, folder.csv.with_name(".metrics.csv.tmp"), columns)
@@ -288,6 +327,15 @@ def is_csv_current(folder: RunFolder) -> bool:
         return False
 
 
+def _room_for(names: Iterable[str], columns: Mapping[str, int]) -> list[str]:
+    """Return the new columns that some names need: as many as there may be, then one for all others."""
+    new = list(dict.fromkeys(name for name in names if name not in columns))
+    if not new or OTHERS in columns:
+        return [] if OTHERS in columns else new
+    room = max(0, MOST_COLUMNS - len(columns))
+    return new if len(new) <= room else [*new[:room], OTHERS]
+
+
 def _names(pieces: Iterable[Piece]) -> Iterable[str]:
     for piece in pieces:
         yield from piece.names if isinstance(piece, StepTable) else piece
@@ -307,8 +355,8 @@ def _cell(value: Any) -> bytes:
 
 
 def _text_cell(text: str) -> bytes:
-    if "\n" in text or "\r" in text:
-        text = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    if not text.isprintable():  # a row is one line for every reader, whatever it takes for the end of a line
+        text = "".join(_ESCAPES.get(character, character) for character in text.replace("\\", "\\\\"))
     if "," in text or '"' in text or text != text.strip():
         return b'"' + text.replace('"', '""').encode() + b'"'
     return text.encode()

@@ -9,12 +9,13 @@ import msgspec
 
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import ProcessIdentity, RunState, judge, read_heartbeat, writer_of
-from tachograph.records import decode
+from tachograph.records import decode, is_number
 
 __all__ = ["RunOverview", "overview"]
 
 _HEAD_BYTES = 1 << 20
 _TAIL_BYTES = 64 << 10
+_MOST_TAIL_BYTES = 64 << 20
 
 
 class RunOverview(msgspec.Struct, kw_only=True):
@@ -45,7 +46,11 @@ class RunOverview(msgspec.Struct, kw_only=True):
 
 def overview(folder: RunFolder) -> RunOverview:
     """Summarise a run without reading all of it."""
-    head, tail, size_bytes = _ends(folder)
+    num_bytes = _TAIL_BYTES
+    head, tail, size_bytes = _ends(folder, num_bytes)
+    while not any("global_step" in record for record in tail) and num_bytes < min(size_bytes, _MOST_TAIL_BYTES):
+        num_bytes *= 8
+        head, tail, size_bytes = _ends(folder, num_bytes)
     start: dict[str, Any] = next((record for record in [*reversed(tail), *head] if record["event"] == "start"), {})
     end = next((record for record in reversed(tail) if record["event"] in {"start", "end"}), None)
     heartbeat = read_heartbeat(folder)
@@ -75,12 +80,12 @@ def overview(folder: RunFolder) -> RunOverview:
     )
 
 
-def _ends(folder: RunFolder) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
+def _ends(folder: RunFolder, num_bytes: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
     try:
         with open(folder.journal, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             head = _lines(file.readline(_HEAD_BYTES))
-            file.seek(max(0, size - _TAIL_BYTES))
+            file.seek(max(0, size - num_bytes))
             return head, _lines(file.read()), size
     except OSError:
         return [], [], 0
@@ -101,8 +106,8 @@ def _last(records: list[dict[str, Any]], name: str) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return float(value) if is_number(value) else None
 
 
 def _integer(value: Any) -> int | None:
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and is_number(value) else None

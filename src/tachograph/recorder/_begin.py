@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from tachograph.journal import Claim, claim_run_folder, overview, read_records, 
 from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
 from tachograph.recorder._pipeline import Pipeline
 from tachograph.recorder._process import latest_run, live_runs, watch
-from tachograph.recorder._run import Run
+from tachograph.recorder._run import DisabledRun, Run
 from tachograph.recorder._system import SystemSampler
 from tachograph.recorder._writer import Writer
 from tachograph.records import SCHEMA_VERSION, Problem, mask_mapping, plain
@@ -38,14 +37,15 @@ def begin_run(
     snapshot = _snapshot(config, problems)
     rank = _rank()
     if not settings.enabled or rank > 0:
-        run = Run(name, settings=settings, writer=None)
+        run: Run = DisabledRun(name, settings=settings, writer=None)
         if rank > 0:
             run.say(f"rank {rank} does not record; rank 0 does")
         watch(run, hooks=False)
         return run
     claim = claim_run_folder(settings.log_dir, name, resume=resume)
     try:
-        start = {"tags": [str(tag) for tag in tags], **config_facts(snapshot), **(facts or {}), "config": snapshot}
+        own = {"tags": [str(tag) for tag in tags], "config": snapshot}
+        start = {**config_facts(snapshot), **(facts or {}), **own}
         run = _record(claim, settings, start, problems)
     except BaseException:
         claim.release()
@@ -57,7 +57,7 @@ def begin_run(
 def _record(claim: Claim, settings: Settings, start: dict[str, Any], problems: list[Problem]) -> Run:
     clock = SystemClock()
     folder = claim.folder
-    run_id = (_first_run_id(claim) if claim.resumed else None) or secrets.token_hex(8)
+    run_id = (_first_run_id(claim) if claim.resumed else None) or os.urandom(8).hex()
     anchor = WallAnchor(clock)
     pipeline = Pipeline(
         anchor,
@@ -68,13 +68,15 @@ def _record(claim: Claim, settings: Settings, start: dict[str, Any], problems: l
     writer = Writer(claim, settings, pipeline, anchor, clock, run_id)
     run = Run(folder.name, settings=settings, writer=writer, run_id=run_id, folder=folder, resumed=claim.resumed)
     identity = {"run_name": folder.name, "run_id": run_id, "schema": SCHEMA_VERSION, "resumed": claim.resumed}
-    surroundings = {"log_every": settings.log_every, "world_size": _world_size(), **_guarded_facts(settings)}
-    writer.note("start", {**identity, **surroundings, "process": this_process(), **start})
+    around = {"log_every": settings.log_every, "world_size": _world_size(), **_guarded_facts(settings)}
+    ours = {**identity, **around, "process": this_process()}
+    writer.note("start", {**ours, **start, **ours})  # ours come first, and what the user calls the same does not count
     for problem in problems:
         writer.note("telemetry_error", {"kind": "value_not_stored", "field": problem.where, "reason": problem.reason})
-    with guard("making control.json"):
-        writer.control_file.reset({"log_every": settings.log_every}, clock.wall_s())
-        writer.poll_controls = lambda: run._panel.poll(writer.control_file)
+    writer.poll_controls = lambda: run._panel.poll(writer.control_file)
+    writer.log_every = lambda: run.log_every
+    writer.on_move = run._moved
+    writer.call_trainer = run._take_detour
     writer.start()
     for line in claim.notes:
         run.say(line)
@@ -107,9 +109,7 @@ def log(metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: An
     Raises:
         NoRunError: if no run was begun in this process. After a run has ended, nothing is raised any more.
     """
-    run = latest_run()
-    if run is None:
-        run = _no_run()
+    run = latest_run() or _no_run()
     run.log(metrics, step, **named)
 
 
@@ -119,7 +119,7 @@ def _no_run() -> Run:
 
     if multiprocessing.parent_process() is None:
         return current_run()
-    run = Run("worker", settings=Settings(enabled=False), writer=None)
+    run = DisabledRun("worker", settings=Settings(enabled=False), writer=None)
     watch(run, hooks=False)
     logging.getLogger("tachograph").warning(
         "tachograph.log() in a worker process that has no run: what it logs is not recorded; "

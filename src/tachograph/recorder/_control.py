@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from tachograph.exceptions import ControlError, nearest
 from tachograph.journal import ControlFile, ControlFileError, Request
+from tachograph.records import is_settled
 
 __all__ = ["Control", "ControlPanel", "LOG_EVERY_MAX", "LOG_EVERY_MIN"]
 
@@ -74,8 +75,9 @@ class ControlPanel:
         self._ready: dict[str, _Change] = {}
         self._changed_s: dict[str, float] = {}
         self._told: set[str] = set()
-        self.stop = False
+        self.stop: Request | None = None
         self.checkpoint: Request | None = None
+        self._stops_told: set[str] = set()
 
     @property
     def has_ready(self) -> bool:
@@ -141,6 +143,16 @@ class ControlPanel:
             )
             self._acknowledge(change.request, "clamped" if change.clamped else "applied", value=change.value)
 
+    def take_stop(self) -> bool:
+        """Return True once a `stop` was asked for; the first time is acknowledged, for the loop knows of it now."""
+        request = self.stop
+        if request is None:
+            return False
+        if request.id not in self._stops_told:
+            self._stops_told.add(request.id)
+            self._acknowledge(request, "applied", value=True)
+        return True
+
     def take_checkpoint(self) -> bool:
         """Return True once for each `checkpoint_now`."""
         request, self.checkpoint = self.checkpoint, None
@@ -171,8 +183,8 @@ class ControlPanel:
             older = queue.pop(request.name, None)
             if older is not None:
                 self._acknowledge(older.request, "superseded")
-        if value == control.value:
-            self._acknowledge(request, "unchanged" if value == asked else "clamped", value=value)
+        if control.value in (value, asked):
+            self._acknowledge(request, "unchanged" if control.value == asked else "clamped", value=control.value)
             return
         self._waiting[request.name] = _Change(request, value, clamped=value != asked)
         self._acknowledge(request, "pending", value=value, wait_s=round(self._wait_s(request.name), 1))
@@ -181,8 +193,8 @@ class ControlPanel:
         if not isinstance(request.value, bool):
             self._reject(request, f"true or false expected, got {request.value!r:.80}")
         elif request.name == "stop":
-            self.stop = request.value
-            self._acknowledge(request, "applied", value=request.value)
+            self.stop = request if request.value else None
+            self._acknowledge(request, "pending" if request.value else "applied", value=request.value)
         else:
             self.checkpoint = request if request.value else None
             self._acknowledge(request, "pending" if request.value else "applied", value=request.value)
@@ -206,7 +218,8 @@ class ControlPanel:
             self._note("telemetry_error", {"kind": "control_rejected", "field": request.name, "reason": reason})
 
     def _acknowledge(self, request: Request, status: str, **more: Any) -> None:
-        fields = {"name": "control_ack", "control": request.name, "status": status, "requested": request.value}
+        asked = request.value if is_settled(request.value) else f"{request.value!r:.100}"
+        fields = {"name": "control_ack", "control": request.name, "status": status, "requested": asked}
         self._note("event", {**fields, "id": request.id, "source": request.source, **more})
 
 

@@ -81,14 +81,12 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "config_name": _first(_section(config, "config"), config, names=("name",)),
         "process_type": process.get("type"),
         "lora_type": network.get("type"),
-        "lora_rank": _first(network, config, names=("linear", "rank", "lora_rank", "lora_r")),
-        "lora_alpha": _first(network, config, names=("linear_alpha", "alpha", "lora_alpha")),
+        "lora_rank": _first(network, names=("linear", "rank")) or _first(config, names=("lora_rank", "lora_r")),
+        "lora_alpha": _first(network, names=("linear_alpha", "alpha")) or _first(config, names=("lora_alpha",)),
         "lora_conv_rank": network.get("conv"),
         "lora_conv_alpha": network.get("conv_alpha"),
-        "lora_dropout": _first(network, config, names=("dropout", "lora_dropout")),
-        "lora_target_modules": _first(
-            network_kwargs, config, names=("only_if_contains", "lora_target_modules", "target_modules")
-        ),
+        "lora_dropout": _first(network, names=("dropout",)) or _first(config, names=("lora_dropout",)),
+        "lora_target_modules": _first(network_kwargs, config, names=("only_if_contains", "lora_target_modules")),
         "lora_ignore_modules": network_kwargs.get("ignore_if_contains"),
         "model_name_or_path": _first(
             model, config, names=("name_or_path", "model_name_or_path", "base_model", "model_name")
@@ -104,7 +102,7 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer": _first(train, config, names=("optimizer", "optim")),
         "scheduler": _first(train, config, names=("lr_scheduler", "scheduler", "lr_scheduler_type")),
         "warmup_steps": _first(train, config, names=("warmup_steps",)),
-        "max_steps": _first(train, config, names=("steps", "max_steps", "total_steps", "num_steps", "train_steps")),
+        "max_steps": _first(train, names=("steps",)) or _first(train, config, names=("max_steps", "total_steps")),
         "dtype": _first(train, config, names=("dtype", "torch_dtype")),
         "gradient_checkpointing": _first(train, config, names=("gradient_checkpointing",)),
         "noise_scheduler": train.get("noise_scheduler"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,8 @@ class GpuProbe:
     def _find(self) -> list[tuple[str, Any]]:
         if self._devices is None:
             self._devices = []
+            if not _may_have_driver():
+                return self._devices
             try:
                 import pynvml
 
@@ -67,6 +70,11 @@ class GpuProbe:
             if any(item == index or (item.startswith("GPU-") and uuid.startswith(item)) for item in wanted):
                 devices.append((index, handle))
         return devices
+
+
+def _may_have_driver() -> bool:
+    """Tell whether it is worth loading NVML; it costs megabytes."""
+    return sys.platform != "linux" or any(map(os.path.exists, ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")))
 
 
 def _text(value: str | bytes) -> str:

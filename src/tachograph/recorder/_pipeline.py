@@ -9,13 +9,14 @@ from typing import Any
 from tachograph.clock import WallAnchor
 from tachograph.recorder._entries import FlushMark, Note, StepEntry
 from tachograph.recorder._window import StepWindow
-from tachograph.records import OMIT, RESERVED_FIELDS, Problem, StepTable, is_settled, plain
+from tachograph.records import OMIT, RESERVED_FIELDS, Problem, StepTable, is_array, is_settled, mask_mapping, plain
 
 __all__ = ["Pipeline"]
 
 Piece = StepTable | dict[str, Any]
 
 _MOST_PROBLEMS = 200
+_MOST_STEPS = 1 << 62
 _OWN_FIELDS = RESERVED_FIELDS | {"global_step", "sec_per_step", "samples_per_sec", "nan_inf_detected"}
 
 
@@ -55,7 +56,7 @@ class Pipeline:
                 steady_s, step, metrics = entry
                 if tuple(metrics) == batch.keys and type(step) is int and not self.attach:
                     num_steps, took_s = step - batch.step, steady_s - batch.step_s
-                    if num_steps > 0 and took_s > 0:
+                    if 0 < num_steps < _MOST_STEPS and took_s > 0:
                         values = batch.values
                         values.append(offset_s + steady_s)
                         values.append(step)
@@ -113,7 +114,7 @@ class Pipeline:
             if names is None:
                 return False
         num_steps, took_s = step - self._pace_step, steady_s - self._pace_s
-        if num_steps <= 0 or took_s <= 0:
+        if not 0 < num_steps < _MOST_STEPS or took_s <= 0:
             return False
         batch.keys, batch.names, batch.num_rows = keys, names, 1
         batch.values = [self._anchor.wall_s(steady_s), step, *metrics.values(), took_s / num_steps]
@@ -177,21 +178,29 @@ class Pipeline:
             if is_settled(value):
                 result[name] = value
                 continue
-            self.saw_array = self.saw_array or (hasattr(value, "setflags") and hasattr(value, "__setitem__"))
+            if is_array(value):
+                # A numpy array that came the fast way: its owner may have changed it since. Missing beats wrong.
+                self.saw_array = True
+                problems.append(Problem(name, "an array was not read in time; from now on arrays are copied at once"))
+                continue
             converted = plain(value, name, problems)
             if converted is not OMIT:
                 result[name] = converted
-        return result
+        return result if all(map(is_settled, result.values())) else mask_mapping(result)
 
     def _number(self, step: Any, metrics: dict[str, Any], steady_s: float, pieces: list[Piece]) -> int:
         """Settle the step's number; see `Run.log` for the rule."""
         given = metrics.get("global_step") if step is None else step
         if given is not None:
             try:
+                number = given.item() if hasattr(given, "item") else given
+                whole = int(number)
+                if (whole != number and not isinstance(number, str)) or not -_MOST_STEPS < whole < _MOST_STEPS:
+                    raise ValueError(number)
                 self._counts_steps = False
-                return int(given.item() if hasattr(given, "item") else given)
+                return whole
             except Exception:  # noqa: BLE001 - whatever was given as a step
-                reason = f"step={given!r:.80} is not a whole number; the record got the next step instead"
+                reason = f"step={given!r:.80} is not a step; the record got the one that was due instead"
                 pieces += self.problem(Problem("global_step", reason), steady_s)
         if self._step is None:
             return 0

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from tachograph.guard import guard
 from tachograph.journal import forget_claims
@@ -26,6 +26,7 @@ _runs: list[Run] = []
 _current: list[Run] = []
 _previous: dict[str, Any] = {}
 _registered: set[str] = set()
+_exit_code: list[Any] = []
 
 
 def live_runs() -> list[Run]:
@@ -46,8 +47,9 @@ def watch(run: Run, *, hooks: bool) -> None:
     if "exit" not in _registered:
         _registered.add("exit")
         atexit.register(_finish_all)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_after_fork)
+    if "fork" not in _registered and hasattr(os, "register_at_fork"):
+        _registered.add("fork")
+        os.register_at_fork(after_in_child=_after_fork)
     if hooks:
         _install()
 
@@ -62,9 +64,26 @@ def _unwatch(ended: Run) -> None:
 
 
 def _finish_all() -> None:
+    """Finish what the training code left open, with what can be known of how the process ends."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     for run in live_runs():
         with guard("finishing a run at exit"):
-            run.finish(reason="exit")
+            if isinstance(error, BaseException):  # an unhandled one, printed by a hook that replaced ours
+                run._fail(error)
+            elif _exit_code:
+                run.finish("failed", reason=f"exit code {_exit_code[-1]}")
+            else:
+                run.finish(reason="exit")
+
+
+def _on_sys_exit(code: Any = None, /) -> NoReturn:
+    """Remember the code: at the end of the process nothing else tells it."""
+    if threading.current_thread() is threading.main_thread():  # elsewhere it ends the thread, not the process
+        _exit_code[:] = [code] if code not in (None, 0) else []
+    previous = _previous.get("exit")
+    if previous is not None:
+        previous(code)
+    raise SystemExit(code)
 
 
 def _after_fork() -> None:
@@ -72,19 +91,22 @@ def _after_fork() -> None:
     for run in _runs:
         run._forget_parent()
     _runs.clear()
+    _registered.discard("exit")  # `multiprocessing` clears exit handlers in its children
     forget_claims()
     _uninstall()
 
 
 def _install() -> None:
-    if "excepthook" not in _previous:
+    if sys.excepthook is not _on_exception:
         _previous["excepthook"], sys.excepthook = sys.excepthook, _on_exception
-    if "threading" not in _previous:
+    if threading.excepthook is not _on_thread_exception:
         _previous["threading"], threading.excepthook = threading.excepthook, _on_thread_exception
-    if "sigterm" not in _previous and threading.current_thread() is threading.main_thread():
+    if sys.exit is not _on_sys_exit:
+        _previous["exit"], sys.exit = sys.exit, _on_sys_exit
+    if threading.current_thread() is threading.main_thread():
         handler = signal.getsignal(signal.SIGTERM)
         # None: installed by C code that we could not call. Ignored: stays ignored.
-        if handler is not None and handler is not signal.SIG_IGN:
+        if handler not in (None, signal.SIG_IGN, _on_sigterm):
             _previous["sigterm"] = handler
             signal.signal(signal.SIGTERM, _on_sigterm)
 
@@ -95,6 +117,9 @@ def _uninstall() -> None:
         sys.excepthook = _previous.pop("excepthook")
     if threading.excepthook is _on_thread_exception:
         threading.excepthook = _previous.pop("threading")
+    if sys.exit is _on_sys_exit:
+        sys.exit = _previous.pop("exit")
+    _exit_code.clear()
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and "sigterm" in _previous and signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, _previous.pop("sigterm"))

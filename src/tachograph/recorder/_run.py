@@ -2,85 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Iterable, Mapping
 from gc import is_tracked
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from tachograph.clock import Clock, SystemClock
 from tachograph.guard import guard
 from tachograph.journal import RunFolder
+from tachograph.recorder._backend import Backend, Follower
 from tachograph.recorder._control import Control, ControlPanel, Number
-from tachograph.recorder._entries import PRESSURE, FlushMark, Note, StepEntry
+from tachograph.recorder._entries import PRESSURE
 from tachograph.recorder._system import SystemSampler
-from tachograph.recorder._writer import Losses
-from tachograph.records import Later, Problem, mask_text, settle
+from tachograph.records import Later, Problem, is_array, mask_text, settle
 from tachograph.settings import Settings
 
-__all__ = ["Run"]
+__all__ = ["DisabledRun", "Run"]
 
 _CAREFUL_CALLS = 64
 _YIELD_S = 0.0005
 _STUCK_AFTER_S = 0.25
 _MAX_TRACEBACK_CHARS = 20_000
-
-
-class Backend(Protocol):
-    """What takes the entries of a run: the writer, or a list in a test."""
-
-    buffer: deque[StepEntry | Note | FlushMark]
-    losses: Losses
-    taken_s: float
-    """When entries were last taken from the buffer, on `time.monotonic`."""
-
-    @property
-    def saw_array(self) -> bool:
-        """Whether something came in that its owner could still change."""
-        ...
-
-    def note(self, event: str, fields: dict[str, Any]) -> None:
-        """Queue a record that is not a step."""
-        ...
-
-    def wake(self) -> None:
-        """Make the backend look at the buffer at once."""
-        ...
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until what was queued is safe."""
-        ...
-
-    def close(self, timeout_s: float) -> bool:
-        """Make everything safe and stop."""
-        ...
-
-    def abandon(self) -> None:
-        """Leave everything to the parent of a forked process."""
-        ...
-
-
-class Follower(Protocol):
-    """Something that follows the journal as long as the run goes on."""
-
-    @property
-    def name(self) -> str:
-        """What people call it."""
-        ...
-
-    def start(self) -> None:
-        """Begin to follow."""
-        ...
-
-    def close(self, timeout_s: float) -> bool:
-        """Take what is left and stop; tell whether all was taken in time."""
-        ...
 
 
 class _Detour:
@@ -282,12 +231,15 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether a reader asked the run to stop; stays true."""
-        return self._panel.stop
+        """Whether a reader asked the run to stop; stays true.
+
+        In a distributed job only rank 0 hears of it: pass it on to the others before you act on it.
+        """
+        return self._panel.stop is not None and self._panel.take_stop()
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether a reader asked for a checkpoint: true once for each request."""
+        """Whether a reader asked for a checkpoint: true once for each request, on rank 0 alone."""
         return self._panel.checkpoint is not None and self._panel.take_checkpoint()
 
     # The end -------------------------------------------------------------------------------------------------------
@@ -308,11 +260,11 @@ class Run:
     ) -> bool:
         """End the run: write what waits, within a deadline; return whether all of it was written.
 
-        Calling it again does nothing.
+        Calling it again only waits for what a first call is still writing, as a signal handler does.
         """
-        if self.status != "running" or self._is_forked:
-            return True
         timeout_s = self._settings.exit_timeout_s if timeout_s is None else timeout_s
+        if self.status != "running" or self._is_forked:
+            return self._is_forked or self._writer is None or self._writer.close(timeout_s)
         if self._sampler is not None:
             self._sampler.stop()
         deadline_s = time.monotonic() + timeout_s
@@ -320,8 +272,6 @@ class Run:
         self._note("end", {name: value for name, value in fields.items() if value is not None})
         self.status = status
         self._buffer = _DETOUR
-        if self._on_finish is not None:
-            self._on_finish(self)
         written = True
         if self._writer is not None:
             written = self._writer.close(timeout_s)
@@ -330,6 +280,8 @@ class Run:
         for follower in self._followers:
             if not follower.close(deadline_s - time.monotonic()):
                 self.say(f"{follower.name} did not take all records of {self.name!r}; they are in the journal")
+        if self._on_finish is not None:
+            self._on_finish(self)
         return written
 
     def add_follower(self, follower: Follower) -> None:
@@ -366,8 +318,10 @@ class Run:
         if self._panel.has_ready:
             self._panel.apply()
         if self._careful_calls or writer.saw_array or is_tracked(metrics):
+            if self._careful_calls:
+                # Whoever logs arrays usually does so from the start: then every call is looked at, for good.
+                self._careful_calls -= not any(map(is_array, metrics.values()))
             metrics = settle(metrics)
-            self._careful_calls = max(0, self._careful_calls - 1)
         if len(writer.buffer) > PRESSURE:
             self._make_room(writer)
         if len(writer.buffer) >= self._settings.buffer_size:
@@ -433,7 +387,8 @@ class Run:
         if metrics is not None and not isinstance(metrics, Mapping):
             metrics = {"metrics": Problem("metrics", f"a dict was expected, got {type(metrics).__name__}")}
         given = {name: value for name, value in {**fields, "global_step": step}.items() if value is not None}
-        self._note(event, settle({**given, **(metrics or {})}))
+        theirs = {f"{name}_" if name in given else name: value for name, value in (metrics or {}).items()}
+        self._note(event, settle({**given, **theirs}))
 
     def _tell_once(self) -> None:
         if self._is_told:
@@ -446,6 +401,10 @@ class Run:
             why,
         )
 
+    def _moved(self, folder: RunFolder, reason: str) -> None:
+        self.folder, self.name = folder, folder.name
+        self.say(reason)
+
     def _take_sample(self, sample: dict[str, Any]) -> None:
         if self.status == "running" and self._writer is not None:
             self._writer.note("system", sample)
@@ -457,8 +416,13 @@ class Run:
 
     def say(self, line: str) -> None:
         """Print a line for the person who watches the run."""
-        if self._settings.console:
-            print(f"[telemetry] {line}", flush=True)  # noqa: T201 - the lines users know
+        if not self._settings.console:
+            return
+        # A closed pipe or a terminal that knows only ASCII is no reason to stop a training run.
+        with contextlib.suppress(OSError, ValueError):
+            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+            text = line.encode(encoding, "backslashreplace").decode(encoding)
+            print(f"[telemetry] {text}", flush=True)  # noqa: T201 - the lines users know
 
     def _forget_parent(self) -> None:
         """In a forked child: this run is the parent's."""
@@ -468,6 +432,15 @@ class Run:
         self._followers = []
         if self._writer is not None:
             self._writer.abandon()
+
+
+class DisabledRun(Run):
+    """A run that takes everything and records nothing, at next to no cost."""
+
+    __slots__ = ()
+
+    def log(self, metrics: Any = (), /, step: Any = None, **named: Any) -> None:
+        """Do nothing."""
 
 
 def _prefixed(metrics: Any, prefix: str) -> Any:

@@ -23,20 +23,37 @@ __all__ = ["SystemSampler", "memory_fields"]
 
 _GIB = 1 << 30
 _MIB = 1 << 20
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_FIRST_S = 1.0
 
-_process = psutil.Process()
+_processes: dict[int, psutil.Process] = {}
+
+
+def _this_process() -> psutil.Process:
+    """Return this process, also after a fork; the same object each time, since it remembers the CPU time."""
+    pid = os.getpid()
+    if pid not in _processes:
+        _processes.clear()
+        _processes[pid] = psutil.Process(pid)
+    return _processes[pid]
 
 
 def memory_fields() -> dict[str, Any]:
     """Return the memory in use by this process, under the names that step records carry."""
-    if _process.pid != os.getpid():
-        return {}
-    fields: dict[str, Any] = {"cpu_mem_rss_mb": round(_process.memory_info().rss / _MIB, 1)}
+    fields: dict[str, Any] = {"cpu_mem_rss_mb": round(_rss_bytes() / _MIB, 1)}
     cuda = _torch_cuda()
     if cuda is not None:
         fields["gpu_mem_allocated"] = round(cuda.memory_allocated() / _GIB, 4)
         fields["gpu_mem_reserved"] = round(cuda.memory_reserved() / _GIB, 4)
     return fields
+
+
+def _rss_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:  # not Linux
+        return int(_this_process().memory_info().rss)
 
 
 class SystemSampler:
@@ -48,8 +65,9 @@ class SystemSampler:
         self._deliver = deliver
         self._stopping = threading.Event()
         self._gpus = GpuProbe()
-        self._last_s = 0.0
-        self._last_network: tuple[int, int] | None = None
+        self._last_s = time.monotonic()
+        self._last_network = _network_bytes()
+        psutil.cpu_percent(), _this_process().cpu_percent()  # from here on they have something to compare with
         self._thread = threading.Thread(target=self._run, name="tachograph-system", daemon=True)
 
     def start(self) -> None:
@@ -61,37 +79,39 @@ class SystemSampler:
         self._stopping.set()
 
     def sample(self) -> dict[str, Any]:
-        """Take one sample. Rates are means since the sample before, so the first one has none."""
+        """Take one sample. Rates are means since the sample before, or since the sampler was made."""
         now_s = time.monotonic()
         memory = psutil.virtual_memory()
         fields: dict[str, Any] = {
             **memory_fields(),
             "host_mem_used_pct": memory.percent,
             "host_mem_available_gb": round(memory.available / _GIB, 2),
-            "num_threads": _process.num_threads(),
+            "num_threads": _this_process().num_threads(),
         }
         with contextlib.suppress(OSError):  # the folder is gone; the writer will see to it
             fields["disk_free_gb"] = round(psutil.disk_usage(self._folder).free / _GIB, 2)
-        network = psutil.net_io_counters()
-        counters = (network.bytes_sent, network.bytes_recv) if network else None
         # Both calls return the mean since they were last called.
-        cpu_pct, process_cpu_pct = psutil.cpu_percent(), _process.cpu_percent()
-        if self._last_s:
+        fields["cpu_pct"], fields["process_cpu_pct"] = psutil.cpu_percent(), _this_process().cpu_percent()
+        network = _network_bytes()
+        if network and self._last_network:
             took_s = max(now_s - self._last_s, 1e-3)
-            fields["cpu_pct"], fields["process_cpu_pct"] = cpu_pct, process_cpu_pct
-            if counters and self._last_network:
-                fields["net_sent_mb_per_s"] = round((counters[0] - self._last_network[0]) / took_s / 1e6, 3)
-                fields["net_received_mb_per_s"] = round((counters[1] - self._last_network[1]) / took_s / 1e6, 3)
-        self._last_s, self._last_network = now_s, counters
+            fields["net_sent_mb_per_s"] = round((network[0] - self._last_network[0]) / took_s / 1e6, 3)
+            fields["net_received_mb_per_s"] = round((network[1] - self._last_network[1]) / took_s / 1e6, 3)
+        self._last_s, self._last_network = now_s, network
         fields.update(self._gpus.sample())
         return fields
 
     def _run(self) -> None:
-        wait_s = 0.0
+        wait_s = min(_FIRST_S, self._interval_s)
         while not self._stopping.wait(wait_s):
             with guard("sampling the system"):
                 self._deliver(self.sample())
             wait_s = self._interval_s
+
+
+def _network_bytes() -> tuple[int, int] | None:
+    counters = psutil.net_io_counters()
+    return (counters.bytes_sent, counters.bytes_recv) if counters else None
 
 
 def _torch_cuda() -> Any:

@@ -15,7 +15,6 @@ from tachograph.records import OMIT, Problem, is_settled, plain
 __all__ = ["StepWindow"]
 
 _FOLD_AT = 256
-_HUGE = 10**300  # integers beyond have no float
 
 
 class StepWindow:
@@ -47,7 +46,8 @@ class StepWindow:
         """Take what was logged for a step."""
         if self.num_logs == 0 and self._due_step is not None and step < self._due_step - self.log_every:
             self._due_step = None  # the loop went back, as after loading a checkpoint
-        self.num_steps += self.num_logs == 0 or step != self.last_step
+        # The due step may have been written while a part of it was still to come: it was counted then.
+        self.num_steps += step != self.last_step or (self._due_step is None and self.num_logs == 0)
         self.num_logs += 1
         self.last_step, self.last_s = step, steady_s
         if self._waiting and (len(self._waiting) >= _FOLD_AT or tuple(self._waiting[0]) != tuple(metrics)):
@@ -88,9 +88,7 @@ class StepWindow:
             if not numbers:
                 continue
             self._latest[name] = numbers[-1]
-            numbers = tuple(
-                value for value in numbers if type(value) is float or (type(value) is int and -_HUGE < value < _HUGE)
-            )
+            numbers = tuple(value for value in numbers if type(value) is float or type(value) is int)
             if numbers:
                 self._stats.setdefault(name, _Stats()).add(numbers)
 

@@ -23,7 +23,9 @@ from tachograph.journal import (
     ControlFile,
     CsvMirror,
     Heartbeat,
+    RunFolder,
     atomic_write,
+    claim_run_folder,
     this_process,
     uptime_s,
 )
@@ -38,7 +40,7 @@ __all__ = ["Losses", "Writer"]
 _CHUNK = 256
 """Entries encoded in one go; bounds how long the interpreter is held."""
 
-_HEARTBEAT_S = 2.0
+_HEARTBEAT_S = 5.0
 _CHECK_S = 1.0
 _ATTACH_S = 1.0
 
@@ -89,7 +91,8 @@ class Writer:
         self._process = this_process()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike an Event, safe to use in a signal handler
         self._appender = Appender(self._folder.journal)
-        self._mirror = CsvMirror(self._folder) if settings.csv else None
+        self._mirror = CsvMirror(self._folder, breathe=self._breathe) if settings.csv else None
+        self._is_breathing = False
         self._mirror_fault = ""
         self._write_fault_s: float | None = None
         self._is_lost = False
@@ -98,7 +101,11 @@ class Writer:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
         self.control_file = ControlFile(self._folder)
+        self._has_control_file = False
         self.poll_controls: Callable[[], None] = lambda: None
+        self.call_trainer: Callable[[], None] = lambda: None
+        self.on_move: Callable[[RunFolder, str], None] = lambda folder, reason: None
+        self.log_every: Callable[[], int] = lambda: settings.log_every
         self.buffer: deque[StepEntry | Note | FlushMark] = deque()
         self.losses = Losses()
         self.taken_s = 0.0
@@ -205,6 +212,8 @@ class Writer:
                     self._pipeline.attach = memory_fields()
             try:
                 self._write(self._records(chunk))
+                if self._pipeline.saw_array:
+                    self.call_trainer()
             finally:
                 self.taken_s = time.monotonic()
                 for entry in chunk:
@@ -257,9 +266,18 @@ class Writer:
             waited_s = self._clock.steady_s() - self._write_fault_s
             self._write_fault_s = None
             self.note("telemetry_error", {"kind": "write_recovered", "after_s": waited_s, "field": "metrics.jsonl"})
-        if self._mirror is not None and follows_on:
+        if self._mirror is not None and follows_on and not self._is_breathing:
             with self._mirroring(self._mirror):
                 self._mirror.add(pieces, start, self._appender.size_bytes)
+
+    def _breathe(self) -> None:
+        """Write what waits while the mirror is at a long task; the mirror itself catches up afterwards."""
+        if not self._is_breathing:
+            self._is_breathing = True
+            try:
+                self._write_waiting()
+            finally:
+                self._is_breathing = False
 
     def _mirror_from_journal(self, *, budget_s: float, force: bool = False) -> None:
         if self._mirror is not None:
@@ -297,6 +315,11 @@ class Writer:
                 self.note("event", {"name": "clock_set", "jump_s": round(jump_s, 3)})
             if not self._appender.is_in_place():
                 self._put_back()
+            elif self._appender.is_cut():
+                reason = "the journal was made shorter while the run was being recorded"
+                self.note("telemetry_error", {"kind": "journal_cut", "field": "metrics.jsonl", "reason": reason})
+                if self._mirror is not None:
+                    self._mirror.start_over()
             elif not self._folder.lock.exists():  # .tacho may be deleted at any time
                 with contextlib.suppress(OSError):
                     self._folder.private.mkdir(exist_ok=True)
@@ -305,13 +328,19 @@ class Writer:
         if self._is_due("heartbeat", _HEARTBEAT_S):
             self._beat()
         if self._settings.control_interval_s and self._is_due("control", self._settings.control_interval_s):
+            if not self._has_control_file:
+                with contextlib.suppress(OSError):  # a full disk: tried again, and requests are read all the same
+                    self.control_file.reset({"log_every": self.log_every()}, self._clock.wall_s())
+                    self._has_control_file = True
             self.poll_controls()
 
     def _put_back(self) -> None:
         try:
-            saved = self._appender.restore()
             self._folder.private.mkdir(parents=True, exist_ok=True)
-            self._claim.renew()
+            if not self._claim.renew():
+                self._move_out()
+                return
+            saved = self._appender.restore()
         except OSError as error:  # tried again at the next check; until then records go to the deleted file
             if not self._is_lost:
                 self._is_lost = True
@@ -321,9 +350,27 @@ class Writer:
         self._is_lost = False
         if self._mirror is not None:
             self._mirror.lost()
+            if not saved:
+                self._mirror.start_over()
         reason = "the journal was deleted or replaced while the run was being recorded"
         reason += "; its records were put back" if saved else "; the file in its place is continued"
         self.note("telemetry_error", {"kind": "journal_moved", "field": "metrics.jsonl", "reason": reason})
+
+    def _move_out(self) -> None:
+        """Another process has made a run in our place since the folder was deleted: take our records elsewhere."""
+        name = self._folder.name
+        self._claim = claim_run_folder(str(self._folder.path.parent), name, resume=False)
+        self._folder = self._claim.folder
+        self._appender.restore(self._folder.journal)
+        self._mirror = CsvMirror(self._folder, breathe=self._breathe) if self._mirror is not None else None
+        self.control_file = ControlFile(self._folder)
+        self._has_control_file = False
+        reason = (
+            f"the folder {name!r} was deleted and taken by another process; this run goes on as {self._folder.name!r}"
+        )
+        self.note("telemetry_error", {"kind": "journal_moved", "field": "metrics.jsonl", "reason": reason})
+        self._beat()
+        self.on_move(self._folder, reason)
 
     def _beat(self) -> None:
         heartbeat = Heartbeat(

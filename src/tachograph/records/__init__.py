@@ -2,10 +2,20 @@
 
 from tachograph.records._codec import decode, decode_block, encode, to_json
 from tachograph.records._kinds import KINDS, METRIC_KINDS, RESERVED_FIELDS, SCHEMA_VERSION
-from tachograph.records._masking import MASK, mask_arguments, mask_mapping, mask_text
+from tachograph.records._masking import MASK, is_secret_name, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import check_run_name
 from tachograph.records._table import StepTable
-from tachograph.records._values import MAX_STRING_CHARS, OMIT, Later, Problem, is_settled, plain, settle
+from tachograph.records._values import (
+    MAX_STRING_CHARS,
+    OMIT,
+    Later,
+    Problem,
+    is_array,
+    is_number,
+    is_settled,
+    plain,
+    settle,
+)
 
 __all__ = [
     "KINDS",
@@ -22,6 +32,9 @@ __all__ = [
     "decode",
     "decode_block",
     "encode",
+    "is_array",
+    "is_number",
+    "is_secret_name",
     "is_settled",
     "mask_arguments",
     "mask_mapping",

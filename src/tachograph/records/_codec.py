@@ -17,6 +17,7 @@ __all__ = ["decode", "decode_block", "encode", "to_json"]
 _FROM_TEXT = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TAILS = ("NaN", "Infinity")
 _MARKS = (b'NaN"', b'Infinity"')
+_LINE_ENDS = tuple((chr(code).encode(), f"\\u{code:04x}".encode()) for code in (0x85, 0x2028, 0x2029))
 
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder()
@@ -31,6 +32,13 @@ def encode(record: dict[str, Any]) -> bytes:
     # one of ours, needs the slow walk.
     if b"null" in line or _MARKS[0] in line or _MARKS[1] in line:
         line = _encode(_mark(record))
+    return line if line.isascii() else _one_line(line)
+
+
+def _one_line(line: bytes) -> bytes:
+    """Escape what some readers take for the end of a line, such as Python's `str.splitlines`."""
+    for raw, escaped in _LINE_ENDS:
+        line = line.replace(raw, escaped)
     return line
 
 
@@ -57,7 +65,9 @@ def decode_block(block: bytes) -> list[dict[str, Any]] | None:
         records = _decode_lines(block)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    is_good = all(type(record) is dict and type(record.get("event")) is str for record in records)
+    is_good = len(records) == block.count(b"\n") and all(
+        type(record) is dict and type(record.get("event")) is str for record in records
+    )
     return records if is_good else None
 
 

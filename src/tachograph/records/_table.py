@@ -13,12 +13,14 @@ from typing import Any
 
 import msgspec
 
+from tachograph.records._values import is_array
+
 __all__ = ["StepTable"]
 
 
 def _number(value: Any) -> Any:
     """Read a numpy scalar. An array is declined: whoever logged it can change it, so it must not come this way."""
-    if hasattr(value, "setflags") and not hasattr(value, "__setitem__"):
+    if hasattr(type(value), "setflags") and not is_array(value):
         return value.item()
     raise TypeError(type(value).__name__)
 
@@ -47,8 +49,8 @@ class StepTable:
             text = _encode(values)[1:-1]
         except Exception:  # noqa: BLE001 - a value msgspec does not know; the caller encodes record by record
             return None
-        # A quote is a text, a bracket or brace is nested, and null is None, NaN or an infinity.
-        if b'"' in text or b"null" in text or b"[" in text or b"{" in text:
+        # A quote is a text, a bracket or brace is nested, and an "n" is of null: None, NaN or an infinity.
+        if b'"' in text or b"n" in text or b"[" in text or b"{" in text:
             return None
         tokens = text.split(b",")
         return cls(names, tokens, num_rows) if len(tokens) == len(names) * num_rows else None

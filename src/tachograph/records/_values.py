@@ -14,13 +14,17 @@ from typing import Any, NamedTuple
 
 from tachograph.records._masking import mask_text
 
-__all__ = ["MAX_STRING_CHARS", "Later", "Problem", "is_settled", "plain", "settle"]
+__all__ = ["MAX_STRING_CHARS", "Later", "Problem", "is_array", "is_number", "is_settled", "plain", "settle"]
 
 MAX_STRING_CHARS = 65_536
 MAX_ITEMS = 1_000
 MAX_DEPTH = 16
+MAX_METRIC_DEPTH = 8
 MAX_NAME_CHARS = 256
+MAX_VALUES = 10_000
+MAX_PROBLEMS = 100
 
+_HUGE = 10**300  # beyond, there is no float
 _SETTLED = frozenset({float, int, bool, type(None)})
 
 
@@ -49,11 +53,24 @@ OMIT = _Omit()
 
 def is_settled(value: object) -> bool:
     """Tell whether a value is a plain number, bool or None that nobody can change behind our back."""
-    return type(value) in _SETTLED
+    return type(value) in _SETTLED and (type(value) is not int or -_HUGE < value < _HUGE)
+
+
+def is_array(value: object) -> bool:
+    """Tell whether a value is a numpy array, which its owner can change in place; numpy's scalars cannot be."""
+    return hasattr(type(value), "setflags") and hasattr(type(value), "__setitem__")
+
+
+def is_number(value: object) -> bool:
+    """Tell whether a value read from a journal is a number that a float can hold; a bool is none."""
+    return type(value) is float or (type(value) is int and -_HUGE < value < _HUGE)
 
 
 def plain(value: Any, where: str, problems: list[Problem], depth: int = 0) -> Any:
     """Return the value as JSON types, or `OMIT`; what was left out or cut is appended to `problems`."""
+    if type(value) is int and not -_HUGE < value < _HUGE:
+        problems.append(Problem(where, "a whole number of more than 300 digits cannot be stored"))
+        return OMIT
     if type(value) in _SETTLED:
         return value
     try:
@@ -76,20 +93,39 @@ def settle(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settle_into(settled: dict[str, Any], prefix: str, metrics: Mapping[Any, Any], depth: int) -> None:
     for key, value in metrics.items():
-        name = prefix + (key if type(key) is str else str(key))[:MAX_NAME_CHARS]
+        if len(settled) >= MAX_VALUES:
+            settled[prefix or "metrics"] = Problem(prefix or "metrics", f"more than {MAX_VALUES} values in one record")
+            return
+        try:
+            name = prefix + (key if type(key) is str else str(key))[:MAX_NAME_CHARS]
+        except Exception as error:  # noqa: BLE001 - a foreign __str__
+            name = f"{prefix}?"
+            settled[name] = Problem(name, f"a name could not be read: {type(error).__name__}: {error}")
+            continue
         if type(value) in _SETTLED or type(value) is Later:
             settled[name] = value
         elif type(value) is str:
             # Cut here, not in the writer: a waiting record must not hold megabytes. The writer reports the cut.
             settled[name] = value if len(value) <= MAX_STRING_CHARS else _LongText(value)
-        elif isinstance(value, Mapping) and depth < MAX_DEPTH:
-            _settle_into(settled, f"{name}/", value, depth + 1)
-        elif (device := _accelerator(value)) is not None:
-            settled[name] = _on_device(value, name, device)
+        elif isinstance(value, Mapping):
+            if depth < MAX_METRIC_DEPTH:
+                _settle_into(settled, f"{name}/", value, depth + 1)
+            else:
+                settled[name] = Problem(name, f"nested deeper than {MAX_METRIC_DEPTH} levels")
         else:
-            problems: list[Problem] = []
-            result = plain(value, name, problems)
-            settled[name] = problems[0] if result is OMIT else result
+            settled[name] = _settled(value, name)
+
+
+def _settled(value: Any, name: str) -> Any:
+    try:
+        device = _accelerator(value)
+        if device is not None:
+            return _on_device(value, name, device)
+    except Exception as error:  # noqa: BLE001 - foreign code
+        return Problem(name, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
+    problems: list[Problem] = []
+    result = plain(value, name, problems)
+    return problems[0] if result is OMIT else result
 
 
 class _LongText(str):
@@ -116,7 +152,7 @@ def _plain(value: Any, where: str, problems: list[Problem], depth: int) -> Any: 
     if isinstance(value, float):
         return float(value)
     if isinstance(value, int):
-        return int(value)
+        return plain(int(value), where, problems, depth + 1)
     if depth >= MAX_DEPTH:
         problems.append(Problem(where, f"nested deeper than {MAX_DEPTH} levels"))
         return OMIT
@@ -159,6 +195,8 @@ def _mapping(value: Mapping[Any, Any], where: str, problems: list[Problem], dept
         converted = plain(item, f"{where}.{name}" if where else name, problems, depth + 1)
         if converted is not OMIT:
             result[name] = converted
+        if len(problems) >= MAX_PROBLEMS:
+            break  # a structure that contains itself has no end
     return result
 
 
@@ -174,6 +212,8 @@ def _array(value: Any, where: str, problems: list[Problem], depth: int) -> Any:
     num_items = math.prod(int(size) for size in value.shape)
     if num_items == 1:
         item = value.item() if hasattr(value, "item") else value.numpy().item()
+        if type(item) is type(value):
+            item = float(item)  # numpy's long double is its own item
         if isinstance(item, complex):
             problems.append(Problem(where, "a complex number cannot be stored; log its real and imaginary parts"))
             return OMIT

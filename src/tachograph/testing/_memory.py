@@ -24,7 +24,7 @@ class MemoryRun(Run):
 
     Args:
         name: the run's name.
-        settings: any setting, such as `log_every`; the environment is not looked at for those not given here.
+        settings: any setting, such as `log_every`.
     """
 
     __slots__ = ("_memory", "_request_ids", "clock")

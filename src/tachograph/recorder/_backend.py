@@ -1,0 +1,62 @@
+"""What a run needs of others: something that takes its entries, and things that follow its journal."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Protocol
+
+from tachograph.recorder._entries import FlushMark, Note, StepEntry
+from tachograph.recorder._writer import Losses
+
+__all__ = ["Backend", "Follower"]
+
+
+class Backend(Protocol):
+    """What takes the entries of a run: the writer, or a list in a test."""
+
+    buffer: deque[StepEntry | Note | FlushMark]
+    losses: Losses
+    taken_s: float
+    """When entries were last taken from the buffer, on `time.monotonic`."""
+
+    @property
+    def saw_array(self) -> bool:
+        """Whether something came in that its owner could still change."""
+        ...
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        """Queue a record that is not a step."""
+        ...
+
+    def wake(self) -> None:
+        """Make the backend look at the buffer at once."""
+        ...
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until what was queued is safe."""
+        ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Make everything safe and stop."""
+        ...
+
+    def abandon(self) -> None:
+        """Leave everything to the parent of a forked process."""
+        ...
+
+
+class Follower(Protocol):
+    """Something that follows the journal as long as the run goes on."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
+
+    def start(self) -> None:
+        """Begin to follow."""
+        ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Take what is left and stop; tell whether all was taken in time."""
+        ...
