@@ -26,7 +26,7 @@ from tachograph.cli._format import (
     state_text,
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
-from tachograph.journal import RunHistory, RunState, is_csv_current, read, rebuild_csv
+from tachograph.journal import RunHistory, RunState, hold_run_folder, is_csv_current, read, rebuild_csv
 from tachograph.records import to_json
 
 __all__ = ["show", "summary"]
@@ -98,15 +98,15 @@ def render(history: RunHistory) -> RenderableType:
 
 
 def _rebuild(history: RunHistory) -> None:
-    if history.state is RunState.RUNNING:
-        raise click.ClickException(
-            f"{history.name!r} is being recorded: its writer keeps metrics.csv itself. Wait until the run has ended."
-        )
     try:
-        num_rows = rebuild_csv(history.folder)
+        with hold_run_folder(history.folder) as is_ours:
+            if not is_ours:
+                what = f"{history.name!r} is being recorded: its writer keeps metrics.csv itself"
+                raise click.ClickException(f"{what}. Wait until the run has ended.")
+            num_rows = rebuild_csv(history.folder)
     except OSError as error:
         raise click.ClickException(f"cannot write {history.folder.csv}: {error.strerror}") from error
-    click.echo(f"{history.folder.csv}: {num_rows} rows", err=True)
+    click.echo(f"{safe(history.folder.csv)}: {num_rows} rows", err=True)
 
 
 def _headline(history: RunHistory) -> RenderableType:

@@ -1,7 +1,7 @@
 """The journal: one run folder, written by one process and read by many. Knows records, not who makes them."""
 
 from tachograph.journal._appender import Appender
-from tachograph.journal._claim import Claim, claim_run_folder, forget_claims
+from tachograph.journal._claim import Claim, claim_run_folder, forget_claims, hold_run_folder
 from tachograph.journal._control_file import ControlFile, ControlFileError, Request, write_requests
 from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs
 from tachograph.journal._follower import JournalFollower, read_records
@@ -32,6 +32,7 @@ __all__ = [
     "claim_run_folder",
     "find_run",
     "forget_claims",
+    "hold_run_folder",
     "is_csv_current",
     "list_runs",
     "overview",

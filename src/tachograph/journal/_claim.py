@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows: the heartbeat alone tells
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Claim", "claim_run_folder", "forget_claims"]
+__all__ = ["Claim", "claim_run_folder", "forget_claims", "hold_run_folder"]
 
 _held: dict[str, int] = {}
 _taking = threading.Lock()
@@ -84,6 +84,20 @@ def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
                 return Claim(folder, resumed=resumed, notes=notes)
             notes = [notes[0] if notes else reason]
     raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def hold_run_folder(folder: RunFolder) -> Iterator[bool]:
+    """Keep writers out of a folder for a while; gives False if there is one."""
+    key = os.path.realpath(folder.path)
+    folder.private.mkdir(exist_ok=True)
+    with _taking:
+        is_ours = key not in _held and _lock(folder, key)
+    try:
+        yield is_ours
+    finally:
+        if is_ours:
+            os.close(_held.pop(key))
 
 
 def forget_claims() -> None:
