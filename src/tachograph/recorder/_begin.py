@@ -73,9 +73,9 @@ def _record(claim: Claim, settings: Settings, start: dict[str, Any], problems: l
     writer.note("start", {**ours, **start, **ours})  # ours come first, and what the user calls the same does not count
     for problem in problems:
         writer.note("telemetry_error", {"kind": "value_not_stored", "field": problem.where, "reason": problem.reason})
-    writer.poll_controls = lambda: run._panel.poll(writer.control_file)
+    writer.poll_controls = lambda: run._panel.poll(writer.files.control_file)
     writer.log_every = lambda: run.log_every
-    writer.on_move = run._moved
+    writer.files.on_move = run._moved
     writer.call_trainer = run._take_detour
     writer.start()
     for line in claim.notes:

@@ -10,26 +10,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from tachograph.clock import Clock, WallAnchor
 from tachograph.guard import guard
-from tachograph.journal import (
-    Appender,
-    Claim,
-    ControlFile,
-    CsvMirror,
-    Heartbeat,
-    RunFolder,
-    atomic_write,
-    claim_run_folder,
-    this_process,
-    uptime_s,
-)
+from tachograph.journal import Claim
 from tachograph.recorder._entries import FlushMark, Note, StepEntry
+from tachograph.recorder._files import RunFiles
 from tachograph.recorder._pipeline import Piece, Pipeline
 from tachograph.recorder._system import memory_fields
 from tachograph.records import StepTable, encode
@@ -70,7 +58,7 @@ class Losses:
 
 
 class Writer:
-    """Owns the files of a run while it is recorded."""
+    """Takes entries from the buffer and sees them into the files."""
 
     def __init__(
         self,
@@ -81,30 +69,18 @@ class Writer:
         clock: Clock,
         run_id: str,
     ) -> None:
-        self._claim = claim
-        self._folder = claim.folder
         self._settings = settings
         self._pipeline = pipeline
         self._anchor = anchor
         self._clock = clock
-        self._run_id = run_id
-        self._process = this_process()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike an Event, safe to use in a signal handler
-        self._appender = Appender(self._folder.journal)
-        self._mirror = CsvMirror(self._folder, breathe=self._breathe) if settings.csv else None
-        self._is_breathing = False
-        self._mirror_fault = ""
-        self._write_fault_s: float | None = None
-        self._is_lost = False
+        self.files = RunFiles(claim, run_id, clock, csv=settings.csv, tell=self._tell, breathe=self._write_waiting)
         self._glue: dict[tuple[str, ...], list[bytes]] = {}
         self._due: dict[str, float] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
-        self.control_file = ControlFile(self._folder)
-        self._has_control_file = False
         self.poll_controls: Callable[[], None] = lambda: None
         self.call_trainer: Callable[[], None] = lambda: None
-        self.on_move: Callable[[RunFolder, str], None] = lambda folder, reason: None
         self.log_every: Callable[[], int] = lambda: settings.log_every
         self.buffer: deque[StepEntry | Note | FlushMark] = deque()
         self.losses = Losses()
@@ -113,7 +89,7 @@ class Writer:
 
     def start(self) -> None:
         """Begin to write."""
-        self._beat()
+        self.files.beat()
         self._thread.start()
 
     @property
@@ -140,7 +116,7 @@ class Writer:
         mark = FlushMark()
         self.buffer.append(mark)
         self._wake.put(True)
-        return mark.written.wait(max(timeout_s, 0.0)) and not self._appender.pending
+        return mark.written.wait(max(timeout_s, 0.0)) and not self.files.has_pending
 
     def close(self, timeout_s: float) -> bool:
         """Write everything, close the files and end the thread; return False if the deadline came first."""
@@ -148,12 +124,12 @@ class Writer:
         self._wake.put(True)
         if threading.current_thread() is not self._thread:
             self._thread.join(max(timeout_s, 0.0))
-        return not self._thread.is_alive() and not self._appender.pending
+        return not self._thread.is_alive() and not self.files.has_pending
 
     def abandon(self) -> None:
         """In a forked child: the thread and the files are the parent's."""
         self.buffer.clear()
-        self._appender.close()
+        self.files.abandon()
 
     # The thread ----------------------------------------------------------------------------------------------------
 
@@ -172,7 +148,7 @@ class Writer:
             for entry in self.buffer:
                 if type(entry) is FlushMark:
                     entry.written.set()
-            self._claim.release()
+            self.files.release()
 
     def _tick(self) -> None:
         with guard("looking after the run folder"):
@@ -180,8 +156,7 @@ class Writer:
         self._write([])
         self._write_waiting()
         self._report_losses()
-        if not self._appender.pending:
-            self._mirror_from_journal(budget_s=0.1 * self._settings.flush_interval_s)
+        self.files.catch_up(budget_s=0.1 * self._settings.flush_interval_s)
 
     def _last_tick(self) -> None:
         self._write_waiting()
@@ -189,17 +164,13 @@ class Writer:
         self._report_losses()
         self._write_waiting()
         deadline_s = time.monotonic() + self._settings.exit_timeout_s
-        while self._appender.pending and time.monotonic() < deadline_s:
+        while self.files.has_pending and time.monotonic() < deadline_s:
             time.sleep(0.05)
             self._write([])
             self._write_waiting()
-        self._mirror_from_journal(budget_s=deadline_s - time.monotonic(), force=True)
-        if self._mirror is not None:
-            with guard("closing metrics.csv"):
-                self._mirror.close()
+        self.files.catch_up(budget_s=deadline_s - time.monotonic(), force=True)
         self._beat()
-        self._appender.sync()
-        self._appender.close()
+        self.files.close()
 
     def _write_waiting(self) -> None:
         buffer = self.buffer
@@ -248,61 +219,13 @@ class Writer:
         self.losses.count(f"a record could not be made: {type(fault).__name__}: {fault!s:.200}")
 
     def _write(self, pieces: list[Piece]) -> None:
-        if not pieces and not self._appender.pending:
-            return
-        data, pieces = self._encoded(pieces)
-        follows_on = not self._appender.pending
-        start = self._appender.size_bytes
-        fault = self._appender.append(data)
-        dropped, self._appender.num_dropped_lines = self._appender.num_dropped_lines, 0
-        if dropped:
-            self.losses.count("the disk could not be written", dropped)
-        if fault is not None:
-            if self._write_fault_s is None:
-                self._write_fault_s = self._clock.steady_s()
-                self.note("telemetry_error", {"kind": "write_failed", "reason": str(fault), "field": "metrics.jsonl"})
-            return
-        if self._write_fault_s is not None:
-            waited_s = self._clock.steady_s() - self._write_fault_s
-            self._write_fault_s = None
-            self.note("telemetry_error", {"kind": "write_recovered", "after_s": waited_s, "field": "metrics.jsonl"})
-        if self._mirror is not None and follows_on and not self._is_breathing:
-            with self._mirroring(self._mirror):
-                self._mirror.add(pieces, start, self._appender.size_bytes)
+        data, kept = self._encoded(pieces)
+        num_dropped = self.files.append(data, kept)
+        if num_dropped:
+            self.losses.count("the disk could not be written", num_dropped)
 
-    def _breathe(self) -> None:
-        """Write what waits while the mirror is at a long task; the mirror itself catches up afterwards."""
-        if not self._is_breathing:
-            self._is_breathing = True
-            try:
-                self._write_waiting()
-            finally:
-                self._is_breathing = False
-
-    def _mirror_from_journal(self, *, budget_s: float, force: bool = False) -> None:
-        if self._mirror is not None:
-            with self._mirroring(self._mirror):
-                self._mirror.catch_up(self._appender.size_bytes, budget_s=budget_s, force=force)
-                self._mirror_fault = ""
-
-    @contextlib.contextmanager
-    def _mirroring(self, mirror: CsvMirror) -> Iterator[None]:
-        """Keep the mirror's faults from the journal. A full disk passes; anything else would come again and again."""
-        try:
-            yield
-        except FileNotFoundError:
-            mirror.lost()  # the whole folder is gone, which the next check will find and tell
-        except OSError as error:
-            mirror.lost()
-            if str(error) != self._mirror_fault:
-                self._mirror_fault = str(error)
-                fields = {"kind": "csv_behind", "field": "metrics.csv", "reason": f"{error}; it will catch up"}
-                self.note("telemetry_error", fields)
-        except Exception as error:
-            self._mirror = None
-            fields = {"kind": "csv_stopped", "field": "metrics.csv", "reason": f"{type(error).__name__}: {error}"}
-            self.note("telemetry_error", fields)
-            raise
+    def _tell(self, kind: str, field: str, **more: Any) -> None:
+        self.note("telemetry_error", {"kind": kind, "field": field, **more})
 
     def _report_losses(self) -> None:
         for reason, num_records in self.losses.take().items():
@@ -313,77 +236,15 @@ class Writer:
             jump_s = self._anchor.follow()
             if jump_s is not None:
                 self.note("event", {"name": "clock_set", "jump_s": round(jump_s, 3)})
-            if not self._appender.is_in_place():
-                self._put_back()
-            elif self._appender.is_cut():
-                reason = "the journal was made shorter while the run was being recorded"
-                self.note("telemetry_error", {"kind": "journal_cut", "field": "metrics.jsonl", "reason": reason})
-                if self._mirror is not None:
-                    self._mirror.start_over()
-            elif not self._folder.lock.exists():  # .tacho may be deleted at any time
-                with contextlib.suppress(OSError):
-                    self._folder.private.mkdir(exist_ok=True)
-                    self._claim.renew()
-                    self._beat()
+            self.files.check()
         if self._is_due("heartbeat", _HEARTBEAT_S):
             self._beat()
         if self._settings.control_interval_s and self._is_due("control", self._settings.control_interval_s):
-            if not self._has_control_file:
-                with contextlib.suppress(OSError):  # a full disk: tried again, and requests are read all the same
-                    self.control_file.reset({"log_every": self.log_every()}, self._clock.wall_s())
-                    self._has_control_file = True
+            self.files.ensure_control_file(self.log_every())
             self.poll_controls()
 
-    def _put_back(self) -> None:
-        try:
-            self._folder.private.mkdir(parents=True, exist_ok=True)
-            if not self._claim.renew():
-                self._move_out()
-                return
-            saved = self._appender.restore()
-        except OSError as error:  # tried again at the next check; until then records go to the deleted file
-            if not self._is_lost:
-                self._is_lost = True
-                reason = f"the journal was deleted and cannot be put back: {error}"
-                self.note("telemetry_error", {"kind": "journal_moved", "field": "metrics.jsonl", "reason": reason})
-            return
-        self._is_lost = False
-        if self._mirror is not None:
-            self._mirror.lost()
-            if not saved:
-                self._mirror.start_over()
-        reason = "the journal was deleted or replaced while the run was being recorded"
-        reason += "; its records were put back" if saved else "; the file in its place is continued"
-        self.note("telemetry_error", {"kind": "journal_moved", "field": "metrics.jsonl", "reason": reason})
-
-    def _move_out(self) -> None:
-        """Another process has made a run in our place since the folder was deleted: take our records elsewhere."""
-        name = self._folder.name
-        self._claim = claim_run_folder(str(self._folder.path.parent), name, resume=False)
-        self._folder = self._claim.folder
-        self._appender.restore(self._folder.journal)
-        self._mirror = CsvMirror(self._folder, breathe=self._breathe) if self._mirror is not None else None
-        self.control_file = ControlFile(self._folder)
-        self._has_control_file = False
-        reason = (
-            f"the folder {name!r} was deleted and taken by another process; this run goes on as {self._folder.name!r}"
-        )
-        self.note("telemetry_error", {"kind": "journal_moved", "field": "metrics.jsonl", "reason": reason})
-        self._beat()
-        self.on_move(self._folder, reason)
-
     def _beat(self) -> None:
-        heartbeat = Heartbeat(
-            run_id=self._run_id,
-            process=self._process,
-            time=self._clock.wall_s(),
-            uptime_s=uptime_s(),
-            journal_bytes=self._appender.size_bytes,
-            num_waiting=len(self.buffer),
-            num_dropped=self.losses.num_records,
-        )
-        with contextlib.suppress(OSError):  # a full disk; readers still have the pid
-            atomic_write(self._folder.heartbeat, msgspec.json.encode(heartbeat))
+        self.files.beat(num_waiting=len(self.buffer), num_dropped=self.losses.num_records)
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now_s = time.monotonic()
