@@ -162,13 +162,13 @@ def test_another_process_takes_the_place_of_a_deleted_folder(logs, script):
         wait_for(lambda: run.name == "x-2", 10)
         for step in range(50, 100):
             run.log(who=1.0, step=step)
+        wait_for((logs / "x-2" / "control.json").exists)
         assert run.log_every == 1
         other.process.communicate("\n", timeout=20)
     assert read(logs / "x").series("who").values.tolist() == [2.0, 2.0]
     history = read(logs / "x-2")
     assert history.series("who").steps.tolist() == list(range(100))
     assert len(pd.read_csv(logs / "x-2" / "metrics.csv")) == sum(history.counts.values())
-    assert (logs / "x-2" / "control.json").exists()
 
 
 def test_a_journal_that_is_cut_is_told_and_mirrored_as_it_is(logs):
