@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tachograph.clock import WallAnchor
@@ -14,6 +14,7 @@ from tachograph.records import OMIT, RESERVED_FIELDS, Problem, StepTable, is_arr
 __all__ = ["Pipeline"]
 
 Piece = StepTable | dict[str, Any]
+Entry = StepEntry | Note | FlushMark
 
 _MOST_PROBLEMS = 200
 _MOST_STEPS = 1 << 62
@@ -45,38 +46,20 @@ class Pipeline:
         self.saw_array = False
         """Whether an array came in that its owner can still change."""
 
-    def process(self, entries: Iterable[StepEntry | Note | FlushMark]) -> list[Piece]:
+    def process(self, entries: Iterable[Entry]) -> list[Piece]:
         """Return the records of some entries. Nothing is kept back but an unfinished window."""
         pieces: list[Piece] = []
-        batch = _Batch()
-        offset_s = self._anchor.offset_s
-        samples = self._samples_per_step
-        for entry in entries:
+        rest = iter(entries)
+        entry = next(rest, None)
+        while entry is not None:
             if type(entry) is tuple and self._window is None:
-                steady_s, step, metrics = entry
-                if tuple(metrics) == batch.keys and type(step) is int and not self.attach:
-                    num_steps, took_s = step - batch.step, steady_s - batch.step_s
-                    if 0 < num_steps < _MOST_STEPS and took_s > 0:
-                        values = batch.values
-                        values.append(offset_s + steady_s)
-                        values.append(step)
-                        values += metrics.values()
-                        values.append(took_s / num_steps)
-                        if samples:
-                            values.append(samples * num_steps / took_s)
-                        batch.num_rows += 1
-                        batch.step, batch.step_s = step, steady_s
-                        continue
-                self._close(batch, pieces)
-                if not self._open(batch, steady_s, step, metrics):
-                    pieces += self._records(steady_s, step, metrics)
+                entry = self._steps(entry, rest, pieces)
                 continue
-            self._close(batch, pieces)
             if type(entry) is tuple and self._window is not None:
                 pieces += self._windowed(self._window, *entry)
             elif type(entry) is Note:
                 pieces += self._noted(entry)
-        self._close(batch, pieces)
+            entry = next(rest, None)
         if self._window is not None and self._window.is_due:
             pieces += self._window_record()
         return pieces
@@ -98,31 +81,50 @@ class Pipeline:
 
     # Steps, the fast way: a table of rows with the same names ------------------------------------------------------
 
-    def _open(self, batch: _Batch, steady_s: float, step: Any, metrics: dict[str, Any]) -> bool:
-        """Begin a table with this row, if it can be in one."""
-        if self._pace_step is None or type(step) is not int or self.attach:
-            return False
+    def _steps(self, first: StepEntry, rest: Iterator[Entry], pieces: list[Piece]) -> Entry | None:
+        """Put a step and those after it that have the same names into a table; return the entry that ends it.
+
+        This loop is most of what the writer does per step: everything in it is a local.
+        """
+        steady_s, step, metrics = first
         keys = tuple(metrics)
-        names = self._shapes.get(keys)
-        if names is None:
-            if keys in self._shapes:
-                return False
-            names = self._shape(keys)
+        names = self._names_of(keys)
+        last_step, last_s = self._pace_step, self._pace_s
+        if names is None or last_step is None or self.attach or not _follows(step, last_step, steady_s, last_s):
+            pieces += self._records(steady_s, step, metrics)
+            return next(rest, None)
+        offset_s, samples = self._anchor.offset_s, self._samples_per_step
+        values: list[Any] = []
+        append = values.append
+        entry: Entry | None = first
+        while True:
+            num_steps, took_s = step - last_step, steady_s - last_s
+            append(offset_s + steady_s)
+            append(step)
+            values += metrics.values()
+            append(took_s / num_steps)
+            if samples:
+                append(samples * num_steps / took_s)
+            last_step, last_s = step, steady_s
+            entry = next(rest, None)
+            if type(entry) is not tuple:
+                break
+            steady_s, step, metrics = entry
+            if tuple(metrics) != keys or not _follows(step, last_step, steady_s, last_s):
+                break
+        self._step = self._pace_step = last_step
+        self._pace_s = last_s
+        self._counts_steps = False
+        self._finish_table(names, values, pieces)
+        return entry
+
+    def _names_of(self, keys: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return the names of a table's columns, or None if records with these keys cannot be in one."""
+        if keys not in self._shapes:
             if len(self._shapes) >= 256:
                 self._shapes.clear()
-            self._shapes[keys] = names
-            if names is None:
-                return False
-        num_steps, took_s = step - self._pace_step, steady_s - self._pace_s
-        if not 0 < num_steps < _MOST_STEPS or took_s <= 0:
-            return False
-        batch.keys, batch.names, batch.num_rows = keys, names, 1
-        batch.values = [self._anchor.wall_s(steady_s), step, *metrics.values(), took_s / num_steps]
-        if self._samples_per_step:
-            batch.values.append(self._samples_per_step * num_steps / took_s)
-        batch.step, batch.step_s = step, steady_s
-        self._counts_steps = False
-        return True
+            self._shapes[keys] = self._shape(keys)
+        return self._shapes[keys]
 
     def _shape(self, keys: tuple[str, ...]) -> tuple[str, ...] | None:
         if not all(type(key) is str and key.isascii() for key in keys) or not _OWN_FIELDS.isdisjoint(keys):
@@ -130,20 +132,15 @@ class Pipeline:
         own = ("sec_per_step", "samples_per_sec") if self._samples_per_step else ("sec_per_step",)
         return ("time", "global_step", *keys, *own)
 
-    def _close(self, batch: _Batch, pieces: list[Piece]) -> None:
-        if not batch.num_rows:
-            return
-        self._step = self._pace_step = batch.step
-        self._pace_s = batch.step_s
-        table = StepTable.encode(batch.names, batch.values, batch.num_rows)
+    def _finish_table(self, names: tuple[str, ...], values: list[Any], pieces: list[Piece]) -> None:
+        width = len(names)
+        table = StepTable.encode(names, values, len(values) // width)
         if table is not None:
             pieces.append(table)
-        else:
-            width = len(batch.names)
-            for start in range(0, len(batch.values), width):
-                row = dict(zip(batch.names, batch.values[start : start + width], strict=True))
-                pieces += self._finished({"event": "step", **row}, self._pace_s)
-        batch.num_rows, batch.keys = 0, None
+            return
+        for start in range(0, len(values), width):
+            row = dict(zip(names, values[start : start + width], strict=True))
+            pieces += self._finished({"event": "step", **row}, self._pace_s)
 
     # Steps, one by one ---------------------------------------------------------------------------------------------
 
@@ -263,18 +260,9 @@ class Pipeline:
         return pieces
 
 
-class _Batch:
-    """Rows of one shape, laid end to end."""
-
-    __slots__ = ("keys", "names", "num_rows", "step", "step_s", "values")
-
-    def __init__(self) -> None:
-        self.keys: tuple[str, ...] | None = None
-        self.names: tuple[str, ...] = ()
-        self.values: list[Any] = []
-        self.num_rows = 0
-        self.step = 0
-        self.step_s = 0.0
+def _follows(step: Any, last_step: int, steady_s: float, last_s: float) -> bool:
+    """Tell whether a step comes after another, so that the time between them is a pace."""
+    return type(step) is int and 0 < step - last_step < _MOST_STEPS and steady_s > last_s
 
 
 def _own_name(name: Any) -> str:
