@@ -375,9 +375,9 @@ def test_a_stopped_process_is_stale_not_crashed(logs, script, monkeypatch):
     wait_for(lambda: (logs / "x" / "metrics.jsonl").exists() and len(lines_of(logs / "x")) > 1)
     running.process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(_liveness, "STALE_AFTER_S", 0.5)
-    wait_for(lambda: read(logs / "x").state is RunState.STALE, 10)
+    assert wait_for(lambda: read(logs / "x").state is RunState.STALE, 10)
     running.process.send_signal(signal.SIGCONT)
-    wait_for(lambda: read(logs / "x").state is RunState.RUNNING, 10)
+    assert wait_for(lambda: read(logs / "x").state is RunState.RUNNING, 10)
 
 
 def test_a_journal_from_another_machine_is_stale_when_its_heartbeat_is_old(logs):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping
-from gc import is_tracked
-from time import perf_counter
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal
 
@@ -18,34 +15,18 @@ from tachograph.clock import Clock, SystemClock
 from tachograph.guard import guard
 from tachograph.journal import RunFolder
 from tachograph.recorder._backend import Backend, Follower
-from tachograph.recorder._control import Control, ControlPanel, Number
-from tachograph.recorder._entries import PRESSURE
+from tachograph.recorder._control import Control, Number
+from tachograph.recorder._intake import Intake
 from tachograph.recorder._system import SystemSampler
-from tachograph.records import Later, Problem, is_array, mask_text, settle
+from tachograph.records import Later, Problem, mask_text, settle
 from tachograph.settings import Settings
 
 __all__ = ["DisabledRun", "Run"]
 
-_CAREFUL_CALLS = 64
-_YIELD_S = 0.0005
-_STUCK_AFTER_S = 0.25
 _MAX_TRACEBACK_CHARS = 20_000
 
 
-class _Detour:
-    """Stands in for the buffer and is always full, so that `log` takes the long way."""
-
-    def __len__(self) -> int:
-        return sys.maxsize
-
-    def append(self, _entry: object) -> None:
-        """Never reached: nothing is appended to a full buffer."""
-
-
-_DETOUR = _Detour()
-
-
-class Run:
+class Run(Intake):
     """A run being recorded. Made by `tachograph.init`; ends with `finish`, or as a context manager.
 
     Attributes:
@@ -55,25 +36,7 @@ class Run:
         resumed: whether earlier attempts are in the same journal.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_buffer",
-        "_careful_calls",
-        "_clock",
-        "_followers",
-        "_is_forked",
-        "_is_told",
-        "_on_finish",
-        "_panel",
-        "_sampler",
-        "_settings",
-        "_writer",
-        "folder",
-        "id",
-        "name",
-        "resumed",
-        "status",
-    )
+    __slots__ = ("__weakref__", "_followers", "_on_finish", "_sampler", "folder", "id", "resumed")
 
     def __init__(
         self,
@@ -86,28 +49,13 @@ class Run:
         resumed: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        self.name = name
+        super().__init__(name, settings, writer, clock or SystemClock())
         self.id = run_id
         self.folder = folder
         self.resumed = resumed
-        self.status: Literal["running", "finished", "failed"] = "running"
-        self._settings = settings
-        self._writer = writer
-        self._clock = clock or SystemClock()
         self._sampler: SystemSampler | None = None
         self._on_finish: Any = None
         self._followers: list[Follower] = []
-        self._careful_calls = _CAREFUL_CALLS
-        self._is_forked = False
-        self._is_told = False
-        self._buffer: Any = _DETOUR
-        self._panel = ControlPanel(
-            gap_s=settings.control_gap_s,
-            steady_s=self._clock.steady_s,
-            note=self._note,
-            call_trainer=self._take_detour,
-        )
-        self._panel.add_log_every(settings.log_every)
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.status if self.enabled else 'disabled'}, {self.path!r})"
@@ -128,34 +76,6 @@ class Run:
         return self._panel.log_every
 
     # Logging -------------------------------------------------------------------------------------------------------
-
-    def log(
-        self, metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: Any = None, **named: Any
-    ) -> None:
-        """Record metrics of a training step. Costs well under a microsecond, never waits and never raises.
-
-        Args:
-            metrics: names and values: numbers, bools, strings, numpy scalars, 0-d tensors, nested dicts of these.
-            step: the global step. Without it, calls are counted from 0; once a step was given, a call without one
-                belongs to that step.
-            named: metrics as keyword arguments.
-
-        Example:
-            >>> run.log({"train_loss": loss, "lr": lr}, step=step)
-            >>> run.log(train_loss=loss, step=step)
-        """
-        # The hot path. `named |= metrics` is the copy that keeps a dict the caller reuses from changing under us. A
-        # dict the garbage collector does not track holds only numbers and texts: nothing that can change, and no
-        # tensor that would hold on to a graph. (Where that is not known, as on PyPy, the long way is taken.)
-        try:
-            named |= metrics
-            buffer = self._buffer
-            if len(buffer) > 4096 or is_tracked(named):  # PRESSURE; a constant is faster to load than a name
-                self._log_slowly(named, step)
-            else:
-                buffer.append((perf_counter(), step, named))
-        except Exception as fault:  # noqa: BLE001 - whatever was passed, training goes on
-            self._refuse(fault, metrics)
 
     def log_epoch(self, epoch: int, metrics: Mapping[str, Any] | None = None, *, step: int | None = None) -> None:
         """Record the end of an epoch, with its metrics."""
@@ -271,7 +191,7 @@ class Run:
         fields = {"status": status, "reason": reason}
         self._note("end", {name: value for name, value in fields.items() if value is not None})
         self.status = status
-        self._buffer = _DETOUR
+        self._take_detour()
         written = True
         if self._writer is not None:
             written = self._writer.close(timeout_s)
@@ -307,80 +227,6 @@ class Run:
 
     # Inside --------------------------------------------------------------------------------------------------------
 
-    def _log_slowly(self, metrics: dict[str, Any], step: Any) -> None:
-        """Log with everything that the fast way leaves out; see `_choose_way` for when it is open."""
-        writer = self._writer
-        if writer is None:
-            return
-        if self.status != "running" or self._is_forked:
-            self._tell_once()
-            return
-        if self._panel.has_ready:
-            self._panel.apply()
-        if self._careful_calls or writer.saw_array or is_tracked(metrics):
-            if self._careful_calls:
-                # Whoever logs arrays usually does so from the start: then every call is looked at, for good.
-                self._careful_calls -= not any(map(is_array, metrics.values()))
-            metrics = settle(metrics)
-        if len(writer.buffer) > PRESSURE:
-            self._make_room(writer)
-        if len(writer.buffer) >= self._settings.buffer_size:
-            writer.losses.count("the buffer was full")
-        else:
-            writer.buffer.append((self._clock.steady_s(), step, metrics))
-        self._choose_way()
-
-    def _make_room(self, writer: Backend) -> None:
-        """Let a writer that is at work have the interpreter; never wait for one that is stuck.
-
-        Only a loop that does nothing but log comes here: it fills the buffer faster than any disk can take it, and
-        would rather go at the disk's pace than lose records.
-        """
-        writer.wake()
-        time.sleep(0)
-        while len(writer.buffer) >= self._settings.buffer_size and time.monotonic() < writer.taken_s + _STUCK_AFTER_S:
-            time.sleep(_YIELD_S)
-
-    def _choose_way(self) -> None:
-        """Open the fast way unless something needs the long one for every call."""
-        writer = self._writer
-        is_fast = (
-            writer is not None
-            and self.status == "running"
-            and not self._is_forked
-            and not self._careful_calls
-            and not writer.saw_array
-            and not self._panel.has_ready
-            and self._settings.buffer_size >= PRESSURE
-            and type(self._clock) is SystemClock
-        )
-        self._buffer = writer.buffer if is_fast and writer is not None else _DETOUR
-
-    def _take_detour(self) -> None:
-        """Make the next `log` take the long way. Called by the writer's thread."""
-        self._buffer = _DETOUR
-
-    def _refuse(self, fault: Exception, metrics: object) -> None:
-        writer = self._writer
-        if isinstance(fault, (TypeError, ValueError)) and not isinstance(metrics, Mapping):
-            reason = f"log() takes a dict of metrics, got {type(metrics).__name__}; the record is lost"
-            if writer is not None:
-                writer.losses.count(reason)
-            return
-        guard.caught("logging a step", fault)
-        if writer is not None:
-            writer.losses.count("a fault inside telemetry")
-        if guard.strict:
-            raise fault
-
-    def _note(self, event: str, fields: dict[str, Any]) -> None:
-        if self._writer is None:
-            return
-        if self.status != "running" or self._is_forked:
-            self._tell_once()
-            return
-        self._writer.note(event, fields)
-
     def _note_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
         if self._writer is None:
             return
@@ -389,17 +235,6 @@ class Run:
         given = {name: value for name, value in {**fields, "global_step": step}.items() if value is not None}
         theirs = {f"{name}_" if name in given else name: value for name, value in (metrics or {}).items()}
         self._note(event, settle({**given, **theirs}))
-
-    def _tell_once(self) -> None:
-        if self._is_told:
-            return
-        self._is_told = True
-        why = "was forked from the process that records it" if self._is_forked else f"has {self.status}"
-        logging.getLogger("tachograph").warning(
-            "run %r %s: what is logged to it from here on is not recorded; call tachograph.init() for a run of its own",
-            self.name,
-            why,
-        )
 
     def _moved(self, folder: RunFolder, reason: str) -> None:
         self.folder, self.name = folder, folder.name
@@ -427,7 +262,7 @@ class Run:
     def _forget_parent(self) -> None:
         """In a forked child: this run is the parent's."""
         self._is_forked = True
-        self._buffer = _DETOUR
+        self._take_detour()
         self._sampler = None
         self._followers = []
         if self._writer is not None:
