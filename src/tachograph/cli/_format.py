@@ -100,16 +100,18 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} GB"
 
 
-def bar(share: float, *, is_live: bool) -> ProgressBar:
+def bar(share: float, *, is_live: bool, width: int = 40) -> ProgressBar:
     """Return a progress bar."""
-    return ProgressBar(total=1.0, completed=share, width=40, pulse=False, style="dim" if is_live else "bar.back")
+    return ProgressBar(total=1.0, completed=share, width=width, pulse=False, style="dim" if is_live else "bar.back")
 
 
 def listing(*headings: str, right: Collection[str] = ()) -> Table:
     """Return an empty table in the one style we use."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left")
+    first, *others = headings
+    table.add_column(first, overflow="fold", min_width=12)  # a name is shown whole, if need be in several lines
+    for heading in others:
+        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
     return table
 
 

@@ -35,8 +35,8 @@ def ls(log_dir: str, as_json: bool, states: tuple[str, ...]) -> None:
     if not runs:
         console.print(Text(f"No runs in {os.fspath(log_dir)!r}. Start one with tachograph.init(), or try: tacho demo"))
         return
-    headings = ("run", "state", "step", "progress", "train_loss", "time/step", "duration", "started")
-    table = listing(*headings, right={"step", "train_loss", "time/step"})
+    headings = ("run", "state", "step", "progress", "loss", "time/step", "duration", "started")
+    table = listing(*headings, right={"step", "loss", "time/step"})
     for run in runs:
         add_row(table, *_row(run))
     console.print(table)
@@ -49,7 +49,7 @@ def _row(run: RunOverview) -> list[RenderableType]:
         Text(safe(run.name, 60), style="bold"),
         state_text(run.state) + Text(lost, style="yellow"),
         number(run.step),
-        "–" if progress is None else bar(progress, is_live=run.state is RunState.RUNNING),
+        "–" if progress is None else bar(progress, is_live=run.state is RunState.RUNNING, width=8),
         number(run.train_loss),
         duration(run.sec_per_step) if (run.sec_per_step or 0) >= 1 else _milliseconds(run.sec_per_step),
         duration(run.duration_s),
