@@ -16,6 +16,9 @@ from tachograph.records import to_json
 
 __all__ = ["ls"]
 
+_HEADINGS = ("run", "state", "step", "progress", "loss", "time/step", "duration", "started")
+_FEW_HEADINGS = ("run", "state", "step", "loss")
+
 
 @click.command()
 @log_dir_option
@@ -35,26 +38,28 @@ def ls(log_dir: str, as_json: bool, states: tuple[str, ...]) -> None:
     if not runs:
         console.print(Text(f"No runs in {os.fspath(log_dir)!r}. Start one with tachograph.init(), or try: tacho demo"))
         return
-    headings = ("run", "state", "step", "progress", "loss", "time/step", "duration", "started")
+    headings = _HEADINGS if console.width >= 78 else _FEW_HEADINGS
     table = listing(*headings, right={"step", "loss", "time/step"})
     for run in runs:
-        add_row(table, *_row(run))
+        cells = _cells(run)
+        add_row(table, *(cells[heading] for heading in headings))
     console.print(table)
 
 
-def _row(run: RunOverview) -> list[RenderableType]:
+def _cells(run: RunOverview) -> dict[str, RenderableType]:
     progress = run.progress
     lost = f" ({run.num_dropped} lost)" if run.num_dropped else ""
-    return [
-        Text(safe(run.name, 60), style="bold"),
-        state_text(run.state) + Text(lost, style="yellow"),
-        number(run.step),
-        "–" if progress is None else bar(progress, is_live=run.state is RunState.RUNNING, width=8),
-        number(run.train_loss),
-        duration(run.sec_per_step) if (run.sec_per_step or 0) >= 1 else _milliseconds(run.sec_per_step),
-        duration(run.duration_s),
-        ago(run.started),
-    ]
+    is_live = run.state is RunState.RUNNING
+    return {
+        "run": Text(safe(run.name, 60), style="bold"),
+        "state": state_text(run.state) + Text(lost, style="yellow"),
+        "step": number(run.step),
+        "progress": "–" if progress is None else bar(progress, is_live=is_live, width=8),
+        "loss": number(run.train_loss),
+        "time/step": duration(run.sec_per_step) if (run.sec_per_step or 0) >= 1 else _milliseconds(run.sec_per_step),
+        "duration": duration(run.duration_s),
+        "started": ago(run.started),
+    }
 
 
 def _milliseconds(seconds: float | None) -> str:
