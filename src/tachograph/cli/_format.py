@@ -79,8 +79,14 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(time_s: float | None) -> str:
-    """Return how long ago something was."""
-    return "–" if time_s is None else f"{duration(max(0.0, time.time() - time_s))} ago"
+    """Return about how long ago something was."""
+    if time_s is None:
+        return "–"
+    seconds = max(0.0, time.time() - time_s)
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length_s:
+            return f"{seconds / length_s:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def moment(time_s: Any, pattern: str) -> str:
