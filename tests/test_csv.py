@@ -232,3 +232,34 @@ def test_the_journal_is_written_while_a_large_mirror_is_rewritten(logs):
     assert seen
     assert all(seen)
     check_against_journal(logs / "x")
+
+
+@pytest.mark.parametrize("change", ["lines dropped", "journal deleted", "offset in a line", "zero", "negative"])
+def test_a_cursor_that_is_not_true_any_more_is_not_believed(logs, change):
+    import json
+
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
+        for step in range(50):
+            run.log(a=float(step), step=step)
+    folder = RunFolder(logs / "x")
+    if change == "lines dropped":
+        folder.journal.write_bytes(b"".join(folder.journal.read_bytes().splitlines(keepends=True)[:-4]))
+    elif change == "journal deleted":
+        folder.journal.unlink()
+    else:
+        cursor = json.loads(folder.csv_cursor.read_bytes())
+        cursor["journal_bytes"] = {"offset in a line": cursor["journal_bytes"] - 7, "zero": 0, "negative": -5}[change]
+        folder.csv_cursor.write_text(json.dumps(cursor))
+    config = {f"name_{number}": "x" * 50 for number in range(100)}
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0, resume=True, config=config) as run:
+        for step in range(50, 60):
+            run.log(a=float(step), step=step)
+    check_against_journal(logs / "x")
+
+
+def test_a_metric_named_like_the_column_for_all_others(logs):
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
+        run.log({"more": 1.5, "x": 1.0}, step=0)
+        run.log({"more": 2.5, "y": 7.0}, step=1)
+    rows = check_against_journal(logs / "x")
+    assert [row["more_"] for row in rows if row["event"] == "step"] == ["1.5", "2.5"]

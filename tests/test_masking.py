@@ -7,30 +7,70 @@ import pytest
 from tachograph.exceptions import RunNameError
 from tachograph.records import MASK, check_run_name, mask_arguments, mask_mapping, mask_text
 
+SECRETS = """
+    api_key apiKey OPENAI_API_KEY hf_token hub-token token wandb_api_key password db_passwd client_secret
+    aws_secret_access_key privateKey credentials slack_webhook Authorization api_keys hf_tokens passwords dbpassword
+    smtp_pass ssh_key signing_key openai_key wandb_key HFTOKEN ngrok_authtoken civitai_token modelscope_token
+    telegram_token discord_token git_token jwt_token sas_token personal_access_token access_tokens github_pat kaggle_key
+    comet_key groq_key license_key PGPASSWORD hf_token_1 api_key_2 auth_key use_auth_token
+""".split()
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "api_key", "apiKey", "OPENAI_API_KEY", "hf_token", "hub-token", "token", "wandb_api_key", "password",
-        "db_passwd", "client_secret", "aws_secret_access_key", "privateKey", "credentials", "slack_webhook",
-        "Authorization", "api_keys", "hf_tokens", "passwords", "dbpassword", "smtp_pass", "ssh_key", "signing_key",
-        "openai_key", "wandb_key", "HFTOKEN",
-    ],
-)  # fmt: skip
+
+@pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_is_known_by_its_name(name):
-    assert mask_mapping({name: "opaque"}) == {name: MASK}
-    assert mask_mapping({"deep": {"er": [{name: "opaque"}]}}) == {"deep": {"er": [{name: MASK}]}}
-    assert mask_mapping({"deep": {name: "opaque"}}) == {"deep": {name: MASK}}
+    assert mask_mapping({name: "opaque-1"}) == {name: MASK}
+    assert mask_mapping({"deep": {"er": [{name: "opaque-1"}]}}) == {"deep": {"er": [{name: MASK}]}}
     assert mask_arguments([f"--{name}", "-opaque", f"--{name}=opaque"]) == [f"--{name}", MASK, f"--{name}={MASK}"]
+    assert "opaque-1" not in mask_text(f"the call with {name}=opaque-1 failed")
+    assert "opaque-1" not in mask_text(f'{{"{name}": "opaque-1"}}')
+
+
+HARMLESS = """
+    pad_token eos_token bos_token unk_token mask_token additional_special_tokens decoder_start_token max_tokens
+    tokenizer
+    num_tokens tokens_per_second tokens image_token user_token stop_token trigger_token key monkey keyboard sort_key
+    num_key_value_heads image_key key_padding_mask author secretary_model compass bypass pass_rate forward_pass
+    passes token_dropout tokenizer_path special_tokens_map primary_key caption_key passkey_retrieval keypoints
+""".split()
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_vocabulary_is_not_a_secret(name):
+    assert mask_mapping({name: "some-text"}) == {name: "some-text"}
+    assert mask_text(f"--{name}=some-text") == f"--{name}=some-text"
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["pad_token", "eos_token", "bos_token", "max_tokens", "tokenizer", "num_tokens", "tokens_per_second", "tokens",
-     "key", "monkey", "keyboard", "num_key_value_heads", "author", "secretary_model"],
-)  # fmt: skip
-def test_vocabulary_is_not_a_secret(name):
-    assert mask_mapping({name: "<pad>"}) == {name: "<pad>"}
+    "name", ["pass@1", "pass_at_10", "user_tokens", "api_tokens", "session_tokens", "token", "num_api_keys", "api_key"]
+)
+def test_a_number_is_no_key(name):
+    assert mask_mapping({name: 12}) == {name: 12}
+
+
+def test_a_number_is_a_password_all_the_same():
+    assert mask_mapping({"password": 12345678}) == {"password": MASK}
+
+
+def test_special_tokens_are_no_secrets():
+    assert mask_mapping({"bot_token": "<|bot|>", "id_token": "[ID]"}) == {"bot_token": "<|bot|>", "id_token": "[ID]"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "outputs/multitask_finetune_llama3_8b_v2",
+        "checkpoints/task_arithmetic_merge_step1000.pt",
+        "/mnt/disk-nvme0n1-scratch-data-2024-run",
+        "a basic configuration of things",
+        "git@github.com:me/repo.git",
+        "--pad_token=<pad> --eos_token=</s> data.image_key=jpg noise_sig=0.25",
+        "loss: 0.25, lr: 0.001",
+        "2024-01-01 12:00:00 step: 5",
+        "https://huggingface.co/meta-llama/Llama-3.1-8B?revision=main",
+    ],
+)
+def test_texts_of_training_stay_as_they_are(text):
+    assert mask_text(text) == text
 
 
 def test_flags_and_empty_values_stay():
@@ -45,11 +85,13 @@ def test_flags_and_empty_values_stay():
     "secret",
     [
         "hf_" + "a" * 30,
-        "sk-" + "b" * 40,
+        "sk-" + "b1" * 20,
         "ghp_" + "c" * 36,
         "AKIA" + "D" * 16,
         "xoxb-1234567890-abc",
         "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSMeKKF2QT4",
+        "ya29." + "f1" * 15,
+        "dckr_pat_" + "g1" * 15,
         "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
         "https://hooks.slack.com/services/T0/B0/xyz",
         "gsk_" + "d" * 40,
@@ -71,7 +113,9 @@ def test_a_password_in_an_address():
 @pytest.mark.parametrize(
     "text",
     ["GET /x?api_key=opaque1&y=1", "https://host/a?se=1&sig=opaque1%3D", "HF_TOKEN=opaque1 python x.py",
-     "login failed: password=opaque1", "Authorization: Basic b3BhcXVlMTpvcGFxdWUx", "X-Amz-Signature=opaque1"],
+     "login failed: password=opaque1", 'password="opaque1"', "password: opaque1", "X-Api-Key: opaque1-abc",
+     "Authorization: Token opaque1abcdef", "postgres://me:p@ss/opaque1@host/db",
+     "Authorization: Basic b3BhcXVlMTpvcGFxdWUx", "X-Amz-Signature=opaque1"],
 )  # fmt: skip
 def test_a_secret_in_a_text(text):
     assert "opaque1" not in mask_text(text)

@@ -438,3 +438,45 @@ def test_a_control_that_cannot_be(name, value, minimum, maximum):
 def test_a_fake_clock_does_not_go_back():
     with pytest.raises(ValueError, match="set_wall"):
         FakeClock().advance(-1)
+
+
+def test_a_step_that_changes_in_place_does_not_change_what_was_logged(tmp_path):
+    counter = np.zeros((), dtype=int)
+    with tachograph.init("x", log_dir=str(tmp_path), console=False, system_interval_s=0) as run:
+        for _ in range(200):
+            counter += 1
+            run.log({"a": 1.0}, step=counter)
+    assert tachograph.read(tmp_path / "x").series("a").steps.tolist() == list(range(1, 201))
+
+
+def test_an_array_that_appears_late_in_a_window_is_missing_rather_than_wrong(tmp_path):
+    total = np.zeros(())
+    with tachograph.init("x", log_dir=str(tmp_path), console=False, system_interval_s=0, log_every=5) as run:
+        for step in range(100):
+            run.log(plain=1.0, step=step)
+        run.flush()
+        for step in range(100, 300):
+            total += 1
+            run.log(total=total, step=step)
+            if step == 200:
+                run.flush()
+    history = tachograph.read(tmp_path / "x")
+    series = history.series("total")
+    assert series.values.tolist() == [float(step - 99) for step in series.steps]
+    assert [record["field"] for record in history.latest("telemetry_error")] == ["total"]
+
+
+def test_a_nan_inside_a_list_is_marked():
+    run = MemoryRun()
+    run.log({"losses": [math.nan, 1.0]}, step=0)
+    assert steps(run)[0]["nan_inf_detected"] is True
+
+
+def test_numbers_are_never_masked_in_metrics():
+    run = MemoryRun()
+    for step in range(3):
+        run.log({"pass@1": 0.5, "forward_pass_ms": 3.0, "user_tokens": 7}, step=step)
+        run.clock.advance(1)
+    assert [(step["pass@1"], step["forward_pass_ms"], step["user_tokens"]) for step in steps(run)] == [
+        (0.5, 3.0, 7)
+    ] * 3

@@ -152,3 +152,34 @@ def test_sinks_are_not_imported_unless_asked_for(logs, script, name):
         """,
         logs,
     ).ok()
+
+
+def test_a_journal_that_was_put_back_is_not_handed_on_twice(logs):
+    import shutil
+
+    sink = Flaky()
+    with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
+        run.add_follower(SinkFollower(run.folder, sink, run.report))
+        for step in range(50):
+            run.log(a=float(step), step=step)
+        wait_for(lambda: sum(record["event"] == "step" for record in sink.records) == 50, 10)
+        wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
+        wait_for((logs / "x" / "metrics.jsonl").exists)
+        for step in range(50, 80):
+            run.log(a=float(step), step=step)
+    assert [record["a"] for record in sink.records if record["event"] == "step"] == [float(step) for step in range(80)]
+
+
+def test_a_sink_is_opened_again_after_a_failure(logs):
+    class Counting(Flaky):
+        num_opened = 0
+
+        def open(self, folder, start):
+            self.num_opened += 1
+
+    sink = Counting(num_failures=1)
+    with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
+        run.add_follower(SinkFollower(run.folder, sink, run.report))
+        run.log(a=1.0)
+        wait_for(lambda: sink.records, 15)
+    assert sink.num_opened == 2

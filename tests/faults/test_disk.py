@@ -211,3 +211,24 @@ def test_resuming_a_torn_journal_on_a_full_disk(small_disk):
     assert len(history.attempts) == 2
     assert history.num_bad_lines == 1
     assert history.series("a").values[-1] == 2.0
+
+
+@pytest.mark.parametrize("how", ["deleted", "cut"])
+def test_the_journal_is_damaged_right_before_the_end(logs, how):
+    run = tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05)
+    for step in range(100):
+        run.log(a=1.0, step=step)
+    run.flush()
+    time.sleep(1.1)  # past the last check
+    run.flush()
+    if how == "deleted":
+        wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
+    else:
+        path = logs / "x" / "metrics.jsonl"
+        os.truncate(path, path.stat().st_size // 2)
+    assert run.finish() is True
+    history = read(logs / "x")
+    assert history.state is RunState.FINISHED
+    if how == "deleted":
+        assert history.series("a").steps.tolist() == list(range(100))
+    assert len(pd.read_csv(logs / "x" / "metrics.csv")) == sum(history.counts.values())

@@ -403,3 +403,100 @@ def test_a_forked_child_measures_itself(logs, script):
     system = next(read(logs / "x").records("system"))
     assert system["num_threads"] < 10
     assert system["cpu_mem_rss_mb"] > 5
+
+
+WRAPPERS = {
+    "exit": """
+        import sys
+        def wrap():
+            inner = sys.exit
+            def outer(code=None): inner(code)
+            sys.exit = outer
+        def end(): sys.exit(4)
+    """,
+    "excepthook": """
+        import sys
+        def wrap():
+            inner = sys.excepthook
+            def outer(*arguments): inner(*arguments)
+            sys.excepthook = outer
+        def end(): raise RuntimeError("x")
+    """,
+    "sigterm": """
+        import os, signal, time
+        def wrap():
+            inner = signal.getsignal(signal.SIGTERM)
+            def outer(*arguments): inner(*arguments)
+            signal.signal(signal.SIGTERM, outer)
+        def end(): os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)
+    """,
+}
+
+
+@pytest.mark.parametrize("order", ["after", "nested"])
+@pytest.mark.parametrize(
+    ("kind", "code", "reason"),
+    [("exit", 4, "exit code 4"), ("excepthook", 1, "RuntimeError"), ("sigterm", -15, "SIGTERM")],
+)
+def test_others_may_wrap_our_hooks(logs, script, kind, code, reason, order):
+    import textwrap
+
+    source = (
+        textwrap.dedent(WRAPPERS[kind])
+        + "import sys, tachograph\n"
+        + "a = tachograph.init('a', log_dir=sys.argv[1])\nwrap()\n"
+        + ("a.finish()\n" if order == "after" else "")
+        + "b = tachograph.init('b', log_dir=sys.argv[1])\nb.log(x=1.0)\nend()\n"
+    )
+    got, _out, err = script(source, logs).wait()
+    assert "RecursionError" not in err
+    assert got == code, err
+    assert lines_of(logs / "b")[-1]["reason"] == reason
+    assert lines_of(logs / "a")[-1].get("reason") == (reason if order == "nested" else None)
+
+
+def test_hooks_that_are_saved_and_put_back_later(logs):
+    before = sys.excepthook
+    first = tachograph.init("a", log_dir=str(logs))
+    saved = sys.excepthook
+    first.finish()
+    sys.excepthook = saved
+    second = tachograph.init("b", log_dir=str(logs))
+    second.finish()
+    sys.excepthook = before
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("ending", "status"), [("pass", "finished"), ("raise RuntimeError('x')", "failed"), ("sys.exit(4)", "failed")]
+)
+def test_a_worker_with_a_run_of_its_own_loses_nothing(logs, script, method, ending, status):
+    script(
+        f"""
+        import multiprocessing, sys, tachograph
+        def work(folder):
+            run = tachograph.init("x", log_dir=folder, console=False)
+            for step in range(100):
+                run.log(a=float(step), step=step)
+            {ending}
+        if __name__ == "__main__":
+            worker = multiprocessing.get_context({method!r}).Process(target=work, args=(sys.argv[1],))
+            worker.start()
+            worker.join()
+        """,
+        logs,
+        env={"PYTHONWARNINGS": "ignore"},
+    ).ok()
+    history = read(logs / "x")
+    assert history.counts["step"] == 100
+    assert lines_of(logs / "x")[-1]["status"] == status
+
+
+def test_an_error_that_is_older_than_the_run_is_not_its_own(logs, script):
+    source = """
+        import sys, tachograph
+        sys.last_value = sys.last_exc = NameError("a cell that failed before")
+        tachograph.init("x", log_dir=sys.argv[1]).log(a=1.0)
+    """
+    script(source, logs).ok()
+    assert lines_of(logs / "x")[-1]["status"] == "finished"

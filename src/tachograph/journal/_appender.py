@@ -26,10 +26,12 @@ class Appender:
         self.pending = bytearray()
         self.num_dropped_lines = 0
         self.size_bytes = 0
+        self._was_cut = False
         self._open()
 
     def append(self, data: bytes) -> OSError | None:
         """Write what is pending and the data; return the fault if not all of it could be written."""
+        self._look_at_size()
         if not self.pending:
             written, fault = self._write(data)
             if fault is None:
@@ -51,11 +53,10 @@ class Appender:
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def is_cut(self) -> bool:
-        """Tell whether somebody made the file shorter, and go on from where it ends now."""
-        size_bytes = os.fstat(self._fd).st_size
-        is_cut = size_bytes < self.size_bytes
-        self.size_bytes = size_bytes
-        return is_cut
+        """Tell whether somebody has made the file shorter since the last time."""
+        self._look_at_size()
+        was_cut, self._was_cut = self._was_cut, False
+        return was_cut
 
     def restore(self, path: Path | None = None) -> bool:
         """Put the journal back after it was deleted, or elsewhere; return True if its earlier records could be saved.
@@ -95,10 +96,21 @@ class Appender:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
         self._fd = os.open(self._path, flags, 0o644)
         self.size_bytes = os.fstat(self._fd).st_size
+        self._end_torn_line()
+
+    def _look_at_size(self) -> None:
+        """Go on from where the file ends now: a line must not be glued to one that somebody cut in the middle."""
+        size_bytes = os.fstat(self._fd).st_size
+        if size_bytes != self.size_bytes:
+            self._was_cut = self._was_cut or size_bytes < self.size_bytes
+            self.size_bytes = size_bytes
+            self._end_torn_line()
+
+    def _end_torn_line(self) -> None:
+        """End a line that a dying writer left half written, so that ours begin on their own."""
         is_torn = self.size_bytes > 0 and os.pread(self._fd, 1, self.size_bytes - 1) != b"\n"
-        # The last writer died in the middle of a line: end it, so that ours begin on their own.
         if is_torn and self._write(b"\n")[1] is not None:
-            self.pending += b"\n"
+            self.pending[:0] = b"\n"
 
     def _write(self, data: bytes) -> tuple[int, OSError | None]:
         view = memoryview(data)

@@ -27,6 +27,7 @@ class JournalFollower:
         self._path = Path(path)
         self._block_bytes = block_bytes
         self._identity: tuple[int, int] | None = None
+        self._last_line = b""
         self.offset = offset
         """Where the first unread line begins."""
         self.num_bad_lines = 0
@@ -47,12 +48,13 @@ class JournalFollower:
         """Return the next records, about a block of them; empty when there is none yet."""
         try:
             with open(self._path, "rb", buffering=0) as file:
-                self._check_identity(os.fstat(file.fileno()))
+                self._check_identity(file.fileno())
                 while True:
                     block = self._complete_lines(file.fileno())
                     if not block:
                         return []
                     start, self.offset = self.offset, self.offset + len(block)
+                    self._last_line = block[-256:]
                     records = decode_block(block)
                     if records is None:
                         records = list(self._parse(block, start))
@@ -87,10 +89,19 @@ class JournalFollower:
                 position = start
         return 0
 
-    def _check_identity(self, stat: os.stat_result) -> None:
-        identity = (stat.st_dev, stat.st_ino)
-        replaced = self._identity is not None and identity != self._identity
-        if replaced or stat.st_size < self.offset:
+    def move(self, path: str | os.PathLike[str]) -> None:
+        """Go on in another file with the same content."""
+        self._path = Path(path)
+
+    def _check_identity(self, descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        identity = (found.st_dev, found.st_ino)
+        is_another = self._identity is not None and identity != self._identity
+        size = len(self._last_line)
+        if found.st_size < self.offset or (
+            # A journal that was deleted and put back is another file with the same content.
+            is_another and os.pread(descriptor, size, self.offset - size) != self._last_line
+        ):
             self.offset = 0
             self.num_restarts += 1
         self._identity = identity

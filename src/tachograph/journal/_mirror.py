@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,8 @@ class _Cursor(msgspec.Struct):
     journal_bytes: int
     csv_bytes: int
     columns: list[str]
+    journal_crc: int
+    csv_crc: int
 
 
 class CsvMirror:
@@ -93,6 +96,25 @@ class CsvMirror:
         self._cursor_saved_s = time.monotonic()
         self.journal_bytes = 0
         """How much of the journal the file holds."""
+
+    def load(self) -> None:
+        """Go on where the last writer left off, if the files are still what its cursor says."""
+        try:
+            cursor = msgspec.json.decode(self._folder.csv_cursor.read_bytes(), type=_Cursor)
+            header = _header(cursor.columns)
+            journal_end = _end_of(self._folder.journal, cursor.journal_bytes)
+            csv_end = _end_of(self._path, cursor.csv_bytes)
+            with open(self._path, "rb") as file:
+                is_ours = file.read(len(header)) == header
+        except (OSError, ValueError, msgspec.MsgspecError):
+            return
+        if (
+            is_ours
+            and cursor.csv_bytes >= len(header)
+            and (journal_end, csv_end) == (cursor.journal_crc, cursor.csv_crc)
+        ):
+            self._columns = {name: index for index, name in enumerate(cursor.columns)}
+            self._csv_bytes, self.journal_bytes = cursor.csv_bytes, cursor.journal_bytes
 
     def add(self, pieces: Sequence[Piece], start: int, end: int) -> None:
         """Mirror what was just appended to the journal between two offsets, if nothing is missing before it."""
@@ -153,8 +175,6 @@ class CsvMirror:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(self._path, flags, 0o644)
         try:
-            if not self._columns and self._path == self._folder.csv:
-                self._load_cursor(descriptor)
             if self._columns and os.fstat(descriptor).st_size < self._csv_bytes:
                 self._columns = {}  # somebody cut or replaced the file
             os.ftruncate(descriptor, self._csv_bytes if self._columns else 0)
@@ -169,25 +189,15 @@ class CsvMirror:
             self._csv_bytes = self.journal_bytes = 0
             self._append(_header(self._columns), 0)
 
-    def _load_cursor(self, descriptor: int) -> None:
-        try:
-            cursor = msgspec.json.decode(self._folder.csv_cursor.read_bytes(), type=_Cursor)
-            header = _header(cursor.columns)
-            if (
-                os.fstat(descriptor).st_size < cursor.csv_bytes
-                or os.pread(descriptor, len(header), 0) != header
-                or self._folder.journal.stat().st_size < cursor.journal_bytes
-            ):
-                return
-        except (OSError, msgspec.MsgspecError):
-            return
-        self._columns = {name: index for index, name in enumerate(cursor.columns)}
-        self._csv_bytes, self.journal_bytes = cursor.csv_bytes, cursor.journal_bytes
-
     def _save_cursor(self) -> None:
-        cursor = _Cursor(self.journal_bytes, self._csv_bytes, list(self._columns))
-        atomic_write(self._folder.csv_cursor, _encode(cursor))
         self._cursor_saved_s = time.monotonic()
+        try:
+            journal_crc = _end_of(self._folder.journal, self.journal_bytes)
+            csv_crc = _end_of(self._path, self._csv_bytes)
+        except ValueError:
+            return  # somebody has changed the files under us, and whoever loads a cursor will find out
+        cursor = _Cursor(self.journal_bytes, self._csv_bytes, list(self._columns), journal_crc, csv_crc)
+        atomic_write(self._folder.csv_cursor, _encode(cursor))
 
     def _append(self, rows: bytes, journal_bytes: int) -> None:
         view = memoryview(rows)
@@ -325,6 +335,21 @@ def is_csv_current(folder: RunFolder) -> bool:
         )
     except (OSError, msgspec.MsgspecError):
         return False
+
+
+def _end_of(path: Path, size: int) -> int:
+    """Return a checksum of the last bytes before an offset, which tells one file from another.
+
+    Raises:
+        ValueError: if the offset is not the end of a line.
+    """
+    with open(path, "rb") as file:
+        start = max(0, size - 4096)
+        file.seek(start)
+        block = file.read(size - start)
+    if len(block) != size - start or (size and not block.endswith(b"\n")):
+        raise ValueError(f"{path} does not end a line at {size}")
+    return zlib.crc32(block)
 
 
 def _room_for(names: Iterable[str], columns: Mapping[str, int]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Protocol
 
+from tachograph.journal import RunFolder
 from tachograph.recorder._entries import FlushMark, Note, StepEntry
 from tachograph.recorder._writer import Losses
 
@@ -55,6 +56,10 @@ class Follower(Protocol):
 
     def start(self) -> None:
         """Begin to follow."""
+        ...
+
+    def move(self, folder: RunFolder) -> None:
+        """Go on in another folder, to which the journal was moved."""
         ...
 
     def close(self, timeout_s: float) -> bool:

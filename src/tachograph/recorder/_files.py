@@ -46,12 +46,15 @@ class RunFiles:
         self._tell = tell
         self._breathe_out = breathe
         self._process = this_process()
-        self._appender = Appender(claim.folder.journal)
         self._mirror = CsvMirror(claim.folder, breathe=self._breathe) if csv else None
+        if self._mirror is not None:
+            self._mirror.load()  # before the journal grows: its cursor speaks of the journal as the last writer left it
+        self._appender = Appender(claim.folder.journal)
         self._mirror_fault = ""
         self._write_fault_s: float | None = None
         self._is_breathing = False
-        self._is_lost = False
+        self.is_lost = False
+        """Whether the journal was deleted and cannot be put back."""
         self._has_control_file = False
         self.control_file = ControlFile(claim.folder)
         self.on_move: Callable[[RunFolder, str], None] = lambda folder, reason: None
@@ -183,12 +186,12 @@ class RunFiles:
                 return
             saved = self._appender.restore()
         except OSError as error:  # tried again at the next check; until then records go to the deleted file
-            if not self._is_lost:
-                self._is_lost = True
+            if not self.is_lost:
+                self.is_lost = True
                 reason = f"the journal was deleted and cannot be put back: {error}"
                 self._tell("journal_moved", "metrics.jsonl", reason=reason)
             return
-        self._is_lost = False
+        self.is_lost = False
         self._has_control_file = self.folder.control.exists()
         if self._mirror is not None:
             self._mirror.lost()

@@ -93,7 +93,8 @@ class Intake:
         try:
             named |= metrics
             buffer = self._buffer
-            if len(buffer) > 4096 or is_tracked(named):  # PRESSURE; a constant is faster to load than a name
+            # 4096 is PRESSURE: a constant is faster to load than a name.
+            if len(buffer) > 4096 or is_tracked(named) or (step is not None and type(step) is not int):
                 self._log_slowly(named, step)
             else:
                 buffer.append((perf_counter(), step, named))
@@ -123,6 +124,8 @@ class Intake:
                 # Whoever logs arrays usually does so from the start: then every call is looked at, for good.
                 self._careful_calls -= not any(map(is_array, metrics.values()))
             metrics = settle(metrics)
+        if step is not None and type(step) is not int:
+            step = settle({"global_step": step}).get("global_step", step)
         if len(writer.buffer) > PRESSURE:
             self._make_room(writer)
         if len(writer.buffer) >= self._settings.buffer_size:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tachograph.clock import WallAnchor
 from tachograph.recorder._entries import FlushMark, Note, StepEntry
-from tachograph.recorder._window import StepWindow
+from tachograph.recorder._window import ARRAY_CAME_LATE, StepWindow
 from tachograph.records import OMIT, RESERVED_FIELDS, Problem, StepTable, is_array, is_settled, mask_mapping, plain
 
 __all__ = ["Pipeline"]
@@ -178,7 +178,7 @@ class Pipeline:
             if is_array(value):
                 # A numpy array that came the fast way: its owner may have changed it since. Missing beats wrong.
                 self.saw_array = True
-                problems.append(Problem(name, "an array was not read in time; from now on arrays are copied at once"))
+                problems.append(Problem(name, ARRAY_CAME_LATE))
                 continue
             converted = plain(value, name, problems)
             if converted is not OMIT:
@@ -234,6 +234,7 @@ class Pipeline:
         self._add_pace(record, step, steady_s)
         if window.num_not_finite:
             record["nan_inf_detected"] = True
+        self.saw_array = self.saw_array or window.saw_array
         problems = window.problems
         window.clear()
         pieces = self._finished(record, steady_s)
@@ -271,4 +272,6 @@ def _own_name(name: Any) -> str:
 
 
 def _is_not_finite(value: Any) -> bool:
+    if isinstance(value, (list, dict)):
+        return any(map(_is_not_finite, value.values() if isinstance(value, dict) else value))
     return isinstance(value, float) and not math.isfinite(value)

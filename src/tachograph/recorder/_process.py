@@ -1,7 +1,8 @@
 """Living in someone else's process: its exit, its exceptions, its signals and its forks.
 
-Whatever handler was there before runs after ours, as if we had not been there. Everything is installed with the first
-run and taken back with the last.
+Whatever handler was there before runs after ours, as if we had not been there. Hooks are installed with the first run
+and taken back with the last, unless somebody has wrapped them meanwhile: then they stay where they are and do nothing.
+Each holds what it replaced, so that no wrapping and no order of runs can make a circle.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from tachograph.guard import guard
 from tachograph.journal import forget_claims
@@ -24,9 +26,9 @@ _SIGNAL_TIMEOUT_S = 2.0
 
 _runs: list[Run] = []
 _current: list[Run] = []
-_previous: dict[str, Any] = {}
 _registered: set[str] = set()
 _exit_code: list[Any] = []
+_old_error: list[BaseException | None] = [None]
 
 
 def live_runs() -> list[Run]:
@@ -41,17 +43,18 @@ def latest_run() -> Run | None:
 
 def watch(run: Run, *, hooks: bool) -> None:
     """Follow a run until it ends: finish it when the process does, and record what ended it."""
+    if not _runs:
+        _old_error[0] = _last_error()  # of a notebook cell that failed before, say
     _runs.append(run)
     _current[:] = [run]
     run._on_finish = _unwatch
-    if "exit" not in _registered:
-        _registered.add("exit")
-        atexit.register(_finish_all)
+    _finish_at_exit()
     if "fork" not in _registered and hasattr(os, "register_at_fork"):
         _registered.add("fork")
         os.register_at_fork(after_in_child=_after_fork)
     if hooks:
-        _install()
+        for hook in _HOOKS:
+            hook.install()
 
 
 def _unwatch(ended: Run) -> None:
@@ -60,30 +63,13 @@ def _unwatch(ended: Run) -> None:
     if _runs:
         _current[:] = [_runs[-1]]
     else:
-        _uninstall()
+        _take_back()
 
 
-def _finish_all() -> None:
-    """Finish what the training code left open, with what can be known of how the process ends."""
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    for run in live_runs():
-        with guard("finishing a run at exit"):
-            if isinstance(error, BaseException):  # an unhandled one, printed by a hook that replaced ours
-                run._fail(error)
-            elif _exit_code:
-                run.finish("failed", reason=f"exit code {_exit_code[-1]}")
-            else:
-                run.finish(reason="exit")
-
-
-def _on_sys_exit(code: Any = None, /) -> NoReturn:
-    """Remember the code: at the end of the process nothing else tells it."""
-    if threading.current_thread() is threading.main_thread():  # elsewhere it ends the thread, not the process
-        _exit_code[:] = [code] if code not in (None, 0) else []
-    previous = _previous.get("exit")
-    if previous is not None:
-        previous(code)
-    raise SystemExit(code)
+def _take_back() -> None:
+    for hook in _HOOKS:
+        hook.take_back()
+    _exit_code.clear()
 
 
 def _after_fork() -> None:
@@ -93,66 +79,162 @@ def _after_fork() -> None:
     _runs.clear()
     _registered.discard("exit")  # `multiprocessing` clears exit handlers in its children
     forget_claims()
-    _uninstall()
+    _take_back()
 
 
-def _install() -> None:
-    if sys.excepthook is not _on_exception:
-        _previous["excepthook"], sys.excepthook = sys.excepthook, _on_exception
-    if threading.excepthook is not _on_thread_exception:
-        _previous["threading"], threading.excepthook = threading.excepthook, _on_thread_exception
-    if sys.exit is not _on_sys_exit:
-        _previous["exit"], sys.exit = sys.exit, _on_sys_exit
-    if threading.current_thread() is threading.main_thread():
-        handler = signal.getsignal(signal.SIGTERM)
-        # None: installed by C code that we could not call. Ignored: stays ignored.
-        if handler not in (None, signal.SIG_IGN, _on_sigterm):
-            _previous["sigterm"] = handler
-            signal.signal(signal.SIGTERM, _on_sigterm)
+# The end of the process ----------------------------------------------------------------------------------------------
 
 
-def _uninstall() -> None:
-    """Put back what we replaced, where nobody has replaced us since."""
-    if sys.excepthook is _on_exception:
-        sys.excepthook = _previous.pop("excepthook")
-    if threading.excepthook is _on_thread_exception:
-        threading.excepthook = _previous.pop("threading")
-    if sys.exit is _on_sys_exit:
-        sys.exit = _previous.pop("exit")
-    _exit_code.clear()
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and "sigterm" in _previous and signal.getsignal(signal.SIGTERM) is _on_sigterm:
-        signal.signal(signal.SIGTERM, _previous.pop("sigterm"))
+def _finish_at_exit() -> None:
+    if "exit" in _registered:
+        return
+    _registered.add("exit")
+    atexit.register(_finish_all)
+    # Workers of `multiprocessing` may leave without running exit handlers, but not without this.
+    workers = sys.modules.get("multiprocessing.process")
+    if workers is not None and workers.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _finish_all, exitpriority=100)
 
 
-def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    previous = _previous.get("excepthook", sys.__excepthook__)
+def _finish_all() -> None:
+    """Finish what the training code left open, with what can be known of how the process ends."""
+    error = sys.exc_info()[1] or _last_error()
+    code = error.code if isinstance(error, SystemExit) else _exit_code[-1] if _exit_code else None
     for run in live_runs():
-        with guard("recording an unhandled exception"):
-            run._fail(error)
-    previous(kind, error, trace)
-
-
-def _on_thread_exception(arguments: threading.ExceptHookArgs) -> None:
-    previous = _previous.get("threading", threading.__excepthook__)
-    if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
-        name = arguments.thread.name if arguments.thread is not None else "?"
-        for run in live_runs():
-            run.log_error(arguments.exc_value, where=f"thread {name}")
-    previous(arguments)
-
-
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    previous = _previous.get("sigterm", signal.SIG_DFL)
-    with guard("recording SIGTERM"):
-        for run in live_runs():
-            run.event("signal", signal="SIGTERM")
-            if callable(previous):
-                run.flush(_SIGNAL_TIMEOUT_S)  # the handler decides whether the run goes on
+        with guard("finishing a run at exit"):
+            if error is not None and error is not _old_error[0] and not isinstance(error, SystemExit):
+                run._fail(error)  # an unhandled one, printed by a hook that replaced ours
+            elif code not in (None, 0):
+                run.finish("failed", reason=f"exit code {code}")
             else:
-                run.finish("failed", reason="SIGTERM", timeout_s=_SIGNAL_TIMEOUT_S)
-    if callable(previous):
-        previous(number, frame)
-    else:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
+                run.finish(reason="exit")
+
+
+def _last_error() -> BaseException | None:
+    """Return the last exception that nobody handled."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return error if isinstance(error, BaseException) else None
+
+
+# Hooks ---------------------------------------------------------------------------------------------------------------
+
+
+class _Hook:
+    """One place where a process calls a handler."""
+
+    def __init__(
+        self, get: Callable[[], Any], put: Callable[[Any], Any], make: Callable[[Any], Callable[..., Any]]
+    ) -> None:
+        self._get = get
+        self._put = put
+        self._make = make
+        self._ours: Any = None
+        self._previous: Any = None
+
+    def install(self) -> None:
+        """Put ours in front of what is there, unless it is in front already."""
+        previous = self._get()
+        if self._ours is None or previous is not self._ours:
+            ours = self._make(previous)
+            if ours is not previous:
+                self._put(ours)
+                self._ours, self._previous = ours, previous
+
+    def take_back(self) -> None:
+        """Put back what we replaced, if nobody has replaced us since."""
+        if self._ours is not None and self._get() is self._ours:
+            self._put(self._previous)
+            self._ours = None
+
+
+def _excepthook(previous: Callable[..., Any]) -> Callable[..., Any]:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        is_interactive = hasattr(sys, "ps1") or sys.flags.interactive  # a typo at the prompt ends nothing
+        for run in live_runs():
+            with guard("recording an unhandled exception"):
+                if is_interactive:
+                    run.log_error(error)
+                else:
+                    run._fail(error)
+        previous(kind, error, trace)
+
+    return hook
+
+
+def _thread_excepthook(previous: Callable[..., Any]) -> Callable[..., Any]:
+    told: list[Any] = []
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        error = arguments.exc_value
+        if error is not None and not isinstance(error, SystemExit) and id(error) not in _inside:
+            _inside.add(id(error))  # or a second hook of ours in the chain would tell it again
+            told.append(id(error))
+            name = arguments.thread.name if arguments.thread is not None else "?"
+            for run in live_runs():
+                run.log_error(error, where=f"thread {name}")
+        try:
+            previous(arguments)
+        finally:
+            while told:
+                _inside.discard(told.pop())
+
+    return hook
+
+
+def _sys_exit(previous: Callable[..., Any]) -> Callable[..., Any]:
+    def exit(code: Any = None, /) -> None:  # noqa: A001 - it stands in for sys.exit
+        """Remember the code: at the end of the process nothing else tells it."""
+        if threading.current_thread() is threading.main_thread():  # elsewhere it ends the thread, not the process
+            _exit_code[:] = [code] if code not in (None, 0) else []
+        previous(code)
+
+    return exit
+
+
+def _sigterm(previous: Any) -> Any:
+    # None: installed by C code that we could not call. Ignored: stays ignored.
+    if previous is None or previous is signal.SIG_IGN:
+        return previous
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        is_first = not _inside
+        with guard("recording SIGTERM"):
+            for run in live_runs():
+                if is_first:
+                    run.event("signal", signal="SIGTERM")
+                if callable(previous):
+                    run.flush(_SIGNAL_TIMEOUT_S)  # the handler decides whether the run goes on
+                else:
+                    run.finish("failed", reason="SIGTERM", timeout_s=_SIGNAL_TIMEOUT_S)
+        if callable(previous):
+            _inside.add(number)
+            try:
+                previous(number, frame)
+            finally:
+                _inside.discard(number)
+        else:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return handler
+
+
+def _get_sigterm() -> Any:
+    return signal.getsignal(signal.SIGTERM)
+
+
+def _put_sigterm(handler: Any) -> None:
+    if threading.current_thread() is threading.main_thread():  # Python allows it there alone
+        signal.signal(signal.SIGTERM, handler)
+
+
+_inside: set[int] = set()
+
+_HOOKS = (
+    _Hook(lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook), _excepthook),
+    _Hook(lambda: threading.excepthook, lambda hook: setattr(threading, "excepthook", hook), _thread_excepthook),
+    _Hook(lambda: sys.exit, lambda hook: setattr(sys, "exit", hook), _sys_exit),
+    _Hook(_get_sigterm, _put_sigterm, _sigterm),
+)

@@ -201,7 +201,8 @@ class Run(Intake):
             if not follower.close(deadline_s - time.monotonic()):
                 self.say(f"{follower.name} did not take all records of {self.name!r}; they are in the journal")
         if self._on_finish is not None:
-            self._on_finish(self)
+            with guard("taking back hooks"):
+                self._on_finish(self)
         return written
 
     def add_follower(self, follower: Follower) -> None:
@@ -238,6 +239,8 @@ class Run(Intake):
 
     def _moved(self, folder: RunFolder, reason: str) -> None:
         self.folder, self.name = folder, folder.name
+        for follower in self._followers:
+            follower.move(folder)
         self.say(reason)
 
     def _take_sample(self, sample: dict[str, Any]) -> None:

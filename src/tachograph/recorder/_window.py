@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tachograph.records import OMIT, Problem, is_settled, plain
+from tachograph.records import OMIT, Problem, is_array, is_settled, plain
 
-__all__ = ["StepWindow"]
+__all__ = ["ARRAY_CAME_LATE", "StepWindow"]
+
+ARRAY_CAME_LATE = "an array was not read in time; from now on arrays are copied at once"
 
 _FOLD_AT = 256
 
@@ -27,6 +29,7 @@ class StepWindow:
         self._stats: dict[str, _Stats] = {}
         self._latest: dict[str, Any] = {}
         self.problems: list[Problem] = []
+        self.saw_array = False
         self.num_logs = 0
         self.num_steps = 0
         self.num_not_finite = 0
@@ -93,6 +96,10 @@ class StepWindow:
                 self._stats.setdefault(name, _Stats()).add(numbers)
 
     def _plain(self, name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:
+        if any(map(is_array, column)):  # as in the pipeline: missing beats wrong
+            self.saw_array = True
+            self.problems.append(Problem(name, ARRAY_CAME_LATE))
+            column = tuple(value for value in column if not is_array(value))
         values = (plain(value, name, self.problems) for value in column)
         return tuple(value for value in values if value is not OMIT)
 

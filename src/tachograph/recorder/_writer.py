@@ -124,7 +124,7 @@ class Writer:
         self._wake.put(True)
         if threading.current_thread() is not self._thread:
             self._thread.join(max(timeout_s, 0.0))
-        return not self._thread.is_alive() and not self.files.has_pending
+        return not self._thread.is_alive() and not self.files.has_pending and not self.files.is_lost
 
     def abandon(self) -> None:
         """In a forked child: the thread and the files are the parent's."""
@@ -159,6 +159,8 @@ class Writer:
         self.files.catch_up(budget_s=0.1 * self._settings.flush_interval_s)
 
     def _last_tick(self) -> None:
+        with guard("looking after the run folder"):
+            self.files.check()
         self._write_waiting()
         self._write(self._pipeline.finish())
         self._report_losses()
@@ -167,6 +169,9 @@ class Writer:
         while self.files.has_pending and time.monotonic() < deadline_s:
             time.sleep(0.05)
             self._write([])
+            self._write_waiting()
+        with guard("looking after the run folder"):
+            self.files.check()
             self._write_waiting()
         self.files.catch_up(budget_s=deadline_s - time.monotonic(), force=True)
         self._beat()

@@ -23,5 +23,5 @@ KINDS: dict[str, str] = {
 METRIC_KINDS = ("step", "epoch", "validation", "test", "system")
 """Kinds whose numbers are series."""
 
-RESERVED_FIELDS = frozenset({"event", "time"})
+RESERVED_FIELDS = frozenset({"event", "time", "more"})
 """Fields that belong to the record; a metric of that name is stored with an underscore behind it."""

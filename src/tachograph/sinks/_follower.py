@@ -65,6 +65,12 @@ class SinkFollower:
         """Begin to follow."""
         self._thread.start()
 
+    def move(self, folder: RunFolder) -> None:
+        """Go on in another folder, to which the journal was moved."""
+        self._folder = folder
+        self._cursor_path = folder.private / self._cursor_path.name
+        self._follower.move(folder.journal)
+
     def close(self, timeout_s: float) -> bool:
         """Hand on what is left and stop; return False if the deadline came first. The journal keeps what is left."""
         self._stopping.set()
@@ -108,6 +114,9 @@ class SinkFollower:
 
     def _failed(self, error: Exception) -> None:
         self._num_failures += 1
+        self._is_open = False
+        with contextlib.suppress(Exception):
+            self._sink.close()
         reason = mask_text(f"{type(error).__name__}: {error}")[:500]
         if reason not in self._told and len(self._told) < 20:
             self._told.add(reason)

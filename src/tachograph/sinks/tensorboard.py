@@ -39,4 +39,5 @@ class TensorBoardSink:
     def close(self) -> None:
         """Close the event file."""
         if self._writer is not None:
-            self._writer.close()
+            writer, self._writer = self._writer, None
+            writer.close()

@@ -28,8 +28,6 @@ class WandbSink:
 
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
         """Begin or resume the W&B run with the same id."""
-        if self._run is not None:
-            return
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "tachograph"),
             id=start.get("run_id"),
@@ -58,4 +56,5 @@ class WandbSink:
     def close(self) -> None:
         """End the W&B run as the run ended."""
         if self._run is not None:
-            self._run.finish(exit_code=0 if self._status == "finished" else 1)
+            run, self._run = self._run, None
+            run.finish(exit_code=0 if self._status == "finished" else 1)
