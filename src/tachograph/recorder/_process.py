@@ -101,7 +101,7 @@ def _finish_at_exit() -> None:
 def _finish_all() -> None:
     """Finish what the training code left open, with what can be known of how the process ends."""
     error = sys.exc_info()[1] or _last_error()
-    code = error.code if isinstance(error, SystemExit) else _exit_code[-1] if _exit_code else None
+    code = error.code if isinstance(error, SystemExit) else _exit_code[-1] if _exit_code else _worker_exit_code()
     for run in live_runs():
         with guard("finishing a run at exit"):
             if error is not None and error is not _old_error[0] and not isinstance(error, SystemExit):
@@ -110,6 +110,21 @@ def _finish_all() -> None:
                 run.finish("failed", reason=f"exit code {code}")
             else:
                 run.finish(reason="exit")
+
+
+def _worker_exit_code() -> int | None:
+    """Return the exit code of a `multiprocessing` worker, which since Python 3.13 only its launcher's frame knows.
+
+    Before, exit handlers ran while the exception was still there, and the frame did not know the code yet.
+    """
+    frame: FrameType | None = sys._getframe() if sys.version_info >= (3, 13) else None
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("multiprocessing."):
+            code = frame.f_locals.get("code")
+            if isinstance(code, int):
+                return code
+        frame = frame.f_back
+    return None
 
 
 def _last_error() -> BaseException | None:
