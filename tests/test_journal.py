@@ -14,7 +14,7 @@ import pytest
 
 import tachograph
 from tachograph.exceptions import LogDirError, RunNameError, RunNotFoundError
-from tachograph.journal import JournalFollower, RunState, list_runs, overview, read
+from tachograph.journal import JournalFollower, RunState, list_runs, overview, read, this_process
 from tests.conftest import lines_of, wait_for
 
 
@@ -380,12 +380,17 @@ def test_a_stopped_process_is_stale_not_crashed(logs, script, monkeypatch):
     assert wait_for(lambda: read(logs / "x").state is RunState.RUNNING, 10)
 
 
+def without_end(path, **process):
+    """Take a journal's end record away, and say that another process wrote it; return its start record."""
+    first, *rest = path.read_bytes().splitlines(keepends=True)[:-1]
+    start = json.loads(first)
+    start["process"].update(process)
+    path.write_bytes(json.dumps(start).encode() + b"\n" + b"".join(rest))
+    return start
+
+
 def test_a_journal_from_another_machine_is_stale_when_its_heartbeat_is_old(logs):
-    path = record_some(logs)
-    lines = path.read_bytes().splitlines(keepends=True)[:-1]  # without its end
-    start = json.loads(lines[0])
-    start["process"].update(host="elsewhere", boot_id="another")
-    path.write_bytes(json.dumps(start).encode() + b"\n" + b"".join(lines[1:]))
+    start = without_end(record_some(logs), host="elsewhere", boot_id="another")
     beat = json.loads((logs / "x" / ".tacho" / "heartbeat.json").read_bytes())
     for age_s, state in ((3600, RunState.STALE), (1, RunState.RUNNING)):
         beat.update(process=start["process"], time=time.time() - age_s)
@@ -396,21 +401,13 @@ def test_a_journal_from_another_machine_is_stale_when_its_heartbeat_is_old(logs)
 
 
 def test_a_restarted_machine_means_crashed(logs):
-    path = record_some(logs)
-    lines = path.read_bytes().splitlines(keepends=True)[:-1]
-    start = json.loads(lines[0])
-    start["process"]["boot_id"] = "an earlier boot"
-    path.write_bytes(json.dumps(start).encode() + b"\n" + b"".join(lines[1:]))
+    without_end(record_some(logs), boot_id="an earlier boot")
     (logs / "x" / ".tacho" / "heartbeat.json").unlink()
     assert read(logs / "x").state is RunState.CRASHED
 
 
 def test_a_pid_that_is_used_again_is_not_mistaken(logs):
-    path = record_some(logs)
-    lines = path.read_bytes().splitlines(keepends=True)[:-1]
-    start = json.loads(lines[0])
-    start["process"]["pid_started"] += 1
-    path.write_bytes(json.dumps(start).encode() + b"\n" + b"".join(lines[1:]))
+    without_end(record_some(logs), pid_started=this_process().pid_started + 1)
     (logs / "x" / ".tacho" / "heartbeat.json").unlink()
     assert read(logs / "x").state is RunState.CRASHED
 

@@ -462,7 +462,9 @@ def test_hooks_that_are_saved_and_put_back_later(logs):
     first.finish()
     sys.excepthook = saved
     second = tachograph.init("b", log_dir=str(logs))
-    second.finish()
+    assert sys.excepthook is not saved
+    assert second.finish() is True
+    assert sys.excepthook is saved
     sys.excepthook = before
 
 

@@ -13,12 +13,20 @@ from rich.console import Console
 from tachograph.cli._format import add_row, listing, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.exceptions import ControlError, nearest
-from tachograph.journal import JournalFollower, RunHistory, RunState, read, write_requests
+from tachograph.journal import (
+    LOG_EVERY_MAX,
+    LOG_EVERY_MIN,
+    REQUESTS,
+    JournalFollower,
+    RunHistory,
+    RunState,
+    read,
+    write_requests,
+)
 from tachograph.records import to_json
 
 __all__ = ["control"]
 
-_REQUESTS = ("checkpoint_now", "stop")
 _SETTLED = {"applied", "clamped", "unchanged", "superseded", "rejected"}
 
 
@@ -26,7 +34,11 @@ _SETTLED = {"applied", "clamped", "unchanged", "superseded", "rejected"}
 @run_argument
 @log_dir_option
 @json_option
-@click.option("--log-every", type=int, help="Steps per step record; the trainer keeps it between 5 and 2000.")
+@click.option(
+    "--log-every",
+    type=int,
+    help=f"Steps per step record; the trainer keeps it between {LOG_EVERY_MIN} and {LOG_EVERY_MAX}.",
+)
 @click.option("--set", "values", multiple=True, metavar="NAME=VALUE", help="Turn a knob that the run registered.")
 @click.option("--checkpoint-now", is_flag=True, help="Ask the loop to save a checkpoint.")
 @click.option("--stop", is_flag=True, help="Ask the loop to stop.")
@@ -56,8 +68,8 @@ def control(
     if history.state not in {RunState.RUNNING, RunState.STALE}:
         raise ControlError(f"{history.name!r} has {history.state}: there is no trainer to ask")
     for name in wanted:
-        if name not in history.controls and name not in _REQUESTS:
-            known = [*history.controls, *_REQUESTS]
+        if name not in history.controls and name not in REQUESTS:
+            known = [*history.controls, *REQUESTS]
             raise ControlError(f"{history.name!r} has no control {name!r}{nearest(name, known)}")
     follower = JournalFollower(history.folder.journal, history.folder.journal.stat().st_size)
     try:

@@ -2,7 +2,16 @@
 
 from tachograph.journal._appender import Appender
 from tachograph.journal._claim import Claim, claim_run_folder, forget_claims, hold_run_folder
-from tachograph.journal._control_file import ControlFile, ControlFileError, Request, write_requests
+from tachograph.journal._control_file import (
+    LOG_EVERY_MAX,
+    LOG_EVERY_MIN,
+    NOT_CONTROLS,
+    REQUESTS,
+    ControlFile,
+    ControlFileError,
+    Request,
+    write_requests,
+)
 from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs
 from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._history import Attempt, ControlView, MetricSummary, RunHistory, Series, read
@@ -11,6 +20,10 @@ from tachograph.journal._mirror import CsvMirror, is_csv_current, rebuild_csv
 from tachograph.journal._overview import RunOverview, overview
 
 __all__ = [
+    "LOG_EVERY_MAX",
+    "LOG_EVERY_MIN",
+    "NOT_CONTROLS",
+    "REQUESTS",
     "Appender",
     "Attempt",
     "Claim",

@@ -23,11 +23,24 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["ControlFile", "Request", "read_requests", "write_requests"]
+__all__ = [
+    "LOG_EVERY_MAX",
+    "LOG_EVERY_MIN",
+    "NOT_CONTROLS",
+    "REQUESTS",
+    "ControlFile",
+    "ControlFileError",
+    "Request",
+    "read_requests",
+    "write_requests",
+]
 
 MAX_BYTES = 64 << 10
 MAX_NAMES = 256
-_NOT_CONTROLS = {"timestamp", "source", "ids"}
+LOG_EVERY_MIN, LOG_EVERY_MAX = 5, 2000
+REQUESTS = ("checkpoint_now", "stop")
+"""Names that ask for something to be done, not for a value."""
+NOT_CONTROLS = frozenset({"timestamp", "source", "ids"})
 
 
 class Request(NamedTuple):
@@ -123,7 +136,7 @@ def _requests(content: dict[str, Any]) -> list[Request]:
             source=source[:100] if isinstance(source, str) else "file",
         )
         for name, value in content.items()
-        if name not in _NOT_CONTROLS
+        if name not in NOT_CONTROLS
     ]
 
 

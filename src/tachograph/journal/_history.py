@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from tachograph.exceptions import RunNotFoundError, nearest
+from tachograph.journal._control_file import LOG_EVERY_MAX, LOG_EVERY_MIN
 from tachograph.journal._folder import RunFolder, find_run
 from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._liveness import RunState, judge, read_heartbeat
@@ -176,7 +177,7 @@ class RunHistory:
         """The controls of the last attempt, with the values in force and the trainer's last answers."""
         start = self._attempts[-1].start if self._attempts else {}
         began = start.get("time", 0.0)
-        controls = {"log_every": ControlView(start.get("log_every"), 5, 2000)}
+        controls = {"log_every": ControlView(start.get("log_every"), LOG_EVERY_MIN, LOG_EVERY_MAX)}
         for record in [*self._latest.get("event", ()), *self._latest.get("control_change", ())]:
             if record.get("time", 0.0) < began:
                 continue

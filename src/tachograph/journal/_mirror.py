@@ -200,10 +200,7 @@ class CsvMirror:
         atomic_write(self._folder.csv_cursor, _encode(cursor))
 
     def _append(self, rows: bytes, journal_bytes: int) -> None:
-        view = memoryview(rows)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        self._csv_bytes += len(rows)
+        self._csv_bytes += _write_all(self._fd, rows)
         self.journal_bytes = journal_bytes
 
     def _know_columns(self, names: Iterable[str], *, force: bool = False) -> bool:
@@ -276,16 +273,7 @@ class CsvMirror:
             if len(self._layouts) >= 256:
                 self._layouts.clear()
             layout = self._layouts[table.names] = self._layout(table.names)
-        order, glue, tail = layout
-        width = len(table.names)
-        pieces = [b""] * (2 * len(table.tokens))
-        pieces[0::2] = glue * table.num_rows
-        if order is None:
-            pieces[1::2] = table.tokens
-        else:
-            for position, index in enumerate(order):
-                pieces[2 * position + 1 :: 2 * width] = table.tokens[index::width]
-        return b"".join(pieces)[len(tail) :] + tail
+        return table.joined(*layout)
 
     def _layout(self, names: tuple[str, ...]) -> tuple[list[int] | None, list[bytes], bytes]:
         """Return the order of a table's tokens in a row, what stands before each of them, and the end of a row."""

@@ -13,14 +13,18 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tachograph.exceptions import ControlError, nearest
-from tachograph.journal import ControlFile, ControlFileError, Request
+from tachograph.journal import (
+    LOG_EVERY_MAX,
+    LOG_EVERY_MIN,
+    NOT_CONTROLS,
+    REQUESTS,
+    ControlFile,
+    ControlFileError,
+    Request,
+)
 from tachograph.records import is_settled
 
-__all__ = ["Control", "ControlPanel", "LOG_EVERY_MAX", "LOG_EVERY_MIN"]
-
-LOG_EVERY_MIN, LOG_EVERY_MAX = 5, 2000
-
-REQUESTS = ("checkpoint_now", "stop")
+__all__ = ["Control", "ControlPanel"]
 
 Number = TypeVar("Number", int, float, bool)
 
@@ -92,7 +96,7 @@ class ControlPanel:
         """
         if not isinstance(name, str) or not name.isidentifier():
             raise ControlError(f"control name {name!r} is not an identifier such as 'lr_scale'")
-        if name in self._controls or name in REQUESTS or name in {"timestamp", "source", "ids"}:
+        if name in self._controls or name in REQUESTS or name in NOT_CONTROLS:
             raise ControlError(f"control {name!r} is registered already; choose another name")
         for bound in (value, minimum, maximum):
             if bound is not None and (not isinstance(bound, (bool, int, float)) or not math.isfinite(bound)):

@@ -149,16 +149,15 @@ class Intake:
         """Open the fast way unless something needs the long one for every call."""
         writer = self._writer
         is_fast = (
-            writer is not None
-            and self.status == "running"
+            self.status == "running"
             and not self._is_forked
             and not self._careful_calls
-            and not writer.saw_array
+            and not (writer is not None and writer.saw_array)
             and not self._panel.has_ready
             and self._settings.buffer_size >= PRESSURE
             and type(self._clock) is SystemClock
         )
-        self._buffer = writer.buffer if is_fast and writer is not None else _DETOUR
+        self._buffer = writer.buffer if writer is not None and is_fast else _DETOUR
 
     def _take_detour(self) -> None:
         """Make the next `log` take the long way. Called by the writer's thread."""

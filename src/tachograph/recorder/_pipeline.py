@@ -66,17 +66,17 @@ class Pipeline:
 
     def finish(self) -> list[Piece]:
         """Return what an unfinished window holds."""
-        return self._window_record() if self._window is not None else []
+        return self._window_record()
 
-    def problem(self, problem: Problem, steady_s: float, kind: str = "value_not_stored") -> list[Piece]:
+    def _problem(self, problem: Problem, steady_s: float) -> list[Piece]:
         """Return a `telemetry_error` record for a problem, the first time it is met."""
-        if f"{kind}:{problem.where}" in self._told or len(self._told) > _MOST_PROBLEMS:
+        if problem.where in self._told or len(self._told) > _MOST_PROBLEMS:
             return []
-        self._told.add(f"{kind}:{problem.where}")
+        self._told.add(problem.where)
         reason = problem.reason
         if len(self._told) > _MOST_PROBLEMS:
             reason += "; problems with further fields are not listed"
-        record = {"event": "telemetry_error", "time": self._anchor.wall_s(steady_s), "kind": kind}
+        record = {"event": "telemetry_error", "time": self._anchor.wall_s(steady_s), "kind": "value_not_stored"}
         return [{**record, "field": problem.where, "reason": reason[:2000]}]
 
     # Steps, the fast way: a table of rows with the same names ------------------------------------------------------
@@ -164,7 +164,7 @@ class Pipeline:
         record.setdefault("nan_inf_detected", any(map(_is_not_finite, record.values())))
         pieces: list[Piece] = [record]
         for problem in problems:
-            pieces += self.problem(problem, steady_s)
+            pieces += self._problem(problem, steady_s)
         return pieces
 
     def _plain(self, record: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class Pipeline:
                 return whole
             except Exception:  # noqa: BLE001 - whatever was given as a step
                 reason = f"step={given!r:.80} is not a step; the record got the one that was due instead"
-                pieces += self.problem(Problem("global_step", reason), steady_s)
+                pieces += self._problem(Problem("global_step", reason), steady_s)
         if self._step is None:
             return 0
         return self._step + 1 if self._counts_steps else self._step
@@ -239,7 +239,7 @@ class Pipeline:
         window.clear()
         pieces = self._finished(record, steady_s)
         for problem in problems:
-            pieces += self.problem(problem, steady_s)
+            pieces += self._problem(problem, steady_s)
         return pieces
 
     # Everything else -----------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Pipeline:
         record.update((_own_name(name), value) for name, value in note.fields.items())
         pieces.append(self._plain(record, problems))
         for problem in problems:
-            pieces += self.problem(problem, note.steady_s)
+            pieces += self._problem(problem, note.steady_s)
         return pieces
 
 

@@ -179,21 +179,19 @@ def _excepthook(previous: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _thread_excepthook(previous: Callable[..., Any]) -> Callable[..., Any]:
-    told: list[Any] = []
-
     def hook(arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value
-        if error is not None and not isinstance(error, SystemExit) and id(error) not in _inside:
+        is_first = error is not None and not isinstance(error, SystemExit) and id(error) not in _inside
+        if error is not None and is_first:
             _inside.add(id(error))  # or a second hook of ours in the chain would tell it again
-            told.append(id(error))
             name = arguments.thread.name if arguments.thread is not None else "?"
             for run in live_runs():
                 run.log_error(error, where=f"thread {name}")
         try:
             previous(arguments)
         finally:
-            while told:
-                _inside.discard(told.pop())
+            if is_first:
+                _inside.discard(id(error))
 
     return hook
 
@@ -214,7 +212,7 @@ def _sigterm(previous: Any) -> Any:
         return previous
 
     def handler(number: int, frame: FrameType | None) -> None:
-        is_first = not _inside
+        is_first = number not in _inside
         with guard("recording SIGTERM"):
             for run in live_runs():
                 if is_first:
@@ -246,6 +244,7 @@ def _put_sigterm(handler: Any) -> None:
 
 
 _inside: set[int] = set()
+"""Exceptions and signals that a hook of ours is passing on at the moment."""
 
 _HOOKS = (
     _Hook(lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook), _excepthook),

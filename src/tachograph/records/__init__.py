@@ -2,11 +2,10 @@
 
 from tachograph.records._codec import decode, decode_block, encode, to_json
 from tachograph.records._kinds import KINDS, METRIC_KINDS, RESERVED_FIELDS, SCHEMA_VERSION
-from tachograph.records._masking import MASK, is_secret, mask_arguments, mask_mapping, mask_text
+from tachograph.records._masking import MASK, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import check_run_name
 from tachograph.records._table import StepTable
 from tachograph.records._values import (
-    MAX_STRING_CHARS,
     OMIT,
     Later,
     Problem,
@@ -20,7 +19,6 @@ from tachograph.records._values import (
 __all__ = [
     "KINDS",
     "MASK",
-    "MAX_STRING_CHARS",
     "Later",
     "METRIC_KINDS",
     "OMIT",
@@ -34,7 +32,6 @@ __all__ = [
     "encode",
     "is_array",
     "is_number",
-    "is_secret",
     "is_settled",
     "mask_arguments",
     "mask_mapping",

@@ -78,7 +78,19 @@ class StepTable:
             if len(heads) >= 256:
                 heads.clear()
             heads[self.names] = glue
+        return self.joined(None, glue, _TAIL)
+
+    def joined(self, order: list[int] | None, glue: list[bytes], tail: bytes) -> bytes:
+        """Return the rows with what stands before each token, in the order given, and at the end of a row.
+
+        The first piece of glue begins with the tail of the row before, which the first row does not have.
+        """
+        width = len(self.names)
         pieces = [b""] * (2 * len(self.tokens))
         pieces[0::2] = glue * self.num_rows
-        pieces[1::2] = self.tokens
-        return b"".join(pieces)[len(_TAIL) :] + _TAIL
+        if order is None:
+            pieces[1::2] = self.tokens
+        else:
+            for position, index in enumerate(order):
+                pieces[2 * position + 1 :: 2 * width] = self.tokens[index::width]
+        return b"".join(pieces)[len(tail) :] + tail
