@@ -28,6 +28,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_every: Annotated[
         int, Meta(description="Write a step record every this many steps; what lies between is summarised.", ge=1)
     ] = 1
+    session_tag: Annotated[
+        str, Meta(description="Same for all runs that are one logical job; derived from the run if not given.")
+    ] = ""
+    perf_tag: Annotated[str, Meta(description="Same for all runs whose speed should be comparable.")] = ""
     csv: Annotated[bool, Meta(description="Keep `metrics.csv` beside the journal.")] = True
     tensorboard: Annotated[
         bool, Meta(description="Write TensorBoard event files into the run folder; needs `tachograph[tensorboard]`.")

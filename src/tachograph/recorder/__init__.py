@@ -1,7 +1,25 @@
 """The recorder: what the training loop talks to, and the thread that writes for it. Never blocks training."""
 
-from tachograph.recorder._begin import begin_run, current_run, log
+from tachograph.recorder._begin import begin_run, current_run, log, worker_run
 from tachograph.recorder._control import Control
-from tachograph.recorder._run import Run
+from tachograph.recorder._entries import Entry, Guest, Note
+from tachograph.recorder._errors import error_message, error_type, traceback_of
+from tachograph.recorder._process import latest_run
+from tachograph.recorder._run import DisabledRun, Run
 
-__all__ = ["Control", "Run", "begin_run", "current_run", "log"]
+__all__ = [
+    "Control",
+    "DisabledRun",
+    "Entry",
+    "Guest",
+    "Note",
+    "Run",
+    "begin_run",
+    "current_run",
+    "error_message",
+    "error_type",
+    "latest_run",
+    "log",
+    "traceback_of",
+    "worker_run",
+]

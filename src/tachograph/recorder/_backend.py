@@ -6,16 +6,16 @@ from collections import deque
 from typing import Any, Protocol
 
 from tachograph.journal import RunFolder
-from tachograph.recorder._entries import FlushMark, Note, StepEntry
+from tachograph.recorder._entries import Entry
 from tachograph.recorder._writer import Losses
 
-__all__ = ["Backend", "Follower"]
+__all__ = ["Backend", "Companion", "Follower"]
 
 
 class Backend(Protocol):
     """What takes the entries of a run: the writer, or a list in a test."""
 
-    buffer: deque[StepEntry | Note | FlushMark]
+    buffer: deque[Entry]
     losses: Losses
     taken_s: float
     """When entries were last taken from the buffer, on `time.monotonic`."""
@@ -27,6 +27,14 @@ class Backend(Protocol):
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Queue a record that is not a step."""
+        ...
+
+    def put(self, entry: Entry) -> None:
+        """Queue any entry, unless the buffer is full."""
+        ...
+
+    def wall_s(self, steady_s: float) -> float:
+        """Return the wall time of a reading of the steady clock."""
         ...
 
     def wake(self) -> None:
@@ -43,6 +51,18 @@ class Backend(Protocol):
 
     def abandon(self) -> None:
         """Leave everything to the parent of a forked process."""
+        ...
+
+
+class Companion(Protocol):
+    """A layer above that records into a run what `log` does not."""
+
+    def close(self) -> None:
+        """Record what is still open: the run is about to end."""
+        ...
+
+    def forget(self) -> None:
+        """In a forked child: stop recording, for the run is the parent's."""
         ...
 
 

@@ -20,7 +20,7 @@ from tachograph.recorder._writer import Writer
 from tachograph.records import SCHEMA_VERSION, Problem, mask_mapping, plain
 from tachograph.settings import Settings
 
-__all__ = ["begin_run", "current_run", "log"]
+__all__ = ["begin_run", "current_run", "log", "worker_run"]
 
 
 def begin_run(
@@ -37,7 +37,8 @@ def begin_run(
     snapshot = _snapshot(config, problems)
     rank = _rank()
     if not settings.enabled or rank > 0:
-        run: Run = DisabledRun(name, settings=settings, writer=None)
+        known = {**config_facts(snapshot), **(facts or {})}
+        run: Run = DisabledRun(name, settings=settings, writer=None, facts=known)
         if rank > 0:
             run.say(f"rank {rank} does not record; rank 0 does")
         watch(run, hooks=False)
@@ -57,7 +58,8 @@ def begin_run(
 def _record(claim: Claim, settings: Settings, start: dict[str, Any], problems: list[Problem]) -> Run:
     clock = SystemClock()
     folder = claim.folder
-    run_id = (_first_run_id(claim) if claim.resumed else None) or os.urandom(8).hex()
+    first = _first_start(claim) if claim.resumed else {}
+    run_id = str(first.get("run_id") or os.urandom(8).hex())
     anchor = WallAnchor(clock)
     pipeline = Pipeline(
         anchor,
@@ -66,11 +68,24 @@ def _record(claim: Claim, settings: Settings, start: dict[str, Any], problems: l
         last_step=overview(folder).step if claim.resumed else None,
     )
     writer = Writer(claim, settings, pipeline, anchor, clock, run_id)
-    run = Run(folder.name, settings=settings, writer=writer, run_id=run_id, folder=folder, resumed=claim.resumed)
     identity = {"run_name": folder.name, "run_id": run_id, "schema": SCHEMA_VERSION, "resumed": claim.resumed}
+    # Derived from what a resumed run keeps, so that all attempts of a run are in one session without being told.
+    identity["session_tag"] = settings.session_tag or first.get("session_tag") or f"{folder.name}-{run_id[:8]}"
+    if settings.perf_tag:
+        identity["perf_tag"] = settings.perf_tag
     around = {"log_every": settings.log_every, "world_size": _world_size(), **_guarded_facts(settings)}
     ours = {**identity, **around, "process": this_process()}
-    writer.note("start", {**ours, **start, **ours})  # ours come first, and what the user calls the same does not count
+    facts = {**ours, **start, **ours}  # ours come first, and what the user calls the same does not count
+    run = Run(
+        folder.name,
+        settings=settings,
+        writer=writer,
+        run_id=run_id,
+        folder=folder,
+        resumed=claim.resumed,
+        facts=facts,
+    )
+    writer.note("start", facts)
     for problem in problems:
         writer.note("telemetry_error", {"kind": "value_not_stored", "field": problem.where, "reason": problem.reason})
     writer.poll_controls = lambda: run._panel.poll(writer.files.control_file)
@@ -109,21 +124,20 @@ def log(metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: An
     Raises:
         NoRunError: if no run was begun in this process. After a run has ended, nothing is raised any more.
     """
-    run = latest_run() or _no_run()
+    run = latest_run() or worker_run() or current_run()
     run.log(metrics, step, **named)
 
 
-def _no_run() -> Run:
-    """In a worker process, logging without a run must not kill the worker; elsewhere it is a mistake in set-up."""
+def worker_run() -> Run | None:
+    """In a worker process that has no run, return one that records nothing: telemetry must not kill a worker."""
     import multiprocessing
 
     if multiprocessing.parent_process() is None:
-        return current_run()
+        return None
     run = DisabledRun("worker", settings=Settings(enabled=False), writer=None)
     watch(run, hooks=False)
     logging.getLogger("tachograph").warning(
-        "tachograph.log() in a worker process that has no run: what it logs is not recorded; "
-        "call tachograph.init() there for a run of its own"
+        "this worker process has no run: what it logs is not recorded; call tachograph.init() in it to have one"
     )
     return run
 
@@ -147,11 +161,8 @@ def _guarded_facts(settings: Settings) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _first_run_id(claim: Claim) -> str | None:
-    for record in read_records(claim.folder.journal):
-        if record["event"] == "start":
-            return str(record["run_id"]) if record.get("run_id") else None
-    return None
+def _first_start(claim: Claim) -> dict[str, Any]:
+    return next((record for record in read_records(claim.folder.journal) if record["event"] == "start"), {})
 
 
 def _rank() -> int:

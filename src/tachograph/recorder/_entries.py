@@ -6,9 +6,10 @@ A logged step is a bare tuple ``(steady_s, step, metrics)``; everything else is 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["FlushMark", "Note", "PRESSURE", "StepEntry"]
+__all__ = ["Entry", "FlushMark", "Guest", "Note", "PRESSURE", "StepEntry"]
 
 StepEntry = tuple[float, Any, dict[str, Any]]
 
@@ -27,6 +28,23 @@ class Note:
         self.fields = fields
 
 
+class Guest:
+    """An entry of a layer above, which says what to record when its turn comes."""
+
+    __slots__ = ()
+
+    goes_beside = False
+    """Whether it may wait until the steps around it are written, so that it does not break up their table."""
+
+    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[Note]:
+        """Return what to record. Called in the writer's thread, with the metrics of the step logged last."""
+        raise NotImplementedError
+
+    def notes_of_all(self, guests: Sequence[Guest], latest: Iterable[Mapping[str, Any] | None]) -> Iterable[Note]:
+        """Return what to record of several that go beside, of which this is one, each with what `notes` gets."""
+        return [note for guest, metrics in zip(guests, latest, strict=False) for note in guest.notes(metrics)]
+
+
 class FlushMark:
     """Set once everything before it is in the file."""
 
@@ -34,3 +52,6 @@ class FlushMark:
 
     def __init__(self) -> None:
         self.written = threading.Event()
+
+
+Entry = StepEntry | Note | Guest | FlushMark

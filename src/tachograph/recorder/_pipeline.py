@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tachograph.clock import WallAnchor
-from tachograph.recorder._entries import FlushMark, Note, StepEntry
+from tachograph.recorder._entries import Entry, Guest, Note, StepEntry
 from tachograph.recorder._window import ARRAY_CAME_LATE, StepWindow
 from tachograph.records import OMIT, RESERVED_FIELDS, Problem, StepTable, is_array, is_settled, mask_mapping, plain
 
 __all__ = ["Pipeline"]
 
 Piece = StepTable | dict[str, Any]
-Entry = StepEntry | Note | FlushMark
 
 _MOST_PROBLEMS = 200
 _MOST_STEPS = 1 << 62
@@ -41,6 +41,7 @@ class Pipeline:
         self._pace_s = 0.0
         self._told: set[str] = set()
         self._shapes: dict[tuple[str, ...], tuple[str, ...] | None] = {}
+        self._latest: Mapping[str, Any] | None = None
         self.attach: dict[str, Any] = {}
         """Fields for the next step record, such as the memory in use."""
         self.saw_array = False
@@ -59,6 +60,11 @@ class Pipeline:
                 pieces += self._windowed(self._window, *entry)
             elif type(entry) is Note:
                 pieces += self._noted(entry)
+            elif isinstance(entry, Guest) and entry.goes_beside:
+                entry = self._several(entry, rest, pieces)
+                continue
+            elif isinstance(entry, Guest):
+                pieces += self._hosted(entry.notes(self._latest))
             entry = next(rest, None)
         if self._window is not None and self._window.is_due:
             pieces += self._window_record()
@@ -97,6 +103,8 @@ class Pipeline:
         values: list[Any] = []
         append = values.append
         entry: Entry | None = first
+        beside: list[Guest] = []
+        latest: list[Mapping[str, Any]] = []
         while True:
             num_steps, took_s = step - last_step, steady_s - last_s
             append(offset_s + steady_s)
@@ -107,6 +115,10 @@ class Pipeline:
                 append(samples * num_steps / took_s)
             last_step, last_s = step, steady_s
             entry = next(rest, None)
+            while isinstance(entry, Guest) and entry.goes_beside:
+                beside.append(entry)
+                latest.append(metrics)
+                entry = next(rest, None)
             if type(entry) is not tuple:
                 break
             steady_s, step, metrics = entry
@@ -116,6 +128,9 @@ class Pipeline:
         self._pace_s = last_s
         self._counts_steps = False
         self._finish_table(names, values, pieces)
+        if beside:
+            pieces += self._hosted(beside[0].notes_of_all(beside, latest))
+        self._latest = metrics
         return entry
 
     def _names_of(self, keys: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -146,6 +161,7 @@ class Pipeline:
 
     def _records(self, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Piece]:
         pieces: list[Piece] = []
+        self._latest = metrics
         self._step = number = self._number(step, metrics, steady_s, pieces)
         record: dict[str, Any] = {"event": "step", "time": self._anchor.wall_s(steady_s), "global_step": number}
         record.update((_own_name(name), value) for name, value in metrics.items())
@@ -217,6 +233,7 @@ class Pipeline:
 
     def _windowed(self, window: StepWindow, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Piece]:
         pieces: list[Piece] = []
+        self._latest = metrics
         self._step = number = self._number(step, metrics, steady_s, pieces)
         if window.must_close_before(number):
             pieces += self._window_record()
@@ -243,6 +260,19 @@ class Pipeline:
         return pieces
 
     # Everything else -----------------------------------------------------------------------------------------------
+
+    def _hosted(self, notes: Iterable[Note]) -> list[Piece]:
+        return [piece for note in notes for piece in self._noted(note)]
+
+    def _several(self, first: Guest, rest: Iterator[Entry], pieces: list[Piece]) -> Entry | None:
+        """Handle guests that come one after the other, all at once; return the entry that ends them."""
+        guests = [first]
+        entry = next(rest, None)
+        while isinstance(entry, Guest) and entry.goes_beside:
+            guests.append(entry)
+            entry = next(rest, None)
+        pieces += self._hosted(first.notes_of_all(guests, itertools.repeat(self._latest)))
+        return entry
 
     def _noted(self, note: Note) -> list[Piece]:
         pieces: list[Piece] = []

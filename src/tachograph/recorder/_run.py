@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal
@@ -14,16 +13,15 @@ from typing import Any, Literal
 from tachograph.clock import Clock, SystemClock
 from tachograph.guard import guard
 from tachograph.journal import RunFolder
-from tachograph.recorder._backend import Backend, Follower
+from tachograph.recorder._backend import Backend, Companion, Follower
 from tachograph.recorder._control import Control, Number
+from tachograph.recorder._errors import error_message, error_type, traceback_of
 from tachograph.recorder._intake import Intake
 from tachograph.recorder._system import SystemSampler
-from tachograph.records import Later, Problem, mask_text, settle
+from tachograph.records import Later, Problem, settle
 from tachograph.settings import Settings
 
 __all__ = ["DisabledRun", "Run"]
-
-_MAX_TRACEBACK_CHARS = 20_000
 
 
 class Run(Intake):
@@ -34,9 +32,11 @@ class Run(Intake):
         id: the same for all attempts of a resumed run.
         folder: where each file of the run lies, or None if the run is not recorded.
         resumed: whether earlier attempts are in the same journal.
+        facts: what the `start` record says.
+        companion: what records spans into the run, once there are any.
     """
 
-    __slots__ = ("__weakref__", "_followers", "_on_finish", "_sampler", "folder", "id", "resumed")
+    __slots__ = ("__weakref__", "_followers", "_on_finish", "_sampler", "companion", "facts", "folder", "id", "resumed")
 
     def __init__(
         self,
@@ -48,8 +48,11 @@ class Run(Intake):
         folder: RunFolder | None = None,
         resumed: bool = False,
         clock: Clock | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(name, settings, writer, clock or SystemClock())
+        self.facts = facts or {}
+        self.companion: Companion | None = None
         self.id = run_id
         self.folder = folder
         self.resumed = resumed
@@ -119,11 +122,10 @@ class Run(Intake):
     def log_error(self, error: BaseException, *, fatal: bool = False, where: str | None = None) -> None:
         """Record an exception of the training code with its traceback."""
         with guard("logging an error"):
-            lines = traceback.format_exception(type(error), error, error.__traceback__)
             fields = {
-                "error_type": f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
-                "error_message": mask_text(str(error))[:2000],
-                "traceback": mask_text("".join(lines))[-_MAX_TRACEBACK_CHARS:],
+                "error_type": error_type(error),
+                "error_message": error_message(error),
+                "traceback": traceback_of(error),
                 "fatal": fatal,
             }
             self._note("error", {**fields, "where": where} if where else fields)
@@ -187,6 +189,9 @@ class Run(Intake):
             return self._is_forked or self._writer is None or self._writer.close(timeout_s)
         if self._sampler is not None:
             self._sampler.stop()
+        if self.companion is not None:
+            with guard("closing spans"):
+                self.companion.close()
         deadline_s = time.monotonic() + timeout_s
         fields = {"status": status, "reason": reason}
         self._note("end", {name: value for name, value in fields.items() if value is not None})
@@ -268,6 +273,8 @@ class Run(Intake):
         self._take_detour()
         self._sampler = None
         self._followers = []
+        if self.companion is not None:
+            self.companion.forget()
         if self._writer is not None:
             self._writer.abandon()
 

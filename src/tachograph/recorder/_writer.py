@@ -16,7 +16,7 @@ from typing import Any
 from tachograph.clock import Clock, WallAnchor
 from tachograph.guard import guard
 from tachograph.journal import Claim
-from tachograph.recorder._entries import FlushMark, Note, StepEntry
+from tachograph.recorder._entries import Entry, FlushMark, Note
 from tachograph.recorder._files import RunFiles
 from tachograph.recorder._pipeline import Piece, Pipeline
 from tachograph.recorder._system import memory_fields
@@ -82,7 +82,7 @@ class Writer:
         self.poll_controls: Callable[[], None] = lambda: None
         self.call_trainer: Callable[[], None] = lambda: None
         self.log_every: Callable[[], int] = lambda: settings.log_every
-        self.buffer: deque[StepEntry | Note | FlushMark] = deque()
+        self.buffer: deque[Entry] = deque()
         self.losses = Losses()
         self.taken_s = 0.0
         """When entries were last taken from the buffer; a caller with a full buffer looks whether we are at work."""
@@ -99,10 +99,18 @@ class Writer:
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Queue a record that is not a step."""
+        self.put(Note(self._clock.steady_s(), event, fields))
+
+    def put(self, entry: Entry) -> None:
+        """Queue any entry, unless the buffer is full."""
         if len(self.buffer) >= self._settings.buffer_size + 1024:
             self.losses.count("the buffer was full")
             return
-        self.buffer.append(Note(self._clock.steady_s(), event, fields))
+        self.buffer.append(entry)
+
+    def wall_s(self, steady_s: float) -> float:
+        """Return the wall time of a reading of the steady clock."""
+        return self._anchor.wall_s(steady_s)
 
     def wake(self) -> None:
         """Make the writer look at once."""
@@ -196,7 +204,7 @@ class Writer:
                     if type(entry) is FlushMark:
                         entry.written.set()
 
-    def _records(self, chunk: list[StepEntry | Note | FlushMark]) -> list[Piece]:
+    def _records(self, chunk: list[Entry]) -> list[Piece]:
         """Make records of a chunk; if that fails, of each entry by itself, so that a fault costs one record."""
         try:
             return self._pipeline.process(chunk)

@@ -9,7 +9,7 @@ from typing import Any
 from tachograph.clock import WallAnchor
 from tachograph.journal import Request
 from tachograph.recorder import Run
-from tachograph.recorder._entries import FlushMark, Note, StepEntry
+from tachograph.recorder._entries import Entry, Note
 from tachograph.recorder._pipeline import Pipeline
 from tachograph.recorder._writer import Losses
 from tachograph.records import StepTable, decode, encode
@@ -62,7 +62,7 @@ class _Memory:
         self._clock = clock
         self._anchor = WallAnchor(clock)
         self._pipeline = Pipeline(self._anchor, log_every=log_every)
-        self.buffer: deque[StepEntry | Note | FlushMark] = deque()
+        self.buffer: deque[Entry] = deque()
         self.losses = Losses()
         self.taken_s = 0.0
         self.records: list[dict[str, Any]] = []
@@ -72,7 +72,13 @@ class _Memory:
         return self._pipeline.saw_array
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
-        self.buffer.append(Note(self._clock.steady_s(), event, fields))
+        self.put(Note(self._clock.steady_s(), event, fields))
+
+    def put(self, entry: Entry) -> None:
+        self.buffer.append(entry)
+
+    def wall_s(self, steady_s: float) -> float:
+        return self._anchor.wall_s(steady_s)
 
     def wake(self) -> None:
         self.flush(0)

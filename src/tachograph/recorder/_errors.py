@@ -1,0 +1,28 @@
+"""An exception as texts, with secrets masked."""
+
+from __future__ import annotations
+
+import traceback
+
+from tachograph.records import mask_text
+
+__all__ = ["error_message", "error_type", "traceback_of"]
+
+_MAX_MESSAGE_CHARS = 2_000
+_MAX_TRACEBACK_CHARS = 20_000
+
+
+def error_type(error: BaseException) -> str:
+    """Return the name of an exception's class, with its module unless that is `builtins`."""
+    return f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+
+
+def error_message(error: BaseException) -> str:
+    """Return what an exception says."""
+    return mask_text(str(error))[:_MAX_MESSAGE_CHARS]
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return where an exception was raised; of a very long traceback the end."""
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return mask_text("".join(lines))[-_MAX_TRACEBACK_CHARS:]

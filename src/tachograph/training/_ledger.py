@@ -1,0 +1,479 @@
+"""What the writer's thread makes of spans: records of their start and end, and the events with the metrics.
+
+Everything comes here in the order in which it happened, so none of this state needs a lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tachograph.recorder import Guest, Note
+from tachograph.records import OMIT, Later, Problem, plain
+from tachograph.training._attribute_sets import (
+    SaveCheckpointSuccessEventAttributes,
+    SyncCheckpointMetricsUpdateAttributes,
+    TestingMetricsUpdateAttributes,
+    TrainingMetricsUpdateAttributes,
+    ValidationMetricsUpdateAttributes,
+)
+from tachograph.training._attributes import Attributes, AttributeSet
+from tachograph.training._checkpoints import Checkpoints
+from tachograph.training._names import StandardTrainingJobEventName as Events
+from tachograph.training._names import StandardTrainingJobSpanName as Names
+from tachograph.training._parameters import Parameters
+from tachograph.training._progress import LONGEST_WINDOW_S, Job, Loop, Stats
+from tachograph.training._span import ShortSpan, Span
+
+if TYPE_CHECKING:
+    from tachograph.training._recorder import TrainingRecorder
+
+__all__ = ["DEFAULT_EVERY", "Call", "Ledger"]
+
+DEFAULT_EVERY = 50
+"""Iterations per update where nobody says otherwise; then a slow loop reports sooner, and a very fast one later."""
+
+SHORTEST_WINDOW_S = 1.0
+
+_MOST_PLANS = 1_000
+_ITERATION = Names.TRAINING_SINGLE_ITERATION
+_LOSSES = ("train_loss", "loss", "train/loss")
+
+_PHASE_OF: dict[str, str] = {
+    Names.DATA_LOADING: "data",
+    Names.MODEL_FORWARD: "forward",
+    Names.MODEL_BACKWARD: "backward",
+    Names.ZERO_GRAD: "optimizer",
+    Names.OPTIMIZER_UPDATE: "optimizer",
+    Names.CHECKPOINT_SAVE_SYNC: "checkpoint",
+    Names.CHECKPOINT_SAVE_ASYNC: "checkpoint",
+    Names.CHECKPOINT_SAVE_FINALIZATION: "checkpoint",
+    Names.CHECKPOINT_LOAD: "checkpoint",
+    Names.VALIDATION_LOOP: "validation",
+}
+_WHOLE = {Names.VALIDATION_LOOP, Names.TESTING_LOOP, Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC}
+"""Spans whose time is theirs, whatever phases are inside."""
+
+
+class _Plan(NamedTuple):
+    """What to do about spans of a name."""
+
+    keeps: bool
+    phase: str | None
+    start: Callable[[Span], None] | None
+    stop: Callable[[Span], list[Note]] | None
+
+
+class Call(Guest):
+    """Something for the ledger to do when everything before it is done."""
+
+    __slots__ = ("_act",)
+
+    def __init__(self, act: Callable[[], Iterable[Note]]) -> None:
+        self._act = act
+
+    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[Note]:
+        """Do it."""
+        return self._act()
+
+
+class Ledger:
+    """Keeps the books of one run's spans."""
+
+    def __init__(self, recorder: TrainingRecorder) -> None:
+        self._recorder = recorder
+        self.parameters = Parameters()
+        self._job = Job()
+        self._plans: dict[object, _Plan] = {}
+        self._loops: dict[Span, Loop] = {}
+        self._default_loop: Loop | None = None
+        self._latest: Mapping[str, Any] | None = None
+        self._checkpoints = Checkpoints()
+        self._starts: dict[str, Callable[[Span], None]] = {
+            Names.TRAINING_LOOP: self._loop_began,
+            Names.CHECKPOINT_SAVE_SYNC: self._save_began,
+            Names.CHECKPOINT_SAVE_ASYNC: self._save_began,
+        }
+        self._stops: dict[str, Callable[[Span], list[Note]]] = {
+            Names.TRAINING_SINGLE_ITERATION: self._iteration_ended,
+            Names.TRAINING_LOOP: self._loop_ended,
+            Names.VALIDATION_SINGLE_ITERATION: self._validation_iteration_ended,
+            Names.VALIDATION_LOOP: self._validation_ended,
+            Names.TESTING_SINGLE_ITERATION: self._testing_iteration_ended,
+            Names.TESTING_LOOP: self._testing_ended,
+            Names.CHECKPOINT_SAVE_SYNC: self._save_ended,
+            Names.CHECKPOINT_SAVE_ASYNC: self._save_ended,
+        }
+
+    # Spans as records ----------------------------------------------------------------------------------------------
+
+    def take(self, span: Span, latest: Mapping[str, Any] | None) -> list[Note]:
+        """Return what to record of a span, which comes when it has begun and when it has ended, or only then."""
+        self._latest = latest
+        plan = self._plans.get(span.name) or self._plan(span)
+        more = span._more
+        if isinstance(span, ShortSpan) and not (plan.keeps and more is not None):
+            return self._ended(plan, span)
+        assert more is not None  # noqa: S101 - made when it began
+        if not more.is_started:
+            more.is_started = True
+            if plan.start is not None:
+                plan.start(span)
+            # One that has ended by now is written then, in one record if nothing happens inside.
+            return self._written(span) if span.stop_s is None else []
+        notes = self._ended(plan, span)
+        if plan.keeps:
+            notes += self._end_notes(span)
+        return notes
+
+    def take_all(self, spans: Sequence[Span], latest: Iterable[Mapping[str, Any] | None]) -> list[Note]:
+        """Return what to record of short spans that ended one after the other: most are iterations and phases."""
+        notes: list[Note] = []
+        metrics = list(itertools.islice(latest, len(spans)))
+        phase_parent: Span | None = None
+        phases: Loop | None = None
+        place = 0
+        while place < len(spans):
+            span = spans[place]
+            if span.name is _ITERATION and span._more is None:
+                place = self._iterations(spans, place, metrics, notes)
+                continue
+            plan = self._plans.get(span.name)
+            if plan is None or span._more is not None or plan.phase is None:
+                notes += self.take(span, metrics[place])
+            else:
+                if span._parent is not phase_parent:
+                    phase_parent, phases = span._parent, self._phases_around(span)
+                if phases is not None:
+                    phases.shares.add(plan.phase, span.start_s or 0.0, span.stop_s or 0.0)
+            place += 1
+        return notes
+
+    def _iterations(
+        self, spans: Sequence[Span], place: int, metrics: Sequence[Mapping[str, Any] | None], notes: list[Note]
+    ) -> int:
+        """Take iterations of a loop that follow each other, up to where a report may be due; return the next place.
+
+        This is all that the writer does for an iteration, so everything in the loop is a local.
+        """
+        parent = spans[place]._parent
+        loop_span, loop = self._loop_of(spans[place])
+        last = min(len(spans), place + loop.num_before_check)
+        first_s = stop_s = spans[place].start_s or 0.0
+        deadline_s = loop.deadline_s
+        durations: list[float] = []
+        while place < last:
+            span = spans[place]
+            start_s: float = span.start_s  # type: ignore[assignment] # it has begun and ended
+            if span.name is not _ITERATION or span._more is not None or span._parent is not parent or start_s < stop_s:
+                break
+            stop_s = span.stop_s  # type: ignore[assignment]
+            durations.append(stop_s - start_s)
+            place += 1
+            if stop_s >= deadline_s:
+                break
+        if not durations:  # it began before the one ahead of it ended, as in another thread
+            span = spans[place]
+            first_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
+            durations.append(stop_s - first_s)
+            place += 1
+        loop.add(durations, first_s, stop_s)
+        if (loop.num_before_check <= 0 or stop_s >= deadline_s) and self._is_due(loop, stop_s):
+            self._latest = metrics[place - 1]
+            notes += self._report(loop_span, loop, stop_s)
+        return place
+
+    def _plan(self, span: Span) -> _Plan:
+        name = span.name_str
+        keeps = self._recorder.filter.keeps(name)
+        plan = _Plan(keeps, _PHASE_OF.get(name), self._starts.get(name), self._stops.get(name))
+        if len(self._plans) < _MOST_PLANS:
+            self._plans[span.name] = plan
+        return plan
+
+    def forget_filter(self) -> None:
+        """Look at the filter again: it was changed."""
+        self._plans = {}
+
+    def about(self, span: Span | None, steady_s: float, event: str, fields: Mapping[str, Any]) -> list[Note]:
+        """Return a record that belongs to a span, or to the one around it if that is not recorded itself."""
+        kept = self._kept(span)
+        if kept is None:
+            return [Note(steady_s, event, dict(fields))]
+        notes = self._written(kept)
+        notes.append(Note(steady_s, event, {**fields, "span_id": self._recorder.id_of(kept)}))
+        return notes
+
+    def _kept(self, span: Span | None) -> Span | None:
+        while span is not None and not (span.name and self._recorder.filter.keeps(span.name_str)):
+            span = span._parent
+        return span
+
+    def _written(self, span: Span) -> list[Note]:
+        """Return the start of a span, and of those around it, unless they are in the journal."""
+        if not self._recorder.filter.keeps(span.name_str) or span.more.is_written or span.start_s is None:
+            return []
+        span.more.is_written = True
+        parent = self._kept(span._parent)
+        notes = self._written(parent) if parent is not None else []
+        notes.append(Note(span.start_s, "span_start", self._head(span, parent)))
+        return notes
+
+    def _end_notes(self, span: Span) -> list[Note]:
+        more = span.more
+        assert span.start_s is not None and span.stop_s is not None  # noqa: S101 - it has ended
+        notes: list[Note] = []
+        if more.is_written:
+            event = "span_stop"
+            fields: dict[str, Any] = {"span_id": self._recorder.id_of(span), "name": span.name_str}
+        else:
+            parent = self._kept(span._parent)
+            notes += self._written(parent) if parent is not None else []
+            event, fields = "span", self._head(span, parent)
+            more.is_written = True
+        fields["duration_s"] = span.stop_s - span.start_s
+        if more.status != "ok":
+            fields["status"] = more.status
+        if more.attributes or more.updated or more.stop_attributes:
+            fields |= _said(attributes=span.attributes, stop_attributes=more.stop_attributes)
+        notes.append(Note(span.stop_s, event, fields))
+        return notes
+
+    def _head(self, span: Span, parent: Span | None) -> dict[str, Any]:
+        more = span.more
+        fields: dict[str, Any] = {"span_id": self._recorder.id_of(span)}
+        if parent is not None:
+            fields["parent_id"] = self._recorder.id_of(parent)
+        fields["name"] = span.name_str
+        if more.attributes or more.updated or more.start_attributes:
+            fields |= _said(attributes=span.attributes, start_attributes=more.start_attributes)
+        return fields
+
+    def _event(self, span: Span | None, steady_s: float, name: str, attributes: Mapping[str, Any]) -> list[Note]:
+        step = attributes.get("current_iteration")
+        fields = {"name": str(name), **({"global_step": step} if step is not None else {}), **attributes}
+        return self.about(span, steady_s, "event", fields)
+
+    # Iterations and their phases -----------------------------------------------------------------------------------
+
+    def _ended(self, plan: _Plan, span: Span) -> list[Note]:
+        if plan.phase is not None:
+            loop = self._phases_around(span)
+            if loop is not None:
+                loop.shares.add(plan.phase, span.start_s or 0.0, span.stop_s or 0.0)
+        return plan.stop(span) if plan.stop is not None else []
+
+    def _phases_around(self, span: Span) -> Loop | None:
+        """Return the loop whose phase a span is, unless it is part of something that counts as a whole."""
+        parent = span._parent
+        while parent is not None:
+            loop = self._loops.get(parent)
+            if loop is not None:
+                return loop
+            if parent.name in _WHOLE:
+                return None
+            parent = parent._parent
+        return None if self._loops else self._default_loop
+
+    def _loop_of(self, span: Span) -> tuple[Span | None, Loop]:
+        """Return the loop around a span, else the latest that is open, else one that nobody began."""
+        parent = span._parent
+        while parent is not None:
+            if parent in self._loops:
+                return parent, self._loops[parent]
+            parent = parent._parent
+        for loop_span in reversed(self._loops):
+            return loop_span, self._loops[loop_span]
+        if self._default_loop is None:
+            self._default_loop = Loop(self._job, span.start_s or 0.0)
+            self._default_loop.begin(self.parameters, None, None)
+        return None, self._default_loop
+
+    def _loop_began(self, span: Span) -> None:
+        is_inner = any(True for _ in self._around(span))
+        loop = Loop(Job() if is_inner else self._job, span.start_s or 0.0)
+        attributes = span.attributes
+        loop.begin(
+            self.parameters,
+            attributes.get_int_value("train_iterations_start"),
+            attributes.get_int_value("train_samples_start"),
+        )
+        self._loops[span] = loop
+
+    def _around(self, span: Span) -> Iterable[Span]:
+        parent = span._parent
+        while parent is not None:
+            if parent in self._loops:
+                yield parent
+            parent = parent._parent
+
+    def _iteration_ended(self, span: Span) -> list[Note]:
+        loop_span, loop = self._loop_of(span)
+        start_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
+        if span._more is not None and span._more.status != "ok":
+            loop.shares.add("iteration", start_s, stop_s)
+            return []
+        if span._more is not None:
+            attributes = span.attributes
+            own = [attributes.get_int_value(name) for name in ("num_samples", "num_tokens")]
+            loop.fold(self.parameters)
+            loop.add([stop_s - start_s], start_s, stop_s)
+            loop.fold(self.parameters, *own)
+        else:
+            loop.add([stop_s - start_s], start_s, stop_s)
+        return self._report(loop_span, loop, stop_s) if self._is_due(loop, stop_s) else []
+
+    @property
+    def log_every(self) -> int:
+        """Iterations per update."""
+        log_every = self._recorder.run.log_every
+        return self.parameters.log_every_n_train_iterations or (log_every if log_every > 1 else DEFAULT_EVERY)
+
+    def _is_due(self, loop: Loop, now_s: float) -> bool:
+        every = self.log_every
+        past = loop.completed % every
+        loop.look_again(every - past)
+        if self.parameters.log_every_n_train_iterations is not None or self._recorder.run.log_every > 1:
+            return past == 0
+        lasted_s = loop.lasted_s(now_s)
+        return (past == 0 and lasted_s >= SHORTEST_WINDOW_S) or lasted_s >= LONGEST_WINDOW_S
+
+    def _report(self, loop_span: Span | None, loop: Loop, steady_s: float) -> list[Note]:
+        """Return what there is to say of the iterations since the last report, if there are any."""
+        if not loop.num_waiting or not self.parameters.is_train_iterations_enabled:
+            return []
+        job, window = loop.report(self.parameters)
+        loss = self._loss()
+        wall_s = self._recorder.wall_s
+        fields = {
+            **job,
+            "latest_loss": loss,
+            "first_logged_train_iterations_finish_timestamp_sec": wall_s(loop.job.first_finish_s or steady_s),
+            "last_logged_train_iterations_finish_timestamp_sec": wall_s(loop.job.last_finish_s or steady_s),
+        }
+        known = TrainingMetricsUpdateAttributes.create(**fields).to_json()
+        known |= {f"window_{name}": value for name, value in window.items()}
+        notes = self._event(loop_span, steady_s, Events.TRAINING_METRICS_UPDATE, known)
+        step: dict[str, Any] = {"global_step": job["current_iteration"]}
+        step |= {f"window/{name}": value for name, value in window.items()}
+        if loss is not None:
+            step["latest_loss"] = loss
+        return [*notes, Note(steady_s, "step", step)]
+
+    def _loss(self) -> float | None:
+        for name in _LOSSES:
+            if self._latest is not None and name in self._latest:
+                problems: list[Problem] = []
+                value = plain(self._latest[name], name, problems)
+                if value is not OMIT and isinstance(value, (int, float)) and not isinstance(value, bool):
+                    return float(value)
+        return None
+
+    def _loop_ended(self, span: Span) -> list[Note]:
+        loop = self._loops.pop(span, None)
+        if loop is None:
+            return []
+        notes = self._report(span, loop, span.stop_s or 0.0)
+        for around in self._around(span):  # to the loop around it, all of it was work on an iteration
+            self._loops[around].shares.add("iteration", span.start_s or 0.0, span.stop_s or 0.0)
+            break
+        return notes
+
+    def finish(self, steady_s: float) -> list[Note]:
+        """Report what was not reported yet: the run ends."""
+        loop = self._default_loop
+        return self._report(None, loop, steady_s) if loop is not None else []
+
+    # Validation and testing ----------------------------------------------------------------------------------------
+
+    def _validation_iteration_ended(self, span: Span) -> list[Note]:
+        return self._count(self._job.validation, span)
+
+    def _testing_iteration_ended(self, span: Span) -> list[Note]:
+        return self._count(self._job.testing, span)
+
+    def _count(self, stats: Stats, span: Span) -> list[Note]:
+        if span._more is None or span._more.status == "ok":
+            stats.add((span.stop_s or 0.0) - (span.start_s or 0.0))
+        return []
+
+    def _validation_ended(self, span: Span) -> list[Note]:
+        job = self._settle()
+        done, job.validated_at = job.validated_at, job.completed
+        if not self.parameters.is_validation_iterations_enabled:
+            return []
+        return self._held_out(
+            span, ValidationMetricsUpdateAttributes, Events.VALIDATION_METRICS_UPDATE, job.validation, done
+        )
+
+    def _testing_ended(self, span: Span) -> list[Note]:
+        job = self._settle()
+        done, job.tested_at = job.tested_at, job.completed
+        if not self.parameters.is_test_iterations_enabled:
+            return []
+        return self._held_out(span, TestingMetricsUpdateAttributes, Events.TESTING_METRICS_UPDATE, job.testing, done)
+
+    def _held_out(self, span: Span, kind: type[AttributeSet], name: Events, stats: Stats, since: int) -> list[Note]:
+        completed = self._job.completed
+        attributes = kind.create(current_iteration=max(0, completed - 1), interval=completed - since, **stats.fields())
+        return self._event(span, span.stop_s or 0.0, name, attributes.to_json())
+
+    # Checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> Job:
+        """Return the job with all iterations that are done."""
+        for loop in (*self._loops.values(), self._default_loop):
+            if loop is not None:
+                loop.fold(self.parameters)
+        return self._job
+
+    def _save_began(self, span: Span) -> None:
+        step = span.attributes.get_int_value("current_iteration")
+        if step is not None:
+            strategy = "async" if span.name == Names.CHECKPOINT_SAVE_ASYNC else "sync"
+            self._checkpoints.begin(step, strategy, self._settle().productive())
+
+    def saved(
+        self, span: Span | None, base: Span, step: int | None, steady_s: float, path: str | None, size: Later | None
+    ) -> list[Note]:
+        """Take it that a checkpoint is safe, and return what to record."""
+        if not self.parameters.is_save_checkpoint_enabled:
+            return []
+        job = self._settle()
+        if step is None:
+            step = max(0, job.completed - 1)
+        wall_s = self._recorder.wall_s
+        strategy = self._checkpoints.strategy_of(step, self.parameters.save_checkpoint_strategy.value)
+        attributes = SaveCheckpointSuccessEventAttributes.create(
+            checkpoint_strategy=strategy,
+            current_iteration=step,
+            **self._checkpoints.saved(step, job.productive(), wall_s(steady_s)),
+            checkpoint_size=size.find() if size is not None else None,
+            checkpoint_directory=path,
+            training_start_timestamp_sec=wall_s(job.loop_start_s) if job.loop_start_s is not None else None,
+        )
+        owner = base if strategy == "async" or span is None else span
+        return self._event(owner, steady_s, Events.SAVE_CHECKPOINT_SUCCESS, attributes.to_json())
+
+    def _save_ended(self, span: Span) -> list[Note]:
+        if not self.parameters.is_save_checkpoint_enabled:
+            return []
+        waited = self._checkpoints.waited((span.stop_s or 0.0) - (span.start_s or 0.0))
+        attributes = SyncCheckpointMetricsUpdateAttributes.create(**waited).to_json()
+        return self._event(span, span.stop_s or 0.0, Events.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
+
+    # Parameters ----------------------------------------------------------------------------------------------------
+
+    def change(self, parameters: Parameters, base: Span, steady_s: float) -> list[Note]:
+        """Use other values from now on."""
+        if parameters == self.parameters:
+            return []
+        self._settle()
+        self.parameters = parameters
+        attributes = parameters.to_attributes(self.log_every).to_json()
+        return self._event(base, steady_s, Events.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
+
+
+def _said(**attributes: Attributes | None) -> dict[str, Any]:
+    return {name: given.to_json() for name, given in attributes.items() if given}

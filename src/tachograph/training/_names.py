@@ -1,0 +1,154 @@
+"""The vocabulary of a training job: One Logger's names for spans, events and what is said about them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = [
+    "DEFAULT_SPANS_EXPORT_BLACKLIST",
+    "ApplicationType",
+    "CheckPointStrategy",
+    "CheckPointType",
+    "NVTXColor",
+    "StandardEventAttributeName",
+    "StandardEventName",
+    "StandardSpanAttributeName",
+    "StandardSpanName",
+    "StandardTrainingJobEventName",
+    "StandardTrainingJobSpanName",
+    "text_of",
+]
+
+
+class _Name(str, Enum):
+    """A text with a name; equal to the plain text, and printed as it."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class StandardSpanName(_Name):
+    """The span that is around all others."""
+
+    APPLICATION = "application"
+
+
+class StandardTrainingJobSpanName(_Name):
+    """What a training job spends its time on."""
+
+    TRAINING_LOOP = "training_loop"
+    VALIDATION_LOOP = "validation_loop"
+    TESTING_LOOP = "testing_loop"
+    DIST_INIT = "distributed_code_initialization"
+    DATA_LOADER_INIT = "data_loader_initialization"
+    MODEL_INIT = "model_initialization"
+    OPTIMIZER_INIT = "optimizer_initialization"
+    CHECKPOINT_LOAD = "checkpoint_load"
+    CHECKPOINT_SAVE_SYNC = "checkpoint_save_sync"
+    CHECKPOINT_SAVE_ASYNC = "checkpoint_save_async"
+    CHECKPOINT_SAVE_FINALIZATION = "checkpoint_save_finalization"
+    TRAINING_SINGLE_ITERATION = "training_single_iteration"
+    VALIDATION_SINGLE_ITERATION = "validation_single_iteration"
+    TESTING_SINGLE_ITERATION = "TESTING_SINGLE_ITERATION"  # in capitals wherever it is known
+    DATA_LOADING = "data_loading"
+    MODEL_FORWARD = "model_forward"
+    ZERO_GRAD = "zero_grad"
+    MODEL_BACKWARD = "model_backward"
+    OPTIMIZER_UPDATE = "optimizer_update"
+
+
+class StandardEventName(_Name):
+    """Events that any span can have."""
+
+    SPAN_START = "span_start"
+    SPAN_STOP = "span_stop"
+    ERROR = "error"
+    TELEMETRY_DATA_ERROR = "telemetry_data_error"
+
+
+class StandardTrainingJobEventName(_Name):
+    """Events of a training job."""
+
+    ONE_LOGGER_INITIALIZATION = "one_logger_initialization"
+    UPDATE_TRAINING_TELEMETRY_CONFIG = "update_training_telemetry_config"
+    TRAINING_METRICS_UPDATE = "training_metrics_update"
+    VALIDATION_METRICS_UPDATE = "validation_metrics_update"
+    TESTING_METRICS_UPDATE = "testing_metrics_update"
+    SAVE_CHECKPOINT_SUCCESS = "save_checkpoint_success"
+    SYNC_CHECKPOINT_METRICS_UPDATE = "sync_checkpoint_metrics_update"
+
+
+class StandardEventAttributeName(_Name):
+    """Attributes that events get of themselves."""
+
+    TIMESTAMP_MSEC = "timestamp_msec"
+    ERROR_MESSAGE = "error_message"
+    EXCEPTION_TYPE = "exception_type"
+    EXCEPTION_MESSAGE = "exception_message"
+    EXCEPTION_TRACEBACK = "exception_traceback"
+    TELEMETRY_DATA_ERROR_TYPE = "telemetry_data_error_type"
+
+
+class StandardSpanAttributeName(_Name):
+    """Attributes that spans get of themselves."""
+
+    DURATION_MSEC = "duration_msec"
+    NVTX_COLOR = "nvtx_color"
+
+
+class NVTXColor(_Name):
+    """Colours a span may ask for in a profiler's timeline."""
+
+    UNSET = "unset"
+    GREEN = "green"
+    BLUE = "blue"
+    YELLOW = "yellow"
+    PURPLE = "purple"
+    RAPIDS = "rapids"
+    CYAN = "cyan"
+    RED = "red"
+    WHITE = "white"
+    DARK_GREEN = "darkgreen"
+    ORANGE = "orange"
+
+
+class CheckPointStrategy(_Name):
+    """Whether training waits until a checkpoint is saved."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
+class CheckPointType(_Name):
+    """Whether a checkpoint is shared by all nodes."""
+
+    GLOBAL = "global"
+    LOCAL = "local"
+
+
+class ApplicationType(_Name):
+    """What an application is for."""
+
+    TRAINING = "training"
+    VALIDATION = "validation"
+    BATCH_INFERENCE = "batch_inference"
+    ONLINE_INFERENCE = "online_inference"
+    DATA_PROCESSING = "data_processing"
+
+
+DEFAULT_SPANS_EXPORT_BLACKLIST = [
+    StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION,
+    StandardTrainingJobSpanName.VALIDATION_SINGLE_ITERATION,
+    StandardTrainingJobSpanName.TESTING_SINGLE_ITERATION,
+    StandardTrainingJobSpanName.DATA_LOADING,
+    StandardTrainingJobSpanName.MODEL_FORWARD,
+    StandardTrainingJobSpanName.ZERO_GRAD,
+    StandardTrainingJobSpanName.MODEL_BACKWARD,
+    StandardTrainingJobSpanName.OPTIMIZER_UPDATE,
+]
+"""Spans so short and so many that one by one they say little; they are summed up instead."""
+
+
+def text_of(name: object) -> str:
+    """Return a name as a text; the value of an enum's member, whatever its class."""
+    return str(name.value) if isinstance(name, Enum) else str(name)

@@ -1,0 +1,411 @@
+"""`TrainingRecorder`: records the spans of one run. This is the training thread's side; `Ledger` is the writer's."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import os
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from time import perf_counter
+from typing import Any
+
+from tachograph.clock import SystemClock
+from tachograph.exceptions import TachographError
+from tachograph.guard import guard
+from tachograph.recorder import Entry, Run, error_message, error_type, traceback_of
+from tachograph.records import Later, settle
+from tachograph.training._attributes import Attributes
+from tachograph.training._event import ErrorEvent, Event
+from tachograph.training._filter import ExportCustomizationMode, SpanFilter
+from tachograph.training._ledger import Call, Ledger
+from tachograph.training._names import text_of
+from tachograph.training._parameters import Parameters, ParameterSource
+from tachograph.training._span import ShortSpan, Span, SpanName, current_span
+from tachograph.training._timestamp import TracingTimestamp, check_moment
+
+__all__ = ["TrainingRecorder"]
+
+_TOLD = "__tachograph_recorded__"
+_NO_GUARD = contextlib.nullcontext()
+
+
+class TrainingRecorder:
+    """Records the spans, events and training metrics of one run.
+
+    Attributes:
+        run: the run it records into.
+        propagates: whether faults of telemetry itself are raised, as One Logger's PROPAGATE_EXCEPTIONS asks for.
+        base: the span around all others: the application, or nothing's.
+        identity: attributes for the event that opens an application.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.propagates = False
+        self.identity: dict[str, Any] = {}
+        self.owns_run = False
+        clock = run._clock
+        self.now: Callable[[], float] = perf_counter if type(clock) is SystemClock else clock.steady_s
+        self._writer = run._writer if run.status == "running" and not run._is_forked else None
+        self.buffer: deque[Entry] = self._writer.buffer if self._writer is not None else deque(maxlen=0)
+        self.root = Span("", recorder=self)
+        self.root.start_s = self.now()
+        self.base = self.root
+        self.filter = SpanFilter()
+        self.begins_short = False
+        self.ledger = Ledger(self)
+        self.loose: dict[str, Span] = {}
+        """Iterations begun by a callback, which may be ended in another thread or task."""
+        self._lock = threading.RLock()
+        self._open: dict[Span, None] = {}
+        self._ids = itertools.count(1 + (int.from_bytes(os.urandom(4), "big") << 32 if run.folder is not None else 0))
+        self._num_saves = 0
+        self._told: set[str] = set()
+        facts = run.facts
+        batch_size = facts.get("effective_batch_size", facts.get("batch_size"))
+        world_size = facts.get("world_size") or 1
+        self._source = ParameterSource({})
+        with contextlib.suppress(TachographError, TypeError):  # guesses from a config, which may hold anything
+            self._source.update({"world_size": world_size})
+            self._source.update({"global_batch_size": batch_size * world_size})
+        with contextlib.suppress(TachographError):
+            self._source.update({"train_iterations_target": facts.get("max_steps")})
+        with contextlib.suppress(TachographError):
+            self._source.update({"perf_tag": facts.get("perf_tag") or None})
+        self.ledger.parameters = self._source.ask(lambda reason: None)
+
+    # Faults --------------------------------------------------------------------------------------------------------
+
+    def guarded(self, place: str) -> contextlib.AbstractContextManager[None]:
+        """Return what keeps a fault inside from reaching the training code, unless it is to be propagated."""
+        return _NO_GUARD if self.propagates else guard(place)
+
+    def complain(self, what: str) -> None:
+        """Tell of a mistake in the use of spans: once, in the journal; raised if faults are to be propagated."""
+        if self.propagates:
+            raise TachographError(what)
+        if what in self._told or len(self._told) >= 100:
+            return
+        self._told.add(what)
+        logging.getLogger("tachograph").warning("%s", what)
+        self.run.report("span_misused", "span", what)
+
+    # One Logger's recorder -----------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        span_name: SpanName,
+        span_attributes: Attributes | None = None,
+        start_event_attributes: Attributes | None = None,
+        start_time: TracingTimestamp | None = None,
+        parent_span: Span | None = None,
+    ) -> Span:
+        """Begin a span, which is the current one from now on."""
+        span = Span(span_name, span_attributes, start_event_attributes, recorder=self)
+        span._parent = parent_span
+        self.begin(span, start_time.perf_counter_seconds if start_time else None)
+        return span
+
+    def stop(
+        self,
+        span: Span,
+        stop_event_attributes: Attributes | None = None,
+        stop_time: TracingTimestamp | None = None,
+    ) -> None:
+        """End a span."""
+        stop_s = stop_time.perf_counter_seconds if stop_time else None
+        self.end(span, stop_s, stop_attributes=stop_event_attributes)
+
+    def event(self, span: Span | Event, event: Event | None = None) -> Event:
+        """Record that something happened, in a span, or in the current one if only the event is given."""
+        if isinstance(span, Event):
+            return self.event(self.current, span)
+        if event is None:
+            raise TachographError("recorder.event(span, event) needs the event")
+        with self.guarded("recording an event"):
+            if span.stop_s is not None:
+                self.complain(f"an event {event.name_str!r} came after the end of span {span.name_str!r}")
+            span.keep_event(event)
+            fields = event.attributes.to_json()
+            fields.pop("timestamp_msec", None)
+            steady_s = self._steady_s(event.timestamp)
+            if isinstance(event, ErrorEvent):
+                self._about(span, "error", _error_fields(event), steady_s)
+            else:
+                self._about(span, "event", {"name": event.name_str, **settle(fields)}, steady_s)
+        return event
+
+    def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
+        """Record an error of the training code in a span."""
+        event = ErrorEvent.create(error_message, exception)
+        self.event(span, event)
+        return event
+
+    def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
+        """Record that telemetry data is missing or wrong."""
+        with self.guarded("recording an error of telemetry"):
+            more = f"; {attributes.to_json()}" if attributes else ""
+            self.run.report("telemetry_data_error", "span", f"{error_message}{more}")
+
+    def get_active_spans_by_name(self, span_name: SpanName) -> list[Span]:
+        """Return the open spans of a name, oldest first."""
+        name = text_of(span_name)
+        with self._lock:
+            return [span for span in self._open if span.name_str == name]
+
+    def find_open(self, span_name: SpanName, inside: SpanName | None = None) -> Span | None:
+        """Return the innermost open span of a name: at the present place, else in the run.
+
+        Args:
+            span_name: the name.
+            inside: a name that ends the search, so that nothing outside such a span is found.
+        """
+        span = current_span.get()
+        while span is not None:
+            if span.stop_s is None and span.recorder is self:
+                if span.name == span_name:
+                    return span
+                if inside is not None and span.name == inside:
+                    return None
+            span = span._parent
+        if inside is not None:
+            return None
+        loose = self.loose.get(text_of(span_name))
+        if loose is not None and loose.active:
+            return loose
+        found = self.get_active_spans_by_name(span_name)
+        return found[-1] if found else None
+
+    @property
+    def current(self) -> Span:
+        """The innermost open span of this run at the present place."""
+        span = current_span.get()
+        while span is not None and (span.stop_s is not None or span.recorder is not self):
+            span = span._parent
+        return span if span is not None and span.name else self.base
+
+    # The life of a span --------------------------------------------------------------------------------------------
+
+    def begin(self, span: Span, start_s: float | None = None) -> None:
+        """Begin a span, now or at a time on the steady clock."""
+        span.recorder = self
+        span.start_s = self.now() if start_s is None else start_s
+        if span._parent is None:
+            span._parent = self.current
+        current_span.set(span)
+        span.more  # noqa: B018 - made now, it tells that the span was begun the long way
+        with self.guarded("beginning a span"):
+            with self._lock:
+                self._open[span] = None
+            span._prepare()
+            if not isinstance(span, ShortSpan) or self.filter.keeps(span.name_str):
+                self._put(span)
+
+    def end(
+        self,
+        span: Span,
+        stop_s: float | None = None,
+        *,
+        error: BaseException | None = None,
+        stop_attributes: Attributes | None = None,
+        status: str = "ok",
+    ) -> None:
+        """End a span: now, or at a time on the steady clock, or because of an exception."""
+        with self.guarded("ending a span"):
+            now_s = self.now() if stop_s is None else stop_s
+            if span.start_s is None or span.stop_s is not None:
+                state = "has not begun" if span.start_s is None else "has ended already"
+                if error is None and self._writer is not None:
+                    self.complain(f"span {span.name_str!r} {state} and cannot be ended")
+                return
+            more = span.more
+            more.status = "error" if error is not None else status
+            more.stop_attributes = stop_attributes
+            if error is not None:
+                self._record_error(span, error, now_s)
+            span.before_end(error, now_s)
+            span.stop_s = max(now_s, span.start_s)
+            self._leave(span)
+            self._put(span)
+
+    def _leave(self, span: Span) -> None:
+        with self._lock:
+            self._open.pop(span, None)
+        if self.base is span:
+            self.base = self.root
+
+    def take_slowly(self, span: Span) -> None:
+        """Queue a short span while the buffer is under pressure."""
+        if self._writer is None:
+            return
+        with self.guarded("recording an iteration"):
+            self.run._make_room(self._writer)
+            if len(self.buffer) >= self.run._settings.buffer_size:
+                self._writer.losses.count("the buffer was full")
+            else:
+                self.buffer.append(span)
+
+    def _record_error(self, span: Span, error: BaseException, now_s: float) -> None:
+        """Record an exception in the innermost span it leaves; those around it only say that it passed."""
+        span.add_attribute("error", f"{error_type(error)}: {error_message(error)}"[:500])
+        if not isinstance(error, Exception) or getattr(error, _TOLD, None) == self.run.id:
+            return
+        with contextlib.suppress(Exception):  # one that takes no attributes is told again further out
+            setattr(error, _TOLD, self.run.id)
+        fields = {
+            "error_type": error_type(error),
+            "error_message": error_message(error),
+            "traceback": traceback_of(error),
+            "fatal": False,
+            "where": f"span {span.name_str}",
+        }
+        self._about(span, "error", fields, now_s)
+
+    def _about(self, span: Span, event: str, fields: Mapping[str, Any], steady_s: float | None = None) -> None:
+        at_s = self.now() if steady_s is None else steady_s
+        self._put(Call(lambda: self.ledger.about(span, at_s, event, fields)))
+
+    def _put(self, entry: Entry) -> None:
+        if self._writer is not None:
+            self._writer.put(entry)
+
+    # What is known of the job --------------------------------------------------------------------------------------
+
+    def configure(self, **parameters: Any) -> None:
+        """Say what is known of the job, at any time; it holds from then on. See `set_training_config`."""
+        self._source.update(parameters)
+        self.ask()
+
+    def ask(self) -> Parameters:
+        """Return what is known of the job now; what has changed is recorded and used from now on."""
+        parameters = self._source.ask(self.complain)
+        base, now_s = self.base, self.now()
+        self._put(Call(lambda: self.ledger.change(parameters, base, now_s)))
+        return parameters
+
+    def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
+        """Choose which spans are recorded one by one."""
+        self.filter = SpanFilter(mode, names)
+        self.begins_short = self.filter.keeps_short
+        self._put(Call(self._look_again))
+
+    def _look_again(self) -> list[Any]:
+        self.ledger.forget_filter()
+        return []
+
+    def next_save(self) -> int:
+        """Count an attempt to save a checkpoint."""
+        with self._lock:
+            self._num_saves += 1
+            return self._num_saves
+
+    def saved(
+        self,
+        step: int | None,
+        span: Span | None = None,
+        path: str | os.PathLike[str] | None = None,
+        at_s: float | None = None,
+    ) -> None:
+        """Record that the checkpoint of a step is safe."""
+        base, now_s = self.base, self.now() if at_s is None else at_s
+        place = os.path.abspath(path) if path is not None else None
+        size = Later(lambda: _size_bytes(place)) if place is not None else None
+        text = os.fspath(path) if path is not None else None
+        self._put(Call(lambda: self.ledger.saved(span, base, step, now_s, text, size)))
+
+    # Time and ids --------------------------------------------------------------------------------------------------
+
+    def wall_s(self, steady_s: float) -> float:
+        """Return the wall time of a reading of the run's steady clock."""
+        if self._writer is not None:
+            return self._writer.wall_s(steady_s)
+        return self.run._clock.wall_s() - self.now() + steady_s
+
+    def moment(self, msec: float | None, what: str) -> float | None:
+        """Return the steady reading of a time a caller gave in milliseconds since the epoch, or None for now."""
+        if msec is None:
+            return None
+        now_s = self.now()
+        wall_now_s = self.wall_s(now_s)
+        try:
+            wall_s = check_moment(msec / 1000 if isinstance(msec, (int, float)) else msec, wall_now_s, what)
+        except TachographError as error:
+            self.complain(f"{error}; the present time is used (milliseconds since the epoch are expected)")
+            return None
+        return min(now_s - (wall_now_s - wall_s), now_s)
+
+    def _steady_s(self, timestamp: TracingTimestamp) -> float:
+        steady_s = timestamp.perf_counter_seconds
+        now_s = self.now()
+        is_ours = math.isfinite(steady_s) and self.now is perf_counter and steady_s <= now_s
+        return steady_s if is_ours else now_s
+
+    def id_of(self, span: Span) -> str:
+        """Return the span's id as records have it."""
+        return f"{self._number(span):016x}"
+
+    def uuid_of(self, span: Span) -> uuid.UUID:
+        """Return the span's id with that of its run in front."""
+        run_part = int(self.run.id, 16) if len(self.run.id) == 16 else 0
+        return uuid.UUID(int=run_part << 64 | self._number(span))
+
+    def _number(self, span: Span) -> int:
+        more = span.more
+        if not isinstance(more.id, int):
+            with self._lock:
+                if not isinstance(more.id, int):
+                    more.id = next(self._ids)
+        return more.id
+
+    # The end -------------------------------------------------------------------------------------------------------
+
+    def close_open(self, *besides: Span) -> None:
+        """End the spans that were left open, innermost first, and mark them."""
+        with self._lock:
+            left = [span for span in reversed(self._open) if span not in besides]
+        for span in left:
+            self.end(span, status="left_open")
+
+    def close(self) -> None:
+        """End what is still open and report what was not reported yet; called when the run ends."""
+        if self._writer is None:
+            return
+        self.close_open()
+        now_s = self.now()
+        self._put(Call(lambda: self.ledger.finish(now_s)))
+        self.forget()
+
+    def forget(self) -> None:
+        """Record nothing any more."""
+        self._writer = None
+        self.buffer = deque(maxlen=0)
+        self.root.stop_s = self.now()
+        self.base = self.root
+
+
+def _error_fields(event: ErrorEvent) -> dict[str, Any]:
+    said = event.attributes.to_json()
+    return {
+        "error_type": said.get("exception_type"),
+        "error_message": said.get("exception_message") or said.get("error_message"),
+        "traceback": said.get("exception_traceback"),
+        "fatal": False,
+        "where": said.get("error_message"),
+    }
+
+
+def _size_bytes(path: str | None) -> int | None:
+    """Return the size of a file, or of everything in a folder."""
+    if path is None or not os.path.exists(path):
+        return None
+    if os.path.isfile(path):
+        return os.path.getsize(path)
+    return sum(
+        os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names[:10_000]
+    )
