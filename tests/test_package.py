@@ -21,6 +21,7 @@ ALLOWED = {
     "sinks": {"base", "records", "journal"},
     "setup": {"base", "records", "recorder", "sinks"},
     "training": {"base", "records", "recorder", "setup"},
+    "one_logger": {"base", "records", "journal", "recorder", "setup", "sinks", "training"},
     "demo": {"base", "recorder", "setup", "training"},
     "testing": {"base", "records", "journal", "recorder"},
     "cli": {"base", "records", "journal", "demo"},

@@ -25,6 +25,7 @@ def init(
     tags: Iterable[str] = (),
     facts: Mapping[str, Any] | None = None,
     section: Mapping[str, Any] | None = None,
+    any_rank: bool = False,
     **settings: Any,
 ) -> Run:
     """Begin to record a run and make it the current one.
@@ -37,6 +38,7 @@ def init(
         resume: continue the run of that name if there is one, whether it finished, failed or crashed.
         tags: words to find the run by.
         facts: fields for the `start` record, such as ``{"trainable_params": 12_345, "max_steps": 5000}``.
+        any_rank: record in this process of a distributed job even if its rank is not 0.
         section: the `telemetry` section of a config file; see `init_from_config`.
         settings: any of the settings, such as `log_dir`, `log_every`, `tensorboard` or `enabled`.
 
@@ -58,7 +60,7 @@ def init(
         check_run_name(name)
     sinks = [load_sink(sink) for sink in SINKS if chosen.enabled and getattr(chosen, sink)]
     name = name or time.strftime("run-%Y%m%d_%H%M%S")
-    run = begin_run(name, chosen, config=config, resume=resume, tags=tags, facts=facts)
+    run = begin_run(name, chosen, config=config, resume=resume, tags=tags, facts=facts, any_rank=any_rank)
     if run.folder is not None:
         for sink in sinks:
             run.add_follower(SinkFollower(run.folder, sink, run.report))

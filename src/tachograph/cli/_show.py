@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ from tachograph.cli._format import (
     state_text,
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.cli._time import render_time, summarise_time
 from tachograph.journal import RunHistory, RunState, hold_run_folder, is_csv_current, read, rebuild_csv
 from tachograph.records import to_json
 
@@ -52,7 +54,7 @@ _FACTS = (
 @json_option
 @click.option("--rebuild-csv", is_flag=True, help="Make metrics.csv anew from the journal first.")
 def show(run: str, log_dir: str, as_json: bool, rebuild_csv: bool) -> None:
-    """Show a run: state, attempts, metrics, checkpoints, and what telemetry itself lost."""
+    """Show a run: state, metrics, attempts, checkpoints, where its time went, and what telemetry itself lost."""
     history = read(run, log_dir)
     if rebuild_csv:
         _rebuild(history)
@@ -72,6 +74,7 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "num_records": history.counts,
         "metrics": {name: msgspec.to_builtins(metric) for name, metric in history.metrics.items()},
         "checkpoints": history.latest("checkpoint"),
+        **summarise_time(history),
         "controls": msgspec.to_builtins(history.controls),
         "num_lost_records": history.num_lost_records,
         "num_bad_lines": history.num_bad_lines,
@@ -93,6 +96,7 @@ def render(history: RunHistory) -> RenderableType:
     checkpoints = history.latest("checkpoint")
     if checkpoints:
         parts += [Text(), _checkpoints(checkpoints)]
+    parts += render_time(history)
     parts += _troubles(history)
     return Group(*parts)
 
@@ -141,6 +145,8 @@ def _facts(history: RunHistory) -> list[tuple[str, Any]]:
         ("recorded", duration(sum(_length_s(attempt) for attempt in history.attempts))),
         ("log_every", number(history.controls["log_every"].value)),
         ("tags", _joined(start.get("tags"))),
+        ("session", safe(history.session_tag or "")),
+        ("perf_tag", safe(_joined(tag) if isinstance(tag := history.perf_tag, list) else tag or "")),
         ("host", safe(start.get("host", ""))),
         ("gpus", _joined(start.get("gpus"))),
         ("git", _git_line(git) if isinstance(git, Mapping) else None),
@@ -170,8 +176,10 @@ def _metrics(history: RunHistory) -> RenderableType:
         return Text("nothing was logged yet", style="dim")
     numbers = ("last", "lowest", "highest", "points", "not finite")
     table = listing("metric", *numbers, right=numbers)
-    ordered = sorted(history.metrics.items(), key=lambda item: item[1].kind == "system")  # what was logged comes first
-    for name, metric in ordered[:60]:
+    # What was logged comes first; what is known of windows of iterations is told below, in words.
+    shown = [(name, metric) for name, metric in history.metrics.items() if not name.startswith("window/")]
+    shown.sort(key=lambda item: item[1].kind == "system")
+    for name, metric in shown[:60]:
         finite = metric.count > metric.num_not_finite
         add_row(
             table,
@@ -182,8 +190,10 @@ def _metrics(history: RunHistory) -> RenderableType:
             number(metric.count),
             Text(str(metric.num_not_finite), style="bold red") if metric.num_not_finite else "",
         )
-    if len(history.metrics) > 60:
-        add_row(table, Text(f"… and {len(history.metrics) - 60} more", style="dim"))
+    if len(shown) > 60:
+        add_row(table, Text(f"… and {len(shown) - 60} more", style="dim"))
+    if len(shown) < len(history.metrics):
+        add_row(table, Text(f"window/… ({len(history.metrics) - len(shown)} about iterations)", style="dim"))
     return table
 
 
@@ -216,9 +226,11 @@ def _checkpoints(checkpoints: list[dict[str, Any]]) -> RenderableType:
 def _troubles(history: RunHistory) -> list[RenderableType]:
     """Return the errors of the run, and what telemetry itself lost: never left out, never coloured away."""
     lines: list[Text] = []
-    for record in history.latest("error")[-3:]:
-        what = f"{safe(record.get('error_type', '?'))}: {safe(record.get('error_message', ''))}"
-        lines.append(Text(what, style="red"))
+    errors = [
+        f"{safe(record.get('error_type', '?'))}: {safe(record.get('error_message', ''))}"
+        for record in history.latest("error")
+    ]
+    lines += [Text(what, style="red") for what, _ in itertools.groupby(errors)][-3:]  # a span and the run tell the same
     if history.num_lost_records:
         lines.append(Text(f"{history.num_lost_records} records were lost:", style="bold yellow"))
     if history.num_bad_lines:

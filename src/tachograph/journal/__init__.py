@@ -14,10 +14,12 @@ from tachograph.journal._control_file import (
 )
 from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs
 from tachograph.journal._follower import JournalFollower, read_records
+from tachograph.journal._goodput import Goodput
 from tachograph.journal._history import Attempt, ControlView, MetricSummary, RunHistory, Series, read
 from tachograph.journal._liveness import Heartbeat, ProcessIdentity, RunState, this_process, uptime_s
 from tachograph.journal._mirror import CsvMirror, is_csv_current, rebuild_csv
 from tachograph.journal._overview import RunOverview, overview
+from tachograph.journal._spans import Span, SpanGroup
 
 __all__ = [
     "LOG_EVERY_MAX",
@@ -31,6 +33,7 @@ __all__ = [
     "ControlFileError",
     "ControlView",
     "CsvMirror",
+    "Goodput",
     "Heartbeat",
     "JournalFollower",
     "MetricSummary",
@@ -41,6 +44,8 @@ __all__ = [
     "RunOverview",
     "RunState",
     "Series",
+    "Span",
+    "SpanGroup",
     "atomic_write",
     "claim_run_folder",
     "find_run",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,7 +16,9 @@ from tachograph.exceptions import RunNotFoundError, nearest
 from tachograph.journal._control_file import LOG_EVERY_MAX, LOG_EVERY_MIN
 from tachograph.journal._folder import RunFolder, find_run
 from tachograph.journal._follower import JournalFollower, read_records
+from tachograph.journal._goodput import Goodput, GoodputMeter
 from tachograph.journal._liveness import RunState, judge, read_heartbeat
+from tachograph.journal._spans import SPAN_KINDS, Span, SpanBook, SpanGroup
 from tachograph.records import METRIC_KINDS, is_number
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ __all__ = ["Attempt", "ControlView", "MetricSummary", "RunHistory", "Series", "r
 
 _MOST_KEPT = 1_000
 _NOT_METRICS = frozenset({"time", "global_step"})
+_NOT_KEPT = {"step", "system", *SPAN_KINDS}
 
 
 class Attempt(msgspec.Struct):
@@ -116,6 +120,8 @@ class RunHistory:
         self._latest: dict[str, deque[dict[str, Any]]] = {}
         self._num_lost_records = 0
         self._num_restarts = 0
+        self._spans = SpanBook()
+        self._goodput = GoodputMeter()
         self.refresh()
 
     def __repr__(self) -> str:
@@ -129,13 +135,16 @@ class RunHistory:
                 self._num_restarts = self._follower.num_restarts
                 self._attempts, self._counts, self._metrics, self._latest = [], {}, {}, {}
                 self._num_lost_records = 0
+                self._spans, self._goodput = SpanBook(), GoodputMeter()
             for keys, group in itertools.groupby(records, key=tuple):
                 alike = list(group)
-                if len(alike) > 8 and keys[0] == "event" and all(record["event"] == "step" for record in alike):
+                is_plain = len(alike) > 8 and keys[0] == "event" and "window/sec" not in keys
+                if is_plain and all(record["event"] == "step" for record in alike):
                     self._take_steps(keys, alike)
                 else:
                     for record in alike:
                         self._take(record)
+                        self._take_time(record)
             num_new += len(records)
         return num_new
 
@@ -169,7 +178,7 @@ class RunHistory:
         return self._metrics
 
     def latest(self, event: str) -> list[dict[str, Any]]:
-        """Return the last records of a kind, at most 1,000; `step` and `system` records are not kept."""
+        """Return the last records of a kind, at most 1,000; steps, samples of the system and spans are not kept."""
         return list(self._latest.get(event, ()))
 
     @property
@@ -190,6 +199,61 @@ class RunHistory:
             elif record.get("name") == "control_ack":
                 controls.setdefault(str(record.get("control")), ControlView()).last_answer = record.get("status")
         return controls
+
+    @property
+    def session_tag(self) -> str | None:
+        """The logical job that the run belongs to."""
+        tag: str | None = self._tag("session_tag")
+        return tag
+
+    @property
+    def perf_tag(self) -> str | list[str] | None:
+        """What its speed may be compared with, as of the last attempt."""
+        for record in reversed(self._latest.get("event", ())):
+            if record.get("name") == "update_training_telemetry_config" and record.get("perf_tag"):
+                return self._as_tag(record["perf_tag"])
+        return self._as_tag(self._tag("perf_tag"))
+
+    @staticmethod
+    def _as_tag(tag: Any) -> str | list[str] | None:
+        return [str(item) for item in tag] if isinstance(tag, list) else str(tag) if tag else None
+
+    def _tag(self, name: str) -> Any:
+        return self._attempts[-1].start.get(name) if self._attempts else None
+
+    def spans(self, name: str | None = None) -> list[Span]:
+        """Return the spans, all or of one name, in the order in which they began, parents before children."""
+        book = SpanBook()
+        found: list[Span] = []
+        last_time: float | None = None
+        for record in read_records(self.folder.journal):
+            found += book.take(record, last_time)
+            last_time = record.get("time", last_time)
+        if self.state is RunState.RUNNING:
+            for span in book.open_spans():
+                span.status = "open"
+                found.append(span)
+        else:
+            found += book.close(last_time)
+        found.sort(key=lambda span: (span.attempt, span.start, span.id))
+        return [span for span in found if name is None or span.name == name]
+
+    @property
+    def span_groups(self) -> dict[str, SpanGroup]:
+        """The outermost spans by name, each with those inside, added up."""
+        return self._spans.roots
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of the training loops by phase: data, forward, backward, optimizer, iteration, and so on."""
+        return dict(self._goodput.phase_s)
+
+    @property
+    def goodput(self) -> Goodput | None:
+        """Where the time went; None if no iterations were marked."""
+        if self._attempts and self._attempts[-1].last_time is not None:
+            self._goodput.see(self._attempts[-1].last_time)
+        return self._goodput.goodput(self.state, time.time())
 
     @property
     def num_lost_records(self) -> int:
@@ -263,6 +327,16 @@ class RunHistory:
                 rows.append({**record, "attempt": max(attempt, 0)})
         return pd.DataFrame(rows)
 
+    def _take_time(self, record: dict[str, Any]) -> None:
+        """Take what says where the time went."""
+        if record["event"] in SPAN_KINDS or record["event"] == "start":
+            last_time = self._attempts[-2].last_time if len(self._attempts) > 1 else None
+            if record["event"] == "start" and last_time is not None:
+                self._goodput.see(last_time)
+            for span in self._spans.take(record, last_time):
+                self._goodput.take_span(span)
+        self._goodput.take(record)
+
     def _take(self, record: dict[str, Any]) -> None:
         event = record["event"]
         self._counts[event] = self._counts.get(event, 0) + 1
@@ -275,7 +349,7 @@ class RunHistory:
             attempt.last_time = float(time_s)
         if event in METRIC_KINDS:
             self._take_metrics(record, attempt)
-        if event not in {"step", "system"}:
+        if event not in _NOT_KEPT:
             self._latest.setdefault(event, deque(maxlen=_MOST_KEPT)).append(record)
         if event == "end":
             attempt.end = record

@@ -31,11 +31,12 @@ def begin_run(
     resume: bool = False,
     tags: Iterable[str] = (),
     facts: Mapping[str, Any] | None = None,
+    any_rank: bool = False,
 ) -> Run:
     """Claim the folder, write the `start` record and return the run, which is the current one from now on."""
     problems: list[Problem] = []
     snapshot = _snapshot(config, problems)
-    rank = _rank()
+    rank = 0 if any_rank else _rank()
     if not settings.enabled or rank > 0:
         known = {**config_facts(snapshot), **(facts or {})}
         run: Run = DisabledRun(name, settings=settings, writer=None, facts=known)

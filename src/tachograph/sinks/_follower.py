@@ -25,7 +25,7 @@ class Sink(Protocol):
     name: str
 
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
-        """Get ready for a run, whose `start` record is given; called again after a failure."""
+        """Get ready for a run, whose `start` record is given; called again, without a `close`, after a failure."""
         ...
 
     def write(self, records: list[dict[str, Any]]) -> None:
@@ -115,8 +115,6 @@ class SinkFollower:
     def _failed(self, error: Exception) -> None:
         self._num_failures += 1
         self._is_open = False
-        with contextlib.suppress(Exception):
-            self._sink.close()
         reason = mask_text(f"{type(error).__name__}: {error}")[:500]
         if reason not in self._told and len(self._told) < 20:
             self._told.add(reason)

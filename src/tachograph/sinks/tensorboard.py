@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from tensorboard.summary import Writer
@@ -24,6 +25,8 @@ class TensorBoardSink:
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
         """Begin a new event file; TensorBoard joins those of one folder."""
         del start
+        with contextlib.suppress(Exception):  # what a failure left
+            self.close()
         self._writer = Writer(str(folder.path / "tensorboard"))
 
     def write(self, records: list[dict[str, Any]]) -> None:

@@ -6,6 +6,7 @@ as their axis: W&B's own step may not go back, and a resumed run does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -28,6 +29,8 @@ class WandbSink:
 
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
         """Begin or resume the W&B run with the same id."""
+        with contextlib.suppress(Exception):  # what a failure left
+            self.close()
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "tachograph"),
             id=start.get("run_id"),

@@ -15,7 +15,6 @@ from tachograph.training._names import ApplicationType, CheckPointStrategy
 __all__ = ["ParameterSource", "Parameters", "metadata_list"]
 
 _Count = Annotated[int, Meta(gt=0)]
-_DEFAULT_EVERY = 50
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +49,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         values["checkpoint_strategy"] = values.pop("save_checkpoint_strategy").value
         values["log_every_n_train_iterations"] = self.log_every_n_train_iterations or log_every
         values["is_log_throughput_enabled"] = self.flops_to_count is not None
+        flops = self.flops_per_sample
+        values["flops_per_sample"] = int(flops) if flops is not None and flops.is_integer() else flops
         values["custom_metadata"] = metadata_list(self.custom_metadata)
         values["app_type"] = ApplicationType.TRAINING.value
         return TrainingTelemetryAttributes.create(**values)

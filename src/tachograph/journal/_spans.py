@@ -1,0 +1,161 @@
+"""Spans as a reader sees them: each by itself, and added up by name.
+
+A span that never stopped is closed by the end of its attempt: the process died in it, or is still in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tachograph.records import is_number
+
+__all__ = ["SPAN_KINDS", "Span", "SpanBook", "SpanGroup"]
+
+SPAN_KINDS = frozenset({"span_start", "span_stop", "span"})
+
+_MOST_GROUPS = 5_000
+_MOST_KNOWN = 10_000
+
+
+class Span(msgspec.Struct, kw_only=True):
+    """A stretch of time with a name, as it was recorded."""
+
+    id: str
+    name: str
+    start: float
+    """Seconds since the epoch."""
+    duration_s: float | None = None
+    """None while it goes on; for one in which the process died, what is known of it."""
+    parent_id: str | None = None
+    attempt: int = 0
+    status: str = "ok"
+    """`ok`, `error`, `left_open` (never ended by the program), `open` or `died`."""
+    attributes: dict[str, Any] = {}
+
+
+class SpanGroup(msgspec.Struct, kw_only=True):
+    """All spans of a name under the same parents, added up."""
+
+    name: str
+    count: int = 0
+    total_s: float = 0.0
+    longest_s: float = 0.0
+    num_errors: int = 0
+    num_unfinished: int = 0
+    """How many the program never ended, or died in."""
+    num_open: int = 0
+    """How many go on."""
+    open_starts: float = 0.0
+    """The sum of when those began."""
+    children: dict[str, SpanGroup] = {}
+
+    def seconds(self, now_s: float) -> float:
+        """Return the time they took, of those that go on as of now."""
+        return self.total_s + max(0.0, self.num_open * now_s - self.open_starts)
+
+
+class SpanBook:
+    """Puts spans together from the records of a journal, in order."""
+
+    def __init__(self) -> None:
+        self.roots: dict[str, SpanGroup] = {}
+        """The outermost spans, added up."""
+        self._open: dict[str, Span] = {}
+        self._groups: dict[str, SpanGroup] = {}
+        self._num_groups = 0
+        self._attempt = -1
+
+    def take(self, record: dict[str, Any], last_time: float | None = None) -> list[Span]:
+        """Take a record of any kind; return the spans that it completes.
+
+        Args:
+            record: the record.
+            last_time: when the attempt before a `start` record was last heard of.
+        """
+        event = record.get("event")
+        if event == "start":
+            died = self.close(last_time)
+            self._attempt += 1
+            return died
+        span_id = record.get("span_id")
+        if event not in SPAN_KINDS or not isinstance(span_id, str):
+            return []
+        time_s, duration_s = _number(record.get("time")), _number(record.get("duration_s"))
+        if event == "span_start":
+            self._begin(_span(span_id, record, time_s, self._attempt))
+            return []
+        span = self._open.pop(span_id, None)
+        if span is None:  # a whole one, or its start is in a line that cannot be read
+            span = _span(span_id, record, time_s - duration_s, self._attempt)
+            group = self._group(span)
+        else:
+            group = self._groups[span_id]
+            group.num_open -= 1
+            group.open_starts -= span.start
+        if isinstance(record.get("attributes"), dict):
+            span.attributes = record["attributes"]
+        return [_ended(span, group, duration_s, str(record.get("status", "ok")))]
+
+    def close(self, last_time: float | None = None) -> list[Span]:
+        """Take it that the process has died; return the spans it was in."""
+        died = []
+        for span in self._open.values():
+            group = self._groups[span.id]
+            group.num_open -= 1
+            group.open_starts -= span.start
+            lasted_s = max(0.0, last_time - span.start) if last_time is not None else 0.0
+            died.append(_ended(span, group, lasted_s, "died"))
+        self._open, self._groups = {}, {}
+        return died
+
+    def open_spans(self) -> list[Span]:
+        """Return the spans that have not stopped, oldest first."""
+        return list(self._open.values())
+
+    def _begin(self, span: Span) -> None:
+        group = self._group(span)
+        group.num_open += 1
+        group.open_starts += span.start
+        self._open[span.id] = span
+        self._groups[span.id] = group
+        while len(self._groups) > max(_MOST_KNOWN, len(self._open)):  # of spans that have ended
+            del self._groups[next(known for known in self._groups if known not in self._open)]
+
+    def _group(self, span: Span) -> SpanGroup:
+        parent = self._groups.get(span.parent_id or "")
+        level = self.roots if parent is None else parent.children
+        group = level.get(span.name)
+        if group is None:
+            group = SpanGroup(name=span.name, children={})
+            if self._num_groups < _MOST_GROUPS:
+                self._num_groups += 1
+                level[span.name] = group
+        return group
+
+
+def _ended(span: Span, group: SpanGroup, duration_s: float, status: str) -> Span:
+    span.duration_s, span.status = duration_s, status
+    group.count += 1
+    group.total_s += duration_s
+    group.longest_s = max(group.longest_s, duration_s)
+    group.num_errors += status == "error"
+    group.num_unfinished += status in {"left_open", "died"}
+    return span
+
+
+def _span(span_id: str, record: dict[str, Any], start: float, attempt: int) -> Span:
+    parent, attributes = record.get("parent_id"), record.get("attributes")
+    return Span(
+        id=span_id,
+        name=str(record.get("name", "?")),
+        start=start,
+        parent_id=parent if isinstance(parent, str) else None,
+        attempt=max(attempt, 0),
+        attributes=attributes if isinstance(attributes, dict) else {},
+    )
+
+
+def _number(value: Any) -> float:
+    return float(value) if is_number(value) else 0.0

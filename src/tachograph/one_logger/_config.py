@@ -1,0 +1,169 @@
+"""One Logger's configuration objects."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tachograph.exceptions import ConfigError, nearest
+from tachograph.training import ApplicationType, CheckPointStrategy
+
+__all__ = [
+    "LoggerConfig",
+    "OneLoggerConfig",
+    "OneLoggerErrorHandlingStrategy",
+    "TrainingTelemetryConfig",
+]
+
+
+class OneLoggerErrorHandlingStrategy(enum.Enum):
+    """What becomes of a fault of telemetry itself."""
+
+    PROPAGATE_EXCEPTIONS = "propagate_exceptions"
+    DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR = "disable_quietly_and_report_metric_error"
+
+
+class _Config:
+    """Named values. A field ``x_or_fn`` is a value or a function that is asked for it, and is read as ``x``."""
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ()
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, **values: Any) -> None:
+        fields = (*self.REQUIRED, *self.DEFAULTS)
+        for name in values:
+            if name not in fields:
+                raise ConfigError(f"{type(self).__name__} has no field {name!r}{nearest(name, fields)}")
+        missing = [name for name in self.REQUIRED if values.get(name) is None]
+        if missing:
+            raise ConfigError(f"{type(self).__name__} needs {', '.join(missing)}")
+        self._given = frozenset(values)
+        for name in fields:
+            setattr(self, name, values.get(name, self.DEFAULTS.get(name)))
+        self.check()
+
+    def check(self) -> None:
+        """Raise if a value makes no sense."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that were given."""
+        return {name: getattr(self, name) for name in (*self.REQUIRED, *self.DEFAULTS) if name in self._given}
+
+    def update(self, **values: Any) -> None:
+        """Set fields later."""
+        self.__dict__.update(values)
+        self._given |= set(values)
+
+    def given(self, name: str) -> bool:
+        """Tell whether a field was given."""
+        return name in self._given
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the value of ``name_or_fn``, asked for now."""
+        key = f"{name}_or_fn"
+        if name.startswith("_") or key not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+        value = self.__dict__[key]
+        return value() if callable(value) else value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
+
+
+class LoggerConfig(_Config):
+    """How Tachograph's own log lines are handled. Files are only written if their paths are given."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "log_level": "INFO",
+        "log_format": "%(name)s - %(levelname)s - %(message)s",
+        "log_file_path_for_info": None,
+        "log_file_path_for_err": None,
+    }
+
+    def check(self) -> None:
+        """Raise if the level is not one."""
+        levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+        if self.log_level not in levels:
+            raise ConfigError(f"log_level={self.log_level!r}: one of {', '.join(levels)}")
+
+
+class TrainingTelemetryConfig(_Config):
+    """What is known of a training job; see `tachograph.set_training_config`, which takes the same values one by one."""
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("perf_tag_or_fn", "global_batch_size_or_fn")
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "world_size_or_fn": None,
+        "is_train_iterations_enabled_or_fn": True,
+        "is_validation_iterations_enabled_or_fn": True,
+        "is_test_iterations_enabled_or_fn": True,
+        "is_save_checkpoint_enabled_or_fn": True,
+        "custom_metadata": None,
+        "micro_batch_size_or_fn": None,
+        "seq_length_or_fn": None,
+        "flops_per_sample_or_fn": None,
+        "peak_tflops_per_gpu_or_fn": None,
+        "train_iterations_target_or_fn": None,
+        "train_samples_target_or_fn": None,
+        "log_every_n_train_iterations": 50,
+        "is_log_throughput_enabled_or_fn": False,
+        "save_checkpoint_strategy": CheckPointStrategy.SYNC,
+    }
+
+    app_type = ApplicationType.TRAINING
+
+    def check(self) -> None:
+        """Raise if a value that is no function makes no sense."""
+        for name in ("global_batch_size_or_fn", "log_every_n_train_iterations"):
+            value = getattr(self, name)
+            if not callable(value) and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+                raise ConfigError(f"{name}={value!r}: a whole number above 0 is expected")
+        if self.is_log_throughput_enabled_or_fn is True:
+            flops = self.flops_per_sample_or_fn
+            if flops is None or (not callable(flops) and not flops > 0):
+                raise ConfigError(
+                    f"flops_per_sample_or_fn={flops!r}: throughput needs the FLOPs per sample; "
+                    "give them or leave is_log_throughput_enabled_or_fn out"
+                )
+
+    def parameters(self) -> dict[str, Any]:
+        """Return them as `TrainingRecorder.configure` takes them."""
+        values = {name: getattr(self, name) for name in (*self.REQUIRED, *self.DEFAULTS)}
+        if not self.given("is_log_throughput_enabled_or_fn"):
+            del values["is_log_throughput_enabled_or_fn"]  # then it is on where the FLOPs are known
+        return values
+
+
+class OneLoggerConfig(_Config):
+    """What is known of a job when it starts."""
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ("application_name", "session_tag_or_fn", "world_size_or_fn")
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "is_baseline_run_or_fn": False,
+        "custom_metadata": None,
+        "error_handling_strategy": OneLoggerErrorHandlingStrategy.DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR,
+        "enable_for_current_rank": True,
+        "logger_config": None,
+        "summary_data_schema_version": "1.0.0",
+        "telemetry_config": None,
+    }
+
+    def check(self) -> None:
+        """Raise if a value that is no function makes no sense."""
+        if not isinstance(self.application_name, str) or not self.application_name.strip():
+            raise ConfigError(f"application_name={self.application_name!r}: a name is expected")
+        size = self.world_size_or_fn
+        if not callable(size) and (isinstance(size, bool) or not isinstance(size, int) or size <= 0):
+            raise ConfigError(f"world_size_or_fn={size!r}: a whole number above 0 is expected")
+        if not isinstance(self.error_handling_strategy, OneLoggerErrorHandlingStrategy):
+            raise ConfigError(
+                f"error_handling_strategy={self.error_handling_strategy!r}: "
+                f"one of {', '.join(str(choice) for choice in OneLoggerErrorHandlingStrategy)}"
+            )
+        if any(not str(key).strip() for key in self.custom_metadata or ()):
+            raise ConfigError("custom_metadata: a key is blank")
+
+    @property
+    def propagates(self) -> bool:
+        """Whether faults of telemetry are raised."""
+        return self.error_handling_strategy is OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS

@@ -1,0 +1,183 @@
+"""Exporters that write each item as one record of One Logger's format: to a file, or to a logger."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+from abc import abstractmethod
+from pathlib import Path
+from typing import IO, Any
+
+from tachograph.one_logger._exporter import BaseExporter, ExportError
+from tachograph.training import ErrorEvent, Event, Span, TelemetryDataError
+
+__all__ = ["BaseJsonExporter", "FileExporter", "LoggerExporter"]
+
+
+class BaseJsonExporter(BaseExporter):
+    """Makes records; a subclass writes them.
+
+    A span that had already ended when its start is exported becomes one record of the type ``complete``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = itertools.count(1)
+        self._held: set[Any] = set()
+
+    @abstractmethod
+    def _write(self, json_dict: dict[str, Any]) -> None:
+        """Write one record."""
+
+    def export_start(self, span: Span) -> None:
+        """Write that a span has begun, unless it has ended already: that is one record then."""
+        self._check_state()
+        if span.stop_event is not None:
+            self._held.add(span.id)
+            return
+        self._put({"type": "start", **_head(span), "start_event": _event(span.start_event)})
+
+    def export_stop(self, span: Span) -> None:
+        """Write that a span has ended."""
+        self._check_state()
+        stop = span.stop_event
+        if stop is None:
+            raise ExportError(f"span {span.name_str!r} has not ended")
+        if span.id in self._held:
+            edges = {"start_event": _event(span.start_event), "stop_event": _event(stop)}
+            self._put({"type": "complete", **_head(span), **edges})
+            self._held.discard(span.id)
+        else:
+            self._put({"type": "stop", **_head(span), "stop_event": _event(stop)})
+
+    def export_event(self, event: Event, span: Span) -> None:
+        """Write an event."""
+        self._check_state()
+        self._put({"type": "event", "span_id": str(span.id), "event": _event(event)})
+
+    def export_error(self, event: ErrorEvent, span: Span) -> None:
+        """Write an error of the training code."""
+        self._check_state()
+        self._put({"type": "application_error", "span_id": str(span.id), "event": _event(event)})
+
+    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
+        """Write a fault of telemetry itself."""
+        self._check_state()
+        self._put({"type": "telemetry_data_error", "error": _event(error)})
+
+    def _put(self, record: dict[str, Any]) -> None:
+        self._write({**record, "count": next(self._count), "pid": os.getpid()})
+
+
+def _head(span: Span) -> dict[str, Any]:
+    head: dict[str, Any] = {"id": str(span.id), "name": span.name_str}
+    if span.parent_span is not None:
+        head["parent_id"] = str(span.parent_span.id)
+    attributes = span.attributes.to_json()
+    return {**head, "attributes": attributes} if attributes else head
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {"name": event.name_str, "attributes": event.attributes.to_json()}
+
+
+class FileExporter(BaseJsonExporter):
+    """Appends records to a file, one JSON object per line. What is in the file stays there: a restarted job goes on.
+
+    Args:
+        file_path: the file; its folder is made if need be.
+    """
+
+    def __init__(self, file_path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self._path = Path(file_path)
+        self._file: IO[str] | None = None
+
+    def initialize(self) -> None:
+        """Open the file.
+
+        Raises:
+            ExportError: if it cannot be written.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - until close
+        except OSError as error:
+            raise ExportError(f"file_path={str(self._path)!r} cannot be written: {error.strerror}") from error
+        super().initialize()
+
+    def _write(self, json_dict: dict[str, Any]) -> None:
+        if self._file is None:
+            raise ExportError(f"{self._path} is not open")
+        # One write, flushed: a killed process leaves whole lines, and ranks that share a file do not mix theirs.
+        self._file.write(json.dumps(json_dict, separators=(",", ":"), default=str) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        super().close()
+
+
+class LoggerExporter(BaseJsonExporter):
+    """Writes each record as one line of a logger: ``[type="start" | name="application" | …]``.
+
+    Args:
+        logger: the logger; lines have the level INFO.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def _write(self, json_dict: dict[str, Any]) -> None:
+        flat = dict(sorted(_flatten(json_dict), reverse=True))
+        self._logger.info("%s", "[" + " | ".join(f"{key}={value}" for key, value in flat.items()) + "]")
+
+    @staticmethod
+    def deserialize_log(text: str) -> dict[str, Any]:
+        """Return the record that a line was made of.
+
+        Raises:
+            ExportError: if it is not such a line.
+        """
+        decoder = json.JSONDecoder()
+        record: dict[str, Any] = {}
+        place = text.find("[") + 1
+        try:
+            while text[place : place + 1] != "]":
+                equals = text.index("=", place)
+                value, end = decoder.raw_decode(text, equals + 1)  # the value says itself where it ends
+                _unflatten(record, text[place:equals], value)
+                place = end + 3 if text.startswith(" | ", end) else end
+        except (ValueError, IndexError) as error:
+            raise ExportError(f"not a line of LoggerExporter: {text[:80]!r}") from error
+        return record
+
+
+def _flatten(value: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for key, item in value.items():
+        name = prefix + key.replace("\\", "\\\\").replace(".", "\\.").replace("=", "\\e")
+        pairs += _flatten(item, f"{name}.") if isinstance(item, dict) else [(name, json.dumps(item, default=str))]
+    return pairs
+
+
+def _unflatten(record: dict[str, Any], key: str, value: Any) -> None:
+    parts = [""]
+    characters = iter(key)
+    for character in characters:
+        if character == "\\":
+            follower = next(characters)
+            parts[-1] += "=" if follower == "e" else follower
+        elif character == ".":
+            parts.append("")
+        else:
+            parts[-1] += character
+    for part in parts[:-1]:
+        record = record.setdefault(part, {})
+    record[parts[-1]] = value
