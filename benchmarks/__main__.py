@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from rich.console import Console
 
 from benchmarks._children import ChildError, ask
@@ -15,6 +14,7 @@ from benchmarks._imports import measure_import
 from benchmarks._measure import Spread
 from benchmarks._memory import measure_memory
 from benchmarks._report import Report, time_text
+from benchmarks._spans import measure_spans
 from benchmarks._subjects import SUBJECTS
 
 __all__: list[str] = []
@@ -40,7 +40,7 @@ def _calls(report: Report) -> None:
             if name in ("dict", "keywords"):
                 report.not_measured(title, error)
             continue
-        cost, ratio = _spread(result["cost_ns"]), _spread(result["ratio"])
+        cost, ratio = Spread.read(result["cost_ns"]), Spread.read(result["ratio"])
         budget = ""
         if name in ("dict", "keywords"):
             to_floor = report.judge(f"{title}, ratio to the floor", ratio.median, 3, "×")
@@ -61,13 +61,13 @@ def _cpu(report: Report) -> None:
             if name == "journal":
                 report.not_measured(f"CPU per step, {title}", error)
             continue
-        ratio = _spread(result["ratio"])
+        ratio = Spread.read(result["ratio"])
         if (name, pace) == ("mirrored", "paced"):
             ours = ratio
         budget = report.judge(f"CPU per step, {title}", ratio.median, 1.5, "×") if name == "journal" else ""
         note = f"{result['num_lost']} steps lost" if result["num_lost"] else budget
         report.row(title, _cost(result), ratio, "msgspec encode, write", budget=note)
-        report.row("", "", _spread(result["ratio_to_json"]), "json.dumps, write")
+        report.row("", "", Spread.read(result["ratio_to_json"]), "json.dumps, write")
         if pace == "paced":
             report.row("while nothing is logged", f"{result['idle_percent']:.2f} % of a core")
     for name in _PEERS:
@@ -77,7 +77,7 @@ def _cpu(report: Report) -> None:
         except ChildError as error:
             report.fault(title, error)
             continue
-        report.row(title, _cost(result), _spread(result["ratio"]), "msgspec encode, write", ours=ours)
+        report.row(title, _cost(result), Spread.read(result["ratio"]), "msgspec encode, write", ours=ours)
 
 
 def _memory(report: Report) -> None:
@@ -120,17 +120,14 @@ def _imports(report: Report) -> None:
 
 
 def _cost(result: dict[str, Any]) -> str:
-    return time_text(1000 * _spread(result["cost_us"]).median)
-
-
-def _spread(value: dict[str, float]) -> Spread:
-    return msgspec.convert(value, Spread)
+    return time_text(1000 * Spread.read(result["cost_us"]).median)
 
 
 def _main() -> None:
     report = Report()
     sections: dict[str, Callable[[Report], None]] = {
         "calls": _calls,
+        "spans": measure_spans,
         "CPU": _cpu,
         "memory": _memory,
         "imports": _imports,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from benchmarks._children import answer
-from benchmarks._measure import Burst, Rows, Spread, bare_loop, make_rows
+from benchmarks._measure import Spread, append_tuples, bare_loop, make_rows, time_ns
 from benchmarks._subjects import SUBJECTS
 
 __all__: list[str] = []
@@ -16,18 +15,6 @@ __all__: list[str] = []
 _BUDGET_S = 5.0
 _MOST_ROUNDS = 200
 _REST_S = 0.002
-
-
-def _append_tuples(rows: Rows, first_step: int) -> None:
-    append = [].append
-    for step, metrics in enumerate(rows, first_step):
-        append((perf_counter(), step, metrics))
-
-
-def _time_ns(burst: Burst, rows: Rows, first_step: int) -> float:
-    start_ns = time.perf_counter_ns()
-    burst(rows, first_step)
-    return (time.perf_counter_ns() - start_ns) / len(rows)
 
 
 def measure(folder: Path, name: str) -> dict[str, Any]:
@@ -39,9 +26,9 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
         step = 0
         deadline_s = time.monotonic() + _BUDGET_S
         while len(ratios) <= _MOST_ROUNDS and time.monotonic() < deadline_s:
-            loop_ns = _time_ns(bare_loop, rows, step)
-            floor_ns = _time_ns(_append_tuples, rows, step) - loop_ns
-            cost_ns = _time_ns(opened.burst, rows, step) - loop_ns
+            loop_ns = time_ns(bare_loop, rows, step)
+            floor_ns = time_ns(append_tuples, rows, step) - loop_ns
+            cost_ns = time_ns(opened.burst, rows, step) - loop_ns
             costs_ns.append(cost_ns)
             ratios.append(cost_ns / floor_ns)
             step += len(rows)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
 
 import msgspec
 
-__all__ = ["Burst", "Rows", "Spread", "bare_loop", "make_rows"]
+__all__ = ["Burst", "Rows", "Spread", "append_tuples", "bare_loop", "make_rows", "time_ns"]
 
 Rows = Sequence[dict[str, float]]
 Burst = Callable[[Rows, int], None]
@@ -40,6 +42,20 @@ def bare_loop(rows: Rows, first_step: int) -> None:
         pass
 
 
+def append_tuples(rows: Rows, first_step: int) -> None:
+    """Append a timestamped tuple for each row: the floor, the least that anything that records can cost."""
+    append = [].append
+    for step, metrics in enumerate(rows, first_step):
+        append((perf_counter(), step, metrics))
+
+
+def time_ns(burst: Burst, rows: Rows, first_step: int) -> float:
+    """Return how long a burst takes, per row."""
+    start_ns = time.perf_counter_ns()
+    burst(rows, first_step)
+    return (time.perf_counter_ns() - start_ns) / len(rows)
+
+
 class Spread(msgspec.Struct, frozen=True):
     """The median of many rounds, between its quartiles."""
 
@@ -54,3 +70,12 @@ class Spread(msgspec.Struct, frozen=True):
         if len(known) == 1:
             return cls(known[0], known[0], known[0])
         return cls(*statistics.quantiles(known, n=4, method="inclusive"))
+
+    @classmethod
+    def read(cls, value: Mapping[str, float]) -> Spread:
+        """Return one that a child process answered with."""
+        return msgspec.convert(value, cls)
+
+    def over(self, value: float) -> Spread:
+        """Return it in units of a value."""
+        return Spread(self.low / value, self.median / value, self.high / value)

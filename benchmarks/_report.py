@@ -61,10 +61,12 @@ class Report:
         """Add a row for what could not be measured."""
         self._table.add_row(f"  {what}", Text(str(reason), style="red"))
 
-    def judge(self, what: str, value: float, limit: float, unit: str) -> str:
-        """Compare a value with its budget and return the budget for the row."""
-        self._budgets.append(_Budget(what, f"{limit:g}{unit}", f"{value:.3g}{unit}", value <= limit))
-        return f"≤ {limit:g}{unit}"
+    def judge(self, what: str, value: float, limit: float, unit: str, *, at_least: bool = False) -> str:
+        """Compare a value with its budget, the most or the least it may be, and return the budget for the row."""
+        is_met = value >= limit if at_least else value <= limit
+        bound = f"at {'least' if at_least else 'most'} {limit:g}{unit}"
+        self._budgets.append(_Budget(what, bound, f"{value:.3g}{unit}", is_met))
+        return f"{'≥' if at_least else '≤'} {limit:g}{unit}"
 
     def not_measured(self, what: str, reason: object) -> None:
         """Note a budget on which nothing can be said."""
@@ -80,7 +82,7 @@ class Report:
             if budgets:
                 console.print(f"Budgets {title}:", style="bold")
             for budget in budgets:
-                limit = f" of at most {budget.limit}" if budget.limit else ""
+                limit = f" of {budget.limit}" if budget.limit else ""
                 console.print(f"  {budget.what}: {budget.value}{limit}", highlight=False)
 
 

@@ -10,7 +10,7 @@ import msgspec
 import rich_click as click
 from rich.console import Console
 
-from tachograph.cli._format import add_row, listing, number, safe
+from tachograph.cli._format import add_row, json_text, listing, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.exceptions import ControlError, nearest
 from tachograph.journal import (
@@ -23,7 +23,6 @@ from tachograph.journal import (
     read,
     write_requests,
 )
-from tachograph.records import to_json
 
 __all__ = ["control"]
 
@@ -78,7 +77,7 @@ def control(
         raise ControlError(f"cannot write {history.folder.control}: {error.strerror}") from error
     answers = _wait(follower, ids, wait_s)
     if as_json:
-        click.echo(to_json({"requested": wanted, "ids": ids, "answers": answers}))
+        click.echo(json_text({"requested": wanted, "ids": ids, "answers": answers}))
     else:
         for name, value in wanted.items():
             click.echo(_told(name, value, answers.get(name)))
@@ -130,7 +129,7 @@ def _told(name: str, value: Any, answer: dict[str, Any] | None) -> str:
 def _list(history: RunHistory, *, as_json: bool) -> None:
     controls = history.controls
     if as_json:
-        click.echo(to_json(msgspec.to_builtins(controls)))
+        click.echo(json_text(msgspec.to_builtins(controls)))
         return
     table = listing("control", "value", "min", "max", "last answer")
     for name, view in controls.items():

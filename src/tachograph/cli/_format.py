@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Collection, Sequence
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tachograph.journal import RunState
+from tachograph.records import to_json
 
 __all__ = [
     "add_row",
@@ -21,6 +23,7 @@ __all__ = [
     "bar",
     "duration",
     "grid",
+    "json_text",
     "listing",
     "moment",
     "number",
@@ -45,6 +48,16 @@ def safe(value: Any, most_chars: int = 200) -> str:
     text = str(value)
     text = text if len(text) <= most_chars else text[: most_chars - 1] + "…"
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def json_text(value: Any) -> str:
+    """Return JSON that does nothing to a terminal."""
+    text = to_json(value)
+    return "".join(character if character.isprintable() else _escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    return f"\\u{ord(character):04x}" if character.isascii() else json.dumps(character)[1:-1]
 
 
 def state_text(state: RunState) -> Text:

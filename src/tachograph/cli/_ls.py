@@ -9,10 +9,9 @@ import rich_click as click
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from tachograph.cli._format import add_row, ago, bar, duration, listing, number, safe, state_text
+from tachograph.cli._format import add_row, ago, bar, duration, json_text, listing, number, safe, state_text
 from tachograph.cli._options import json_option, log_dir_option
 from tachograph.journal import RunOverview, RunState, list_runs, overview
-from tachograph.records import to_json
 
 __all__ = ["ls"]
 
@@ -32,7 +31,7 @@ def ls(log_dir: str, as_json: bool, states: tuple[str, ...]) -> None:
     runs = [run for run in runs if not states or str(run.state) in states]
     runs.sort(key=lambda run: run.started or 0.0, reverse=True)
     if as_json:
-        click.echo(to_json([msgspec.to_builtins(run) for run in runs]))
+        click.echo(json_text([msgspec.to_builtins(run) for run in runs]))
         return
     console = Console()
     if not runs:

@@ -18,6 +18,7 @@ from tachograph.cli._format import (
     bar,
     duration,
     grid,
+    json_text,
     listing,
     moment,
     number,
@@ -29,7 +30,6 @@ from tachograph.cli._format import (
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.cli._time import render_time, summarise_time
 from tachograph.journal import RunHistory, RunState, hold_run_folder, is_csv_current, read, rebuild_csv
-from tachograph.records import to_json
 
 __all__ = ["show", "summary"]
 
@@ -59,7 +59,7 @@ def show(run: str, log_dir: str, as_json: bool, rebuild_csv: bool) -> None:
     if rebuild_csv:
         _rebuild(history)
     if as_json:
-        click.echo(to_json(summary(history)))
+        click.echo(json_text(summary(history)))
     else:
         Console().print(render(history))
 
@@ -120,6 +120,8 @@ def _headline(history: RunHistory) -> RenderableType:
     if reason:
         title.append(f"  {safe(reason)}", style="dim")
     max_steps = last.start.get("max_steps") if last else None
+    for record in history.latest("event", "update_training_telemetry_config"):
+        max_steps = record.get("train_iterations_target") or max_steps
     if last is None or last.last_step is None or not isinstance(max_steps, int) or max_steps <= 0:
         return title
     num_done = min(max_steps, last.last_step + 1)  # steps are counted from 0

@@ -10,10 +10,9 @@ import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import moment, number, safe
+from tachograph.cli._format import json_text, moment, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.journal import JournalFollower, RunFolder, RunState, find_run, overview
-from tachograph.records import to_json
 
 __all__ = ["tail"]
 
@@ -28,7 +27,34 @@ _STYLES = {
     "validation": "blue",
     "system": "dim",
 }
-_HIDDEN = {"event", "time", "global_step", "nan_inf_detected", "traceback", "config", "process", "command"}
+_HIDDEN = {
+    "event",
+    "time",
+    "global_step",
+    "nan_inf_detected",
+    "traceback",
+    "config",
+    "process",
+    "command",
+    "span_id",
+    "parent_id",
+}
+_FEW_FIELDS = {
+    "one_logger_initialization": {"name", "session_tag", "world_size"},
+    "training_metrics_update": {
+        "name",
+        "num_iterations",
+        "avg_iteration_time_sec",
+        "window_iterations",
+        "window_iteration_sec_p50",
+        "window_iteration_sec_p95",
+        "window_samples_per_sec",
+        "window_mfu",
+        "latest_loss",
+    },
+    "save_checkpoint_success": {"name", "checkpoint_directory", "checkpoint_size", "productive_train_iterations"},
+}
+"""Events that say so much that a line would be a page; the rest is in the journal, and in --json."""
 
 
 @click.command()
@@ -77,15 +103,16 @@ def _has_ended(folder: RunFolder) -> bool:
 
 def _print(console: Console, record: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        click.echo(to_json(record))
+        click.echo(json_text(record))
         return
     event = record["event"]
     clock = f"{moment(record.get('time'), '%H:%M:%S'):8}"
     line = Text.assemble((clock, "dim"), " ", (f"{safe(event, 16):<16}", _STYLES.get(event, "")))
     step = record.get("global_step")
     line.append(f"{number(step) if step is not None else '':>9}  ", style="bold")
+    few = _FEW_FIELDS.get(str(record.get("name")), record) if event == "event" else record
     for name, value in record.items():
-        if name not in _HIDDEN and not isinstance(value, (dict, list)):
+        if name in few and name not in _HIDDEN and not isinstance(value, (dict, list)):
             line.append(f"{safe(name, 60)}", style="dim").append(f"={number(value)} ")
     if record.get("nan_inf_detected"):
         line.append("NaN/Inf", style="bold red")

@@ -8,21 +8,23 @@ from typing import Any
 
 import msgspec
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from tachograph.cli._format import add_row, duration, listing, moment, number, safe, size
-from tachograph.journal import RunHistory, RunState, SpanGroup
+from tachograph.journal import Goodput, RunHistory, RunState, SpanGroup
 
 __all__ = ["render_time", "summarise_time"]
 
 _MOST_ROWS = 60
-_DEEPEST = 8
+_DEEPEST_INDENT = 12
 _PHASES = {
     "data": "· waiting for data",
     "forward": "· forward",
     "backward": "· backward",
     "optimizer": "· optimizer",
     "iteration": "· rest of iterations",
+    "failed": "· iterations not completed",
 }
 """What was measured inside loops without being recorded one by one; the others are spans."""
 _REST = {
@@ -33,6 +35,7 @@ _REST = {
     "testing_s": "testing",
     "lost_s": "lost: training that was not kept",
     "down_s": "between attempts",
+    "unreported_s": "since the last report",
     "idle_s": "idle: nothing explains it",
 }
 
@@ -56,34 +59,30 @@ def render_time(history: RunHistory) -> list[RenderableType]:
     parts: list[RenderableType] = []
     update = _latest_update(history)
     if update:
-        parts += [Text(), _pace(update)]
+        parts += [Text(), _pace(update, len(history.attempts) > 1)]
     if history.span_groups:
         parts += [Text(), _tree(history)]
     saves = _saves(history)
     if saves:
         parts += [Text(), _saved(saves)]
     goodput = history.goodput
-    if goodput is not None:
-        parts += [Text(), *_goodput(history)]
-    return parts
+    return [*parts, Text(), *_goodput(goodput)] if goodput is not None else parts
 
 
 def _latest_update(history: RunHistory) -> dict[str, Any]:
-    return _latest(history, "training_metrics_update")[-1:][0] if _latest(history, "training_metrics_update") else {}
+    updates = history.latest("event", "training_metrics_update")
+    return updates[-1] if updates else {}
 
 
 def _saves(history: RunHistory) -> list[dict[str, Any]]:
-    return _latest(history, "save_checkpoint_success")
+    return history.latest("event", "save_checkpoint_success")
 
 
-def _latest(history: RunHistory, name: str) -> list[dict[str, Any]]:
-    return [record for record in history.latest("event") if record.get("name") == name]
-
-
-def _pace(update: dict[str, Any]) -> Text:
+def _pace(update: dict[str, Any], has_attempts: bool) -> Text:
     """Return the iterations so far and the speed of the last window."""
+    count = f"{number(update.get('num_iterations'))} iterations{' in the last attempt' if has_attempts else ''}"
     parts = [
-        f"{number(update.get('num_iterations'))} iterations, {_time(update.get('avg_iteration_time_sec'))} on average",
+        f"{count}, {_time(update.get('avg_iteration_time_sec'))} on average",
         f"last {number(update.get('window_iterations'))}: p50 {_time(update.get('window_iteration_sec_p50'))}, "
         f"p95 {_time(update.get('window_iteration_sec_p95'))}",
     ]
@@ -114,18 +113,25 @@ def _now(history: RunHistory) -> float:
 
 def _tree(history: RunHistory) -> RenderableType:
     now_s = _now(history)
-    whole_s = sum(_length_s(attempt, now_s, attempt is history.attempts[-1]) for attempt in history.attempts)
+    goodput = history.goodput
+    if goodput is not None:
+        whole_s = goodput.wall_s
+    else:
+        whole_s = sum(_length_s(attempt, now_s, attempt is history.attempts[-1]) for attempt in history.attempts)
     numbers = ("times", "total", "of the run", "longest")
     table = listing("span", *numbers, "", right=numbers)
     num_rows, has_phases = 0, False
-    for depth, group in _walk(history.span_groups, now_s):
+    if "training_loop" not in {group.name for _, group in _walk(history.span_groups)}:
+        _add_phases(table, history, 0, whole_s)
+        has_phases = True
+    for depth, group in _walk(history.span_groups):
         num_rows += 1
         if num_rows > _MOST_ROWS:
             continue
         seconds = group.seconds(now_s)
         add_row(
             table,
-            f"{'  ' * depth}{safe(group.name, 60)}",
+            f"{'  ' * min(depth, _DEEPEST_INDENT)}{safe(group.name, 60)}",
             number(group.count + group.num_open),
             _length(seconds),
             _share(seconds, whole_s),
@@ -134,21 +140,26 @@ def _tree(history: RunHistory) -> RenderableType:
         )
         if group.name == "training_loop" and not has_phases:
             has_phases = True
-            for phase, label in _PHASES.items():
-                if phase in history.phases:
-                    spent_s = history.phases[phase]
-                    name = Text(f"{'  ' * (depth + 1)}{label}", style="dim")
-                    add_row(table, name, "", _length(spent_s), _share(spent_s, whole_s), "", "")
+            _add_phases(table, history, depth + 1, whole_s)
     if num_rows > _MOST_ROWS:
-        add_row(table, Text(f"… and {num_rows - _MOST_ROWS} more", style="dim"))
+        more = history.num_spans_not_grouped
+        others = f", and {number(more)} spans of still other names" if more else ""
+        add_row(table, Text(f"… and {num_rows - _MOST_ROWS} more{others}", style="dim"))
     return table
 
 
-def _walk(groups: dict[str, SpanGroup], now_s: float, depth: int = 0) -> Iterator[tuple[int, SpanGroup]]:
+def _add_phases(table: Table, history: RunHistory, depth: int, whole_s: float) -> None:
+    for phase, label in _PHASES.items():
+        if phase in history.phases:
+            spent_s = history.phases[phase]
+            name = Text(f"{'  ' * depth}{label}", style="dim")
+            add_row(table, name, "", _length(spent_s), _share(spent_s, whole_s), "", "")
+
+
+def _walk(groups: dict[str, SpanGroup]) -> Iterator[tuple[int, SpanGroup]]:
     for group in groups.values():
-        yield depth, group
-        if depth < _DEEPEST:
-            yield from _walk(group.children, now_s, depth + 1)
+        yield group.depth, group
+        yield from _walk(group.children)
 
 
 def _remarks(group: SpanGroup, state: RunState) -> Text:
@@ -188,16 +199,13 @@ def _saved(saves: list[dict[str, Any]]) -> RenderableType:
             number(record.get("current_iteration")),
             moment(record.get("time"), "%H:%M:%S"),
             number(record.get("productive_train_iterations")),
-            size(num_bytes) if isinstance(num_bytes, int) else "–",
+            size(num_bytes) if isinstance(num_bytes, int) and num_bytes >= 0 else "–",
             safe(record.get("checkpoint_strategy", "")),
         )
     return table
 
 
-def _goodput(history: RunHistory) -> list[RenderableType]:
-    goodput = history.goodput
-    if goodput is None:
-        return []
+def _goodput(goodput: Goodput) -> list[RenderableType]:
     line = Text.assemble(
         ("goodput  ", "dim"),
         (f"{goodput.share:.1%}", "bold"),

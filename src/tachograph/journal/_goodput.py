@@ -2,11 +2,13 @@
 
 Known only where iterations were marked: their windows say how the time inside training loops was spent. Training counts
 if its result was kept: iterations that a later attempt had to do again are lost, and so are those after the last
-checkpoint of a run that ended badly.
+checkpoint of a run that ended badly. Each moment is counted once, whatever overlaps.
 """
 
 from __future__ import annotations
 
+import bisect
+import math
 from typing import Any
 
 import msgspec
@@ -18,8 +20,8 @@ from tachograph.records import is_number
 __all__ = ["Goodput", "GoodputMeter"]
 
 _TRAINING = ("forward", "backward", "optimizer", "iteration")
-_MOST_WINDOWS = 20_000
-_OUTSIDE = {
+_BESIDE = ("data", "checkpoint", "validation", "testing")
+_SPANS = {
     "checkpoint_load": "checkpoint_s",
     "checkpoint_save_sync": "checkpoint_s",
     "checkpoint_save_async": "checkpoint_s",
@@ -27,6 +29,9 @@ _OUTSIDE = {
     "validation_loop": "validation_s",
     "testing_loop": "testing_s",
 }
+_MOST_WINDOWS = 20_000
+_MOST_SPANS = 20_000
+_ENDED_BADLY = {RunState.FAILED, RunState.CRASHED}
 
 
 class Goodput(msgspec.Struct, kw_only=True):
@@ -42,11 +47,13 @@ class Goodput(msgspec.Struct, kw_only=True):
     validation_s: float = 0.0
     testing_s: float = 0.0
     lost_s: float = 0.0
-    """Training whose result was not kept."""
+    """Training whose result was not kept, and iterations that raised."""
     down_s: float = 0.0
     """Between attempts."""
+    unreported_s: float = 0.0
+    """Of a loop that goes on: since its last report."""
     idle_s: float = 0.0
-    """What nothing explains: between iterations, after the loop, since the last report."""
+    """What nothing explains: between iterations, after the loop."""
 
     @property
     def share(self) -> float:
@@ -55,20 +62,25 @@ class Goodput(msgspec.Struct, kw_only=True):
 
 
 class _Window(msgspec.Struct):
+    start: float
+    end: float
     step: int
     num_iterations: int
-    training_s: float
+    seconds: dict[str, float]
 
 
 class _Attempt(msgspec.Struct):
     start: float
     last: float = 0.0
-    is_ended: bool = False
+    status: str | None = None
     first_loop: float | None = None
-    last_window: float | None = None
     first_step: int | None = None
+    """Where its first loop said that it starts."""
+    kept_steps: int = 0
+    """Steps before this one were in a checkpoint when it ended."""
     windows: list[_Window] = []
-    spent: dict[str, float] = {}
+    spans: list[tuple[float, float, str]] = []
+    open_loops: set[str] = set()
 
 
 class GoodputMeter:
@@ -76,88 +88,67 @@ class GoodputMeter:
 
     def __init__(self) -> None:
         self._attempts: list[_Attempt] = []
+        self._begins = True
         self._kept_steps = 0
-        """Steps before this one are in a checkpoint."""
-        self._in_loop: set[str] = set()
         self.phase_s: dict[str, float] = {}
         """How the time of training loops was spent, by phase, in all attempts."""
 
     def take(self, record: dict[str, Any]) -> None:
         """Take any record but a step without a window."""
         event: str = record["event"]
-        time_s: Any = record.get("time")
-        if not is_number(time_s):
+        self._begins = self._begins or event == "start"
+        time_s = _time(record)
+        if time_s is None:
             return
-        if event == "start" or not self._attempts:
-            self._attempts.append(_Attempt(start=float(time_s), windows=[], spent={}))
-            self._in_loop = set()
+        if self._begins:
+            self._begins = False
+            self._attempts.append(_Attempt(time_s, time_s, windows=[], spans=[], open_loops=set()))
         attempt = self._attempts[-1]
-        attempt.last = max(attempt.last, float(time_s))
+        attempt.last = max(attempt.last, time_s)
         if event == "end":
-            attempt.is_ended = True
+            attempt.status = str(record.get("status"))
         elif event == "step" and "window/sec" in record:
-            self._take_window(attempt, record)
+            self._take_window(attempt, record, time_s)
         elif event == "span_start":
-            self._take_start(attempt, record)
+            _take_start(attempt, record, time_s)
         elif event == "event" and record.get("name") == "save_checkpoint_success":
             kept = record.get("productive_train_iterations")
             self._kept_steps = max(self._kept_steps, kept if type(kept) is int else 0)
         elif event == "checkpoint" and type(record.get("global_step")) is int:
             self._kept_steps = max(self._kept_steps, record["global_step"] + 1)
+        attempt.kept_steps = self._kept_steps
 
     def see(self, time_s: float) -> None:
         """Take it that the attempt was alive at a time."""
-        if self._attempts:
+        if self._attempts and math.isfinite(time_s):
             self._attempts[-1].last = max(self._attempts[-1].last, time_s)
 
     def take_span(self, span: Span) -> None:
-        """Take a span that has ended. Those inside training loops are in the windows, those before are start-up."""
-        is_in_loop = span.parent_id in self._in_loop
-        self._in_loop.discard(span.id)
-        field = _OUTSIDE.get(span.name)
-        if field is None or is_in_loop or span.attempt >= len(self._attempts):
+        """Take a span that has ended, or in which the process died."""
+        if not self._attempts:
             return
-        attempt = self._attempts[span.attempt]
-        if attempt.first_loop is not None:
-            attempt.spent[field] = attempt.spent.get(field, 0.0) + (span.duration_s or 0.0)
+        attempt = self._attempts[-1]
+        if span.status != "died":
+            attempt.open_loops.discard(span.id)
+        if span.name in _SPANS and len(attempt.spans) < _MOST_SPANS:
+            attempt.spans.append((span.start, span.start + (span.duration_s or 0.0), _SPANS[span.name]))
 
-    def _take_start(self, attempt: _Attempt, record: dict[str, Any]) -> None:
-        is_loop = record.get("name") == "training_loop"
-        if is_loop or record.get("parent_id") in self._in_loop:
-            self._in_loop.add(str(record.get("span_id")))
-        if not is_loop:
-            return
-        if attempt.first_loop is None:
-            attempt.first_loop = float(record["time"])
-        attributes = record.get("attributes")
-        step = attributes.get("train_iterations_start") if isinstance(attributes, dict) else None
-        if attempt.first_step is None and type(step) is int:
-            attempt.first_step = step
-
-    def _take_window(self, attempt: _Attempt, record: dict[str, Any]) -> None:
+    def _take_window(self, attempt: _Attempt, record: dict[str, Any], time_s: float) -> None:
         sec, step, count = record["window/sec"], record.get("global_step"), record.get("window/iterations")
-        if not is_number(sec) or type(step) is not int or type(count) is not int:
+        if not is_number(sec) or not 0 <= sec < math.inf or type(step) is not int or type(count) is not int:
             return
-        if attempt.first_loop is None:
-            attempt.first_loop = float(record["time"]) - sec
-        attempt.last_window = float(record["time"])
         seconds = {
-            phase: sec * record[f"window/share_{phase}"]
-            for phase in (*_TRAINING, "data", "checkpoint", "validation")
-            if is_number(record.get(f"window/share_{phase}"))
+            phase: sec * min(1.0, max(0.0, record[f"window/share_{phase}"]))
+            for phase in (*_TRAINING, *_BESIDE, "failed")
+            if is_number(record.get(f"window/share_{phase}")) and math.isfinite(record[f"window/share_{phase}"])
         }
         for phase, spent_s in seconds.items():
             self.phase_s[phase] = self.phase_s.get(phase, 0.0) + spent_s
-        training_s = sum(seconds.get(phase, 0.0) for phase in _TRAINING)
-        attempt.windows.append(_Window(step, count, training_s))
+        if attempt.first_loop is None:
+            attempt.first_loop = time_s - sec
+        attempt.windows.append(_Window(time_s - sec, time_s, step, max(0, count), seconds))
         if len(attempt.windows) > _MOST_WINDOWS:
-            attempt.windows = [
-                _joined(*pair) for pair in zip(attempt.windows[::2], attempt.windows[1::2], strict=False)
-            ]
-        if attempt.first_step is None:
-            attempt.first_step = step - count + 1
-        for phase in ("data", "checkpoint", "validation"):
-            attempt.spent[f"{phase}_s"] = attempt.spent.get(f"{phase}_s", 0.0) + seconds.get(phase, 0.0)
+            attempt.windows = _halved(attempt.windows)
 
     def goodput(self, state: RunState, now_s: float | None = None) -> Goodput | None:
         """Return where the time went so far, or None if no iteration was marked."""
@@ -166,40 +157,113 @@ class GoodputMeter:
             return None
         result = Goodput()
         for index, attempt in enumerate(attempts):
-            is_last = index == len(attempts) - 1
-            end = max(attempt.last, now_s) if is_last and state is RunState.RUNNING and now_s else attempt.last
+            is_running = index == len(attempts) - 1 and state is RunState.RUNNING
+            end = max(attempt.last, now_s) if is_running and now_s is not None else attempt.last
             result.wall_s += max(0.0, end - attempt.start)
-            if not is_last:
+            if index < len(attempts) - 1:
                 down_s = max(0.0, attempts[index + 1].start - end)
                 result.down_s += down_s
                 result.wall_s += down_s
-            result.start_up_s += max(0.0, (attempt.first_loop or end) - attempt.start)
-            for field in ("data_s", "checkpoint_s", "validation_s", "testing_s"):
-                setattr(result, field, getattr(result, field) + attempt.spent.get(field, 0.0))
-            self._add_training(result, index, state)
-            if not attempt.is_ended and not (is_last and state is RunState.RUNNING) and attempt.last_window is not None:
-                result.lost_s += max(0.0, attempt.last - attempt.last_window)  # it died at work
+            kept_until = self._kept_until(index, state)
+            _add_attempt(result, attempt, end, kept_until, is_running)
         named = sum(getattr(result, field) for field in Goodput.__struct_fields__ if field not in {"wall_s", "idle_s"})
         result.idle_s = max(0.0, result.wall_s - named)
         return result
 
-    def _add_training(self, result: Goodput, index: int, state: RunState) -> None:
-        later = [attempt.first_step for attempt in self._attempts[index + 1 :] if attempt.first_step is not None]
-        kept_until = min(later) if later else None
-        if kept_until is None and (index < len(self._attempts) - 1 or state in _ENDED_BADLY):
-            kept_until = self._kept_steps
-        for window in self._attempts[index].windows:
-            kept = 1.0
-            if kept_until is not None and window.num_iterations > 0:
-                first = window.step - window.num_iterations + 1
-                kept = min(1.0, max(0.0, (kept_until - first) / window.num_iterations))
-            result.productive_s += kept * window.training_s
-            result.lost_s += (1.0 - kept) * window.training_s
+    def _kept_until(self, index: int, state: RunState) -> int | None:
+        """Return the first step of an attempt whose result was not kept, or None if all was."""
+        attempt = self._attempts[index]
+        later = [other.first_step for other in self._attempts[index + 1 :] if other.first_step is not None]
+        if later:
+            return min(later)
+        ended_badly = state in _ENDED_BADLY if index == len(self._attempts) - 1 else attempt.status != "finished"
+        return attempt.kept_steps if ended_badly else None
 
 
-def _joined(first: _Window, second: _Window) -> _Window:
-    num_iterations = first.num_iterations + second.num_iterations
-    return _Window(second.step, num_iterations, first.training_s + second.training_s)
+def _take_start(attempt: _Attempt, record: dict[str, Any], time_s: float) -> None:
+    if record.get("name") == "application":
+        attempt.start = min(attempt.start, time_s)  # a launcher may tell when it really began
+    if record.get("name") != "training_loop":
+        return
+    attempt.open_loops.add(str(record.get("span_id")))
+    if attempt.first_loop is None:
+        attempt.first_loop = time_s
+    attributes = record.get("attributes")
+    step = attributes.get("train_iterations_start") if isinstance(attributes, dict) else None
+    if attempt.first_step is None and type(step) is int:
+        attempt.first_step = step
 
 
-_ENDED_BADLY = {RunState.FAILED, RunState.CRASHED}
+def _add_attempt(result: Goodput, attempt: _Attempt, end: float, kept_until: int | None, is_running: bool) -> None:
+    line = _Timeline(attempt.start, end)
+    for window in attempt.windows:
+        length_s = window.end - window.start
+        share = line.claim(window.start, window.end) / length_s if length_s > 0 else 0.0
+        training_s = share * sum(window.seconds.get(phase, 0.0) for phase in _TRAINING)
+        kept = _kept(window, kept_until)
+        result.productive_s += kept * training_s
+        result.lost_s += (1.0 - kept) * training_s + share * window.seconds.get("failed", 0.0)
+        for phase in _BESIDE:
+            field = f"{phase}_s"
+            setattr(result, field, getattr(result, field) + share * window.seconds.get(phase, 0.0))
+    result.start_up_s += line.claim(attempt.start, attempt.first_loop if attempt.first_loop is not None else end)
+    for start, stop, field in sorted(attempt.spans, key=lambda span: span[1] - span[0]):  # the inner ones first
+        setattr(result, field, getattr(result, field) + line.claim(start, stop))
+    is_at_work = bool(attempt.open_loops) and (is_running or attempt.status != "finished")
+    if is_at_work and attempt.first_loop is not None:
+        since = attempt.windows[-1].end if attempt.windows else attempt.first_loop
+        if is_running:
+            result.unreported_s += line.claim(since, end)
+        elif attempt.status is None:
+            result.lost_s += line.claim(since, end)  # it died at work
+
+
+def _kept(window: _Window, kept_until: int | None) -> float:
+    """Return the share of a window's iterations whose result was kept."""
+    if kept_until is None or window.num_iterations == 0:
+        return 1.0
+    first = window.step - window.num_iterations + 1
+    return min(1.0, max(0.0, (kept_until - first) / window.num_iterations))
+
+
+def _halved(windows: list[_Window]) -> list[_Window]:
+    """Join neighbours, so that a journal of any length can be read."""
+    joined = []
+    for first, second in zip(windows[::2], windows[1::2], strict=False):
+        phases = {*first.seconds, *second.seconds}
+        seconds = {phase: first.seconds.get(phase, 0.0) + second.seconds.get(phase, 0.0) for phase in phases}
+        num_iterations = first.num_iterations + second.num_iterations
+        joined.append(_Window(first.start, second.end, second.step, num_iterations, seconds))
+    return joined + (windows[-1:] if len(windows) % 2 else [])
+
+
+class _Timeline:
+    """A stretch of time of which every moment can be claimed once."""
+
+    def __init__(self, start: float, end: float) -> None:
+        self._start, self._end = start, end
+        self._starts: list[float] = []
+        self._stops: list[float] = []
+
+    def claim(self, start: float, stop: float) -> float:
+        """Claim what is free between two moments; return how much that was."""
+        start, stop = max(start, self._start), min(stop, self._end)
+        if not stop > start:
+            return 0.0
+        first = bisect.bisect_left(self._stops, start)
+        last = bisect.bisect_right(self._starts, stop)
+        taken = sum(
+            min(stop, self._stops[place]) - max(start, self._starts[place])
+            for place in range(first, last)
+            if self._stops[place] > start and self._starts[place] < stop
+        )
+        low = min([start, *self._starts[first:last]])
+        high = max([stop, *self._stops[first:last]])
+        self._starts[first:last] = [low]
+        self._stops[first:last] = [high]
+        return max(0.0, stop - start - taken)
+
+
+def _time(record: dict[str, Any]) -> float | None:
+    time_s: Any = record.get("time")
+    return float(time_s) if is_number(time_s) and math.isfinite(time_s) else None

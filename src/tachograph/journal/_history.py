@@ -18,7 +18,7 @@ from tachograph.journal._folder import RunFolder, find_run
 from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._goodput import Goodput, GoodputMeter
 from tachograph.journal._liveness import RunState, judge, read_heartbeat
-from tachograph.journal._spans import SPAN_KINDS, Span, SpanBook, SpanGroup
+from tachograph.journal._spans import SPAN_KINDS, Span, SpanBook, SpanGroup, in_order
 from tachograph.records import METRIC_KINDS, is_number
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Attempt", "ControlView", "MetricSummary", "RunHistory", "Series", "read"]
 
 _MOST_KEPT = 1_000
+_MOST_NAMES = 200
 _NOT_METRICS = frozenset({"time", "global_step"})
 _NOT_KEPT = {"step", "system", *SPAN_KINDS}
 
@@ -117,7 +118,8 @@ class RunHistory:
         self._attempts: list[Attempt] = []
         self._counts: dict[str, int] = {}
         self._metrics: dict[str, MetricSummary] = {}
-        self._latest: dict[str, deque[dict[str, Any]]] = {}
+        self._latest: dict[tuple[str, str], deque[tuple[int, dict[str, Any]]]] = {}
+        self._num_kept = itertools.count()
         self._num_lost_records = 0
         self._num_restarts = 0
         self._spans = SpanBook()
@@ -177,18 +179,33 @@ class RunHistory:
         """A summary of each metric that `series` knows, in order of appearance."""
         return self._metrics
 
-    def latest(self, event: str) -> list[dict[str, Any]]:
-        """Return the last records of a kind, at most 1,000; steps, samples of the system and spans are not kept."""
-        return list(self._latest.get(event, ()))
+    def latest(self, event: str, name: str | None = None) -> list[dict[str, Any]]:
+        """Return the last records of a kind: at most 1,000, of events 1,000 of each name.
+
+        Steps, samples of the system and spans are not kept.
+
+        Args:
+            event: the kind.
+            name: of events, only those of this name.
+        """
+        kept = [kept for key, kept in self._latest.items() if key[0] == event and name in (None, key[1])]
+        return [record for _, record in sorted(itertools.chain(*kept), key=lambda numbered: numbered[0])]
+
+    def _keep(self, event: str, record: dict[str, Any]) -> None:
+        key = (event, str(record.get("name")) if event == "event" else "")
+        if key not in self._latest and len(self._latest) >= _MOST_NAMES:
+            key = (event, "")
+        self._latest.setdefault(key, deque(maxlen=_MOST_KEPT)).append((next(self._num_kept), record))
 
     @property
     def controls(self) -> dict[str, ControlView]:
         """The controls of the last attempt, with the values in force and the trainer's last answers."""
         start = self._attempts[-1].start if self._attempts else {}
-        began = start.get("time", 0.0)
+        began = _time(start)
         controls = {"log_every": ControlView(start.get("log_every"), LOG_EVERY_MIN, LOG_EVERY_MAX)}
-        for record in [*self._latest.get("event", ()), *self._latest.get("control_change", ())]:
-            if record.get("time", 0.0) < began:
+        named = (self.latest("event", name) for name in ("control_registered", "control_ack"))
+        for record in [*itertools.chain(*named), *self.latest("control_change")]:
+            if _time(record) < began:
                 continue
             if record["event"] == "control_change":
                 controls.setdefault(str(record.get("name")), ControlView()).value = record.get("new")
@@ -209,8 +226,8 @@ class RunHistory:
     @property
     def perf_tag(self) -> str | list[str] | None:
         """What its speed may be compared with, as of the last attempt."""
-        for record in reversed(self._latest.get("event", ())):
-            if record.get("name") == "update_training_telemetry_config" and record.get("perf_tag"):
+        for record in reversed(self.latest("event", "update_training_telemetry_config")):
+            if record.get("perf_tag"):
                 return self._as_tag(record["perf_tag"])
         return self._as_tag(self._tag("perf_tag"))
 
@@ -222,26 +239,30 @@ class RunHistory:
         return self._attempts[-1].start.get(name) if self._attempts else None
 
     def spans(self, name: str | None = None) -> list[Span]:
-        """Return the spans, all or of one name, in the order in which they began, parents before children."""
+        """Return the spans, all or of one name: each after the one around it, and otherwise as they began."""
         book = SpanBook()
         found: list[Span] = []
-        last_time: float | None = None
+        last_time = 0.0
         for record in read_records(self.folder.journal):
             found += book.take(record, last_time)
-            last_time = record.get("time", last_time)
+            last_time = max(last_time, _time(record))
         if self.state is RunState.RUNNING:
             for span in book.open_spans():
                 span.status = "open"
                 found.append(span)
         else:
             found += book.close(last_time)
-        found.sort(key=lambda span: (span.attempt, span.start, span.id))
-        return [span for span in found if name is None or span.name == name]
+        return [span for span in in_order(found) if name is None or span.name == name]
 
     @property
     def span_groups(self) -> dict[str, SpanGroup]:
         """The outermost spans by name, each with those inside, added up."""
         return self._spans.roots
+
+    @property
+    def num_spans_not_grouped(self) -> int:
+        """Spans that are in no group, because there were too many names."""
+        return self._spans.num_not_grouped
 
     @property
     def phases(self) -> dict[str, float]:
@@ -346,11 +367,11 @@ class RunHistory:
         attempt.num_records += 1
         time_s = record.get("time")
         if isinstance(time_s, (int, float)):
-            attempt.last_time = float(time_s)
+            attempt.last_time = max(float(time_s), attempt.last_time or 0.0)  # a span may say when it really began
         if event in METRIC_KINDS:
             self._take_metrics(record, attempt)
         if event not in _NOT_KEPT:
-            self._latest.setdefault(event, deque(maxlen=_MOST_KEPT)).append(record)
+            self._keep(event, record)
         if event == "end":
             attempt.end = record
         elif event == "telemetry_error" and record.get("kind") == "records_lost":
@@ -392,7 +413,8 @@ class RunHistory:
             attempt.num_steps += 1
             attempt.last_step = step
             if attempt.first_step is None:
-                attempt.first_step = step
+                num_before = record.get("window/iterations")  # a record of a window stands for all its iterations
+                attempt.first_step = step - (num_before - 1 if type(num_before) is int and num_before > 0 else 0)
         for name, value in record.items():
             if name not in _NOT_METRICS and is_number(value):
                 self._summary(name, record["event"]).add(value, step)
@@ -411,6 +433,11 @@ def read(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None = N
     if not os.access(folder.journal, os.R_OK):
         raise RunNotFoundError(f"{folder.journal} cannot be read; check its permissions")
     return RunHistory(folder)
+
+
+def _time(record: dict[str, Any]) -> float:
+    time_s: Any = record.get("time")
+    return float(time_s) if is_number(time_s) and math.isfinite(time_s) else 0.0
 
 
 def _without_overtaken(series: Series, attempts: list[Attempt]) -> Series:

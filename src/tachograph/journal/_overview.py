@@ -62,16 +62,17 @@ def overview(folder: RunFolder) -> RunOverview:
     first_time = _number(head[0].get("time")) if head else None
     last_time = _number(tail[-1].get("time")) if tail else first_time
     tags = start.get("tags")
+    steps = [record for record in tail if record["event"] != "event"]  # an event may be about an earlier step
     return RunOverview(
         name=folder.name,
         state=state,
         started=first_time,
         updated=last_time,
         duration_s=max(0.0, last_time - first_time) if last_time is not None and first_time is not None else None,
-        step=_integer(_last(tail, "global_step")),
-        max_steps=_integer(start.get("max_steps")),
-        train_loss=_number(_last(tail, "train_loss")),
-        sec_per_step=_number(_last(tail, "sec_per_step")),
+        step=_integer(_last(steps, "global_step")),
+        max_steps=_integer(start.get("max_steps")) or _integer(_last(tail, "train_iterations_target")),
+        train_loss=_number(_first_known(_last(tail, "train_loss"), _last(tail, "latest_loss"))),
+        sec_per_step=_number(_first_known(_last(tail, "sec_per_step"), _last(tail, "window/iteration_sec_mean"))),
         process=writer_of(start, heartbeat),
         tags=[str(tag) for tag in tags] if isinstance(tags, list) else [],
         reason=str(end["reason"]) if end and end.get("reason") else None,
@@ -103,6 +104,10 @@ def _lines(block: bytes) -> list[dict[str, Any]]:
 
 def _last(records: list[dict[str, Any]], name: str) -> Any:
     return next((record[name] for record in reversed(records) if record.get(name) is not None), None)
+
+
+def _first_known(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
 
 
 def _number(value: Any) -> float | None:

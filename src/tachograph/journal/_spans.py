@@ -5,17 +5,19 @@ A span that never stopped is closed by the end of its attempt: the process died 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 
 from tachograph.records import is_number
 
-__all__ = ["SPAN_KINDS", "Span", "SpanBook", "SpanGroup"]
+__all__ = ["SPAN_KINDS", "Span", "SpanBook", "SpanGroup", "in_order"]
 
 SPAN_KINDS = frozenset({"span_start", "span_stop", "span"})
 
 _MOST_GROUPS = 5_000
+_DEEPEST = 40
 _MOST_KNOWN = 10_000
 
 
@@ -49,6 +51,7 @@ class SpanGroup(msgspec.Struct, kw_only=True):
     """How many go on."""
     open_starts: float = 0.0
     """The sum of when those began."""
+    depth: int = 0
     children: dict[str, SpanGroup] = {}
 
     def seconds(self, now_s: float) -> float:
@@ -62,8 +65,11 @@ class SpanBook:
     def __init__(self) -> None:
         self.roots: dict[str, SpanGroup] = {}
         """The outermost spans, added up."""
+        self.num_not_grouped = 0
+        """Spans of names for which there was no room."""
         self._open: dict[str, Span] = {}
         self._groups: dict[str, SpanGroup] = {}
+        self._ended: dict[str, SpanGroup] = {}
         self._num_groups = 0
         self._attempt = -1
 
@@ -82,7 +88,9 @@ class SpanBook:
         span_id = record.get("span_id")
         if event not in SPAN_KINDS or not isinstance(span_id, str):
             return []
-        time_s, duration_s = _number(record.get("time")), _number(record.get("duration_s"))
+        time_s, duration_s = _number(record.get("time")), max(0.0, _number(record.get("duration_s")))
+        if span_id in self._ended or (event == "span_start" and span_id in self._open):
+            return []  # told twice
         if event == "span_start":
             self._begin(_span(span_id, record, time_s, self._attempt))
             return []
@@ -91,9 +99,13 @@ class SpanBook:
             span = _span(span_id, record, time_s - duration_s, self._attempt)
             group = self._group(span)
         else:
-            group = self._groups[span_id]
+            group = self._groups.pop(span_id)
             group.num_open -= 1
             group.open_starts -= span.start
+        if event == "span_stop":
+            self._ended[span_id] = group
+            if len(self._ended) > _MOST_KNOWN:
+                del self._ended[next(iter(self._ended))]
         if isinstance(record.get("attributes"), dict):
             span.attributes = record["attributes"]
         return [_ended(span, group, duration_s, str(record.get("status", "ok")))]
@@ -107,7 +119,7 @@ class SpanBook:
             group.open_starts -= span.start
             lasted_s = max(0.0, last_time - span.start) if last_time is not None else 0.0
             died.append(_ended(span, group, lasted_s, "died"))
-        self._open, self._groups = {}, {}
+        self._open, self._groups, self._ended = {}, {}, {}
         return died
 
     def open_spans(self) -> list[Span]:
@@ -120,19 +132,46 @@ class SpanBook:
         group.open_starts += span.start
         self._open[span.id] = span
         self._groups[span.id] = group
-        while len(self._groups) > max(_MOST_KNOWN, len(self._open)):  # of spans that have ended
-            del self._groups[next(known for known in self._groups if known not in self._open)]
 
     def _group(self, span: Span) -> SpanGroup:
-        parent = self._groups.get(span.parent_id or "")
+        parent = self._groups.get(span.parent_id or "") or self._ended.get(span.parent_id or "")
         level = self.roots if parent is None else parent.children
+        depth = 0 if parent is None else parent.depth + 1
+        if parent is not None and depth > _DEEPEST:
+            return parent  # deeper ones are taken for their parents
         group = level.get(span.name)
         if group is None:
-            group = SpanGroup(name=span.name, children={})
+            group = SpanGroup(name=span.name, depth=depth, children={})
             if self._num_groups < _MOST_GROUPS:
                 self._num_groups += 1
                 level[span.name] = group
+            else:
+                self.num_not_grouped += 1
         return group
+
+
+def in_order(spans: list[Span]) -> list[Span]:
+    """Return spans with each after the one around it; a parent that is not there, or is its own, counts as none."""
+    by_id = {span.id: span for span in spans}
+    children: dict[str | None, list[Span]] = {}
+    for span in sorted(spans, key=lambda span: (span.attempt, span.start, span.id)):
+        if span.parent_id not in by_id or span.parent_id == span.id:
+            span.parent_id = None
+        children.setdefault(span.parent_id, []).append(span)
+    ordered: list[Span] = []
+    waiting = children.pop(None, [])[::-1]
+    while waiting or children:
+        if not waiting:  # what is left goes round in circles
+            parent_id = next(iter(children))
+            first = children[parent_id].pop(0)
+            if not children[parent_id]:
+                del children[parent_id]
+            first.parent_id = None
+            waiting = [first]
+        span = waiting.pop()
+        ordered.append(span)
+        waiting += children.pop(span.id, [])[::-1]
+    return ordered
 
 
 def _ended(span: Span, group: SpanGroup, duration_s: float, status: str) -> Span:
@@ -158,4 +197,4 @@ def _span(span_id: str, record: dict[str, Any], start: float, attempt: int) -> S
 
 
 def _number(value: Any) -> float:
-    return float(value) if is_number(value) else 0.0
+    return float(value) if is_number(value) and math.isfinite(value) else 0.0

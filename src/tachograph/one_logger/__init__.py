@@ -94,6 +94,8 @@ from tachograph.training import (
     validation_loop,
     zero_grad,
 )
+from tachograph.training._event import EventName
+from tachograph.training._span import SpanName
 
 __all__ = [
     "ApplicationType",
@@ -108,6 +110,7 @@ __all__ = [
     "DEFAULT_SPANS_EXPORT_BLACKLIST",
     "ErrorEvent",
     "Event",
+    "EventName",
     "ExportCustomizationMode",
     "ExportError",
     "Exporter",
@@ -123,6 +126,7 @@ __all__ = [
     "OneLoggerProvider",
     "SaveCheckpointSuccessEventAttributes",
     "Span",
+    "SpanName",
     "StandardEventAttributeName",
     "StandardEventName",
     "StandardSpanAttributeName",

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from tachograph.exceptions import ConfigError, nearest
 from tachograph.training import ApplicationType, CheckPointStrategy
+from tachograph.training._parameters import ParameterSource
 
 __all__ = [
     "LoggerConfig",
@@ -115,16 +116,14 @@ class TrainingTelemetryConfig(_Config):
     def check(self) -> None:
         """Raise if a value that is no function makes no sense."""
         for name in ("global_batch_size_or_fn", "log_every_n_train_iterations"):
-            value = getattr(self, name)
-            if not callable(value) and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
-                raise ConfigError(f"{name}={value!r}: a whole number above 0 is expected")
-        if self.is_log_throughput_enabled_or_fn is True:
-            flops = self.flops_per_sample_or_fn
-            if flops is None or (not callable(flops) and not flops > 0):
-                raise ConfigError(
-                    f"flops_per_sample_or_fn={flops!r}: throughput needs the FLOPs per sample; "
-                    "give them or leave is_log_throughput_enabled_or_fn out"
-                )
+            if getattr(self, name) is None:
+                raise ConfigError(f"{name}=None: a whole number above 0 is expected")
+        ParameterSource({}).update(self.parameters())  # raises if a value makes no sense
+        if self.is_log_throughput_enabled_or_fn is True and self.flops_per_sample_or_fn is None:
+            raise ConfigError(
+                "flops_per_sample_or_fn=None: throughput needs the FLOPs per sample; "
+                "give them or leave is_log_throughput_enabled_or_fn out"
+            )
 
     def parameters(self) -> dict[str, Any]:
         """Return them as `TrainingRecorder.configure` takes them."""
@@ -152,9 +151,7 @@ class OneLoggerConfig(_Config):
         """Raise if a value that is no function makes no sense."""
         if not isinstance(self.application_name, str) or not self.application_name.strip():
             raise ConfigError(f"application_name={self.application_name!r}: a name is expected")
-        size = self.world_size_or_fn
-        if not callable(size) and (isinstance(size, bool) or not isinstance(size, int) or size <= 0):
-            raise ConfigError(f"world_size_or_fn={size!r}: a whole number above 0 is expected")
+        ParameterSource({}).update({"world_size_or_fn": self.world_size_or_fn})  # raises if it makes no sense
         if not isinstance(self.error_handling_strategy, OneLoggerErrorHandlingStrategy):
             raise ConfigError(
                 f"error_handling_strategy={self.error_handling_strategy!r}: "
@@ -162,6 +159,8 @@ class OneLoggerConfig(_Config):
             )
         if any(not str(key).strip() for key in self.custom_metadata or ()):
             raise ConfigError("custom_metadata: a key is blank")
+        if self.logger_config is None:
+            self.__dict__["logger_config"] = LoggerConfig()
 
     @property
     def propagates(self) -> bool:

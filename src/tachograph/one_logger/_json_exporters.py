@@ -92,7 +92,7 @@ class FileExporter(BaseJsonExporter):
 
     def __init__(self, file_path: str | os.PathLike[str]) -> None:
         super().__init__()
-        self._path = Path(file_path)
+        self.path = Path(file_path)
         self._file: IO[str] | None = None
 
     def initialize(self) -> None:
@@ -102,15 +102,15 @@ class FileExporter(BaseJsonExporter):
             ExportError: if it cannot be written.
         """
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - until close
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - until close
         except OSError as error:
-            raise ExportError(f"file_path={str(self._path)!r} cannot be written: {error.strerror}") from error
+            raise ExportError(f"file_path={str(self.path)!r} cannot be written: {error.strerror}") from error
         super().initialize()
 
     def _write(self, json_dict: dict[str, Any]) -> None:
         if self._file is None:
-            raise ExportError(f"{self._path} is not open")
+            raise ExportError(f"{self.path} is not open")
         # One write, flushed: a killed process leaves whole lines, and ranks that share a file do not mix theirs.
         self._file.write(json.dumps(json_dict, separators=(",", ":"), default=str) + "\n")
         self._file.flush()

@@ -7,12 +7,14 @@ import logging
 import os
 import re
 import threading
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from tachograph.exceptions import ConfigError, TachographError
+from tachograph.guard import guard
 from tachograph.one_logger._config import LoggerConfig, OneLoggerConfig, TrainingTelemetryConfig
 from tachograph.one_logger._export_config import ExporterConfig, make_exporters, read_exporter_configs
 from tachograph.one_logger._exporter import Exporter
@@ -108,6 +110,13 @@ class TrainingTelemetryProvider:
             raise ConfigError(f"{str(path)!r} is not valid JSON: {error}") from error
         return self.with_config_override(values)
 
+    def with_config_override_from_config_server(self, url: str) -> TrainingTelemetryProvider:
+        """Raise: a config is never fetched from a network."""
+        raise ConfigError(
+            f"{url!r}: Tachograph fetches no config from a network; "
+            "save it to a file and use with_config_override_from_json_file(path)"
+        )
+
     def with_exporter(self, exporter: Exporter) -> TrainingTelemetryProvider:
         """Send everything to an exporter as well."""
         if not isinstance(exporter, Exporter):
@@ -146,15 +155,17 @@ class TrainingTelemetryProvider:
         if self._base is None:
             raise ConfigError("configure_provider() needs a config: call with_base_config(OneLoggerConfig(...)) first")
         config = self._merged(self._base)
-        if config.logger_config is not None:
+        if config.given("logger_config"):
             _set_logging(config.logger_config, self._handlers)
+        for exporter in self._exporters:
+            exporter.initialize()
         self._config = config
         try:
             self._begin(None)
         except BaseException:
-            self._config = None
+            self.reset()
             raise
-        set_run_maker(self._begin)
+        set_run_maker(self._begin_again)
 
     def _merged(self, base: OneLoggerConfig) -> OneLoggerConfig:
         values = base.to_dict()
@@ -176,7 +187,7 @@ class TrainingTelemetryProvider:
         is_ours = run is None or run.status != "running" or run._is_forked
         if run is None or is_ours:
             run = self._make_run(config)
-        recorder = recorder_of(run)
+        recorder = self._recorder = recorder_of(run)
         recorder.owns_run = is_ours
         recorder.propagates = config.propagates
         recorder.identity = {
@@ -189,16 +200,24 @@ class TrainingTelemetryProvider:
         }
         if self._filter is not None:
             recorder.customize_export(*self._filter)
-        recorder.configure(world_size=config.world_size_or_fn)
+        recorder.expect(world_size=config.world_size_or_fn)
         if config.telemetry_config is not None:
-            recorder.configure(**config.telemetry_config.parameters())
+            recorder.expect(**config.telemetry_config.parameters())
         if run.folder is not None:
             for index, exporter in enumerate(self._exporters):
-                exporter.initialize()
-                sink = ExporterSink(exporter, index, run.report)
-                run.add_follower(SinkFollower(run.folder, sink, run.report))
-        self._recorder = recorder
+                sink = ExporterSink(exporter, _cursor_name(exporter, index), run.report)
+                run.add_follower(SinkFollower(run.folder, sink, run.report, from_start=not run.resumed))
         return recorder
+
+    def _begin_again(self, name: str | None) -> TrainingRecorder:
+        """Begin another run after the one before has ended; an exporter that cannot is left out, and told."""
+        ready = []
+        for exporter in self._exporters:
+            with guard(f"initializing {type(exporter).__name__} again"):
+                exporter.initialize()
+                ready.append(exporter)
+        self._exporters = ready
+        return self._begin(name)
 
     def _make_run(self, config: OneLoggerConfig) -> Run:
         if not config.enable_for_current_rank or self._is_disabled:
@@ -248,6 +267,11 @@ class TrainingTelemetryProvider:
                 "set_training_telemetry_config takes a TrainingTelemetryConfig, "
                 f"got {type(training_telemetry_config).__name__}"
             )
+        run = latest_run()
+        if self._config is None and (run is None or run.status != "running"):
+            raise TachographError(
+                "there is nothing to configure yet: call configure_provider() first, or tachograph.init(...)"
+            )
         self.recorder.configure(**training_telemetry_config.parameters())
         if self._config is not None:
             self._config.update(telemetry_config=training_telemetry_config)
@@ -255,6 +279,13 @@ class TrainingTelemetryProvider:
 
 OneLoggerProvider = TrainingTelemetryProvider
 """One Logger has a provider below the provider; there is one here."""
+
+
+def _cursor_name(exporter: Exporter, index: int) -> str:
+    """Return a name under which a later job finds how far the same exporter has come."""
+    path = getattr(exporter, "path", None)
+    identity = f"{zlib.crc32(os.path.abspath(path).encode()):08x}" if path is not None else str(index)
+    return f"exporter-{type(exporter).__name__}-{identity}"
 
 
 def _run_name(config: OneLoggerConfig) -> str:
@@ -281,7 +312,7 @@ def _set_logging(config: LoggerConfig, handlers: list[logging.Handler]) -> None:
         if path is None:
             continue
         try:
-            handler = logging.FileHandler(path, delay=True)
+            handler = logging.FileHandler(path)
         except OSError as error:
             raise ConfigError(f"cannot write the log file {path!r}: {error.strerror}") from error
         handler.setLevel(level)

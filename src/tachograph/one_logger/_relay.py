@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.one_logger._exporter import Exporter
-from tachograph.records import RESERVED_FIELDS
+from tachograph.records import RESERVED_FIELDS, is_number
 from tachograph.training import (
     Attributes,
     ErrorEvent,
@@ -21,13 +22,15 @@ from tachograph.training import (
     TelemetryDataError,
     TracingTimestamp,
 )
+from tachograph.training._attributes import attributes_of
+from tachograph.training._recorder import EVENT_FIELDS
 
 __all__ = ["ExporterSink"]
 
 _ATTEMPTS_AT_ONCE = 3
-_MOST_ATTEMPTS = 12
+_MOST_ATTEMPTS = 6
 _PAUSE_S = 0.02
-_MOST_SPANS = 10_000
+_MOST_ENDED = 1_000
 _STANDARD = {str(name): name for names in (StandardSpanName, StandardTrainingJobSpanName) for name in names}
 
 
@@ -38,13 +41,15 @@ class ExporterSink:
     up, and counted. The exporter itself is never given up.
     """
 
-    def __init__(self, exporter: Exporter, index: int, report: Callable[[str, str, str], None]) -> None:
-        self.name = f"exporter-{index}-{type(exporter).__name__}"
+    def __init__(self, exporter: Exporter, name: str, report: Callable[[str, str, str], None]) -> None:
+        self.name = name
         self._exporter = exporter
         self._report = report
         self._run_id = ""
         self._spans: dict[str, Span] = {}
+        self._ended: deque[str] = deque()
         self._num_done = 0
+        self._calls: deque[Callable[[], None]] | None = None
         self._num_failures = 0
         self._num_exported = 0
         self.num_lost = 0
@@ -55,11 +60,12 @@ class ExporterSink:
         self._run_id = str(start.get("run_id", ""))
 
     def write(self, records: list[dict[str, Any]]) -> None:
-        """Export records; after a failure the same records come again, and those that were exported are passed over."""
+        """Export records; after a failure the same records come again, and what was exported is passed over."""
         for record in records[self._num_done :]:
             self._try(record)
             self._num_done += 1
             self._num_failures = 0
+            self._calls = None
         self._num_done = 0
 
     def close(self) -> None:
@@ -67,21 +73,23 @@ class ExporterSink:
         self._exporter.close()
 
     def _try(self, record: dict[str, Any]) -> None:
-        calls = self._calls(record)
-        for call in calls:
-            for attempt in range(_ATTEMPTS_AT_ONCE):
-                try:
-                    call()
+        for attempt in range(_ATTEMPTS_AT_ONCE):
+            try:
+                if self._calls is None:
+                    self._calls = deque(self._calls_for(record))
+                while self._calls:
+                    self._calls[0]()
+                    self._calls.popleft()
                     self._num_exported += 1
-                    break
-                except Exception as error:
-                    self._num_failures += 1
-                    if self._num_failures >= _MOST_ATTEMPTS:
-                        self._give_up(record, error)
-                        return
-                    if attempt == _ATTEMPTS_AT_ONCE - 1:
-                        raise
-                    time.sleep(_PAUSE_S * 2**attempt)
+                return
+            except Exception as error:
+                self._num_failures += 1
+                if self._num_failures >= _MOST_ATTEMPTS:
+                    self._give_up(record, error)
+                    return
+                if attempt == _ATTEMPTS_AT_ONCE - 1:
+                    raise
+                time.sleep(_PAUSE_S * 2**attempt)
 
     def _give_up(self, record: dict[str, Any], error: Exception) -> None:
         self.num_lost += 1
@@ -91,18 +99,18 @@ class ExporterSink:
 
     # Records as spans and events -----------------------------------------------------------------------------------
 
-    def _calls(self, record: dict[str, Any]) -> list[Callable[[], None]]:
+    def _calls_for(self, record: dict[str, Any]) -> list[Callable[[], None]]:
         event, exporter = record["event"], self._exporter
         if event == "span_start":
             span = self._begin(record)
             return [lambda: exporter.export_start(span)]
         if event == "span_stop":
             span = self._spans.get(str(record.get("span_id"))) or self._begin(record)
-            _end(span, record)
+            self._end(span, record)
             return [lambda: exporter.export_stop(span)]
         if event == "span":
             span = self._begin(record)
-            _end(span, record)
+            self._end(span, record)
             return [lambda: exporter.export_start(span), lambda: exporter.export_stop(span)]
         if event in {"event", "error"} and record.get("span_id") in self._spans:
             span = self._spans[record["span_id"]]
@@ -121,58 +129,65 @@ class ExporterSink:
         span_id = str(record.get("span_id"))
         if span_id in self._spans:
             return self._spans[span_id]  # it comes again after a failure
-        began_s = float(record.get("time", 0.0))
+        began_s = _number(record, "time")
         if record["event"] != "span_start":
-            began_s -= float(record.get("duration_s", 0.0))
+            began_s -= _number(record, "duration_s")
         name = str(record.get("name"))
         span = Span.create(
             _STANDARD.get(name, name),
             self._spans.get(str(record.get("parent_id"))),
-            Attributes(record.get("attributes")),
-            Attributes(record["start_attributes"]) if record.get("start_attributes") else None,
+            _said(record, "attributes"),
+            _said(record, "start_attributes") or None,
             TracingTimestamp(began_s, began_s),
         )
         if len(self._run_id) == len(span_id) == 16:
             span.more.id = uuid.UUID(hex=self._run_id + span_id)
         self._spans[span_id] = span
-        while len(self._spans) > _MOST_SPANS:
-            del self._spans[next(iter(self._spans))]
         return span
 
-
-def _end(span: Span, record: dict[str, Any]) -> None:
-    if span.stop_s is None:
-        span.add_attributes(Attributes(record.get("attributes")))
+    def _end(self, span: Span, record: dict[str, Any]) -> None:
+        if span.stop_s is not None:
+            return
+        span.add_attributes(_said(record, "attributes"))
         if record.get("status"):
-            span.add_attribute("status", record["status"])
-        stop_s = (span.start_s or 0.0) + float(record.get("duration_s", 0.0))
-        stopped = Attributes(record["stop_attributes"]) if record.get("stop_attributes") else None
-        span.stop(stopped, TracingTimestamp(stop_s, stop_s))
+            span.add_attribute("status", str(record["status"]))
+        stop_s = (span.start_s or 0.0) + max(0.0, _number(record, "duration_s"))
+        span.stop(_said(record, "stop_attributes") or None, TracingTimestamp(stop_s, stop_s))
+        self._ended.append(str(record.get("span_id")))
+        while len(self._ended) > _MOST_ENDED:  # for what comes after a span's end, the latest are kept
+            self._spans.pop(self._ended.popleft(), None)
 
 
 def _moment(record: dict[str, Any]) -> TracingTimestamp:
-    time_s = float(record.get("time", 0.0))
+    time_s = _number(record, "time") or 1.0
     return TracingTimestamp(time_s, time_s)
 
 
+def _number(record: dict[str, Any], name: str) -> float:
+    value: Any = record.get(name)
+    return float(value) if is_number(value) and math.isfinite(value) else 0.0
+
+
+def _said(record: dict[str, Any], name: str) -> Attributes:
+    values = record.get(name)
+    return attributes_of(values, lambda problem: None) if isinstance(values, dict) else Attributes()
+
+
 def _attributes(record: dict[str, Any]) -> Attributes:
-    own = RESERVED_FIELDS | {"name", "span_id", "global_step"}
-    said = Attributes()
-    for name, value in record.items():
-        if name in own:
-            continue
-        try:
-            said.add(name, value)
-        except ConfigError:  # a list of mixed types, which is no attribute
-            said.add(name, str(value))
-    return said
+    own = RESERVED_FIELDS | EVENT_FIELDS
+    if "current_iteration" in record:
+        own |= {"global_step"}  # the same once more, for charts
+    theirs = {f"{name}_": name for name in own}
+    values = {theirs.get(name, name): value for name, value in record.items() if name not in own}
+    return attributes_of(values, lambda problem: None)
 
 
 def _error(record: dict[str, Any]) -> ErrorEvent:
     kind = record.get("error_type")
+    where = str(record.get("where") or record.get("error_message") or "")
     return ErrorEvent(
         _moment(record),
-        str(record.get("where") or record.get("error_message") or ""),
+        f"Error in {where.removeprefix('span ')}: " if where.startswith("span ") else where,
         str(kind) if kind else None,
         str(record.get("error_message", "")) if kind else None,
         str(record["traceback"]) if record.get("traceback") else None,

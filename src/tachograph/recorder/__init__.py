@@ -2,7 +2,7 @@
 
 from tachograph.recorder._begin import begin_run, current_run, log, worker_run
 from tachograph.recorder._control import Control
-from tachograph.recorder._entries import Entry, Guest, Note
+from tachograph.recorder._entries import LOSSES, PRESSURE, Entry, Guest, Note
 from tachograph.recorder._errors import error_message, error_type, traceback_of
 from tachograph.recorder._process import latest_run
 from tachograph.recorder._run import DisabledRun, Run
@@ -12,7 +12,9 @@ __all__ = [
     "DisabledRun",
     "Entry",
     "Guest",
+    "LOSSES",
     "Note",
+    "PRESSURE",
     "Run",
     "begin_run",
     "current_run",

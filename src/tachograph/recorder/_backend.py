@@ -29,8 +29,8 @@ class Backend(Protocol):
         """Queue a record that is not a step."""
         ...
 
-    def put(self, entry: Entry) -> None:
-        """Queue any entry, unless the buffer is full."""
+    def put(self, entry: Entry, *, must: bool = False) -> bool:
+        """Queue any entry, unless the buffer is full; return whether it was queued."""
         ...
 
     def wall_s(self, steady_s: float) -> float:

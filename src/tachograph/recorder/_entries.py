@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-__all__ = ["Entry", "FlushMark", "Guest", "Note", "PRESSURE", "StepEntry"]
+__all__ = ["Entry", "FlushMark", "Guest", "LOSSES", "Note", "PRESSURE", "StepEntry"]
 
 StepEntry = tuple[float, Any, dict[str, Any]]
+
+LOSSES = frozenset({"train_loss", "loss", "train/loss"})
+"""Names under which people log the training loss."""
 
 PRESSURE = 4096
 """When more entries than this wait, `log` takes the long way: it wakes the writer, and may drop."""
@@ -33,11 +36,11 @@ class Guest:
 
     __slots__ = ()
 
-    goes_beside = False
+    goes_beside: ClassVar[bool] = False
     """Whether it may wait until the steps around it are written, so that it does not break up their table."""
 
     def notes(self, latest: Mapping[str, Any] | None) -> Iterable[Note]:
-        """Return what to record. Called in the writer's thread, with the metrics of the step logged last."""
+        """Return what to record. Called in the writer's thread, with the latest metrics that said the loss."""
         raise NotImplementedError
 
     def notes_of_all(self, guests: Sequence[Guest], latest: Iterable[Mapping[str, Any] | None]) -> Iterable[Note]:

@@ -19,10 +19,16 @@ def error_type(error: BaseException) -> str:
 
 def error_message(error: BaseException) -> str:
     """Return what an exception says."""
-    return mask_text(str(error))[:_MAX_MESSAGE_CHARS]
+    try:
+        return mask_text(str(error))[:_MAX_MESSAGE_CHARS]
+    except Exception as fault:  # noqa: BLE001 - an exception's own __str__ may raise
+        return f"(its message cannot be read: {type(fault).__name__})"
 
 
 def traceback_of(error: BaseException) -> str:
     """Return where an exception was raised; of a very long traceback the end."""
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    try:
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+    except Exception:  # noqa: BLE001 - as above
+        lines = traceback.format_tb(error.__traceback__)
     return mask_text("".join(lines))[-_MAX_TRACEBACK_CHARS:]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tachograph.clock import WallAnchor
-from tachograph.recorder._entries import Entry, Guest, Note, StepEntry
+from tachograph.recorder._entries import LOSSES, Entry, Guest, Note, StepEntry
 from tachograph.recorder._window import ARRAY_CAME_LATE, StepWindow
 from tachograph.records import OMIT, RESERVED_FIELDS, Problem, StepTable, is_array, is_settled, mask_mapping, plain
 
@@ -41,7 +41,7 @@ class Pipeline:
         self._pace_s = 0.0
         self._told: set[str] = set()
         self._shapes: dict[tuple[str, ...], tuple[str, ...] | None] = {}
-        self._latest: Mapping[str, Any] | None = None
+        self._latest: Mapping[str, Any] | None = None  # those that say the loss
         self.attach: dict[str, Any] = {}
         """Fields for the next step record, such as the memory in use."""
         self.saw_array = False
@@ -104,7 +104,8 @@ class Pipeline:
         append = values.append
         entry: Entry | None = first
         beside: list[Guest] = []
-        latest: list[Mapping[str, Any]] = []
+        latest: list[Mapping[str, Any] | None] = []
+        says_loss = not LOSSES.isdisjoint(keys)
         while True:
             num_steps, took_s = step - last_step, steady_s - last_s
             append(offset_s + steady_s)
@@ -117,7 +118,7 @@ class Pipeline:
             entry = next(rest, None)
             while isinstance(entry, Guest) and entry.goes_beside:
                 beside.append(entry)
-                latest.append(metrics)
+                latest.append(metrics if says_loss else self._latest)
                 entry = next(rest, None)
             if type(entry) is not tuple:
                 break
@@ -130,7 +131,8 @@ class Pipeline:
         self._finish_table(names, values, pieces)
         if beside:
             pieces += self._hosted(beside[0].notes_of_all(beside, latest))
-        self._latest = metrics
+        if says_loss:
+            self._latest = metrics
         return entry
 
     def _names_of(self, keys: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -161,7 +163,8 @@ class Pipeline:
 
     def _records(self, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Piece]:
         pieces: list[Piece] = []
-        self._latest = metrics
+        if not LOSSES.isdisjoint(metrics):
+            self._latest = metrics
         self._step = number = self._number(step, metrics, steady_s, pieces)
         record: dict[str, Any] = {"event": "step", "time": self._anchor.wall_s(steady_s), "global_step": number}
         record.update((_own_name(name), value) for name, value in metrics.items())
@@ -233,7 +236,8 @@ class Pipeline:
 
     def _windowed(self, window: StepWindow, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Piece]:
         pieces: list[Piece] = []
-        self._latest = metrics
+        if not LOSSES.isdisjoint(metrics):
+            self._latest = metrics
         self._step = number = self._number(step, metrics, steady_s, pieces)
         if window.must_close_before(number):
             pieces += self._window_record()

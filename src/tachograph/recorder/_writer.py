@@ -99,14 +99,15 @@ class Writer:
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Queue a record that is not a step."""
-        self.put(Note(self._clock.steady_s(), event, fields))
+        self.put(Note(self._clock.steady_s(), event, fields), must=event == "end")
 
-    def put(self, entry: Entry) -> None:
-        """Queue any entry, unless the buffer is full."""
-        if len(self.buffer) >= self._settings.buffer_size + 1024:
+    def put(self, entry: Entry, *, must: bool = False) -> bool:
+        """Queue any entry, unless the buffer is full; return whether it was queued."""
+        if len(self.buffer) >= self._settings.buffer_size + 1024 and not must:
             self.losses.count("the buffer was full")
-            return
+            return False
         self.buffer.append(entry)
+        return True
 
     def wall_s(self, steady_s: float) -> float:
         """Return the wall time of a reading of the steady clock."""

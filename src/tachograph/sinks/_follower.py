@@ -17,6 +17,7 @@ __all__ = ["Sink", "SinkFollower", "metrics_of"]
 
 _POLL_S = 1.0
 _LONGEST_BACKOFF_S = 60.0
+_LAST_ROUNDS = 3
 
 
 class Sink(Protocol):
@@ -44,7 +45,17 @@ class _Cursor(msgspec.Struct):
 class SinkFollower:
     """Follows a journal for a sink, from where the last attempt left off."""
 
-    def __init__(self, folder: RunFolder, sink: Sink, report: Callable[[str, str, str], None]) -> None:
+    def __init__(
+        self, folder: RunFolder, sink: Sink, report: Callable[[str, str, str], None], *, from_start: bool = True
+    ) -> None:
+        """Get ready to follow.
+
+        Args:
+            folder: the run.
+            sink: what to drive.
+            report: takes faults: their kind, the sink's name, and what happened.
+            from_start: whether a sink that is new to the run gets what was recorded before.
+        """
         self._folder = folder
         self._sink = sink
         self._report = report
@@ -53,7 +64,10 @@ class SinkFollower:
         self._num_failures = 0
         self._stopping = threading.Event()
         self._cursor_path = folder.private / f"sink-{sink.name}.json"
-        self._follower = JournalFollower(folder.journal, self._load_cursor(), block_bytes=256 << 10)
+        begin = self._load_cursor()
+        if begin is None:
+            begin = 0 if from_start or not folder.journal.exists() else folder.journal.stat().st_size
+        self._follower = JournalFollower(folder.journal, begin, block_bytes=256 << 10)
         self._thread = threading.Thread(target=self._run, name=f"tachograph-{sink.name}", daemon=True)
 
     @property
@@ -81,11 +95,13 @@ class SinkFollower:
         while True:
             backoff_s = min(_POLL_S * 2**self._num_failures, _LONGEST_BACKOFF_S)
             is_last = self._stopping.wait(backoff_s)
-            try:
-                self._drain()
-                self._num_failures = 0
-            except Exception as error:  # noqa: BLE001 - a sink is somebody else's code
-                self._failed(error)
+            for _ in range(_LAST_ROUNDS if is_last else 1):
+                try:
+                    self._drain()
+                    self._num_failures = 0
+                    break
+                except Exception as error:  # noqa: BLE001 - a sink is somebody else's code
+                    self._failed(error)
             if is_last:
                 break
         with contextlib.suppress(Exception):
@@ -120,11 +136,11 @@ class SinkFollower:
             self._told.add(reason)
             self._report("sink_failed", self._sink.name, f"{reason}; it will be tried again")
 
-    def _load_cursor(self) -> int:
+    def _load_cursor(self) -> int | None:
         try:
             return msgspec.json.decode(self._cursor_path.read_bytes(), type=_Cursor).journal_bytes
         except (OSError, msgspec.MsgspecError):
-            return 0
+            return None
 
     def _save_cursor(self) -> None:
         with contextlib.suppress(OSError):  # without it some records are handed on twice after a restart

@@ -74,8 +74,9 @@ class _Memory:
     def note(self, event: str, fields: dict[str, Any]) -> None:
         self.put(Note(self._clock.steady_s(), event, fields))
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: Entry, *, must: bool = False) -> bool:
         self.buffer.append(entry)
+        return True
 
     def wall_s(self, steady_s: float) -> float:
         return self._anchor.wall_s(steady_s)

@@ -1,7 +1,7 @@
 """Spans, events and metrics of a training job: where its time goes. The vocabulary is One Logger's.
 
 The training thread only appends to the run's buffer; the writer's thread makes records, windows and metrics of it. A
-fault in here never reaches the training code, and no span is ever waited for.
+fault in here never reaches the training code, unless it asked for that, and no span is ever waited for.
 """
 
 from tachograph.training._attribute_sets import (

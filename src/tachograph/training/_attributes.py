@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
 from tachograph.exceptions import ConfigError, TachographError
+from tachograph.records import settle
 from tachograph.training._names import text_of
 
-__all__ = ["Attribute", "AttributeValue", "Attributes", "AttributeSet", "Field"]
+__all__ = ["Attribute", "AttributeValue", "Attributes", "AttributeSet", "Field", "attribute_of", "attributes_of"]
 
 AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
+
+_PLAIN = frozenset({str, bool, int, float, type(None)})
 
 _Self = TypeVar("_Self", bound="Attributes")
 _SetSelf = TypeVar("_SetSelf", bound="AttributeSet")
@@ -26,9 +29,15 @@ class Attribute:
     value: AttributeValue
 
     def __post_init__(self) -> None:
-        if isinstance(self.value, list) and len({type(item) for item in self.value}) > 1:
-            kinds = ", ".join(sorted({type(item).__name__ for item in self.value}))
-            raise ConfigError(f"attribute {self.name!r}: the items of a list must be of one type, got {kinds}")
+        if type(self.value) not in _PLAIN and not isinstance(self.value, Enum):
+            # What may change, or hold on to a graph of tensors, is copied or read now.
+            kept = list(self.value) if isinstance(self.value, (list, tuple)) else settle({self.name: self.value})
+            self.value = kept.get(self.name, kept) if isinstance(kept, dict) else kept  # type: ignore[assignment]
+        if isinstance(self.value, list) and self.value:
+            first = (int, float) if isinstance(self.value[0], (int, float)) else type(self.value[0])
+            if not all(isinstance(item, first) for item in self.value):
+                kinds = ", ".join(sorted({type(item).__name__ for item in self.value}))
+                raise ConfigError(f"attribute {self.name!r}: the items of a list must be of one type, got {kinds}")
 
 
 class Attributes(dict[str, Attribute]):
@@ -104,6 +113,25 @@ class Attributes(dict[str, Attribute]):
         if not isinstance(value, wanted):
             raise TachographError(f"attribute {name!r} is {value!r}, which is not what was asked for")
         return value
+
+
+def attribute_of(name: str, value: Any, complain: Callable[[str], None]) -> Attribute:
+    """Return an attribute; of a value that cannot be one, as a text, with a complaint."""
+    try:
+        return Attribute(name, value)
+    except ConfigError as error:
+        complain(f"{error}; it is stored as a text")
+        return Attribute(name, str(value)[:1000])
+
+
+def attributes_of(given: Mapping[str, Any], complain: Callable[[str], None]) -> Attributes:
+    """Return attributes as they are, or made of names and values; see `attribute_of`."""
+    if isinstance(given, Attributes):
+        return given
+    attributes = Attributes()
+    for name, value in given.items():
+        attributes.add_attribute(attribute_of(text_of(name), value, complain))
+    return attributes
 
 
 class Field:

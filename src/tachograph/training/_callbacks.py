@@ -167,7 +167,11 @@ def on_train_start(
     train_samples_target_or_fn: int | Callable[[], int] | None = None,
     start_time_msec: float | None = None,
 ) -> Span:
-    """A training loop begins; see `training_loop`."""
+    """A training loop begins; see `training_loop`. One that is still open, outside of an iteration, is ended."""
+    recorder = get_recorder()
+    forgotten = recorder.find_open(Names.TRAINING_LOOP, inside=Names.TRAINING_SINGLE_ITERATION)
+    if forgotten is not None:
+        recorder.end(forgotten, status="left_open")
     span = training_loop(
         train_iterations_start, train_samples_start, train_iterations_target_or_fn, train_samples_target_or_fn
     )

@@ -28,6 +28,11 @@ class Checkpoints:
         while len(self._snapshots) > _MOST_SNAPSHOTS:  # of saves that never succeeded
             del self._snapshots[next(iter(self._snapshots))]
 
+    def restart(self) -> None:
+        """Forget what was kept: training began anew."""
+        self._best = None
+        self._snapshots.clear()
+
     def strategy_of(self, step: int, default: str) -> str:
         """Return how the checkpoint of a step is being saved."""
         return self._snapshots[step][0] if step in self._snapshots else default
@@ -40,8 +45,11 @@ class Checkpoints:
             productive: what is there now, for a checkpoint whose beginning nobody told.
             wall_s: the time.
         """
-        _, productive = self._snapshots.pop(step, ("", productive))
         best = self._best
+        if step in self._snapshots:
+            productive = self._snapshots[step][1]
+        elif step + 1 < productive["productive_train_iterations"]:
+            productive = best or dict.fromkeys(productive, 0)  # of an earlier step, and nobody told what was done then
         if best is not None and best["productive_train_iterations"] > productive["productive_train_iterations"]:
             productive = best  # an older one that was finished later takes nothing away
         self._best = productive

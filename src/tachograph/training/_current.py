@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 
 from tachograph.recorder import Run, latest_run, worker_run
@@ -10,24 +12,31 @@ from tachograph.training._span import Span, current_span
 
 __all__ = ["fresh_recorder", "find_parent", "get_recorder", "recorder_of", "set_run_maker"]
 
+_locks = [threading.RLock()]
+if hasattr(os, "register_at_fork"):
+    # In a forked child, a thread of the parent may have held it.
+    os.register_at_fork(after_in_child=lambda: _locks.__setitem__(0, threading.RLock()))
+
 _run_makers: list[Callable[[str | None], TrainingRecorder]] = []
 
 
 def recorder_of(run: Run) -> TrainingRecorder:
     """Return what records the spans of a run; there is one for each run."""
     if not isinstance(run.companion, TrainingRecorder):
-        run.companion = TrainingRecorder(run)
+        with _locks[-1]:
+            if not isinstance(run.companion, TrainingRecorder):
+                run.companion = TrainingRecorder(run)
     return run.companion
 
 
-def find_parent(recorder: TrainingRecorder | None = None) -> Span:
+def find_parent() -> Span:
     """Return the open span around the present place, or what stands for the run if there is none."""
     span = current_span.get()
     while span is not None and span.stop_s is not None:
         span = span._parent
-    if span is not None and span.name and span.recorder is not None and recorder in (None, span.recorder):
+    if span is not None and span.name and span.recorder is not None:
         return span
-    return (recorder or _present_recorder()).base
+    return _present_recorder().base
 
 
 def get_recorder() -> TrainingRecorder:
@@ -42,8 +51,9 @@ def get_recorder() -> TrainingRecorder:
 
 def fresh_recorder(name: str | None) -> TrainingRecorder:
     """Return the recorder for an application: of the current run, or of a new one if there is none that goes on."""
-    run = latest_run()
-    return recorder_of(run) if run is not None and run.status == "running" else _make_run(name)
+    with _locks[-1]:
+        run = latest_run()
+        return recorder_of(run) if run is not None and run.status == "running" else _make_run(name)
 
 
 def set_run_maker(make: Callable[[str | None], TrainingRecorder] | None) -> None:
@@ -53,7 +63,11 @@ def set_run_maker(make: Callable[[str | None], TrainingRecorder] | None) -> None
 
 def _present_recorder() -> TrainingRecorder:
     run = latest_run()
-    return recorder_of(run) if run is not None else _make_run(None)
+    if run is not None:
+        return recorder_of(run)
+    with _locks[-1]:  # several threads may come here at the same time
+        run = latest_run()
+        return recorder_of(run) if run is not None else _make_run(None)
 
 
 def _make_run(name: str | None) -> TrainingRecorder:

@@ -28,18 +28,26 @@ class Event:
 
     __slots__ = ("_attributes", "_name", "_timestamp")
 
-    def __init__(self, name: EventName, timestamp: TracingTimestamp, attributes: Attributes | None = None) -> None:
+    def __init__(
+        self, name: EventName, timestamp: TracingTimestamp, attributes: Attributes | Mapping[str, Any] | None = None
+    ) -> None:
         if not timestamp:
             raise ConfigError(f"event {text_of(name)!r} needs a time stamp; Event.create gives it the present one")
         self._name = name
         self._timestamp = timestamp
         # A copy: the caller's attributes may serve for the next event as well.
-        self._attributes = type(attributes).merge(attributes) if attributes else Attributes()
+        if isinstance(attributes, Attributes):
+            self._attributes = type(attributes).merge(attributes)
+        else:
+            self._attributes = Attributes(attributes)
         self._attributes.add(StandardEventAttributeName.TIMESTAMP_MSEC, timestamp.milliseconds_since_epoch)
 
     @classmethod
     def create(
-        cls, name: EventName, attributes: Attributes | None = None, timestamp: TracingTimestamp | None = None
+        cls,
+        name: EventName,
+        attributes: Attributes | Mapping[str, Any] | None = None,
+        timestamp: TracingTimestamp | None = None,
     ) -> Event:
         """Make an event, of now unless a time is given."""
         return Event(name, timestamp or TracingTimestamp.now(), attributes)
@@ -115,11 +123,14 @@ class ErrorEvent(Event):
         exception_traceback: str | None = None,
         attributes: Attributes | None = None,
     ) -> None:
-        super().__init__(StandardEventName.ERROR, timestamp, attributes)
+        if exception_type is not None and exception_message is None:
+            raise ConfigError(f"exception_type={exception_type!r} needs an exception_message")
+        said = Attributes.merge(attributes)
         values = (error_message, exception_type, exception_message, exception_traceback)
         for name, value in zip(_ERROR_FIELDS, values, strict=True):
             if value is not None:
-                self._attributes.add(name, mask_text(value))
+                said.add(name, mask_text(value))
+        super().__init__(StandardEventName.ERROR, timestamp, said)
 
     @classmethod
     def create(  # type: ignore[override] # One Logger's signature

@@ -9,7 +9,8 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tachograph.recorder import Guest, Note
+from tachograph.guard import guard
+from tachograph.recorder import LOSSES, Guest, Note
 from tachograph.records import OMIT, Later, Problem, plain
 from tachograph.training._attribute_sets import (
     SaveCheckpointSuccessEventAttributes,
@@ -18,13 +19,14 @@ from tachograph.training._attribute_sets import (
     TrainingMetricsUpdateAttributes,
     ValidationMetricsUpdateAttributes,
 )
-from tachograph.training._attributes import Attributes, AttributeSet
+from tachograph.training._attributes import AttributeSet
 from tachograph.training._checkpoints import Checkpoints
 from tachograph.training._names import StandardTrainingJobEventName as Events
 from tachograph.training._names import StandardTrainingJobSpanName as Names
 from tachograph.training._parameters import Parameters
 from tachograph.training._progress import LONGEST_WINDOW_S, Job, Loop, Stats
 from tachograph.training._span import ShortSpan, Span
+from tachograph.training._span_notes import SpanNotes
 
 if TYPE_CHECKING:
     from tachograph.training._recorder import TrainingRecorder
@@ -38,7 +40,6 @@ SHORTEST_WINDOW_S = 1.0
 
 _MOST_PLANS = 1_000
 _ITERATION = Names.TRAINING_SINGLE_ITERATION
-_LOSSES = ("train_loss", "loss", "train/loss")
 
 _PHASE_OF: dict[str, str] = {
     Names.DATA_LOADING: "data",
@@ -51,6 +52,7 @@ _PHASE_OF: dict[str, str] = {
     Names.CHECKPOINT_SAVE_FINALIZATION: "checkpoint",
     Names.CHECKPOINT_LOAD: "checkpoint",
     Names.VALIDATION_LOOP: "validation",
+    Names.TESTING_LOOP: "testing",
 }
 _WHOLE = {Names.VALIDATION_LOOP, Names.TESTING_LOOP, Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC}
 """Spans whose time is theirs, whatever phases are inside."""
@@ -61,21 +63,25 @@ class _Plan(NamedTuple):
 
     keeps: bool
     phase: str | None
-    start: Callable[[Span], None] | None
+    start: Callable[[Span], list[Note]] | None
     stop: Callable[[Span], list[Note]] | None
 
 
 class Call(Guest):
     """Something for the ledger to do when everything before it is done."""
 
-    __slots__ = ("_act",)
+    __slots__ = ("_act", "_ledger")
 
-    def __init__(self, act: Callable[[], Iterable[Note]]) -> None:
+    def __init__(self, ledger: Ledger, act: Callable[[], list[Note]]) -> None:
+        self._ledger = ledger
         self._act = act
 
-    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[Note]:
+    def notes(self, latest: Mapping[str, Any] | None) -> list[Note]:
         """Do it."""
-        return self._act()
+        try:
+            return self._act()
+        except Exception as fault:  # noqa: BLE001 - as for a span
+            return self._ledger._lost(fault)
 
 
 class Ledger:
@@ -83,14 +89,15 @@ class Ledger:
 
     def __init__(self, recorder: TrainingRecorder) -> None:
         self._recorder = recorder
-        self.parameters = Parameters()
+        self.notes = SpanNotes(recorder)
+        self.parameters = self._told = Parameters()
         self._job = Job()
         self._plans: dict[object, _Plan] = {}
         self._loops: dict[Span, Loop] = {}
         self._default_loop: Loop | None = None
         self._latest: Mapping[str, Any] | None = None
         self._checkpoints = Checkpoints()
-        self._starts: dict[str, Callable[[Span], None]] = {
+        self._starts: dict[str, Callable[[Span], list[Note]]] = {
             Names.TRAINING_LOOP: self._loop_began,
             Names.CHECKPOINT_SAVE_SYNC: self._save_began,
             Names.CHECKPOINT_SAVE_ASYNC: self._save_began,
@@ -110,21 +117,35 @@ class Ledger:
 
     def take(self, span: Span, latest: Mapping[str, Any] | None) -> list[Note]:
         """Return what to record of a span, which comes when it has begun and when it has ended, or only then."""
+        try:
+            return self._take(span, latest)
+        except Exception as fault:  # noqa: BLE001 - a fault costs what is known of one span
+            return self._lost(fault)
+
+    def _lost(self, fault: Exception) -> list[Note]:
+        guard.caught("recording a span", fault)
+        self._recorder.count_loss("a fault inside telemetry")
+        if guard.strict:
+            raise fault
+        return []
+
+    def _take(self, span: Span, latest: Mapping[str, Any] | None) -> list[Note]:
         self._latest = latest
         plan = self._plans.get(span.name) or self._plan(span)
         more = span._more
         if isinstance(span, ShortSpan) and not (plan.keeps and more is not None):
             return self._ended(plan, span)
         assert more is not None  # noqa: S101 - made when it began
+        notes: list[Note] = []
         if not more.is_started:
             more.is_started = True
-            if plan.start is not None:
-                plan.start(span)
-            # One that has ended by now is written then, in one record if nothing happens inside.
-            return self._written(span) if span.stop_s is None else []
-        notes = self._ended(plan, span)
+            notes += plan.start(span) if plan.start is not None else []
+            if more.is_queued:
+                # One that has ended by now is written then, in one record if nothing happens inside.
+                return notes + (self.notes.start(span) if span.stop_s is None else [])
+        notes += self._ended(plan, span)
         if plan.keeps:
-            notes += self._end_notes(span)
+            notes += self.notes.end(span)
         return notes
 
     def take_all(self, spans: Sequence[Span], latest: Iterable[Mapping[str, Any] | None]) -> list[Note]:
@@ -159,7 +180,7 @@ class Ledger:
         """
         parent = spans[place]._parent
         loop_span, loop = self._loop_of(spans[place])
-        last = min(len(spans), place + loop.num_before_check)
+        last = min(len(spans), place + max(1, loop.num_before_check))
         first_s = stop_s = spans[place].start_s or 0.0
         deadline_s = loop.deadline_s
         durations: list[float] = []
@@ -178,7 +199,7 @@ class Ledger:
             first_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
             durations.append(stop_s - first_s)
             place += 1
-        loop.add(durations, first_s, stop_s)
+        loop.add(durations, first_s, stop_s, self.parameters)
         if (loop.num_before_check <= 0 or stop_s >= deadline_s) and self._is_due(loop, stop_s):
             self._latest = metrics[place - 1]
             notes += self._report(loop_span, loop, stop_s)
@@ -196,65 +217,6 @@ class Ledger:
         """Look at the filter again: it was changed."""
         self._plans = {}
 
-    def about(self, span: Span | None, steady_s: float, event: str, fields: Mapping[str, Any]) -> list[Note]:
-        """Return a record that belongs to a span, or to the one around it if that is not recorded itself."""
-        kept = self._kept(span)
-        if kept is None:
-            return [Note(steady_s, event, dict(fields))]
-        notes = self._written(kept)
-        notes.append(Note(steady_s, event, {**fields, "span_id": self._recorder.id_of(kept)}))
-        return notes
-
-    def _kept(self, span: Span | None) -> Span | None:
-        while span is not None and not (span.name and self._recorder.filter.keeps(span.name_str)):
-            span = span._parent
-        return span
-
-    def _written(self, span: Span) -> list[Note]:
-        """Return the start of a span, and of those around it, unless they are in the journal."""
-        if not self._recorder.filter.keeps(span.name_str) or span.more.is_written or span.start_s is None:
-            return []
-        span.more.is_written = True
-        parent = self._kept(span._parent)
-        notes = self._written(parent) if parent is not None else []
-        notes.append(Note(span.start_s, "span_start", self._head(span, parent)))
-        return notes
-
-    def _end_notes(self, span: Span) -> list[Note]:
-        more = span.more
-        assert span.start_s is not None and span.stop_s is not None  # noqa: S101 - it has ended
-        notes: list[Note] = []
-        if more.is_written:
-            event = "span_stop"
-            fields: dict[str, Any] = {"span_id": self._recorder.id_of(span), "name": span.name_str}
-        else:
-            parent = self._kept(span._parent)
-            notes += self._written(parent) if parent is not None else []
-            event, fields = "span", self._head(span, parent)
-            more.is_written = True
-        fields["duration_s"] = span.stop_s - span.start_s
-        if more.status != "ok":
-            fields["status"] = more.status
-        if more.attributes or more.updated or more.stop_attributes:
-            fields |= _said(attributes=span.attributes, stop_attributes=more.stop_attributes)
-        notes.append(Note(span.stop_s, event, fields))
-        return notes
-
-    def _head(self, span: Span, parent: Span | None) -> dict[str, Any]:
-        more = span.more
-        fields: dict[str, Any] = {"span_id": self._recorder.id_of(span)}
-        if parent is not None:
-            fields["parent_id"] = self._recorder.id_of(parent)
-        fields["name"] = span.name_str
-        if more.attributes or more.updated or more.start_attributes:
-            fields |= _said(attributes=span.attributes, start_attributes=more.start_attributes)
-        return fields
-
-    def _event(self, span: Span | None, steady_s: float, name: str, attributes: Mapping[str, Any]) -> list[Note]:
-        step = attributes.get("current_iteration")
-        fields = {"name": str(name), **({"global_step": step} if step is not None else {}), **attributes}
-        return self.about(span, steady_s, "event", fields)
-
     # Iterations and their phases -----------------------------------------------------------------------------------
 
     def _ended(self, plan: _Plan, span: Span) -> list[Note]:
@@ -267,14 +229,18 @@ class Ledger:
     def _phases_around(self, span: Span) -> Loop | None:
         """Return the loop whose phase a span is, unless it is part of something that counts as a whole."""
         parent = span._parent
+        is_in_iteration = False
         while parent is not None:
             loop = self._loops.get(parent)
             if loop is not None:
                 return loop
             if parent.name in _WHOLE:
                 return None
+            is_in_iteration = is_in_iteration or parent.name == _ITERATION
             parent = parent._parent
-        return None if self._loops else self._default_loop
+        if is_in_iteration:
+            return self._loop_of(span)[1]
+        return None if self._loops else self._default_loop  # what another thread does besides is no phase of a loop
 
     def _loop_of(self, span: Span) -> tuple[Span | None, Loop]:
         """Return the loop around a span, else the latest that is open, else one that nobody began."""
@@ -290,16 +256,17 @@ class Ledger:
             self._default_loop.begin(self.parameters, None, None)
         return None, self._default_loop
 
-    def _loop_began(self, span: Span) -> None:
-        is_inner = any(True for _ in self._around(span))
+    def _loop_began(self, span: Span) -> list[Note]:
+        notes = self.finish(span.start_s or 0.0)
+        # Steps are those of the outermost loop, or of the first of several at a time.
+        is_inner = bool(self._loops) or _is_in_iteration(span)
         loop = Loop(Job() if is_inner else self._job, span.start_s or 0.0)
-        attributes = span.attributes
-        loop.begin(
-            self.parameters,
-            attributes.get_int_value("train_iterations_start"),
-            attributes.get_int_value("train_samples_start"),
-        )
+        first = _int(span, "train_iterations_start")
+        if first is not None and first < loop.completed:
+            self._checkpoints.restart()  # training began anew: what was kept before is another story
+        loop.begin(self.parameters, first, _int(span, "train_samples_start"))
         self._loops[span] = loop
+        return notes
 
     def _around(self, span: Span) -> Iterable[Span]:
         parent = span._parent
@@ -312,16 +279,15 @@ class Ledger:
         loop_span, loop = self._loop_of(span)
         start_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
         if span._more is not None and span._more.status != "ok":
-            loop.shares.add("iteration", start_s, stop_s)
+            loop.shares.add("failed", start_s, stop_s)
             return []
         if span._more is not None:
-            attributes = span.attributes
-            own = [attributes.get_int_value(name) for name in ("num_samples", "num_tokens")]
+            own = [_int(span, name) for name in ("num_samples", "num_tokens")]
             loop.fold(self.parameters)
-            loop.add([stop_s - start_s], start_s, stop_s)
+            loop.add([stop_s - start_s], start_s, stop_s, self.parameters)
             loop.fold(self.parameters, *own)
         else:
-            loop.add([stop_s - start_s], start_s, stop_s)
+            loop.add([stop_s - start_s], start_s, stop_s, self.parameters)
         return self._report(loop_span, loop, stop_s) if self._is_due(loop, stop_s) else []
 
     @property
@@ -341,9 +307,11 @@ class Ledger:
 
     def _report(self, loop_span: Span | None, loop: Loop, steady_s: float) -> list[Note]:
         """Return what there is to say of the iterations since the last report, if there are any."""
-        if not loop.num_waiting or not self.parameters.is_train_iterations_enabled:
-            return []
+        if not loop.num_waiting:
+            return self._rest(loop, steady_s)
         job, window = loop.report(self.parameters)
+        if not self.parameters.is_train_iterations_enabled:
+            return []
         loss = self._loss()
         wall_s = self._recorder.wall_s
         fields = {
@@ -354,20 +322,31 @@ class Ledger:
         }
         known = TrainingMetricsUpdateAttributes.create(**fields).to_json()
         known |= {f"window_{name}": value for name, value in window.items()}
-        notes = self._event(loop_span, steady_s, Events.TRAINING_METRICS_UPDATE, known)
+        notes = self.notes.event(loop_span, steady_s, Events.TRAINING_METRICS_UPDATE, known)
+        if loop.job is not self._job:
+            return notes  # steps are those of the outer loop
         step: dict[str, Any] = {"global_step": job["current_iteration"]}
         step |= {f"window/{name}": value for name, value in window.items()}
         if loss is not None:
             step["latest_loss"] = loss
         return [*notes, Note(steady_s, "step", step)]
 
+    def _rest(self, loop: Loop, steady_s: float) -> list[Note]:
+        """Return where the time went since the last report, in which no iteration was completed."""
+        if not loop.shares.seconds or loop.job is not self._job:
+            return []
+        window = loop.report_rest()
+        if not self.parameters.is_train_iterations_enabled:
+            return []
+        fields = {f"window/{name}": value for name, value in window.items()}
+        return [Note(steady_s, "step", {"global_step": max(0, loop.job.completed - 1), **fields})]
+
     def _loss(self) -> float | None:
-        for name in _LOSSES:
-            if self._latest is not None and name in self._latest:
-                problems: list[Problem] = []
-                value = plain(self._latest[name], name, problems)
-                if value is not OMIT and isinstance(value, (int, float)) and not isinstance(value, bool):
-                    return float(value)
+        for name in LOSSES.intersection(self._latest or ()):
+            problems: list[Problem] = []
+            value = plain((self._latest or {})[name], name, problems)
+            if value is not OMIT and isinstance(value, (int, float)) and not isinstance(value, bool):
+                return float(value)
         return None
 
     def _loop_ended(self, span: Span) -> list[Note]:
@@ -381,8 +360,8 @@ class Ledger:
         return notes
 
     def finish(self, steady_s: float) -> list[Note]:
-        """Report what was not reported yet: the run ends."""
-        loop = self._default_loop
+        """Report iterations outside of any loop that were not reported yet: a loop begins, or the run ends."""
+        loop, self._default_loop = self._default_loop, None
         return self._report(None, loop, steady_s) if loop is not None else []
 
     # Validation and testing ----------------------------------------------------------------------------------------
@@ -417,7 +396,7 @@ class Ledger:
     def _held_out(self, span: Span, kind: type[AttributeSet], name: Events, stats: Stats, since: int) -> list[Note]:
         completed = self._job.completed
         attributes = kind.create(current_iteration=max(0, completed - 1), interval=completed - since, **stats.fields())
-        return self._event(span, span.stop_s or 0.0, name, attributes.to_json())
+        return self.notes.event(span, span.stop_s or 0.0, name, attributes.to_json())
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -428,11 +407,12 @@ class Ledger:
                 loop.fold(self.parameters)
         return self._job
 
-    def _save_began(self, span: Span) -> None:
-        step = span.attributes.get_int_value("current_iteration")
-        if step is not None:
-            strategy = "async" if span.name == Names.CHECKPOINT_SAVE_ASYNC else "sync"
-            self._checkpoints.begin(step, strategy, self._settle().productive())
+    def _save_began(self, span: Span) -> list[Note]:
+        job = self._settle()
+        step = _int(span, "current_iteration")
+        strategy = "async" if span.name == Names.CHECKPOINT_SAVE_ASYNC else "sync"
+        self._checkpoints.begin(max(0, job.completed - 1) if step is None else step, strategy, job.productive())
+        return []
 
     def saved(
         self, span: Span | None, base: Span, step: int | None, steady_s: float, path: str | None, size: Later | None
@@ -454,26 +434,40 @@ class Ledger:
             training_start_timestamp_sec=wall_s(job.loop_start_s) if job.loop_start_s is not None else None,
         )
         owner = base if strategy == "async" or span is None else span
-        return self._event(owner, steady_s, Events.SAVE_CHECKPOINT_SUCCESS, attributes.to_json())
+        return self.notes.event(owner, steady_s, Events.SAVE_CHECKPOINT_SUCCESS, attributes.to_json())
 
     def _save_ended(self, span: Span) -> list[Note]:
         if not self.parameters.is_save_checkpoint_enabled:
             return []
         waited = self._checkpoints.waited((span.stop_s or 0.0) - (span.start_s or 0.0))
         attributes = SyncCheckpointMetricsUpdateAttributes.create(**waited).to_json()
-        return self._event(span, span.stop_s or 0.0, Events.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
+        return self.notes.event(span, span.stop_s or 0.0, Events.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
 
     # Parameters ----------------------------------------------------------------------------------------------------
 
-    def change(self, parameters: Parameters, base: Span, steady_s: float) -> list[Note]:
-        """Use other values from now on."""
-        if parameters == self.parameters:
-            return []
+    def begin_with(self, parameters: Parameters) -> None:
+        """Use values that nobody has to be told: they are what the run's own facts say."""
+        self.parameters = self._told = parameters
+
+    def change(self, parameters: Parameters, base: Span, steady_s: float, *, tells: bool) -> list[Note]:
+        """Use other values from now on, and return what to record of them."""
         self._settle()
         self.parameters = parameters
+        if not tells or parameters == self._told:
+            return []
+        self._told = parameters
         attributes = parameters.to_attributes(self.log_every).to_json()
-        return self._event(base, steady_s, Events.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
+        return self.notes.event(base, steady_s, Events.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
 
 
-def _said(**attributes: Attributes | None) -> dict[str, Any]:
-    return {name: given.to_json() for name, given in attributes.items() if given}
+def _is_in_iteration(span: Span) -> bool:
+    parent = span._parent
+    while parent is not None and parent.name != _ITERATION:
+        parent = parent._parent
+    return parent is not None
+
+
+def _int(span: Span, name: str) -> int | None:
+    """Return an attribute that ought to be a whole number, if it is one."""
+    attribute = span.attributes.get(name)
+    return attribute.value if attribute is not None and type(attribute.value) is int else None

@@ -74,7 +74,7 @@ class ParameterSource:
             if name not in Parameters.__struct_fields__:
                 raise ConfigError(f"unknown training parameter {key!r}{nearest(name, Parameters.__struct_fields__)}")
             if value is not None:
-                named[name] = value if callable(value) else _checked(name, value)
+                named[name] = value if callable(value) else _checked(name, value, key)
         self._given.update(named)
 
     def ask(self, complain: Callable[[str], None]) -> Parameters:
@@ -90,19 +90,20 @@ class ParameterSource:
         return Parameters(**values)
 
 
-def _checked(name: str, value: Any) -> Any:
+def _checked(name: str, value: Any, key: str | None = None) -> Any:
+    key = key or name
     field = next(field for field in msgspec.structs.fields(Parameters) if field.name == name)
     if hasattr(value, "item") and not isinstance(value, (int, float)):
         value = value.item()  # numpy counts
     if isinstance(value, bool) and field.type is not bool and "bool" not in str(field.type):
-        raise ConfigError(f"{name}={value!r}: a number is expected")
+        raise ConfigError(f"{key}={value!r}: a number is expected")
     if isinstance(value, float) and value.is_integer() and "int" in str(field.type):
         value = int(value)
     try:
         return msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
         wanted = str(error).partition(", got ")[0]
-        raise ConfigError(f"{name}={value!r}: {wanted[0].lower()}{wanted[1:]}") from None
+        raise ConfigError(f"{key}={value!r}: {wanted[0].lower()}{wanted[1:]}") from None
 
 
 def metadata_list(metadata: Mapping[str, Any] | None) -> list[str] | None:

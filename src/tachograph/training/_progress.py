@@ -64,13 +64,17 @@ class Job:
         self.iterations_start = 0
         self.samples_start: int | None = None
         self.num_samples: int | None = None
+        self.loop_samples = 0
+        """Samples since the latest loop began, whose start is `samples_start`."""
         self.num_tokens: int | None = None
         self.flops: float | None = None
+        self.loop_flops = 0.0
         self.flops_start: float | None = None
         self.throughput_low = math.inf
         self.throughput_high = 0.0
         self.phase_s: dict[str, float] = {}
         self.loop_start_s: float | None = None
+        self.reported_until_s = -math.inf
         self.first_finish_s: float | None = None
         self.last_finish_s: float | None = None
         self.validated_at = 0
@@ -80,10 +84,10 @@ class Job:
         """Return what a checkpoint of this moment would keep."""
         samples = None
         if self.num_samples is not None:
-            samples = (self.samples_start or 0) + self.num_samples
+            samples = (self.samples_start or 0) + self.loop_samples
         tflops = None
         if self.flops is not None:
-            tflops = ((self.flops_start or 0.0) + self.flops) / 1e12
+            tflops = ((self.flops_start or 0.0) + self.loop_flops) / 1e12
         return {
             "productive_train_iterations": self.completed,
             "productive_train_samples": samples,
@@ -113,15 +117,18 @@ class Loop:
         else:
             job.iterations_start = job.completed
         batch, flops = parameters.global_batch_size, parameters.flops_to_count
-        if samples_start is None and batch is not None:
+        if samples_start is None and iterations_start is None and job.num_samples is not None:
+            samples_start = (job.samples_start or 0) + job.loop_samples
+        elif samples_start is None and batch is not None:
             samples_start = job.iterations_start * batch
         job.samples_start = samples_start
         job.flops_start = samples_start * flops if samples_start is not None and flops is not None else None
+        job.loop_samples, job.loop_flops = 0, 0.0
         job.loop_start_s = self._start_s
         job.validated_at = job.tested_at = job.completed
 
     def _begin_window(self, start_s: float) -> None:
-        self._start_s = start_s
+        self._start_s = start_s = max(start_s, self.job.reported_until_s)  # no moment is in two windows
         self.deadline_s = start_s + LONGEST_WINDOW_S
         self._sample: list[float] = []
         self._stride = 1
@@ -150,9 +157,11 @@ class Loop:
         """How many more iterations may come before it is worth looking whether a report is due."""
         return self._check_at - len(self._waiting)
 
-    def add(self, durations: list[float], start_s: float, stop_s: float) -> None:
+    def add(self, durations: list[float], start_s: float, stop_s: float, parameters: Parameters) -> None:
         """Take iterations that were completed one after the other between two moments."""
         self._waiting += durations
+        if len(self._waiting) >= _MOST_DURATIONS:
+            self.fold(parameters)
         self.shares.add("iteration", start_s, stop_s, sum(durations))
         job = self.job
         job.last_finish_s = stop_s
@@ -188,11 +197,13 @@ class Loop:
         if num_samples is None:
             return
         job.num_samples = (job.num_samples or 0) + count * num_samples
+        job.loop_samples += count * num_samples
         self._num_samples = (self._num_samples or 0) + count * num_samples
         if parameters.flops_to_count is None:
             return
         flops = num_samples * parameters.flops_to_count
         job.flops = (job.flops or 0.0) + count * flops
+        job.loop_flops += count * flops
         self._flops = (self._flops or 0.0) + count * flops
         if low_s > 0:
             per_gpu = flops / (1e12 * parameters.world_size)
@@ -206,7 +217,8 @@ class Loop:
         for phase, seconds in self.shares.seconds.items():
             self.job.phase_s[phase] = self.job.phase_s.get(phase, 0.0) + seconds
         job = self._job(parameters, window)
-        self._begin_window(max(self.shares.until_s, self._start_s))
+        self.job.reported_until_s = max(self.shares.until_s, self._start_s)
+        self._begin_window(self.job.reported_until_s)
         return job, window
 
     def _job(self, parameters: Parameters, window: dict[str, Any]) -> dict[str, Any]:
@@ -233,7 +245,7 @@ class Loop:
             throughput = job.flops / (stats.total_s * 1e12 * parameters.world_size)
             fields |= {
                 "total_flops": round(job.flops),
-                "completed_floating_point_operations_overall": round((job.flops_start or 0.0) + job.flops),
+                "completed_floating_point_operations_overall": round((job.flops_start or 0.0) + job.loop_flops),
                 "avg_tflops": throughput * parameters.world_size,
                 "train_throughput_per_gpu": throughput,
                 "train_throughput_per_gpu_max": job.throughput_high,
@@ -257,13 +269,25 @@ class Loop:
         if sec <= 0:
             return fields
         # Validation and checkpoints are no training: a window with one in it is not a slower one.
-        training_sec = sec - sum(shares.seconds.get(phase, 0.0) for phase in ("checkpoint", "validation"))
+        training_sec = sec - sum(shares.seconds.get(phase, 0.0) for phase in ("checkpoint", "validation", "testing"))
         if training_sec > 0:
             fields |= self._rates(training_sec, parameters)
-        for phase in PHASES[:-1]:
-            if phase in shares.seconds:
-                fields[f"share_{phase}"] = shares.seconds[phase] / sec
-        fields["share_other"] = max(0.0, 1.0 - sum(shares.seconds.values()) / sec)
+        return fields | self._phase_shares(sec)
+
+    def report_rest(self) -> dict[str, Any]:
+        """Return where the time went of a window in which no iteration was completed, and begin the next."""
+        sec = max(0.0, self.shares.until_s - self._start_s)
+        fields = {"iterations": 0, "sec": sec, **(self._phase_shares(sec) if sec > 0 else {})}
+        for phase, seconds in self.shares.seconds.items():
+            self.job.phase_s[phase] = self.job.phase_s.get(phase, 0.0) + seconds
+        self.job.reported_until_s = max(self.shares.until_s, self._start_s)
+        self._begin_window(self.job.reported_until_s)
+        return fields
+
+    def _phase_shares(self, sec: float) -> dict[str, float]:
+        seconds = self.shares.seconds
+        fields = {f"share_{phase}": seconds[phase] / sec for phase in PHASES if phase in seconds}
+        fields["share_other"] = max(0.0, 1.0 - sum(seconds.values()) / sec)
         return fields
 
     def _rates(self, sec: float, parameters: Parameters) -> dict[str, float]:

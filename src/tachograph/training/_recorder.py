@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
 import os
 import threading
 import uuid
@@ -18,20 +17,24 @@ from typing import Any
 from tachograph.clock import SystemClock
 from tachograph.exceptions import TachographError
 from tachograph.guard import guard
-from tachograph.recorder import Entry, Run, error_message, error_type, traceback_of
-from tachograph.records import Later, settle
+from tachograph.recorder import PRESSURE, Entry, Run, error_message, error_type, traceback_of
+from tachograph.records import Later
 from tachograph.training._attributes import Attributes
 from tachograph.training._event import ErrorEvent, Event
 from tachograph.training._filter import ExportCustomizationMode, SpanFilter
 from tachograph.training._ledger import Call, Ledger
 from tachograph.training._names import text_of
 from tachograph.training._parameters import Parameters, ParameterSource
-from tachograph.training._span import ShortSpan, Span, SpanName, current_span
+from tachograph.training._span import ShortSpan, Span, SpanName, current_span, new_span
 from tachograph.training._timestamp import TracingTimestamp, check_moment
 
 __all__ = ["TrainingRecorder"]
 
+EVENT_FIELDS = frozenset({"name", "span_id"})
+"""Fields of an event's record; an attribute of that name is stored with an underscore behind it."""
+
 _TOLD = "__tachograph_recorded__"
+_CLOCKS_AGREE_S = 3600.0
 _NO_GUARD = contextlib.nullcontext()
 
 
@@ -50,12 +53,13 @@ class TrainingRecorder:
         self.propagates = False
         self.identity: dict[str, Any] = {}
         self.owns_run = False
+        self.owner: Span | None = None
+        """The application with which a run that was begun for it ends."""
         clock = run._clock
         self.now: Callable[[], float] = perf_counter if type(clock) is SystemClock else clock.steady_s
         self._writer = run._writer if run.status == "running" and not run._is_forked else None
         self.buffer: deque[Entry] = self._writer.buffer if self._writer is not None else deque(maxlen=0)
-        self.root = Span("", recorder=self)
-        self.root.start_s = self.now()
+        self.root = Span("", recorder=self, start_s=self.now())
         self.base = self.root
         self.filter = SpanFilter()
         self.begins_short = False
@@ -78,7 +82,7 @@ class TrainingRecorder:
             self._source.update({"train_iterations_target": facts.get("max_steps")})
         with contextlib.suppress(TachographError):
             self._source.update({"perf_tag": facts.get("perf_tag") or None})
-        self.ledger.parameters = self._source.ask(lambda reason: None)
+        self.ledger.begin_with(self._source.ask(lambda reason: None))
 
     # Faults --------------------------------------------------------------------------------------------------------
 
@@ -107,9 +111,9 @@ class TrainingRecorder:
         parent_span: Span | None = None,
     ) -> Span:
         """Begin a span, which is the current one from now on."""
-        span = Span(span_name, span_attributes, start_event_attributes, recorder=self)
+        span = new_span(Span, span_name, span_attributes, start_event_attributes, recorder=self)
         span._parent = parent_span
-        self.begin(span, start_time.perf_counter_seconds if start_time else None)
+        self.begin(span, self._steady_s(start_time, "start_time"))
         return span
 
     def stop(
@@ -119,8 +123,7 @@ class TrainingRecorder:
         stop_time: TracingTimestamp | None = None,
     ) -> None:
         """End a span."""
-        stop_s = stop_time.perf_counter_seconds if stop_time else None
-        self.end(span, stop_s, stop_attributes=stop_event_attributes)
+        self.end(span, self._steady_s(stop_time, "stop_time"), stop_attributes=stop_event_attributes)
 
     def event(self, span: Span | Event, event: Event | None = None) -> Event:
         """Record that something happened, in a span, or in the current one if only the event is given."""
@@ -132,13 +135,14 @@ class TrainingRecorder:
             if span.stop_s is not None:
                 self.complain(f"an event {event.name_str!r} came after the end of span {span.name_str!r}")
             span.keep_event(event)
-            fields = event.attributes.to_json()
-            fields.pop("timestamp_msec", None)
-            steady_s = self._steady_s(event.timestamp)
+            steady_s = self._steady_s(event.timestamp, f"the time of event {event.name_str!r}")
             if isinstance(event, ErrorEvent):
                 self._about(span, "error", _error_fields(event), steady_s)
             else:
-                self._about(span, "event", {"name": event.name_str, **settle(fields)}, steady_s)
+                said = event.attributes.to_json()
+                said.pop("timestamp_msec", None)
+                fields = {f"{name}_" if name in EVENT_FIELDS else name: value for name, value in said.items()}
+                self._about(span, "event", {"name": event.name_str, **fields}, steady_s)
         return event
 
     def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
@@ -200,12 +204,17 @@ class TrainingRecorder:
             span._parent = self.current
         current_span.set(span)
         span.more  # noqa: B018 - made now, it tells that the span was begun the long way
-        with self.guarded("beginning a span"):
-            with self._lock:
-                self._open[span] = None
-            span._prepare()
-            if not isinstance(span, ShortSpan) or self.filter.keeps(span.name_str):
-                self._put(span)
+        with self._lock:
+            self._open[span] = None
+        try:
+            with self.guarded("preparing a span"):
+                span._prepare()
+        except BaseException:  # faults are propagated: then the block is never entered, and nobody ends the span
+            span.stop_s = span.start_s
+            self._leave(span)
+            raise
+        if not isinstance(span, ShortSpan) or self.filter.keeps(span.name_str):
+            span.more.is_queued = self._put(span)
 
     def end(
         self,
@@ -221,24 +230,30 @@ class TrainingRecorder:
             now_s = self.now() if stop_s is None else stop_s
             if span.start_s is None or span.stop_s is not None:
                 state = "has not begun" if span.start_s is None else "has ended already"
-                if error is None and self._writer is not None:
+                is_known = span.more.status == "left_open"  # the application ended it
+                if error is None and self._writer is not None and not is_known:
                     self.complain(f"span {span.name_str!r} {state} and cannot be ended")
                 return
             more = span.more
-            more.status = "error" if error is not None else status
+            more.status = status if error is None else "left" if _is_no_error(error) else "error"
             more.stop_attributes = stop_attributes
-            if error is not None:
-                self._record_error(span, error, now_s)
-            span.before_end(error, now_s)
-            span.stop_s = max(now_s, span.start_s)
-            self._leave(span)
-            self._put(span)
+            try:
+                if more.status == "error" and error is not None:
+                    self._record_error(span, error, now_s)
+                span.before_end(error, now_s)
+            finally:
+                span.stop_s = max(now_s, span.start_s)
+                self._leave(span)
+                self._put(span, must=True)  # no more of these than of starts, which may be refused
 
     def _leave(self, span: Span) -> None:
         with self._lock:
             self._open.pop(span, None)
         if self.base is span:
-            self.base = self.root
+            outer = span._parent
+            while outer is not None and (outer.stop_s is not None or outer.name != span.name):
+                outer = outer._parent
+            self.base = outer or self.root
 
     def take_slowly(self, span: Span) -> None:
         """Queue a short span while the buffer is under pressure."""
@@ -247,9 +262,14 @@ class TrainingRecorder:
         with self.guarded("recording an iteration"):
             self.run._make_room(self._writer)
             if len(self.buffer) >= self.run._settings.buffer_size:
-                self._writer.losses.count("the buffer was full")
+                self.count_loss("the buffer was full")
             else:
                 self.buffer.append(span)
+
+    def count_loss(self, reason: str) -> None:
+        """Count a record that could not be made."""
+        if self._writer is not None:
+            self._writer.losses.count(reason)
 
     def _record_error(self, span: Span, error: BaseException, now_s: float) -> None:
         """Record an exception in the innermost span it leaves; those around it only say that it passed."""
@@ -269,11 +289,14 @@ class TrainingRecorder:
 
     def _about(self, span: Span, event: str, fields: Mapping[str, Any], steady_s: float | None = None) -> None:
         at_s = self.now() if steady_s is None else steady_s
-        self._put(Call(lambda: self.ledger.about(span, at_s, event, fields)))
+        self._put(Call(self.ledger, lambda: self.ledger.notes.about(span, at_s, event, fields)))
 
-    def _put(self, entry: Entry) -> None:
-        if self._writer is not None:
-            self._writer.put(entry)
+    def _put(self, entry: Entry, *, must: bool = False) -> bool:
+        if self._writer is None:
+            return False
+        if len(self.buffer) > PRESSURE:
+            self.run._make_room(self._writer)
+        return self._writer.put(entry, must=must)
 
     # What is known of the job --------------------------------------------------------------------------------------
 
@@ -282,18 +305,27 @@ class TrainingRecorder:
         self._source.update(parameters)
         self.ask()
 
-    def ask(self) -> Parameters:
-        """Return what is known of the job now; what has changed is recorded and used from now on."""
+    def ask(self, *, tells: bool = True) -> Parameters:
+        """Return what is known of the job now, which is used from now on; what has changed is recorded.
+
+        Args:
+            tells: whether it is recorded now; else with the next change, or when an application begins.
+        """
         parameters = self._source.ask(self.complain)
         base, now_s = self.base, self.now()
-        self._put(Call(lambda: self.ledger.change(parameters, base, now_s)))
+        self._put(Call(self.ledger, lambda: self.ledger.change(parameters, base, now_s, tells=tells)))
         return parameters
+
+    def expect(self, **parameters: Any) -> None:
+        """Take parameters for an application that is about to begin, with which they are recorded."""
+        self._source.update(parameters)
+        self.ask(tells=False)
 
     def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
         """Choose which spans are recorded one by one."""
         self.filter = SpanFilter(mode, names)
         self.begins_short = self.filter.keeps_short
-        self._put(Call(self._look_again))
+        self._put(Call(self.ledger, self._look_again))
 
     def _look_again(self) -> list[Any]:
         self.ledger.forget_filter()
@@ -317,7 +349,7 @@ class TrainingRecorder:
         place = os.path.abspath(path) if path is not None else None
         size = Later(lambda: _size_bytes(place)) if place is not None else None
         text = os.fspath(path) if path is not None else None
-        self._put(Call(lambda: self.ledger.saved(span, base, step, now_s, text, size)))
+        self._put(Call(self.ledger, lambda: self.ledger.saved(span, base, step, now_s, text, size)))
 
     # Time and ids --------------------------------------------------------------------------------------------------
 
@@ -340,11 +372,20 @@ class TrainingRecorder:
             return None
         return min(now_s - (wall_now_s - wall_s), now_s)
 
-    def _steady_s(self, timestamp: TracingTimestamp) -> float:
-        steady_s = timestamp.perf_counter_seconds
-        now_s = self.now()
-        is_ours = math.isfinite(steady_s) and self.now is perf_counter and steady_s <= now_s
-        return steady_s if is_ours else now_s
+    def _steady_s(self, timestamp: Any, what: str) -> float | None:
+        """Return a moment on the steady clock, by its wall time if its other reading cannot be; None for now."""
+        if timestamp is None:
+            return None
+        if not isinstance(timestamp, TracingTimestamp):
+            self.complain(f"{what} is {timestamp!r:.80}, not a TracingTimestamp; the present time is used")
+            return None
+        if self.now is not perf_counter:
+            return None  # the run has a clock of its own, which knows nothing of the machine's
+        steady_s, now_s = timestamp.perf_counter_seconds, self.now()
+        behind_s = self.wall_s(now_s) - timestamp.seconds_since_epoch
+        if 0 < steady_s <= now_s and abs(now_s - steady_s - behind_s) < _CLOCKS_AGREE_S:
+            return steady_s
+        return self.moment(timestamp.seconds_since_epoch * 1000, what)
 
     def id_of(self, span: Span) -> str:
         """Return the span's id as records have it."""
@@ -365,11 +406,15 @@ class TrainingRecorder:
 
     # The end -------------------------------------------------------------------------------------------------------
 
-    def close_open(self, *besides: Span) -> None:
-        """End the spans that were left open, innermost first, and mark them."""
+    def close_open(self, since: Span | None = None) -> None:
+        """End the spans that were left open, the latest first, and mark them.
+
+        Args:
+            since: only those that were begun after this one.
+        """
         with self._lock:
-            left = [span for span in reversed(self._open) if span not in besides]
-        for span in left:
+            left = list(reversed(self._open))
+        for span in itertools.takewhile(lambda span: span is not since, left):
             self.end(span, status="left_open")
 
     def close(self) -> None:
@@ -378,15 +423,28 @@ class TrainingRecorder:
             return
         self.close_open()
         now_s = self.now()
-        self._put(Call(lambda: self.ledger.finish(now_s)))
+        self._put(Call(self.ledger, lambda: self.ledger.finish(now_s)))
         self.forget()
 
     def forget(self) -> None:
         """Record nothing any more."""
         self._writer = None
         self.buffer = deque(maxlen=0)
-        self.root.stop_s = self.now()
         self.base = self.root
+        self._lock = threading.RLock()  # in a forked child, a thread of the parent may have held it
+        # So that what comes later looks for another run, also at places where one of these is the current span.
+        span = current_span.get()
+        while span is not None:
+            if span.recorder is self and span.stop_s is None:
+                span.stop_s = self.now()
+            span = span._parent
+        for left in (self.root, *self._open):
+            left.stop_s = self.now()
+
+
+def _is_no_error(error: BaseException) -> bool:
+    """Tell whether an exception only says that a block is left: a generator is closed, or the program ends well."""
+    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
 def _error_fields(event: ErrorEvent) -> dict[str, Any]:
@@ -406,6 +464,9 @@ def _size_bytes(path: str | None) -> int | None:
         return None
     if os.path.isfile(path):
         return os.path.getsize(path)
-    return sum(
-        os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names[:10_000]
-    )
+    num_bytes = 0
+    for folder, _, names in os.walk(path):
+        for name in names[:10_000]:
+            with contextlib.suppress(OSError):  # a link to nowhere, or a file that was just removed
+                num_bytes += os.path.getsize(os.path.join(folder, name))
+    return num_bytes

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 __all__ = ["PHASES", "Shares"]
 
-PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "validation", "iteration", "other")
-"""`iteration` is time inside iterations that no phase explains, `other` what lies outside."""
+PHASES = (
+    "data",
+    "forward",
+    "backward",
+    "optimizer",
+    "checkpoint",
+    "validation",
+    "testing",
+    "iteration",
+    "failed",
+)
+"""`iteration` is time inside iterations that no phase explains, `failed` that inside iterations that raised. What lies
+outside of all is called `other`.
+"""
 
-_MOST_STRETCHES = 64
+_MOST_STRETCHES = 10_000
 
 
 class Shares:

@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import msgspec
 
 from tachograph.exceptions import TachographError
 from tachograph.recorder import Guest, Note
-from tachograph.training._attributes import Attribute, Attributes, AttributeValue
+from tachograph.training._attributes import Attribute, Attributes, AttributeValue, attribute_of, attributes_of
 from tachograph.training._event import Event
 from tachograph.training._names import StandardEventName, StandardSpanAttributeName, text_of
 from tachograph.training._timestamp import TracingTimestamp
@@ -27,7 +29,7 @@ from tachograph.training._timestamp import TracingTimestamp
 if TYPE_CHECKING:
     from tachograph.training._recorder import TrainingRecorder
 
-__all__ = ["More", "ShortSpan", "Span", "SpanName", "current_span"]
+__all__ = ["More", "ShortSpan", "Span", "SpanName", "current_span", "new_span"]
 
 SpanName = Enum | str
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -50,6 +52,7 @@ class More:
         "attributes",
         "events",
         "id",
+        "is_queued",
         "is_started",
         "is_written",
         "start_attributes",
@@ -70,13 +73,15 @@ class More:
         self.status = "ok"
         self.twins: list[Span] | None = None
         self.wall_offset_s = 0.0
+        self.is_queued = False
+        """Whether the start is on its way to the writer; if not, the end stands for both."""
         self.is_started = False
         """For the writer: whether it has met the span's start."""
         self.is_written = False
         """For the writer: whether the start is in the journal."""
 
 
-class Span(Guest):
+class Span(Guest, msgspec.Struct, eq=False):
     """A stretch of time with a name; made by `timed_span` and the context managers, or by `Span.create`.
 
     Example:
@@ -84,23 +89,13 @@ class Span(Guest):
         ...     span.add_attribute("num_crops", 4)
     """
 
-    __slots__ = ("_given", "_more", "_parent", "name", "recorder", "start_s", "stop_s")
-
-    def __init__(
-        self,
-        name: SpanName,
-        attributes: Attributes | Mapping[str, Any] | None = None,
-        start_attributes: Attributes | None = None,
-        prepare: Callable[[Span], None] | None = None,
-        recorder: TrainingRecorder | None = None,
-    ) -> None:
-        self.name = name
-        self.recorder = recorder
-        self.start_s: float | None = None
-        self.stop_s: float | None = None
-        self._parent: Span | None = None
-        self._more: More | None = None
-        self._given = (attributes, start_attributes, prepare, recorder)
+    name: Any
+    _given: tuple[Any, Any, Any, TrainingRecorder | None] | None = None
+    recorder: TrainingRecorder | None = None
+    start_s: float | None = None
+    stop_s: float | None = None
+    _parent: Span | None = None
+    _more: More | None = None
 
     @classmethod
     def create(
@@ -113,7 +108,7 @@ class Span(Guest):
     ) -> Span:
         """Make a span that has begun and that no recorder knows of; `TrainingRecorder.start` makes a recorded one."""
         start_time = start_time or TracingTimestamp.now()
-        span = Span(name, span_attributes, start_event_attributes)
+        span = new_span(Span, name, span_attributes, start_event_attributes)
         span._parent = parent_span
         span._prepare()
         span.more.id = uuid.uuid4()
@@ -212,12 +207,19 @@ class Span(Guest):
     # What is said about it -----------------------------------------------------------------------------------------
 
     def add_attribute(self, name: str | Enum, value: AttributeValue) -> Attribute:
-        """Say something about it."""
-        return self.updated_attributes.add_attribute(Attribute(text_of(name), value))
+        """Say something about it. What cannot be an attribute is stored as a text."""
+        if self.stop_s is not None and self.recorder is not None:
+            self.recorder.complain(f"attribute {text_of(name)!r} came after the end of span {self.name_str!r}")
+        return self.updated_attributes.add_attribute(attribute_of(text_of(name), value, self._complain))
 
-    def add_attributes(self, attributes: Attributes) -> None:
+    def add_attributes(self, attributes: Attributes | Mapping[str, Any]) -> None:
         """Say several things about it."""
-        self.updated_attributes.add_attributes(attributes)
+        for name, value in attributes.items():
+            self.add_attribute(name, value.value if isinstance(value, Attribute) else value)
+
+    def _complain(self, what: str) -> None:
+        if self.recorder is not None:
+            self.recorder.complain(f"span {self.name_str!r}: {what}")
 
     def add_event(self, event: Event) -> Event:
         """Record that something happened in it."""
@@ -283,15 +285,22 @@ class Span(Guest):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        if self._more is not None and self._more.twins:
-            self._more.twins.pop().__exit__(kind, error, _trace)
-        elif self.recorder is not None:
-            self.recorder.end(self, error=error)
+        span = self._entered_here()
+        if span.recorder is not None:
+            span.recorder.end(span, error=error)
 
     def __call__(self, function: _Function) -> _Function:
         """Use it as a decorator: each call of the function is a span of its own."""
         wrapper: Any
-        if inspect.iscoroutinefunction(function):
+        if inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
+                with self._again():
+                    async for item in function(*args, **kwargs):
+                        yield item
+
+        elif inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -316,23 +325,36 @@ class Span(Guest):
 
     def _again(self) -> Span:
         """Return a span like this one that has not begun."""
-        return type(self)(self.name, *self._given)
+        return type(self)(self.name, self._given, None if self._given is None else self._given[3])
 
     def _enter_twin(self) -> Span:
         """Enter a second time: an object kept outside the loop is a new span each time."""
         twin = self._again()
         more = self.more
-        more.twins = [*(more.twins or ()), twin]
+        more.twins = [*(other for other in more.twins or () if other.stop_s is None), twin]
         return twin.__enter__()
+
+    def _entered_here(self) -> Span:
+        """Return the span that this object stands for at the present place, where several threads may use it."""
+        twins = self._more.twins if self._more is not None else None
+        if not twins:
+            return self
+        span = _get()
+        while span is not None:
+            if span.stop_s is None and (span is self or any(span is twin for twin in twins)):
+                return span
+            span = span._parent
+        return twins[-1] if self.stop_s is not None else self
 
     def _prepare(self) -> None:
         """Take over what was given, when the span begins."""
+        if self._given is None:
+            return
         attributes, start_attributes, prepare, _ = self._given
         if attributes:
-            more = self.more
-            more.attributes = attributes if isinstance(attributes, Attributes) else Attributes(attributes)
+            self.more.attributes = attributes_of(attributes, self._complain)
         if start_attributes:
-            self.more.start_attributes = start_attributes
+            self.more.start_attributes = attributes_of(start_attributes, self._complain)
         if prepare is not None:
             prepare(self)
 
@@ -350,33 +372,23 @@ class Span(Guest):
         return self.recorder.ledger.take_all(guests, latest) if self.recorder is not None else ()
 
 
-class ShortSpan(Span):
-    """An iteration, or a phase of one: unless it is to be recorded by itself, it is only summed up."""
+class ShortSpan(Span, eq=False, gc=False):
+    """An iteration, or a phase of one: unless it is to be recorded by itself, it is only summed up.
 
-    __slots__ = ()
+    The garbage collector is told not to look at them: nothing they refer to refers to them.
+    """
 
-    goes_beside = True
+    goes_beside: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        name: SpanName,
-        attributes: Mapping[str, Any] | None = None,
-        start_attributes: Attributes | None = None,
-        prepare: Callable[[Span], None] | None = None,
-        recorder: TrainingRecorder | None = None,
-    ) -> None:
-        # The hot path, as are the two below.
-        self.name = name
-        self.recorder = recorder
-        self.start_s = self.stop_s = self._parent = self._more = None
-        self._given = _NOTHING if attributes is None else (attributes, start_attributes, prepare, recorder)
-
+    # The hot path: this, `__exit__`, and making the object, which is why spans are structs.
     def __enter__(self) -> Span:
         parent = _get()
         while parent is not None and parent.stop_s is not None:
             parent = parent._parent
-        if parent is None or self.start_s is not None or self.recorder is not None or self._given is not _NOTHING:
-            return super().__enter__()
+        if parent is None or parent._parent is None or self.start_s is not None or self._given is not None:
+            if self.start_s is not None or self._given is not None:
+                return super().__enter__()
+            parent = _find_parent()
         recorder: TrainingRecorder = parent.recorder  # type: ignore[assignment] # one that was begun has it
         if recorder.begins_short:
             return super().__enter__()
@@ -389,7 +401,9 @@ class ShortSpan(Span):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        recorder: TrainingRecorder = self.recorder  # type: ignore[assignment] # set on entering
+        recorder = self.recorder
+        if recorder is None:
+            return  # it was never entered
         stop_s = recorder.now()
         if error is not None or self._more is not None or self.stop_s is not None:
             super().__exit__(kind, error, _trace)
@@ -402,11 +416,36 @@ class ShortSpan(Span):
             buffer.append(self)
 
 
-_NOTHING: Any = (None, None, None, None)
+_Kind = TypeVar("_Kind", bound=Span)
+
+
+def new_span(
+    kind: type[_Kind],
+    name: SpanName,
+    attributes: Attributes | Mapping[str, Any] | None = None,
+    start_attributes: Attributes | Mapping[str, Any] | None = None,
+    prepare: Callable[[Span], None] | None = None,
+    recorder: TrainingRecorder | None = None,
+) -> _Kind:
+    """Make a span that has not begun.
+
+    Args:
+        kind: its class.
+        name: its name.
+        attributes: what to say about it.
+        start_attributes: what to say about its beginning.
+        prepare: called when it begins.
+        recorder: what records it, if that is not to be found out when it begins.
+    """
+    if attributes is None and start_attributes is None and prepare is None and recorder is None:
+        return kind(name)
+    return kind(name, (attributes, start_attributes, prepare, recorder), recorder)
+
+
 _EDGES = (StandardEventName.SPAN_START, StandardEventName.SPAN_STOP)
 
 
-def _find_parent(recorder: TrainingRecorder | None = None) -> Span:
+def _find_parent() -> Span:
     from tachograph.training._current import find_parent
 
-    return find_parent(recorder)
+    return find_parent()

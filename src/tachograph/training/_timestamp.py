@@ -86,7 +86,8 @@ class TracingTimestamp:
         """Make a moment from what `to_json` returned."""
         if not data or not data.get("seconds_since_epoch"):
             raise TachographError(f"a time stamp needs 'seconds_since_epoch', got {data!r}")
-        return cls(float(data["seconds_since_epoch"]), float(data.get("perf_counter_seconds") or 0.0))
+        seconds = float(data["seconds_since_epoch"])
+        return cls.for_timestamp(seconds, data.get("perf_counter_seconds"), validate_timestamp=False)
 
 
 class Timer:
