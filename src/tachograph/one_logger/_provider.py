@@ -157,6 +157,8 @@ class TrainingTelemetryProvider:
         config = self._merged(self._base)
         if config.given("logger_config"):
             _set_logging(config.logger_config, self._handlers)
+        if not config.enable_for_current_rank:
+            self._exporters = []
         for exporter in self._exporters:
             exporter.initialize()
         self._config = config
@@ -200,10 +202,13 @@ class TrainingTelemetryProvider:
         }
         if self._filter is not None:
             recorder.customize_export(*self._filter)
-        recorder.expect(world_size=config.world_size_or_fn)
+        recorder.assume(world_size=config.world_size_or_fn)
         if config.telemetry_config is not None:
             recorder.expect(**config.telemetry_config.parameters())
-        if run.folder is not None:
+        if run.folder is None:
+            for exporter in self._exporters:
+                exporter.close()
+        else:
             for index, exporter in enumerate(self._exporters):
                 sink = ExporterSink(exporter, _cursor_name(exporter, index), run.report)
                 run.add_follower(SinkFollower(run.folder, sink, run.report, from_start=not run.resumed))

@@ -29,7 +29,7 @@ __all__ = ["ExporterSink"]
 
 _ATTEMPTS_AT_ONCE = 3
 _MOST_ATTEMPTS = 6
-_PAUSE_S = 0.02
+_PAUSE_S = 0.05
 _MOST_ENDED = 1_000
 _STANDARD = {str(name): name for names in (StandardSpanName, StandardTrainingJobSpanName) for name in names}
 
@@ -73,7 +73,8 @@ class ExporterSink:
         self._exporter.close()
 
     def _try(self, record: dict[str, Any]) -> None:
-        for attempt in range(_ATTEMPTS_AT_ONCE):
+        num_tries = 0
+        while True:
             try:
                 if self._calls is None:
                     self._calls = deque(self._calls_for(record))
@@ -81,15 +82,17 @@ class ExporterSink:
                     self._calls[0]()
                     self._calls.popleft()
                     self._num_exported += 1
+                    num_tries = self._num_failures = 0
                 return
             except Exception as error:
+                num_tries += 1
                 self._num_failures += 1
                 if self._num_failures >= _MOST_ATTEMPTS:
                     self._give_up(record, error)
                     return
-                if attempt == _ATTEMPTS_AT_ONCE - 1:
+                if num_tries >= _ATTEMPTS_AT_ONCE:
                     raise
-                time.sleep(_PAUSE_S * 2**attempt)
+                time.sleep(_PAUSE_S * (num_tries - 1))
 
     def _give_up(self, record: dict[str, Any], error: Exception) -> None:
         self.num_lost += 1

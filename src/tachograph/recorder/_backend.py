@@ -83,5 +83,5 @@ class Follower(Protocol):
         ...
 
     def close(self, timeout_s: float) -> bool:
-        """Take what is left and stop; tell whether all was taken in time."""
+        """Take what is left and stop; tell whether all was taken in time. May be called again, to wait longer."""
         ...

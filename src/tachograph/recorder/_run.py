@@ -203,6 +203,8 @@ class Run(Intake):
             if not written:
                 self.say(f"the last records of {self.name!r} could not be written within {timeout_s:g} s")
         for follower in self._followers:
+            follower.close(0)  # all of them first, so that one that hangs takes no time from the others
+        for follower in self._followers:
             if not follower.close(deadline_s - time.monotonic()):
                 self.say(f"{follower.name} did not take all records of {self.name!r}; they are in the journal")
         if self._on_finish is not None:

@@ -445,9 +445,10 @@ class Ledger:
 
     # Parameters ----------------------------------------------------------------------------------------------------
 
-    def begin_with(self, parameters: Parameters) -> None:
+    def begin_with(self, parameters: Parameters) -> list[Note]:
         """Use values that nobody has to be told: they are what the run's own facts say."""
         self.parameters = self._told = parameters
+        return []
 
     def change(self, parameters: Parameters, base: Span, steady_s: float, *, tells: bool) -> list[Note]:
         """Use other values from now on, and return what to record of them."""

@@ -316,6 +316,12 @@ class TrainingRecorder:
         self._put(Call(self.ledger, lambda: self.ledger.change(parameters, base, now_s, tells=tells)))
         return parameters
 
+    def assume(self, **parameters: Any) -> None:
+        """Take parameters that nobody has to be told of: they are said elsewhere."""
+        self._source.update(parameters)
+        known = self._source.ask(self.complain)
+        self._put(Call(self.ledger, lambda: self.ledger.begin_with(known)))
+
     def expect(self, **parameters: Any) -> None:
         """Take parameters for an application that is about to begin, with which they are recorded."""
         self._source.update(parameters)

@@ -1,0 +1,271 @@
+"""Exporters: their format, and that one that fails harms neither the run nor what it is sent later."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+
+import pytest
+
+from tachograph.one_logger import (
+    Attributes,
+    Event,
+    Exporter,
+    ExportError,
+    FileExporter,
+    LoggerExporter,
+    OneLoggerError,
+    Span,
+    TrainingTelemetryConfig,
+    application,
+    get_recorder,
+    timed_span,
+    training_iteration,
+    training_loop,
+)
+from tests.conftest import wait_for
+from tests.one_logger.conftest import exported, journal
+
+
+class Collector(Exporter):
+    """Keeps what it is told; may be made to fail."""
+
+    def __init__(self, fails=lambda number, what: False) -> None:
+        self.fails = fails
+        self.num_calls = 0
+        self.seen: list[tuple[str, str]] = []
+        self.num_initialized = self.num_closed = 0
+
+    def _take(self, what: str, name: str, thing: object = None) -> None:
+        self.num_calls += 1
+        if self.fails(self.num_calls, name):
+            raise ConnectionError("the backend is down")
+        self.seen.append((what, name))
+
+    def initialize(self) -> None:
+        self.num_initialized += 1
+
+    def export_start(self, span: Span) -> None:
+        self._take("start", span.name_str)
+
+    def export_stop(self, span: Span) -> None:
+        assert span.stop_event is not None
+        self._take("stop", span.name_str)
+
+    def export_event(self, event: Event, span: Span) -> None:
+        self._take("event", event.name_str)
+
+    def export_error(self, event: Event, span: Span) -> None:
+        self._take("error", event.name_str)
+
+    def export_telemetry_data_error(self, error: Event) -> None:
+        self._take("data_error", error.name_str)
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+def test_the_records_of_a_file(configure):
+    provider = configure(
+        telemetry_config=TrainingTelemetryConfig(
+            perf_tag_or_fn="p", global_batch_size_or_fn=4, log_every_n_train_iterations=2
+        )
+    )
+    with pytest.raises(ValueError), application():
+        with training_loop(0) as loop, timed_span("alone"):
+            loop.add_attribute("late", 1)
+        with training_loop(2):
+            for _ in range(2):
+                with training_iteration():
+                    pass
+        with timed_span("broken"):
+            raise ValueError("bad data")
+    assert not provider.one_logger_enabled or provider.recorder
+    records = exported()
+    assert [record["type"] for record in records][:4] == ["start", "event", "event", "start"]
+    names = [record.get("name") or record.get("event", {}).get("name") for record in records]
+    assert names[:4] == [
+        "application", "one_logger_initialization", "update_training_telemetry_config", "training_loop",
+    ]  # fmt: skip
+    assert [record["count"] for record in records] == list(range(1, len(records) + 1))
+    app = records[0]
+    assert [key for key in app if key != "attributes"] == ["type", "id", "name", "start_event", "count", "pid"]
+    assert app["start_event"]["name"] == "span_start"
+    assert list(app["start_event"]["attributes"]) == ["timestamp_msec"]
+    loop_record = records[3]
+    assert loop_record["parent_id"] == app["id"]
+    alone = next(record for record in records if record.get("name") == "alone")
+    assert (alone["type"], alone["attributes"].keys()) == ("complete", {"duration_msec"})
+    assert {"start_event", "stop_event", "parent_id"} <= set(alone)
+    event = next(record for record in records if record.get("event", {}).get("name") == "training_metrics_update")
+    assert list(event) == ["type", "span_id", "event", "count", "pid"]
+    assert list(event["event"]["attributes"])[-1] == "timestamp_msec"
+    assert "global_step" not in event["event"]["attributes"]
+    error = next(record for record in records if record["type"] == "application_error")
+    assert error["event"]["attributes"]["error_message"] == "Error in broken: "
+    assert error["event"]["attributes"]["exception_type"] == "ValueError"
+    assert "bad data" in error["event"]["attributes"]["exception_traceback"]
+    stop = records[-1]
+    assert (stop["type"], stop["name"], stop["id"]) == ("stop", "application", app["id"])
+    assert type(stop["attributes"]["duration_msec"]) is int
+
+
+def test_a_restart_appends_and_repeats_nothing(configure):
+    for index in range(3):
+        configure(FileExporter("out.jsonl"))
+        with application(), timed_span(f"work {index}"):
+            pass
+    names = [record["name"] for record in exported() if record.get("name", "").startswith("work")]
+    assert names == ["work 0", "work 1", "work 2"]
+
+
+def test_an_exporter_new_to_a_session_begins_where_it_came(configure):
+    for path in ("one.jsonl", "two.jsonl"):
+        configure(FileExporter(path))
+        with application(), timed_span(path):
+            pass
+    assert [record["name"] for record in exported("two.jsonl") if record["type"] == "complete"] == ["two.jsonl"]
+
+
+@pytest.mark.parametrize("every", [2, 10])
+def test_one_failure_now_and_then_loses_nothing(configure, every):
+    collector = Collector(lambda number, name: number % every == 0)
+    configure(collector)
+    with application():
+        for index in range(100):
+            with timed_span(f"s{index}"):
+                pass
+    seen = [name for what, name in collector.seen if what == "stop" and name.startswith("s")]
+    assert seen == [f"s{index}" for index in range(100)]
+    assert collector.num_closed == 1
+
+
+def test_a_record_that_can_never_be_exported_costs_itself(configure):
+    collector = Collector(lambda number, name: name == "poison")
+    configure(collector)
+    with application() as app:
+        with timed_span("poison"):
+            pass
+        with timed_span("after"):
+            pass
+        run = app.recorder.run
+        wait_for(lambda: ("stop", "after") in collector.seen, what="what comes after the poison")
+        wait_for(lambda: run.flush() and any(record.get("kind") == "incomplete_telemetry_data" for record in journal()))
+    told = next(record for record in journal() if record.get("kind") == "incomplete_telemetry_data")
+    assert "1 lost so far" in told["reason"] and "ConnectionError" in told["reason"]
+    assert ("stop", "application") in collector.seen
+
+
+def test_an_exporter_comes_back_after_an_outage(configure):
+    is_down = threading.Event()
+    is_down.set()
+    collector = Collector(lambda number, name: is_down.is_set())
+    configure(collector)
+    with application():
+        with timed_span("during"):
+            pass
+        time.sleep(0.3)
+        is_down.clear()
+        with timed_span("after"):
+            pass
+    assert ("stop", "during") in collector.seen and ("stop", "after") in collector.seen
+
+
+def test_an_exporter_that_hangs_holds_nobody_up(configure, monkeypatch):
+    monkeypatch.setenv("TACHO_EXIT_TIMEOUT_S", "0.5")
+    configure(Collector(lambda number, name: time.sleep(60)), FileExporter("out.jsonl"))
+    began = time.monotonic()
+    with application():
+        for _ in range(1000):
+            with training_iteration():
+                pass
+    assert time.monotonic() - began < 5
+    assert exported()[-1]["name"] == "application"
+
+
+def test_a_file_that_cannot_be_written_is_told_at_once(configure, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match="file_path=.*cannot be written"):
+        configure(FileExporter(tmp_path / "file" / "inside"))
+    assert not (tmp_path / "logs").exists()  # and nothing was begun
+
+
+def test_values_that_are_hard_to_export(configure):
+    configure()
+    with application() as app:
+        with timed_span("x", {"nan": float("nan"), "list": [1, 2.5], "deep": {"a": {"b": 1}}, "text": 'quo"te | = .'}):
+            pass
+        app.add_event(Event.create("named", Attributes({"name": "mine", "span_id": "theirs", "global_step": 5})))
+    record = next(record for record in exported() if record.get("name") == "x")
+    assert record["attributes"]["list"] == [1, 2.5]
+    event = next(record["event"] for record in exported() if record["type"] == "event" and "mine" in str(record))
+    assert event["name"] == "named"
+    values = {name: event["attributes"][name] for name in ("name", "span_id", "global_step")}
+    assert values == {"name": "mine", "span_id": "theirs", "global_step": 5}
+
+
+def test_many_spans_keep_their_parents(configure):
+    configure()
+    with application(), training_loop(0):
+        for _ in range(3000):
+            with timed_span("augment"):
+                pass
+    parents = {record.get("parent_id") for record in exported() if record.get("name") == "augment"}
+    loop = next(record for record in exported() if record.get("name") == "training_loop")
+    assert parents == {loop["id"]}
+    assert exported()[-2]["name"] == "training_loop" and "parent_id" in exported()[-2]
+
+
+def test_lines_of_a_logger_can_be_read_back(configure, caplog):
+    logger = logging.getLogger("telemetry")
+    logger.setLevel(logging.INFO)
+    with caplog.at_level(logging.INFO, logger="telemetry"):
+        configure(LoggerExporter(logger), FileExporter("out.jsonl"))
+        with application(), timed_span("x", {"a.b": 1, "text": 'pipe | equals = quote " ]', "c=d\\": [1, 2]}):
+            pass
+    lines = [record.getMessage() for record in caplog.records if record.name == "telemetry"]
+    assert lines[0].startswith('[type="start" | start_event.name="span_start"')
+    assert [LoggerExporter.deserialize_log(line) for line in lines] == exported()
+    with pytest.raises(ExportError, match="not a line of LoggerExporter"):
+        LoggerExporter.deserialize_log("[type=")
+
+
+def test_an_exporter_by_hand(tmp_path):
+    exporter = FileExporter(tmp_path / "deep" / "by_hand.jsonl")
+    span = Span.create("x")
+    with pytest.raises(ExportError, match="not initialized"):
+        exporter.export_start(span)
+    exporter.initialize()
+    exporter.export_start(span)
+    with pytest.raises(ExportError, match="has not ended"):
+        exporter.export_stop(span)
+    span.stop()
+    exporter.export_stop(span)
+    exporter.close()
+    assert exporter.closed and not exporter.ready
+    records = [json.loads(line) for line in (tmp_path / "deep" / "by_hand.jsonl").read_text().splitlines()]
+    assert [record["type"] for record in records] == ["start", "stop"]
+
+
+def test_exporters_from_a_file(provider, tmp_path):
+    config = tmp_path / "exporters.yaml"
+    config.write_text("exporters:\n  - class_name: FileExporter\n    config: {file_path: from_file.jsonl}\n")
+    provider.with_export_config([{"class_name": "LoggerExporter", "config": {"logger": "x"}}], config)
+    assert [type(exporter).__name__ for exporter in provider._exporters] == ["FileExporter", "LoggerExporter"]
+    config.write_text("exporters:\n  - class_name: os.system\n    config: {command: id}\n")
+    with pytest.raises(OneLoggerError, match="'os.system' is not one of FileExporter, LoggerExporter"):
+        provider.with_export_config(None, config)
+    with pytest.raises(OneLoggerError, match="cannot read the exporter config"):
+        provider.with_export_config(None, tmp_path / "nothing.yaml")
+    with pytest.raises(OneLoggerError, match="cannot be made with"):
+        provider.with_export_config([{"class_name": "FileExporter", "config": {"nonsense": 1}}])
+
+
+def test_telemetry_errors_reach_exporters(configure):
+    collector = Collector()
+    configure(collector)
+    with application():
+        get_recorder().telemetry_data_error("something is missing", Attributes({"what": "loss"}))
+    assert ("data_error", "telemetry_data_error") in collector.seen

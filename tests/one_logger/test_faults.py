@@ -1,0 +1,284 @@
+"""Faults that One Logger 2.3.1 has. Each is a test here, by the number it has in our notes on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+import tachograph
+from tachograph.one_logger import (
+    ErrorEvent,
+    Event,
+    ExportCustomizationMode,
+    FileExporter,
+    StandardTrainingJobSpanName,
+    TrainingTelemetryConfig,
+    TrainingTelemetryProvider,
+    application,
+    checkpoint_save,
+    on_app_end,
+    on_app_start,
+    on_model_init_end,
+    on_model_init_start,
+    on_save_checkpoint_end,
+    on_save_checkpoint_start,
+    on_training_single_iteration_end,
+    on_training_single_iteration_start,
+    timed_span,
+    training_iteration,
+    training_loop,
+    validation_loop,
+)
+from tachograph.testing import MemoryRun
+from tachograph.training import recorder_of
+from tests.one_logger.conftest import exported, journal
+from tests.one_logger.test_exporters import Collector
+
+TRAINING = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 32}
+
+
+def test_b01_a_fresh_install_can_be_imported():
+    requires = subprocess.run(
+        [sys.executable, "-c", "import tachograph.one_logger, sys; print('nv_one_logger' in sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert requires.stdout.strip() == "False"
+
+
+def test_b02_a_span_may_have_any_text_for_a_name(configure):
+    configure()
+    with application(), timed_span("any string"):
+        pass
+    assert "any string" in [record.get("name") for record in exported()]
+
+
+def test_b03_disabled_ranks_have_working_spans(configure):
+    configure(enable_for_current_rank=False)
+    with application() as app, training_loop(0) as loop, timed_span("x") as span:
+        for each in (app, loop, span):
+            each.add_attribute("a", 1)
+            each.add_event(Event.create("e"))
+        with training_iteration() as iteration, checkpoint_save(1):
+            iteration.add_attribute("b", 2)
+    assert on_model_init_start() is not None
+    on_model_init_end()
+    assert not Path("logs").exists()
+
+
+def test_b04_all_spans_can_be_exported(configure, provider):
+    for names in (None, []):
+        provider.with_export_customization(ExportCustomizationMode.EXPORT_ALL_SPANS, names)
+        configure(FileExporter(f"{names}.jsonl"))
+        with application(), training_loop(0), training_iteration():
+            pass
+        assert "training_single_iteration" in [record.get("name") for record in exported(f"{names}.jsonl")]
+
+
+def test_b05_throughput_needs_no_targets(configure):
+    configure(
+        telemetry_config=TrainingTelemetryConfig(
+            is_log_throughput_enabled_or_fn=True, flops_per_sample_or_fn=100, **TRAINING
+        )
+    )
+    with application(), training_loop(train_iterations_start=0), training_iteration():
+        time.sleep(0.001)
+    update = next(record for record in journal() if record.get("name") == "training_metrics_update")
+    assert update["total_flops"] == 3200 and update["train_throughput_per_gpu"] > 0
+
+
+def test_b06_checkpoints_that_are_switched_off_may_be_saved(configure):
+    configure(telemetry_config=TrainingTelemetryConfig(is_save_checkpoint_enabled_or_fn=False, **TRAINING))
+    with application(), checkpoint_save(1):
+        pass
+    on_app_start()
+    on_save_checkpoint_start(2)
+    on_save_checkpoint_end()
+    on_app_end()
+    assert [record for record in journal() if record["event"] == "telemetry_error"] == []
+
+
+def test_b07_children_of_spans_that_are_not_exported_have_a_parent(configure):
+    configure()
+    with application(), training_loop(0), training_iteration(), timed_span("inner"):
+        pass
+    loop = next(record for record in exported() if record.get("name") == "training_loop")
+    inner = next(record for record in exported() if record.get("name") == "inner")
+    assert inner["parent_id"] == loop["id"]
+
+
+@pytest.mark.parametrize("ago_s", [660, 36_000, 30 * 86_400])
+def test_b08_a_job_may_have_begun_long_ago(configure, ago_s):
+    configure()
+    span = on_app_start(start_time_msec=(time.time() - ago_s) * 1000)
+    on_app_end()
+    assert span.duration_msec() == pytest.approx(ago_s * 1000, abs=2000)
+    assert tachograph.read("logs/app-session").goodput is None
+
+
+@pytest.mark.swallows
+@pytest.mark.parametrize("bad", [float("nan"), -5.0, 1.7e9, 9e12, "noon"], ids=str)
+def test_b08_a_time_that_is_none_costs_the_time(configure, bad):
+    configure()
+    span = on_app_start(start_time_msec=bad)
+    on_app_end()
+    assert span.duration_msec() < 60_000
+    (told,) = [record["reason"] for record in journal() if record["event"] == "telemetry_error"]
+    assert "start_time_msec" in told and "milliseconds since the epoch" in told
+
+
+def test_b09_an_iteration_costs_the_same_at_the_end(configure):
+    configure(telemetry_config=TrainingTelemetryConfig(log_every_n_train_iterations=10, **TRAINING))
+    costs = []
+    with application(), training_loop(0) as loop:
+        for _ in range(20):
+            began = time.thread_time()
+            for _ in range(1000):
+                with training_iteration():
+                    pass
+            costs.append(time.thread_time() - began)
+        assert len(loop.events) < 110
+    first, last = sorted(costs[1:6])[2], sorted(costs[-5:])[2]
+    assert last < 3 * first  # a list that grows by two thousand events makes it thirty times as dear
+
+
+def test_b10_what_is_disabled_is_quiet(configure, caplog):
+    configure(enable_for_current_rank=False)
+    with application(), training_loop(0):
+        for _ in range(100):
+            with training_iteration(), timed_span("x"):
+                pass
+    assert caplog.text == ""
+
+
+def test_b11_a_process_may_have_several_runs(configure, provider):
+    configure()
+    for _ in range(2):
+        on_app_start()
+        on_app_end()
+    configure(session_tag_or_fn="other")
+    on_app_start()
+    on_app_end()
+    assert len(tachograph.read("logs/app-session").attempts) == 2
+    assert tachograph.read("logs/app-other").state == "finished"
+
+
+def test_b12_nothing_needs_a_provider(provider):
+    on_app_start()
+    with training_loop(0), training_iteration(), timed_span("x"), validation_loop():
+        pass
+    with checkpoint_save(1):
+        pass
+    TrainingTelemetryProvider.instance().recorder.event(Event.create("e"))
+    on_app_end()
+    (run,) = Path("logs").iterdir()
+    assert {"x", "checkpoint_save_sync"} <= {span.name for span in tachograph.read(run).spans()}
+
+
+def test_b13_two_threads_may_iterate(configure):
+    configure(telemetry_config=TrainingTelemetryConfig(log_every_n_train_iterations=100, **TRAINING))
+
+    def work() -> None:
+        for _ in range(500):
+            with training_iteration():
+                on_model_init_start()
+                on_model_init_end()
+
+    with application(), training_loop(0):
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    updates = [record for record in journal() if record.get("name") == "training_metrics_update"]
+    assert updates[-1]["num_iterations"] == 1000
+    assert [record for record in journal() if record["event"] == "telemetry_error"] == []
+
+
+def test_b14_a_restart_wipes_nothing(configure):
+    Path("out.jsonl").write_text('{"earlier": true}\n')
+    configure()
+    with application():
+        pass
+    assert exported()[0] == {"earlier": True}
+    assert exported()[-1]["name"] == "application"
+
+
+def test_b15_failures_now_and_then_disable_nothing(configure):
+    collector = Collector(lambda number, name: number % 10 == 0)
+    configure(collector)
+    with application() as app:
+        for index in range(202):
+            app.add_event(Event.create(f"e{index}"))
+    assert [name for what, name in collector.seen if name.startswith("e")] == [f"e{index}" for index in range(202)]
+
+
+def test_b17_windows_are_windows_and_the_tail_is_told():
+    run = MemoryRun()
+    tachograph.set_training_config(run=run, log_every_n_train_iterations=10, global_batch_size=1)
+    with training_loop(0, run=run):
+        for index in range(25):
+            with training_iteration():
+                run.clock.advance(1.0 if index < 20 else 4.0)
+    updates = [record for record in run.records if record.get("name") == "training_metrics_update"]
+    assert [(update["interval"], update["window_iteration_sec_mean"]) for update in updates] == [
+        (10, 1.0), (10, 1.0), (5, 4.0),  # a slow-down late in a run is seen
+    ]  # fmt: skip
+    assert all("total_flops" not in update for update in updates)  # unknown is not 0
+    run.finish()
+
+
+def test_b18_a_failed_iteration_is_recorded_and_not_counted(configure):
+    configure()
+    with pytest.raises(RuntimeError), application(), training_loop(0):
+        for index in range(3):
+            with training_iteration():
+                if index == 2:
+                    raise RuntimeError("out of memory")
+    update = [record for record in journal() if record.get("name") == "training_metrics_update"][-1]
+    assert update["num_iterations"] == 2
+    (error,) = [record for record in exported() if record["type"] == "application_error"]
+    assert error["event"]["attributes"]["exception_message"] == "out of memory"
+
+
+def test_b19_small_things(configure, provider):
+    configure()
+    began_ms = (time.time() - 60) * 1000
+
+    class Stage(Enum):
+        WARMUP = "warm-up"
+
+    with application(), training_loop(0):
+        span = on_save_checkpoint_start(1, start_time_msec=began_ms)  # its time is used
+        on_save_checkpoint_end()
+        assert span.duration_msec() == pytest.approx(60_000, abs=2000)
+        on_save_checkpoint_start(2)  # one that was never ended does not keep the next from starting
+        on_save_checkpoint_start(3)
+        on_save_checkpoint_end()
+        on_save_checkpoint_end()
+        with timed_span(Stage.WARMUP) as named:
+            assert named.name_str == "warm-up" == Event.create(Stage.WARMUP).name_str
+        on_training_single_iteration_start()
+        on_training_single_iteration_end()
+        with timed_span(StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION):
+            pass
+    update = [record for record in journal() if record.get("name") == "training_metrics_update"][-1]
+    assert update["num_iterations"] == 2
+    assert not list(Path().glob("onelogger*"))
+
+
+def test_b20_what_the_documents_show_works(configure):
+    configure()
+    with application():
+        TrainingTelemetryProvider.instance().recorder.event(Event.create("without a span"))
+        TrainingTelemetryProvider.instance().recorder.error(
+            TrainingTelemetryProvider.instance().recorder.current, "with a span", ValueError("v")
+        )
+    assert [record["event"]["name"] for record in exported() if record["type"] == "event"][-1] == "without a span"
+    assert isinstance(ErrorEvent.create("x"), Event)
+    assert recorder_of is not None

@@ -1,0 +1,251 @@
+"""Setting up as One Logger's users do, and what they get."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+import tachograph
+from tachograph.one_logger import (
+    Attributes,
+    CheckPointStrategy,
+    Event,
+    ExportCustomizationMode,
+    FileExporter,
+    LoggerConfig,
+    OneLoggerConfig,
+    OneLoggerError,
+    OneLoggerErrorHandlingStrategy,
+    StandardTrainingJobSpanName,
+    TrainingTelemetryConfig,
+    TrainingTelemetryProvider,
+    application,
+    on_app_end,
+    on_app_start,
+    on_train_end,
+    on_train_start,
+    on_training_single_iteration_end,
+    on_training_single_iteration_start,
+    timed_span,
+    training_iteration,
+    training_loop,
+)
+from tests.conftest import lines_of
+from tests.one_logger.conftest import exported, journal
+
+TRAINING = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 32}
+
+
+def events(name: str) -> list[dict]:
+    happened = [record["event"] for record in exported() if record["type"] == "event"]
+    return [event["attributes"] for event in happened if event["name"] == name]
+
+
+def test_with_context_managers_and_a_late_config(configure):
+    provider = configure(world_size_or_fn=5)
+    config = TrainingTelemetryConfig(
+        world_size_or_fn=5,
+        is_log_throughput_enabled_or_fn=True,
+        flops_per_sample_or_fn=100,
+        log_every_n_train_iterations=10,
+        **TRAINING,
+    )
+
+    @application()
+    def main() -> None:
+        provider.set_training_telemetry_config(config)
+        with training_loop(train_iterations_start=0):
+            for _ in range(25):
+                with training_iteration():
+                    pass
+
+    main()
+    assert [update["current_iteration"] for update in events("training_metrics_update")] == [9, 19, 24]
+    (told,) = events("update_training_telemetry_config")
+    assert (told["perf_tag"], told["flops_per_sample"], told["world_size"]) == ("perf", 100, 5)
+    (opened,) = events("one_logger_initialization")
+    assert (opened["session_tag"], opened["application_name"], opened["world_size"]) == ("session", "app", 5)
+    assert tachograph.read("logs/app-session").state == "finished"
+    assert tachograph.read("logs/app-session").perf_tag == "perf"
+
+
+def test_with_callbacks(configure):
+    provider = configure()
+    on_app_start()
+    provider.set_training_telemetry_config(TrainingTelemetryConfig(**TRAINING))
+    on_train_start(train_iterations_start=0)
+    for _ in range(3):
+        on_training_single_iteration_start()
+        on_training_single_iteration_end()
+    on_train_end()
+    on_app_end()
+    assert events("training_metrics_update")[-1]["num_train_samples"] == 96
+
+
+def test_with_spans_events_and_attributes_of_ones_own(configure, provider):
+    provider.with_export_customization(
+        export_customization_mode=ExportCustomizationMode.BLACKLIST_SPANS,
+        span_name_filter=[StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION],
+    )
+    configure()
+    with application(), training_loop(train_iterations_start=0) as loop:
+        loop.add_attribute("mine", "value")
+        with timed_span("custom", span_attributes=Attributes({"mine": "value"})):
+            TrainingTelemetryProvider.instance().recorder.event(Event.create("fired"))
+    assert events("fired") != []
+    loop_end = next(record for record in exported() if record["type"] == "stop" and record["name"] == "training_loop")
+    assert loop_end["attributes"]["mine"] == "value"
+
+
+def test_the_jobs_of_a_session_are_one_story(configure):
+    for first in (0, 3):
+        configure()
+        with application(), training_loop(first):
+            for _ in range(3):
+                with training_iteration():
+                    pass
+    history = tachograph.read("logs/app-session")
+    assert (len(history.attempts), history.session_tag) == (2, "session")
+    configure(session_tag_or_fn=lambda: "another")
+    with application():
+        pass
+    assert tachograph.read("logs/app-another").session_tag == "another"
+
+
+def test_one_process_may_have_several_applications_in_a_row(configure):
+    provider = configure()
+    for _ in range(3):
+        on_app_start()
+        on_app_end()
+    assert len({record["id"] for record in exported() if record.get("name") == "application"}) == 3
+    assert len(tachograph.read("logs/app-session").attempts) == 3
+    assert provider.one_logger_ready
+
+
+def test_it_attaches_to_a_run_that_goes_on(configure, logs):
+    with tachograph.init("mine", log_dir=str(logs)) as run:
+        configure()
+        with application():
+            run.log(train_loss=1.0)
+        assert run.status == "running"  # it is not the provider's to end
+    assert {"application", "one_logger_initialization"} <= {record.get("name") for record in lines_of(logs / "mine")}
+
+
+def test_while_its_run_goes_on_it_is_not_configured_anew(configure, provider):
+    configure()
+    with application():
+        with pytest.raises(OneLoggerError, match="its run goes on"):
+            provider.with_base_config(OneLoggerConfig(application_name="b", session_tag_or_fn="s", world_size_or_fn=1))
+    configure(application_name="b")
+    assert provider.config.application_name == "b"
+
+
+def test_parts_of_the_config_can_be_replaced(provider, tmp_path):
+    base = OneLoggerConfig(
+        application_name="app",
+        session_tag_or_fn=lambda: "asked",
+        world_size_or_fn=lambda: 4,
+        telemetry_config=TrainingTelemetryConfig(**TRAINING),
+    )
+    (tmp_path / "more.json").write_text(json.dumps({"custom_metadata": {"team": "x"}}))
+    provider.with_base_config(base).with_config_override(
+        {"application_name": "other", "telemetry_config": {"global_batch_size_or_fn": 8}}
+    ).with_config_override_from_json_file(tmp_path / "more.json").with_exporter(FileExporter("out.jsonl"))
+    provider.configure_provider()
+    with application():
+        pass
+    assert provider.config.application_name == "other"
+    assert provider.config.telemetry_config.global_batch_size == 8
+    assert provider.config.world_size == 4
+    (opened,) = events("one_logger_initialization")
+    assert (opened["custom_metadata"], opened["session_tag"]) == (["team:x"], "asked")
+    (told,) = events("update_training_telemetry_config")
+    assert (told["perf_tag"], told["global_batch_size"]) == ("perf", 8)
+    with pytest.raises(OneLoggerError, match="no config from a network"):
+        TrainingTelemetryProvider().with_config_override_from_config_server("http://x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (OneLoggerConfig, {"application_name": "a"}, "needs session_tag_or_fn, world_size_or_fn"),
+        (OneLoggerConfig, {"aplication_name": "a"}, "did you mean 'application_name'"),
+        (
+            OneLoggerConfig,
+            {"application_name": " ", "session_tag_or_fn": "s", "world_size_or_fn": 1},
+            "application_name=' '",
+        ),
+        (
+            OneLoggerConfig,
+            {"application_name": "a", "session_tag_or_fn": "s", "world_size_or_fn": 0},
+            "world_size_or_fn=0",
+        ),
+        (TrainingTelemetryConfig, {"perf_tag_or_fn": "p"}, "needs global_batch_size_or_fn"),
+        (TrainingTelemetryConfig, {**TRAINING, "global_batch_size_or_fn": 0}, "global_batch_size_or_fn=0"),
+        (TrainingTelemetryConfig, {**TRAINING, "flops_per_sample_or_fn": "abc"}, "flops_per_sample_or_fn='abc'"),
+        (TrainingTelemetryConfig, {**TRAINING, "save_checkpoint_strategy": "banana"}, "'banana'"),
+        (TrainingTelemetryConfig, {**TRAINING, "is_log_throughput_enabled_or_fn": True}, "throughput needs the FLOPs"),
+        (LoggerConfig, {"log_level": "LOUD"}, "log_level='LOUD'"),
+    ],
+)
+def test_a_config_that_makes_no_sense_raises(kind, fields, message):
+    with pytest.raises(OneLoggerError, match=message):
+        kind(**fields)
+
+
+def test_set_up_that_makes_no_sense_raises(provider):
+    with pytest.raises(OneLoggerError, match="call with_base_config"):
+        provider.configure_provider()
+    with pytest.raises(OneLoggerError, match="takes a OneLoggerConfig, got dict"):
+        provider.with_base_config({})
+    with pytest.raises(OneLoggerError, match="takes an Exporter, got str"):
+        provider.with_exporter("file")
+    with pytest.raises(OneLoggerError, match="is not configured"):
+        _ = provider.config
+    with pytest.raises(OneLoggerError, match="nothing to configure yet"):
+        provider.set_training_telemetry_config(TrainingTelemetryConfig(**TRAINING))
+
+
+def test_defaults(provider):
+    config = OneLoggerConfig(application_name="a", session_tag_or_fn="s", world_size_or_fn=1)
+    assert config.logger_config.log_level == "INFO"
+    assert (config.is_baseline_run, config.summary_data_schema_version) == (False, "1.0.0")
+    training = TrainingTelemetryConfig(**TRAINING)
+    assert (training.log_every_n_train_iterations, training.perf_tag) == (50, "perf")
+    assert training.save_checkpoint_strategy is CheckPointStrategy.SYNC
+    assert training.is_save_checkpoint_enabled is True
+
+
+def test_its_own_log_goes_where_it_is_told(configure, provider, tmp_path):
+    own = LoggerConfig(log_level="WARNING", log_file_path_for_info=str(tmp_path / "info.log"))
+    configure(logger_config=own)
+    logging.getLogger("tachograph").warning("hello")
+    provider.reset()
+    logging.getLogger("tachograph").setLevel(logging.NOTSET)
+    assert "hello" in (tmp_path / "info.log").read_text()
+
+
+def test_logging_can_be_switched_off_for_good(configure, provider):
+    configure()
+    with application():
+        provider.force_disable_logging()
+        with timed_span("unseen") as span:
+            span.add_attribute("a", 1)
+        assert not provider.one_logger_enabled
+    assert "unseen" not in str(journal())
+
+
+def test_strategies(configure, provider):
+    configure(error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS)
+    with application():
+        with pytest.raises(OneLoggerError, match="no open span"):
+            on_train_end()
+    provider.reset()
+    configure(session_tag_or_fn="quiet")
+    with application():
+        on_train_end()
+        on_train_end()
+    told = [record["reason"] for record in journal("app-quiet") if record["event"] == "telemetry_error"]
+    assert told == ["no open span 'training_loop' to end; was its start callback called?"]
