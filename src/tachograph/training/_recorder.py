@@ -268,8 +268,8 @@ class TrainingRecorder:
 
     def count_loss(self, reason: str) -> None:
         """Count a record that could not be made."""
-        if self._writer is not None:
-            self._writer.losses.count(reason)
+        if self.run._writer is not None:  # also after the end, while the writer still works
+            self.run._writer.losses.count(reason)
 
     def _record_error(self, span: Span, error: BaseException, now_s: float) -> None:
         """Record an exception in the innermost span it leaves; those around it only say that it passed."""
@@ -361,8 +361,8 @@ class TrainingRecorder:
 
     def wall_s(self, steady_s: float) -> float:
         """Return the wall time of a reading of the run's steady clock."""
-        if self._writer is not None:
-            return self._writer.wall_s(steady_s)
+        if self.run._writer is not None:
+            return self.run._writer.wall_s(steady_s)
         return self.run._clock.wall_s() - self.now() + steady_s
 
     def moment(self, msec: float | None, what: str) -> float | None:

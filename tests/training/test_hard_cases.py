@@ -1,0 +1,409 @@
+"""Things that went wrong once, or were tried to make them go wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+import tachograph
+from tachograph import (
+    application,
+    checkpoint_save,
+    forward,
+    set_training_config,
+    timed_span,
+    training_iteration,
+    training_loop,
+)
+from tachograph.cli._show import summary
+from tachograph.exceptions import ConfigError, TachographError
+from tachograph.journal import read
+from tachograph.records import to_json
+from tachograph.training import Attributes, Event, TracingTimestamp, get_recorder, recorder_of
+from tests.conftest import lines_of
+
+QUICK = {"system_interval_s": 0, "git": False, "console": False}
+
+
+def updates(records):
+    return [record for record in records if record.get("name") == "training_metrics_update"]
+
+
+def test_a_forked_child_is_not_caught_in_a_lock_of_its_parent(script, tmp_path):
+    script(
+        """
+        import os, threading, tachograph
+        from tachograph import timed_span
+        tachograph.init("x", log_dir="logs", system_interval_s=0)
+
+        def spin():
+            while True:
+                with timed_span("busy"):
+                    pass
+
+        for _ in range(3):
+            threading.Thread(target=spin, daemon=True).start()
+        for _ in range(40):
+            child = os.fork()
+            if not child:
+                with timed_span("child"):
+                    pass
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        os._exit(0)
+        """,
+        cwd=tmp_path,
+    ).ok(timeout_s=60)
+
+
+def test_threads_that_begin_together_begin_one_run(script, tmp_path):
+    script(
+        """
+        import sys, threading, tachograph
+        sys.setswitchinterval(1e-6)
+        barrier = threading.Barrier(8)
+
+        def work():
+            barrier.wait()
+            with tachograph.timed_span("a"):
+                pass
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        """,
+        cwd=tmp_path,
+    ).ok()
+    (run,) = (tmp_path / "logs").iterdir()
+    assert len(read(run).spans("a")) == 8
+
+
+def test_a_burst_of_spans_loses_nothing(logs):
+    with tachograph.init("x", log_dir=str(logs), **QUICK):
+        with application():
+            for _ in range(30_000):
+                with timed_span("tokenize"):
+                    pass
+    history = read(logs / "x")
+    assert history.num_lost_records == 0
+    assert history.state == "finished"
+    assert history.span_groups["application"].children["tokenize"].count == 30_000
+
+
+@pytest.mark.swallows
+def test_a_fault_costs_one_record_and_nothing_is_counted_twice(logs, tmp_path, monkeypatch):
+    from tachograph.training._ledger import Ledger
+
+    take = Ledger._take
+
+    def break_sometimes(self, span, latest):
+        if span.name == "poison":
+            raise RuntimeError("as planned")
+        return take(self, span, latest)
+
+    monkeypatch.setattr(Ledger, "_take", break_sometimes)
+    with tachograph.init("x", log_dir=str(logs), **QUICK):
+        with training_loop(0):
+            for index in range(300):
+                with training_iteration():
+                    if index % 50 == 25:
+                        with timed_span("poison"):
+                            pass
+                tachograph.log(train_loss=1.0)
+    history = read(logs / "x")
+    assert updates(history.records())[-1]["num_iterations"] == 300
+    assert [record["global_step"] for record in history.records("step") if "train_loss" in record] == list(range(300))
+    assert history.num_lost_records == 12  # start and stop of six
+    assert [span.name for span in history.spans()] == ["training_loop"]
+
+
+def test_a_checkpoint_folder_with_a_link_to_nowhere(tacho_run, tmp_path):
+    folder = tmp_path / "ck"
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"x" * 10)
+    (folder / "latest").symlink_to("/nonexistent")
+    with checkpoint_save(1, path=folder):
+        pass
+    (saved,) = [record for record in tacho_run.records if record.get("name") == "save_checkpoint_success"]
+    assert saved["checkpoint_size"] == 10
+
+
+@pytest.mark.swallows
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda: timed_span("checkpoint_save_sync", {"current_iteration": "abc"}),
+        lambda: timed_span("training_loop", {"train_iterations_start": "first"}),
+        lambda: timed_span("training_single_iteration", {"num_samples": "many"}),
+        lambda: timed_span("x", {"k": [1, "x"]}),
+        lambda: timed_span("x", {"k": (1, None)}),
+        lambda: checkpoint_save(1, path=object()),
+        lambda: checkpoint_save(object()),
+        lambda: training_iteration(num_samples="three"),
+        lambda: training_loop(0, train_iterations_target_or_fn=lambda: 1 / 0),
+    ],
+)
+def test_misuse_in_a_loop_costs_what_was_misused(tacho_run, misuse):
+    with training_loop(0):
+        for _ in range(3):
+            with training_iteration():
+                tacho_run.clock.advance(0.25)
+            with misuse():
+                tacho_run.clock.advance(0.25)
+        with timed_span("later") as later:
+            assert later.parent_span is not None and later.parent_span.name == "training_loop"
+    tacho_run.finish()
+    ends = [record for record in tacho_run.records if record.get("duration_s") is not None]
+    assert {"later", "training_loop"} <= {record["name"] for record in ends}
+    assert all(record.get("status", "ok") == "ok" for record in ends)
+
+
+def test_bad_input_at_set_up_raises(tacho_run):
+    for make in (
+        lambda: timed_span(["a"]),
+        lambda: timed_span(None),
+        lambda: training_loop(0, train_iterations_target_or_fn=0),
+        lambda: training_loop(-1),
+    ):
+        with pytest.raises(ConfigError):
+            make()
+
+
+def test_an_exception_that_cannot_be_read(tacho_run):
+    class Unreadable(Exception):
+        def __str__(self):
+            raise RuntimeError("no")
+
+    with pytest.raises(Unreadable), timed_span("x"):
+        raise Unreadable
+    assert "its message cannot be read" in str(tacho_run.records)
+    with timed_span("y") as after:
+        assert after.parent_span is None
+    get_recorder().error(after, "m", Unreadable())
+
+
+def test_an_application_inside_an_application(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    @application()
+    def inner() -> None:
+        pass
+
+    with application("outer"):
+        inner()
+        with timed_span("afterwards") as span:
+            assert span.parent_span is not None and span.parent_span.name == "application"
+    history = read(tmp_path / "logs" / "outer")
+    assert (history.state, [span.status for span in history.spans()]) == ("finished", ["ok"] * 3)
+
+
+def test_one_object_in_several_threads(tacho_run):
+    shared = timed_span("shared")
+    barrier = threading.Barrier(3)
+    durations: dict[float, float] = {}
+
+    def work(seconds: float) -> None:
+        barrier.wait(5)
+        with shared as span:
+            time.sleep(seconds)
+        assert span.stop_s is not None and span.start_s is not None
+        durations[seconds] = seconds
+
+    threads = [threading.Thread(target=work, args=(seconds,)) for seconds in (0.01, 0.05, 0.1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(durations) == 3
+    assert len([record for record in tacho_run.records if record["event"] in {"span", "span_stop"}]) == 3
+
+
+def test_phases_of_iterations_in_other_threads_are_counted(tacho_run):
+    set_training_config(log_every_n_train_iterations=1)
+    with training_loop(0):
+
+        def work() -> None:
+            with training_iteration(), forward():
+                tacho_run.clock.advance(1.0)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    (window,) = [record for record in tacho_run.records if "window/sec" in record]
+    assert window["window/share_forward"] == 1.0
+
+
+def test_many_micro_batches_are_all_counted(tacho_run):
+    set_training_config(log_every_n_train_iterations=1)
+    with training_loop(0), training_iteration():
+        for _ in range(500):
+            with forward():
+                tacho_run.clock.advance(0.125)
+            tacho_run.clock.advance(0.125)
+    (window,) = [record for record in tacho_run.records if "window/sec" in record]
+    assert (window["window/share_forward"], window["window/share_iteration"]) == (0.5, 0.5)
+    assert window["window/share_other"] == 0.0
+
+
+def test_the_loss_is_found_among_other_calls(tacho_run):
+    set_training_config(log_every_n_train_iterations=2)
+    with training_loop(0):
+        for step in range(4):
+            with training_iteration():
+                tacho_run.log({"train_loss": float(step)}, step=step)
+                tacho_run.log({"lr": 0.1}, step=step)
+    assert [update["latest_loss"] for update in updates(tacho_run.records)] == [1.0, 3.0]
+
+
+def test_deep_nesting(tacho_run, tmp_path):
+    spans = [timed_span(f"level {index % 3}") for index in range(1500)]
+    for span in spans:
+        span.__enter__()
+    for span in reversed(spans):
+        span.__exit__(None, None, None)
+    records = [record for record in tacho_run.records if record["event"].startswith("span")]
+    assert len({record["span_id"] for record in records}) == 1500
+    folder = tmp_path / "x"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(to_json(record) + "\n" for record in tacho_run.records))
+    history = read(folder)
+    assert len(history.spans()) == 1500
+    assert to_json(summary(history))
+
+
+def test_controls_and_checkpoints_are_not_crowded_out(logs):
+    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+        set_training_config(log_every_n_train_iterations=1, perf_tag="p")
+        run.control("lr", 0.1, min=0.0, max=1.0)
+        with training_loop(0):
+            for index in range(1500):
+                with training_iteration():
+                    pass
+                if index == 5:
+                    with checkpoint_save(index):
+                        pass
+        run.flush()
+        history = read(logs / "x")
+        assert "lr" in history.controls
+        assert history.perf_tag == "p"
+        assert len(history.latest("event", "save_checkpoint_success")) == 1
+        assert len(history.latest("event", "training_metrics_update")) == 1000
+
+
+def test_a_checkpoint_that_was_reported_again_keeps_no_more(tacho_run):
+    with training_loop(0):
+        for step in range(10):
+            with training_iteration():
+                pass
+            if step == 2:
+                with checkpoint_save(2):
+                    pass
+        tachograph.on_save_checkpoint_success(2)
+        tachograph.on_save_checkpoint_success(5)  # of which nobody told that it began
+    saved = [record for record in tacho_run.records if record.get("name") == "save_checkpoint_success"]
+    assert [record["productive_train_iterations"] for record in saved] == [3, 3, 3]
+
+
+def test_samples_over_several_loops(tacho_run):
+    set_training_config(global_batch_size=10, flops_per_sample=1e12)
+    for _ in range(3):
+        with training_loop():
+            for _ in range(4):
+                with training_iteration():
+                    tacho_run.clock.advance(1.0)
+            with checkpoint_save():
+                pass
+    saved = [record for record in tacho_run.records if record.get("name") == "save_checkpoint_success"]
+    assert [record["productive_train_samples"] for record in saved] == [40, 80, 120]
+    assert [record["productive_train_tflops"] for record in saved] == [40.0, 80.0, 120.0]
+
+
+def test_training_that_begins_anew_is_another_story(tacho_run):
+    for num_iterations in (5, 2):
+        with training_loop(0):
+            for _ in range(num_iterations):
+                with training_iteration():
+                    pass
+            with checkpoint_save(num_iterations - 1):
+                pass
+    saved = [record for record in tacho_run.records if record.get("name") == "save_checkpoint_success"]
+    assert [record["productive_train_iterations"] for record in saved] == [5, 2]
+
+
+def test_what_comes_after_the_last_report_of_a_loop_is_not_idle(tacho_run):
+    set_training_config(log_every_n_train_iterations=2)
+    with training_loop(0):
+        for _ in range(2):
+            with training_iteration():
+                tacho_run.clock.advance(1.0)
+        with checkpoint_save(1):
+            tacho_run.clock.advance(5.0)
+    first, rest = [record for record in tacho_run.records if "window/sec" in record]
+    assert (rest["window/iterations"], rest["window/sec"], rest["window/share_checkpoint"]) == (0, 5.0, 1.0)
+    assert len(updates(tacho_run.records)) == 1
+    assert first["window/sec"] == 2.0
+
+
+def test_times_given_as_objects(logs):
+    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+        recorder = recorder_of(run)
+        now = TracingTimestamp.now()
+        wall_only = TracingTimestamp(now.seconds_since_epoch - 5, 0.0)
+        span = recorder.start("x", start_time=wall_only)
+        recorder.stop(span, stop_time=now)
+        assert span.duration_msec() == pytest.approx(5000, abs=100)
+        recorder.event(span if False else recorder.current, Event.create("e", {"a": 1}, wall_only))
+    assert [record["a"] for record in lines_of(logs / "x") if record.get("name") == "e"] == [1]
+
+
+@pytest.mark.swallows
+@pytest.mark.parametrize("bad", [5.0, "now", TracingTimestamp(float("nan"), float("nan"))])
+def test_times_that_are_none_cost_the_time(logs, bad):
+    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+        span = recorder_of(run).start("x", start_time=bad)
+        recorder_of(run).stop(span)
+    assert span.duration_msec() < 5000
+    assert [record["event"] for record in lines_of(logs / "x")].count("telemetry_error") == 1
+
+
+@pytest.mark.swallows
+def test_what_is_said_after_the_end_is_told(tacho_run):
+    with timed_span("x") as span:
+        pass
+    span.add_attribute("late", 1)
+    assert "came after the end" in str([record for record in tacho_run.records if record["event"] == "telemetry_error"])
+
+
+def test_attributes_may_be_a_plain_dict(tacho_run):
+    with timed_span("x") as span:
+        span.add_attributes({"a": 1})
+        span.add_attributes(Attributes({"b": 2}))
+        span.add_event(Event.create("e", {"c": 3}))
+    (record,) = [record for record in tacho_run.records if record["event"] == "span_stop"]
+    assert record["attributes"] == {"a": 1, "b": 2}
+
+
+def test_propagated_faults_leave_no_span_behind(tacho_run):
+    recorder = get_recorder()
+    recorder.propagates = True
+    with pytest.raises(TachographError), timed_span("x", {"k": [1, "x"]}):
+        raise AssertionError("the block is not entered")
+    with timed_span("y") as span:
+        assert span.parent_span is None
+
+
+def test_a_closed_generator_is_no_error(tacho_run):
+    @timed_span("produce")
+    def produce():
+        yield 1
+        yield 2
+
+    for _ in produce():
+        break
+    (record,) = [record for record in tacho_run.records if record["event"] in {"span", "span_stop"}]
+    assert record["status"] == "left"
+    assert not [record for record in tacho_run.records if record["event"] == "error"]
