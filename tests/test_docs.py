@@ -25,7 +25,7 @@ def snippets() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "code"), snippets(), ids=[name for name, _ in snippets()])
 def test_snippets_run(tmp_path, name, code):
     """Each in a process of its own, in a folder that has a run named greyjacket unless the snippet makes it."""
-    makes_it = 'init("greyjacket"' in code
+    makes_it = re.search(r'(init|application)\("greyjacket"', code)
     prepare = "import tachograph\nwith tachograph.init('greyjacket') as run: run.log(train_loss=1.0, step=0)\n"
     if not makes_it:
         subprocess.run([sys.executable, "-c", prepare], cwd=tmp_path, check=True, capture_output=True)

@@ -13,6 +13,19 @@ import numpy.typing as npt
 
 from tachograph.recorder import Run
 from tachograph.setup import init
+from tachograph.training import (
+    application,
+    backward,
+    checkpoint_save,
+    data_loading,
+    forward,
+    model_init,
+    optimizer_update,
+    set_training_config,
+    training_iteration,
+    training_loop,
+    validation_loop,
+)
 
 __all__ = ["train"]
 
@@ -42,28 +55,43 @@ def train(
         "seed": seed,
     }
     random = np.random.default_rng(seed)
-    model = _Network(random)
     held_out = _spirals(random, 1024)
-    facts = {"total_params": model.num_params, "trainable_params": model.num_params}
-    with init(name, config=config, facts=facts, log_dir=log_dir, log_every=log_every, tags=["demo"]) as run:
+    with (
+        init(name, config=config, log_dir=log_dir, log_every=log_every, tags=["demo"], perf_tag="demo-numpy") as run,
+        application(),
+    ):
+        with model_init() as span:
+            model = _Network(random)
+            span.add_attribute("num_params", model.num_params)
+        set_training_config(flops_per_sample=6 * model.num_params)
         lr_scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
         best = math.inf
-        for step in range(num_steps):
-            lr = 3e-3 * lr_scale.value * 0.5 * (1 + math.cos(math.pi * step / num_steps))
-            points, labels = _spirals(random, _BATCH_SIZE)
-            loss, grad_norm = model.step(points, labels, lr)
-            run.log({"train_loss": loss, "lr": lr, "grad_norm": grad_norm}, step=step)
-            on_step(step, loss)
-            if step % 250 == 249 or step == num_steps - 1:
-                val_loss, accuracy = model.evaluate(*held_out)
-                run.log_validation({"loss": val_loss, "accuracy": accuracy}, step=step)
-                run.log_checkpoint(model.save(run), step=step, is_best=val_loss < best)
-                best = min(best, val_loss)
-            if run.should_checkpoint:
-                run.log_checkpoint(model.save(run), step=step)
-            if run.should_stop:
-                break
+        with training_loop(train_iterations_start=0):
+            for step in range(num_steps):
+                lr = 3e-3 * lr_scale.value * 0.5 * (1 + math.cos(math.pi * step / num_steps))
+                with data_loading():
+                    points, labels = _spirals(random, _BATCH_SIZE)
+                with training_iteration():
+                    loss, grad_norm = model.step(points, labels, lr)
+                    run.log({"train_loss": loss, "lr": lr, "grad_norm": grad_norm}, step=step)
+                on_step(step, loss)
+                if step % 250 == 249 or step == num_steps - 1:
+                    with validation_loop():
+                        val_loss, accuracy = model.evaluate(*held_out)
+                    run.log_validation({"loss": val_loss, "accuracy": accuracy}, step=step)
+                    _save(model, run, step, is_best=val_loss < best)
+                    best = min(best, val_loss)
+                if run.should_checkpoint:
+                    _save(model, run, step)
+                if run.should_stop:
+                    break
     return run.path or ""
+
+
+def _save(model: _Network, run: Run, step: int, *, is_best: bool = False) -> None:
+    with checkpoint_save(step):
+        path = model.save(run)
+    run.log_checkpoint(path, step=step, is_best=is_best)
 
 
 def _spirals(random: np.random.Generator, num_points: int) -> tuple[Array, Array]:
@@ -93,14 +121,25 @@ class _Network:
 
     def step(self, points: Array, labels: Array, lr: float) -> tuple[float, float]:
         """Take one step of Adam; return the loss and the gradient's norm."""
-        activations = self._forward(points)
-        loss = _cross_entropy(activations[-1], labels)
+        with forward():
+            activations = self._forward(points)
+            loss = _cross_entropy(activations[-1], labels)
+        with backward():
+            gradients = self._backward(activations, labels)
+        with optimizer_update():
+            self._update(gradients, lr)
+        return loss, math.sqrt(sum(float((change * change).sum()) for change in gradients))
+
+    def _backward(self, activations: list[Array], labels: Array) -> list[Array]:
         gradient = (_sigmoid(activations[-1]) - labels[:, None]) / len(labels)
         gradients: list[Array] = []
         for layer in (2, 1, 0):
             gradients[:0] = [activations[layer].T @ gradient, gradient.sum(axis=0)]
             if layer:
                 gradient = (gradient @ self.params[2 * layer].T) * (activations[layer] > 0)
+        return gradients
+
+    def _update(self, gradients: list[Array], lr: float) -> None:
         self._num_steps += 1
         for index, change in enumerate(gradients):
             self._first[index] += 0.1 * (change - self._first[index])
@@ -108,7 +147,6 @@ class _Network:
             mean = self._first[index] / (1 - 0.9**self._num_steps)
             spread = np.sqrt(self._second[index] / (1 - 0.999**self._num_steps)) + 1e-8
             self.params[index] -= lr * mean / spread
-        return loss, math.sqrt(sum(float((change * change).sum()) for change in gradients))
 
     def evaluate(self, points: Array, labels: Array) -> tuple[float, float]:
         """Return loss and accuracy."""

@@ -7,7 +7,8 @@ import numpy.typing as npt
 from typing_extensions import assert_type
 
 import tachograph as tacho
-from tachograph import Control, Run, RunHistory, RunState
+from tachograph import Control, Run, RunHistory, RunState, Span
+from tachograph.one_logger import Attributes, Exporter, FileExporter, TrainingTelemetryProvider
 
 
 def record() -> None:
@@ -33,3 +34,24 @@ def read() -> None:
     steps, values, _times, _attempts = history.series("train_loss")
     assert_type(steps, npt.NDArray[np.int64])
     assert_type(values, npt.NDArray[np.float64])
+
+
+def spans() -> None:
+    with tacho.application() as app, tacho.training_loop(train_iterations_start=0), tacho.training_iteration():
+        assert_type(app, Span)
+        app.add_attribute("a", [1, 2])
+    with tacho.timed_span("x", Attributes({"b": 1})) as span:
+        assert_type(span.parent_span, Span | None)
+    assert_type(tacho.on_app_start(), Span)
+
+    @tacho.timed_span("work")
+    def work(number: int) -> str:
+        return str(number)
+
+    assert_type(work(3), str)
+    assert_type(tacho.read("logs/x").perf_tag, str | list[str] | None)
+
+
+def one_logger(exporter: Exporter) -> None:
+    provider = TrainingTelemetryProvider.instance().with_exporter(exporter).with_exporter(FileExporter("x.jsonl"))
+    assert_type(provider, TrainingTelemetryProvider)

@@ -63,7 +63,7 @@ def render_time(history: RunHistory) -> list[RenderableType]:
     if history.span_groups:
         parts += [Text(), _tree(history)]
     saves = _saves(history)
-    if saves:
+    if saves and not history.latest("checkpoint"):  # which are shown already
         parts += [Text(), _saved(saves)]
     goodput = history.goodput
     return [*parts, Text(), *_goodput(goodput)] if goodput is not None else parts

@@ -71,7 +71,7 @@ def overview(folder: RunFolder) -> RunOverview:
         duration_s=max(0.0, last_time - first_time) if last_time is not None and first_time is not None else None,
         step=_integer(_last(steps, "global_step")),
         max_steps=_integer(start.get("max_steps")) or _integer(_last(tail, "train_iterations_target")),
-        train_loss=_number(_first_known(_last(tail, "train_loss"), _last(tail, "latest_loss"))),
+        train_loss=_number(_first_known(_last(tail, "train_loss"), _last(tail, "window/latest_loss"))),
         sec_per_step=_number(_first_known(_last(tail, "sec_per_step"), _last(tail, "window/iteration_sec_mean"))),
         process=writer_of(start, heartbeat),
         tags=[str(tag) for tag in tags] if isinstance(tags, list) else [],

@@ -328,7 +328,7 @@ class Ledger:
         step: dict[str, Any] = {"global_step": job["current_iteration"]}
         step |= {f"window/{name}": value for name, value in window.items()}
         if loss is not None:
-            step["latest_loss"] = loss
+            step["window/latest_loss"] = loss
         return [*notes, Note(steady_s, "step", step)]
 
     def _rest(self, loop: Loop, steady_s: float) -> list[Note]:
