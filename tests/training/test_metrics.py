@@ -318,7 +318,7 @@ def test_a_loop_inside_a_loop_is_a_job_of_its_own(tacho_run):
                 tacho_run.clock.advance(1.0)
                 with training_loop(0):
                     iterate(tacho_run, *[0.5] * 2)
-    outer_id = get_recorder().id_of(outer)
+    outer_id = get_recorder().ids.text_of(outer)
     of_outer = [update for update in updates(tacho_run) if update["span_id"] == outer_id]
     assert [(update["num_iterations"], update["total_iteration_time_sec"]) for update in of_outer] == [(2, 4.0)]
     assert len(updates(tacho_run)) == 3

@@ -544,7 +544,7 @@ def test_events_in_a_span_that_is_not_recorded_are_kept(tacho_run):
     with timed_span("open") as outer, timed_span("secret") as span:
         span.add_event(Event.create("happened"))
     (record,) = of(tacho_run, "event")
-    assert record["span_id"] == get_recorder().id_of(outer)
+    assert record["span_id"] == get_recorder().ids.text_of(outer)
 
 
 @pytest.mark.parametrize(

@@ -202,9 +202,9 @@ class TrainingTelemetryProvider:
         }
         if self._filter is not None:
             recorder.customize_export(*self._filter)
-        recorder.assume(world_size=config.world_size_or_fn)
+        recorder.configure({"world_size": config.world_size_or_fn}, tells="never")
         if config.telemetry_config is not None:
-            recorder.expect(**config.telemetry_config.parameters())
+            recorder.configure(config.telemetry_config.parameters(), tells="later")
         if run.folder is None:
             for exporter in self._exporters:
                 exporter.close()
@@ -277,7 +277,7 @@ class TrainingTelemetryProvider:
             raise TachographError(
                 "there is nothing to configure yet: call configure_provider() first, or tachograph.init(...)"
             )
-        self.recorder.configure(**training_telemetry_config.parameters())
+        self.recorder.configure(training_telemetry_config.parameters())
         if self._config is not None:
             self._config.update(telemetry_config=training_telemetry_config)
 

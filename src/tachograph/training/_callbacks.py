@@ -55,7 +55,7 @@ _SAVES = (Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC)
 
 def _start(span: Span, start_time_msec: float | None) -> Span:
     recorder = get_recorder()
-    recorder.begin(span, recorder.moment(start_time_msec, "start_time_msec"))
+    recorder.begin(span, recorder.moments.of_msec(start_time_msec, "start_time_msec"))
     return span
 
 
@@ -78,14 +78,14 @@ def _end_iteration(name: Names, finish_time_msec: float | None) -> None:
     if span is not None and finish_time_msec is None:
         span.__exit__(None, None, None)
     elif span is not None:
-        recorder.end(span, recorder.moment(finish_time_msec, "finish_time_msec"))
+        recorder.end(span, recorder.moments.of_msec(finish_time_msec, "finish_time_msec"))
 
 
 def _end(finish_time_msec: float | None, *names: SpanName) -> None:
     recorder = get_recorder()
     span = _open(recorder, *names)
     if span is not None:
-        recorder.end(span, recorder.moment(finish_time_msec, "finish_time_msec"))
+        recorder.end(span, recorder.moments.of_msec(finish_time_msec, "finish_time_msec"))
 
 
 def _open(recorder: TrainingRecorder, *names: SpanName) -> Span | None:
@@ -107,7 +107,7 @@ def on_app_end(finish_time_msec: float | None = None) -> None:
     recorder = get_recorder()
     span = _open(recorder, StandardSpanName.APPLICATION)
     if span is not None:
-        end_application(span, recorder.moment(finish_time_msec, "finish_time_msec"))
+        end_application(span, recorder.moments.of_msec(finish_time_msec, "finish_time_msec"))
 
 
 def on_distributed_init_start(start_time_msec: float | None = None) -> Span:
@@ -232,7 +232,7 @@ def on_save_checkpoint_success(global_step: int | None = None, time_msec: float 
     """A checkpoint is safe: with the strategy ``sync`` before `on_save_checkpoint_end`, with ``async`` at any time."""
     recorder = get_recorder()
     span = recorder.find_open(Names.CHECKPOINT_SAVE_SYNC)
-    recorder.saved(step_of(global_step, recorder), span, at_s=recorder.moment(time_msec, "time_msec"))
+    recorder.saved(step_of(global_step, recorder), span, at_s=recorder.moments.of_msec(time_msec, "time_msec"))
 
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:

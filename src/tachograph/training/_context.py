@@ -21,7 +21,7 @@ from tachograph.training._names import StandardTrainingJobEventName as Events
 from tachograph.training._names import StandardTrainingJobSpanName as Names
 from tachograph.training._parameters import ParameterSource
 from tachograph.training._recorder import TrainingRecorder
-from tachograph.training._span import ShortSpan, Span, SpanName, new_span
+from tachograph.training._span import ShortSpan, Span, SpanName, enter_twin, entered_here, new_span
 
 __all__ = [
     "application",
@@ -66,13 +66,13 @@ class _ApplicationSpan(Span, eq=False):
 
     def __enter__(self) -> Span:
         if self.start_s is not None:
-            return self._enter_twin()
+            return enter_twin(self)
         return begin_application(self, self._run_name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        span = self._entered_here()
+        span = entered_here(self)
         if span.stop_s is None:
             end_application(span, error=error)
 
@@ -104,14 +104,14 @@ def application(name: str | None = None, *, run: Run | None = None) -> Span:
 def begin_application(span: Span, run_name: str | None = None, start_time_msec: float | None = None) -> Span:
     """Begin an application's span, and a run if there is none that goes on."""
     recorder = span.recorder or fresh_recorder(run_name)
-    recorder.begin(span, recorder.moment(start_time_msec, "start_time_msec"))
+    recorder.begin(span, recorder.moments.of_msec(start_time_msec, "start_time_msec"))
     recorder.base = span
     if recorder.owns_run and recorder.owner is None:
         recorder.owner = span
     with recorder.guarded("opening an application"):
         run = recorder.run
         known: dict[str, Any] = {
-            "world_size": recorder.ask(tells=False).world_size,
+            "world_size": recorder.configure({}, tells="later").world_size,
             "one_logger_training_telemetry_version": __version__,
             "enable_for_current_rank": run.enabled,
             "session_tag": run.facts.get("session_tag") or "",
@@ -124,7 +124,7 @@ def begin_application(span: Span, run_name: str | None = None, start_time_msec: 
         }
         attributes = OneLoggerInitializationAttributes.create(**known).to_json()
         recorder._about(span, "event", {"name": str(Events.ONE_LOGGER_INITIALIZATION), **attributes}, span.start_s)
-        recorder.ask()
+        recorder.configure({})
     return span
 
 
@@ -201,8 +201,7 @@ def training_loop(
         recorder = span.recorder
         if recorder is None:
             return
-        recorder.expect(**targets)
-        parameters = recorder.ask()
+        parameters = recorder.configure(targets)
         batch, flops = parameters.global_batch_size, parameters.flops_to_count
         first = samples
         if first is None and start is not None and batch is not None:
@@ -336,7 +335,7 @@ def checkpoint_span(kind: type[_Kind], global_step: int | None, path: str | os.P
         recorder = span.recorder
         if recorder is None:
             return
-        strategy = recorder.ask().save_checkpoint_strategy.value
+        strategy = recorder.configure({}).save_checkpoint_strategy.value
         span.name = Names.CHECKPOINT_SAVE_ASYNC if strategy == "async" else Names.CHECKPOINT_SAVE_SYNC
         attributes = Attributes({"checkpoint_strategy": strategy})
         step = step_of(global_step, recorder)
@@ -402,7 +401,7 @@ def set_training_config(*, run: Run | None = None, **parameters: Any) -> None:
         >>> set_training_config(global_batch_size=64, seq_length=2048, flops_per_sample=6e12, peak_tflops_per_gpu=989)
     """
     recorder = recorder_of(run) if run is not None else get_recorder()
-    recorder.configure(**parameters)
+    recorder.configure(parameters)
 
 
 def step_of(value: Any, recorder: TrainingRecorder) -> int | None:

@@ -19,7 +19,6 @@ from tachograph.training._attribute_sets import (
     TrainingMetricsUpdateAttributes,
     ValidationMetricsUpdateAttributes,
 )
-from tachograph.training._attributes import AttributeSet
 from tachograph.training._checkpoints import Checkpoints
 from tachograph.training._names import StandardTrainingJobEventName as Events
 from tachograph.training._names import StandardTrainingJobSpanName as Names
@@ -105,9 +104,9 @@ class Ledger:
         self._stops: dict[str, Callable[[Span], list[Note]]] = {
             Names.TRAINING_SINGLE_ITERATION: self._iteration_ended,
             Names.TRAINING_LOOP: self._loop_ended,
-            Names.VALIDATION_SINGLE_ITERATION: self._validation_iteration_ended,
+            Names.VALIDATION_SINGLE_ITERATION: self._held_out_iteration_ended,
             Names.VALIDATION_LOOP: self._validation_ended,
-            Names.TESTING_SINGLE_ITERATION: self._testing_iteration_ended,
+            Names.TESTING_SINGLE_ITERATION: self._held_out_iteration_ended,
             Names.TESTING_LOOP: self._testing_ended,
             Names.CHECKPOINT_SAVE_SYNC: self._save_ended,
             Names.CHECKPOINT_SAVE_ASYNC: self._save_ended,
@@ -213,9 +212,10 @@ class Ledger:
             self._plans[span.name] = plan
         return plan
 
-    def forget_filter(self) -> None:
+    def forget_filter(self) -> list[Note]:
         """Look at the filter again: it was changed."""
         self._plans = {}
+        return []
 
     # Iterations and their phases -----------------------------------------------------------------------------------
 
@@ -268,13 +268,6 @@ class Ledger:
         self._loops[span] = loop
         return notes
 
-    def _around(self, span: Span) -> Iterable[Span]:
-        parent = span._parent
-        while parent is not None:
-            if parent in self._loops:
-                yield parent
-            parent = parent._parent
-
     def _iteration_ended(self, span: Span) -> list[Note]:
         loop_span, loop = self._loop_of(span)
         start_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
@@ -312,8 +305,8 @@ class Ledger:
         job, window = loop.report(self.parameters)
         if not self.parameters.is_train_iterations_enabled:
             return []
-        loss = self._loss()
-        wall_s = self._recorder.wall_s
+        loss = _loss(self._latest)
+        wall_s = self._recorder.moments.wall_s
         fields = {
             **job,
             "latest_loss": loss,
@@ -341,22 +334,16 @@ class Ledger:
         fields = {f"window/{name}": value for name, value in window.items()}
         return [Note(steady_s, "step", {"global_step": max(0, loop.job.completed - 1), **fields})]
 
-    def _loss(self) -> float | None:
-        for name in LOSSES.intersection(self._latest or ()):
-            problems: list[Problem] = []
-            value = plain((self._latest or {})[name], name, problems)
-            if value is not OMIT and isinstance(value, (int, float)) and not isinstance(value, bool):
-                return float(value)
-        return None
-
     def _loop_ended(self, span: Span) -> list[Note]:
         loop = self._loops.pop(span, None)
         if loop is None:
             return []
         notes = self._report(span, loop, span.stop_s or 0.0)
-        for around in self._around(span):  # to the loop around it, all of it was work on an iteration
+        around = span._parent
+        while around is not None and around not in self._loops:
+            around = around._parent
+        if around is not None:  # to the loop around it, all of it was work on an iteration
             self._loops[around].shares.add("iteration", span.start_s or 0.0, span.stop_s or 0.0)
-            break
         return notes
 
     def finish(self, steady_s: float) -> list[Note]:
@@ -366,37 +353,27 @@ class Ledger:
 
     # Validation and testing ----------------------------------------------------------------------------------------
 
-    def _validation_iteration_ended(self, span: Span) -> list[Note]:
-        return self._count(self._job.validation, span)
-
-    def _testing_iteration_ended(self, span: Span) -> list[Note]:
-        return self._count(self._job.testing, span)
-
-    def _count(self, stats: Stats, span: Span) -> list[Note]:
+    def _held_out_iteration_ended(self, span: Span) -> list[Note]:
+        stats = self._job.validation if span.name == Names.VALIDATION_SINGLE_ITERATION else self._job.testing
         if span._more is None or span._more.status == "ok":
             stats.add((span.stop_s or 0.0) - (span.start_s or 0.0))
         return []
 
     def _validation_ended(self, span: Span) -> list[Note]:
         job = self._settle()
-        done, job.validated_at = job.validated_at, job.completed
+        since, job.validated_at = job.validated_at, job.completed
         if not self.parameters.is_validation_iterations_enabled:
             return []
-        return self._held_out(
-            span, ValidationMetricsUpdateAttributes, Events.VALIDATION_METRICS_UPDATE, job.validation, done
-        )
+        known = ValidationMetricsUpdateAttributes.create(**_held_out(job, job.validation, since))
+        return self.notes.event(span, span.stop_s or 0.0, Events.VALIDATION_METRICS_UPDATE, known.to_json())
 
     def _testing_ended(self, span: Span) -> list[Note]:
         job = self._settle()
-        done, job.tested_at = job.tested_at, job.completed
+        since, job.tested_at = job.tested_at, job.completed
         if not self.parameters.is_test_iterations_enabled:
             return []
-        return self._held_out(span, TestingMetricsUpdateAttributes, Events.TESTING_METRICS_UPDATE, job.testing, done)
-
-    def _held_out(self, span: Span, kind: type[AttributeSet], name: Events, stats: Stats, since: int) -> list[Note]:
-        completed = self._job.completed
-        attributes = kind.create(current_iteration=max(0, completed - 1), interval=completed - since, **stats.fields())
-        return self.notes.event(span, span.stop_s or 0.0, name, attributes.to_json())
+        known = TestingMetricsUpdateAttributes.create(**_held_out(job, job.testing, since))
+        return self.notes.event(span, span.stop_s or 0.0, Events.TESTING_METRICS_UPDATE, known.to_json())
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -423,7 +400,7 @@ class Ledger:
         job = self._settle()
         if step is None:
             step = max(0, job.completed - 1)
-        wall_s = self._recorder.wall_s
+        wall_s = self._recorder.moments.wall_s
         strategy = self._checkpoints.strategy_of(step, self.parameters.save_checkpoint_strategy.value)
         attributes = SaveCheckpointSuccessEventAttributes.create(
             checkpoint_strategy=strategy,
@@ -459,6 +436,22 @@ class Ledger:
         self._told = parameters
         attributes = parameters.to_attributes(self.log_every).to_json()
         return self.notes.event(base, steady_s, Events.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
+
+
+def _held_out(job: Job, stats: Stats, since: int) -> dict[str, Any]:
+    iteration = max(0, job.completed - 1)
+    return {"current_iteration": iteration, "interval": job.completed - since, **stats.fields()}
+
+
+def _loss(metrics: Mapping[str, Any] | None) -> float | None:
+    if metrics is None:
+        return None
+    for name in LOSSES.intersection(metrics):
+        problems: list[Problem] = []
+        value = plain(metrics[name], name, problems)
+        if value is not OMIT and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    return None
 
 
 def _is_in_iteration(span: Span) -> bool:

@@ -7,14 +7,11 @@ import itertools
 import logging
 import os
 import threading
-import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
-from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
-from tachograph.clock import SystemClock
 from tachograph.exceptions import TachographError
 from tachograph.guard import guard
 from tachograph.recorder import PRESSURE, Entry, Run, error_message, error_type, traceback_of
@@ -23,10 +20,11 @@ from tachograph.training._attributes import Attributes
 from tachograph.training._event import ErrorEvent, Event
 from tachograph.training._filter import ExportCustomizationMode, SpanFilter
 from tachograph.training._ledger import Call, Ledger
+from tachograph.training._moments import Moments, SpanIds
 from tachograph.training._names import text_of
 from tachograph.training._parameters import Parameters, ParameterSource
 from tachograph.training._span import ShortSpan, Span, SpanName, current_span, new_span
-from tachograph.training._timestamp import TracingTimestamp, check_moment
+from tachograph.training._timestamp import TracingTimestamp
 
 __all__ = ["TrainingRecorder"]
 
@@ -34,7 +32,6 @@ EVENT_FIELDS = frozenset({"name", "span_id"})
 """Fields of an event's record; an attribute of that name is stored with an underscore behind it."""
 
 _TOLD = "__tachograph_recorded__"
-_CLOCKS_AGREE_S = 3600.0
 _NO_GUARD = contextlib.nullcontext()
 
 
@@ -55,8 +52,9 @@ class TrainingRecorder:
         self.owns_run = False
         self.owner: Span | None = None
         """The application with which a run that was begun for it ends."""
-        clock = run._clock
-        self.now: Callable[[], float] = perf_counter if type(clock) is SystemClock else clock.steady_s
+        self.moments = Moments(run, self.complain)
+        self.now = self.moments.now
+        self.ids = SpanIds(run)
         self._writer = run._writer if run.status == "running" and not run._is_forked else None
         self.buffer: deque[Entry] = self._writer.buffer if self._writer is not None else deque(maxlen=0)
         self.root = Span("", recorder=self, start_s=self.now())
@@ -68,7 +66,6 @@ class TrainingRecorder:
         """Iterations begun by a callback, which may be ended in another thread or task."""
         self._lock = threading.RLock()
         self._open: dict[Span, None] = {}
-        self._ids = itertools.count(1 + (int.from_bytes(os.urandom(4), "big") << 32 if run.folder is not None else 0))
         self._num_saves = 0
         self._told: set[str] = set()
         facts = run.facts
@@ -113,7 +110,7 @@ class TrainingRecorder:
         """Begin a span, which is the current one from now on."""
         span = new_span(Span, span_name, span_attributes, start_event_attributes, recorder=self)
         span._parent = parent_span
-        self.begin(span, self._steady_s(start_time, "start_time"))
+        self.begin(span, self.moments.of_timestamp(start_time, "start_time"))
         return span
 
     def stop(
@@ -123,7 +120,7 @@ class TrainingRecorder:
         stop_time: TracingTimestamp | None = None,
     ) -> None:
         """End a span."""
-        self.end(span, self._steady_s(stop_time, "stop_time"), stop_attributes=stop_event_attributes)
+        self.end(span, self.moments.of_timestamp(stop_time, "stop_time"), stop_attributes=stop_event_attributes)
 
     def event(self, span: Span | Event, event: Event | None = None) -> Event:
         """Record that something happened, in a span, or in the current one if only the event is given."""
@@ -135,7 +132,7 @@ class TrainingRecorder:
             if span.stop_s is not None:
                 self.complain(f"an event {event.name_str!r} came after the end of span {span.name_str!r}")
             span.keep_event(event)
-            steady_s = self._steady_s(event.timestamp, f"the time of event {event.name_str!r}")
+            steady_s = self.moments.of_timestamp(event.timestamp, f"the time of event {event.name_str!r}")
             if isinstance(event, ErrorEvent):
                 self._about(span, "error", _error_fields(event), steady_s)
             else:
@@ -300,42 +297,30 @@ class TrainingRecorder:
 
     # What is known of the job --------------------------------------------------------------------------------------
 
-    def configure(self, **parameters: Any) -> None:
-        """Say what is known of the job, at any time; it holds from then on. See `set_training_config`."""
-        self._source.update(parameters)
-        self.ask()
-
-    def ask(self, *, tells: bool = True) -> Parameters:
-        """Return what is known of the job now, which is used from now on; what has changed is recorded.
+    def configure(
+        self, parameters: Mapping[str, Any], *, tells: Literal["now", "later", "never"] = "now"
+    ) -> Parameters:
+        """Take what is known of the job, at any time; it holds from then on. See `set_training_config`.
 
         Args:
-            tells: whether it is recorded now; else with the next change, or when an application begins.
+            parameters: names and values, or functions to ask.
+            tells: when it is recorded: later is with the next change, or when an application begins; never is for what
+                is said elsewhere.
         """
-        parameters = self._source.ask(self.complain)
-        base, now_s = self.base, self.now()
-        self._put(Call(self.ledger, lambda: self.ledger.change(parameters, base, now_s, tells=tells)))
-        return parameters
-
-    def assume(self, **parameters: Any) -> None:
-        """Take parameters that nobody has to be told of: they are said elsewhere."""
         self._source.update(parameters)
         known = self._source.ask(self.complain)
-        self._put(Call(self.ledger, lambda: self.ledger.begin_with(known)))
-
-    def expect(self, **parameters: Any) -> None:
-        """Take parameters for an application that is about to begin, with which they are recorded."""
-        self._source.update(parameters)
-        self.ask(tells=False)
+        base, now_s = self.base, self.now()
+        if tells == "never":
+            self._put(Call(self.ledger, lambda: self.ledger.begin_with(known)))
+        else:
+            self._put(Call(self.ledger, lambda: self.ledger.change(known, base, now_s, tells=tells == "now")))
+        return known
 
     def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
         """Choose which spans are recorded one by one."""
         self.filter = SpanFilter(mode, names)
         self.begins_short = self.filter.keeps_short
-        self._put(Call(self.ledger, self._look_again))
-
-    def _look_again(self) -> list[Any]:
-        self.ledger.forget_filter()
-        return []
+        self._put(Call(self.ledger, self.ledger.forget_filter))
 
     def next_save(self) -> int:
         """Count an attempt to save a checkpoint."""
@@ -356,59 +341,6 @@ class TrainingRecorder:
         size = Later(lambda: _size_bytes(place)) if place is not None else None
         text = os.fspath(path) if path is not None else None
         self._put(Call(self.ledger, lambda: self.ledger.saved(span, base, step, now_s, text, size)))
-
-    # Time and ids --------------------------------------------------------------------------------------------------
-
-    def wall_s(self, steady_s: float) -> float:
-        """Return the wall time of a reading of the run's steady clock."""
-        if self.run._writer is not None:
-            return self.run._writer.wall_s(steady_s)
-        return self.run._clock.wall_s() - self.now() + steady_s
-
-    def moment(self, msec: float | None, what: str) -> float | None:
-        """Return the steady reading of a time a caller gave in milliseconds since the epoch, or None for now."""
-        if msec is None:
-            return None
-        now_s = self.now()
-        wall_now_s = self.wall_s(now_s)
-        try:
-            wall_s = check_moment(msec / 1000 if isinstance(msec, (int, float)) else msec, wall_now_s, what)
-        except TachographError as error:
-            self.complain(f"{error}; the present time is used (milliseconds since the epoch are expected)")
-            return None
-        return min(now_s - (wall_now_s - wall_s), now_s)
-
-    def _steady_s(self, timestamp: Any, what: str) -> float | None:
-        """Return a moment on the steady clock, by its wall time if its other reading cannot be; None for now."""
-        if timestamp is None:
-            return None
-        if not isinstance(timestamp, TracingTimestamp):
-            self.complain(f"{what} is {timestamp!r:.80}, not a TracingTimestamp; the present time is used")
-            return None
-        if self.now is not perf_counter:
-            return None  # the run has a clock of its own, which knows nothing of the machine's
-        steady_s, now_s = timestamp.perf_counter_seconds, self.now()
-        behind_s = self.wall_s(now_s) - timestamp.seconds_since_epoch
-        if 0 < steady_s <= now_s and abs(now_s - steady_s - behind_s) < _CLOCKS_AGREE_S:
-            return steady_s
-        return self.moment(timestamp.seconds_since_epoch * 1000, what)
-
-    def id_of(self, span: Span) -> str:
-        """Return the span's id as records have it."""
-        return f"{self._number(span):016x}"
-
-    def uuid_of(self, span: Span) -> uuid.UUID:
-        """Return the span's id with that of its run in front."""
-        run_part = int(self.run.id, 16) if len(self.run.id) == 16 else 0
-        return uuid.UUID(int=run_part << 64 | self._number(span))
-
-    def _number(self, span: Span) -> int:
-        more = span.more
-        if not isinstance(more.id, int):
-            with self._lock:
-                if not isinstance(more.id, int):
-                    more.id = next(self._ids)
-        return more.id
 
     # The end -------------------------------------------------------------------------------------------------------
 
@@ -438,6 +370,7 @@ class TrainingRecorder:
         self.buffer = deque(maxlen=0)
         self.base = self.root
         self._lock = threading.RLock()  # in a forked child, a thread of the parent may have held it
+        self.ids.renew_lock()
         # So that what comes later looks for another run, also at places where one of these is the current span.
         span = current_span.get()
         while span is not None:

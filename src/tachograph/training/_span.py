@@ -29,7 +29,7 @@ from tachograph.training._timestamp import TracingTimestamp
 if TYPE_CHECKING:
     from tachograph.training._recorder import TrainingRecorder
 
-__all__ = ["More", "ShortSpan", "Span", "SpanName", "current_span", "new_span"]
+__all__ = ["More", "ShortSpan", "Span", "SpanName", "current_span", "enter_twin", "entered_here", "new_span"]
 
 SpanName = Enum | str
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -129,7 +129,7 @@ class Span(Guest, msgspec.Struct, eq=False):
     def id(self) -> uuid.UUID:
         """A number no other span has, made when it is asked for."""
         if self.recorder is not None:
-            return self.recorder.uuid_of(self)
+            return self.recorder.ids.uuid_of(self)
         if not isinstance(self.more.id, uuid.UUID):
             self.more.id = uuid.uuid4()
         return self.more.id
@@ -168,14 +168,14 @@ class Span(Guest, msgspec.Struct, eq=False):
     @property
     def start_event(self) -> Event:
         """The event of its beginning."""
-        return self._edge(StandardEventName.SPAN_START, self.start_s, self.more.start_attributes)
+        return _edge(self, StandardEventName.SPAN_START, self.start_s, self.more.start_attributes)
 
     @property
     def stop_event(self) -> Event | None:
         """The event of its end, or None while it is active."""
         if self.stop_s is None:
             return None
-        return self._edge(StandardEventName.SPAN_STOP, self.stop_s, self.more.stop_attributes)
+        return _edge(self, StandardEventName.SPAN_STOP, self.stop_s, self.more.stop_attributes)
 
     @property
     def events(self) -> list[Event]:
@@ -183,15 +183,10 @@ class Span(Guest, msgspec.Struct, eq=False):
         stop = self.stop_event
         return [self.start_event, *(self.more.events or ()), *([stop] if stop else [])]
 
-    def _edge(self, name: StandardEventName, steady_s: float | None, attributes: Attributes | None) -> Event:
-        if steady_s is None:
-            raise TachographError(f"span {self.name_str!r} has not begun")
-        return Event(name, TracingTimestamp(self.wall_s(steady_s), steady_s), attributes)
-
     def wall_s(self, steady_s: float) -> float:
         """Return the wall time of a reading of the clock the span was timed with."""
         if self.recorder is not None:
-            return self.recorder.wall_s(steady_s)
+            return self.recorder.moments.wall_s(steady_s)
         return steady_s + self.more.wall_offset_s
 
     def duration_msec(self) -> int:
@@ -210,16 +205,12 @@ class Span(Guest, msgspec.Struct, eq=False):
         """Say something about it. What cannot be an attribute is stored as a text."""
         if self.stop_s is not None and self.recorder is not None:
             self.recorder.complain(f"attribute {text_of(name)!r} came after the end of span {self.name_str!r}")
-        return self.updated_attributes.add_attribute(attribute_of(text_of(name), value, self._complain))
+        return self.updated_attributes.add_attribute(attribute_of(text_of(name), value, _complainer(self)))
 
     def add_attributes(self, attributes: Attributes | Mapping[str, Any]) -> None:
         """Say several things about it."""
         for name, value in attributes.items():
             self.add_attribute(name, value.value if isinstance(value, Attribute) else value)
-
-    def _complain(self, what: str) -> None:
-        if self.recorder is not None:
-            self.recorder.complain(f"span {self.name_str!r}: {what}")
 
     def add_event(self, event: Event) -> Event:
         """Record that something happened in it."""
@@ -276,7 +267,7 @@ class Span(Guest, msgspec.Struct, eq=False):
 
     def __enter__(self) -> Span:
         if self.start_s is not None:
-            return self._enter_twin()
+            return enter_twin(self)
         recorder = self.recorder or _find_parent().recorder
         assert recorder is not None  # noqa: S101 - a parent that was found has one
         recorder.begin(self)
@@ -285,66 +276,17 @@ class Span(Guest, msgspec.Struct, eq=False):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        span = self._entered_here()
+        span = entered_here(self)
         if span.recorder is not None:
             span.recorder.end(span, error=error)
 
     def __call__(self, function: _Function) -> _Function:
         """Use it as a decorator: each call of the function is a span of its own."""
-        wrapper: Any
-        if inspect.isasyncgenfunction(function):
-
-            @functools.wraps(function)
-            async def wrapper(*args: Any, **kwargs: Any) -> Any:
-                with self._again():
-                    async for item in function(*args, **kwargs):
-                        yield item
-
-        elif inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def wrapper(*args: Any, **kwargs: Any) -> Any:
-                with self._again():
-                    return await function(*args, **kwargs)
-
-        elif inspect.isgeneratorfunction(function):
-
-            @functools.wraps(function)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                with self._again():
-                    return (yield from function(*args, **kwargs))
-
-        else:
-
-            @functools.wraps(function)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                with self._again():
-                    return function(*args, **kwargs)
-
-        return wrapper  # type: ignore[no-any-return] # it takes and returns what the function does
+        return _decorated(self, function)
 
     def _again(self) -> Span:
         """Return a span like this one that has not begun."""
         return type(self)(self.name, self._given, None if self._given is None else self._given[3])
-
-    def _enter_twin(self) -> Span:
-        """Enter a second time: an object kept outside the loop is a new span each time."""
-        twin = self._again()
-        more = self.more
-        more.twins = [*(other for other in more.twins or () if other.stop_s is None), twin]
-        return twin.__enter__()
-
-    def _entered_here(self) -> Span:
-        """Return the span that this object stands for at the present place, where several threads may use it."""
-        twins = self._more.twins if self._more is not None else None
-        if not twins:
-            return self
-        span = _get()
-        while span is not None:
-            if span.stop_s is None and (span is self or any(span is twin for twin in twins)):
-                return span
-            span = span._parent
-        return twins[-1] if self.stop_s is not None else self
 
     def _prepare(self) -> None:
         """Take over what was given, when the span begins."""
@@ -352,9 +294,9 @@ class Span(Guest, msgspec.Struct, eq=False):
             return
         attributes, start_attributes, prepare, _ = self._given
         if attributes:
-            self.more.attributes = attributes_of(attributes, self._complain)
+            self.more.attributes = attributes_of(attributes, _complainer(self))
         if start_attributes:
-            self.more.start_attributes = attributes_of(start_attributes, self._complain)
+            self.more.start_attributes = attributes_of(start_attributes, _complainer(self))
         if prepare is not None:
             prepare(self)
 
@@ -443,6 +385,74 @@ def new_span(
 
 
 _EDGES = (StandardEventName.SPAN_START, StandardEventName.SPAN_STOP)
+
+
+def _edge(span: Span, name: StandardEventName, steady_s: float | None, attributes: Attributes | None) -> Event:
+    """Return the event of a span's beginning or end."""
+    if steady_s is None:
+        raise TachographError(f"span {span.name_str!r} has not begun")
+    return Event(name, TracingTimestamp(span.wall_s(steady_s), steady_s), attributes)
+
+
+def _complainer(span: Span) -> Callable[[str], None]:
+    """Return what tells of a mistake in what is said about a span."""
+    recorder = span.recorder
+    return lambda what: recorder.complain(f"span {span.name_str!r}: {what}") if recorder is not None else None
+
+
+def enter_twin(span: Span) -> Span:
+    """Enter a span a second time: an object kept outside the loop is a new span each time."""
+    twin = span._again()
+    more = span.more
+    more.twins = [*(other for other in more.twins or () if other.stop_s is None), twin]
+    return twin.__enter__()
+
+
+def entered_here(span: Span) -> Span:
+    """Return the span that an object stands for at the present place, where several threads may use it."""
+    twins = span._more.twins if span._more is not None else None
+    if not twins:
+        return span
+    inner = _get()
+    while inner is not None:
+        if inner.stop_s is None and (inner is span or any(inner is twin for twin in twins)):
+            return inner
+        inner = inner._parent
+    return twins[-1] if span.stop_s is not None else span
+
+
+def _decorated(span: Span, function: _Function) -> _Function:
+    wrapper: Any
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with span._again():
+                async for item in function(*args, **kwargs):
+                    yield item
+
+    elif inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with span._again():
+                return await function(*args, **kwargs)
+
+    elif inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with span._again():
+                return (yield from function(*args, **kwargs))
+
+    else:
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with span._again():
+                return function(*args, **kwargs)
+
+    return wrapper  # type: ignore[no-any-return] # it takes and returns what the function does
 
 
 def _find_parent() -> Span:

@@ -27,7 +27,7 @@ class SpanNotes:
         if kept is None:
             return [Note(steady_s, event, dict(fields))]
         notes = self.start(kept)
-        notes.append(Note(steady_s, event, {**fields, "span_id": self._recorder.id_of(kept)}))
+        notes.append(Note(steady_s, event, {**fields, "span_id": self._recorder.ids.text_of(kept)}))
         return notes
 
     def _kept(self, span: Span | None) -> Span | None:
@@ -58,7 +58,7 @@ class SpanNotes:
         notes: list[Note] = []
         if more.is_written:
             event = "span_stop"
-            fields: dict[str, Any] = {"span_id": self._recorder.id_of(span), "name": span.name_str}
+            fields: dict[str, Any] = {"span_id": self._recorder.ids.text_of(span), "name": span.name_str}
         else:
             parent = self._kept(span._parent)
             notes += self.start(parent) if parent is not None else []
@@ -74,9 +74,9 @@ class SpanNotes:
 
     def _head(self, span: Span, parent: Span | None) -> dict[str, Any]:
         more = span.more
-        fields: dict[str, Any] = {"span_id": self._recorder.id_of(span)}
+        fields: dict[str, Any] = {"span_id": self._recorder.ids.text_of(span)}
         if parent is not None:
-            fields["parent_id"] = self._recorder.id_of(parent)
+            fields["parent_id"] = self._recorder.ids.text_of(parent)
         fields["name"] = span.name_str
         if more.attributes or more.updated or more.start_attributes:
             fields |= _said(attributes=span.attributes, start_attributes=more.start_attributes)
