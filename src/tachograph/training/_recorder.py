@@ -376,6 +376,7 @@ class TrainingRecorder:
         while span is not None:
             if span.recorder is self and span.stop_s is None:
                 span.stop_s = self.now()
+                span.more.status = "left_open"  # a short one looks there when it is left
             span = span._parent
         for left in (self.root, *self._open):
             left.stop_s = self.now()

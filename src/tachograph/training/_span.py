@@ -347,7 +347,7 @@ class ShortSpan(Span, eq=False, gc=False):
         if recorder is None:
             return  # it was never entered
         stop_s = recorder.now()
-        if error is not None or self._more is not None or self.stop_s is not None:
+        if error is not None or self._more is not None:
             super().__exit__(kind, error, _trace)
             return
         self.stop_s = stop_s
