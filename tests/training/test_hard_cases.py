@@ -407,3 +407,84 @@ def test_a_closed_generator_is_no_error(tacho_run):
     (record,) = [record for record in tacho_run.records if record["event"] in {"span", "span_stop"}]
     assert record["status"] == "left"
     assert not [record for record in tacho_run.records if record["event"] == "error"]
+
+
+def test_no_phase_of_a_failed_iteration_is_training(tacho_run):
+    set_training_config(log_every_n_train_iterations=2)
+    with training_loop(0):
+        for index in range(4):
+            try:
+                with training_iteration(), forward():
+                    tacho_run.clock.advance(1.0)
+                    if index % 2:
+                        raise ValueError("as planned")
+            except ValueError:
+                pass
+    (window,) = [record for record in tacho_run.records if "window/sec" in record and record["window/iterations"]]
+    assert window["window/sec"] == 3.0  # up to the second that was completed
+    assert window["window/share_forward"] == pytest.approx(2 / 3)
+    assert window["window/share_failed"] == pytest.approx(1 / 3)
+    assert updates(tacho_run.records)[0]["avg_forward_time_sec"] == 1.0
+
+
+def test_what_a_checkpoint_kept_is_not_lost_with_the_window(tacho_run, tmp_path):
+    set_training_config(log_every_n_train_iterations=100)
+    with training_loop(0):
+        for step in range(30):
+            with training_iteration():
+                tacho_run.clock.advance(1.0)
+            if step == 19:
+                with checkpoint_save(step):
+                    tacho_run.clock.advance(2.0)
+    killed = [record for record in tacho_run.records if record["time"] <= 1_700_000_022.0]
+    folder = tmp_path / "x"
+    folder.mkdir()
+    start = {"event": "start", "time": 1_700_000_000.0, "run_id": "0" * 16}
+    alive = {"event": "system", "time": 1_700_000_030.0}
+    lines = [start, *killed, alive]
+    (folder / "metrics.jsonl").write_text("".join(to_json(record) + "\n" for record in lines))
+    goodput = read(folder).goodput
+    assert (goodput.productive_s, goodput.lost_s) == (20.0, 8.0)
+
+
+def test_a_filter_holds_from_when_it_is_chosen(tacho_run):
+    from tachograph.training import ExportCustomizationMode
+
+    with timed_span("before"):
+        pass
+    get_recorder().customize_export(ExportCustomizationMode.WHITELIST_SPANS, ["kept"])
+    for name in ("dropped", "kept"):
+        with timed_span(name):
+            pass
+    assert [record["name"] for record in tacho_run.records if record["event"] == "span"] == ["before", "kept"]
+
+
+def test_a_run_can_be_read_as_it_was_returned(logs):
+    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+        with timed_span("a"):
+            pass
+    assert tachograph.read(run).spans("a")
+    with tachograph.init("y", enabled=False) as run, pytest.raises(FileNotFoundError, match="is not recorded"):
+        tachograph.read(run)
+
+
+@pytest.mark.swallows
+def test_a_fault_is_told_in_the_journal(logs):
+    with tachograph.init("x", log_dir=str(logs), **QUICK):
+        with timed_span("w") as span:
+            span.add_event("no event")
+        with timed_span("w2", "no attributes"):
+            pass
+    told = [record["reason"] for record in lines_of(logs / "x") if record["event"] == "telemetry_error"]
+    assert len(told) == 2
+    assert "Event.create" in told[0] and "as a dict" in told[1]
+
+
+def test_a_decorator_without_parentheses_says_so(tacho_run):
+    for decorator in (application, training_loop):
+        with pytest.raises(ConfigError, match="with parentheses"):
+            decorator(test_deep_nesting)
+    with pytest.raises(ConfigError, match="a Run is expected"):
+        set_training_config(run="x")
+    with pytest.raises(ConfigError, match="one of sync, async"):
+        set_training_config(save_checkpoint_strategy="asnyc")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import collections
 from collections.abc import Mapping
 from typing import Any
 
@@ -175,11 +175,13 @@ def _length_s(attempt: Any) -> float:
 
 def _metrics(history: RunHistory) -> RenderableType:
     if not history.metrics:
-        return Text("nothing was logged yet", style="dim")
+        return Text("nothing was logged" + (" yet" if history.state is RunState.RUNNING else ""), style="dim")
     numbers = ("last", "lowest", "highest", "points", "not finite")
     table = listing("metric", *numbers, right=numbers)
     # What was logged comes first; what is known of windows of iterations is told below, in words.
     shown = [(name, metric) for name, metric in history.metrics.items() if not name.startswith("window/")]
+    if not shown:
+        return Text("nothing but spans was recorded", style="dim")
     shown.sort(key=lambda item: item[1].kind == "system")
     for name, metric in shown[:60]:
         finite = metric.count > metric.num_not_finite
@@ -194,8 +196,6 @@ def _metrics(history: RunHistory) -> RenderableType:
         )
     if len(shown) > 60:
         add_row(table, Text(f"… and {len(shown) - 60} more", style="dim"))
-    if len(shown) < len(history.metrics):
-        add_row(table, Text(f"window/… ({len(history.metrics) - len(shown)} about iterations)", style="dim"))
     return table
 
 
@@ -232,7 +232,8 @@ def _troubles(history: RunHistory) -> list[RenderableType]:
         f"{safe(record.get('error_type', '?'))}: {safe(record.get('error_message', ''))}"
         for record in history.latest("error")
     ]
-    lines += [Text(what, style="red") for what, _ in itertools.groupby(errors)][-3:]  # a span and the run tell the same
+    for what, times in list(collections.Counter(errors).items())[-3:]:  # the span it left and the run tell the same
+        lines.append(Text(f"{what}  ({times} records)" if times > 2 else what, style="red"))
     if history.num_lost_records:
         lines.append(Text(f"{history.num_lost_records} records were lost:", style="bold yellow"))
     if history.num_bad_lines:

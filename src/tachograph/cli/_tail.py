@@ -56,6 +56,16 @@ _FEW_FIELDS = {
 }
 """Events that say so much that a line would be a page; the rest is in the journal, and in --json."""
 
+_WINDOW_FIELDS = {
+    "window/iterations",
+    "window/sec",
+    "window/iteration_sec_p50",
+    "window/iteration_sec_p95",
+    "window/samples_per_sec",
+    "window/mfu",
+}
+_TEXTS = {"reason", "error_message", "where"}
+
 
 @click.command()
 @run_argument
@@ -111,9 +121,12 @@ def _print(console: Console, record: dict[str, Any], *, as_json: bool) -> None:
     step = record.get("global_step")
     line.append(f"{number(step) if step is not None else '':>9}  ", style="bold")
     few = _FEW_FIELDS.get(str(record.get("name")), record) if event == "event" else record
+    if "window/sec" in record:
+        few = _WINDOW_FIELDS
     for name, value in record.items():
         if name in few and name not in _HIDDEN and not isinstance(value, (dict, list)):
-            line.append(f"{safe(name, 60)}", style="dim").append(f"={number(value)} ")
+            text = safe(value, 300) if name in _TEXTS else number(value)
+            line.append(f"{safe(name, 60)}", style="dim").append(f"={text} ")
     if record.get("nan_inf_detected"):
         line.append("NaN/Inf", style="bold red")
     console.print(line, soft_wrap=True)

@@ -23,10 +23,11 @@ _PHASES = {
     "forward": "· forward",
     "backward": "· backward",
     "optimizer": "· optimizer",
-    "iteration": "· rest of iterations",
-    "failed": "· iterations not completed",
+    "iteration": "· outside phases",
+    "failed": "· not completed",
 }
 """What was measured inside loops without being recorded one by one; the others are spans."""
+_OPEN = {RunState.RUNNING: ("going on  ", "green"), RunState.STALE: ("not heard of  ", "yellow")}
 _REST = {
     "start_up_s": "start-up",
     "data_s": "waiting for data",
@@ -165,8 +166,7 @@ def _walk(groups: dict[str, SpanGroup]) -> Iterator[tuple[int, SpanGroup]]:
 def _remarks(group: SpanGroup, state: RunState) -> Text:
     remarks = Text()
     if group.num_open:
-        is_on = state is RunState.RUNNING
-        remarks.append("going on  " if is_on else "died in it  ", style="green" if is_on else "red")
+        remarks.append(*_OPEN.get(state, ("died in it  ", "red")))
     if group.num_errors:
         remarks.append(f"{group.num_errors} raised  ", style="red")
     if group.num_unfinished:

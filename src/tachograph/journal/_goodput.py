@@ -57,8 +57,9 @@ class Goodput(msgspec.Struct, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Productive time by wall time."""
-        return self.productive_s / self.wall_s if self.wall_s > 0 else 0.0
+        """Productive time by wall time, as far as that was reported."""
+        known_s = self.wall_s - self.unreported_s
+        return self.productive_s / known_s if known_s > 0 else 0.0
 
 
 class _Window(msgspec.Struct):
@@ -81,6 +82,10 @@ class _Attempt(msgspec.Struct):
     windows: list[_Window] = []
     spans: list[tuple[float, float, str]] = []
     open_loops: set[str] = set()
+    reported_s: float = 0.0
+    """Seconds of iterations that were reported."""
+    saved: _Window | None = None
+    """What a checkpoint kept since the last report."""
 
 
 class GoodputMeter:
@@ -112,8 +117,9 @@ class GoodputMeter:
         elif event == "span_start":
             _take_start(attempt, record, time_s)
         elif event == "event" and record.get("name") == "save_checkpoint_success":
-            kept = record.get("productive_train_iterations")
-            self._kept_steps = max(self._kept_steps, kept if type(kept) is int else 0)
+            self._take_save(attempt, record, time_s)
+        elif event == "event" and record.get("name") == "training_metrics_update":
+            attempt.reported_s = _seconds(record, "total_iteration_time_sec")
         elif event == "checkpoint" and type(record.get("global_step")) is int:
             self._kept_steps = max(self._kept_steps, record["global_step"] + 1)
         attempt.kept_steps = self._kept_steps
@@ -133,6 +139,18 @@ class GoodputMeter:
         if span.name in _SPANS and len(attempt.spans) < _MOST_SPANS:
             attempt.spans.append((span.start, span.start + (span.duration_s or 0.0), _SPANS[span.name]))
 
+    def _take_save(self, attempt: _Attempt, record: dict[str, Any], time_s: float) -> None:
+        kept = record.get("productive_train_iterations")
+        if type(kept) is not int:
+            return
+        self._kept_steps = max(self._kept_steps, kept)
+        told = attempt.windows[-1] if attempt.windows else None
+        num_untold = kept - (told.step + 1 if told else attempt.first_step or 0)
+        untold_s = _seconds(record, "productive_train_iterations_sec") - attempt.reported_s
+        begin = told.end if told else attempt.first_loop
+        if num_untold > 0 and untold_s > 0 and begin is not None:
+            attempt.saved = _Window(begin, time_s, kept - 1, num_untold, {"iteration": min(untold_s, time_s - begin)})
+
     def _take_window(self, attempt: _Attempt, record: dict[str, Any], time_s: float) -> None:
         sec, step, count = record["window/sec"], record.get("global_step"), record.get("window/iterations")
         if not is_number(sec) or not 0 <= sec < math.inf or type(step) is not int or type(count) is not int:
@@ -146,6 +164,7 @@ class GoodputMeter:
             self.phase_s[phase] = self.phase_s.get(phase, 0.0) + spent_s
         if attempt.first_loop is None:
             attempt.first_loop = time_s - sec
+        attempt.saved = None
         attempt.windows.append(_Window(time_s - sec, time_s, step, max(0, count), seconds))
         if len(attempt.windows) > _MOST_WINDOWS:
             attempt.windows = _halved(attempt.windows)
@@ -153,7 +172,7 @@ class GoodputMeter:
     def goodput(self, state: RunState, now_s: float | None = None) -> Goodput | None:
         """Return where the time went so far, or None if no iteration was marked."""
         attempts = self._attempts
-        if not any(attempt.windows for attempt in attempts):
+        if not any(attempt.windows or attempt.saved for attempt in attempts):
             return None
         result = Goodput()
         for index, attempt in enumerate(attempts):
@@ -196,7 +215,8 @@ def _take_start(attempt: _Attempt, record: dict[str, Any], time_s: float) -> Non
 
 def _add_attempt(result: Goodput, attempt: _Attempt, end: float, kept_until: int | None, is_running: bool) -> None:
     line = _Timeline(attempt.start, end)
-    for window in attempt.windows:
+    windows = [*attempt.windows, *([attempt.saved] if attempt.saved is not None else [])]
+    for window in windows:
         length_s = window.end - window.start
         share = line.claim(window.start, window.end) / length_s if length_s > 0 else 0.0
         training_s = share * sum(window.seconds.get(phase, 0.0) for phase in _TRAINING)
@@ -211,7 +231,7 @@ def _add_attempt(result: Goodput, attempt: _Attempt, end: float, kept_until: int
         setattr(result, field, getattr(result, field) + line.claim(start, stop))
     is_at_work = bool(attempt.open_loops) and (is_running or attempt.status != "finished")
     if is_at_work and attempt.first_loop is not None:
-        since = attempt.windows[-1].end if attempt.windows else attempt.first_loop
+        since = windows[-1].end if windows else attempt.first_loop
         if is_running:
             result.unreported_s += line.claim(since, end)
         elif attempt.status is None:
@@ -262,6 +282,11 @@ class _Timeline:
         self._starts[first:last] = [low]
         self._stops[first:last] = [high]
         return max(0.0, stop - start - taken)
+
+
+def _seconds(record: dict[str, Any], name: str) -> float:
+    value: Any = record.get(name)
+    return float(value) if is_number(value) and math.isfinite(value) else 0.0
 
 
 def _time(record: dict[str, Any]) -> float | None:

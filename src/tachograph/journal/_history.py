@@ -8,7 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -98,6 +98,15 @@ class Series(NamedTuple):
     values: npt.NDArray[np.float64]
     times: npt.NDArray[np.float64]
     attempts: npt.NDArray[np.int64]
+
+
+class Recorded(Protocol):
+    """What has the path of a run's folder, as a `Run` has."""
+
+    @property
+    def path(self) -> str | None:
+        """The folder, or None if nothing is recorded."""
+        ...
 
 
 class RunHistory:
@@ -246,7 +255,7 @@ class RunHistory:
         for record in read_records(self.folder.journal):
             found += book.take(record, last_time)
             last_time = max(last_time, _time(record))
-        if self.state is RunState.RUNNING:
+        if self.state in {RunState.RUNNING, RunState.STALE}:
             for span in book.open_spans():
                 span.status = "open"
                 found.append(span)
@@ -411,17 +420,18 @@ class RunHistory:
             step = attempt.last_step
         elif record["event"] == "step":
             attempt.num_steps += 1
-            attempt.last_step = step
+            num_before = record.get("window/iterations")  # a record of a window stands for all its iterations
+            is_behind = num_before is not None and step < (attempt.last_step or 0)
+            attempt.last_step = attempt.last_step if is_behind else step
             if attempt.first_step is None:
-                num_before = record.get("window/iterations")  # a record of a window stands for all its iterations
                 attempt.first_step = step - (num_before - 1 if type(num_before) is int and num_before > 0 else 0)
         for name, value in record.items():
             if name not in _NOT_METRICS and is_number(value):
                 self._summary(name, record["event"]).add(value, step)
 
 
-def read(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None = None) -> RunHistory:
-    """Open a run by its folder, or by its name inside `log_dir`.
+def read(run: str | os.PathLike[str] | Recorded, log_dir: str | os.PathLike[str] | None = None) -> RunHistory:
+    """Open a run by its folder, by its name inside `log_dir`, or the one that `init` returned.
 
     Raises:
         RunNotFoundError: if there is no run.
@@ -429,7 +439,10 @@ def read(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None = N
     Example:
         >>> losses = tachograph.read("logs/greyjacket").series("train_loss").values
     """
-    folder = find_run(run, log_dir)
+    place = run if isinstance(run, (str, os.PathLike)) else run.path
+    if place is None:
+        raise RunNotFoundError("the run is not recorded, so there is nothing to read")
+    folder = find_run(place, log_dir)
     if not os.access(folder.journal, os.R_OK):
         raise RunNotFoundError(f"{folder.journal} cannot be read; check its permissions")
     return RunHistory(folder)

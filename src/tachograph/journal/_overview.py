@@ -69,7 +69,7 @@ def overview(folder: RunFolder) -> RunOverview:
         started=first_time,
         updated=last_time,
         duration_s=max(0.0, last_time - first_time) if last_time is not None and first_time is not None else None,
-        step=_integer(_last(steps, "global_step")),
+        step=_latest_step(steps),
         max_steps=_integer(start.get("max_steps")) or _integer(_last(tail, "train_iterations_target")),
         train_loss=_number(_first_known(_last(tail, "train_loss"), _last(tail, "window/latest_loss"))),
         sec_per_step=_number(_first_known(_last(tail, "sec_per_step"), _last(tail, "window/iteration_sec_mean"))),
@@ -104,6 +104,13 @@ def _lines(block: bytes) -> list[dict[str, Any]]:
 
 def _last(records: list[dict[str, Any]], name: str) -> Any:
     return next((record[name] for record in reversed(records) if record.get(name) is not None), None)
+
+
+def _latest_step(records: list[dict[str, Any]]) -> int | None:
+    """Return the step the run has come to; a window of iterations may be told after a later step was logged."""
+    logged = _integer(_last([record for record in records if "window/sec" not in record], "global_step"))
+    told = _integer(_last([record for record in records if "window/sec" in record], "global_step"))
+    return logged if told is None else told if logged is None else max(logged, told)
 
 
 def _first_known(*values: Any) -> Any:

@@ -48,8 +48,10 @@ class Attributes(dict[str, Attribute]):
         {'optimizer': 'adam', 'lr': 0.0003}
     """
 
-    def __init__(self, dictionary: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, dictionary: Any = None) -> None:
         super().__init__()
+        if dictionary is not None and not isinstance(dictionary, Mapping):
+            raise ConfigError(f"attributes are expected as a dict, got {dictionary!r:.80}")
         for name, value in (dictionary or {}).items():
             self.add(name, value.value if isinstance(value, Attribute) else value)
 
@@ -124,11 +126,14 @@ def attribute_of(name: str, value: Any, complain: Callable[[str], None]) -> Attr
         return Attribute(name, str(value)[:1000])
 
 
-def attributes_of(given: Mapping[str, Any], complain: Callable[[str], None]) -> Attributes:
+def attributes_of(given: Any, complain: Callable[[str], None]) -> Attributes:
     """Return attributes as they are, or made of names and values; see `attribute_of`."""
     if isinstance(given, Attributes):
         return given
     attributes = Attributes()
+    if not isinstance(given, Mapping):
+        complain(f"attributes are expected as a dict, got {given!r:.80}")
+        return attributes
     for name, value in given.items():
         attributes.add_attribute(attribute_of(text_of(name), value, complain))
     return attributes

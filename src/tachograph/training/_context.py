@@ -95,6 +95,8 @@ def application(name: str | None = None, *, run: Run | None = None) -> Span:
         >>> @application()
         ... def main(): ...
     """
+    if callable(name):
+        raise ConfigError("write @application() with parentheses, not @application")
     recorder = recorder_of(run) if run is not None else None
     span = new_span(_ApplicationSpan, StandardSpanName.APPLICATION, recorder=recorder)
     span._run_name = name
@@ -104,6 +106,8 @@ def application(name: str | None = None, *, run: Run | None = None) -> Span:
 def begin_application(span: Span, run_name: str | None = None, start_time_msec: float | None = None) -> Span:
     """Begin an application's span, and a run if there is none that goes on."""
     recorder = span.recorder or fresh_recorder(run_name)
+    if run_name is not None and not recorder.run.name.startswith(run_name):
+        recorder.run.say(f"application({run_name!r}): the run {recorder.run.name!r} goes on; the name is not used")
     recorder.begin(span, recorder.moments.of_msec(start_time_msec, "start_time_msec"))
     recorder.base = span
     if recorder.owns_run and recorder.owner is None:
@@ -189,6 +193,8 @@ def training_loop(
         ...         with training_iteration():
         ...             ...
     """
+    if callable(train_iterations_start):
+        raise ConfigError("write @training_loop() with parentheses, not @training_loop")
     start = _count("train_iterations_start", train_iterations_start)
     samples = _count("train_samples_start", train_samples_start)
     targets = {

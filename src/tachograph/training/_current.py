@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 
+from tachograph.exceptions import ConfigError
 from tachograph.recorder import Run, latest_run, worker_run
 from tachograph.training._recorder import TrainingRecorder
 from tachograph.training._span import Span, current_span
@@ -22,6 +23,8 @@ _run_makers: list[Callable[[str | None], TrainingRecorder]] = []
 
 def recorder_of(run: Run) -> TrainingRecorder:
     """Return what records the spans of a run; there is one for each run."""
+    if not isinstance(run, Run):
+        raise ConfigError(f"run={run!r:.80}: a Run is expected, as tachograph.init(...) returns it")
     if not isinstance(run.companion, TrainingRecorder):
         with _locks[-1]:
             if not isinstance(run.companion, TrainingRecorder):

@@ -20,6 +20,7 @@ from tachograph.training._attribute_sets import (
     ValidationMetricsUpdateAttributes,
 )
 from tachograph.training._checkpoints import Checkpoints
+from tachograph.training._filter import SpanFilter
 from tachograph.training._names import StandardTrainingJobEventName as Events
 from tachograph.training._names import StandardTrainingJobSpanName as Names
 from tachograph.training._parameters import Parameters
@@ -55,6 +56,9 @@ _PHASE_OF: dict[str, str] = {
 }
 _WHOLE = {Names.VALIDATION_LOOP, Names.TESTING_LOOP, Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC}
 """Spans whose time is theirs, whatever phases are inside."""
+
+
+_OF_ITERATIONS = {"data", "forward", "backward", "optimizer"}
 
 
 class _Plan(NamedTuple):
@@ -152,7 +156,7 @@ class Ledger:
         notes: list[Note] = []
         metrics = list(itertools.islice(latest, len(spans)))
         phase_parent: Span | None = None
-        phases: Loop | None = None
+        place_of_phase: tuple[Loop | None, Span | None] = (None, None)
         place = 0
         while place < len(spans):
             span = spans[place]
@@ -164,9 +168,8 @@ class Ledger:
                 notes += self.take(span, metrics[place])
             else:
                 if span._parent is not phase_parent:
-                    phase_parent, phases = span._parent, self._phases_around(span)
-                if phases is not None:
-                    phases.shares.add(plan.phase, span.start_s or 0.0, span.stop_s or 0.0)
+                    phase_parent, place_of_phase = span._parent, self._place_of_phase(span)
+                self._add_phase(plan.phase, span, *place_of_phase)
             place += 1
         return notes
 
@@ -180,6 +183,9 @@ class Ledger:
         parent = spans[place]._parent
         loop_span, loop = self._loop_of(spans[place])
         last = min(len(spans), place + max(1, loop.num_before_check))
+        if loop.held:
+            last = place + 1
+            loop.release(spans[place])
         first_s = stop_s = spans[place].start_s or 0.0
         deadline_s = loop.deadline_s
         durations: list[float] = []
@@ -206,14 +212,15 @@ class Ledger:
 
     def _plan(self, span: Span) -> _Plan:
         name = span.name_str
-        keeps = self._recorder.filter.keeps(name)
+        keeps = self.notes.filter.keeps(name)
         plan = _Plan(keeps, _PHASE_OF.get(name), self._starts.get(name), self._stops.get(name))
         if len(self._plans) < _MOST_PLANS:
             self._plans[span.name] = plan
         return plan
 
-    def forget_filter(self) -> list[Note]:
-        """Look at the filter again: it was changed."""
+    def use_filter(self, chosen: SpanFilter) -> list[Note]:
+        """Record other spans from now on."""
+        self.notes.filter = chosen
         self._plans = {}
         return []
 
@@ -221,26 +228,33 @@ class Ledger:
 
     def _ended(self, plan: _Plan, span: Span) -> list[Note]:
         if plan.phase is not None:
-            loop = self._phases_around(span)
-            if loop is not None:
-                loop.shares.add(plan.phase, span.start_s or 0.0, span.stop_s or 0.0)
+            self._add_phase(plan.phase, span, *self._place_of_phase(span))
         return plan.stop(span) if plan.stop is not None else []
 
-    def _phases_around(self, span: Span) -> Loop | None:
-        """Return the loop whose phase a span is, unless it is part of something that counts as a whole."""
+    def _add_phase(self, phase: str, span: Span, loop: Loop | None, iteration: Span | None) -> None:
+        start_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
+        if loop is not None and iteration is not None and phase in _OF_ITERATIONS:
+            loop.hold(iteration, phase, start_s, stop_s)
+        elif loop is not None:
+            loop.shares.add(phase, start_s, stop_s)
+
+    def _place_of_phase(self, span: Span) -> tuple[Loop | None, Span | None]:
+        """Return the loop and the iteration whose phase a span is, unless it is part of what counts as a whole."""
         parent = span._parent
-        is_in_iteration = False
+        iteration: Span | None = None
         while parent is not None:
             loop = self._loops.get(parent)
             if loop is not None:
-                return loop
+                return loop, iteration
             if parent.name in _WHOLE:
-                return None
-            is_in_iteration = is_in_iteration or parent.name == _ITERATION
+                return None, None
+            if parent.name == _ITERATION and iteration is None:
+                iteration = parent
             parent = parent._parent
-        if is_in_iteration:
-            return self._loop_of(span)[1]
-        return None if self._loops else self._default_loop  # what another thread does besides is no phase of a loop
+        if iteration is not None:
+            return self._loop_of(span)[1], iteration
+        # What another thread does besides is no phase of a loop.
+        return None if self._loops else self._default_loop, None
 
     def _loop_of(self, span: Span) -> tuple[Span | None, Loop]:
         """Return the loop around a span, else the latest that is open, else one that nobody began."""
@@ -272,8 +286,10 @@ class Ledger:
         loop_span, loop = self._loop_of(span)
         start_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
         if span._more is not None and span._more.status != "ok":
+            loop.release(span, failed=True)
             loop.shares.add("failed", start_s, stop_s)
             return []
+        loop.release(span)
         if span._more is not None:
             own = [_int(span, name) for name in ("num_samples", "num_tokens")]
             loop.fold(self.parameters)
@@ -338,6 +354,8 @@ class Ledger:
         loop = self._loops.pop(span, None)
         if loop is None:
             return []
+        for iteration in list(loop.held):
+            loop.release(iteration)
         notes = self._report(span, loop, span.stop_s or 0.0)
         around = span._parent
         while around is not None and around not in self._loops:

@@ -102,7 +102,9 @@ def _checked(name: str, value: Any, key: str | None = None) -> Any:
     try:
         return msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
-        wanted = str(error).partition(", got ")[0]
+        wanted = str(error).partition(", got ")[0].replace(" | null", "")
+        if name == "save_checkpoint_strategy":
+            wanted = f"one of {', '.join(CheckPointStrategy)}"
         raise ConfigError(f"{key}={value!r}: {wanted[0].lower()}{wanted[1:]}") from None
 
 

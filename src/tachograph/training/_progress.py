@@ -20,6 +20,7 @@ LONGEST_WINDOW_S = 10.0
 """A loop that nobody told how often to report does so at least this often, if an iteration ends."""
 
 _MOST_DURATIONS = 4096
+_MOST_HELD = 64
 
 
 class Stats:
@@ -106,6 +107,8 @@ class Loop:
     def __init__(self, job: Job, start_s: float) -> None:
         self.job = job
         self._waiting: list[float] = []
+        self.held: dict[object, list[tuple[str, float, float]]] = {}
+        """Phases of iterations that have not ended: of one that fails, none of the time is training."""
         self._check_at = 1
         self._begin_window(start_s)
 
@@ -151,6 +154,18 @@ class Loop:
     def lasted_s(self, now_s: float) -> float:
         """Return how long the window is."""
         return now_s - self._start_s
+
+    def hold(self, iteration: object, phase: str, start_s: float, stop_s: float) -> None:
+        """Take a phase of an iteration that goes on."""
+        self.held.setdefault(iteration, []).append((phase, start_s, stop_s))
+        if len(self.held) > _MOST_HELD:
+            self.release(next(iter(self.held)))
+
+    def release(self, iteration: object, *, failed: bool = False) -> None:
+        """Count the phases of an iteration that has ended, unless it failed."""
+        for phase, start_s, stop_s in self.held.pop(iteration, ()):
+            if not failed:
+                self.shares.add(phase, start_s, stop_s)
 
     @property
     def num_before_check(self) -> int:

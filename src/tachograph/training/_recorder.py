@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Mapping
 from enum import Enum
+from types import TracebackType
 from typing import Any, Literal
 
 from tachograph.exceptions import TachographError
@@ -33,6 +34,27 @@ EVENT_FIELDS = frozenset({"name", "span_id"})
 
 _TOLD = "__tachograph_recorded__"
 _NO_GUARD = contextlib.nullcontext()
+
+
+class _Guarded:
+    """The guard, and a record in the journal: a fault is never only a line in a log."""
+
+    __slots__ = ("_place", "_run")
+
+    def __init__(self, run: Run, place: str) -> None:
+        self._run = run
+        self._place = place
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(fault, Exception):
+            return False
+        self._run.report("fault", "", f"{type(fault).__name__} while {self._place}: {fault!s:.300}")
+        return guard(self._place).__exit__(kind, fault, trace)
 
 
 class TrainingRecorder:
@@ -85,7 +107,7 @@ class TrainingRecorder:
 
     def guarded(self, place: str) -> contextlib.AbstractContextManager[None]:
         """Return what keeps a fault inside from reaching the training code, unless it is to be propagated."""
-        return _NO_GUARD if self.propagates else guard(place)
+        return _NO_GUARD if self.propagates else _Guarded(self.run, place)
 
     def complain(self, what: str) -> None:
         """Tell of a mistake in the use of spans: once, in the journal; raised if faults are to be propagated."""
@@ -95,7 +117,7 @@ class TrainingRecorder:
             return
         self._told.add(what)
         logging.getLogger("tachograph").warning("%s", what)
-        self.run.report("span_misused", "span", what)
+        self.run.report("span_misused", "", what)
 
     # One Logger's recorder -----------------------------------------------------------------------------------------
 
@@ -126,8 +148,9 @@ class TrainingRecorder:
         """Record that something happened, in a span, or in the current one if only the event is given."""
         if isinstance(span, Event):
             return self.event(self.current, span)
-        if event is None:
-            raise TachographError("recorder.event(span, event) needs the event")
+        if not isinstance(event, Event):
+            self.complain(f"an event is expected, such as Event.create('name'), got {event or span!r:.80}")
+            return Event.create(str(event or span))
         with self.guarded("recording an event"):
             if span.stop_s is not None:
                 self.complain(f"an event {event.name_str!r} came after the end of span {span.name_str!r}")
@@ -152,7 +175,7 @@ class TrainingRecorder:
         """Record that telemetry data is missing or wrong."""
         with self.guarded("recording an error of telemetry"):
             more = f"; {attributes.to_json()}" if attributes else ""
-            self.run.report("telemetry_data_error", "span", f"{error_message}{more}")
+            self.run.report("telemetry_data_error", "", f"{error_message}{more}")
 
     def get_active_spans_by_name(self, span_name: SpanName) -> list[Span]:
         """Return the open spans of a name, oldest first."""
@@ -317,10 +340,10 @@ class TrainingRecorder:
         return known
 
     def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
-        """Choose which spans are recorded one by one."""
-        self.filter = SpanFilter(mode, names)
-        self.begins_short = self.filter.keeps_short
-        self._put(Call(self.ledger, self.ledger.forget_filter))
+        """Choose which spans are recorded one by one from now on."""
+        chosen = self.filter = SpanFilter(mode, names)
+        self.begins_short = chosen.keeps_short
+        self._put(Call(self.ledger, lambda: self.ledger.use_filter(chosen)), must=True)
 
     def next_save(self) -> int:
         """Count an attempt to save a checkpoint."""

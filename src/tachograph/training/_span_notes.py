@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tachograph.recorder import Note
 from tachograph.training._attributes import Attributes
+from tachograph.training._filter import SpanFilter
 from tachograph.training._span import Span
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class SpanNotes:
 
     def __init__(self, recorder: TrainingRecorder) -> None:
         self._recorder = recorder
+        self.filter = SpanFilter()
 
     def about(self, span: Span | None, steady_s: float, event: str, fields: Mapping[str, Any]) -> list[Note]:
         """Return a record that belongs to a span, or to the one around it if that is not recorded itself."""
@@ -31,13 +33,13 @@ class SpanNotes:
         return notes
 
     def _kept(self, span: Span | None) -> Span | None:
-        while span is not None and not (span.name and self._recorder.filter.keeps(span.name_str)):
+        while span is not None and not (span.name and self.filter.keeps(span.name_str)):
             span = span._parent
         return span
 
     def start(self, span: Span) -> list[Note]:
         """Return the start of a span, and of those around it, unless they are in the journal."""
-        if not self._recorder.filter.keeps(span.name_str):
+        if not self.filter.keeps(span.name_str):
             return []
         chain: list[Span] = []
         inner: Span | None = span
