@@ -29,7 +29,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "pytest_plugin": {"recorder", "testing"},
 }
-BASE = {"_version", "clock", "exceptions", "guard", "settings"}
+BASE = {"_version", "clock", "exceptions", "guard", "settings", "timeline"}
 
 
 def part_of(module: str) -> str:

@@ -269,3 +269,19 @@ def test_telemetry_errors_reach_exporters(configure):
     with application():
         get_recorder().telemetry_data_error("something is missing", Attributes({"what": "loss"}))
     assert ("data_error", "telemetry_data_error") in collector.seen
+
+
+def test_an_exporter_that_was_down_gets_what_it_missed(configure, monkeypatch):
+    def broken(self, json_dict):
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileExporter, "_write", broken)
+        configure(FileExporter("out.jsonl"))
+        with application(), timed_span("first job"):
+            pass
+    configure(FileExporter("out.jsonl"))
+    with application(), timed_span("second job"):
+        pass
+    names = [record["name"] for record in exported() if record["type"] == "complete"]
+    assert names == ["first job", "second job"]

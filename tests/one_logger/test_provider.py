@@ -249,3 +249,46 @@ def test_strategies(configure, provider):
         on_train_end()
     told = [record["reason"] for record in journal("app-quiet") if record["event"] == "telemetry_error"]
     assert told == ["no open span 'training_loop' to end; was its start callback called?"]
+
+
+def test_reset_takes_everything_back_from_a_run_of_somebody_else(configure, provider, logs):
+    with tachograph.init("foreign", log_dir=str(logs)):
+        for name in ("one", "two"):
+            configure(error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS)
+            with timed_span(name):
+                pass
+            recorder = provider.recorder
+            provider.reset()
+            assert not recorder.propagates
+    assert [record["name"] for record in exported() if record["type"] == "complete"] == ["one", "two"]
+
+
+def test_a_set_up_that_failed_can_be_corrected(configure, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OneLoggerError):
+        configure(FileExporter(tmp_path / "file" / "inside"))
+    configure(FileExporter("good.jsonl"))
+    with application():
+        pass
+    assert exported("good.jsonl")
+
+
+def test_sessions_that_look_alike_are_different_runs(configure):
+    names = set()
+    for app, session in (("app", "a/b"), ("app", "a-b"), ("app-a", "b"), ("app", "a_b")):
+        provider = configure(application_name=app, session_tag_or_fn=session)
+        names.add(provider.recorder.run.name)
+        with application():
+            pass
+    assert len(names) == 4
+
+
+def test_ranks_keep_to_their_own_runs(configure, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("1", "0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        configure(enable_for_current_rank=True)
+        with application():
+            pass
+    attempts = {name: len(tachograph.read(f"logs/{name}").attempts) for name in ("app-session", "app-session-rank1")}
+    assert attempts == {"app-session": 1, "app-session-rank1": 2}

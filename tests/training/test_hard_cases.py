@@ -488,3 +488,204 @@ def test_a_decorator_without_parentheses_says_so(tacho_run):
         set_training_config(run="x")
     with pytest.raises(ConfigError, match="one of sync, async"):
         set_training_config(save_checkpoint_strategy="asnyc")
+
+
+def test_interleaved_generators_leave_no_chain(tacho_run):
+    def source(count):
+        for index in range(count):
+            with tachograph.data_loading():
+                yield index
+
+    def depth(span):
+        levels = 0
+        while span is not None:
+            span, levels = span._parent, levels + 1
+        return levels
+
+    with training_loop(0):
+        for _ in zip(source(500), source(500), strict=True):
+            with training_iteration() as iteration:
+                pass
+        assert depth(iteration) < 10
+
+
+def test_a_disk_that_hangs_bounds_what_waits(logs, monkeypatch):
+    release = threading.Event()
+    with tachograph.init("x", log_dir=str(logs), buffer_size=4096, csv=False, **QUICK) as run:
+        run.flush()
+        append = run._writer.files.append
+        monkeypatch.setattr(run._writer.files, "append", lambda *given: (release.wait(30), append(*given))[1])
+        with training_loop(0):
+            for _ in range(20_000):
+                with training_iteration(num_samples=3):
+                    pass
+            for _ in range(5_000):
+                with timed_span("x"):
+                    pass
+            assert len(run._writer.buffer) < 8_000
+            release.set()
+    history = read(logs / "x")
+    assert history.state == "finished"
+    kept = len(history.spans("x")) + updates(history.records())[-1]["num_iterations"]
+    assert kept + history.num_lost_records == 25_000  # each that was lost is counted, and counted once
+
+
+def test_data_that_is_fetched_beside_an_iteration_is_not_waited_for(tacho_run):
+    import contextvars
+
+    set_training_config(log_every_n_train_iterations=1)
+    with training_loop(0):
+        beside = contextvars.copy_context()  # as an asyncio task has
+
+        def fetch(edge):
+            if edge == "start":
+                loading.__enter__()
+            else:
+                loading.__exit__(None, None, None)
+
+        loading = tachograph.data_loading()
+        with training_iteration():
+            beside.run(fetch, "start")
+            tacho_run.clock.advance(1.0)
+            beside.run(fetch, "stop")
+            tacho_run.clock.advance(1.0)
+    (window,) = [record for record in tacho_run.records if "window/sec" in record]
+    assert window["window/share_iteration"] == 1.0
+
+
+@pytest.mark.swallows
+def test_a_fault_in_a_report_counts_no_iteration_twice(logs, monkeypatch):
+    from tachograph.training._progress import Loop
+
+    monkeypatch.setattr(Loop, "report", lambda self, parameters: 1 / 0)
+    with tachograph.init("x", log_dir=str(logs), **QUICK):
+        set_training_config(log_every_n_train_iterations=100)
+        with training_loop(0):
+            for _ in range(250):
+                with training_iteration(), forward():
+                    pass
+            with checkpoint_save(249):
+                pass
+    (saved,) = read(logs / "x").latest("event", "save_checkpoint_success")
+    assert saved["productive_train_iterations"] == 250
+
+
+def test_what_has_ended_is_let_go():
+    import gc
+    import weakref
+
+    from tachograph.recorder._process import watch
+    from tachograph.testing import MemoryRun
+
+    seen = []
+    for _ in range(5):
+        run = MemoryRun()
+        watch(run, hooks=False)
+        twice = training_iteration()
+        with training_loop(0):
+            tachograph.on_training_single_iteration_start()
+            tachograph.on_training_single_iteration_end()
+            with twice, twice:
+                pass
+        run.finish()
+        seen.append(weakref.ref(run))
+    with timed_span("elsewhere", run=(last := MemoryRun())):
+        pass
+    last.finish()
+    del run, twice
+    gc.collect()
+    assert sum(reference() is not None for reference in seen) <= 1  # the latest is still the current one
+
+
+def test_a_decorated_async_generator_is_the_same_generator(tacho_run):
+    import asyncio
+
+    got = []
+
+    @timed_span("agen")
+    async def produce():
+        try:
+            got.append((yield 1))
+            yield 2
+        except ValueError:
+            got.append("thrown")
+            yield 3
+        finally:
+            got.append("closed")
+
+    async def use():
+        items = produce()
+        assert await items.__anext__() == 1
+        assert await items.asend("hello") == 2
+        assert await items.athrow(ValueError()) == 3
+        await items.aclose()
+
+    asyncio.run(use())
+    assert got == ["hello", "thrown", "closed"]
+
+
+def test_an_application_in_a_thread_closes_only_what_is_in_it(tacho_run):
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with application():
+            begun.set()
+            ended.wait(5)
+
+    with application():
+        thread = threading.Thread(target=work)
+        thread.start()
+        begun.wait(5)
+        with training_loop(0) as loop:
+            ended.set()
+            thread.join()
+            assert loop.active
+    assert all("status" not in record for record in tacho_run.records if record["event"] == "span_stop")
+
+
+def test_a_thread_goes_on_in_the_run_that_goes_on():
+    from tachograph.recorder._process import watch
+    from tachograph.testing import MemoryRun
+
+    first, second = MemoryRun("first"), MemoryRun("second")
+    watch(first, hooks=False)
+    steps = [threading.Event() for _ in range(2)]
+
+    def work() -> None:
+        tachograph.on_training_single_iteration_start()  # and never its end
+        steps[0].set()
+        steps[1].wait(5)
+        for _ in range(5):
+            with training_iteration():
+                pass
+        with timed_span("here"):
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    steps[0].wait(5)
+    first.finish()
+    watch(second, hooks=False)
+    steps[1].set()
+    thread.join()
+    second.finish()
+    assert "here" in [record.get("name") for record in second.records]
+    assert updates(second.records)[-1]["num_iterations"] == 5
+
+
+def test_a_child_that_outlives_its_parent_is_grouped_under_it(tacho_run, tmp_path):
+    recorder = get_recorder()
+    outer, inner = recorder.start("outer"), recorder.start("inner")
+    recorder.stop(outer)
+    recorder.stop(inner)
+    folder = tmp_path / "x"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(to_json(record) + "\n" for record in tacho_run.records))
+    assert list(read(folder).span_groups["outer"].children) == ["inner"]
+
+
+def test_the_loss_does_not_depend_on_luck(tacho_run):
+    set_training_config(log_every_n_train_iterations=1)
+    with training_loop(0), training_iteration():
+        tacho_run.log({"loss": 7.0, "train_loss": 0.5})
+    assert updates(tacho_run.records)[0]["latest_loss"] == 0.5

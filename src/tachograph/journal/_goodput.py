@@ -7,7 +7,6 @@ checkpoint of a run that ended badly. Each moment is counted once, whatever over
 
 from __future__ import annotations
 
-import bisect
 import math
 from typing import Any
 
@@ -16,6 +15,7 @@ import msgspec
 from tachograph.journal._liveness import RunState
 from tachograph.journal._spans import Span
 from tachograph.records import is_number
+from tachograph.timeline import Timeline
 
 __all__ = ["Goodput", "GoodputMeter"]
 
@@ -214,7 +214,7 @@ def _take_start(attempt: _Attempt, record: dict[str, Any], time_s: float) -> Non
 
 
 def _add_attempt(result: Goodput, attempt: _Attempt, end: float, kept_until: int | None, is_running: bool) -> None:
-    line = _Timeline(attempt.start, end)
+    line = Timeline(attempt.start, end)
     windows = [*attempt.windows, *([attempt.saved] if attempt.saved is not None else [])]
     for window in windows:
         length_s = window.end - window.start
@@ -255,33 +255,6 @@ def _halved(windows: list[_Window]) -> list[_Window]:
         num_iterations = first.num_iterations + second.num_iterations
         joined.append(_Window(first.start, second.end, second.step, num_iterations, seconds))
     return joined + (windows[-1:] if len(windows) % 2 else [])
-
-
-class _Timeline:
-    """A stretch of time of which every moment can be claimed once."""
-
-    def __init__(self, start: float, end: float) -> None:
-        self._start, self._end = start, end
-        self._starts: list[float] = []
-        self._stops: list[float] = []
-
-    def claim(self, start: float, stop: float) -> float:
-        """Claim what is free between two moments; return how much that was."""
-        start, stop = max(start, self._start), min(stop, self._end)
-        if not stop > start:
-            return 0.0
-        first = bisect.bisect_left(self._stops, start)
-        last = bisect.bisect_right(self._starts, stop)
-        taken = sum(
-            min(stop, self._stops[place]) - max(start, self._starts[place])
-            for place in range(first, last)
-            if self._stops[place] > start and self._starts[place] < stop
-        )
-        low = min([start, *self._starts[first:last]])
-        high = max([stop, *self._stops[first:last]])
-        self._starts[first:last] = [low]
-        self._stops[first:last] = [high]
-        return max(0.0, stop - start - taken)
 
 
 def _seconds(record: dict[str, Any], name: str) -> float:

@@ -102,10 +102,9 @@ class SpanBook:
             group = self._groups.pop(span_id)
             group.num_open -= 1
             group.open_starts -= span.start
-        if event == "span_stop":
-            self._ended[span_id] = group
-            if len(self._ended) > _MOST_KNOWN:
-                del self._ended[next(iter(self._ended))]
+        self._ended[span_id] = group
+        if len(self._ended) > _MOST_KNOWN:
+            del self._ended[next(iter(self._ended))]
         if isinstance(record.get("attributes"), dict):
             span.attributes = record["attributes"]
         return [_ended(span, group, duration_s, str(record.get("status", "ok")))]

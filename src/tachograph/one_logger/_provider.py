@@ -22,7 +22,13 @@ from tachograph.one_logger._relay import ExporterSink
 from tachograph.recorder import DisabledRun, Run, latest_run
 from tachograph.setup import init
 from tachograph.sinks import SinkFollower
-from tachograph.training import ExportCustomizationMode, TrainingRecorder, get_recorder, recorder_of
+from tachograph.training import (
+    DEFAULT_SPANS_EXPORT_BLACKLIST,
+    ExportCustomizationMode,
+    TrainingRecorder,
+    get_recorder,
+    recorder_of,
+)
 from tachograph.training._current import set_run_maker
 from tachograph.training._filter import SpanFilter
 from tachograph.training._parameters import metadata_list
@@ -62,12 +68,20 @@ class TrainingTelemetryProvider:
         self._config: OneLoggerConfig | None = None
         self._recorder: TrainingRecorder | None = None
         self._handlers: list[logging.Handler] = []
+        self._followers: list[SinkFollower] = []
         self._is_disabled = False
 
     def reset(self) -> None:
         """Forget everything, and end the run that was begun by configuring: as in a new process."""
-        if self._recorder is not None and self._recorder.owns_run:
-            self._recorder.run.finish()
+        recorder = self._recorder
+        if recorder is not None and recorder.owns_run:
+            recorder.run.finish()
+        elif recorder is not None and recorder.run.status == "running":
+            recorder.run.flush()
+            for follower in self._followers:
+                recorder.run.remove_follower(follower)
+            recorder.propagates, recorder.identity = False, {}
+            recorder.customize_export(ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
         for handler in self._handlers:
             logging.getLogger("tachograph").removeHandler(handler)
             handler.close()
@@ -155,17 +169,17 @@ class TrainingTelemetryProvider:
         if self._base is None:
             raise ConfigError("configure_provider() needs a config: call with_base_config(OneLoggerConfig(...)) first")
         config = self._merged(self._base)
-        if config.given("logger_config"):
-            _set_logging(config.logger_config, self._handlers)
-        if not config.enable_for_current_rank:
-            self._exporters = []
-        for exporter in self._exporters:
-            exporter.initialize()
-        self._config = config
         try:
+            if config.given("logger_config"):
+                _set_logging(config.logger_config, self._handlers)
+            if not config.enable_for_current_rank:
+                self._exporters = []
+            for exporter in self._exporters:
+                exporter.initialize()
+            self._config = config
             self._begin(None)
         except BaseException:
-            self.reset()
+            self.reset()  # so that the next try begins from scratch
             raise
         set_run_maker(self._begin_again)
 
@@ -211,7 +225,9 @@ class TrainingTelemetryProvider:
         else:
             for index, exporter in enumerate(self._exporters):
                 sink = ExporterSink(exporter, _cursor_name(exporter, index), run.report)
-                run.add_follower(SinkFollower(run.folder, sink, run.report, from_start=not run.resumed))
+                follower = SinkFollower(run.folder, sink, run.report, from_start=not run.resumed)
+                self._followers.append(follower)
+                run.add_follower(follower)
         return recorder
 
     def _begin_again(self, name: str | None) -> TrainingRecorder:
@@ -294,9 +310,15 @@ def _cursor_name(exporter: Exporter, index: int) -> str:
 
 
 def _run_name(config: OneLoggerConfig) -> str:
-    """Return a name for the run that all jobs of the session share."""
-    parts = (re.sub(r"[^\w.-]+", "-", str(part)).strip("-.") for part in (config.application_name, config.session_tag))
-    return "-".join(part for part in parts if part)[:100]
+    """Return a name for the run that all jobs of the session share, and no others."""
+    parts = [str(config.application_name), str(config.session_tag)]
+    rank = os.environ.get("RANK", "0")
+    if config.given("enable_for_current_rank") and rank.isdecimal() and int(rank) > 0:
+        parts.append(f"rank{int(rank)}")
+    name = "-".join(part for part in (re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts) if part)[:90]
+    if all(re.fullmatch(r"\w[\w.]*", part) for part in parts) and len("-".join(parts)) <= 90:
+        return name
+    return f"{name}-{zlib.crc32(chr(0).join(parts).encode()):08x}"  # the text alone does not tell them apart
 
 
 def _update(values: dict[str, Any], override: Mapping[str, Any]) -> None:

@@ -13,8 +13,8 @@ __all__ = ["Entry", "FlushMark", "Guest", "LOSSES", "Note", "PRESSURE", "StepEnt
 
 StepEntry = tuple[float, Any, dict[str, Any]]
 
-LOSSES = frozenset({"train_loss", "loss", "train/loss"})
-"""Names under which people log the training loss."""
+LOSSES = ("train_loss", "loss", "train/loss")
+"""Names under which people log the training loss; the first that is there counts."""
 
 PRESSURE = 4096
 """When more entries than this wait, `log` takes the long way: it wakes the writer, and may drop."""

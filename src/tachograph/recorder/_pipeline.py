@@ -16,6 +16,7 @@ __all__ = ["Pipeline"]
 
 Piece = StepTable | dict[str, Any]
 
+_LOSSES = frozenset(LOSSES)
 _MOST_PROBLEMS = 200
 _MOST_STEPS = 1 << 62
 _OWN_FIELDS = RESERVED_FIELDS | {"global_step", "sec_per_step", "samples_per_sec", "nan_inf_detected"}
@@ -105,7 +106,7 @@ class Pipeline:
         entry: Entry | None = first
         beside: list[Guest] = []
         latest: list[Mapping[str, Any] | None] = []
-        says_loss = not LOSSES.isdisjoint(keys)
+        says_loss = not _LOSSES.isdisjoint(keys)
         while True:
             num_steps, took_s = step - last_step, steady_s - last_s
             append(offset_s + steady_s)
@@ -163,7 +164,7 @@ class Pipeline:
 
     def _records(self, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Piece]:
         pieces: list[Piece] = []
-        if not LOSSES.isdisjoint(metrics):
+        if not _LOSSES.isdisjoint(metrics):
             self._latest = metrics
         self._step = number = self._number(step, metrics, steady_s, pieces)
         record: dict[str, Any] = {"event": "step", "time": self._anchor.wall_s(steady_s), "global_step": number}
@@ -236,7 +237,7 @@ class Pipeline:
 
     def _windowed(self, window: StepWindow, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Piece]:
         pieces: list[Piece] = []
-        if not LOSSES.isdisjoint(metrics):
+        if not _LOSSES.isdisjoint(metrics):
             self._latest = metrics
         self._step = number = self._number(step, metrics, steady_s, pieces)
         if window.must_close_before(number):

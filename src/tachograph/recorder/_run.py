@@ -217,6 +217,12 @@ class Run(Intake):
         self._followers.append(follower)
         follower.start()
 
+    def remove_follower(self, follower: Follower) -> None:
+        """Stop something that follows the journal, within the deadline."""
+        if follower in self._followers:
+            self._followers.remove(follower)
+            follower.close(self._settings.exit_timeout_s)
+
     def __enter__(self) -> Run:
         return self
 

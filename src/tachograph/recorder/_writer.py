@@ -99,12 +99,12 @@ class Writer:
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Queue a record that is not a step."""
-        self.put(Note(self._clock.steady_s(), event, fields), must=event == "end")
+        if not self.put(Note(self._clock.steady_s(), event, fields), must=event == "end"):
+            self.losses.count("the buffer was full")
 
     def put(self, entry: Entry, *, must: bool = False) -> bool:
-        """Queue any entry, unless the buffer is full; return whether it was queued."""
+        """Queue any entry, unless the buffer is full; return whether it was queued, and leave it to count a loss."""
         if len(self.buffer) >= self._settings.buffer_size + 1024 and not must:
-            self.losses.count("the buffer was full")
             return False
         self.buffer.append(entry)
         return True

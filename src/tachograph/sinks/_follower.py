@@ -68,6 +68,7 @@ class SinkFollower:
         if begin is None:
             begin = 0 if from_start or not folder.journal.exists() else folder.journal.stat().st_size
         self._follower = JournalFollower(folder.journal, begin, block_bytes=256 << 10)
+        self._save_cursor()  # from now on it is known, even if it never gets to take anything
         self._thread = threading.Thread(target=self._run, name=f"tachograph-{sink.name}", daemon=True)
 
     @property

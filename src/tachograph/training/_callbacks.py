@@ -75,6 +75,7 @@ def _start_iteration(name: Names, loop: Names, start_time_msec: float | None) ->
 def _end_iteration(name: Names, finish_time_msec: float | None) -> None:
     recorder = get_recorder()
     span = _open(recorder, name)
+    recorder.loose.pop(name, None)
     if span is not None and finish_time_msec is None:
         span.__exit__(None, None, None)
     elif span is not None:

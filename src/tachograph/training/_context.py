@@ -128,7 +128,7 @@ def begin_application(span: Span, run_name: str | None = None, start_time_msec: 
         }
         attributes = OneLoggerInitializationAttributes.create(**known).to_json()
         recorder._about(span, "event", {"name": str(Events.ONE_LOGGER_INITIALIZATION), **attributes}, span.start_s)
-        recorder.configure({})
+        recorder.use(recorder.parameters, tells=True)
     return span
 
 
@@ -341,7 +341,7 @@ def checkpoint_span(kind: type[_Kind], global_step: int | None, path: str | os.P
         recorder = span.recorder
         if recorder is None:
             return
-        strategy = recorder.configure({}).save_checkpoint_strategy.value
+        strategy = recorder.parameters.save_checkpoint_strategy.value
         span.name = Names.CHECKPOINT_SAVE_ASYNC if strategy == "async" else Names.CHECKPOINT_SAVE_SYNC
         attributes = Attributes({"checkpoint_strategy": strategy})
         step = step_of(global_step, recorder)

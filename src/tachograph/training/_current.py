@@ -35,7 +35,7 @@ def recorder_of(run: Run) -> TrainingRecorder:
 def find_parent() -> Span:
     """Return the open span around the present place, or what stands for the run if there is none."""
     span = current_span.get()
-    while span is not None and span.stop_s is not None:
+    while span is not None and (span.stop_s is not None or (span.recorder is not None and span.recorder.is_over)):
         span = span._parent
     if span is not None and span.name and span.recorder is not None:
         return span

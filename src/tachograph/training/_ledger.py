@@ -24,7 +24,7 @@ from tachograph.training._filter import SpanFilter
 from tachograph.training._names import StandardTrainingJobEventName as Events
 from tachograph.training._names import StandardTrainingJobSpanName as Names
 from tachograph.training._parameters import Parameters
-from tachograph.training._progress import LONGEST_WINDOW_S, Job, Loop, Stats
+from tachograph.training._progress import Job, Loop, Stats
 from tachograph.training._span import ShortSpan, Span
 from tachograph.training._span_notes import SpanNotes
 
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_EVERY", "Call", "Ledger"]
 
 DEFAULT_EVERY = 50
-"""Iterations per update where nobody says otherwise; then a slow loop reports sooner, and a very fast one later."""
+"""Iterations between looks whether an update is due, where nobody says after how many it is: then it goes by time."""
 
-SHORTEST_WINDOW_S = 1.0
 
 _MOST_PLANS = 1_000
 _ITERATION = Names.TRAINING_SINGLE_ITERATION
@@ -163,14 +162,14 @@ class Ledger:
             if span.name is _ITERATION and span._more is None:
                 place = self._iterations(spans, place, metrics, notes)
                 continue
+            place += 1
             plan = self._plans.get(span.name)
             if plan is None or span._more is not None or plan.phase is None:
-                notes += self.take(span, metrics[place])
-            else:
-                if span._parent is not phase_parent:
-                    phase_parent, place_of_phase = span._parent, self._place_of_phase(span)
-                self._add_phase(plan.phase, span, *place_of_phase)
-            place += 1
+                notes += self.take(span, metrics[place - 1])
+                continue
+            if span._parent is not phase_parent:
+                phase_parent, place_of_phase = span._parent, self._place_of_phase(span)
+            self._add_phase(plan.phase, span, *place_of_phase)
         return notes
 
     def _iterations(
@@ -183,7 +182,7 @@ class Ledger:
         parent = spans[place]._parent
         loop_span, loop = self._loop_of(spans[place])
         last = min(len(spans), place + max(1, loop.num_before_check))
-        if loop.held:
+        if loop.has_held(spans[place]):
             last = place + 1
             loop.release(spans[place])
         first_s = stop_s = spans[place].start_s or 0.0
@@ -204,10 +203,13 @@ class Ledger:
             first_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
             durations.append(stop_s - first_s)
             place += 1
-        loop.add(durations, first_s, stop_s, self.parameters)
-        if (loop.num_before_check <= 0 or stop_s >= deadline_s) and self._is_due(loop, stop_s):
-            self._latest = metrics[place - 1]
-            notes += self._report(loop_span, loop, stop_s)
+        try:
+            loop.add(durations, first_s, stop_s, self.parameters)
+            if (loop.num_before_check <= 0 or stop_s >= deadline_s) and self._is_due(loop, stop_s):
+                self._latest = metrics[place - 1]
+                notes += self._report(loop_span, loop, stop_s)
+        except Exception as fault:  # noqa: BLE001 - these are counted; what was to be told of them is lost
+            notes += self._lost(fault)
         return place
 
     def _plan(self, span: Span) -> _Plan:
@@ -233,9 +235,13 @@ class Ledger:
 
     def _add_phase(self, phase: str, span: Span, loop: Loop | None, iteration: Span | None) -> None:
         start_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
-        if loop is not None and iteration is not None and phase in _OF_ITERATIONS:
+        if loop is None:
+            return
+        if iteration is None:
+            loop.hold(None, phase, start_s, stop_s)
+        elif phase in _OF_ITERATIONS:
             loop.hold(iteration, phase, start_s, stop_s)
-        elif loop is not None:
+        else:
             loop.shares.add(phase, start_s, stop_s)
 
     def _place_of_phase(self, span: Span) -> tuple[Loop | None, Span | None]:
@@ -311,11 +317,11 @@ class Ledger:
         loop.look_again(every - past)
         if self.parameters.log_every_n_train_iterations is not None or self._recorder.run.log_every > 1:
             return past == 0
-        lasted_s = loop.lasted_s(now_s)
-        return (past == 0 and lasted_s >= SHORTEST_WINDOW_S) or lasted_s >= LONGEST_WINDOW_S
+        return now_s >= loop.deadline_s
 
     def _report(self, loop_span: Span | None, loop: Loop, steady_s: float) -> list[Note]:
         """Return what there is to say of the iterations since the last report, if there are any."""
+        loop.release_all()
         if not loop.num_waiting:
             return self._rest(loop, steady_s)
         job, window = loop.report(self.parameters)
@@ -354,8 +360,6 @@ class Ledger:
         loop = self._loops.pop(span, None)
         if loop is None:
             return []
-        for iteration in list(loop.held):
-            loop.release(iteration)
         notes = self._report(span, loop, span.stop_s or 0.0)
         around = span._parent
         while around is not None and around not in self._loops:
@@ -464,7 +468,9 @@ def _held_out(job: Job, stats: Stats, since: int) -> dict[str, Any]:
 def _loss(metrics: Mapping[str, Any] | None) -> float | None:
     if metrics is None:
         return None
-    for name in LOSSES.intersection(metrics):
+    for name in LOSSES:
+        if name not in metrics:
+            continue
         problems: list[Problem] = []
         value = plain(metrics[name], name, problems)
         if value is not OMIT and isinstance(value, (int, float)) and not isinstance(value, bool):

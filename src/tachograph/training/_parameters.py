@@ -25,8 +25,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     global_batch_size: _Count | None = None
     micro_batch_size: _Count | None = None
     seq_length: _Count | None = None
-    flops_per_sample: Annotated[float, Meta(gt=0)] | None = None
-    peak_tflops_per_gpu: Annotated[float, Meta(gt=0)] | None = None
+    flops_per_sample: Annotated[float, Meta(gt=0, lt=1e30)] | None = None
+    peak_tflops_per_gpu: Annotated[float, Meta(gt=0, lt=1e30)] | None = None
     train_iterations_target: _Count | None = None
     train_samples_target: _Count | None = None
     log_every_n_train_iterations: _Count | None = None

@@ -14,10 +14,14 @@ from typing import Any
 from tachograph.training._parameters import Parameters
 from tachograph.training._shares import PHASES, Shares
 
-__all__ = ["LONGEST_WINDOW_S", "Job", "Loop", "Stats"]
+__all__ = ["Job", "Loop", "Stats"]
 
-LONGEST_WINDOW_S = 10.0
-"""A loop that nobody told how often to report does so at least this often, if an iteration ends."""
+_SHORTEST_WINDOW_S = 1.0
+_LONGEST_WINDOW_S = 10.0
+"""A loop that nobody told how often to report does so at least this often, if an iteration ends; at first more often,
+so that a process that is killed takes no more than a fiftieth of what its loop has done with it."""
+
+_REPORTS_PER_LOOP = 50
 
 _MOST_DURATIONS = 4096
 _MOST_HELD = 64
@@ -106,9 +110,9 @@ class Loop:
 
     def __init__(self, job: Job, start_s: float) -> None:
         self.job = job
+        self._loop_start_s = start_s
         self._waiting: list[float] = []
-        self.held: dict[object, list[tuple[str, float, float]]] = {}
-        """Phases of iterations that have not ended: of one that fails, none of the time is training."""
+        self._held: dict[object, list[tuple[str, float, float]]] = {}
         self._check_at = 1
         self._begin_window(start_s)
 
@@ -132,7 +136,8 @@ class Loop:
 
     def _begin_window(self, start_s: float) -> None:
         self._start_s = start_s = max(start_s, self.job.reported_until_s)  # no moment is in two windows
-        self.deadline_s = start_s + LONGEST_WINDOW_S
+        longest_s = (start_s - self._loop_start_s) / _REPORTS_PER_LOOP
+        self.deadline_s = start_s + min(_LONGEST_WINDOW_S, max(_SHORTEST_WINDOW_S, longest_s))
         self._sample: list[float] = []
         self._stride = 1
         self._stats = Stats()
@@ -151,21 +156,31 @@ class Loop:
         """Iterations that are done, with those of earlier attempts."""
         return self.job.completed + len(self._waiting)
 
-    def lasted_s(self, now_s: float) -> float:
-        """Return how long the window is."""
-        return now_s - self._start_s
-
     def hold(self, iteration: object, phase: str, start_s: float, stop_s: float) -> None:
-        """Take a phase of an iteration that goes on."""
-        self.held.setdefault(iteration, []).append((phase, start_s, stop_s))
-        if len(self.held) > _MOST_HELD:
-            self.release(next(iter(self.held)))
+        """Take a phase whose time is counted later.
+
+        Of an iteration that fails, none of the time is training, so its phases wait for how it ends. What belongs to no
+        iteration (None) waits for the report: where it ran beside iterations, in another task say, the time is theirs.
+        """
+        held = self._held.setdefault(iteration, [])
+        held.append((phase, start_s, stop_s))
+        if len(held) >= _MOST_DURATIONS or len(self._held) > _MOST_HELD:
+            self.release(next(iter(self._held)))
+
+    def has_held(self, iteration: object) -> bool:
+        """Tell whether phases of an iteration wait for its end."""
+        return iteration in self._held
 
     def release(self, iteration: object, *, failed: bool = False) -> None:
         """Count the phases of an iteration that has ended, unless it failed."""
-        for phase, start_s, stop_s in self.held.pop(iteration, ()):
+        for phase, start_s, stop_s in self._held.pop(iteration, ()):
             if not failed:
                 self.shares.add(phase, start_s, stop_s)
+
+    def release_all(self) -> None:
+        """Count everything that waits, what belongs to iterations first."""
+        for iteration in sorted(self._held, key=lambda iteration: iteration is None):
+            self.release(iteration)
 
     @property
     def num_before_check(self) -> int:

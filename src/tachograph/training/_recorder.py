@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import threading
@@ -24,7 +23,7 @@ from tachograph.training._ledger import Call, Ledger
 from tachograph.training._moments import Moments, SpanIds
 from tachograph.training._names import text_of
 from tachograph.training._parameters import Parameters, ParameterSource
-from tachograph.training._span import ShortSpan, Span, SpanName, current_span, new_span
+from tachograph.training._span import ShortSpan, Span, SpanName, current_span, new_span, pass_over_ended
 from tachograph.training._timestamp import TracingTimestamp
 
 __all__ = ["TrainingRecorder"]
@@ -83,6 +82,8 @@ class TrainingRecorder:
         self.base = self.root
         self.filter = SpanFilter()
         self.begins_short = False
+        self.is_over = False
+        """Whether nothing is recorded any more, for the run has ended or is a parent's."""
         self.ledger = Ledger(self)
         self.loose: dict[str, Span] = {}
         """Iterations begun by a callback, which may be ended in another thread or task."""
@@ -101,7 +102,9 @@ class TrainingRecorder:
             self._source.update({"train_iterations_target": facts.get("max_steps")})
         with contextlib.suppress(TachographError):
             self._source.update({"perf_tag": facts.get("perf_tag") or None})
-        self.ledger.begin_with(self._source.ask(lambda reason: None))
+        self.parameters = self._source.ask(lambda reason: None)
+        """What was known of the job when it was last asked for."""
+        self.ledger.begin_with(self.parameters)
 
     # Faults --------------------------------------------------------------------------------------------------------
 
@@ -222,6 +225,7 @@ class TrainingRecorder:
         span.start_s = self.now() if start_s is None else start_s
         if span._parent is None:
             span._parent = self.current
+        pass_over_ended(span._parent)
         current_span.set(span)
         span.more  # noqa: B018 - made now, it tells that the span was begun the long way
         with self._lock:
@@ -234,7 +238,7 @@ class TrainingRecorder:
             self._leave(span)
             raise
         if not isinstance(span, ShortSpan) or self.filter.keeps(span.name_str):
-            span.more.is_queued = self._put(span)
+            span.more.is_queued = self._put(span, counts=False)  # if not, the end stands for both
 
     def end(
         self,
@@ -264,7 +268,7 @@ class TrainingRecorder:
             finally:
                 span.stop_s = max(now_s, span.start_s)
                 self._leave(span)
-                self._put(span, must=True)  # no more of these than of starts, which may be refused
+                self._put(span, must=more.is_queued)  # no more of these than of starts that were taken
 
     def _leave(self, span: Span) -> None:
         with self._lock:
@@ -311,12 +315,15 @@ class TrainingRecorder:
         at_s = self.now() if steady_s is None else steady_s
         self._put(Call(self.ledger, lambda: self.ledger.notes.about(span, at_s, event, fields)))
 
-    def _put(self, entry: Entry, *, must: bool = False) -> bool:
+    def _put(self, entry: Entry, *, must: bool = False, counts: bool = True) -> bool:
         if self._writer is None:
             return False
         if len(self.buffer) > PRESSURE:
             self.run._make_room(self._writer)
-        return self._writer.put(entry, must=must)
+        is_taken = self._writer.put(entry, must=must)
+        if counts and not is_taken:
+            self.count_loss("the buffer was full")
+        return is_taken
 
     # What is known of the job --------------------------------------------------------------------------------------
 
@@ -331,13 +338,17 @@ class TrainingRecorder:
                 is said elsewhere.
         """
         self._source.update(parameters)
-        known = self._source.ask(self.complain)
-        base, now_s = self.base, self.now()
+        known = self.parameters = self._source.ask(self.complain)
         if tells == "never":
             self._put(Call(self.ledger, lambda: self.ledger.begin_with(known)))
         else:
-            self._put(Call(self.ledger, lambda: self.ledger.change(known, base, now_s, tells=tells == "now")))
+            self.use(known, tells=tells == "now")
         return known
+
+    def use(self, known: Parameters, *, tells: bool) -> None:
+        """Use parameters from now on, and perhaps record what has changed since they were recorded last."""
+        base, now_s = self.base, self.now()
+        self._put(Call(self.ledger, lambda: self.ledger.change(known, base, now_s, tells=tells)))
 
     def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
         """Choose which spans are recorded one by one from now on."""
@@ -371,12 +382,13 @@ class TrainingRecorder:
         """End the spans that were left open, the latest first, and mark them.
 
         Args:
-            since: only those that were begun after this one.
+            since: only those inside this one.
         """
         with self._lock:
             left = list(reversed(self._open))
-        for span in itertools.takewhile(lambda span: span is not since, left):
-            self.end(span, status="left_open")
+        for span in left:
+            if since is None or (span is not since and _is_inside(span, since)):
+                self.end(span, status="left_open")
 
     def close(self) -> None:
         """End what is still open and report what was not reported yet; called when the run ends."""
@@ -390,6 +402,7 @@ class TrainingRecorder:
     def forget(self) -> None:
         """Record nothing any more."""
         self._writer = None
+        self.is_over = self.begins_short = True  # so that short spans look for another run as well
         self.buffer = deque(maxlen=0)
         self.base = self.root
         self._lock = threading.RLock()  # in a forked child, a thread of the parent may have held it
@@ -403,6 +416,15 @@ class TrainingRecorder:
             span = span._parent
         for left in (self.root, *self._open):
             left.stop_s = self.now()
+        self._open.clear()
+        self.loose.clear()
+
+
+def _is_inside(span: Span, outer: Span) -> bool:
+    around = span._parent
+    while around is not None and around is not outer:
+        around = around._parent
+    return around is not None
 
 
 def _is_no_error(error: BaseException) -> bool:

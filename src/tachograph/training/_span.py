@@ -6,8 +6,6 @@ nothing. `ShortSpan` is for iterations and their phases: it goes into the buffer
 
 from __future__ import annotations
 
-import functools
-import inspect
 import time
 import uuid
 from collections import deque
@@ -22,6 +20,7 @@ import msgspec
 from tachograph.exceptions import TachographError
 from tachograph.recorder import Guest, Note
 from tachograph.training._attributes import Attribute, Attributes, AttributeValue, attribute_of, attributes_of
+from tachograph.training._decorator import decorated
 from tachograph.training._event import Event
 from tachograph.training._names import StandardEventName, StandardSpanAttributeName, text_of
 from tachograph.training._timestamp import TracingTimestamp
@@ -29,7 +28,17 @@ from tachograph.training._timestamp import TracingTimestamp
 if TYPE_CHECKING:
     from tachograph.training._recorder import TrainingRecorder
 
-__all__ = ["More", "ShortSpan", "Span", "SpanName", "current_span", "enter_twin", "entered_here", "new_span"]
+__all__ = [
+    "More",
+    "ShortSpan",
+    "Span",
+    "SpanName",
+    "current_span",
+    "enter_twin",
+    "entered_here",
+    "new_span",
+    "pass_over_ended",
+]
 
 SpanName = Enum | str
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -279,10 +288,12 @@ class Span(Guest, msgspec.Struct, eq=False):
         span = entered_here(self)
         if span.recorder is not None:
             span.recorder.end(span, error=error)
+        if span is not self and self._more is not None:
+            self._more.twins = [twin for twin in self._more.twins or () if twin.stop_s is None] or None
 
     def __call__(self, function: _Function) -> _Function:
         """Use it as a decorator: each call of the function is a span of its own."""
-        return _decorated(self, function)
+        return decorated(function, self._again)
 
     def _again(self) -> Span:
         """Return a span like this one that has not begun."""
@@ -327,10 +338,18 @@ class ShortSpan(Span, eq=False, gc=False):
         parent = _get()
         while parent is not None and parent.stop_s is not None:
             parent = parent._parent
-        if parent is None or parent._parent is None or self.start_s is not None or self._given is not None:
+        around = parent._parent if parent is not None else None
+        if (
+            parent is None
+            or around is None
+            or around.stop_s is not None
+            or self.start_s is not None
+            or self._given is not None
+        ):
             if self.start_s is not None or self._given is not None:
                 return super().__enter__()
             parent = _find_parent()
+            pass_over_ended(parent)
         recorder: TrainingRecorder = parent.recorder  # type: ignore[assignment] # one that was begun has it
         if recorder.begins_short:
             return super().__enter__()
@@ -400,6 +419,16 @@ def _complainer(span: Span) -> Callable[[str], None]:
     return lambda what: recorder.complain(f"span {span.name_str!r}: {what}") if recorder is not None else None
 
 
+def pass_over_ended(span: Span) -> None:
+    """Let go of spans around this one that have ended, so that no chain of them grows."""
+    around = span._parent
+    if around is None or around.stop_s is None:
+        return
+    while around is not None and around.stop_s is not None:
+        around = around._parent
+    span._parent = around if around is not None or span.recorder is None else span.recorder.root
+
+
 def enter_twin(span: Span) -> Span:
     """Enter a span a second time: an object kept outside the loop is a new span each time."""
     twin = span._again()
@@ -419,40 +448,6 @@ def entered_here(span: Span) -> Span:
             return inner
         inner = inner._parent
     return twins[-1] if span.stop_s is not None else span
-
-
-def _decorated(span: Span, function: _Function) -> _Function:
-    wrapper: Any
-    if inspect.isasyncgenfunction(function):
-
-        @functools.wraps(function)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with span._again():
-                async for item in function(*args, **kwargs):
-                    yield item
-
-    elif inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with span._again():
-                return await function(*args, **kwargs)
-
-    elif inspect.isgeneratorfunction(function):
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with span._again():
-                return (yield from function(*args, **kwargs))
-
-    else:
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with span._again():
-                return function(*args, **kwargs)
-
-    return wrapper  # type: ignore[no-any-return] # it takes and returns what the function does
 
 
 def _find_parent() -> Span:
