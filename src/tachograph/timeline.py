@@ -25,10 +25,7 @@ class Timeline:
 
     def claim(self, start: float, stop: float) -> float:
         """Claim what is free between two moments; return how much that was."""
-        if start < self._start:
-            start = self._start
-        if stop > self._end:
-            stop = self._end
+        start, stop = max(start, self._start), min(stop, self._end)
         if not stop > start:
             return 0.0
         starts, stops = self._starts, self._stops
