@@ -444,7 +444,7 @@ def test_what_a_checkpoint_kept_is_not_lost_with_the_window(tacho_run, tmp_path)
     lines = [start, *killed, alive]
     (folder / "metrics.jsonl").write_text("".join(to_json(record) + "\n" for record in lines))
     goodput = read(folder).goodput
-    assert (goodput.productive_s, goodput.lost_s) == (20.0, 8.0)
+    assert (goodput.productive_s, goodput.checkpoint_s, goodput.lost_s) == (20.0, 2.0, 8.0)
 
 
 def test_a_filter_holds_from_when_it_is_chosen(tacho_run):

@@ -215,8 +215,7 @@ def _take_start(attempt: _Attempt, record: dict[str, Any], time_s: float) -> Non
 
 def _add_attempt(result: Goodput, attempt: _Attempt, end: float, kept_until: int | None, is_running: bool) -> None:
     line = Timeline(attempt.start, end)
-    windows = [*attempt.windows, *([attempt.saved] if attempt.saved is not None else [])]
-    for window in windows:
+    for window in attempt.windows:
         length_s = window.end - window.start
         share = line.claim(window.start, window.end) / length_s if length_s > 0 else 0.0
         training_s = share * sum(window.seconds.get(phase, 0.0) for phase in _TRAINING)
@@ -229,9 +228,14 @@ def _add_attempt(result: Goodput, attempt: _Attempt, end: float, kept_until: int
     result.start_up_s += line.claim(attempt.start, attempt.first_loop if attempt.first_loop is not None else end)
     for start, stop, field in sorted(attempt.spans, key=lambda span: span[1] - span[0]):  # the inner ones first
         setattr(result, field, getattr(result, field) + line.claim(start, stop))
+    if attempt.saved is not None:  # after the spans: what they leave of the time since the last report
+        free_s = line.claim(attempt.saved.start, attempt.saved.end)
+        training_s, kept = min(free_s, attempt.saved.seconds["iteration"]), _kept(attempt.saved, kept_until)
+        result.productive_s += kept * training_s
+        result.lost_s += (1.0 - kept) * training_s
     is_at_work = bool(attempt.open_loops) and (is_running or attempt.status != "finished")
     if is_at_work and attempt.first_loop is not None:
-        since = windows[-1].end if windows else attempt.first_loop
+        since = attempt.windows[-1].end if attempt.windows else attempt.first_loop
         if is_running:
             result.unreported_s += line.claim(since, end)
         elif attempt.status is None:
