@@ -689,3 +689,22 @@ def test_the_loss_does_not_depend_on_luck(tacho_run):
     with training_loop(0), training_iteration():
         tacho_run.log({"loss": 7.0, "train_loss": 0.5})
     assert updates(tacho_run.records)[0]["latest_loss"] == 0.5
+
+
+@pytest.mark.swallows
+def test_spans_that_are_never_ended_do_not_pile_up(logs):
+    with tachograph.init("x", log_dir=str(logs), csv=False, **QUICK) as run:
+        recorder = recorder_of(run)
+        with application() as app:
+            for _ in range(12_000):
+                span = recorder.start("forgotten")
+            depth, around = 0, span
+            while around is not None:
+                around, depth = around._parent, depth + 1
+            assert depth < 10_100
+            assert app.active
+    history = read(logs / "x")
+    assert history.span_groups["application"].num_unfinished == 0
+    told = [record["reason"] for record in history.latest("telemetry_error")]
+    assert told == ["more than 10000 spans are open, such as 'forgotten'; the oldest are ended"]
+    assert len(history.spans("forgotten")) == 12_000

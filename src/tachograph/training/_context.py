@@ -21,7 +21,7 @@ from tachograph.training._names import StandardTrainingJobEventName as Events
 from tachograph.training._names import StandardTrainingJobSpanName as Names
 from tachograph.training._parameters import ParameterSource
 from tachograph.training._recorder import TrainingRecorder
-from tachograph.training._span import ShortSpan, Span, SpanName, enter_twin, entered_here, new_span
+from tachograph.training._span import ShortSpan, Span, SpanName, enter_twin, entered_here, leave_twin, new_span
 
 __all__ = [
     "application",
@@ -75,6 +75,8 @@ class _ApplicationSpan(Span, eq=False):
         span = entered_here(self)
         if span.stop_s is None:
             end_application(span, error=error)
+        if span is not self:
+            leave_twin(self, span)
 
     def _again(self) -> Span:
         twin = super()._again()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
@@ -32,6 +33,7 @@ EVENT_FIELDS = frozenset({"name", "span_id"})
 """Fields of an event's record; an attribute of that name is stored with an underscore behind it."""
 
 _TOLD = "__tachograph_recorded__"
+_MOST_OPEN = 10_000
 _NO_GUARD = contextlib.nullcontext()
 
 
@@ -230,6 +232,8 @@ class TrainingRecorder:
         span.more  # noqa: B018 - made now, it tells that the span was begun the long way
         with self._lock:
             self._open[span] = None
+        if len(self._open) > _MOST_OPEN:
+            self._end_oldest(span.name)
         try:
             with self.guarded("preparing a span"):
                 span._prepare()
@@ -269,6 +273,16 @@ class TrainingRecorder:
                 span.stop_s = max(now_s, span.start_s)
                 self._leave(span)
                 self._put(span, must=more.is_queued)  # no more of these than of starts that were taken
+
+    def _end_oldest(self, name: SpanName) -> None:
+        """End a span that was probably forgotten, for somebody begins spans and never ends them."""
+        with self._lock:
+            spans = list(itertools.islice(self._open, _MOST_OPEN // 10))
+        place = next((place for place, span in enumerate(spans) if span.name == name), len(spans) - 1)
+        self.complain(f"more than {_MOST_OPEN} spans are open, such as {text_of(name)!r}; the oldest are ended")
+        self.end(spans[place], status="left_open")
+        for span in spans[place + 1 : place + 3]:
+            pass_over_ended(span)  # or a chain of ended ones would grow
 
     def _leave(self, span: Span) -> None:
         with self._lock:

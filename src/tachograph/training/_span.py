@@ -6,6 +6,7 @@ nothing. `ShortSpan` is for iterations and their phases: it goes into the buffer
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections import deque
@@ -36,6 +37,7 @@ __all__ = [
     "current_span",
     "enter_twin",
     "entered_here",
+    "leave_twin",
     "new_span",
     "pass_over_ended",
 ]
@@ -288,8 +290,8 @@ class Span(Guest, msgspec.Struct, eq=False):
         span = entered_here(self)
         if span.recorder is not None:
             span.recorder.end(span, error=error)
-        if span is not self and self._more is not None:
-            self._more.twins = [twin for twin in self._more.twins or () if twin.stop_s is None] or None
+        if span is not self:
+            leave_twin(self, span)
 
     def __call__(self, function: _Function) -> _Function:
         """Use it as a decorator: each call of the function is a span of its own."""
@@ -433,13 +435,21 @@ def enter_twin(span: Span) -> Span:
     """Enter a span a second time: an object kept outside the loop is a new span each time."""
     twin = span._again()
     more = span.more
-    more.twins = [*(other for other in more.twins or () if other.stop_s is None), twin]
+    if more.twins is None:
+        more.twins = []
+    more.twins.append(twin)  # which is atomic, unlike making another list
     return twin.__enter__()
+
+
+def leave_twin(span: Span, twin: Span) -> None:
+    """Forget one of the spans that an object stood for."""
+    with contextlib.suppress(ValueError, AttributeError):
+        span.more.twins.remove(twin)  # type: ignore[union-attr] # there may be none
 
 
 def entered_here(span: Span) -> Span:
     """Return the span that an object stands for at the present place, where several threads may use it."""
-    twins = span._more.twins if span._more is not None else None
+    twins = list(span._more.twins or ()) if span._more is not None else []
     if not twins:
         return span
     inner = _get()
