@@ -708,3 +708,19 @@ def test_spans_that_are_never_ended_do_not_pile_up(logs):
     told = [record["reason"] for record in history.latest("telemetry_error")]
     assert told == ["more than 10000 spans are open, such as 'forgotten'; the oldest are ended"]
     assert len(history.spans("forgotten")) == 12_000
+
+
+def test_the_writer_may_meet_a_span_the_moment_it_is_queued(tacho_run, monkeypatch):
+    memory = tacho_run._memory
+
+    def put_and_write(entry, *, must=False):
+        memory.buffer.append(entry)
+        return memory.flush(0)  # as if the writer had only waited for it
+
+    monkeypatch.setattr(memory, "put", put_and_write)
+    with training_loop(0), timed_span("a"):
+        tacho_run.clock.advance(1.0)
+    spans = [(record["event"], record["name"]) for record in tacho_run.records if record["event"].startswith("span")]
+    assert spans == [
+        ("span_start", "training_loop"), ("span_start", "a"), ("span_stop", "a"), ("span_stop", "training_loop"),
+    ]  # fmt: skip

@@ -242,7 +242,9 @@ class TrainingRecorder:
             self._leave(span)
             raise
         if not isinstance(span, ShortSpan) or self.filter.keeps(span.name_str):
-            span.more.is_queued = self._put(span, counts=False)  # if not, the end stands for both
+            span.more.is_queued = True  # before, for the writer may meet it at once
+            if not self._put(span, counts=False):
+                span.more.is_queued = False  # then the end stands for both
 
     def end(
         self,
