@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 
@@ -531,8 +532,6 @@ def test_a_disk_that_hangs_bounds_what_waits(logs, monkeypatch):
 
 
 def test_data_that_is_fetched_beside_an_iteration_is_not_waited_for(tacho_run):
-    import contextvars
-
     set_training_config(log_every_n_train_iterations=1)
     with training_loop(0):
         beside = contextvars.copy_context()  # as an asyncio task has

@@ -182,7 +182,7 @@ class Ledger:
         parent = spans[place]._parent
         loop_span, loop = self._loop_of(spans[place])
         last = min(len(spans), place + max(1, loop.num_before_check))
-        if loop.has_held(spans[place]):
+        if loop.holds_phases:
             last = place + 1
             loop.release(spans[place])
         first_s = stop_s = spans[place].start_s or 0.0

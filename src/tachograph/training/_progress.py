@@ -167,9 +167,10 @@ class Loop:
         if len(held) >= _MOST_DURATIONS or len(self._held) > _MOST_HELD:
             self.release(next(iter(self._held)))
 
-    def has_held(self, iteration: object) -> bool:
-        """Tell whether phases of an iteration wait for its end."""
-        return iteration in self._held
+    @property
+    def holds_phases(self) -> bool:
+        """Whether phases of any iteration wait for its end."""
+        return len(self._held) > (None in self._held)
 
     def release(self, iteration: object, *, failed: bool = False) -> None:
         """Count the phases of an iteration that has ended, unless it failed."""

@@ -356,7 +356,7 @@ class TrainingRecorder:
         self._source.update(parameters)
         known = self.parameters = self._source.ask(self.complain)
         if tells == "never":
-            self._put(Call(self.ledger, lambda: self.ledger.begin_with(known)))
+            self._put(Call(self.ledger, lambda: self.ledger.begin_with(known)), must=True)
         else:
             self.use(known, tells=tells == "now")
         return known
@@ -364,7 +364,7 @@ class TrainingRecorder:
     def use(self, known: Parameters, *, tells: bool) -> None:
         """Use parameters from now on, and perhaps record what has changed since they were recorded last."""
         base, now_s = self.base, self.now()
-        self._put(Call(self.ledger, lambda: self.ledger.change(known, base, now_s, tells=tells)))
+        self._put(Call(self.ledger, lambda: self.ledger.change(known, base, now_s, tells=tells)), must=True)
 
     def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
         """Choose which spans are recorded one by one from now on."""
@@ -412,7 +412,7 @@ class TrainingRecorder:
             return
         self.close_open()
         now_s = self.now()
-        self._put(Call(self.ledger, lambda: self.ledger.finish(now_s)))
+        self._put(Call(self.ledger, lambda: self.ledger.finish(now_s)), must=True)
         self.forget()
 
     def forget(self) -> None:
