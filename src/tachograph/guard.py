@@ -6,6 +6,7 @@ With ``guard.strict`` it is raised again instead, which is how our own tests run
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 __all__ = ["Guard", "guard"]
@@ -23,9 +24,14 @@ class Guard:
         """Where, and what; never the exception itself, whose frames would keep the caller's tensors alive."""
         self._told: set[tuple[str, type[BaseException]]] = set()
 
-    def __call__(self, place: str) -> _Guarded:
-        """Guard a block: ``with guard("writing the heartbeat"): ...``."""
-        return _Guarded(self, place)
+    def __call__(self, place: str, tell: Callable[[str, Exception], None] | None = None) -> _Guarded:
+        """Guard a block: ``with guard("writing the heartbeat"): ...``.
+
+        Args:
+            place: what is being done.
+            tell: called with the place and the fault, for those who keep a record of their own.
+        """
+        return _Guarded(self, place, tell)
 
     def caught(self, place: str, fault: BaseException) -> None:
         """Count a fault that was caught elsewhere, and tell of it once."""
@@ -48,11 +54,12 @@ class Guard:
 
 
 class _Guarded:
-    __slots__ = ("_guard", "_place")
+    __slots__ = ("_guard", "_place", "_tell")
 
-    def __init__(self, guard: Guard, place: str) -> None:
+    def __init__(self, guard: Guard, place: str, tell: Callable[[str, Exception], None] | None) -> None:
         self._guard = guard
         self._place = place
+        self._tell = tell
 
     def __enter__(self) -> None:
         return None
@@ -62,6 +69,8 @@ class _Guarded:
     ) -> bool:
         if fault is None or not isinstance(fault, Exception):
             return False
+        if self._tell is not None:
+            self._tell(self._place, fault)
         self._guard.caught(self._place, fault)
         return not self._guard.strict
 

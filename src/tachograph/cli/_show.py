@@ -28,7 +28,7 @@ from tachograph.cli._format import (
     state_text,
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
-from tachograph.cli._time import render_time, summarise_time
+from tachograph.cli._time import length_s, render_time, summarise_time
 from tachograph.journal import RunHistory, RunState, hold_run_folder, is_csv_current, read, rebuild_csv
 
 __all__ = ["show", "summary"]
@@ -129,7 +129,7 @@ def _headline(history: RunHistory) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     left = f"{number(num_done)} of {number(max_steps)} steps, {share:.0%}"
     if history.state is RunState.RUNNING and last.first_step is not None and last.last_step > last.first_step:
-        pace_s = _length_s(last) / (last.last_step - last.first_step)  # with the pauses for validation and checkpoints
+        pace_s = length_s(last) / (last.last_step - last.first_step)  # with the pauses for validation and checkpoints
         left += f", about {duration((max_steps - num_done) * pace_s)} to go"
     table.add_row(bar(share, is_live=history.state is RunState.RUNNING), Text(left))
     return Group(title, table)
@@ -144,7 +144,7 @@ def _facts(history: RunHistory) -> list[tuple[str, Any]]:
     git = start.get("git")
     rows: list[tuple[str, Any]] = [
         ("started", moment(began, "%Y-%m-%d %H:%M:%S")),
-        ("recorded", duration(sum(_length_s(attempt) for attempt in history.attempts))),
+        ("recorded", duration(sum(length_s(attempt) for attempt in history.attempts))),
         ("log_every", number(history.controls["log_every"].value)),
         ("tags", _joined(start.get("tags"))),
         ("session", safe(history.session_tag or "")),
@@ -166,11 +166,6 @@ def _joined(items: Any, between: str = ", ") -> str:
 def _git_line(git: Mapping[str, Any]) -> str:
     changed = " + uncommitted changes" if git.get("dirty") else ""
     return f"{safe(str(git.get('commit', ''))[:10])} on {safe(git.get('branch', '?'))}{changed}"
-
-
-def _length_s(attempt: Any) -> float:
-    began = attempt.start.get("time")
-    return max(0.0, attempt.last_time - began) if attempt.last_time and isinstance(began, (int, float)) else 0.0
 
 
 def _metrics(history: RunHistory) -> RenderableType:
@@ -206,7 +201,7 @@ def _attempts(history: RunHistory) -> RenderableType:
         end = attempt.end or {}
         how = end.get("status") or (str(history.state) if is_last else "crashed")
         steps = f"{number(attempt.first_step)} … {number(attempt.last_step)}"
-        length = duration(_length_s(attempt))
+        length = duration(length_s(attempt))
         add_row(table, str(attempt.index + 1), steps, number(attempt.num_records), length, safe(how))
     return table
 

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tachograph.cli._format import add_row, duration, listing, moment, number, safe, size
-from tachograph.journal import Goodput, RunHistory, RunState, SpanGroup
+from tachograph.journal import Attempt, Goodput, RunHistory, RunState, SpanGroup
 
-__all__ = ["render_time", "summarise_time"]
+__all__ = ["length_s", "render_time", "summarise_time"]
 
 _MOST_ROWS = 60
 _DEEPEST_INDENT = 12
@@ -118,7 +118,8 @@ def _tree(history: RunHistory) -> RenderableType:
     if goodput is not None:
         whole_s = goodput.wall_s
     else:
-        whole_s = sum(_length_s(attempt, now_s, attempt is history.attempts[-1]) for attempt in history.attempts)
+        *earlier, last = history.attempts
+        whole_s = sum(map(length_s, earlier)) + length_s(last, now_s)
     numbers = ("times", "total", "of the run", "longest")
     table = listing("span", *numbers, "", right=numbers)
     num_rows, has_phases = 0, False
@@ -182,11 +183,11 @@ def _length(seconds: float) -> str:
     return _time(seconds) if seconds < 10 else duration(seconds)
 
 
-def _length_s(attempt: Any, now_s: float, is_last: bool) -> float:
+def length_s(attempt: Attempt, until: float | None = None) -> float:
+    """Return how long an attempt was recorded, or has been until a moment."""
     began = attempt.start.get("time")
-    if not isinstance(began, (int, float)):
-        return 0.0
-    return max(0.0, (now_s if is_last else attempt.last_time or began) - began)
+    end = attempt.last_time if until is None else until
+    return max(0.0, end - began) if end and isinstance(began, (int, float)) else 0.0
 
 
 def _saved(saves: list[dict[str, Any]]) -> RenderableType:

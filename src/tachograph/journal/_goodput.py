@@ -14,7 +14,7 @@ import msgspec
 
 from tachograph.journal._liveness import RunState
 from tachograph.journal._spans import Span
-from tachograph.records import is_number
+from tachograph.records import finite
 from tachograph.timeline import Timeline
 
 __all__ = ["Goodput", "GoodputMeter"]
@@ -102,7 +102,7 @@ class GoodputMeter:
         """Take any record but a step without a window."""
         event: str = record["event"]
         self._begins = self._begins or event == "start"
-        time_s = _time(record)
+        time_s = finite(record.get("time"))
         if time_s is None:
             return
         if self._begins:
@@ -119,7 +119,7 @@ class GoodputMeter:
         elif event == "event" and record.get("name") == "save_checkpoint_success":
             self._take_save(attempt, record, time_s)
         elif event == "event" and record.get("name") == "training_metrics_update":
-            attempt.reported_s = _seconds(record, "total_iteration_time_sec")
+            attempt.reported_s = finite(record.get("total_iteration_time_sec")) or 0.0
         elif event == "checkpoint" and type(record.get("global_step")) is int:
             self._kept_steps = max(self._kept_steps, record["global_step"] + 1)
         attempt.kept_steps = self._kept_steps
@@ -146,20 +146,17 @@ class GoodputMeter:
         self._kept_steps = max(self._kept_steps, kept)
         told = attempt.windows[-1] if attempt.windows else None
         num_untold = kept - (told.step + 1 if told else attempt.first_step or 0)
-        untold_s = _seconds(record, "productive_train_iterations_sec") - attempt.reported_s
+        untold_s = (finite(record.get("productive_train_iterations_sec")) or 0.0) - attempt.reported_s
         begin = told.end if told else attempt.first_loop
         if num_untold > 0 and untold_s > 0 and begin is not None:
             attempt.saved = _Window(begin, time_s, kept - 1, num_untold, {"iteration": min(untold_s, time_s - begin)})
 
     def _take_window(self, attempt: _Attempt, record: dict[str, Any], time_s: float) -> None:
-        sec, step, count = record["window/sec"], record.get("global_step"), record.get("window/iterations")
-        if not is_number(sec) or not 0 <= sec < math.inf or type(step) is not int or type(count) is not int:
+        sec, step, count = finite(record["window/sec"]), record.get("global_step"), record.get("window/iterations")
+        if sec is None or sec < 0 or type(step) is not int or type(count) is not int:
             return
-        seconds = {
-            phase: sec * min(1.0, max(0.0, record[f"window/share_{phase}"]))
-            for phase in (*_TRAINING, *_BESIDE, "failed")
-            if is_number(record.get(f"window/share_{phase}")) and math.isfinite(record[f"window/share_{phase}"])
-        }
+        shares = {phase: finite(record.get(f"window/share_{phase}")) for phase in (*_TRAINING, *_BESIDE, "failed")}
+        seconds = {phase: sec * min(1.0, max(0.0, share)) for phase, share in shares.items() if share is not None}
         for phase, spent_s in seconds.items():
             self.phase_s[phase] = self.phase_s.get(phase, 0.0) + spent_s
         if attempt.first_loop is None:
@@ -259,13 +256,3 @@ def _halved(windows: list[_Window]) -> list[_Window]:
         num_iterations = first.num_iterations + second.num_iterations
         joined.append(_Window(first.start, second.end, second.step, num_iterations, seconds))
     return joined + (windows[-1:] if len(windows) % 2 else [])
-
-
-def _seconds(record: dict[str, Any], name: str) -> float:
-    value: Any = record.get(name)
-    return float(value) if is_number(value) and math.isfinite(value) else 0.0
-
-
-def _time(record: dict[str, Any]) -> float | None:
-    time_s: Any = record.get("time")
-    return float(time_s) if is_number(time_s) and math.isfinite(time_s) else None

@@ -19,7 +19,7 @@ from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._goodput import Goodput, GoodputMeter
 from tachograph.journal._liveness import RunState, judge, read_heartbeat
 from tachograph.journal._spans import SPAN_KINDS, Span, SpanBook, SpanGroup, in_order
-from tachograph.records import METRIC_KINDS, is_number
+from tachograph.records import METRIC_KINDS, finite, is_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -449,8 +449,7 @@ def read(run: str | os.PathLike[str] | Recorded, log_dir: str | os.PathLike[str]
 
 
 def _time(record: dict[str, Any]) -> float:
-    time_s: Any = record.get("time")
-    return float(time_s) if is_number(time_s) and math.isfinite(time_s) else 0.0
+    return finite(record.get("time")) or 0.0
 
 
 def _without_overtaken(series: Series, attempts: list[Attempt]) -> Series:

@@ -5,12 +5,11 @@ A span that never stopped is closed by the end of its attempt: the process died 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
 
-from tachograph.records import is_number
+from tachograph.records import finite
 
 __all__ = ["SPAN_KINDS", "Span", "SpanBook", "SpanGroup", "in_order"]
 
@@ -88,7 +87,7 @@ class SpanBook:
         span_id = record.get("span_id")
         if event not in SPAN_KINDS or not isinstance(span_id, str):
             return []
-        time_s, duration_s = _number(record.get("time")), max(0.0, _number(record.get("duration_s")))
+        time_s, duration_s = finite(record.get("time")) or 0.0, max(0.0, finite(record.get("duration_s")) or 0.0)
         if span_id in self._ended or (event == "span_start" and span_id in self._open):
             return []  # told twice
         if event == "span_start":
@@ -193,7 +192,3 @@ def _span(span_id: str, record: dict[str, Any], start: float, attempt: int) -> S
         attempt=max(attempt, 0),
         attributes=attributes if isinstance(attributes, dict) else {},
     )
-
-
-def _number(value: Any) -> float:
-    return float(value) if is_number(value) and math.isfinite(value) else 0.0

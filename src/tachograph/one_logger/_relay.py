@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
 from collections import deque
@@ -11,7 +10,7 @@ from typing import Any
 
 from tachograph.journal import RunFolder
 from tachograph.one_logger._exporter import Exporter
-from tachograph.records import RESERVED_FIELDS, is_number
+from tachograph.records import RESERVED_FIELDS, finite
 from tachograph.training import (
     Attributes,
     ErrorEvent,
@@ -167,8 +166,7 @@ def _moment(record: dict[str, Any]) -> TracingTimestamp:
 
 
 def _number(record: dict[str, Any], name: str) -> float:
-    value: Any = record.get(name)
-    return float(value) if is_number(value) and math.isfinite(value) else 0.0
+    return finite(record.get(name)) or 0.0
 
 
 def _said(record: dict[str, Any], name: str) -> Attributes:

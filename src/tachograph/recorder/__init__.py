@@ -3,7 +3,7 @@
 from tachograph.recorder._begin import begin_run, current_run, log, worker_run
 from tachograph.recorder._control import Control
 from tachograph.recorder._entries import LOSSES, PRESSURE, Entry, Guest, Note
-from tachograph.recorder._errors import error_message, error_type, traceback_of
+from tachograph.recorder._errors import error_fields, error_message, error_type, traceback_of
 from tachograph.recorder._process import latest_run
 from tachograph.recorder._run import DisabledRun, Run
 
@@ -18,6 +18,7 @@ __all__ = [
     "Run",
     "begin_run",
     "current_run",
+    "error_fields",
     "error_message",
     "error_type",
     "latest_run",

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 from tachograph.records import mask_text
 
-__all__ = ["error_message", "error_type", "traceback_of"]
+__all__ = ["error_fields", "error_message", "error_type", "traceback_of"]
 
 _MAX_MESSAGE_CHARS = 2_000
 _MAX_TRACEBACK_CHARS = 20_000
+
+
+def error_fields(error: BaseException, *, fatal: bool, where: str | None = None) -> dict[str, Any]:
+    """Return the fields of an `error` record."""
+    fields = {
+        "error_type": error_type(error),
+        "error_message": error_message(error),
+        "traceback": traceback_of(error),
+        "fatal": fatal,
+    }
+    return {**fields, "where": where} if where else fields
 
 
 def error_type(error: BaseException) -> str:

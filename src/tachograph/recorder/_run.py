@@ -15,7 +15,7 @@ from tachograph.guard import guard
 from tachograph.journal import RunFolder
 from tachograph.recorder._backend import Backend, Companion, Follower
 from tachograph.recorder._control import Control, Number
-from tachograph.recorder._errors import error_message, error_type, traceback_of
+from tachograph.recorder._errors import error_fields
 from tachograph.recorder._intake import Intake
 from tachograph.recorder._system import SystemSampler
 from tachograph.records import Later, Problem, settle
@@ -122,13 +122,7 @@ class Run(Intake):
     def log_error(self, error: BaseException, *, fatal: bool = False, where: str | None = None) -> None:
         """Record an exception of the training code with its traceback."""
         with guard("logging an error"):
-            fields = {
-                "error_type": error_type(error),
-                "error_message": error_message(error),
-                "traceback": traceback_of(error),
-                "fatal": fatal,
-            }
-            self._note("error", {**fields, "where": where} if where else fields)
+            self._note("error", error_fields(error, fatal=fatal, where=where))
 
     # Control -------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tachograph.records._masking import mask_text
 
-__all__ = ["MAX_STRING_CHARS", "Later", "Problem", "is_array", "is_number", "is_settled", "plain", "settle"]
+__all__ = ["MAX_STRING_CHARS", "Later", "Problem", "finite", "is_array", "is_number", "is_settled", "plain", "settle"]
 
 MAX_STRING_CHARS = 65_536
 MAX_ITEMS = 1_000
@@ -64,6 +64,11 @@ def is_array(value: object) -> bool:
 def is_number(value: object) -> bool:
     """Tell whether a value read from a journal is a number that a float can hold; a bool is none."""
     return type(value) is float or (type(value) is int and -_HUGE < value < _HUGE)
+
+
+def finite(value: object) -> float | None:
+    """Return a value read from a journal as a float, or None if it is no finite number."""
+    return float(value) if is_number(value) and math.isfinite(value) else None  # type: ignore[arg-type]
 
 
 def plain(value: Any, where: str, problems: list[Problem], depth: int = 0) -> Any:

@@ -25,7 +25,7 @@ from tachograph.training._names import StandardTrainingJobEventName as Events
 from tachograph.training._names import StandardTrainingJobSpanName as Names
 from tachograph.training._parameters import Parameters
 from tachograph.training._progress import Job, Loop, Stats
-from tachograph.training._span import ShortSpan, Span
+from tachograph.training._span import ShortSpan, Span, outward
 from tachograph.training._span_notes import SpanNotes
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ __all__ = ["DEFAULT_EVERY", "Call", "Ledger"]
 
 DEFAULT_EVERY = 50
 """Iterations between looks whether an update is due, where nobody says after how many it is: then it goes by time."""
-
 
 _MOST_PLANS = 1_000
 _ITERATION = Names.TRAINING_SINGLE_ITERATION
@@ -56,8 +55,8 @@ _PHASE_OF: dict[str, str] = {
 _WHOLE = {Names.VALIDATION_LOOP, Names.TESTING_LOOP, Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC}
 """Spans whose time is theirs, whatever phases are inside."""
 
-
 _OF_ITERATIONS = {"data", "forward", "backward", "optimizer"}
+"""Phases whose time is training only if their iteration is completed."""
 
 
 class _Plan(NamedTuple):
@@ -237,26 +236,22 @@ class Ledger:
         start_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
         if loop is None:
             return
-        if iteration is None:
-            loop.hold(None, phase, start_s, stop_s)
-        elif phase in _OF_ITERATIONS:
+        if iteration is None or phase in _OF_ITERATIONS:
             loop.hold(iteration, phase, start_s, stop_s)
         else:
             loop.shares.add(phase, start_s, stop_s)
 
     def _place_of_phase(self, span: Span) -> tuple[Loop | None, Span | None]:
         """Return the loop and the iteration whose phase a span is, unless it is part of what counts as a whole."""
-        parent = span._parent
         iteration: Span | None = None
-        while parent is not None:
-            loop = self._loops.get(parent)
+        for outer in outward(span._parent):
+            loop = self._loops.get(outer)
             if loop is not None:
                 return loop, iteration
-            if parent.name in _WHOLE:
+            if outer.name in _WHOLE:
                 return None, None
-            if parent.name == _ITERATION and iteration is None:
-                iteration = parent
-            parent = parent._parent
+            if outer.name == _ITERATION and iteration is None:
+                iteration = outer
         if iteration is not None:
             return self._loop_of(span)[1], iteration
         # What another thread does besides is no phase of a loop.
@@ -264,22 +259,21 @@ class Ledger:
 
     def _loop_of(self, span: Span) -> tuple[Span | None, Loop]:
         """Return the loop around a span, else the latest that is open, else one that nobody began."""
-        parent = span._parent
-        while parent is not None:
-            if parent in self._loops:
-                return parent, self._loops[parent]
-            parent = parent._parent
-        for loop_span in reversed(self._loops):
+        loop_span = self._loop_around(span) or next(reversed(self._loops), None)
+        if loop_span is not None:
             return loop_span, self._loops[loop_span]
         if self._default_loop is None:
             self._default_loop = Loop(self._job, span.start_s or 0.0)
             self._default_loop.begin(self.parameters, None, None)
         return None, self._default_loop
 
+    def _loop_around(self, span: Span) -> Span | None:
+        return next((outer for outer in outward(span._parent) if outer in self._loops), None)
+
     def _loop_began(self, span: Span) -> list[Note]:
         notes = self.finish(span.start_s or 0.0)
         # Steps are those of the outermost loop, or of the first of several at a time.
-        is_inner = bool(self._loops) or _is_in_iteration(span)
+        is_inner = bool(self._loops) or any(outer.name == _ITERATION for outer in outward(span._parent))
         loop = Loop(Job() if is_inner else self._job, span.start_s or 0.0)
         first = _int(span, "train_iterations_start")
         if first is not None and first < loop.completed:
@@ -361,9 +355,7 @@ class Ledger:
         if loop is None:
             return []
         notes = self._report(span, loop, span.stop_s or 0.0)
-        around = span._parent
-        while around is not None and around not in self._loops:
-            around = around._parent
+        around = self._loop_around(span)
         if around is not None:  # to the loop around it, all of it was work on an iteration
             self._loops[around].shares.add("iteration", span.start_s or 0.0, span.stop_s or 0.0)
         return notes
@@ -476,13 +468,6 @@ def _loss(metrics: Mapping[str, Any] | None) -> float | None:
         if value is not OMIT and isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
     return None
-
-
-def _is_in_iteration(span: Span) -> bool:
-    parent = span._parent
-    while parent is not None and parent.name != _ITERATION:
-        parent = parent._parent
-    return parent is not None
 
 
 def _int(span: Span, name: str) -> int | None:

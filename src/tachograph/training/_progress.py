@@ -245,12 +245,8 @@ class Loop:
         """Return what there is to say of the job and of the window, and begin the next window."""
         self.fold(parameters)
         window = self._window(parameters)
-        for phase, seconds in self.shares.seconds.items():
-            self.job.phase_s[phase] = self.job.phase_s.get(phase, 0.0) + seconds
-        job = self._job(parameters, window)
-        self.job.reported_until_s = max(self.shares.until_s, self._start_s)
-        self._begin_window(self.job.reported_until_s)
-        return job, window
+        self._end_window()
+        return self._job(parameters, window), window
 
     def _job(self, parameters: Parameters, window: dict[str, Any]) -> dict[str, Any]:
         job = self.job
@@ -309,11 +305,15 @@ class Loop:
         """Return where the time went of a window in which no iteration was completed, and begin the next."""
         sec = max(0.0, self.shares.until_s - self._start_s)
         fields = {"iterations": 0, "sec": sec, **(self._phase_shares(sec) if sec > 0 else {})}
+        self._end_window()
+        return fields
+
+    def _end_window(self) -> None:
+        """Add what the window says to the job, and begin the next."""
         for phase, seconds in self.shares.seconds.items():
             self.job.phase_s[phase] = self.job.phase_s.get(phase, 0.0) + seconds
         self.job.reported_until_s = max(self.shares.until_s, self._start_s)
         self._begin_window(self.job.reported_until_s)
-        return fields
 
     def _phase_shares(self, sec: float) -> dict[str, float]:
         seconds = self.shares.seconds

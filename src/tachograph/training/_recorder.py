@@ -10,12 +10,11 @@ import threading
 from collections import deque
 from collections.abc import Collection, Mapping
 from enum import Enum
-from types import TracebackType
 from typing import Any, Literal
 
 from tachograph.exceptions import TachographError
 from tachograph.guard import guard
-from tachograph.recorder import PRESSURE, Entry, Run, error_message, error_type, traceback_of
+from tachograph.recorder import PRESSURE, Entry, Run, error_fields, error_message, error_type
 from tachograph.records import Later
 from tachograph.training._attributes import Attributes
 from tachograph.training._event import ErrorEvent, Event
@@ -24,7 +23,7 @@ from tachograph.training._ledger import Call, Ledger
 from tachograph.training._moments import Moments, SpanIds
 from tachograph.training._names import text_of
 from tachograph.training._parameters import Parameters, ParameterSource
-from tachograph.training._span import ShortSpan, Span, SpanName, current_span, new_span, pass_over_ended
+from tachograph.training._span import ShortSpan, Span, SpanName, current_span, new_span, outward, pass_over_ended
 from tachograph.training._timestamp import TracingTimestamp
 
 __all__ = ["TrainingRecorder"]
@@ -35,27 +34,6 @@ EVENT_FIELDS = frozenset({"name", "span_id"})
 _TOLD = "__tachograph_recorded__"
 _MOST_OPEN = 10_000
 _NO_GUARD = contextlib.nullcontext()
-
-
-class _Guarded:
-    """The guard, and a record in the journal: a fault is never only a line in a log."""
-
-    __slots__ = ("_place", "_run")
-
-    def __init__(self, run: Run, place: str) -> None:
-        self._run = run
-        self._place = place
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(fault, Exception):
-            return False
-        self._run.report("fault", "", f"{type(fault).__name__} while {self._place}: {fault!s:.300}")
-        return guard(self._place).__exit__(kind, fault, trace)
 
 
 class TrainingRecorder:
@@ -112,7 +90,11 @@ class TrainingRecorder:
 
     def guarded(self, place: str) -> contextlib.AbstractContextManager[None]:
         """Return what keeps a fault inside from reaching the training code, unless it is to be propagated."""
-        return _NO_GUARD if self.propagates else _Guarded(self.run, place)
+        return _NO_GUARD if self.propagates else guard(place, self._tell_fault)
+
+    def _tell_fault(self, place: str, fault: Exception) -> None:
+        """Put a fault into the journal: it is never only a line in a log."""
+        self.run.report("fault", "", f"{type(fault).__name__} while {place}: {fault!s:.300}")
 
     def complain(self, what: str) -> None:
         """Tell of a mistake in the use of spans: once, in the journal; raised if faults are to be propagated."""
@@ -290,10 +272,8 @@ class TrainingRecorder:
         with self._lock:
             self._open.pop(span, None)
         if self.base is span:
-            outer = span._parent
-            while outer is not None and (outer.stop_s is not None or outer.name != span.name):
-                outer = outer._parent
-            self.base = outer or self.root
+            outer = (outer for outer in outward(span._parent) if outer.stop_s is None and outer.name == span.name)
+            self.base = next(outer, self.root)
 
     def take_slowly(self, span: Span) -> None:
         """Queue a short span while the buffer is under pressure."""
@@ -318,14 +298,7 @@ class TrainingRecorder:
             return
         with contextlib.suppress(Exception):  # one that takes no attributes is told again further out
             setattr(error, _TOLD, self.run.id)
-        fields = {
-            "error_type": error_type(error),
-            "error_message": error_message(error),
-            "traceback": traceback_of(error),
-            "fatal": False,
-            "where": f"span {span.name_str}",
-        }
-        self._about(span, "error", fields, now_s)
+        self._about(span, "error", error_fields(error, fatal=False, where=f"span {span.name_str}"), now_s)
 
     def _about(self, span: Span, event: str, fields: Mapping[str, Any], steady_s: float | None = None) -> None:
         at_s = self.now() if steady_s is None else steady_s
@@ -403,7 +376,7 @@ class TrainingRecorder:
         with self._lock:
             left = list(reversed(self._open))
         for span in left:
-            if since is None or (span is not since and _is_inside(span, since)):
+            if since is None or any(outer is since for outer in outward(span._parent)):
                 self.end(span, status="left_open")
 
     def close(self) -> None:
@@ -424,23 +397,14 @@ class TrainingRecorder:
         self._lock = threading.RLock()  # in a forked child, a thread of the parent may have held it
         self.ids.renew_lock()
         # So that what comes later looks for another run, also at places where one of these is the current span.
-        span = current_span.get()
-        while span is not None:
+        for span in outward(current_span.get()):
             if span.recorder is self and span.stop_s is None:
                 span.stop_s = self.now()
                 span.more.status = "left_open"  # a short one looks there when it is left
-            span = span._parent
         for left in (self.root, *self._open):
             left.stop_s = self.now()
         self._open.clear()
         self.loose.clear()
-
-
-def _is_inside(span: Span, outer: Span) -> bool:
-    around = span._parent
-    while around is not None and around is not outer:
-        around = around._parent
-    return around is not None
 
 
 def _is_no_error(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ import contextlib
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum
 from types import TracebackType
@@ -39,6 +39,7 @@ __all__ = [
     "entered_here",
     "leave_twin",
     "new_span",
+    "outward",
     "pass_over_ended",
 ]
 
@@ -421,14 +422,23 @@ def _complainer(span: Span) -> Callable[[str], None]:
     return lambda what: recorder.complain(f"span {span.name_str!r}: {what}") if recorder is not None else None
 
 
+def outward(span: Span | None) -> Iterator[Span]:
+    """Yield a span, the one around it, and so on, up to what stands for the run.
+
+    Where the training thread looks at every call, a loop is written out instead, which costs it less.
+    """
+    while span is not None:
+        yield span
+        span = span._parent
+
+
 def pass_over_ended(span: Span) -> None:
     """Let go of spans around this one that have ended, so that no chain of them grows."""
     around = span._parent
     if around is None or around.stop_s is None:
         return
-    while around is not None and around.stop_s is not None:
-        around = around._parent
-    span._parent = around if around is not None or span.recorder is None else span.recorder.root
+    opened = next((outer for outer in outward(around) if outer.stop_s is None), None)
+    span._parent = opened if opened is not None or span.recorder is None else span.recorder.root
 
 
 def enter_twin(span: Span) -> Span:
@@ -452,11 +462,9 @@ def entered_here(span: Span) -> Span:
     twins = list(span._more.twins or ()) if span._more is not None else []
     if not twins:
         return span
-    inner = _get()
-    while inner is not None:
+    for inner in outward(_get()):
         if inner.stop_s is None and (inner is span or any(inner is twin for twin in twins)):
             return inner
-        inner = inner._parent
     return twins[-1] if span.stop_s is not None else span
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tachograph.recorder import Note
 from tachograph.training._attributes import Attributes
 from tachograph.training._filter import SpanFilter
-from tachograph.training._span import Span
+from tachograph.training._span import Span, outward
 
 if TYPE_CHECKING:
     from tachograph.training._recorder import TrainingRecorder
@@ -33,9 +33,7 @@ class SpanNotes:
         return notes
 
     def _kept(self, span: Span | None) -> Span | None:
-        while span is not None and not (span.name and self.filter.keeps(span.name_str)):
-            span = span._parent
-        return span
+        return next((outer for outer in outward(span) if outer.name and self.filter.keeps(outer.name_str)), None)
 
     def start(self, span: Span) -> list[Note]:
         """Return the start of a span, and of those around it, unless they are in the journal."""
