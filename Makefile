@@ -1,16 +1,19 @@
-# A handful of verbs. Each sets up what it needs; nothing else has to be installed first but Python >= 3.10.
+# A handful of verbs. Each sets up what it needs; nothing else has to be installed first but Python >= 3.10
+# and, for the dashboard, Node.js >= 20.19 with npm.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+UI_SOURCES := $(shell find ui -mindepth 1 -name node_modules -prune -o -print)
 
-.PHONY: setup demo test lint types docs bench clean
+.PHONY: setup demo test lint types docs ui ui-check bench clean
+.NOTPARALLEL: # an editable install and npm may both fill ui/node_modules
 
 setup: $(VENV)/.stamp-dev
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.stamp-run: pyproject.toml | $(BIN)/python
+$(VENV)/.stamp-run: pyproject.toml hatch_build.py $(UI_SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
@@ -21,6 +24,11 @@ $(VENV)/.stamp-dev: pyproject.toml | $(BIN)/python
 $(VENV)/.stamp-bench: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	@touch $@ $(VENV)/.stamp-run
+
+ui/node_modules/.stamp-dev: ui/package.json ui/package-lock.json
+	@command -v npm >/dev/null || { echo "npm is missing: install Node.js 20.19 or newer (https://nodejs.org), then run make again." >&2; exit 1; }
+	cd ui && npm ci --include=dev --ignore-scripts --no-audit --no-fund
+	@touch $@
 
 demo: $(VENV)/.stamp-run
 	$(BIN)/tacho demo
@@ -36,11 +44,17 @@ types: setup
 docs: setup
 	$(BIN)/python docs/generate.py
 
-test: lint types
+ui: ui/node_modules/.stamp-dev setup
+	$(BIN)/python hatch_build.py
+
+ui-check: ui/node_modules/.stamp-dev
+	cd ui && npm run check && npm run test
+
+test: ui-check lint types ui
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 bench: $(VENV)/.stamp-bench
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) dist build ui/node_modules src/tachograph/server/static

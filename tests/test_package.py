@@ -24,7 +24,9 @@ ALLOWED = {
     "one_logger": {"base", "records", "journal", "recorder", "setup", "sinks", "training"},
     "demo": {"base", "recorder", "setup", "training"},
     "testing": {"base", "records", "journal", "recorder"},
-    "cli": {"base", "records", "journal", "demo"},
+    "store": {"base", "records", "journal"},
+    "server": {"base", "records", "journal", "store"},
+    "cli": {"base", "records", "journal", "demo", "server"},
     "__init__": {"base", "journal", "recorder", "setup", "training"},
     "__main__": {"cli"},
     "pytest_plugin": {"recorder", "testing"},
@@ -84,7 +86,8 @@ def test_sinks_do_not_import_each_other():
         assert not imports_of(path) & others
 
 
-HEAVY = {"numpy", "pandas", "torch", "rich", "rich_click", "click", "yaml", "starlette", "pynvml"}
+HEAVY = {"numpy", "pandas", "torch", "rich", "click", "rich_click", "yaml", "pynvml"}
+HEAVY |= {"starlette", "uvicorn", "tsdownsample"}
 
 
 def test_importing_costs_next_to_nothing():

@@ -6,7 +6,8 @@ TachographError
 ├── LogDirError        the log folder cannot be written
 ├── NoRunError         `tachograph.log` and the like before any `tachograph.init`
 ├── RunNotFoundError   there is no run of that name or at that path
-└── ControlError       a control that cannot be registered or requested
+├── ControlError       a control that cannot be registered or requested
+└── ServeError         the dashboard cannot listen where it was told to
 
 All of them belong to set-up or to reading. While a run is being recorded, nothing is raised: a fault costs
 one record and is told in a `telemetry_error` record.
@@ -23,6 +24,7 @@ __all__ = [
     "NoRunError",
     "RunNameError",
     "RunNotFoundError",
+    "ServeError",
     "TachographError",
     "nearest",
 ]
@@ -54,6 +56,10 @@ class RunNotFoundError(TachographError, FileNotFoundError):
 
 class ControlError(TachographError, ValueError):
     """A control cannot be registered or requested as asked."""
+
+
+class ServeError(TachographError, OSError):
+    """The dashboard cannot listen on the address it was given."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -12,17 +12,8 @@ from rich.console import Console
 
 from tachograph.cli._format import add_row, json_text, listing, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
-from tachograph.exceptions import ControlError, nearest
-from tachograph.journal import (
-    LOG_EVERY_MAX,
-    LOG_EVERY_MIN,
-    REQUESTS,
-    JournalFollower,
-    RunHistory,
-    RunState,
-    read,
-    write_requests,
-)
+from tachograph.exceptions import ControlError
+from tachograph.journal import LOG_EVERY_MAX, LOG_EVERY_MIN, JournalFollower, RunHistory, ask_trainer, read
 
 __all__ = ["control"]
 
@@ -64,17 +55,8 @@ def control(
     if not wanted:
         _list(history, as_json=as_json)
         return
-    if history.state not in {RunState.RUNNING, RunState.STALE}:
-        raise ControlError(f"{history.name!r} has {history.state}: there is no trainer to ask")
-    for name in wanted:
-        if name not in history.controls and name not in REQUESTS:
-            known = [*history.controls, *REQUESTS]
-            raise ControlError(f"{history.name!r} has no control {name!r}{nearest(name, known)}")
     follower = JournalFollower(history.folder.journal, history.folder.journal.stat().st_size)
-    try:
-        ids = write_requests(history.folder, wanted, source="cli")
-    except OSError as error:
-        raise ControlError(f"cannot write {history.folder.control}: {error.strerror}") from error
+    ids = ask_trainer(history, wanted, source="cli")
     answers = _wait(follower, ids, wait_s)
     if as_json:
         click.echo(json_text({"requested": wanted, "ids": ids, "answers": answers}))

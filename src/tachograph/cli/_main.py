@@ -12,6 +12,7 @@ from tachograph.cli._demo import demo
 from tachograph.cli._ls import ls
 from tachograph.cli._show import show
 from tachograph.cli._tail import tail
+from tachograph.cli._ui import ui
 from tachograph.exceptions import TachographError
 
 __all__ = ["main"]
@@ -37,5 +38,5 @@ def main() -> None:
     """See what training runs do, and steer them."""
 
 
-for command in (ls, show, tail, control, demo):
+for command in (ls, show, tail, control, ui, demo):
     main.add_command(command)

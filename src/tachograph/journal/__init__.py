@@ -12,19 +12,23 @@ from tachograph.journal._control_file import (
     Request,
     write_requests,
 )
+from tachograph.journal._digest import Attempt, ControlView, RunDigest, are_plain_steps, grouped
 from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs
 from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._goodput import Goodput
-from tachograph.journal._history import Attempt, ControlView, MetricSummary, RunHistory, Series, read
+from tachograph.journal._history import RunHistory, Series, read
 from tachograph.journal._liveness import Heartbeat, ProcessIdentity, RunState, this_process, uptime_s
+from tachograph.journal._metrics import NOT_METRICS, MetricSummary
 from tachograph.journal._mirror import CsvMirror, is_csv_current, rebuild_csv
 from tachograph.journal._overview import RunOverview, overview
 from tachograph.journal._spans import Span, SpanGroup
+from tachograph.journal._steering import ask_trainer, has_trainer
 
 __all__ = [
     "LOG_EVERY_MAX",
     "LOG_EVERY_MIN",
     "NOT_CONTROLS",
+    "NOT_METRICS",
     "REQUESTS",
     "Appender",
     "Attempt",
@@ -39,6 +43,7 @@ __all__ = [
     "MetricSummary",
     "ProcessIdentity",
     "Request",
+    "RunDigest",
     "RunFolder",
     "RunHistory",
     "RunOverview",
@@ -46,10 +51,14 @@ __all__ = [
     "Series",
     "Span",
     "SpanGroup",
+    "are_plain_steps",
+    "ask_trainer",
     "atomic_write",
     "claim_run_folder",
     "find_run",
     "forget_claims",
+    "grouped",
+    "has_trainer",
     "hold_run_folder",
     "is_csv_current",
     "list_runs",

@@ -60,6 +60,11 @@ class RunFolder:
         return self.private / "lock"
 
     @property
+    def cache(self) -> Path:
+        """`.tacho/cache`: columns that readers made of the journal."""
+        return self.private / "cache"
+
+    @property
     def csv_cursor(self) -> Path:
         """`.tacho/csv.json`: how far the CSV mirrors the journal."""
         return self.private / "csv.json"

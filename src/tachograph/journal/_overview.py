@@ -14,7 +14,7 @@ from tachograph.records import decode, is_number
 __all__ = ["RunOverview", "overview"]
 
 _HEAD_BYTES = 1 << 20
-_TAIL_BYTES = 64 << 10
+_TAIL_BYTES = 16 << 10
 _MOST_TAIL_BYTES = 64 << 20
 
 
@@ -32,9 +32,12 @@ class RunOverview(msgspec.Struct, kw_only=True):
     sec_per_step: float | None = None
     process: ProcessIdentity | None = None
     tags: list[str] = []
+    session_tag: str | None = None
     reason: str | None = None
     size_bytes: int = 0
     num_dropped: int = 0
+    num_alerts: int = 0
+    """Alerts among the latest records."""
 
     @property
     def progress(self) -> float | None:
@@ -75,9 +78,11 @@ def overview(folder: RunFolder) -> RunOverview:
         sec_per_step=_number(_first_known(_last(tail, "sec_per_step"), _last(tail, "window/iteration_sec_mean"))),
         process=writer_of(start, heartbeat),
         tags=[str(tag) for tag in tags] if isinstance(tags, list) else [],
+        session_tag=str(start["session_tag"]) if start.get("session_tag") else None,
         reason=str(end["reason"]) if end and end.get("reason") else None,
         size_bytes=size_bytes,
         num_dropped=heartbeat.num_dropped if heartbeat else 0,
+        num_alerts=sum(record["event"] == "alert" for record in tail),
     )
 
 

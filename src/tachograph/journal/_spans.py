@@ -31,6 +31,8 @@ class Span(msgspec.Struct, kw_only=True):
     """None while it goes on; for one in which the process died, what is known of it."""
     parent_id: str | None = None
     attempt: int = 0
+    depth: int = 0
+    """How many spans it lies in."""
     status: str = "ok"
     """`ok`, `error`, `left_open` (never ended by the program), `open` or `died`."""
     attributes: dict[str, Any] = {}
@@ -97,6 +99,7 @@ class SpanBook:
         if span is None:  # a whole one, or its start is in a line that cannot be read
             span = _span(span_id, record, time_s - duration_s, self._attempt)
             group = self._group(span)
+            span.depth = group.depth
         else:
             group = self._groups.pop(span_id)
             group.num_open -= 1
@@ -126,6 +129,7 @@ class SpanBook:
 
     def _begin(self, span: Span) -> None:
         group = self._group(span)
+        span.depth = group.depth
         group.num_open += 1
         group.open_starts += span.start
         self._open[span.id] = span

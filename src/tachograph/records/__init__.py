@@ -1,6 +1,6 @@
 """Records: what a line of the journal says and how it is written. Knows nothing of who made it or who reads it."""
 
-from tachograph.records._codec import decode, decode_block, encode, to_json
+from tachograph.records._codec import decode, decode_block, encode, marked, to_json
 from tachograph.records._kinds import KINDS, METRIC_KINDS, RESERVED_FIELDS, SCHEMA_VERSION
 from tachograph.records._masking import MASK, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import check_run_name
@@ -38,6 +38,7 @@ __all__ = [
     "mask_arguments",
     "mask_mapping",
     "mask_text",
+    "marked",
     "plain",
     "settle",
     "to_json",

@@ -1,0 +1,53 @@
+"""`tacho ui`."""
+
+from __future__ import annotations
+
+import os
+import webbrowser
+
+import rich_click as click
+
+from tachograph.cli._format import safe
+from tachograph.cli._options import log_dir_option
+
+__all__ = ["ui"]
+
+
+@click.command()
+@log_dir_option
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; others than this machine's own need the token.",
+)
+@click.option(
+    "--port",
+    default=8501,
+    show_default=True,
+    type=click.IntRange(0, 65_535),
+    help="Port to listen on; 0 for any that is free.",
+)
+@click.option("--open", "open_browser", is_flag=True, help="Open the dashboard in a browser.")
+@click.option(
+    "--token",
+    envvar="TACHO_TOKEN",
+    help="Token that must be known to see anything; made and printed if others can reach the server.",
+)
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Another name that the server goes by, such as that of a proxy.",
+)
+def ui(log_dir: str, host: str, port: int, open_browser: bool, token: str | None, allow_hosts: tuple[str, ...]) -> None:
+    """Serve the dashboard over the runs in the log folder, until interrupted."""
+    from tachograph.server import serve
+
+    def on_ready(url: str) -> None:
+        click.echo(f"Dashboard of {safe(os.fspath(log_dir))!r}: {url}")
+        if open_browser:
+            webbrowser.open(url)
+
+    serve(log_dir, host=host, port=port, token=token or None, allow_hosts=allow_hosts, on_ready=on_ready)

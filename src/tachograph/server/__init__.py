@@ -1,0 +1,7 @@
+"""The dashboard's server: the API over a log folder, and the files of the user interface."""
+
+from tachograph.server._access import Access
+from tachograph.server._app import create_app
+from tachograph.server._serve import serve
+
+__all__ = ["Access", "create_app", "serve"]

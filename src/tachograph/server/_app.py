@@ -1,0 +1,197 @@
+"""The application: the API, the live events, and the files of the dashboard."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import math
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route as Rule
+from starlette.types import ASGIApp
+
+from tachograph.exceptions import nearest
+from tachograph.server._access import Access, Gate, set_cookie
+from tachograph.server._faults import ApiError, fault_response
+from tachograph.server._live import watch
+from tachograph.server._models import Login
+from tachograph.server._openapi import openapi
+from tachograph.server._routes import ROUTES, Call, Route, answer
+from tachograph.store import Store
+
+__all__ = ["create_app"]
+
+_BOOT = os.urandom(4).hex()
+_MOST_WATCHED = 64
+_NO_UI = """<!doctype html><html lang="en"><title>Tachograph</title>
+<h1>The dashboard was not built</h1>
+<p>This installation has no built user interface. In the source folder, with Node.js 20 or newer, run:
+<code>make ui</code></p>
+<p>The <a href="/api/v1/openapi.json">API</a> works.</p></html>"""
+
+
+def create_app(log_dir: str | os.PathLike[str], access: Access | None = None, *, static: Path | None = None) -> ASGIApp:
+    """Return the application that serves the runs of a log folder.
+
+    Args:
+        log_dir: the folder that holds the runs.
+        access: who may ask; without it, anybody on this machine.
+        static: the built user interface; without it, the one in the package.
+    """
+    store = Store(log_dir)
+    access = access or Access()
+    rules = [Rule(route.path, _endpoint(route, store), methods=[route.method]) for route in ROUTES]
+    rules += [
+        Rule("/api/v1/live", _live(store)),
+        Rule("/api/v1/login", _login(access), methods=["POST"]),
+        Rule("/api/v1/openapi.json", _document),
+        Rule("/{path:path}", _files(static or Path(str(importlib.resources.files("tachograph.server"))) / "static")),
+    ]
+    handlers: dict[Any, Any] = {HTTPException: _http_fault, ApiError: _api_fault, Exception: _own_fault}
+    return Starlette(routes=rules, middleware=[Middleware(Gate, access=access)], exception_handlers=handlers)
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def _endpoint(route: Route, store: Store) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        query = _query(route.query, request)
+        body = _body(route.body, await request.body()) if route.body else None
+        call = Call(store, dict(request.path_params), query, body)
+        found = await run_in_threadpool(answer, route, call)
+        if isinstance(found, Response):
+            return found
+        return _json(request, msgspec.json.encode(found), route.status)
+
+    return endpoint
+
+
+def _json(request: Request, data: bytes, status: int = 200) -> Response:
+    """Return JSON, or only that the reader has it already."""
+    if request.method != "GET":
+        return Response(data, status, media_type="application/json")
+    tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(data, status, headers, "application/json")
+
+
+def _query(wanted: type[msgspec.Struct] | None, request: Request) -> Any:
+    items = parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=500, errors="replace")
+    fields = {field.name: field for field in msgspec.structs.fields(wanted)} if wanted else {}
+    values: dict[str, Any] = {}
+    for name, value in items:
+        if name not in fields:
+            raise ApiError(400, "bad_query", f"unknown parameter {name[:80]!r}{nearest(name[:80], fields)}")
+        if _is_list(fields[name]):
+            values.setdefault(name, []).append(value)
+        elif name in values:
+            raise ApiError(400, "bad_query", f"{name} is given twice")
+        else:
+            values[name] = value
+    if wanted is None:
+        return None
+    try:
+        query = msgspec.convert(values, wanted, strict=False)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, "bad_query", str(error)) from None
+    for name in fields:
+        value = getattr(query, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ApiError(400, "bad_query", f"{name}: expected a finite number, got {value!r}")
+    return query
+
+
+def _is_list(field: msgspec.structs.FieldInfo) -> bool:
+    return getattr(getattr(field.type, "__origin__", None), "__origin__", None) is list
+
+
+def _body(wanted: type[msgspec.Struct], data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data, type=wanted)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ApiError(400, "bad_body", str(error)) from None
+
+
+def _live(store: Store) -> Endpoint:
+    async def live(request: Request) -> Response:
+        items = parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=500, errors="replace")
+        names = [value for name, value in items if name == "run"]
+        if len(names) != len(items):
+            raise ApiError(400, "bad_query", "only `run` is known here; it may be given several times")
+        if len(names) > _MOST_WATCHED:
+            raise ApiError(400, "bad_query", f"at most {_MOST_WATCHED} runs can be watched at once")
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(watch(store, names), 200, headers, "text/event-stream")
+
+    return live
+
+
+def _login(access: Access) -> Endpoint:
+    async def login(request: Request) -> Response:
+        given = _body(Login, await request.body())
+        if not access.is_token(given.token):
+            raise ApiError(401, "wrong_token", "this is not the token that the server printed when it started")
+        response = Response(status_code=204)
+        set_cookie(response, access)
+        return response
+
+    return login
+
+
+async def _document(request: Request) -> Response:
+    return _json(request, msgspec.json.encode(openapi()))
+
+
+def _files(folder: Path) -> Endpoint:
+    """Serve the files that are there when the server starts, and no others."""
+    files = (
+        {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        if folder.is_dir()
+        else {}
+    )
+
+    async def file(request: Request) -> Response:
+        path = request.path_params["path"]
+        if path in {"", "index.html"}:
+            if "index.html" not in files:
+                return HTMLResponse(_NO_UI)
+            return FileResponse(files["index.html"], headers={"Cache-Control": "no-cache"})
+        if path not in files or path.startswith("."):
+            raise ApiError(404, "not_found", f"there is nothing at /{path[:200]}")
+        is_named_by_content = path.startswith("assets/")
+        age = "public, max-age=31536000, immutable" if is_named_by_content else "no-cache"
+        return FileResponse(files[path], headers={"Cache-Control": age})
+
+    return file
+
+
+async def _api_fault(request: Request, error: ApiError) -> Response:
+    return fault_response(error)
+
+
+async def _http_fault(request: Request, error: HTTPException) -> Response:
+    codes = {404: "not_found", 405: "wrong_method"}
+    text = f"{request.method} is not possible here" if error.status_code == 405 else str(error.detail)
+    return fault_response(
+        ApiError(error.status_code, codes.get(error.status_code, "bad_request"), text, dict(error.headers or {}))
+    )
+
+
+async def _own_fault(request: Request, error: Exception) -> Response:
+    return fault_response(
+        ApiError(500, "server_fault", f"the server failed: {type(error).__name__}; its log says more")
+    )

@@ -1,0 +1,298 @@
+"""From the store to the answers of the API: one function for each answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from tachograph.exceptions import ConfigError
+from tachograph.journal import REQUESTS, Attempt, RunDigest, RunOverview, RunState, ask_trainer, has_trainer, overview
+from tachograph.records import finite, marked
+from tachograph.server._models import (
+    Answer,
+    AttemptView,
+    Control,
+    ControlRequest,
+    Controls,
+    Goodput,
+    Metric,
+    Metrics,
+    RecordQuery,
+    Records,
+    Requested,
+    RunDetail,
+    RunLine,
+    Runs,
+    SeriesQuery,
+    SeriesView,
+    SpanDetail,
+    SpanQuery,
+    SpanView,
+    Views,
+    number,
+)
+from tachograph.store import Axis, Store, StoredRun
+
+__all__ = [
+    "controls",
+    "detail",
+    "line",
+    "metrics",
+    "records",
+    "request_controls",
+    "runs",
+    "series",
+    "span",
+    "spans",
+    "view_range",
+]
+
+_SYSTEM = (
+    "host",
+    "platform",
+    "python",
+    "torch",
+    "num_cpus",
+    "host_mem_total_gb",
+    "gpus",
+    "world_size",
+    "command",
+    "cwd",
+)
+_NOT_FACTS = {
+    *_SYSTEM,
+    *("event", "time", "run_name", "run_id", "schema", "resumed", "session_tag", "perf_tag", "tags", "config", "git"),
+    *("process", "log_every", "max_steps", "tachograph"),
+}
+_MOST_CHECKPOINTS = 50
+_POINTS = {"step", "system"}
+_CURSOR = re.compile(r"(\d+)((?:-[a-z_]+:\d+)*)")
+
+
+def line(run: RunOverview) -> RunLine:
+    """Return one line of the list."""
+    return RunLine(**_line_fields(run))
+
+
+def _line_fields(run: RunOverview) -> dict[str, Any]:
+    pace_s = finite(run.sec_per_step)
+    is_running = run.state is RunState.RUNNING
+    num_left = run.max_steps - run.step - 1 if run.max_steps and run.step is not None else None
+    return {
+        "name": run.name,
+        "state": run.state,
+        "started": finite(run.started),
+        "updated": finite(run.updated),
+        "duration_s": finite(run.duration_s),
+        "step": run.step,
+        "max_steps": run.max_steps,
+        "progress": run.progress,
+        "eta_s": max(0.0, num_left * pace_s) if is_running and num_left is not None and pace_s is not None else None,
+        "steps_per_sec": 1 / pace_s if pace_s else None,
+        "train_loss": number(run.train_loss),
+        "host": run.process.host if run.process else None,
+        "tags": run.tags,
+        "session_tag": run.session_tag,
+        "reason": run.reason,
+        "size_bytes": run.size_bytes,
+        "num_dropped": run.num_dropped,
+        "num_alerts": run.num_alerts,
+    }
+
+
+def runs(store: Store) -> Runs:
+    """Return the list."""
+    return Runs(str(store.log_dir), [line(run) for run in store.runs()])
+
+
+def detail(run: StoredRun) -> RunDetail:
+    """Return all that is known of a run, but for its points."""
+    with run.lock:
+        digest = run.digest
+        start = digest.attempts[-1].start if digest.attempts else {}
+        goodput = digest.goodput
+        tag = digest.perf_tag
+        return RunDetail(
+            **_line_fields(overview(run.folder)),
+            version=run.version,
+            indexed=run.indexed,
+            run_id=str(start["run_id"]) if "run_id" in start else None,
+            path=str(run.folder.path),
+            perf_tag=[tag] if isinstance(tag, str) else tag or [],
+            attempts=[_attempt(attempt, digest) for attempt in digest.attempts],
+            config=marked(digest.config),
+            facts=marked({name: value for name, value in start.items() if name not in _NOT_FACTS}),
+            system=marked({name: start[name] for name in _SYSTEM if start.get(name) is not None}),
+            git=marked(start["git"]) if isinstance(start.get("git"), dict) else {},
+            goodput=None if goodput is None else _goodput(goodput),
+            phases_s=digest.phases,
+            num_records=digest.counts,
+            num_lost_records=digest.num_lost_records,
+            num_bad_lines=run.num_bad_lines,
+            checkpoints=marked(digest.latest("checkpoint")[-_MOST_CHECKPOINTS:]),
+        )
+
+
+def _attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
+    end = attempt.end or {}
+    if attempt.end is not None:
+        state = RunState.FINISHED if end.get("status") == "finished" else RunState.FAILED
+    else:
+        state = digest.state if attempt is digest.attempts[-1] else RunState.CRASHED
+    return AttemptView(
+        index=attempt.index,
+        state=state,
+        started=finite(attempt.start.get("time")),
+        updated=attempt.last_time,
+        first_step=attempt.first_step,
+        last_step=attempt.last_step,
+        num_steps=attempt.num_steps,
+        num_records=attempt.num_records,
+        reason=str(end["reason"]) if end.get("reason") else None,
+    )
+
+
+def _goodput(goodput: Any) -> Goodput:
+    fields = msgspec.structs.asdict(goodput)
+    wall_s = fields.pop("wall_s")
+    return Goodput(share=goodput.share, wall_s=wall_s, parts_s={name[:-2]: value for name, value in fields.items()})
+
+
+def metrics(run: StoredRun) -> Metrics:
+    """Return every metric in a few numbers."""
+    return Metrics(
+        version=run.version,
+        indexed=run.indexed,
+        metrics=[
+            Metric(
+                name=name,
+                kind=item.kind,
+                count=item.count,
+                last=number(item.last),
+                last_step=item.last_step,
+                low=finite(item.low),
+                high=finite(item.high),
+                num_not_finite=item.num_not_finite,
+            )
+            for name, item in run.metrics().items()
+        ],
+    )
+
+
+def series(run: StoredRun, query: SeriesQuery) -> Views:
+    """Return metrics in a view, or what was recorded since an earlier one."""
+    with run.lock:
+        after = _after(query.after, run.generation)
+        axis, low, high, shift = view_range(run, query)
+        found = []
+        for name in dict.fromkeys(query.name):
+            lines, marks = run.series(name, axis=axis, low=low, high=high, num_points=query.points, after=after)
+            if shift:
+                for item in lines:
+                    item.x = [place - shift for place in item.x]
+                    item.mean_x = [place - shift for place in item.mean_x]
+                for mark in marks:
+                    mark.x -= shift
+            found.append(SeriesView(name=name, lines=lines, marks=marks))
+        return Views(
+            version=run.version,
+            indexed=run.indexed,
+            cursor=_cursor(run),
+            is_whole=after is None,
+            start=run.started,
+            series=found,
+        )
+
+
+def view_range(run: StoredRun, query: Any) -> tuple[Axis, float | None, float | None, float]:
+    """Return the axis of the columns, the view on it, and what is to be taken off for the axis that was asked for."""
+    if query.x != "relative":
+        return query.x, query.low, query.high, 0.0
+    shift = run.started
+    return (
+        "time",
+        None if query.low is None else query.low + shift,
+        None if query.high is None else query.high + shift,
+        shift,
+    )
+
+
+def _cursor(run: StoredRun) -> str:
+    return "-".join([str(run.generation), *(f"{stream}:{rows}" for stream, rows in run.cursor().items())])
+
+
+def _after(cursor: str | None, generation: int) -> dict[str, int] | None:
+    """Return how many rows of each stream are known; None if nothing is, or it was of another journal."""
+    if cursor is None:
+        return None
+    parsed = _CURSOR.fullmatch(cursor)
+    if parsed is None:
+        raise ConfigError(f"after={cursor[:80]!r}: not a cursor; give the one of an earlier answer")
+    if int(parsed[1][:18]) != generation:
+        return None
+    return {stream: int(rows[:15]) for stream, _, rows in (part.partition(":") for part in parsed[2].split("-")[1:])}
+
+
+def spans(run: StoredRun, query: SpanQuery) -> SpanView:
+    """Return the spans of a stretch of time."""
+    return run.spans(query.low, query.high, num_points=query.points, most=query.most)
+
+
+def span(run: StoredRun, span_id: str) -> SpanDetail | None:
+    """Return what was recorded of a span."""
+    found = [record for record in run.kept_records() if record.get("span_id") == span_id]
+    return SpanDetail(records=marked(found[:1_000])) if found else None
+
+
+def records(run: StoredRun, query: RecordQuery) -> Records:
+    """Return the latest records that are no points."""
+    with run.lock:
+        kinds = query.kind or [kind for kind in run.digest.counts if kind not in _POINTS and "span" not in kind]
+        found = [record for kind in dict.fromkeys(kinds) for record in run.digest.latest(kind)]
+        found.sort(key=lambda record: finite(record.get("time")) or 0.0)
+        return Records(
+            version=run.version,
+            num_records=run.digest.counts,
+            records=marked(found[::-1][: query.limit]),
+        )
+
+
+def controls(run: StoredRun) -> Controls:
+    """Return what can be steered, and what the trainer answered."""
+    with run.lock:
+        digest = run.digest
+        return Controls(
+            version=run.version,
+            is_open=has_trainer(digest),
+            controls=[
+                Control(name=name, value=_value(view.value), min=finite(view.min), max=finite(view.max))
+                for name, view in digest.controls.items()
+            ],
+            requests=list(REQUESTS),
+            answers=[_answer(record) for record in digest.latest("event", "control_ack")[::-1][:100]],
+            changes=marked(digest.latest("control_change")[::-1][:100]),
+        )
+
+
+def _value(value: Any) -> float | bool | None:
+    return value if isinstance(value, bool) else finite(value)
+
+
+def _answer(record: dict[str, Any]) -> Answer:
+    return Answer(
+        id=str(record["id"]) if "id" in record else None,
+        control=str(record.get("control", "?")),
+        status=str(record.get("status", "?")),
+        time=finite(record.get("time")) or 0.0,
+        value=marked(record.get("value", record.get("requested"))),
+        reason=str(record["reason"]) if record.get("reason") else None,
+        wait_s=finite(record.get("wait_s")),
+    )
+
+
+def request_controls(run: StoredRun, request: ControlRequest) -> Requested:
+    """Ask the trainer."""
+    with run.lock:
+        return Requested(ask_trainer(run.digest, request.values, source="dashboard"))

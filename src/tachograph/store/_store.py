@@ -1,0 +1,109 @@
+"""The runs of a log folder: listed from their heads and tails, opened when somebody looks at one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import NamedTuple
+
+from tachograph.exceptions import RunNotFoundError, nearest
+from tachograph.journal import RunFolder, RunOverview, RunState, overview
+from tachograph.store._run import StoredRun
+
+__all__ = ["Store"]
+
+_MOST_OPEN_RUNS = 32
+_ENDED = {RunState.FINISHED, RunState.FAILED}
+
+
+class _Listed(NamedTuple):
+    signature: tuple[int, ...]
+    overview: RunOverview
+
+
+class Store:
+    """What is in a log folder. Nothing outside of it is ever opened, whatever name is asked for."""
+
+    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
+        self.log_dir = Path(log_dir)
+        self._lock = threading.Lock()
+        self._listed: dict[str, _Listed] = {}
+        self._open: OrderedDict[str, StoredRun] = OrderedDict()
+
+    def runs(self) -> list[RunOverview]:
+        """Return one line for each run, the newest first; those that did not change are not read again."""
+        with self._lock:
+            listed: dict[str, _Listed] = {}
+            for name in self._names():
+                found = self._look(name)
+                if found is not None:
+                    listed[name] = found
+            self._listed = listed
+            lines = [item.overview for item in listed.values()]
+        return sorted(lines, key=lambda line: (-(line.started or 0.0), line.name))
+
+    def open(self, name: str) -> StoredRun:
+        """Return a run by its name.
+
+        Raises:
+            RunNotFoundError: if there is none, or it lies elsewhere.
+        """
+        folder = self._folder(name)
+        if folder is None:
+            with self._lock:
+                known = nearest(name, self._listed) if len(name) <= 200 else ""
+            raise RunNotFoundError(f"no run {name[:200]!r} in the log folder{known}")
+        with self._lock:
+            run = self._open.get(name)
+            if run is None:
+                run = self._open[name] = StoredRun(folder)
+            self._open.move_to_end(name)
+            while len(self._open) > _MOST_OPEN_RUNS:
+                self._open.popitem(last=False)
+        return run
+
+    def _names(self) -> list[str]:
+        try:
+            return [entry.name for entry in os.scandir(self.log_dir) if _is_name(entry.name)]
+        except OSError:
+            return []
+
+    def _look(self, name: str) -> _Listed | None:
+        """Return the line of a run, made anew only if one of its files has changed."""
+        folder = self._folder(name)
+        if folder is None:
+            return None
+        signature: tuple[int, ...] = ()
+        for path in (folder.journal, folder.heartbeat):
+            with contextlib.suppress(OSError):
+                found = os.stat(path)
+                signature += (found.st_ino, found.st_size, found.st_mtime_ns)
+        known = self._listed.get(name)
+        # One without an end may have died without a trace in its files.
+        if known is not None and known.signature == signature and known.overview.state in _ENDED:
+            return known
+        return _Listed(signature, overview(folder))
+
+    def _folder(self, name: str) -> RunFolder | None:
+        """Return the folder of a run if it, its journal and its private folder lie inside the log folder."""
+        if not _is_name(name):
+            return None
+        folder = RunFolder(self.log_dir / name)
+        try:
+            for path in (folder.path, folder.journal, folder.private):
+                if path.is_symlink() and not path.resolve(strict=True).is_relative_to(self.log_dir.resolve()):
+                    return None
+            return folder if stat.S_ISREG(os.stat(folder.journal).st_mode) else None
+        except (OSError, ValueError, RuntimeError):
+            return None
+
+
+def _is_name(name: str) -> bool:
+    """Tell whether a text can be the name of a folder right inside another one, and be said in JSON."""
+    if not name or name.startswith(".") or "/" in name or os.sep in name or "\0" in name or "\\" in name:
+        return False
+    return len(name.encode("utf-8", "surrogatepass")) <= 255 and not any("\ud800" <= char <= "\udfff" for char in name)

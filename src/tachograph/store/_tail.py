@@ -1,0 +1,192 @@
+"""The tail: columns in memory, of what is in the journal and in no segment yet."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from array import array
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tachograph.journal import NOT_METRICS
+from tachograph.records import METRIC_KINDS, finite, is_number
+from tachograph.store._columns import Rows, SeriesPart, Stretch
+
+__all__ = ["SeriesStats", "Tail"]
+
+_LARGEST_STEP = 2**53
+_WINDOW = "window"
+
+
+class SeriesStats(msgspec.Struct, array_like=True):
+    """What is known of a series without reading it."""
+
+    num_values: int = 0
+    num_marks: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    last: float = math.nan
+    last_step: int = 0
+
+
+class _Stream:
+    """The rows of a stream, growing."""
+
+    def __init__(self) -> None:
+        self.step = array("q")
+        self.time = array("d")
+        self.epoch = array("d")
+        self.starts: list[tuple[int, int]] = []
+        self._frozen: Rows | None = None
+
+    def extend(self, attempt: int, steps: list[int], times: list[float], epochs: list[float]) -> None:
+        if not self.starts or self.starts[-1][0] != attempt:
+            self.starts.append((attempt, len(self.step)))
+        self.step.extend(steps)
+        self.time.extend(times)
+        self.epoch.extend(epochs)
+        self._frozen = None
+
+    def frozen(self) -> Rows:
+        if self._frozen is None:
+            step, time, epoch = np.array(self.step), np.array(self.time), np.array(self.epoch)
+            ends = [first for _, first in self.starts[1:]] + [len(step)]
+            stretches = [
+                Stretch(
+                    attempt, first, (_is_sorted(step[first:end]), _is_sorted(time[first:end]), _grows(epoch[first:end]))
+                )
+                for (attempt, first), end in zip(self.starts, ends, strict=True)
+            ]
+            self._frozen = Rows(step, time, None if np.isnan(epoch).all() else epoch, stretches)
+        return self._frozen
+
+
+class _Series:
+    """One metric of a stream, growing."""
+
+    def __init__(self) -> None:
+        self.rows = array("I")
+        self.values = array("d")
+        self.mark_rows = array("I")
+        self.mark_kinds = bytearray()
+        self.stats = SeriesStats()
+        self._frozen: SeriesPart | None = None
+
+    def extend(self, first_row: int, column: list[Any], steps: list[int]) -> None:
+        if set(map(type, column)) == {float} and math.isfinite(sum(column)):
+            self.rows.extend(range(first_row, first_row + len(column)))
+            self.values.extend(column)
+            stats = self.stats
+            stats.num_values += len(column)
+            stats.low, stats.high = min(stats.low, *column), max(stats.high, *column)
+            stats.last, stats.last_step = column[-1], steps[-1]
+        else:
+            for index, value in enumerate(column):
+                if is_number(value):
+                    self._add(first_row + index, float(value), steps[index])
+        self._frozen = None
+
+    def _add(self, row: int, value: float, step: int) -> None:
+        stats = self.stats
+        stats.last, stats.last_step = value, step
+        if math.isfinite(value):
+            self.rows.append(row)
+            self.values.append(value)
+            stats.num_values += 1
+            stats.low, stats.high = min(stats.low, value), max(stats.high, value)
+        else:
+            stats.num_marks += 1
+            self.mark_rows.append(row)
+            self.mark_kinds.append(0 if math.isnan(value) else 1 if value > 0 else 2)
+
+    def frozen(self) -> SeriesPart:
+        if self._frozen is None:
+            kinds = np.frombuffer(bytes(self.mark_kinds), dtype=np.uint8)
+            self._frozen = SeriesPart(np.array(self.rows), np.array(self.values), np.array(self.mark_rows), kinds)
+        return self._frozen
+
+
+class Tail:
+    """Takes metric records in order; gives the same parts as a segment."""
+
+    def __init__(self, epoch: float = math.nan) -> None:
+        self.epoch = epoch
+        """The last epoch that was told in this attempt."""
+        self._streams: dict[str, _Stream] = {}
+        self._series: dict[tuple[str, str], _Series] = {}
+
+    def begin_attempt(self) -> None:
+        """Forget what the process before said last."""
+        self.epoch = math.nan
+
+    def take(self, names: tuple[str, ...], records: list[dict[str, Any]], attempt: int, last_step: int | None) -> None:
+        """Take neighbours that have the same names; what has no step of its own was recorded at the last one."""
+        for event, group in itertools.groupby(records, key=lambda record: record["event"]):
+            if event in METRIC_KINDS:
+                self._take(event if "window/sec" not in names else _WINDOW, names, list(group), attempt, last_step or 0)
+
+    def _take(
+        self, stream_name: str, names: tuple[str, ...], records: list[dict[str, Any]], attempt: int, last_step: int
+    ) -> None:
+        stream = self._streams.get(stream_name)
+        if stream is None:
+            stream = self._streams[stream_name] = _Stream()
+        first_row = len(stream.step)
+        steps, epochs = [], []
+        for record in records:
+            step = record.get("global_step")
+            steps.append(step if type(step) is int and -_LARGEST_STEP < step < _LARGEST_STEP else last_step)
+            epoch = record.get("epoch")
+            if epoch is not None:
+                known = finite(epoch)
+                self.epoch = self.epoch if known is None else known
+            epochs.append(self.epoch)
+        times = [finite(record.get("time")) for record in records]
+        stream.extend(attempt, steps, [math.nan if time is None else time for time in times], epochs)
+        for name in names:
+            if name in NOT_METRICS:
+                continue
+            series = self._series.get((stream_name, name))
+            if series is None:
+                if not any(is_number(record[name]) for record in records):
+                    continue
+                series = self._series[stream_name, name] = _Series()
+            series.extend(first_row, [record[name] for record in records], steps)
+
+    @property
+    def streams(self) -> list[str]:
+        """The names of the streams, in order of appearance."""
+        return list(self._streams)
+
+    @property
+    def series(self) -> list[tuple[str, str]]:
+        """Stream and name of each series, in order of appearance."""
+        return list(self._series)
+
+    def num_rows(self, stream: str) -> int:
+        """Return how many rows a stream has here."""
+        return len(self._streams[stream].step) if stream in self._streams else 0
+
+    def rows(self, stream: str) -> Rows:
+        """Return where the points of a stream lie."""
+        return self._streams[stream].frozen()
+
+    def part(self, stream: str, name: str) -> SeriesPart | None:
+        """Return a series, as far as it is here."""
+        series = self._series.get((stream, name))
+        return None if series is None else series.frozen()
+
+    def stats(self, stream: str, name: str) -> SeriesStats:
+        """Return a series in a few numbers."""
+        return self._series[stream, name].stats
+
+
+def _is_sorted(values: Any) -> bool:
+    return bool((values[1:] >= values[:-1]).all())
+
+
+def _grows(epochs: Any) -> bool:
+    """Tell whether epochs, once known, never go back."""
+    return _is_sorted(epochs[~np.isnan(epochs)])

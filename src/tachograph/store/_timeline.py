@@ -1,0 +1,199 @@
+"""The spans of a run as columns, so that a view of any stretch of time costs as much as it has pixels."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tachograph.journal import Span
+
+__all__ = ["Heap", "SpanTable", "SpanView"]
+
+_MOST_SPANS = 2_000_000
+_STATUSES = ("ok", "error", "left", "left_open", "died", "open")
+
+
+class Heap(msgspec.Struct):
+    """Spans too short to be seen one by one: those of a depth that begin in a stretch of time, put together."""
+
+    start: float
+    end: float
+    depth: int
+    count: int
+    total_s: float
+    name: str
+    """Of the longest."""
+
+
+class SpanView(msgspec.Struct):
+    """The spans of a stretch of time: one entry in each list for each of them."""
+
+    names: list[str]
+    name: list[int]
+    """Index into `names`."""
+    id: list[str]
+    parent: list[int]
+    """Index of the span around it, -1 if that is not here."""
+    start: list[float]
+    duration_s: list[float | None]
+    """None for one that goes on."""
+    depth: list[int]
+    status: list[str]
+    attempt: list[int]
+    heaps: list[Heap]
+    num_spans: int
+    """How many there are in that stretch of time, with those in heaps."""
+    num_left_out: int
+    """Spans of the run that are not kept, because there are too many."""
+
+
+class SpanTable:
+    """Spans that have ended, in the order in which they did."""
+
+    def __init__(self) -> None:
+        self.num_left_out = 0
+        self._names: dict[str, int] = {}
+        self._start = array("d")
+        self._end = array("d")
+        self._id = array("Q")
+        self._parent = array("Q")
+        self._name = array("I")
+        self._depth = array("B")
+        self._status = array("B")
+        self._attempt = array("I")
+
+    def __len__(self) -> int:
+        return len(self._start)
+
+    def add(self, span: Span) -> None:
+        """Take a span that has ended."""
+        if len(self._start) >= _MOST_SPANS:
+            self.num_left_out += 1
+            return
+        self._start.append(span.start)
+        self._end.append(span.start + (span.duration_s or 0.0))
+        self._id.append(_key(span.id))
+        self._parent.append(_key(span.parent_id) if span.parent_id else 0)
+        self._name.append(self._names.setdefault(span.name, len(self._names)))
+        self._depth.append(min(255, span.depth))
+        self._status.append(_STATUSES.index(span.status) if span.status in _STATUSES else 0)
+        self._attempt.append(span.attempt)
+
+    def span_of(self) -> tuple[float, float] | None:
+        """Return when the first span began and the last one ended."""
+        return (min(self._start), max(self._end)) if self._start else None
+
+    def view(
+        self, open_spans: list[Span], low: float | None, high: float | None, *, num_points: int, most: int
+    ) -> SpanView:
+        """Return what is to be seen between two times.
+
+        Args:
+            open_spans: those that go on.
+            low: the earlier time; None for the beginning.
+            high: the later one; None for the end.
+            num_points: pixels; shorter spans are put together when there are too many.
+            most: how many spans to return one by one, at most.
+        """
+        start, end = np.array(self._start), np.array(self._end)
+        seen = np.ones(len(start), dtype=bool)
+        if low is not None:
+            seen &= end >= low
+        if high is not None:
+            seen &= start <= high
+        found = np.flatnonzero(seen)
+        heaps: list[Heap] = []
+        num_spans = len(found)
+        if len(found) > most:
+            lengths = end[found] - start[found]
+            longest = np.argpartition(lengths, len(found) - most)[len(found) - most :]
+            alone = np.zeros(len(found), dtype=bool)
+            alone[longest] = True
+            heaps = self._heaps(start, end, found[~alone], num_points)
+            found = found[alone]
+        found = found[np.argsort(start[found], kind="stable")]
+        names = list(self._names)
+        view = SpanView(
+            names=names,
+            name=np.array(self._name)[found].tolist(),
+            id=[f"{key:016x}" for key in np.array(self._id)[found].tolist()],
+            parent=_parents(np.array(self._id)[found], np.array(self._parent)[found], open_spans),
+            start=start[found].tolist(),
+            duration_s=(end[found] - start[found]).tolist(),
+            depth=np.array(self._depth)[found].tolist(),
+            status=[_STATUSES[index] for index in np.array(self._status)[found].tolist()],
+            attempt=np.array(self._attempt)[found].tolist(),
+            heaps=heaps,
+            num_spans=num_spans + len(open_spans),
+            num_left_out=self.num_left_out,
+        )
+        _add_open(view, open_spans)
+        return view
+
+    def _heaps(
+        self,
+        start: npt.NDArray[np.float64],
+        end: npt.NDArray[np.float64],
+        found: npt.NDArray[np.int64],
+        num_points: int,
+    ) -> list[Heap]:
+        depth = np.array(self._depth)[found].astype(np.int64)
+        low, high = float(start[found].min()), float(end[found].max())
+        width = max((high - low) / max(1, num_points), 1e-9)
+        bucket = ((start[found] - low) / width).astype(np.int64)
+        key = depth * (num_points + 2) + bucket
+        order = np.lexsort((end[found] - start[found], key))
+        found, key = found[order], key[order]
+        first = np.flatnonzero(np.diff(key, prepend=-1))
+        last = np.append(first[1:], len(found)) - 1
+        begins = np.minimum.reduceat(start[found], first)
+        ends = np.maximum.reduceat(end[found], first)
+        totals = np.add.reduceat(end[found] - start[found], first)
+        names, name_of = list(self._names), np.array(self._name)
+        return [
+            Heap(
+                float(begins[i]),
+                float(ends[i]),
+                int(self._depth[found[last[i]]]),
+                int(last[i] - first[i] + 1),
+                float(totals[i]),
+                names[name_of[found[last[i]]]],
+            )
+            for i in range(len(first))
+        ]
+
+
+def _key(span_id: str) -> int:
+    """Return an id as a number; those that are not sixteen hexadecimal digits get one of their own."""
+    try:
+        if len(span_id) == 16:
+            return int(span_id, 16)
+    except ValueError:
+        pass
+    return int.from_bytes(hashlib.blake2b(span_id.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+
+
+def _parents(ids: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64], open_spans: list[Span]) -> list[int]:
+    index = {key: place for place, key in enumerate(ids.tolist())}
+    index.update({_key(span.id): len(ids) + place for place, span in enumerate(open_spans)})
+    return [index.get(key, -1) if key else -1 for key in parents.tolist()]
+
+
+def _add_open(view: SpanView, open_spans: list[Span]) -> None:
+    places = {span_id: place for place, span_id in enumerate(view.id)}
+    names = {name: place for place, name in enumerate(view.names)}
+    for span in open_spans:
+        places[span.id] = len(view.id)
+        view.name.append(names.setdefault(span.name, len(names)))
+        view.id.append(span.id)
+        view.parent.append(places.get(span.parent_id or "", -1))
+        view.start.append(span.start)
+        view.duration_s.append(span.duration_s)
+        view.depth.append(span.depth)
+        view.status.append(span.status)
+        view.attempt.append(span.attempt)
+    view.names = list(names)

@@ -1,0 +1,216 @@
+"""The dashboard in what is installed: built when it has to be, never without a word, and nothing else with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = ("pyproject.toml", "hatch_build.py", ".gitignore", "README.md", "CHANGELOG.md", "LICENSE")
+REMEDY = "install Node.js 20.19 or newer with npm (https://nodejs.org), then run the command again."
+# Stands in for npm where the real one would ask the network: notes what it was asked and leaves what npm leaves.
+NPM = """#!/bin/sh
+echo "$*" >> "{log}"
+case "$1" in
+ci) mkdir -p node_modules && cp package-lock.json node_modules/.package-lock.json ;;
+run) mkdir -p ../src/tachograph/server/static && cp index.html ../src/tachograph/server/static/ ;;
+esac
+exit {code}
+"""
+
+
+def load_hook(root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hatch_build", root / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Sources:
+    """A copy of the sources in which the real backend builds, with only the programs that it is given."""
+
+    def __init__(self, folder: Path, path: str) -> None:
+        self.root = folder
+        self.path = path
+        self.ui = folder / "ui"
+        self.static = folder / "src" / "tachograph" / "server" / "static"
+
+    def stamp(self) -> None:
+        """Leave what a finished build leaves."""
+        self.static.mkdir(parents=True)
+        (self.static / "index.html").write_text("<!doctype html>")
+        (self.static / ".stamp").write_text(load_hook(self.root).hash_of_sources(self.ui))
+
+    def build(self, target: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", target]
+        env = {**os.environ, "PATH": self.path}
+        return subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True, check=False)
+
+    def built(self, target: str) -> Path:
+        done = self.build(target)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return self.root / done.stderr.splitlines()[-1]
+
+    def give_npm(self, code: int = 0) -> Path:
+        """Put the stand-in for npm on the path; return the file in which it notes what it was asked."""
+        log, program = self.root / "npm.log", self.root / "bin" / "npm"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(NPM.format(log=log, code=code))
+        program.chmod(0o755)
+        self.path = os.pathsep.join([str(program.parent), "/usr/bin", "/bin"])
+        return log
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    root, no_programs = tmp_path / "sources", tmp_path / "no_programs"
+    root.mkdir()
+    no_programs.mkdir()
+    for name in FILES:
+        shutil.copy(ROOT / name, root)
+    left_out = shutil.ignore_patterns("__pycache__", "node_modules", "static")
+    shutil.copytree(ROOT / "ui", root / "ui", ignore=left_out)
+    shutil.copytree(ROOT / "src", root / "src", ignore=left_out)
+    return Sources(root, str(no_programs))
+
+
+def names_in(archive: Path) -> set[str]:
+    if archive.suffix == ".whl":
+        return set(zipfile.ZipFile(archive).namelist())
+    with tarfile.open(archive) as opened:
+        return {name.split("/", 1)[1] for name in opened.getnames()}
+
+
+def test_the_wheel_and_the_sdist_hold_the_dashboard_and_no_packages(sources: Sources):
+    sources.stamp()
+    package = sources.ui / "node_modules" / "uplot" / "index.js"
+    package.parent.mkdir(parents=True)
+    package.write_text("export {};")
+    in_wheel, in_sdist = names_in(sources.built("wheel")), names_in(sources.built("sdist"))
+    assert "tachograph/server/static/index.html" in in_wheel
+    assert {"src/tachograph/server/static/index.html", "src/tachograph/server/static/.stamp"} <= in_sdist
+    assert {"hatch_build.py", "ui/index.html", "ui/package.json", "ui/package-lock.json", "ui/.npmrc"} <= in_sdist
+    assert [name for name in in_wheel if name.endswith(".stamp") or "ui/" in name] == []
+    assert [name for name in in_wheel | in_sdist if "node_modules" in name] == []
+
+
+@pytest.mark.parametrize("has_ui", [True, False])
+def test_a_wheel_is_made_of_the_sdist_without_npm(sources: Sources, tmp_path: Path, has_ui: bool):
+    sources.stamp()
+    with tarfile.open(sources.built("sdist")) as opened:
+        opened.extractall(tmp_path / "from_sdist")
+    (unpacked,) = (tmp_path / "from_sdist").iterdir()
+    if not has_ui:
+        shutil.rmtree(unpacked / "ui")
+    assert "tachograph/server/static/index.html" in names_in(Sources(unpacked, sources.path).built("wheel"))
+
+
+@pytest.mark.parametrize("target", ["wheel", "sdist"])
+def test_without_npm_nothing_is_made_for_others(sources: Sources, target: str):
+    done = sources.build(target)
+    assert done.returncode == 1
+    assert done.stderr == f"The dashboard was not built because npm was not found: {REMEDY}\n"
+    assert list((sources.root / "dist").iterdir()) == []
+
+
+def test_without_npm_an_editable_install_goes_on_with_a_warning(sources: Sources):
+    done = sources.build("wheel:editable")
+    assert done.returncode == 0
+    warning, made = done.stderr.splitlines()
+    assert warning == f"Warning: The dashboard was not built because npm was not found: {REMEDY}"
+    assert (sources.root / made).is_file()
+
+
+def test_without_sources_and_without_a_built_dashboard_there_is_no_wheel(sources: Sources):
+    shutil.rmtree(sources.ui)
+    done = sources.build("wheel")
+    assert done.returncode == 1
+    assert done.stderr.startswith("The dashboard was not built because there is neither")
+
+
+def test_when_npm_fails_the_sentence_says_so_and_nothing_is_stamped(sources: Sources):
+    sources.give_npm(code=1)
+    done = sources.build("wheel")
+    assert done.returncode == 1
+    assert re.fullmatch(r"The dashboard was not built because `npm ci [^`]*` failed: .*", done.stderr.strip())
+    assert not (sources.static / ".stamp").exists()
+
+
+def test_the_stamp_follows_the_sources(sources: Sources):
+    hash_of_sources = load_hook(sources.root).hash_of_sources
+    seen = [hash_of_sources(sources.ui)]
+    (sources.ui / "src" / "more.ts").write_text("export {};")
+    seen.append(hash_of_sources(sources.ui))
+    (sources.ui / "src" / "more.ts").rename(sources.ui / "src" / "other.ts")
+    seen.append(hash_of_sources(sources.ui))
+    (sources.ui / "src" / "other.ts").write_text("export { };")
+    seen.append(hash_of_sources(sources.ui))
+    assert len(set(seen)) == 4
+    (sources.ui / "node_modules").mkdir()
+    (sources.ui / "node_modules" / "installed.js").write_text("export {};")
+    assert hash_of_sources(sources.ui) == seen[-1]
+
+
+def test_it_is_built_again_only_after_a_change_and_installed_only_after_a_change_of_the_lock(sources: Sources):
+    asked = sources.give_npm()
+    install = "ci --omit=dev --ignore-scripts --no-audit --no-fund"
+    sources.built("wheel")
+    sources.built("wheel")
+    assert asked.read_text().splitlines() == [install, "run build"]
+    (sources.ui / "src" / "more.ts").write_text("export {};")
+    sources.built("wheel:editable")
+    assert asked.read_text().splitlines() == [install, "run build", "run build"]
+    (sources.ui / "node_modules" / ".package-lock.json").unlink()  # as when npm was interrupted
+    (sources.ui / "src" / "more.ts").unlink()
+    sources.built("wheel")
+    assert asked.read_text().splitlines()[3:] == [install, "run build"]
+
+
+def test_packages_that_a_developer_installed_stay(sources: Sources):
+    asked = sources.give_npm()
+    lock = sources.ui / "package-lock.json"
+    (sources.ui / "node_modules" / "vitest").mkdir(parents=True)
+    shutil.copy(lock, sources.ui / "node_modules" / ".package-lock.json")
+    sources.built("wheel")
+    assert asked.read_text().splitlines() == ["run build"]
+    changed = json.loads(lock.read_text())
+    changed["packages"]["node_modules/uplot"]["integrity"] = "sha512-another"
+    lock.write_text(json.dumps(changed))
+    sources.built("wheel")
+    install = "ci --include=dev --ignore-scripts --no-audit --no-fund"
+    assert asked.read_text().splitlines()[1:] == [install, "run build"]
+
+
+def test_what_the_real_npm_builds_obeys_the_rules_of_the_page(sources: Sources):
+    installed = ROOT / "ui" / "node_modules"
+    if shutil.which("npm") is None or not load_hook(ROOT).packages_installed(ROOT / "ui"):
+        pytest.skip("`make ui-check` installs what this needs")
+    (sources.ui / "node_modules").symlink_to(installed)
+    sources.path = os.environ["PATH"]
+    names = {name for name in names_in(sources.built("wheel")) if "/static/" in name}
+    assert sorted(Path(name).suffix for name in names if "/assets/" in name) == [".css", ".js"]
+    page = (sources.static / "index.html").read_text()
+    assert re.findall(r"<script\b(?![^>]*\ssrc=)|<style\b|\sstyle=|\son\w+=", page) == []
+    addresses = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert {f"tachograph/server/static/{address.removeprefix('./')}" for address in addresses} <= names
+
+
+def test_packages_are_pinned_and_the_lock_knows_no_host():
+    package = json.loads((ROOT / "ui" / "package.json").read_text())
+    lock = json.loads((ROOT / "ui" / "package-lock.json").read_text())
+    pins = {**package["dependencies"], **package["devDependencies"]}
+    assert [name for name, version in pins.items() if not re.fullmatch(r"\d+\.\d+\.\d+", version)] == []
+    assert {name: lock["packages"][f"node_modules/{name}"]["version"] for name in pins} == pins
+    assert [name for name, entry in lock["packages"].items() if "resolved" in entry] == []

@@ -1,0 +1,7 @@
+import { mount } from "svelte";
+import "uplot/dist/uPlot.min.css";
+import App from "./App.svelte";
+
+const target = document.getElementById("app");
+if (target === null) throw new Error("index.html has no #app");
+mount(App, { target });
