@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UI_SOURCES := $(shell find ui -mindepth 1 -name node_modules -prune -o -print)
 
-.PHONY: setup demo test lint types docs ui ui-check bench clean
+.PHONY: setup demo test lint types docs ui ui-check browser bench clean
 .NOTPARALLEL: # an editable install and npm may both fill ui/node_modules
 
 setup: $(VENV)/.stamp-dev
@@ -31,8 +31,7 @@ ui/node_modules/.stamp-dev: ui/package.json ui/package-lock.json
 	@touch $@
 
 demo: $(VENV)/.stamp-run
-	$(BIN)/tacho demo
-	$(BIN)/tacho ls
+	$(BIN)/tacho demo --ui --open
 
 lint: setup
 	$(BIN)/ruff check .
@@ -50,7 +49,13 @@ ui: ui/node_modules/.stamp-dev setup
 ui-check: ui/node_modules/.stamp-dev
 	cd ui && npm run check && npm run test
 
-test: ui-check lint types ui
+browser:
+	@command -v chromium chromium-browser google-chrome $$CHROMIUM >/dev/null || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
+	{ echo "Chromium is missing: install it (Debian: apt-get install chromium), or set CHROMIUM to its path." >&2; exit 1; }
+
+test: ui-check lint types ui browser
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 bench: $(VENV)/.stamp-bench

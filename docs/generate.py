@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import rich_click as click
 
 from tachograph.cli import main
 from tachograph.records import KINDS
+from tachograph.server._openapi import openapi
 from tachograph.settings import settings_table
 
 DOCS = Path(__file__).parent
@@ -47,6 +49,32 @@ def commands_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def api_page(page: str) -> str:
+    """Return the page on the API with its list of routes renewed."""
+    document = openapi()
+    lines = []
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            lines += [f"### `{method.upper()} {path}`", "", operation["summary"], ""]
+            options = [item for item in operation.get("parameters", []) if item["in"] == "query"]
+            if options:
+                lines += ["| parameter | meaning |", "|---|---|"]
+                lines += [f"| `{item['name']}` | {item.get('description', '')}{_default(item)} |" for item in options]
+                lines.append("")
+    text = "\n".join(lines).rstrip()
+    return re.sub(
+        r"<!-- routes -->\n.*?<!-- /routes -->",
+        lambda _: f"<!-- routes -->\n{text}\n<!-- /routes -->",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+def _default(parameter: dict[str, Any]) -> str:
+    default = parameter["schema"].get("default")
+    return "" if default in (None, []) else f" Default: `{default}`."
+
+
 def journal_page(page: str) -> str:
     """Return the page on the journal with its list of kinds renewed."""
     rows = "".join(f"| `{kind}` | {meaning} |\n" for kind, meaning in KINDS.items())
@@ -57,11 +85,12 @@ def journal_page(page: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Return every generated page."""
-    journal = DOCS / "journal.md"
+    journal, api = DOCS / "journal.md", DOCS / "api.md"
     return {
         DOCS / "settings.md": settings_page(),
         DOCS / "commands.md": commands_page(),
         journal: journal_page(journal.read_text(encoding="utf-8")),
+        api: api_page(api.read_text(encoding="utf-8")),
     }
 
 

@@ -1,5 +1,6 @@
 import { mount } from "svelte";
 import "uplot/dist/uPlot.min.css";
+import "./style.css";
 import App from "./App.svelte";
 
 const target = document.getElementById("app");

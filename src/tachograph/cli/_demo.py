@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import rich_click as click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tachograph.cli._options import log_dir_option
 from tachograph.cli._show import render
+from tachograph.cli._ui import run_dashboard
 from tachograph.journal import read
 
 __all__ = ["demo"]
+
+_STEPS, _STEPS_TO_WATCH = 2_000, 30_000
 
 
 @click.command()
 @log_dir_option
 @click.option("--name", default="demo", show_default=True, help="Name of the run.")
-@click.option("--steps", default=2000, show_default=True, type=click.IntRange(1), help="Steps to train.")
+@click.option("--steps", type=click.IntRange(1), help=f"Steps to train; {_STEPS}, or {_STEPS_TO_WATCH} with --ui.")
 @click.option("--log-every", default=1, show_default=True, type=click.IntRange(1), help="Steps per step record.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the data and the weights.")
-def demo(log_dir: str, name: str, steps: int, log_every: int, seed: int) -> None:
-    """Train a small real model with telemetry on, then show the run."""
+@click.option("--ui", "with_ui", is_flag=True, help="Train in the background and serve the dashboard meanwhile.")
+@click.option("--port", default=8501, show_default=True, type=click.IntRange(0, 65_535), help="Port of the dashboard.")
+@click.option("--open", "open_browser", is_flag=True, help="Open the dashboard in a browser.")
+def demo(
+    log_dir: str, name: str, steps: int | None, log_every: int, seed: int, with_ui: bool, port: int, open_browser: bool
+) -> None:
+    """Train a small real model with telemetry on, then show the run; or watch it live in the dashboard."""
+    if with_ui:
+        options = ("--name", name, "--steps", steps or _STEPS_TO_WATCH, "--log-every", log_every, "--seed", seed)
+        _watch(log_dir, [str(option) for option in options], port=port, open_browser=open_browser)
+    else:
+        _train(log_dir, name, steps or _STEPS, log_every, seed)
+
+
+def _train(log_dir: str, name: str, steps: int, log_every: int, seed: int) -> None:
     from tachograph.demo import train
 
     console = Console()
@@ -33,3 +52,17 @@ def demo(log_dir: str, name: str, steps: int, log_every: int, seed: int) -> None
 
         path = train(name=name, log_dir=log_dir, num_steps=steps, log_every=log_every, seed=seed, on_step=on_step)
     console.print(render(read(path)))
+
+
+def _watch(log_dir: str, options: list[str], *, port: int, open_browser: bool) -> None:
+    """Serve the dashboard while a process of its own trains; both end together."""
+    command = [sys.executable, "-m", "tachograph", "demo", "--log-dir", log_dir, *options]
+    trainer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
+    try:
+        run_dashboard(log_dir, port=port, open_browser=open_browser)
+    finally:
+        trainer.terminate()
+        try:
+            trainer.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            trainer.kill()

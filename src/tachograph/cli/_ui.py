@@ -10,7 +10,7 @@ import rich_click as click
 from tachograph.cli._format import safe
 from tachograph.cli._options import log_dir_option
 
-__all__ = ["ui"]
+__all__ = ["run_dashboard", "ui"]
 
 
 @click.command()
@@ -19,7 +19,7 @@ __all__ = ["ui"]
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; others than this machine's own need the token.",
+    help="Address to listen on; where others can reach it, a token is asked for.",
 )
 @click.option(
     "--port",
@@ -32,21 +32,30 @@ __all__ = ["ui"]
 @click.option(
     "--token",
     envvar="TACHO_TOKEN",
-    help="Token that must be known to see anything; made and printed if others can reach the server.",
+    help="Ask for this token; where others can reach the server, one is made if need be.",
 )
 @click.option(
-    "--allow-host",
-    "allow_hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Another name that the server goes by, such as that of a proxy.",
+    "--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Another name the server goes by, as a proxy's."
 )
 def ui(log_dir: str, host: str, port: int, open_browser: bool, token: str | None, allow_hosts: tuple[str, ...]) -> None:
     """Serve the dashboard over the runs in the log folder, until interrupted."""
+    run_dashboard(log_dir, host=host, port=port, open_browser=open_browser, token=token, allow_hosts=allow_hosts)
+
+
+def run_dashboard(
+    log_dir: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8501,
+    open_browser: bool = False,
+    token: str | None = None,
+    allow_hosts: tuple[str, ...] = (),
+) -> None:
+    """Serve, and say where."""
     from tachograph.server import serve
 
     def on_ready(url: str) -> None:
-        click.echo(f"Dashboard of {safe(os.fspath(log_dir))!r}: {url}")
+        click.echo(f"Dashboard of {safe(os.fspath(log_dir))!r}: {url}  (Ctrl-C ends it)")
         if open_browser:
             webbrowser.open(url)
 

@@ -30,6 +30,8 @@ class RunOverview(msgspec.Struct, kw_only=True):
     max_steps: int | None = None
     train_loss: float | None = None
     sec_per_step: float | None = None
+    pace_s: float | None = None
+    """Seconds per step over the latest records, with the pauses between steps."""
     process: ProcessIdentity | None = None
     tags: list[str] = []
     session_tag: str | None = None
@@ -76,6 +78,7 @@ def overview(folder: RunFolder) -> RunOverview:
         max_steps=_integer(start.get("max_steps")) or _integer(_last(tail, "train_iterations_target")),
         train_loss=_number(_first_known(_last(tail, "train_loss"), _last(tail, "window/latest_loss"))),
         sec_per_step=_number(_first_known(_last(tail, "sec_per_step"), _last(tail, "window/iteration_sec_mean"))),
+        pace_s=_pace(tail, start),
         process=writer_of(start, heartbeat),
         tags=[str(tag) for tag in tags] if isinstance(tags, list) else [],
         session_tag=str(start["session_tag"]) if start.get("session_tag") else None,
@@ -116,6 +119,22 @@ def _latest_step(records: list[dict[str, Any]]) -> int | None:
     logged = _integer(_last([record for record in records if "window/sec" not in record], "global_step"))
     told = _integer(_last([record for record in records if "window/sec" in record], "global_step"))
     return logged if told is None else told if logged is None else max(logged, told)
+
+
+def _pace(tail: list[dict[str, Any]], start: dict[str, Any]) -> float | None:
+    """Return seconds per step, from the first and the last step of the present attempt that are known."""
+    began = _number(start.get("time")) or 0.0
+    points: list[tuple[int, float]] = [
+        (record["global_step"], float(record["time"]))
+        for record in tail
+        if record["event"] == "step"
+        and _integer(record.get("global_step")) is not None
+        and is_number(record.get("time"))
+    ]
+    points = [(step, time) for step, time in points if time >= began]
+    if len(points) < 2 or points[-1][0] <= points[0][0]:
+        return None
+    return max(0.0, (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]))
 
 
 def _first_known(*values: Any) -> Any:

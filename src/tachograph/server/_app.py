@@ -41,19 +41,26 @@ _NO_UI = """<!doctype html><html lang="en"><title>Tachograph</title>
 <p>The <a href="/api/v1/openapi.json">API</a> works.</p></html>"""
 
 
-def create_app(log_dir: str | os.PathLike[str], access: Access | None = None, *, static: Path | None = None) -> ASGIApp:
+def create_app(
+    log_dir: str | os.PathLike[str],
+    access: Access | None = None,
+    *,
+    static: Path | None = None,
+    is_closing: Callable[[], bool] = lambda: False,
+) -> ASGIApp:
     """Return the application that serves the runs of a log folder.
 
     Args:
         log_dir: the folder that holds the runs.
         access: who may ask; without it, anybody on this machine.
         static: the built user interface; without it, the one in the package.
+        is_closing: tells when the streams of live events are to end.
     """
     store = Store(log_dir)
     access = access or Access()
     rules = [Rule(route.path, _endpoint(route, store), methods=[route.method]) for route in ROUTES]
     rules += [
-        Rule("/api/v1/live", _live(store)),
+        Rule("/api/v1/live", _live(store, is_closing)),
         Rule("/api/v1/login", _login(access), methods=["POST"]),
         Rule("/api/v1/openapi.json", _document),
         Rule("/{path:path}", _files(static or Path(str(importlib.resources.files("tachograph.server"))) / "static")),
@@ -126,7 +133,7 @@ def _body(wanted: type[msgspec.Struct], data: bytes) -> Any:
         raise ApiError(400, "bad_body", str(error)) from None
 
 
-def _live(store: Store) -> Endpoint:
+def _live(store: Store, is_closing: Callable[[], bool]) -> Endpoint:
     async def live(request: Request) -> Response:
         items = parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=500, errors="replace")
         names = [value for name, value in items if name == "run"]
@@ -135,7 +142,7 @@ def _live(store: Store) -> Endpoint:
         if len(names) > _MOST_WATCHED:
             raise ApiError(400, "bad_query", f"at most {_MOST_WATCHED} runs can be watched at once")
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(watch(store, names), 200, headers, "text/event-stream")
+        return StreamingResponse(watch(store, names, is_closing), 200, headers, "text/event-stream")
 
     return live
 
@@ -157,18 +164,21 @@ async def _document(request: Request) -> Response:
 
 
 def _files(folder: Path) -> Endpoint:
-    """Serve the files that are there when the server starts, and no others."""
-    files = (
-        {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-        if folder.is_dir()
-        else {}
-    )
+    """Serve the files that are there when the page is loaded, and no others."""
+    files: dict[str, Path] = {}
+
+    def look() -> None:
+        files.clear()
+        files.update({path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()})
 
     async def file(request: Request) -> Response:
         path = request.path_params["path"]
-        if path in {"", "index.html"}:
-            if "index.html" not in files:
-                return HTMLResponse(_NO_UI)
+        is_page = path in {"", "index.html"}
+        if is_page or not files:
+            await run_in_threadpool(look)
+        if is_page and "index.html" not in files:
+            return HTMLResponse(_NO_UI)
+        if is_page:
             return FileResponse(files["index.html"], headers={"Cache-Control": "no-cache"})
         if path not in files or path.startswith("."):
             raise ApiError(404, "not_found", f"there is nothing at /{path[:200]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ __all__ = ["Changed", "Gone", "watch"]
 _RUN_INTERVAL_S = 0.1
 _LIST_INTERVAL_S = 1.0
 _STATE_INTERVAL_S = 1.0
+_CLOSING_INTERVAL_S = 0.25
 _SILENCE_S = 15.0
 _MOST_REFRESH_S = 0.25
 _LEAST_IDLE_SHARE = 100
@@ -42,11 +43,13 @@ class Gone(msgspec.Struct):
     name: str
 
 
-async def watch(store: Store, names: list[str]) -> AsyncIterator[bytes]:
-    """Yield events on some runs, or on all if none is named, until the reader goes."""
+async def watch(store: Store, names: list[str], is_closing: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """Yield events on some runs, or on all if none is named, until the reader goes or the server closes."""
     last_said_s = time.monotonic()
     yield b"retry: 1000\n\n"
     async for event, data in _watch_runs(store, names) if names else _watch_list(store):
+        if is_closing():
+            return
         if event:
             last_said_s = time.monotonic()
             yield b"event: " + event.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
@@ -66,8 +69,10 @@ async def _watch_list(store: Store) -> AsyncIterator[tuple[str, Any]]:
         for name in known.keys() - lines.keys():
             yield "gone", Gone(name)
         known = lines
-        yield "", None
-        await asyncio.sleep(max(_LIST_INTERVAL_S, _LEAST_IDLE_SHARE * (time.monotonic() - began_s)))
+        pause_s = max(_LIST_INTERVAL_S, _LEAST_IDLE_SHARE * (time.monotonic() - began_s))
+        while time.monotonic() < began_s + pause_s:
+            yield "", None
+            await asyncio.sleep(_CLOSING_INTERVAL_S)
 
 
 async def _watch_runs(store: Store, names: list[str]) -> AsyncIterator[tuple[str, Any]]:

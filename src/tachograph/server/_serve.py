@@ -46,16 +46,17 @@ def serve(
     port = listener.getsockname()[1]
     access = Access(token, (*allow_hosts, host), port)
     config = uvicorn.Config(
-        create_app(log_dir, access),
+        create_app(log_dir, access, is_closing=lambda: server.should_exit),
         log_level=logging.WARNING,
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=2,
         server_header=False,
         timeout_keep_alive=30,
     )
+    server = uvicorn.Server(config)
     on_ready(_url(host, port, token))
-    uvicorn.Server(config).run(sockets=[listener])
+    server.run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -77,7 +77,7 @@ def line(run: RunOverview) -> RunLine:
 
 
 def _line_fields(run: RunOverview) -> dict[str, Any]:
-    pace_s = finite(run.sec_per_step)
+    pace_s = finite(run.pace_s) or finite(run.sec_per_step)
     is_running = run.state is RunState.RUNNING
     num_left = run.max_steps - run.step - 1 if run.max_steps and run.step is not None else None
     return {

@@ -1,0 +1,96 @@
+"""A real browser before a real server. Whatever the page complains about in its console fails the test."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+expect.set_options(timeout=20_000)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "browser" in str(item.fspath):
+            item.add_marker(pytest.mark.xdist_group("browser"))  # one browser for all
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+    assert path, "no Chromium: `make browser` installs it, or set CHROMIUM to where it is"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
+        yield browser
+        browser.close()
+
+
+class Dashboard:
+    """`tacho ui` as a process of its own."""
+
+    def __init__(self, log_dir: Path, *options: str) -> None:
+        self.log_dir = log_dir
+        log_dir.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "tachograph", "ui", "--log-dir", str(log_dir), "--port", "0", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout
+        found = re.search(r"http://\S+", self.process.stdout.readline())
+        assert found, self.process.communicate()
+        self.address = found[0]
+        self.url = self.address.partition("?")[0]
+
+    def stop(self) -> str:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        _, err = self.process.communicate(timeout=20)
+        return err
+
+
+@pytest.fixture
+def dashboard(logs: Path) -> Iterator[Callable[..., Dashboard]]:
+    """Start a dashboard over the test's log folder; what it says on its way is an error."""
+    started: list[Dashboard] = []
+
+    def start(*options: str) -> Dashboard:
+        started.append(Dashboard(logs, *options))
+        return started[-1]
+
+    yield start
+    complaints = [each.stop() for each in started]
+    assert not any(complaints), complaints
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
+    context.set_default_timeout(20_000)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, request: pytest.FixtureRequest) -> Iterator[Page]:
+    page = context.new_page()
+    complaints: list[Any] = []
+    page.on(
+        "console", lambda message: complaints.append(message.text) if message.type in {"error", "warning"} else None
+    )
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
+    yield page
+    expected = request.node.get_closest_marker("complains")
+    if expected is None:
+        assert not complaints

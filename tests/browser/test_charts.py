@@ -1,0 +1,154 @@
+"""Charts: zoom, NaN, many metrics, overlays, exports, addresses that can be shared."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from urllib.parse import parse_qs, urlparse
+
+import msgspec
+from playwright.sync_api import expect
+
+import tachograph
+from tests.browser.test_live import panel
+
+OPTIONS = {"console": False, "system_interval_s": 0, "git": False, "csv": False}
+
+
+def record(logs, name, rows, **options):
+    with tachograph.init(name, log_dir=str(logs), **OPTIONS, **options) as run:
+        for step, row in enumerate(rows):
+            run.log(row, step=step)
+
+
+def write_journal(logs, name, rows):
+    (logs / name).mkdir(parents=True)
+    start = {"event": "start", "time": 0.0, "run_name": name, "run_id": "00"}
+    steps = ({"event": "step", "time": float(step), "global_step": step, **row} for step, row in enumerate(rows))
+    end = {"event": "end", "time": float(10**9), "status": "finished"}
+    (logs / name / "metrics.jsonl").write_bytes(msgspec.json.Encoder().encode_lines([start, *steps, end]))
+
+
+def series_of(response):
+    return response.json()["series"][0]["lines"][0]
+
+
+def test_zooming_shows_finer_points_and_zooming_out_all_of_them(page, dashboard, logs):
+    write_journal(
+        logs, "long", [{"train_loss": math.sin(step / 500) + (step == 123_456) * 50} for step in range(200_000)]
+    )
+    with page.expect_response(re.compile("/series")) as wide:
+        page.goto(dashboard().url + "#/run/long/charts")
+    whole = series_of(wide.value)
+    assert len(whole["x"]) < 5_000
+    assert max(whole["y"]) > 49  # the outlier is there
+    plot = panel(page, "train_loss").locator(".u-over")
+    box = plot.bounding_box()
+    assert box
+    with page.expect_response(re.compile("low=")) as near:
+        page.mouse.move(box["x"] + box["width"] * 0.60, box["y"] + 50)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.62, box["y"] + 60, steps=5)
+        page.mouse.up()
+    finer = series_of(near.value)
+    spacing = (finer["x"][-1] - finer["x"][0]) / len(finer["x"])
+    assert spacing < (whole["x"][-1] - whole["x"][0]) / len(whole["x"]) / 10
+    query = parse_qs(urlparse(page.url.replace("#", "")).query)
+    assert 115_000 < float(query["low"][0]) < float(query["high"][0]) < 130_000
+    plot.dblclick()
+    expect(page).not_to_have_url(re.compile("low="))
+
+
+def test_nan_and_infinity_are_marks_and_never_zero(page, dashboard, logs):
+    bad = {10: math.nan, 11: math.nan, 20: math.inf, 30: -math.inf}
+    record(
+        logs, "diverged", [{"train_loss": bad.get(step, 5.0 + step)} for step in range(40)] + [{"train_loss": math.nan}]
+    )
+    start = dashboard()
+    page.goto(start.url + "#/run/diverged/charts")
+    expect(panel(page, "train_loss")).to_contain_text("5 ×")
+    # Nothing is drawn where 0 would be: the scale begins at the lowest finite value.
+    ticks = page.evaluate("fetch('api/v1/runs/diverged/series?name=train_loss').then(answer => answer.json())")
+    values = [value for value in ticks["series"][0]["lines"][0]["y"] if value is not None]
+    assert min(values) == 5.0
+    assert ticks["series"][0]["lines"][0]["y"].count(None) == 3
+    page.goto(start.url)
+    expect(page.get_by_role("row", name=re.compile("diverged"))).to_contain_text("loss is NaN")
+    page.goto(start.url + "#/run/diverged/overview")
+    expect(page.get_by_text("5 not finite")).to_be_visible()
+
+
+def test_a_thousand_metrics_stay_usable(page, dashboard, logs):
+    names = [f"layer{index // 20}/weight{index % 20}" for index in range(1_000)]
+    write_journal(logs, "wide", [dict.fromkeys(names, step * 0.5) for step in range(50)])
+    page.goto(dashboard().url + "#/run/wide/charts")
+    expect(page.locator("[data-metric]").first).to_be_visible()
+    page.wait_for_timeout(1_000)
+    assert page.locator("canvas").count() < 60  # only what is in sight is drawn
+    page.get_by_label("Search metrics").fill("layer17 weight3")
+    expect(page.locator("[data-metric]")).to_have_count(1)
+    expect(panel(page, "layer17/weight3").locator("canvas")).to_be_visible()
+    page.get_by_label("Search metrics").fill("/weight1[89]$/")
+    expect(page.get_by_text("100 of 1\u202f000 metrics")).to_be_visible()
+
+
+def test_runs_are_chosen_in_the_list_and_laid_over_each_other(page, dashboard, logs, context):
+    for name, factor in (("first", 1.0), ("second", 2.0), ("third", 3.0)):
+        record(logs, name, [{"train_loss": factor * step} for step in range(30)], config={"lr": factor, "seed": 1})
+    start = dashboard()
+    page.goto(start.url)
+    page.get_by_label("Select first").check()
+    page.get_by_label("Select third").check()
+    page.get_by_role("button", name="Compare 2").click()
+    expect(panel(page, "train_loss").locator(".values")).to_contain_text("87")
+    expect(panel(page, "train_loss").locator(".values")).to_contain_text("29")
+    page.get_by_label("Overlay another run").select_option("second")
+    expect(panel(page, "train_loss").locator(".values")).to_contain_text("58")
+    page.get_by_role("button", name="log", exact=True).click()
+    page.get_by_label("Horizontal axis").select_option("relative")
+    other = context.new_page()  # somebody else opens the same address
+    other.goto(page.url)
+    expect(panel(other, "train_loss").locator(".values")).to_contain_text("58")
+    expect(other.get_by_role("button", name="log", exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(other.get_by_label("Horizontal axis")).to_have_value("relative")
+    page.get_by_role("link", name="overview").click()
+    page.get_by_label("Compare the config with that of another run").select_option("second")
+    expect(page.get_by_role("button", name="only differences (1)")).to_be_visible()
+    expect(page.get_by_role("cell", name="seed")).to_have_count(0)
+
+
+def test_the_points_of_a_panel_can_be_taken_home(page, dashboard, logs):
+    record(logs, "run", [{"train_loss": math.nan if step == 3 else step / 7} for step in range(5_000)])
+    page.goto(dashboard().url + "#/run/run/charts")
+    page.get_by_label("Export or enlarge train_loss").click()
+    with page.expect_download() as csv:
+        panel(page, "train_loss").get_by_role("link", name="CSV").click()
+    lines = csv.value.path().read_text().splitlines()
+    assert len(lines) == 5_001
+    assert lines[4].startswith("train_loss,0,3,") and lines[4].endswith(",nan")
+    with page.expect_download() as ndjson:
+        panel(page, "train_loss").get_by_role("link", name="JSON").click()
+    rows = [json.loads(line) for line in ndjson.value.path().read_text().splitlines()]
+    assert [row["value"] for row in rows[2:5]] == [2 / 7, "NaN", 4 / 7]
+    with page.expect_download() as png:
+        panel(page, "train_loss").get_by_role("button", name="Save PNG").click()
+    assert png.value.path().read_bytes().startswith(b"\x89PNG")
+    panel(page, "train_loss").get_by_role("button", name="Enlarge").click()
+    expect(page.get_by_role("dialog").locator("canvas")).to_be_visible()
+
+
+def test_the_attempts_of_a_resumed_run_are_on_one_axis(page, dashboard, logs):
+    record(logs, "resumed", [{"train_loss": 1.0 + step} for step in range(50)])
+    with tachograph.init("resumed", log_dir=str(logs), resume=True, **OPTIONS) as run:
+        for step in range(30, 60):
+            run.log({"train_loss": 100.0 + step}, step=step)
+    start = dashboard()
+    page.goto(start.url + "#/run/resumed/overview")
+    expect(page.get_by_role("heading", name="2 attempts")).to_be_visible()
+    expect(page.get_by_text("went back 20 steps")).to_be_visible()
+    answer = page.evaluate("fetch('api/v1/runs/resumed/series?name=train_loss').then(answer => answer.json())")
+    assert [(line["attempt"], line["x"][0], line["x"][-1]) for line in answer["series"][0]["lines"]] == [
+        (0, 0.0, 49.0),
+        (1, 30.0, 59.0),
+    ]

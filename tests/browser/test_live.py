@@ -1,0 +1,155 @@
+"""What is happening now: points that arrive, processes that die, trainers that answer."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.conftest import lines_of
+
+TRAINER = """
+import sys, time
+import tachograph
+
+logs = sys.argv[1]
+run = tachograph.init(
+    "greyjacket", log_dir=logs, config={"max_steps": 100000}, console=False, system_interval_s=0,
+    control_interval_s=0.2, control_gap_s=0, flush_interval_s=0.05, git=False,
+)
+scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
+step = 0
+while not run.should_stop:
+    run.log({"train_loss": 1000.0 + step, "lr": scale.value}, step=step)
+    if run.should_checkpoint:
+        run.log_checkpoint("model.pt", step=step)
+    step += 1
+    time.sleep(0.02)
+run.finish()
+"""
+
+
+def panel(page, name):
+    return page.locator(f'[data-metric="{name}"]')
+
+
+def test_a_point_arrives_while_one_looks(page, dashboard, script, logs):
+    script(TRAINER, logs)
+    page.goto(dashboard().url + "#/run/greyjacket/charts")
+    value = panel(page, "train_loss").locator(".values")
+    expect(value).to_contain_text(re.compile(r"\d"))
+    expect(panel(page, "train_loss").locator("canvas")).to_be_visible()
+    seen = value.inner_text()
+    for _ in range(3):
+        expect(value).not_to_have_text(seen, timeout=3_000)
+        seen = value.inner_text()
+    newest = max(record["train_loss"] for record in lines_of(logs / "greyjacket") if record["event"] == "step")
+    assert 0 <= newest - float(re.sub(r"\D", "", seen)) < 150  # three seconds of steps
+    expect(page.locator("[data-fact=step]")).to_contain_text("of 100")
+
+
+def test_the_trainer_acknowledges_a_new_log_interval(page, dashboard, script, logs):
+    script(TRAINER, logs)
+    page.goto(dashboard().url + "#/run/greyjacket/control")
+    control = page.locator('[data-control="log_every"]')
+    expect(control.locator("[data-value]")).to_have_text("1")
+    control.get_by_label("log_every, exactly").fill("20")
+    control.get_by_role("button", name="Set").click()
+    page.get_by_role("dialog").get_by_role("button", name="Set to 20").click()
+    request = page.locator('[data-request="log_every"]')
+    expect(request.locator("[data-status]")).to_have_text("applied")
+    expect(control.locator("[data-value]")).to_have_text("20")
+    control.get_by_label("log_every, exactly").fill("3")
+    control.get_by_role("button", name="Set").click()
+    page.get_by_role("dialog").get_by_role("button", name="Set to 3").click()
+    expect(request.first.locator("[data-status]")).to_have_text("clamped")
+    expect(control.locator("[data-value]")).to_have_text("5")
+    changes = [record for record in lines_of(logs / "greyjacket") if record["event"] == "control_change"]
+    assert [(change["old"], change["new"], change["source"]) for change in changes] == [
+        (1, 20, "dashboard"),
+        (20, 5, "dashboard"),
+    ]
+
+
+def test_a_knob_a_checkpoint_and_a_stop_reach_the_loop(page, dashboard, script, logs):
+    trainer = script(TRAINER, logs)
+    page.goto(dashboard().url + "#/run/greyjacket/control")
+    knob = page.locator('[data-control="lr_scale"]')
+    knob.get_by_label("lr_scale, exactly").fill("2.5")
+    knob.get_by_role("button", name="Set").click()
+    page.get_by_role("dialog").get_by_role("button", name="Set to 2.5").click()
+    expect(knob.locator("[data-value]")).to_have_text("2.5")
+    page.get_by_role("button", name="Checkpoint now").click()
+    page.get_by_role("dialog").get_by_role("button", name="Save a checkpoint").click()
+    expect(page.locator('[data-request="checkpoint_now"] [data-status]')).to_have_text("applied")
+    page.get_by_role("button", name="Stop the run").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert trainer.process.poll() is None
+    page.get_by_role("button", name="Stop the run").click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop the run").click()
+    trainer.ok()
+    expect(page.get_by_text("There is no trainer to ask")).to_be_visible()
+    assert any(record["event"] == "checkpoint" for record in lines_of(logs / "greyjacket"))
+
+
+def test_a_killed_run_is_seen_to_have_crashed(page, dashboard, script, logs):
+    trainer = script(TRAINER, logs)
+    page.goto(dashboard().url)
+    row = page.get_by_role("row", name=re.compile("greyjacket"))
+    expect(row).to_contain_text("running")
+    trainer.process.kill()
+    trainer.process.wait()
+    expect(row).to_contain_text("crashed")
+    row.get_by_role("link", name="greyjacket").click()
+    expect(page.locator("h1 + .badge, .head .badge")).to_contain_text("crashed")
+
+
+@pytest.mark.complains
+def test_a_server_that_goes_is_told_and_one_that_comes_back_is_found(page, dashboard, script, logs):
+    script(TRAINER, logs)
+    first = dashboard()
+    page.goto(first.url + "#/run/greyjacket/charts")
+    expect(panel(page, "train_loss").locator("canvas")).to_be_visible()
+    first.stop()
+    expect(page.get_by_role("status")).to_contain_text("Not connected")
+    port = first.url.rstrip("/").rpartition(":")[2]
+    dashboard("--port", port)
+    expect(page.get_by_text("Not connected")).to_have_count(0)
+    value = panel(page, "train_loss").locator(".values")
+    seen = value.inner_text()
+    expect(value).not_to_have_text(seen)
+
+
+def test_a_new_run_appears_by_itself(page, dashboard, script, logs):
+    page.goto(dashboard().url)
+    expect(page.get_by_text("tachograph.init")).to_be_visible()
+    expect(page.get_by_text("tacho demo")).to_be_visible()
+    script(TRAINER, logs)
+    expect(page.get_by_role("link", name="greyjacket")).to_be_visible()
+
+
+def test_append_to_pixel_takes_less_than_half_a_second(page, dashboard, logs: Path):
+    folder = logs / "hand"
+    folder.mkdir(parents=True)
+    journal = folder / "metrics.jsonl"
+    journal.write_text('{"event":"start","time":1,"run_name":"hand","run_id":"00"}\n')
+
+    def append(step: int) -> None:
+        with journal.open("a") as file:
+            file.write(f'{{"event":"step","time":{step + 2},"global_step":{step},"train_loss":{step}.25}}\n')
+
+    append(0)
+    page.goto(dashboard().url + "#/run/hand/charts?smooth=0")
+    value = panel(page, "train_loss").locator(".values")
+    expect(value).to_have_text("0.25")
+    waits = []
+    for step in range(1, 21):
+        began = time.monotonic()
+        append(step)
+        expect(value).to_have_text(f"{step}.25")
+        waits.append(time.monotonic() - began)
+    assert sorted(waits)[18] < 0.5, waits

@@ -1,0 +1,150 @@
+"""The page as a whole: names that mean harm, the token, keys, themes, small screens."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+from playwright.sync_api import expect
+
+import tachograph
+from tests.browser.test_charts import OPTIONS, write_journal
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "a&b=c#d?e",
+    "100% sure",
+    "..hidden-not",
+    "quotes \"and\" 'more'",
+    "новый-запуск-🚀",
+    "{{7*7}}${7*7}",
+    "javascript:alert(1)",
+]
+
+
+def test_hostile_names_and_texts_are_shown_as_they_are(page, dashboard, logs):
+    names = [name for name in HOSTILE if not name.startswith(".")]
+    for name in names:
+        write_journal(logs, name, [{"train_loss": 1.0, "<script>alert(2)</script>": 2.0}])
+    with tachograph.init(
+        "texts", log_dir=str(logs), config={"<b>x</b>": "<script>alert(3)</script>"}, **OPTIONS
+    ) as run:
+        run.event("<img src=x onerror=alert(4)>", note="</pre><script>alert(5)</script>")
+        run.log({"train_loss": 1.0}, step=0)
+    start = dashboard()
+    for name in names:
+        page.goto(start.url)
+        page.get_by_role("link", name=name, exact=True).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(name)
+        page.get_by_role("link", name="charts").click()
+        expect(page.get_by_text("<script>alert(2)</script>").first).to_be_visible()
+    page.goto(start.url + "#/run/texts/overview")
+    expect(page.get_by_text("<script>alert(3)</script>")).to_be_visible()
+    page.goto(start.url + "#/run/texts/events")
+    page.get_by_text("<img src=x onerror=alert(4)>", exact=True).click()
+    expect(page.get_by_text("</pre><script>alert(5)</script>")).to_be_visible()
+
+
+@pytest.mark.complains
+def test_without_the_token_nothing_is_shown(page, dashboard, logs, context):
+    write_journal(logs, "secret-run", [{"train_loss": 1.0}])
+    start = dashboard("--token", "open-sesame")
+    page.goto(start.url)
+    expect(page.get_by_role("heading", name="This dashboard asks for its token")).to_be_visible()
+    assert "secret-run" not in page.content()
+    page.get_by_label("Token").fill("wrong")
+    page.get_by_role("button", name="Enter").click()
+    expect(page.get_by_role("alert")).to_contain_text("not the token")
+    page.get_by_label("Token").fill("open-sesame")
+    page.get_by_role("button", name="Enter").click()
+    expect(page.get_by_role("link", name="secret-run")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("link", name="secret-run")).to_be_visible()
+
+
+def test_the_printed_address_lets_one_in_and_is_then_forgotten(page, dashboard, logs):
+    write_journal(logs, "secret-run", [{"train_loss": 1.0}])
+    start = dashboard("--token", "open-sesame")
+    assert start.address.endswith("?token=open-sesame")
+    page.goto(start.address)
+    expect(page.get_by_role("link", name="secret-run")).to_be_visible()
+    assert "open-sesame" not in page.url
+    assert "open-sesame" not in page.evaluate("document.cookie")
+
+
+def test_keys_lead_everywhere(page, dashboard, logs):
+    write_journal(logs, "run", [{"train_loss": 1.0 + step} for step in range(9)])
+    page.goto(dashboard().url + "#/run/run/overview")
+    expect(page.get_by_role("heading", level=1)).to_have_text("run")
+    for key, tab in zip("12345", ("overview", "charts", "timeline", "events", "control"), strict=True):
+        page.keyboard.press(key)
+        expect(page).to_have_url(re.compile(f"/{tab}"))
+    page.keyboard.press("2")
+    page.keyboard.press("/")
+    page.keyboard.type("1l")  # in a field, keys are letters
+    expect(page.get_by_label("Search metrics")).to_have_value("1l")
+    page.keyboard.press("Escape")
+    page.keyboard.press("l")
+    expect(page.get_by_role("button", name="log", exact=True)).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("r")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+
+
+def test_dark_and_light_are_kept(page, dashboard, logs):
+    write_journal(logs, "run", [{"train_loss": 1.0}])
+    page.emulate_media(color_scheme="dark")
+    page.goto(dashboard().url)
+    background = "getComputedStyle(document.documentElement).backgroundColor"
+    dark = page.evaluate(background)
+    page.keyboard.press("t")
+    light = page.evaluate(background)
+    assert dark != light
+    page.reload()
+    assert page.evaluate(background) == light
+
+
+@pytest.mark.parametrize("tab", ["overview", "charts", "timeline", "events", "control"])
+def test_a_phone_shows_every_page_without_scrolling_sideways(page, dashboard, logs, tab):
+    write_journal(
+        logs, "a-run-with-a-rather-long-name-that-goes-on-and-on", [{"train_loss": 1.0 + step} for step in range(9)]
+    )
+    page.set_viewport_size({"width": 390, "height": 800})
+    start = dashboard()
+    for address in (start.url, f"{start.url}#/run/a-run-with-a-rather-long-name-that-goes-on-and-on/{tab}"):
+        page.goto(address)
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.complains
+def test_a_run_that_is_not_there_is_named_with_a_way_back(page, dashboard):
+    page.goto(dashboard().url + "#/run/nowhere/charts")
+    expect(page.get_by_text("no run 'nowhere' in the log folder")).to_be_visible()
+    page.get_by_role("link", name="All runs").click()
+    expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
+
+
+def test_nothing_is_loaded_from_elsewhere(page, dashboard, logs):
+    write_journal(logs, "run", [{"train_loss": 1.0}])
+    start = dashboard()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(start.url + "#/run/run/charts")
+    expect(page.locator("canvas").first).to_be_visible()
+    assert asked and all(url.startswith((start.url, "blob:", "data:")) for url in asked)
+
+
+def test_the_server_ends_at_once_with_a_page_open(page, dashboard, logs):
+    write_journal(logs, "run", [{"train_loss": 1.0}])
+    start = dashboard()
+    page.goto(start.url)
+    expect(page.get_by_role("link", name="run", exact=True)).to_be_visible()
+    page.goto("about:blank")
+    start.process.send_signal(signal.SIGINT)
+    start.process.wait(timeout=5)

@@ -1,0 +1,310 @@
+/** The only file that knows the server's addresses, and the shapes of its answers. */
+
+export type State = "running" | "finished" | "failed" | "crashed" | "stale";
+/** JSON has no NaN and no infinity: they come as texts. */
+export type Num = number | "NaN" | "Infinity" | "-Infinity";
+export type XAxis = "step" | "time" | "relative" | "epoch";
+export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
+
+export interface RunLine {
+  name: string;
+  state: State;
+  started: number | null;
+  updated: number | null;
+  duration_s: number | null;
+  step: number | null;
+  max_steps: number | null;
+  progress: number | null;
+  eta_s: number | null;
+  steps_per_sec: number | null;
+  train_loss: Num | null;
+  host: string | null;
+  tags: string[];
+  session_tag: string | null;
+  reason: string | null;
+  size_bytes: number;
+  num_dropped: number;
+  num_alerts: number;
+}
+
+export interface Runs {
+  log_dir: string;
+  runs: RunLine[];
+}
+
+export interface Attempt {
+  index: number;
+  state: State;
+  started: number | null;
+  updated: number | null;
+  first_step: number | null;
+  last_step: number | null;
+  num_steps: number;
+  num_records: number;
+  reason: string | null;
+}
+
+export interface Goodput {
+  share: number;
+  wall_s: number;
+  parts_s: Record<string, number>;
+}
+
+export interface RunDetail extends RunLine {
+  version: string;
+  indexed: number;
+  run_id: string | null;
+  path: string;
+  perf_tag: string[];
+  attempts: Attempt[];
+  config: { [key: string]: Json };
+  facts: { [key: string]: Json };
+  system: { [key: string]: Json };
+  git: { [key: string]: Json };
+  goodput: Goodput | null;
+  phases_s: Record<string, number>;
+  num_records: Record<string, number>;
+  num_lost_records: number;
+  num_bad_lines: number;
+  checkpoints: JournalRecord[];
+}
+
+export interface Metric {
+  name: string;
+  kind: string;
+  count: number;
+  last: Num | null;
+  last_step: number | null;
+  low: number | null;
+  high: number | null;
+  num_not_finite: number;
+}
+
+export interface Metrics {
+  version: string;
+  indexed: number;
+  metrics: Metric[];
+}
+
+export interface Line {
+  stream: string;
+  attempt: number;
+  x: number[];
+  /** Null where the line is broken. */
+  y: (number | null)[];
+  /** Means of equal stretches; empty where every point is in `x` and `y`. */
+  mean_x: number[];
+  mean_y: number[];
+  mean_count: number[];
+  num_points: number;
+}
+
+export interface Mark {
+  x: number;
+  kind: "NaN" | "Infinity" | "-Infinity";
+  count: number;
+}
+
+export interface Series {
+  name: string;
+  lines: Line[];
+  marks: Mark[];
+}
+
+export interface Views {
+  version: string;
+  indexed: number;
+  cursor: string;
+  is_whole: boolean;
+  start: number;
+  series: Series[];
+}
+
+export interface Heap {
+  start: number;
+  end: number;
+  depth: number;
+  count: number;
+  total_s: number;
+  name: string;
+}
+
+export interface Spans {
+  names: string[];
+  name: number[];
+  id: string[];
+  parent: number[];
+  start: number[];
+  /** Null for one that goes on. */
+  duration_s: (number | null)[];
+  depth: number[];
+  status: string[];
+  attempt: number[];
+  heaps: Heap[];
+  num_spans: number;
+  num_left_out: number;
+}
+
+export interface JournalRecord {
+  event: string;
+  time: number;
+  [field: string]: Json;
+}
+
+export interface Records {
+  version: string;
+  num_records: Record<string, number>;
+  records: JournalRecord[];
+}
+
+export interface Control {
+  name: string;
+  value: number | boolean | null;
+  min: number | null;
+  max: number | null;
+}
+
+export interface Answer {
+  id: string | null;
+  control: string;
+  status: string;
+  time: number;
+  value: Json;
+  reason: string | null;
+  wait_s: number | null;
+}
+
+export interface Controls {
+  version: string;
+  is_open: boolean;
+  controls: Control[];
+  requests: string[];
+  answers: Answer[];
+  changes: JournalRecord[];
+}
+
+export interface Changed {
+  line: RunLine;
+  version: string | null;
+  indexed: number | null;
+}
+
+export interface ViewQuery {
+  names: string[];
+  x: XAxis;
+  low?: number | null;
+  high?: number | null;
+  points?: number;
+  after?: string | null;
+}
+
+/** An answer that is not a success; its message is a sentence for people. */
+export class ApiError extends Error {
+  readonly status: number;
+  readonly code: string;
+
+  constructor(status: number, code: string, message: string) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+const root = "api/v1";
+
+type Parameter = string | number | null | undefined;
+
+function address(path: string, parameters: [string, Parameter][] = []): string {
+  const query = new URLSearchParams();
+  for (const [name, value] of parameters) {
+    if (value !== null && value !== undefined) query.append(name, String(value));
+  }
+  const text = query.toString();
+  return `${root}/${path}${text ? `?${text}` : ""}`;
+}
+
+function ofRun(run: string, rest = ""): string {
+  return `runs/${encodeURIComponent(run)}${rest}`;
+}
+
+async function ask<Answer>(url: string, options: RequestInit = {}): Promise<Answer> {
+  let response: Response;
+  try {
+    response = await fetch(url, options);
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new ApiError(0, "unreachable", "The server cannot be reached. Is `tacho ui` still running?");
+  }
+  if (!response.ok) {
+    const body = await response.json().catch(() => null);
+    const fault = body?.error ?? { code: "bad_answer", message: `The server answered ${response.status}.` };
+    throw new ApiError(response.status, fault.code, fault.message);
+  }
+  return response.status === 204 ? (undefined as Answer) : await response.json();
+}
+
+function post<Answer>(url: string, body: unknown): Promise<Answer> {
+  return ask(url, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+}
+
+const withSignal = (signal?: AbortSignal): RequestInit => (signal ? { signal } : {});
+
+export const api = {
+  runs: () => ask<Runs>(address("runs")),
+  run: (run: string) => ask<RunDetail>(address(ofRun(run))),
+  metrics: (run: string) => ask<Metrics>(address(ofRun(run, "/metrics"))),
+  series: (run: string, query: ViewQuery, signal?: AbortSignal) =>
+    ask<Views>(
+      address(ofRun(run, "/series"), [
+        ...query.names.map((name): [string, Parameter] => ["name", name]),
+        ["x", query.x],
+        ["low", query.low],
+        ["high", query.high],
+        ["points", query.points],
+        ["after", query.after],
+      ]),
+      withSignal(signal),
+    ),
+  spans: (run: string, low: number | null, high: number | null, points: number, signal?: AbortSignal) =>
+    ask<Spans>(
+      address(ofRun(run, "/spans"), [
+        ["low", low],
+        ["high", high],
+        ["points", points],
+      ]),
+      withSignal(signal),
+    ),
+  span: (run: string, id: string) =>
+    ask<{ records: JournalRecord[] }>(address(ofRun(run, `/spans/${encodeURIComponent(id)}`))),
+  records: (run: string, kinds: string[] = [], limit = 500) =>
+    ask<Records>(
+      address(ofRun(run, "/records"), [
+        ...kinds.map((kind): [string, Parameter] => ["kind", kind]),
+        ["limit", limit],
+      ]),
+    ),
+  controls: (run: string) => ask<Controls>(address(ofRun(run, "/controls"))),
+  request: (run: string, values: Record<string, number | boolean>) =>
+    post<{ ids: Record<string, string> }>(address(ofRun(run, "/controls")), { values }),
+  login: (token: string) => post<void>(address("login"), { token }),
+  exportUrl: (run: string, names: string[], format: "csv" | "json", x: XAxis, low: number | null, high: number | null) =>
+    address(ofRun(run, "/export"), [
+      ...names.map((name): [string, Parameter] => ["name", name]),
+      ["format", format],
+      ["x", x],
+      ["low", low],
+      ["high", high],
+    ]),
+  /** Watch some runs closely, or all of them from afar; returns how to stop. */
+  watch(
+    runs: string[],
+    on: { changed: (change: Changed) => void; gone: (name: string) => void; connected: (is: boolean) => void },
+  ): () => void {
+    const source = new EventSource(address("live", runs.map((run): [string, Parameter] => ["run", run])));
+    source.addEventListener("changed", (event) => on.changed(JSON.parse(event.data)));
+    source.addEventListener("gone", (event) => on.gone(JSON.parse(event.data).name));
+    source.onopen = () => on.connected(true);
+    source.onerror = () => on.connected(false);
+    return () => source.close();
+  },
+};

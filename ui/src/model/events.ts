@@ -1,0 +1,65 @@
+/** Records that are no points, told in one line each. */
+
+import type { Json, JournalRecord } from "../api";
+import { duration, number, plain, words } from "./format";
+
+export type Severity = "bad" | "warn" | "good" | "";
+
+/** Kinds that a person looks for first. */
+export const chosenKinds = ["alert", "error", "telemetry_error", "control_change", "checkpoint", "validation", "start", "end"];
+
+export function title(record: JournalRecord): string {
+  const name = text(record["name"]);
+  switch (record.event) {
+    case "event":
+      return words(name || "event");
+    case "alert":
+      return text(record["title"]) || text(record["rule"]) || name || "alert";
+    case "error":
+      return text(record["error_type"]) || "error";
+    case "telemetry_error":
+      return `telemetry: ${words(text(record["kind"]) || "fault")}`;
+    case "control_change":
+      return `${name} ${plain(record["old"])} → ${plain(record["new"])}`;
+    case "start":
+      return record["resumed"] === true ? "resumed" : "started";
+    case "end":
+      return text(record["status"]) || "ended";
+    default:
+      return words(record.event);
+  }
+}
+
+export function detail(record: JournalRecord): string {
+  const parts: string[] = [];
+  const message = text(record["error_message"]) || text(record["message"]) || text(record["reason"]) || text(record["evidence"]);
+  if (message) parts.push(message);
+  if (record.event === "checkpoint") parts.push(text(record["checkpoint_path"]));
+  if (record.event === "validation" || record.event === "test" || record.event === "epoch") {
+    for (const [name, value] of Object.entries(record)) {
+      if (typeof value === "number" && !["time", "global_step"].includes(name)) parts.push(`${name} ${number(value)}`);
+    }
+  }
+  if (typeof record["num_records"] === "number") parts.push(`${record["num_records"]} records`);
+  if (typeof record["duration_s"] === "number") parts.push(duration(record["duration_s"]));
+  return parts.filter(Boolean).join(" · ");
+}
+
+export function severity(record: JournalRecord): Severity {
+  if (record.event === "error") return "bad";
+  if (record.event === "alert") return text(record["status"]) === "resolved" ? "good" : record["severity"] === "info" ? "" : record["severity"] === "warning" ? "warn" : "bad";
+  if (record.event === "telemetry_error") return "warn";
+  if (record.event === "end") return record["status"] === "finished" ? "good" : "bad";
+  return "";
+}
+
+/** What telemetry notes for itself every few seconds: in the way, unless it is asked for. */
+export function isBookkeeping(record: JournalRecord): boolean {
+  return record.event === "event" && /_metrics_update$|^control_(ack|registered)$/.test(text(record["name"]));
+}
+
+export function matches(record: JournalRecord, search: string): boolean {
+  return search === "" || JSON.stringify(record).toLowerCase().includes(search.toLowerCase());
+}
+
+const text = (value: Json | undefined): string => (typeof value === "string" ? value : "");

@@ -1,0 +1,38 @@
+import { expect, test } from "vitest";
+import { ago, bytes, duration, number, plain, rate, share } from "./format";
+
+test("numbers are short, and what is no number says so", () => {
+  expect(number(null)).toBe("–");
+  expect(number("NaN")).toBe("NaN");
+  expect(number("-Infinity")).toBe("−∞");
+  expect(number(0)).toBe("0");
+  expect(number(1_234_567)).toBe("1\u202f234\u202f567");
+  expect(number(0.123456)).toBe("0.1235");
+  expect(number(3e-7)).toBe("3.00e-7");
+  expect(number(1.5e9 + 0.5)).toBe("1.50e9");
+});
+
+test("times are said as people say them", () => {
+  expect(duration(0.00005)).toBe("50 µs");
+  expect(duration(0.25)).toBe("250 ms");
+  expect(duration(9.94)).toBe("9.9 s");
+  expect(duration(61)).toBe("1 min 01 s");
+  expect(duration(3725)).toBe("1 h 02 min");
+  expect(duration(200_000)).toBe("2 d 7 h");
+  expect(duration(-1)).toBe("–");
+  expect(duration(Number.NaN)).toBe("–");
+  expect(ago(100, 103)).toBe("now");
+  expect(ago(100, 190)).toBe("1 min ago");
+  expect(ago(null, 1)).toBe("–");
+});
+
+test("rates, shares, sizes and values of a config", () => {
+  expect(rate(12.345)).toBe("12.3 /s");
+  expect(rate(0.25)).toBe("4.0 s each");
+  expect(rate(null)).toBe("–");
+  expect(share(0.5)).toBe("50 %");
+  expect(share(0.998)).toBe("99.8 %");
+  expect(bytes(1_500_000)).toBe("1.5 MB");
+  expect(plain([1, "a"])).toBe('[1,"a"]');
+  expect(plain(null)).toBe("–");
+});

@@ -1,0 +1,77 @@
+/** How values look to a person. */
+
+import type { Json, Num } from "../api";
+
+export const nothing = "–";
+
+export function number(value: Num | null | undefined, digits = 4): string {
+  if (value === null || value === undefined) return nothing;
+  if (typeof value === "string") return value === "NaN" ? "NaN" : value === "Infinity" ? "∞" : "−∞";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e15) return value.toLocaleString("en-US").replaceAll(",", "\u202f");
+  if (size >= 1e6 || size < 1e-4) return value.toExponential(digits - 2).replace("e+", "e");
+  return String(Number(value.toPrecision(digits)));
+}
+
+export function duration(seconds: number | null | undefined): string {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return nothing;
+  if (seconds < 0) return nothing;
+  if (seconds < 0.001) return `${(seconds * 1e6).toFixed(0)} µs`;
+  if (seconds < 1) return `${(seconds * 1e3).toPrecision(3)} ms`;
+  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : seconds.toFixed(0)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes} min ${pad(seconds % 60)} s`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return `${hours} h ${pad(minutes % 60)} min`;
+  return `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+const pad = (value: number): string => String(Math.floor(value)).padStart(2, "0");
+
+export function ago(time: number | null | undefined, now: number): string {
+  if (time === null || time === undefined) return nothing;
+  const seconds = Math.max(0, now - time);
+  if (seconds < 5) return "now";
+  for (const [unit, size] of [["d", 86_400], ["h", 3_600], ["min", 60]] as const) {
+    if (seconds >= size) return `${Math.floor(seconds / size)} ${unit} ago`;
+  }
+  return `${Math.floor(seconds)} s ago`;
+}
+
+export function clock(time: number | null | undefined): string {
+  if (time === null || time === undefined || !Number.isFinite(time)) return nothing;
+  const at = new Date(time * 1000);
+  if (Number.isNaN(at.getTime())) return nothing;
+  const day = `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;
+  return `${day} ${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
+}
+
+export function share(value: number | null | undefined): string {
+  return value === null || value === undefined ? nothing : `${(value * 100).toFixed(value > 0.995 && value < 1 ? 1 : 0)} %`;
+}
+
+export function bytes(value: number): string {
+  for (const unit of ["B", "kB", "MB"]) {
+    if (value < 1000) return `${unit === "B" ? value : value.toFixed(1)} ${unit}`;
+    value /= 1000;
+  }
+  return `${value.toFixed(1)} GB`;
+}
+
+export function rate(stepsPerSecond: number | null): string {
+  if (stepsPerSecond === null) return nothing;
+  if (stepsPerSecond >= 1 || stepsPerSecond === 0) return `${number(stepsPerSecond, 3)} /s`;
+  return `${duration(1 / stepsPerSecond)} each`;
+}
+
+/** A value of a config or a record in one line. */
+export function plain(value: Json | undefined): string {
+  if (value === null || value === undefined) return nothing;
+  if (typeof value === "number") return number(value, 6);
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+export function words(name: string): string {
+  return name.replaceAll("_", " ");
+}

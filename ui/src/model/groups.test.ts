@@ -1,0 +1,39 @@
+import { expect, test } from "vitest";
+import type { Metric } from "../api";
+import { group, isSchedule, matching } from "./groups";
+
+const metric = (name: string, kind = "step"): Metric => ({ name, kind, count: 1, last: 1, last_step: 0, low: 1, high: 1, num_not_finite: 0 });
+
+test("the usual metrics come first, those of the user next, those of the machine last", () => {
+  const names = ["cpu_pct", "lr", "val_loss", "reward/mean", "train_loss", "reward/std", "gpu0_util_pct"];
+  const groups = group(names.map((name) => metric(name, /pct/.test(name) ? "system" : "step")));
+  expect(groups).toEqual([
+    { title: "training", names: ["train_loss", "val_loss", "lr"] },
+    { title: "reward", names: ["reward/mean", "reward/std"] },
+    { title: "gpu", names: ["gpu0_util_pct"] },
+    { title: "cpu", names: ["cpu_pct"] },
+  ]);
+});
+
+test("a window's loss is shown first only where no loss was logged", () => {
+  expect(group([metric("window/latest_loss")])[0]?.title).toBe("training");
+  expect(group([metric("window/latest_loss"), metric("train_loss")]).map((each) => each.title)).toEqual(["training", "windows"]);
+});
+
+test("numbers in names are sorted as numbers", () => {
+  expect(group(["layer/10", "layer/9"].map((name) => metric(name)))[0]?.names).toEqual(["layer/9", "layer/10"]);
+});
+
+test("a search is words that must all occur, or an expression", () => {
+  const metrics = ["loss/kl", "loss/ce", "kl_coef"].map((name) => metric(name));
+  const names = (search: string): string[] => matching(metrics, search).map((each) => each.name);
+  expect(names("")).toHaveLength(3);
+  expect(names("KL loss")).toEqual(["loss/kl"]);
+  expect(names("/^loss/")).toEqual(["loss/kl", "loss/ce"]);
+  expect(names("/(/")).toEqual([]);
+});
+
+test("a learning rate is a schedule, a loss is not", () => {
+  expect(["lr", "opt/lr", "learning_rate", "epoch"].every(isSchedule)).toBe(true);
+  expect(["train_loss", "grad_norm", "flr"].some(isSchedule)).toBe(false);
+});

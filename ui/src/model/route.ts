@@ -1,0 +1,97 @@
+/** What is shown, as an address: a view can be shared by sharing its address. */
+
+import type { XAxis } from "../api";
+
+export const tabs = ["overview", "charts", "timeline", "events", "control"] as const;
+export type Tab = (typeof tabs)[number];
+
+export type Route =
+  | { page: "runs"; search: string; states: string[]; sort: string }
+  | { page: "run"; run: string; tab: Tab; others: string[]; view: ChartView };
+
+export interface ChartView {
+  x: XAxis;
+  /** How much of the past a smoothed value holds on to, 0 to 0.999. */
+  smoothing: number;
+  isLog: boolean;
+  search: string;
+  low: number | null;
+  high: number | null;
+}
+
+export const defaultView: ChartView = { x: "step", smoothing: 0.9, isLog: false, search: "", low: null, high: null };
+const axes: readonly string[] = ["step", "time", "relative", "epoch"];
+
+export function parse(hash: string): Route {
+  const [path = "", query = ""] = hash.replace(/^#/, "").split("?", 2);
+  const parameters = new URLSearchParams(query);
+  const [first, name, tab] = path.replace(/^\//, "").split("/").map(decoded);
+  if (first === "run" && name) {
+    return {
+      page: "run",
+      run: name,
+      tab: tabs.find((known) => known === tab) ?? "overview",
+      others: parameters.getAll("with").filter((other) => other !== name),
+      view: parseView(parameters),
+    };
+  }
+  return {
+    page: "runs",
+    search: parameters.get("q") ?? "",
+    states: parameters.getAll("state"),
+    sort: parameters.get("sort") ?? "-started",
+  };
+}
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+function parseView(parameters: URLSearchParams): ChartView {
+  const axis = parameters.get("x") ?? "";
+  return {
+    x: axes.includes(axis) ? (axis as XAxis) : defaultView.x,
+    smoothing: Math.min(0.999, Math.max(0, numeric(parameters.get("smooth")) ?? defaultView.smoothing)),
+    isLog: parameters.get("log") === "1",
+    search: parameters.get("q") ?? "",
+    low: numeric(parameters.get("low")),
+    high: numeric(parameters.get("high")),
+  };
+}
+
+function numeric(text: string | null): number | null {
+  const value = text === null || text === "" ? Number.NaN : Number(text);
+  return Number.isFinite(value) ? value : null;
+}
+
+export function format(route: Route): string {
+  const parameters = new URLSearchParams();
+  if (route.page === "runs") {
+    if (route.search) parameters.set("q", route.search);
+    for (const state of route.states) parameters.append("state", state);
+    if (route.sort !== "-started") parameters.set("sort", route.sort);
+    return withQuery("#/", parameters);
+  }
+  for (const other of route.others) parameters.append("with", other);
+  const { view } = route;
+  if (view.x !== defaultView.x) parameters.set("x", view.x);
+  if (view.smoothing !== defaultView.smoothing) parameters.set("smooth", String(view.smoothing));
+  if (view.isLog) parameters.set("log", "1");
+  if (view.search) parameters.set("q", view.search);
+  if (view.low !== null) parameters.set("low", String(view.low));
+  if (view.high !== null) parameters.set("high", String(view.high));
+  return withQuery(`#/run/${encodeURIComponent(route.run)}/${route.tab}`, parameters);
+}
+
+function withQuery(path: string, parameters: URLSearchParams): string {
+  const query = parameters.toString();
+  return query ? `${path}?${query}` : path;
+}
+
+export function toRun(run: string, tab: Tab = "overview", others: string[] = []): string {
+  return format({ page: "run", run, tab, others, view: defaultView });
+}

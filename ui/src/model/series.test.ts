@@ -1,0 +1,49 @@
+import { expect, test } from "vitest";
+import type { Line, Series } from "../api";
+import { merge, smooth, valueAt } from "./series";
+
+const line = (x: number[], y: (number | null)[], more: Partial<Line> = {}): Line => ({ stream: "step", attempt: 0, x, y, mean_x: [], mean_y: [], mean_count: [], num_points: x.length, ...more });
+const series = (...lines: Line[]): Series => ({ name: "loss", lines, marks: [] });
+
+test("smoothing is an average of the past that is not pulled towards 0", () => {
+  expect(smooth(line([0, 1, 2], [4, 4, 4]), 0.9).y).toEqual([4, 4, 4].map((value) => expect.closeTo(value)));
+  const [first, second] = smooth(line([0, 1], [0, 1]), 0.5).y;
+  expect(first).toBe(0);
+  expect(second).toBeCloseTo(2 / 3);
+  expect(smooth(line([0, 1, 2], [1, null, 3]), 0.5).y[1]).toBeNull();
+});
+
+test("a stretch of which only the mean is known counts as often as it has points", () => {
+  const each = smooth(line([0, 1, 2, 3], [1, 1, 5, 5]), 0.8).y.at(-1) as number;
+  const means = smooth(line([], [], { mean_x: [0.5, 2.5], mean_y: [1, 5], mean_count: [2, 2] }), 0.8);
+  expect(means.x).toEqual([0.5, 2.5]);
+  expect(means.y.at(-1)).toBeCloseTo(each);
+});
+
+test("what is new is added to the line it belongs to", () => {
+  const merged = merge(series(line([0, 1], [1, 2])), { ...series(line([2], [3]), line([0], [9], { attempt: 1 })), marks: [{ x: 2, kind: "NaN", count: 1 }] });
+  expect(merged.lines.map((each) => [each.attempt, each.x, each.y])).toEqual([[0, [0, 1, 2], [1, 2, 3]], [1, [0], [9]]]);
+  expect(merged.lines[0]?.num_points).toBe(3);
+  expect(merged.marks).toHaveLength(1);
+});
+
+test("points added to means count once each, and breaks are no points", () => {
+  const merged = merge(series(line([0, 9], [1, 2], { mean_x: [4], mean_y: [1.5], mean_count: [10], num_points: 10 })), series(line([10, 11, 12], [3, null, 4])));
+  expect(merged.lines[0]).toMatchObject({ mean_x: [4, 10, 12], mean_y: [1.5, 3, 4], mean_count: [10, 1, 1] });
+});
+
+test("points that come late are put in their place, because a chart wants them in order", () => {
+  expect(merge(series(line([0, 5], [1, 2])), series(line([3], [9]))).lines[0]).toMatchObject({ x: [0, 3, 5], y: [1, 9, 2] });
+});
+
+test("what is known is not changed by merging", () => {
+  const known = series(line([0], [1]));
+  merge(known, series(line([1], [2])));
+  expect(known).toEqual(series(line([0], [1])));
+});
+
+test("the value at a place is that of the nearest point", () => {
+  const points = { x: [0, 10, 20], y: [1, 2, 3] };
+  expect([-5, 4, 6, 16, 99].map((x) => valueAt(points, x))).toEqual([1, 1, 2, 3, 3]);
+  expect(valueAt({ x: [], y: [] }, 1)).toBeNull();
+});

@@ -1,0 +1,557 @@
+/** Where spans lie on a timeline, what of them can be seen, and how to look closer. Times are unix seconds. */
+
+import type { Heap, JournalRecord, Json, Spans } from "../api";
+
+export interface View {
+  low: number;
+  high: number;
+}
+
+/** By rising importance: of what is merged, the most important is shown. */
+export const statuses = ["ok", "left", "open", "left_open", "died", "error"] as const;
+
+/** An item is a span, by its index, or a heap, by its index behind the last span. */
+export interface Layout {
+  readonly spans: Spans;
+  readonly numLanes: number;
+  readonly lane: Uint32Array;
+  readonly start: Float64Array;
+  /** Infinity for one that goes on. */
+  readonly end: Float64Array;
+  readonly hue: Uint8Array;
+  /** Index into `statuses`. */
+  readonly status: Uint8Array;
+  /** Lane by lane, by start: those of lane `i` are from `firstSpan[i]` up to `firstSpan[i + 1]`. */
+  readonly spanOrder: Uint32Array;
+  readonly firstSpan: Uint32Array;
+  readonly heapOrder: Uint32Array;
+  readonly firstHeap: Uint32Array;
+  readonly longestHeap_s: number;
+}
+
+/** Something to draw: an item, or a block of items too narrow to be seen. */
+export interface Piece {
+  lane: number;
+  /** The longest in it. */
+  item: number;
+  start: number;
+  end: number;
+  count: number;
+  total_s: number;
+  status: number;
+}
+
+export type Target = { kind: "span"; index: number } | { kind: "heap"; heap: Heap };
+
+/** A time as a double is known to 0.24 µs, so neighbours may seem to overlap by a bit. */
+const rounding_s = 1e-6;
+const shortestView_s = 1e-5;
+
+// Lanes --------------------------------------------------------------------------------------------------------------
+
+/**
+ * Put each span into a lane: children below their parents, and nothing on top of what goes on at the same time.
+ *
+ * The lane of a span is its depth, so that it stays where it is while one zooms. Where several go on at once at a
+ * depth, one keeps that lane and the others go, with all that is in them, into lanes below the deepest.
+ */
+export function layout(spans: Spans): Layout {
+  const numSpans = spans.start.length;
+  const numItems = numSpans + spans.heaps.length;
+  const start = new Float64Array(numItems);
+  const end = new Float64Array(numItems);
+  const hue = new Uint8Array(numItems);
+  const status = new Uint8Array(numItems);
+  const hues = spans.names.map(colourOf);
+  for (let i = 0; i < numSpans; i++) {
+    const duration_s = spans.duration_s[i] ?? Infinity;
+    start[i] = spans.start[i]!;
+    end[i] = start[i]! + Math.max(0, duration_s);
+    hue[i] = hues[spans.name[i]!] ?? 0;
+    status[i] = Math.max(0, statuses.indexOf(spans.status[i] as (typeof statuses)[number]));
+  }
+  let longestHeap_s = 0;
+  spans.heaps.forEach((heap, i) => {
+    start[numSpans + i] = heap.start;
+    end[numSpans + i] = heap.end;
+    hue[numSpans + i] = colourOf(heap.name);
+    longestHeap_s = Math.max(longestHeap_s, heap.end - heap.start);
+  });
+  const { lane, order } = lanesOf(spans, start, end);
+  const heaps = spans.heaps.map((_, i) => numSpans + i).sort((a, b) => start[a]! - start[b]!);
+  for (const item of heaps) lane[item] = spans.heaps[item - numSpans]!.depth;
+  const numLanes = numItems === 0 ? 0 : highest(lane) + 1;
+  const [spanOrder, firstSpan] = byLane(order, lane, numLanes);
+  const [heapOrder, firstHeap] = byLane(heaps, lane, numLanes);
+  return { spans, numLanes, lane, start, end, hue, status, spanOrder, firstSpan, heapOrder, firstHeap, longestHeap_s };
+}
+
+type Family = { parent: Int32Array; level: Uint32Array; from: Float64Array };
+
+function lanesOf(spans: Spans, start: Float64Array, end: Float64Array): { lane: Uint32Array; order: Uint32Array } {
+  const family = familyOf(spans, start);
+  const { parent, level, from } = family;
+  // They come nearly sorted by start, which makes this sort cheap; that by level does not compare at all.
+  const byStart = new Array<number>(parent.length);
+  for (let span = 0; span < parent.length; span++) byStart[span] = span;
+  byStart.sort((a, b) => start[a]! - start[b]! || a - b);
+  const ordered = byLane(byStart, level, highest(level) + 1)[0];
+  const keeps = keepers(spans, family, ordered, end);
+  const lane = new Uint32Array(start.length);
+  let base = spans.heaps.reduce((most, heap) => Math.max(most, heap.depth + 1), 0);
+  for (const span of ordered) if (keeps[span]) base = Math.max(base, (lane[span] = level[span]!) + 1);
+  const order = new Uint32Array(ordered.length);
+  const others: number[] = [];
+  let numKept = 0;
+  for (const span of ordered) {
+    if (keeps[span]) order[numKept++] = span;
+    else others.push(span);
+  }
+  others.sort((a, b) => from[a]! - from[b]! || level[a]! - level[b]! || a - b);
+  const shelf = new Shelf(others.length);
+  for (const span of others) {
+    const around = parent[span]!;
+    const lowest = around >= 0 && !keeps[around] ? lane[around]! + 1 - base : 0;
+    lane[span] = base + shelf.take(lowest, start[span]!, end[span]!);
+  }
+  order.set(others, numKept);
+  return { lane, order };
+}
+
+function highest(values: Uint32Array): number {
+  let most = 0;
+  for (let i = 0; i < values.length; i++) if (values[i]! > most) most = values[i]!;
+  return most;
+}
+
+/** Parents without nonsense, how deep each span lies, and from when it may be placed: never before its parent. */
+function familyOf(spans: Spans, start: Float64Array): Family {
+  const numSpans = spans.start.length;
+  const parent = new Int32Array(numSpans).fill(-1);
+  const level = new Uint32Array(numSpans);
+  const from = start.slice(0, numSpans);
+  const isDone = new Uint8Array(numSpans);
+  const isOnPath = new Uint8Array(numSpans);
+  const path: number[] = [];
+  for (let first = 0; first < numSpans; first++) {
+    for (let span = first; !isDone[span]; span = parent[span]!) {
+      path.push(span);
+      isOnPath[span] = 1;
+      const around = spans.parent[span] ?? -1;
+      if (!(around >= 0 && around < numSpans) || isOnPath[around]) break;
+      parent[span] = around;
+    }
+    for (let span = path.pop(); span !== undefined; span = path.pop()) {
+      const around = parent[span]!;
+      level[span] = Math.max(spans.depth[span] ?? 0, around < 0 ? 0 : level[around]! + 1);
+      if (around >= 0) from[span] = Math.max(from[span]!, from[around]!);
+      isDone[span] = 1;
+      isOnPath[span] = 0;
+    }
+  }
+  return { parent, level, from };
+}
+
+/** Which spans keep the lane of their depth: of those at once, one of the name that makes up most of what is there. */
+function keepers(spans: Spans, family: Family, ordered: Uint32Array, end: Float64Array): Uint8Array {
+  const { parent, level } = family;
+  const keeps = new Uint8Array(ordered.length);
+  const weights = weightsOf(spans, parent);
+  const weight = (span: number): number => weights[spans.name[span]!] ?? 0;
+  let last = -1;
+  for (const span of ordered) {
+    const around = parent[span]!;
+    if (around >= 0 && !keeps[around]) continue;
+    if (last >= 0 && level[last] === level[span] && end[last]! > spans.start[span]! + rounding_s) {
+      const difference = weight(span) - weight(last);
+      if (difference < 0 || (difference === 0 && end[span]! >= end[last]!)) continue;
+      keeps[last] = 0;
+    }
+    keeps[span] = 1;
+    last = span;
+  }
+  return keeps;
+}
+
+/** By name: how many, with what is in them, times how long. So few long saves or many short beats weigh little. */
+function weightsOf(spans: Spans, parent: Int32Array): number[] {
+  const counts = spans.names.map(() => 0);
+  const totals_s = spans.names.map(() => 0);
+  for (let span = 0; span < parent.length; span++) {
+    counts[spans.name[span]!]! += 1;
+    totals_s[spans.name[span]!]! += spans.duration_s[span] ?? 0;
+    if (parent[span]! >= 0) counts[spans.name[parent[span]!]!]! += 1;
+  }
+  return counts.map((count, name) => count * totals_s[name]!);
+}
+
+/** Lanes as a tree of when they become free, so that the first free one is found without asking all of them. */
+class Shelf {
+  readonly #size: number;
+  readonly #freeFrom: Float64Array;
+
+  constructor(mostLanes: number) {
+    this.#size = 2 ** Math.ceil(Math.log2(mostLanes + 1));
+    this.#freeFrom = new Float64Array(2 * this.#size).fill(-Infinity);
+  }
+
+  take(lowest: number, start: number, end: number): number {
+    const free = this.#freeFrom;
+    const latest = start + rounding_s;
+    let node = this.#size + lowest;
+    while (free[node]! > latest) {
+      while (node & 1) node >>= 1;
+      node += 1;
+    }
+    while (node < this.#size) node = free[2 * node]! <= latest ? 2 * node : 2 * node + 1;
+    const lane = node - this.#size;
+    free[node] = end;
+    for (node >>= 1; node > 0; node >>= 1) free[node] = Math.min(free[2 * node]!, free[2 * node + 1]!);
+    return lane;
+  }
+}
+
+/** Sort by lane, keeping the order within each; also say where each begins. */
+function byLane(items: ArrayLike<number>, lane: Uint32Array, numLanes: number): [Uint32Array, Uint32Array] {
+  const first = new Uint32Array(numLanes + 1);
+  for (let i = 0; i < items.length; i++) first[lane[items[i]!]! + 1]! += 1;
+  for (let i = 0; i < numLanes; i++) first[i + 1]! += first[i]!;
+  const next = first.slice();
+  const sorted = new Uint32Array(items.length);
+  for (let i = 0; i < items.length; i++) sorted[next[lane[items[i]!]!]!++] = items[i]!;
+  return [sorted, first];
+}
+
+// What can be seen ---------------------------------------------------------------------------------------------------
+
+/**
+ * Yield what to draw, lane by lane, heaps before the spans that lie on top of them.
+ *
+ * What is narrower than a pixel and a half is merged into blocks of up to three. Their borders lie at fixed times, so
+ * that they do not flicker while one pans. With 0 pixels nothing is merged.
+ */
+export function* visible(
+  layout: Layout,
+  low: number,
+  high: number,
+  pixels: number,
+  now = Infinity,
+  lanes: { first: number; last: number } = { first: 0, last: Infinity },
+): Generator<Piece> {
+  const narrow_s = pixels > 0 ? (1.5 * (high - low)) / pixels : 0;
+  for (let lane = Math.max(0, lanes.first); lane <= Math.min(lanes.last, layout.numLanes - 1); lane++) {
+    const { heapOrder, firstHeap, spanOrder, firstSpan, longestHeap_s } = layout;
+    const heaps = heapOrder.subarray(firstHeap[lane], firstHeap[lane + 1]);
+    yield* merged(layout, heaps, firstBehind(layout, heaps, low - longestHeap_s), low, high, narrow_s, now);
+    const spans = spanOrder.subarray(firstSpan[lane], firstSpan[lane + 1]);
+    yield* merged(layout, spans, firstBehind(layout, spans, low), low, high, narrow_s, now);
+  }
+}
+
+/** The place of the last item that begins before a time, since it may reach behind it. */
+function firstBehind(layout: Layout, items: Uint32Array, time: number): number {
+  let from = 0;
+  let to = items.length;
+  while (from < to) {
+    const middle = (from + to) >> 1;
+    if (layout.start[items[middle]!]! < time) from = middle + 1;
+    else to = middle;
+  }
+  return Math.max(0, from - 1);
+}
+
+function* merged(
+  layout: Layout,
+  items: Uint32Array,
+  first: number,
+  low: number,
+  high: number,
+  narrow_s: number,
+  now: number,
+): Generator<Piece> {
+  const step = 2 ** Math.ceil(Math.log2(narrow_s));
+  let block: Piece | null = null;
+  let place = NaN;
+  let longest_s = 0;
+  for (let i = first; i < items.length && layout.start[items[i]!]! <= high; i++) {
+    const item = items[i]!;
+    const start = layout.start[item]!;
+    const end = endOf(layout, item, now);
+    if (end < low) continue;
+    const length_s = end - start;
+    const here = length_s < narrow_s ? Math.floor(start / step) : NaN;
+    if (block === null || here !== place) {
+      if (block !== null) yield block;
+      block = { lane: layout.lane[item]!, item, start, end, count: 0, total_s: 0, status: 0 };
+      place = here;
+      longest_s = length_s;
+    }
+    absorb(layout, block, item, end);
+    if (length_s > longest_s) {
+      longest_s = length_s;
+      block.item = item;
+    }
+  }
+  if (block !== null) yield block;
+}
+
+function absorb(layout: Layout, block: Piece, item: number, end: number): void {
+  const { heaps, start } = layout.spans;
+  const heap = item < start.length ? undefined : heaps[item - start.length];
+  block.end = Math.max(block.end, end);
+  block.count += heap === undefined ? 1 : heap.count;
+  block.total_s += heap === undefined ? end - layout.start[item]! : heap.total_s;
+  block.status = Math.max(block.status, layout.status[item]!);
+}
+
+export function endOf(layout: Layout, item: number, now: number): number {
+  const end = layout.end[item]!;
+  return end === Infinity ? Math.max(layout.start[item]!, now) : end;
+}
+
+export function nameOf(layout: Layout, item: number): string {
+  const { names, name, heaps, start } = layout.spans;
+  return item < start.length ? (names[name[item]!] ?? "") : heaps[item - start.length]!.name;
+}
+
+/** What lies at a place; with the length of a pixel, also what is merged there, and what is missed by two pixels. */
+export function hit(layout: Layout, time: number, lane: number, pixel_s = 0, now = Infinity): Target | null {
+  const reach_s = 4 * pixel_s;
+  let best: Piece | null = null;
+  let missed_s = 2 * pixel_s;
+  const lanes = { first: lane, last: lane };
+  for (const piece of visible(layout, time - reach_s, time + reach_s, 8 * Math.sign(pixel_s), now, lanes)) {
+    const miss_s = Math.max(0, piece.start - time, time - piece.end);
+    if (miss_s > missed_s) continue;
+    [best, missed_s] = [piece, miss_s];
+  }
+  return best === null ? null : targetOf(layout, best);
+}
+
+export function targetOf(layout: Layout, piece: Piece): Target {
+  if (piece.count === 1 && piece.item < layout.spans.start.length) return { kind: "span", index: piece.item };
+  const { start, end, count, total_s, lane } = piece;
+  return { kind: "heap", heap: { start, end, depth: lane, count, total_s, name: nameOf(layout, piece.item) } };
+}
+
+// Views --------------------------------------------------------------------------------------------------------------
+
+/** From the first start to the last end, or to now where something goes on; null where there is nothing. */
+export function extent(layout: Layout, now: number): View | null {
+  let [low, high] = [Infinity, -Infinity];
+  for (let item = 0; item < layout.start.length; item++) {
+    low = Math.min(low, layout.start[item]!);
+    high = Math.max(high, endOf(layout, item, now));
+  }
+  return low <= high ? { low, high: Math.max(high, low + shortestView_s) } : null;
+}
+
+/** Look so many times closer; what is at a time stays where it is. */
+export function zoom(view: View, factor: number, at: number): View {
+  const length_s = view.high - view.low;
+  const next_s = Math.max(shortestView_s, length_s / factor);
+  const low = at - ((at - view.low) / length_s) * next_s;
+  return { low, high: low + next_s };
+}
+
+export function pan(view: View, seconds: number): View {
+  return { low: view.low + seconds, high: view.high + seconds };
+}
+
+/** Keep a view within what there is: moved before it is made shorter. */
+export function clamp(view: View, extent: View): View {
+  const longest_s = Math.max(extent.high - extent.low, shortestView_s);
+  const length_s = Math.min(Math.max(view.high - view.low, shortestView_s), longest_s);
+  const low = Math.max(extent.low, Math.min(view.low, extent.high - length_s));
+  return { low, high: low + length_s };
+}
+
+/** A view of a span, with a little of what is around it. */
+export function fit(layout: Layout, index: number, now: number): View {
+  const start = layout.start[index]!;
+  const end = endOf(layout, index, now);
+  const margin_s = Math.max((end - start) * 0.05, shortestView_s / 2);
+  return { low: start - margin_s, high: end + margin_s };
+}
+
+/** Stay with the end while there is more of the run, if the view was at the end; see all of it, if it saw all. */
+export function follow(view: View, before: View, after: View): View {
+  const slack_s = (view.high - view.low) * 0.01;
+  if (view.high < before.high - slack_s) return view;
+  if (view.low <= before.low + slack_s) return { ...after };
+  return pan(view, after.high - view.high);
+}
+
+// The axis of time ---------------------------------------------------------------------------------------------------
+
+export interface Tick {
+  time: number;
+  label: string;
+}
+
+const digits = [1, 2, 5];
+const steps_s = [
+  ...[-6, -5, -4, -3, -2, -1].flatMap((power) => digits.map((digit) => Number(`${digit}e${power}`))),
+  ...[1, 2, 5, 10, 15, 30],
+  ...[1, 2, 5, 10, 15, 30].map((minutes) => minutes * 60),
+  ...[1, 2, 3, 6, 12].map((hours) => hours * 3_600),
+  ...[1, 10, 100, 1_000].flatMap((power) => digits.map((digit) => digit * power * 86_400)),
+];
+const letter_px = 6.5;
+
+/** Ticks at round distances from a start time, as many as there is room for their labels. */
+export function ticks(view: View, width: number, origin = 0): Tick[] {
+  const length_s = view.high - view.low;
+  if (!(length_s > 0 && width > 0)) return [];
+  for (const step of steps_s) {
+    if (length_s / step > width / 40) continue;
+    const found = ticksAt(view, step, origin);
+    const longest = found.reduce((most, tick) => Math.max(most, tick.label.length), 0);
+    if ((step / length_s) * width >= longest * letter_px + 28) return found;
+  }
+  return [];
+}
+
+function ticksAt(view: View, step: number, origin: number): Tick[] {
+  const found: Tick[] = [];
+  const last = Math.floor((view.high - origin) / step);
+  for (let i = Math.ceil((view.low - origin) / step); i <= last; i++) {
+    found.push({ time: origin + i * step, label: timeLabel(i * step, step) });
+  }
+  return found;
+}
+
+/** A length of time, exact to a step: `12.5 ms`, `1 min 30 s`, `2 h 05 min`, `3 d 00 h`. */
+export function timeLabel(seconds: number, step: number): string {
+  if (seconds < 0) return `−${timeLabel(-seconds, step)}`;
+  const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  const rounded = Number(seconds.toFixed(decimals));
+  if (rounded === 0) return "0 s";
+  if (rounded < 1e-3) return `${plain(rounded * 1e6, decimals - 6)} µs`;
+  if (rounded < 1) return `${plain(rounded * 1e3, decimals - 3)} ms`;
+  const parts = [
+    { unit: "d", value: Math.floor(rounded / 86_400), above_s: Infinity },
+    { unit: "h", value: Math.floor(rounded / 3_600) % 24, above_s: 86_400 },
+    { unit: "min", value: Math.floor(rounded / 60) % 60, above_s: 3_600 },
+    { unit: "s", value: plain(rounded % 60, decimals), above_s: 60 },
+  ];
+  const first = parts.findIndex((part) => Number(part.value) > 0);
+  const shown = parts.filter((part, i) => i === first || (i > first && step < part.above_s));
+  return shown.map((part, i) => `${i === 0 ? part.value : twoDigits(part.value)} ${part.unit}`).join(" ");
+}
+
+const plain = (value: number, decimals: number): string => String(Number(value.toFixed(Math.max(0, decimals))));
+const twoDigits = (value: number | string): string => String(value).replace(/^\d(?!\d)/, "0$&");
+
+// Colours ------------------------------------------------------------------------------------------------------------
+
+const numHues = 12;
+/** By hue. Spans, and the phases that they are summed up in, have the same one. */
+const known = [
+  ["training_single_iteration", "iterations", "iteration"],
+  ["checkpoint_save_sync", "checkpoint_save_async", "checkpoint_save_finalization", "checkpoint"],
+  ["model_forward", "forward"],
+  ["validation_loop", "validation_single_iteration", "validation"],
+  ["model_backward", "backward"],
+  ["optimizer_update", "zero_grad", "optimizer_initialization", "optimizer"],
+  ["data_loading", "data_loader_initialization", "data"],
+  ["testing_loop", "TESTING_SINGLE_ITERATION", "testing"],
+  ["training_loop"],
+  ["model_initialization"],
+  ["checkpoint_load", "distributed_code_initialization", "failed"],
+  ["application", "other"],
+];
+const fixedHues = new Map(known.flatMap((names, hue) => names.map((name) => [name, hue] as const)));
+
+/** The colour of a name, always the same, as an index into the palette. */
+export function colourOf(name: string): number {
+  const fixed = fixedHues.get(name);
+  if (fixed !== undefined) return fixed;
+  let hash = 0x811c9dc5;
+  for (let i = 0; i < name.length; i++) hash = Math.imul(hash ^ name.charCodeAt(i), 0x01000193);
+  return ((hash ^ (hash >>> 15)) >>> 0) % numHues;
+}
+
+// Marks --------------------------------------------------------------------------------------------------------------
+
+/** By rising importance: a group is shown as the most important of its kinds. */
+export const markKinds = ["event", "validation", "checkpoint", "control_change", "alert", "error"] as const;
+export type MarkKind = (typeof markKinds)[number];
+
+export interface TimelineMark {
+  time: number;
+  kind: MarkKind;
+  label: string;
+}
+
+export interface MarkGroup {
+  time: number;
+  kind: MarkKind;
+  marks: TimelineMark[];
+}
+
+/** Said at every window, or of telemetry itself. */
+const quietEvents = new Set([
+  "one_logger_initialization",
+  "update_training_telemetry_config",
+  "training_metrics_update",
+  "validation_metrics_update",
+  "testing_metrics_update",
+  "sync_checkpoint_metrics_update",
+]);
+
+/** What is worth a mark among the records of a run, by time. */
+export function marks(records: JournalRecord[]): TimelineMark[] {
+  const found: TimelineMark[] = [];
+  for (const record of records) {
+    const kind = markKind(record);
+    if (kind === null || !Number.isFinite(record.time)) continue;
+    const label = markLabel(record, kind).replace(/\s+/g, " ").trim();
+    found.push({ time: record.time, kind, label: label.length > 160 ? `${label.slice(0, 159)}…` : label });
+  }
+  return found.sort((a, b) => a.time - b.time);
+}
+
+function markKind(record: JournalRecord): MarkKind | null {
+  const name = text(record["name"]);
+  if (record.event === "event" && quietEvents.has(name)) return null;
+  if (record.event === "event" && name === "save_checkpoint_success") return "checkpoint";
+  return record.event === "test" ? "validation" : (markKinds.find((kind) => kind === record.event) ?? null);
+}
+
+function markLabel(record: JournalRecord, kind: MarkKind): string {
+  const at = typeof record["global_step"] === "number" ? ` at step ${record["global_step"]}` : "";
+  if (kind === "control_change") return `${text(record["name"])}: ${text(record["old"])} → ${text(record["new"])}`;
+  if (kind === "error") return `${text(record["error_type"]) || "error"}: ${text(record["error_message"])}${at}`;
+  if (kind === "checkpoint") return `checkpoint${at}${record["is_best"] === true ? ", the best" : ""}`;
+  if (kind === "validation") return `${record.event}${at}${results(record)}`;
+  const said = ["title", "message", "rule", "name"].map((field) => text(record[field])).find((value) => value !== "");
+  return `${kind === "alert" ? `${text(record["severity"]) || "alert"}: ` : ""}${said ?? kind}${at}`;
+}
+
+function results(record: JournalRecord): string {
+  const found: string[] = [];
+  for (const [name, value] of Object.entries(record)) {
+    if (/^(val|test)_/.test(name) && typeof value === "number") found.push(`${name} ${Number(value.toPrecision(4))}`);
+  }
+  const few = found.slice(0, 3);
+  return few.length > 0 ? `: ${few.join(", ")}` : "";
+}
+
+const text = (value: Json | undefined): string => (typeof (value ?? {}) === "object" ? "" : String(value));
+
+/** The marks in a view, those closer than some pixels in one; the groups stay the same while one pans. */
+export function groupMarks(marks: TimelineMark[], view: View, width: number, gap_px = 26): MarkGroup[] {
+  const gap_s = ((view.high - view.low) / Math.max(1, width)) * gap_px;
+  const groups: MarkGroup[] = [];
+  for (let first = 0, next = 0; first < marks.length; first = next) {
+    const { time } = marks[first]!;
+    if (time > view.high + gap_s) break;
+    while (next < marks.length && (next === first || marks[next]!.time < time + gap_s)) next += 1;
+    if (time < view.low - gap_s) continue;
+    const together = marks.slice(first, next);
+    const rank = together.reduce((most, mark) => Math.max(most, markKinds.indexOf(mark.kind)), 0);
+    groups.push({ time, kind: markKinds[rank]!, marks: together });
+  }
+  return groups;
+}

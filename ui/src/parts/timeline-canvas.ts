@@ -1,0 +1,366 @@
+/** The timeline of a run on a canvas. Its size is given by the page's styles, never by its own width and height. */
+
+import type { Layout, MarkGroup, Target, TimelineMark, View } from "../model/timeline";
+import { clamp, fit, groupMarks, hit, pan, ticks, zoom } from "../model/timeline";
+import * as paint from "./timeline-paint";
+
+export type Hovered = Target | { kind: "marks"; group: MarkGroup };
+
+export interface TimelineEvents {
+  /** What is under the pointer; x and y are pixels within the canvas. */
+  hover(what: Hovered | null, x: number, y: number): void;
+  /** The index of a span that was chosen. */
+  select(index: number | null): void;
+  /** The view was moved here, by a hand or by a call of `zoomBy`, `panBy`, `fitAll` or `fitSelected`. */
+  view(view: View): void;
+}
+
+interface Point {
+  x: number;
+  y: number;
+}
+
+const sharesHeight = 48;
+const marksHeight = 24;
+const axisHeight = 24;
+const stillPixels = 4;
+const touchMarkPixels = 9;
+
+export class TimelineCanvas {
+  readonly #canvas: HTMLCanvasElement;
+  readonly #context: CanvasRenderingContext2D;
+  readonly #on: TimelineEvents;
+  readonly #observer: ResizeObserver;
+  readonly #stop = new AbortController();
+  readonly #pointers = new Map<number, Point>();
+  #theme: paint.Theme;
+  #layout: Layout | null = null;
+  #marks: TimelineMark[] = [];
+  #stack: paint.Stack | null = null;
+  #extent: View = { low: 0, high: 1 };
+  #view: View = { low: 0, high: 1 };
+  #now = 0;
+  #selected: number | null = null;
+  #scroll = 0;
+  #size = { width: 0, height: 0, ratio: 1 };
+  #drag: { from: Point; isRange: boolean; hasMoved: boolean } | null = null;
+  #frame = 0;
+
+  constructor(canvas: HTMLCanvasElement, on: TimelineEvents) {
+    const context = canvas.getContext("2d", { alpha: false });
+    if (context === null) throw new Error("This browser cannot draw on a canvas.");
+    this.#canvas = canvas;
+    this.#context = context;
+    this.#on = on;
+    this.#theme = readTheme(canvas, context);
+    this.#observer = new ResizeObserver(() => this.#resize());
+    this.#observer.observe(canvas);
+    this.#listen();
+    this.#resize();
+  }
+
+  /** Show these; the view stays where it is, as far as it lies within the extent. */
+  setData(layout: Layout, marks: TimelineMark[], extent: View): void {
+    const selected = this.#selected === null ? undefined : this.#layout?.spans.id[this.#selected];
+    const index = selected === undefined ? -1 : layout.spans.id.indexOf(selected);
+    this.#selected = index < 0 ? null : index;
+    this.#layout = layout;
+    this.#marks = marks;
+    this.#extent = extent;
+    this.#view = clamp(this.#view, extent);
+    this.#scrollTo(this.#scroll);
+  }
+
+  /** Shares of phases, drawn from below in this order. All must come from the same windows. */
+  setShares(series: paint.Share[]): void {
+    this.#stack = series.length > 0 ? paint.stackOf(series) : null;
+    this.#scrollTo(this.#scroll);
+  }
+
+  setView(view: View): void {
+    this.#view = clamp(view, this.#extent);
+    this.#redraw();
+  }
+
+  /** Mark a span as chosen; its index is that in the layout shown. */
+  setSelected(index: number | null): void {
+    this.#selected = index;
+    this.#redraw();
+  }
+
+  /** Where what goes on reaches to. */
+  setNow(time: number): void {
+    this.#now = time;
+    this.#redraw();
+  }
+
+  /** Take the colours of the page, or these. */
+  setTheme(theme: paint.Theme = readTheme(this.#canvas, this.#context)): void {
+    this.#theme = theme;
+    this.#redraw();
+  }
+
+  zoomBy(factor: number, at = (this.#view.low + this.#view.high) / 2): void {
+    this.#moveTo(zoom(this.#view, factor, at));
+  }
+
+  /** Move by a part of what is seen: 0.5 is half a width to later times. */
+  panBy(part: number): void {
+    this.#moveTo(pan(this.#view, part * (this.#view.high - this.#view.low)));
+  }
+
+  scrollBy(lanes: number): void {
+    this.#scrollTo(this.#scroll + lanes * paint.laneHeight);
+  }
+
+  fitAll(): void {
+    this.#moveTo(this.#extent);
+  }
+
+  fitSelected(): void {
+    if (this.#layout !== null && this.#selected !== null) this.#moveTo(fit(this.#layout, this.#selected, this.#now));
+    else this.fitAll();
+  }
+
+  destroy(): void {
+    cancelAnimationFrame(this.#frame);
+    this.#observer.disconnect();
+    this.#stop.abort();
+  }
+
+  // Where things are
+
+  get #lanes(): paint.Band {
+    const top = (this.#stack === null ? 0 : sharesHeight) + marksHeight;
+    return { top, height: Math.max(0, this.#size.height - top - axisHeight) };
+  }
+
+  get #contentHeight(): number {
+    return (this.#layout?.numLanes ?? 0) * paint.laneHeight;
+  }
+
+  get #pixel_s(): number {
+    return (this.#view.high - this.#view.low) / Math.max(1, this.#size.width);
+  }
+
+  #timeAt(x: number): number {
+    return this.#view.low + x * this.#pixel_s;
+  }
+
+  #moveTo(view: View): void {
+    this.#view = clamp(view, this.#extent);
+    this.#redraw();
+    this.#on.view(this.#view);
+  }
+
+  #scrollTo(scroll: number): void {
+    const most = Math.max(0, this.#contentHeight - this.#lanes.height);
+    this.#scroll = Math.max(0, Math.min(most, scroll));
+    // A finger scrolls the page where there is nothing to scroll here.
+    this.#canvas.style.touchAction = most > 0 ? "none" : "pan-y";
+    this.#redraw();
+  }
+
+  #at(point: Point): Hovered | null {
+    const { top, height } = this.#lanes;
+    if (point.y < top && point.y >= top - marksHeight) return this.#marksAt(point.x);
+    if (this.#layout === null || point.y < top || point.y >= top + height) return null;
+    const lane = Math.floor((point.y - top + this.#scroll) / paint.laneHeight);
+    return hit(this.#layout, this.#timeAt(point.x), lane, this.#pixel_s, this.#now);
+  }
+
+  #marksAt(x: number): Hovered | null {
+    const time = this.#timeAt(x);
+    const groups = groupMarks(this.#marks, this.#view, this.#size.width);
+    groups.sort((a, b) => Math.abs(a.time - time) - Math.abs(b.time - time));
+    const group = groups[0];
+    const isNear = group !== undefined && Math.abs(group.time - time) <= touchMarkPixels * this.#pixel_s;
+    return isNear ? { kind: "marks", group } : null;
+  }
+
+  // Drawing
+
+  #resize(): void {
+    const { clientWidth: width, clientHeight: height } = this.#canvas;
+    const ratio = devicePixelRatio || 1;
+    const { width: oldWidth, height: oldHeight, ratio: oldRatio } = this.#size;
+    if (width === oldWidth && height === oldHeight && ratio === oldRatio) return;
+    this.#size = { width, height, ratio };
+    this.#canvas.width = Math.round(width * ratio);
+    this.#canvas.height = Math.round(height * ratio);
+    this.#scrollTo(this.#scroll);
+  }
+
+  #redraw(): void {
+    if (this.#frame === 0) this.#frame = requestAnimationFrame(() => this.#draw());
+  }
+
+  #draw(): void {
+    this.#resize();
+    this.#frame = 0;
+    const { width, height } = this.#size;
+    const lanes = this.#lanes;
+    if (width === 0 || lanes.height === 0) return;
+    const frame = { context: this.#context, theme: this.#theme, view: this.#view, now: this.#now, ...this.#size };
+    const marksBand = { top: lanes.top - marksHeight, height: marksHeight };
+    const found = ticks(this.#view, width, this.#extent.low);
+    paint.clear(frame);
+    paint.paintGrid(frame, found);
+    if (this.#stack !== null) paint.paintShares(frame, this.#stack, { top: 0, height: sharesHeight });
+    paint.clipped(frame, lanes, () => this.#drawLanes(frame, lanes));
+    paint.paintMarks(frame, groupMarks(this.#marks, this.#view, width), marksBand);
+    paint.paintAxis(frame, found, { top: height - axisHeight, height: axisHeight });
+    if (this.#drag?.isRange) {
+      const to = this.#pointers.values().next().value ?? this.#drag.from;
+      paint.paintRange(frame, this.#drag.from.x, to.x, { top: 0, height: height - axisHeight });
+    }
+  }
+
+  #drawLanes(frame: paint.Frame, lanes: paint.Band): void {
+    if (this.#layout === null) return;
+    paint.paintLanes(frame, this.#layout, lanes, this.#scroll, this.#selected);
+    if (this.#layout.spans.duration_s.includes(null)) paint.paintNow(frame, lanes);
+    if (this.#contentHeight > lanes.height) paint.paintScrollbar(frame, lanes, this.#scroll, this.#contentHeight);
+  }
+
+  // Hands
+
+  #listen(): void {
+    const { signal } = this.#stop;
+    const canvas = this.#canvas;
+    canvas.addEventListener("wheel", (event) => this.#wheel(event), { passive: false, signal });
+    canvas.addEventListener("pointerdown", (event) => this.#down(event), { signal });
+    canvas.addEventListener("pointermove", (event) => this.#move(event), { signal });
+    canvas.addEventListener("pointerup", (event) => this.#up(event, true), { signal });
+    canvas.addEventListener("pointercancel", (event) => this.#up(event, false), { signal });
+    canvas.addEventListener("pointerleave", () => this.#on.hover(null, 0, 0), { signal });
+    canvas.addEventListener("dblclick", (event) => this.#fitAt(event), { signal });
+  }
+
+  #wheel(event: WheelEvent): void {
+    event.preventDefault();
+    const pixels = [1, 16, 400][event.deltaMode] ?? 1;
+    const [dx, dy] = event.shiftKey && event.deltaX === 0 ? [event.deltaY, 0] : [event.deltaX, event.deltaY];
+    if (Math.abs(dx) > Math.abs(dy)) {
+      this.#moveTo(pan(this.#view, dx * pixels * this.#pixel_s));
+    } else {
+      // Two fingers on a touchpad come as a wheel with ctrl, in small steps.
+      const factor = Math.exp(-Math.max(-200, Math.min(200, dy * pixels)) * (event.ctrlKey ? 0.01 : 0.002));
+      this.#moveTo(zoom(this.#view, factor, this.#timeAt(event.offsetX)));
+    }
+  }
+
+  #down(event: PointerEvent): void {
+    if (event.button !== 0) return;
+    const from = { x: event.offsetX, y: event.offsetY };
+    this.#canvas.setPointerCapture(event.pointerId);
+    this.#pointers.set(event.pointerId, from);
+    this.#drag = { from, isRange: event.shiftKey, hasMoved: this.#pointers.size > 1 };
+    this.#on.hover(null, from.x, from.y);
+  }
+
+  #move(event: PointerEvent): void {
+    const to = { x: event.offsetX, y: event.offsetY };
+    const before = this.#pointers.get(event.pointerId);
+    if (before === undefined || this.#drag === null) {
+      this.#on.hover(this.#at(to), to.x, to.y);
+      return;
+    }
+    const { from, isRange } = this.#drag;
+    if (!this.#drag.hasMoved && Math.hypot(to.x - from.x, to.y - from.y) < stillPixels) return;
+    this.#drag.hasMoved = true;
+    if (this.#pointers.size === 2) this.#pinch(event.pointerId, before, to);
+    else if (!isRange) {
+      this.#moveTo(pan(this.#view, (before.x - to.x) * this.#pixel_s));
+      this.#scrollTo(this.#scroll + before.y - to.y);
+    }
+    this.#pointers.set(event.pointerId, to);
+    this.#redraw();
+  }
+
+  /** Two fingers keep what is under them. */
+  #pinch(moved: number, before: Point, to: Point): void {
+    for (const [id, other] of this.#pointers) {
+      if (id === moved) continue;
+      const factor = Math.max(10, Math.abs(to.x - other.x)) / Math.max(10, Math.abs(before.x - other.x));
+      this.#moveTo(zoom(this.#view, factor, this.#timeAt(other.x)));
+    }
+  }
+
+  #up(event: PointerEvent, isMeant: boolean): void {
+    const drag = this.#drag;
+    if (!this.#pointers.delete(event.pointerId) || drag === null) return;
+    this.#drag = this.#pointers.size > 0 ? { ...drag, isRange: false, hasMoved: true } : null;
+    this.#redraw();
+    if (!isMeant || this.#drag !== null) return;
+    if (!drag.hasMoved) this.#choose({ x: event.offsetX, y: event.offsetY });
+    else if (drag.isRange) this.#zoomTo(drag.from.x, event.offsetX);
+  }
+
+  #zoomTo(from: number, to: number): void {
+    const [low, high] = [this.#timeAt(Math.min(from, to)), this.#timeAt(Math.max(from, to))];
+    if (Math.abs(to - from) >= stillPixels) this.#moveTo({ low, high });
+  }
+
+  #choose(point: Point): void {
+    const found = this.#at(point);
+    this.setSelected(found?.kind === "span" ? found.index : null);
+    this.#on.select(this.#selected);
+  }
+
+  #fitAt(event: MouseEvent): void {
+    const found = this.#at({ x: event.offsetX, y: event.offsetY });
+    if (found?.kind === "span" && this.#layout !== null) this.#moveTo(fit(this.#layout, found.index, this.#now));
+    else if (found?.kind === "heap") this.#moveTo({ low: found.heap.start, high: found.heap.end });
+    else this.fitAll();
+  }
+}
+
+/** The colours of the page, as its custom properties say at this element. */
+export function readTheme(element: HTMLElement, context: CanvasRenderingContext2D): paint.Theme {
+  const style = getComputedStyle(element);
+  const read = (name: string, otherwise: string): string => style.getPropertyValue(name).trim() || otherwise;
+  const [panel, text] = [read("--panel", "#ffffff"), read("--text", "#1b2230")];
+  const [bad, warn] = [read("--bad", "#c2272d"), read("--warn", "#9a6200")];
+  const hues = Array.from({ length: 12 }, (_, i) => read(`--hue-${i}`, `hsl(${i * 30} 55% 50%)`));
+  const hatches = new Map([
+    ["error", hatch(context, "/", bad, panel)],
+    ["died", hatch(context, "/\\", bad, panel)],
+    ["left_open", hatch(context, "\\", warn, panel)],
+  ]);
+  const inks = inksFor(hues, panel, text);
+  const [bg, line] = [read("--bg", "#f6f7f9"), read("--line", "#dde1e8")];
+  const [muted, accent] = [read("--muted", "#5d6879"), read("--accent", "#0b6bcb")];
+  return { bg, panel, line, text, muted, accent, warn, bad, hues, inks, hatches };
+}
+
+/** Strokes with an edge, so that they are seen on any hue. */
+function hatch(context: CanvasRenderingContext2D, strokes: string, colour: string, edge: string): CanvasPattern {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 8;
+  const pen = tile.getContext("2d")!;
+  for (const [width, style] of [[3, edge], [1.5, colour]] as const) {
+    pen.lineWidth = width;
+    pen.strokeStyle = style;
+    pen.beginPath();
+    for (const shift of [-8, 0, 8]) {
+      if (strokes.includes("/")) pen.moveTo(shift - 2, 10), pen.lineTo(shift + 10, -2);
+      if (strokes.includes("\\")) pen.moveTo(shift - 2, -2), pen.lineTo(shift + 10, 10);
+    }
+    pen.stroke();
+  }
+  return context.createPattern(tile, "repeat")!;
+}
+
+/** For each hue the one of two colours that stands out more. */
+function inksFor(hues: string[], one: string, other: string): string[] {
+  const dot = document.createElement("canvas").getContext("2d", { willReadFrequently: true })!;
+  const light = (colour: string): number => {
+    dot.fillStyle = colour;
+    dot.fillRect(0, 0, 1, 1);
+    const [red = 0, green = 0, blue = 0] = Array.from(dot.getImageData(0, 0, 1, 1).data, (part) => (part / 255) ** 2.2);
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05;
+  };
+  const contrast = (a: number, b: number): number => Math.max(a, b) / Math.min(a, b);
+  return hues.map((hue) => (contrast(light(hue), light(one)) >= contrast(light(hue), light(other)) ? one : other));
+}
