@@ -2,23 +2,10 @@ import { describe, expect, test } from "vitest";
 import type { Heap, JournalRecord, Spans } from "../api";
 import { columns, stackOf } from "../parts/timeline-paint";
 import type { Layout, Piece } from "./timeline";
-import {
-  clamp,
-  colourOf,
-  extent,
-  fit,
-  follow,
-  groupMarks,
-  hit,
-  layout,
-  marks,
-  nameOf,
-  pan,
-  ticks,
-  timeLabel,
-  visible,
-  zoom,
-} from "./timeline";
+import { colourOf } from "./hues";
+import { groupMarks, marks } from "./marks";
+import { extent, fit, hit, layout, nameOf, visible } from "./timeline";
+import { clamp, follow, pan, ticks, timeLabel, zoom } from "./view";
 
 interface Given {
   name?: string;

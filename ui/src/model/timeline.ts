@@ -1,11 +1,8 @@
 /** Where spans lie on a timeline, what of them can be seen, and how to look closer. Times are unix seconds. */
 
-import type { Heap, JournalRecord, Json, Spans } from "../api";
-
-export interface View {
-  low: number;
-  high: number;
-}
+import type { Heap, Spans } from "../api";
+import { colourOf } from "./hues";
+import { shortestView_s, type View } from "./view";
 
 /** By rising importance: of what is merged, the most important is shown. */
 export const statuses = ["ok", "left", "open", "left_open", "died", "error"] as const;
@@ -45,7 +42,6 @@ export type Target = { kind: "span"; index: number } | { kind: "heap"; heap: Hea
 
 /** A time as a double is known to 0.24 µs, so neighbours may seem to overlap by a bit. */
 const rounding_s = 1e-6;
-const shortestView_s = 1e-5;
 
 // Lanes --------------------------------------------------------------------------------------------------------------
 
@@ -334,8 +330,6 @@ export function targetOf(layout: Layout, piece: Piece): Target {
   return { kind: "heap", heap: { start, end, depth: lane, count, total_s, name: nameOf(layout, piece.item) } };
 }
 
-// Views --------------------------------------------------------------------------------------------------------------
-
 /** From the first start to the last end, or to now where something goes on; null where there is nothing. */
 export function extent(layout: Layout, now: number): View | null {
   let [low, high] = [Infinity, -Infinity];
@@ -346,212 +340,10 @@ export function extent(layout: Layout, now: number): View | null {
   return low <= high ? { low, high: Math.max(high, low + shortestView_s) } : null;
 }
 
-/** Look so many times closer; what is at a time stays where it is. */
-export function zoom(view: View, factor: number, at: number): View {
-  const length_s = view.high - view.low;
-  const next_s = Math.max(shortestView_s, length_s / factor);
-  const low = at - ((at - view.low) / length_s) * next_s;
-  return { low, high: low + next_s };
-}
-
-export function pan(view: View, seconds: number): View {
-  return { low: view.low + seconds, high: view.high + seconds };
-}
-
-/** Keep a view within what there is: moved before it is made shorter. */
-export function clamp(view: View, extent: View): View {
-  const longest_s = Math.max(extent.high - extent.low, shortestView_s);
-  const length_s = Math.min(Math.max(view.high - view.low, shortestView_s), longest_s);
-  const low = Math.max(extent.low, Math.min(view.low, extent.high - length_s));
-  return { low, high: low + length_s };
-}
-
 /** A view of a span, with a little of what is around it. */
 export function fit(layout: Layout, index: number, now: number): View {
   const start = layout.start[index]!;
   const end = endOf(layout, index, now);
   const margin_s = Math.max((end - start) * 0.05, shortestView_s / 2);
   return { low: start - margin_s, high: end + margin_s };
-}
-
-/** Stay with the end while there is more of the run, if the view was at the end; see all of it, if it saw all. */
-export function follow(view: View, before: View, after: View): View {
-  const slack_s = (view.high - view.low) * 0.01;
-  if (view.high < before.high - slack_s) return view;
-  if (view.low <= before.low + slack_s) return { ...after };
-  return pan(view, after.high - view.high);
-}
-
-// The axis of time ---------------------------------------------------------------------------------------------------
-
-export interface Tick {
-  time: number;
-  label: string;
-}
-
-const digits = [1, 2, 5];
-const steps_s = [
-  ...[-6, -5, -4, -3, -2, -1].flatMap((power) => digits.map((digit) => Number(`${digit}e${power}`))),
-  ...[1, 2, 5, 10, 15, 30],
-  ...[1, 2, 5, 10, 15, 30].map((minutes) => minutes * 60),
-  ...[1, 2, 3, 6, 12].map((hours) => hours * 3_600),
-  ...[1, 10, 100, 1_000].flatMap((power) => digits.map((digit) => digit * power * 86_400)),
-];
-const letter_px = 6.5;
-
-/** Ticks at round distances from a start time, as many as there is room for their labels. */
-export function ticks(view: View, width: number, origin = 0): Tick[] {
-  const length_s = view.high - view.low;
-  if (!(length_s > 0 && width > 0)) return [];
-  for (const step of steps_s) {
-    if (length_s / step > width / 40) continue;
-    const found = ticksAt(view, step, origin);
-    const longest = found.reduce((most, tick) => Math.max(most, tick.label.length), 0);
-    if ((step / length_s) * width >= longest * letter_px + 28) return found;
-  }
-  return [];
-}
-
-function ticksAt(view: View, step: number, origin: number): Tick[] {
-  const found: Tick[] = [];
-  const last = Math.floor((view.high - origin) / step);
-  for (let i = Math.ceil((view.low - origin) / step); i <= last; i++) {
-    found.push({ time: origin + i * step, label: timeLabel(i * step, step) });
-  }
-  return found;
-}
-
-/** A length of time, exact to a step: `12.5 ms`, `1 min 30 s`, `2 h 05 min`, `3 d 00 h`. */
-export function timeLabel(seconds: number, step: number): string {
-  if (seconds < 0) return `−${timeLabel(-seconds, step)}`;
-  const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-  const rounded = Number(seconds.toFixed(decimals));
-  if (rounded === 0) return "0 s";
-  if (rounded < 1e-3) return `${plain(rounded * 1e6, decimals - 6)} µs`;
-  if (rounded < 1) return `${plain(rounded * 1e3, decimals - 3)} ms`;
-  const parts = [
-    { unit: "d", value: Math.floor(rounded / 86_400), above_s: Infinity },
-    { unit: "h", value: Math.floor(rounded / 3_600) % 24, above_s: 86_400 },
-    { unit: "min", value: Math.floor(rounded / 60) % 60, above_s: 3_600 },
-    { unit: "s", value: plain(rounded % 60, decimals), above_s: 60 },
-  ];
-  const first = parts.findIndex((part) => Number(part.value) > 0);
-  const shown = parts.filter((part, i) => i === first || (i > first && step < part.above_s));
-  return shown.map((part, i) => `${i === 0 ? part.value : twoDigits(part.value)} ${part.unit}`).join(" ");
-}
-
-const plain = (value: number, decimals: number): string => String(Number(value.toFixed(Math.max(0, decimals))));
-const twoDigits = (value: number | string): string => String(value).replace(/^\d(?!\d)/, "0$&");
-
-// Colours ------------------------------------------------------------------------------------------------------------
-
-const numHues = 12;
-/** By hue. Spans, and the phases that they are summed up in, have the same one. */
-const known = [
-  ["training_single_iteration", "iterations", "iteration"],
-  ["checkpoint_save_sync", "checkpoint_save_async", "checkpoint_save_finalization", "checkpoint"],
-  ["model_forward", "forward"],
-  ["validation_loop", "validation_single_iteration", "validation"],
-  ["model_backward", "backward"],
-  ["optimizer_update", "zero_grad", "optimizer_initialization", "optimizer"],
-  ["data_loading", "data_loader_initialization", "data"],
-  ["testing_loop", "TESTING_SINGLE_ITERATION", "testing"],
-  ["training_loop"],
-  ["model_initialization"],
-  ["checkpoint_load", "distributed_code_initialization", "failed"],
-  ["application", "other"],
-];
-const fixedHues = new Map(known.flatMap((names, hue) => names.map((name) => [name, hue] as const)));
-
-/** The colour of a name, always the same, as an index into the palette. */
-export function colourOf(name: string): number {
-  const fixed = fixedHues.get(name);
-  if (fixed !== undefined) return fixed;
-  let hash = 0x811c9dc5;
-  for (let i = 0; i < name.length; i++) hash = Math.imul(hash ^ name.charCodeAt(i), 0x01000193);
-  return ((hash ^ (hash >>> 15)) >>> 0) % numHues;
-}
-
-// Marks --------------------------------------------------------------------------------------------------------------
-
-/** By rising importance: a group is shown as the most important of its kinds. */
-export const markKinds = ["event", "validation", "checkpoint", "control_change", "alert", "error"] as const;
-export type MarkKind = (typeof markKinds)[number];
-
-export interface TimelineMark {
-  time: number;
-  kind: MarkKind;
-  label: string;
-}
-
-export interface MarkGroup {
-  time: number;
-  kind: MarkKind;
-  marks: TimelineMark[];
-}
-
-/** Said at every window, or of telemetry itself. */
-const quietEvents = new Set([
-  "one_logger_initialization",
-  "update_training_telemetry_config",
-  "training_metrics_update",
-  "validation_metrics_update",
-  "testing_metrics_update",
-  "sync_checkpoint_metrics_update",
-]);
-
-/** What is worth a mark among the records of a run, by time. */
-export function marks(records: JournalRecord[]): TimelineMark[] {
-  const found: TimelineMark[] = [];
-  for (const record of records) {
-    const kind = markKind(record);
-    if (kind === null || !Number.isFinite(record.time)) continue;
-    const label = markLabel(record, kind).replace(/\s+/g, " ").trim();
-    found.push({ time: record.time, kind, label: label.length > 160 ? `${label.slice(0, 159)}…` : label });
-  }
-  return found.sort((a, b) => a.time - b.time);
-}
-
-function markKind(record: JournalRecord): MarkKind | null {
-  const name = text(record["name"]);
-  if (record.event === "event" && quietEvents.has(name)) return null;
-  if (record.event === "event" && name === "save_checkpoint_success") return "checkpoint";
-  return record.event === "test" ? "validation" : (markKinds.find((kind) => kind === record.event) ?? null);
-}
-
-function markLabel(record: JournalRecord, kind: MarkKind): string {
-  const at = typeof record["global_step"] === "number" ? ` at step ${record["global_step"]}` : "";
-  if (kind === "control_change") return `${text(record["name"])}: ${text(record["old"])} → ${text(record["new"])}`;
-  if (kind === "error") return `${text(record["error_type"]) || "error"}: ${text(record["error_message"])}${at}`;
-  if (kind === "checkpoint") return `checkpoint${at}${record["is_best"] === true ? ", the best" : ""}`;
-  if (kind === "validation") return `${record.event}${at}${results(record)}`;
-  const said = ["title", "message", "rule", "name"].map((field) => text(record[field])).find((value) => value !== "");
-  return `${kind === "alert" ? `${text(record["severity"]) || "alert"}: ` : ""}${said ?? kind}${at}`;
-}
-
-function results(record: JournalRecord): string {
-  const found: string[] = [];
-  for (const [name, value] of Object.entries(record)) {
-    if (/^(val|test)_/.test(name) && typeof value === "number") found.push(`${name} ${Number(value.toPrecision(4))}`);
-  }
-  const few = found.slice(0, 3);
-  return few.length > 0 ? `: ${few.join(", ")}` : "";
-}
-
-const text = (value: Json | undefined): string => (typeof (value ?? {}) === "object" ? "" : String(value));
-
-/** The marks in a view, those closer than some pixels in one; the groups stay the same while one pans. */
-export function groupMarks(marks: TimelineMark[], view: View, width: number, gap_px = 26): MarkGroup[] {
-  const gap_s = ((view.high - view.low) / Math.max(1, width)) * gap_px;
-  const groups: MarkGroup[] = [];
-  for (let first = 0, next = 0; first < marks.length; first = next) {
-    const { time } = marks[first]!;
-    if (time > view.high + gap_s) break;
-    while (next < marks.length && (next === first || marks[next]!.time < time + gap_s)) next += 1;
-    if (time < view.low - gap_s) continue;
-    const together = marks.slice(first, next);
-    const rank = together.reduce((most, mark) => Math.max(most, markKinds.indexOf(mark.kind)), 0);
-    groups.push({ time, kind: markKinds[rank]!, marks: together });
-  }
-  return groups;
 }

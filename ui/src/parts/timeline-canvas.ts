@@ -1,7 +1,8 @@
 /** The timeline of a run on a canvas. Its size is given by the page's styles, never by its own width and height. */
 
-import type { Layout, MarkGroup, Target, TimelineMark, View } from "../model/timeline";
-import { clamp, fit, groupMarks, hit, pan, ticks, zoom } from "../model/timeline";
+import { groupMarks, type MarkGroup, type TimelineMark } from "../model/marks";
+import { fit, hit, type Layout, type Target } from "../model/timeline";
+import { clamp, pan, ticks, type View, zoom } from "../model/view";
 import * as paint from "./timeline-paint";
 
 export type Hovered = Target | { kind: "marks"; group: MarkGroup };

@@ -1,8 +1,10 @@
 /** How the parts of a timeline are drawn. Text is only ever drawn as text. */
 
 import { duration } from "../model/format";
-import type { Layout, MarkGroup, MarkKind, Piece, Tick, View } from "../model/timeline";
-import { colourOf, nameOf, statuses, visible } from "../model/timeline";
+import { colourOf } from "../model/hues";
+import type { MarkGroup, MarkKind } from "../model/marks";
+import { type Layout, nameOf, type Piece, statuses, visible } from "../model/timeline";
+import type { Tick, View } from "../model/view";
 
 export interface Theme {
   bg: string;

@@ -1,0 +1,86 @@
+/** What happened at one moment, as marks on an axis of time. */
+
+import type { JournalRecord, Json } from "../api";
+import type { View } from "./view";
+
+/** By rising importance: a group is shown as the most important of its kinds. */
+export const markKinds = ["event", "validation", "checkpoint", "control_change", "alert", "error"] as const;
+export type MarkKind = (typeof markKinds)[number];
+
+export interface TimelineMark {
+  time: number;
+  kind: MarkKind;
+  label: string;
+}
+
+export interface MarkGroup {
+  time: number;
+  kind: MarkKind;
+  marks: TimelineMark[];
+}
+
+/** Said at every window, or of telemetry itself. */
+const quietEvents = new Set([
+  "one_logger_initialization",
+  "update_training_telemetry_config",
+  "training_metrics_update",
+  "validation_metrics_update",
+  "testing_metrics_update",
+  "sync_checkpoint_metrics_update",
+]);
+
+/** What is worth a mark among the records of a run, by time. */
+export function marks(records: JournalRecord[]): TimelineMark[] {
+  const found: TimelineMark[] = [];
+  for (const record of records) {
+    const kind = markKind(record);
+    if (kind === null || !Number.isFinite(record.time)) continue;
+    const label = markLabel(record, kind).replace(/\s+/g, " ").trim();
+    found.push({ time: record.time, kind, label: label.length > 160 ? `${label.slice(0, 159)}…` : label });
+  }
+  return found.sort((a, b) => a.time - b.time);
+}
+
+function markKind(record: JournalRecord): MarkKind | null {
+  const name = text(record["name"]);
+  if (record.event === "event" && quietEvents.has(name)) return null;
+  if (record.event === "event" && name === "save_checkpoint_success") return "checkpoint";
+  return record.event === "test" ? "validation" : (markKinds.find((kind) => kind === record.event) ?? null);
+}
+
+function markLabel(record: JournalRecord, kind: MarkKind): string {
+  const at = typeof record["global_step"] === "number" ? ` at step ${record["global_step"]}` : "";
+  if (kind === "control_change") return `${text(record["name"])}: ${text(record["old"])} → ${text(record["new"])}`;
+  if (kind === "error") return `${text(record["error_type"]) || "error"}: ${text(record["error_message"])}${at}`;
+  if (kind === "checkpoint") return `checkpoint${at}${record["is_best"] === true ? ", the best" : ""}`;
+  if (kind === "validation") return `${record.event}${at}${results(record)}`;
+  const said = ["title", "message", "rule", "name"].map((field) => text(record[field])).find((value) => value !== "");
+  return `${kind === "alert" ? `${text(record["severity"]) || "alert"}: ` : ""}${said ?? kind}${at}`;
+}
+
+function results(record: JournalRecord): string {
+  const found: string[] = [];
+  for (const [name, value] of Object.entries(record)) {
+    if (/^(val|test)_/.test(name) && typeof value === "number") found.push(`${name} ${Number(value.toPrecision(4))}`);
+  }
+  const few = found.slice(0, 3);
+  return few.length > 0 ? `: ${few.join(", ")}` : "";
+}
+
+const text = (value: Json | undefined): string => (typeof (value ?? {}) === "object" ? "" : String(value));
+
+/** The marks in a view, those closer than some pixels in one; the groups stay the same while one pans. */
+export function groupMarks(marks: TimelineMark[], view: View, width: number, gap_px = 26): MarkGroup[] {
+  const gap_s = ((view.high - view.low) / Math.max(1, width)) * gap_px;
+  const groups: MarkGroup[] = [];
+  for (let first = 0, next = 0; first < marks.length; first = next) {
+    const { time } = marks[first]!;
+    if (time > view.high + gap_s) break;
+    while (next < marks.length && (next === first || marks[next]!.time < time + gap_s)) next += 1;
+    if (time < view.low - gap_s) continue;
+    const together = marks.slice(first, next);
+    const rank = together.reduce((most, mark) => Math.max(most, markKinds.indexOf(mark.kind)), 0);
+    groups.push({ time, kind: markKinds[rank]!, marks: together });
+  }
+  return groups;
+}

@@ -1,0 +1,95 @@
+/** A stretch of time that is looked at, and its axis. Times are seconds. */
+
+export interface View {
+  low: number;
+  high: number;
+}
+
+export const shortestView_s = 1e-5;
+
+/** Look so many times closer; what is at a time stays where it is. */
+export function zoom(view: View, factor: number, at: number): View {
+  const length_s = view.high - view.low;
+  const next_s = Math.max(shortestView_s, length_s / factor);
+  const low = at - ((at - view.low) / length_s) * next_s;
+  return { low, high: low + next_s };
+}
+
+export function pan(view: View, seconds: number): View {
+  return { low: view.low + seconds, high: view.high + seconds };
+}
+
+/** Keep a view within what there is: moved before it is made shorter. */
+export function clamp(view: View, extent: View): View {
+  const longest_s = Math.max(extent.high - extent.low, shortestView_s);
+  const length_s = Math.min(Math.max(view.high - view.low, shortestView_s), longest_s);
+  const low = Math.max(extent.low, Math.min(view.low, extent.high - length_s));
+  return { low, high: low + length_s };
+}
+
+/** Stay with the end while there is more of the run, if the view was at the end; see all of it, if it saw all. */
+export function follow(view: View, before: View, after: View): View {
+  const slack_s = (view.high - view.low) * 0.01;
+  if (view.high < before.high - slack_s) return view;
+  if (view.low <= before.low + slack_s) return { ...after };
+  return pan(view, after.high - view.high);
+}
+
+export interface Tick {
+  time: number;
+  label: string;
+}
+
+const digits = [1, 2, 5];
+const steps_s = [
+  ...[-6, -5, -4, -3, -2, -1].flatMap((power) => digits.map((digit) => Number(`${digit}e${power}`))),
+  ...[1, 2, 5, 10, 15, 30],
+  ...[1, 2, 5, 10, 15, 30].map((minutes) => minutes * 60),
+  ...[1, 2, 3, 6, 12].map((hours) => hours * 3_600),
+  ...[1, 10, 100, 1_000].flatMap((power) => digits.map((digit) => digit * power * 86_400)),
+];
+const letter_px = 6.5;
+
+/** Ticks at round distances from a start time, as many as there is room for their labels. */
+export function ticks(view: View, width: number, origin = 0): Tick[] {
+  const length_s = view.high - view.low;
+  if (!(length_s > 0 && width > 0)) return [];
+  for (const step of steps_s) {
+    if (length_s / step > width / 40) continue;
+    const found = ticksAt(view, step, origin);
+    const longest = found.reduce((most, tick) => Math.max(most, tick.label.length), 0);
+    if ((step / length_s) * width >= longest * letter_px + 28) return found;
+  }
+  return [];
+}
+
+function ticksAt(view: View, step: number, origin: number): Tick[] {
+  const found: Tick[] = [];
+  const last = Math.floor((view.high - origin) / step);
+  for (let i = Math.ceil((view.low - origin) / step); i <= last; i++) {
+    found.push({ time: origin + i * step, label: timeLabel(i * step, step) });
+  }
+  return found;
+}
+
+/** A length of time, exact to a step: `12.5 ms`, `1 min 30 s`, `2 h 05 min`, `3 d 00 h`. */
+export function timeLabel(seconds: number, step: number): string {
+  if (seconds < 0) return `−${timeLabel(-seconds, step)}`;
+  const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  const rounded = Number(seconds.toFixed(decimals));
+  if (rounded === 0) return "0 s";
+  if (rounded < 1e-3) return `${plain(rounded * 1e6, decimals - 6)} µs`;
+  if (rounded < 1) return `${plain(rounded * 1e3, decimals - 3)} ms`;
+  const parts = [
+    { unit: "d", value: Math.floor(rounded / 86_400), above_s: Infinity },
+    { unit: "h", value: Math.floor(rounded / 3_600) % 24, above_s: 86_400 },
+    { unit: "min", value: Math.floor(rounded / 60) % 60, above_s: 3_600 },
+    { unit: "s", value: plain(rounded % 60, decimals), above_s: 60 },
+  ];
+  const first = parts.findIndex((part) => Number(part.value) > 0);
+  const shown = parts.filter((part, i) => i === first || (i > first && step < part.above_s));
+  return shown.map((part, i) => `${i === 0 ? part.value : twoDigits(part.value)} ${part.unit}`).join(" ");
+}
+
+const plain = (value: number, decimals: number): string => String(Number(value.toFixed(Math.max(0, decimals))));
+const twoDigits = (value: number | string): string => String(value).replace(/^\d(?!\d)/, "0$&");
