@@ -31,7 +31,7 @@ class RunOverview(msgspec.Struct, kw_only=True):
     train_loss: float | None = None
     sec_per_step: float | None = None
     pace_s: float | None = None
-    """Seconds per step over the latest records, with the pauses between steps."""
+    """Seconds per step with the pauses between steps, over all or, of a resumed run, the latest of them."""
     process: ProcessIdentity | None = None
     tags: list[str] = []
     session_tag: str | None = None
@@ -122,7 +122,7 @@ def _latest_step(records: list[dict[str, Any]]) -> int | None:
 
 
 def _pace(tail: list[dict[str, Any]], start: dict[str, Any]) -> float | None:
-    """Return seconds per step, from the first and the last step of the present attempt that are known."""
+    """Return seconds per step: over the whole run, or where it was resumed, over the latest records."""
     began = _number(start.get("time")) or 0.0
     points: list[tuple[int, float]] = [
         (record["global_step"], float(record["time"]))
@@ -132,6 +132,8 @@ def _pace(tail: list[dict[str, Any]], start: dict[str, Any]) -> float | None:
         and is_number(record.get("time"))
     ]
     points = [(step, time) for step, time in points if time >= began]
+    if points and began and start.get("resumed") is False and points[-1][0] > 0:
+        points.insert(0, (0, began))
     if len(points) < 2 or points[-1][0] <= points[0][0]:
         return None
     return max(0.0, (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]))

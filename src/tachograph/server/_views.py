@@ -77,7 +77,7 @@ def line(run: RunOverview) -> RunLine:
 
 
 def _line_fields(run: RunOverview) -> dict[str, Any]:
-    pace_s = finite(run.pace_s) or finite(run.sec_per_step)
+    pace_s, step_s = finite(run.pace_s) or finite(run.sec_per_step), finite(run.sec_per_step) or finite(run.pace_s)
     is_running = run.state is RunState.RUNNING
     num_left = run.max_steps - run.step - 1 if run.max_steps and run.step is not None else None
     return {
@@ -90,7 +90,7 @@ def _line_fields(run: RunOverview) -> dict[str, Any]:
         "max_steps": run.max_steps,
         "progress": run.progress,
         "eta_s": max(0.0, num_left * pace_s) if is_running and num_left is not None and pace_s is not None else None,
-        "steps_per_sec": 1 / pace_s if pace_s else None,
+        "steps_per_sec": 1 / step_s if step_s else None,
         "train_loss": number(run.train_loss),
         "host": run.process.host if run.process else None,
         "tags": run.tags,

@@ -7,6 +7,8 @@ test("numbers are short, and what is no number says so", () => {
   expect(number("-Infinity")).toBe("−∞");
   expect(number(0)).toBe("0");
   expect(number(1_234_567)).toBe("1\u202f234\u202f567");
+  expect(number(1234)).toBe("1234");
+  expect(number(123_456.7)).toBe("123\u202f500");
   expect(number(0.123456)).toBe("0.1235");
   expect(number(3e-7)).toBe("3.00e-7");
   expect(number(1.5e9 + 0.5)).toBe("1.50e9");

@@ -9,9 +9,14 @@ export function number(value: Num | null | undefined, digits = 4): string {
   if (typeof value === "string") return value === "NaN" ? "NaN" : value === "Infinity" ? "∞" : "−∞";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (Number.isInteger(value) && size < 1e15) return value.toLocaleString("en-US").replaceAll(",", "\u202f");
+  if (Number.isInteger(value) && size < 1e15) return grouped(value);
   if (size >= 1e6 || size < 1e-4) return value.toExponential(digits - 2).replace("e+", "e");
-  return String(Number(value.toPrecision(digits)));
+  return grouped(Number(value.toPrecision(digits)));
+}
+
+/** Four digits read best as they are, more in groups of three. */
+function grouped(value: number): string {
+  return Math.abs(value) < 10_000 ? String(value) : value.toLocaleString("en-US").replaceAll(",", "\u202f");
 }
 
 export function duration(seconds: number | null | undefined): string {

@@ -1,0 +1,100 @@
+"""Takes the pictures of the dashboard that the documentation shows: ``python docs/pictures.py``. Look at them then."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+
+import tachograph
+from tachograph.demo import train
+
+PICTURES = Path(__file__).parent / "pictures"
+PORT = 8599
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+QUIET = {"console": False, "git": False}
+SHOTS = {
+    "runs": ("#/", "light", (1280, 560)),
+    "overview": ("#/run/greyjacket/overview?with=baseline", "light", (1280, 980)),
+    "charts": ("#/run/greyjacket/charts?with=baseline", "light", (1280, 860)),
+    "charts-dark": ("#/run/greyjacket/charts?with=baseline&log=1", "dark", (1280, 860)),
+    "nan": ("#/run/diverged/charts?q=loss", "light", (1280, 520)),
+    "timeline": ("#/run/greyjacket/timeline", "dark", (1280, 720)),
+    "events": ("#/run/resumed/events", "light", (1280, 620)),
+    "control": ("#/run/greyjacket/control", "light", (1280, 620)),
+    "phone": ("#/run/greyjacket/charts", "dark", (390, 780)),
+}
+
+
+def make_runs(logs: Path) -> subprocess.Popen[bytes]:
+    """Record runs of every kind; return a trainer that goes on."""
+    train(name="baseline", log_dir=str(logs), num_steps=3000, seed=1)
+    source = random.Random(0)
+    with tachograph.init(
+        "diverged", log_dir=str(logs), config={"learning_rate": 0.3}, tags=["lr-sweep"], **QUIET
+    ) as run:
+        for step in range(600):
+            loss = 2 * math.exp(-step / 200) + source.random() * 0.2
+            is_lost = step in (240, 241) or step > 520
+            run.log(
+                {"train_loss": math.nan if is_lost else loss, "loss/kl": math.inf if step == 400 else loss / 9},
+                step=step,
+            )
+    with tachograph.init("resumed", log_dir=str(logs), config={"learning_rate": 0.1}, **QUIET) as run:
+        for step in range(400):
+            run.log({"train_loss": 3 / (1 + step / 50)}, step=step)
+        run.log_checkpoint("out/step-300.safetensors", step=300)
+        run.log_error(RuntimeError("CUDA out of memory: tried to allocate 2.00 GiB"))
+    with tachograph.init("resumed", log_dir=str(logs), resume=True, **QUIET) as run:
+        for step in range(301, 700):
+            run.log({"train_loss": 3 / (1 + step / 50)}, step=step)
+        run.log_validation({"loss": 0.21}, step=step)
+    trainer = "import sys, time; from tachograph.demo import train\n"
+    trainer += "train(name=sys.argv[1], log_dir=sys.argv[2], num_steps=20000, on_step=lambda *_: time.sleep(0.004))"
+    doomed = subprocess.Popen([sys.executable, "-c", trainer, "oom-killed", str(logs)], stdout=subprocess.DEVNULL)
+    live = subprocess.Popen([sys.executable, "-c", trainer, "greyjacket", str(logs)], stdout=subprocess.DEVNULL)
+    time.sleep(10)
+    doomed.kill()
+    time.sleep(25)
+    return live
+
+
+def shoot(browser: Browser, name: str) -> None:
+    """Take one picture."""
+    path, scheme, (width, height) = SHOTS[name]
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.goto(f"http://127.0.0.1:{PORT}/{path}")
+    page.wait_for_timeout(3000)
+    page.screenshot(path=PICTURES / f"{name}.png")
+    context.close()
+
+
+def main() -> None:
+    """Take them all, or those that are named."""
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        logs = Path(folder) / "logs"
+        live = make_runs(logs)
+        ui = subprocess.Popen(
+            [sys.executable, "-m", "tachograph", "ui", "--log-dir", "logs", "--port", str(PORT)], cwd=folder
+        )
+        time.sleep(2)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        for name in sys.argv[1:] or SHOTS:
+            shoot(browser, name)
+        browser.close()
+        for process in (live, ui):
+            process.terminate()
+            process.wait()
+
+
+if __name__ == "__main__":
+    main()
