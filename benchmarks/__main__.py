@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks._children import ChildError, ask
+from benchmarks._dashboard import measure_dashboard
 from benchmarks._imports import measure_import
 from benchmarks._measure import Spread
 from benchmarks._memory import measure_memory
@@ -131,6 +132,7 @@ def _main() -> None:
         "CPU": _cpu,
         "memory": _memory,
         "imports": _imports,
+        "the dashboard": measure_dashboard,
     }
     with tempfile.TemporaryDirectory(prefix="tachograph-bench-bytecode-") as bytecode:
         # What is installed is compiled. To compile while measuring would count as memory and as time to import.

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
-from tachograph.journal._folder import RunFolder, atomic_write
+from tachograph.journal._folder import RunFolder, atomic_write, read_small
 
 try:
     import fcntl
@@ -141,23 +140,10 @@ def _requests(content: dict[str, Any]) -> list[Request]:
 
 
 def _read(folder: RunFolder) -> dict[str, Any]:
-    # Not blocking, not following: a pipe must not stall the writer, a link must not make it read another file.
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        descriptor = os.open(folder.control, flags)
+        text = read_small(folder.control, MAX_BYTES)
     except OSError as error:
-        raise ControlFileError(f"cannot be opened ({error.strerror})") from None
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ControlFileError("is not a regular file")
-        if found.st_size > MAX_BYTES:
-            raise ControlFileError(f"is larger than {MAX_BYTES} bytes")
-        text = os.read(descriptor, MAX_BYTES + 1)
-    except OSError as error:
-        raise ControlFileError(f"cannot be read ({error.strerror})") from None
-    finally:
-        os.close(descriptor)
+        raise ControlFileError(str(error.strerror)) from None
     try:
         content = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -173,7 +159,9 @@ def _read(folder: RunFolder) -> dict[str, Any]:
 def _one_asker(folder: RunFolder) -> Iterator[None]:
     """Two askers at once must not lose one of the requests."""
     folder.private.mkdir(exist_ok=True)
-    with open(folder.private / "control.lock", "w") as file:
+    # Not following a link: opening must not touch another file.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    with open(os.open(folder.private / "control.lock", flags, 0o666), "r+b") as file:
         with contextlib.suppress(OSError, AttributeError):  # a system or a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

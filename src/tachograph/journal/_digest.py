@@ -15,7 +15,7 @@ from tachograph.journal._folder import RunFolder
 from tachograph.journal._goodput import Goodput, GoodputMeter
 from tachograph.journal._liveness import RunState, judge, read_heartbeat
 from tachograph.journal._spans import SPAN_KINDS, Span, SpanBook, SpanGroup
-from tachograph.records import finite
+from tachograph.records import finite, step_of
 
 __all__ = ["Attempt", "ControlView", "RunDigest", "are_plain_steps", "grouped", "time_of"]
 
@@ -48,9 +48,9 @@ class ControlView(msgspec.Struct):
 
 
 def grouped(records: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[str, ...], list[dict[str, Any]]]]:
-    """Yield neighbours that have the same names in the same order, with the names."""
-    for names, group in itertools.groupby(records, key=tuple):
-        yield names, list(group)
+    """Yield neighbours of one kind that have the same names in the same order, with the names."""
+    for key, group in itertools.groupby(records, key=lambda record: (record["event"], *record)):
+        yield key[1:], list(group)
 
 
 def are_plain_steps(names: tuple[str, ...], records: list[dict[str, Any]]) -> bool:
@@ -60,7 +60,8 @@ def are_plain_steps(names: tuple[str, ...], records: list[dict[str, Any]]) -> bo
         and names[0] == "event"
         and "global_step" in names
         and "window/sec" not in names
-        and all(record["event"] == "step" and type(record["global_step"]) is int for record in records)
+        and records[0]["event"] == "step"
+        and all(step_of(record) is not None for record in records)
     )
 
 
@@ -90,6 +91,8 @@ class RunDigest:
         self._counts["step"] += num_between
         self._attempts[-1].num_records += num_between
         self._attempts[-1].num_steps += num_between
+        latest = max(map(time_of, records))
+        self._attempts[-1].last_time = max(latest, self._attempts[-1].last_time or 0.0)
         self._take(records[-1])  # sets what only the latest record says
         return []
 
@@ -221,9 +224,8 @@ class RunDigest:
             self._attempts.append(Attempt(index=len(self._attempts), start=record if event == "start" else {}))
         attempt = self._attempts[-1]
         attempt.num_records += 1
-        time_s = record.get("time")
-        if isinstance(time_s, (int, float)):
-            attempt.last_time = max(float(time_s), attempt.last_time or 0.0)  # a span may say when it really began
+        if (time_s := finite(record.get("time"))) is not None:
+            attempt.last_time = max(time_s, attempt.last_time or 0.0)  # a span may say when it really began
         if event == "step":
             _take_step(attempt, record)
         if event not in _NOT_KEPT:
@@ -250,8 +252,8 @@ class RunDigest:
 
 
 def _take_step(attempt: Attempt, record: dict[str, Any]) -> None:
-    step = record.get("global_step")
-    if type(step) is not int:
+    step = step_of(record)
+    if step is None:
         return
     attempt.num_steps += 1
     num_before = record.get("window/iterations")  # a record of a window stands for all its iterations

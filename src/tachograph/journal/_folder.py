@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from tachograph.exceptions import RunNotFoundError, nearest
 
-__all__ = ["RunFolder", "atomic_write", "find_run", "list_runs"]
+__all__ = ["RunFolder", "atomic_write", "find_run", "list_runs", "read_small"]
 
 
 class RunFolder:
@@ -84,6 +86,27 @@ def atomic_write(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def read_small(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a small file.
+
+    Never blocks and follows no link: a pipe must not stall the reader, a link must not make it read another file.
+
+    Raises:
+        OSError: if it cannot be read, is not a regular file, or is larger.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(path, flags)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file")
+        if found.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"is larger than {most_bytes} bytes")
+        return os.read(descriptor, most_bytes + 1)
+    finally:
+        os.close(descriptor)
 
 
 def list_runs(log_dir: str | os.PathLike[str]) -> Iterator[RunFolder]:

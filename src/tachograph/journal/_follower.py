@@ -26,7 +26,7 @@ class JournalFollower:
     def __init__(self, path: str | os.PathLike[str], offset: int = 0, *, block_bytes: int = 1 << 20) -> None:
         self._path = Path(path)
         self._block_bytes = block_bytes
-        self._identity: tuple[int, int] | None = None
+        self._identity: tuple[int, int, int] | None = None
         self._last_line = b""
         self.offset = offset
         """Where the first unread line begins."""
@@ -95,14 +95,16 @@ class JournalFollower:
 
     def _check_identity(self, descriptor: int) -> None:
         found = os.fstat(descriptor)
-        identity = (found.st_dev, found.st_ino)
-        is_another = self._identity is not None and identity != self._identity
+        identity = (found.st_dev, found.st_ino, found.st_size)
+        if identity == self._identity:
+            return
+        if self._identity is None and self.offset and not self._last_line:  # begun in the middle, and believed
+            self._last_line = os.pread(descriptor, min(256, self.offset), max(0, self.offset - 256))
         size = len(self._last_line)
-        if found.st_size < self.offset or (
-            # A journal that was deleted and put back is another file with the same content.
-            is_another and os.pread(descriptor, size, self.offset - size) != self._last_line
-        ):
-            self.offset = 0
+        # A journal that was deleted and put back is another file with the same content; another one in its place may
+        # have got the same number.
+        if found.st_size < self.offset or os.pread(descriptor, size, self.offset - size) != self._last_line:
+            self.offset, self._last_line = 0, b""
             self.num_restarts += 1
         self._identity = identity
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -13,7 +14,7 @@ from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._liveness import RunState
 from tachograph.journal._metrics import MetricBook, MetricSummary
 from tachograph.journal._spans import Span, SpanBook, in_order
-from tachograph.records import METRIC_KINDS, is_number
+from tachograph.records import METRIC_KINDS, finite, is_number, step_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +73,7 @@ class RunHistory(RunDigest):
                 self._metrics = MetricBook()
             for names, alike in grouped(records):
                 self.take(names, alike)
-                self._metrics.take(names, alike, self._attempts[-1].last_step)
+                self._metrics.take(names, alike)
             num_new += len(records)
         return num_new
 
@@ -127,19 +128,18 @@ class RunHistory(RunDigest):
         attempts: list[int] = []
         attempt, step = -1, 0
         for record in read_records(self.folder.journal):
-            if record["event"] == "start":
-                attempt += 1
-                continue
+            attempt += record["event"] == "start" or attempt < 0  # a journal may have lost its first line
             if record["event"] not in METRIC_KINDS:
                 continue
-            if type(record.get("global_step")) is int:
-                step = record["global_step"]
+            if (known := step_of(record)) is not None:
+                step = known
             value: Any = record.get(name)
             if is_number(value):
+                time = finite(record.get("time"))
                 steps.append(step)
                 values.append(value)
-                times.append(float(record.get("time", "nan")))
-                attempts.append(max(attempt, 0))
+                times.append(math.nan if time is None else time)
+                attempts.append(attempt)
         if not values:
             raise KeyError(f"run {self.name!r} has no metric {name!r}{nearest(name, self.metrics)}")
         series = Series(
@@ -159,9 +159,9 @@ class RunHistory(RunDigest):
         rows = []
         attempt = -1
         for record in read_records(self.folder.journal):
-            attempt += record["event"] == "start"
+            attempt += record["event"] == "start" or attempt < 0
             if event is None or record["event"] == event:
-                rows.append({**record, "attempt": max(attempt, 0)})
+                rows.append({**record, "attempt": attempt})
         return pd.DataFrame(rows)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tachograph.journal._folder import RunFolder
+from tachograph.journal._folder import RunFolder, read_small
 
 __all__ = [
     "Heartbeat",
@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 STALE_AFTER_S = 20.0
+_MOST_HEARTBEAT_BYTES = 64 << 10
 
 
 class RunState(str, enum.Enum):
@@ -90,7 +91,7 @@ def uptime_s() -> float:
 def read_heartbeat(folder: RunFolder) -> Heartbeat | None:
     """Return the last heartbeat, or None if there is none to be read."""
     try:
-        return msgspec.json.decode(folder.heartbeat.read_bytes(), type=Heartbeat)
+        return msgspec.json.decode(read_small(folder.heartbeat, _MOST_HEARTBEAT_BYTES), type=Heartbeat)
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tachograph.journal._digest import are_plain_steps
-from tachograph.records import METRIC_KINDS, is_number
+from tachograph.records import METRIC_KINDS, is_number, step_of
 
 __all__ = ["NOT_METRICS", "MetricBook", "MetricSummary"]
 
@@ -57,22 +57,25 @@ class MetricBook:
 
     def __init__(self) -> None:
         self.summaries: dict[str, MetricSummary] = {}
+        self._step: int | None = None
 
-    def take(self, names: tuple[str, ...], records: list[dict[str, Any]], last_step: int | None) -> None:
-        """Take neighbours that have the same names; what has no step of its own was recorded at the last one."""
+    def take(self, names: tuple[str, ...], records: list[dict[str, Any]]) -> None:
+        """Take neighbours of one kind and shape; what has no step of its own was recorded at the last one."""
         if are_plain_steps(names, records):
             for name in names:
                 column = [(record[name], record["global_step"]) for record in records if is_number(record[name])]
                 if column and name not in NOT_METRICS:
                     self._summary(name, "step").add_many([value for value, _ in column], column[-1][1])
+            self._step = records[-1]["global_step"]
+            return
+        if records[0]["event"] not in METRIC_KINDS:
             return
         for record in records:
-            if record["event"] not in METRIC_KINDS:
-                continue
-            step = record.get("global_step")
+            if (step := step_of(record)) is not None:
+                self._step = step
             for name, value in record.items():
                 if is_number(value) and name not in NOT_METRICS:
-                    self._summary(name, record["event"]).add(value, step if type(step) is int else last_step)
+                    self._summary(name, record["event"]).add(value, self._step)
 
     def _summary(self, name: str, kind: str) -> MetricSummary:
         summary = self.summaries.get(name)

@@ -9,7 +9,7 @@ import msgspec
 
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import ProcessIdentity, RunState, judge, read_heartbeat, writer_of
-from tachograph.records import decode, is_number
+from tachograph.records import decode, is_number, step_of
 
 __all__ = ["RunOverview", "overview"]
 
@@ -148,4 +148,4 @@ def _number(value: Any) -> float | None:
 
 
 def _integer(value: Any) -> int | None:
-    return value if type(value) is int and is_number(value) else None
+    return step_of({"global_step": value})

@@ -15,6 +15,7 @@ from tachograph.records._values import (
     is_settled,
     plain,
     settle,
+    step_of,
 )
 
 __all__ = [
@@ -41,5 +42,6 @@ __all__ = [
     "marked",
     "plain",
     "settle",
+    "step_of",
     "to_json",
 ]

@@ -14,7 +14,18 @@ from typing import Any, NamedTuple
 
 from tachograph.records._masking import mask_text
 
-__all__ = ["MAX_STRING_CHARS", "Later", "Problem", "finite", "is_array", "is_number", "is_settled", "plain", "settle"]
+__all__ = [
+    "MAX_STRING_CHARS",
+    "Later",
+    "Problem",
+    "finite",
+    "is_array",
+    "is_number",
+    "is_settled",
+    "plain",
+    "settle",
+    "step_of",
+]
 
 MAX_STRING_CHARS = 65_536
 MAX_ITEMS = 1_000
@@ -25,6 +36,7 @@ MAX_VALUES = 10_000
 MAX_PROBLEMS = 100
 
 _HUGE = 10**300  # beyond, there is no float
+_LARGEST_STEP = 2**53  # beyond, a float does not tell neighbours apart
 _SETTLED = frozenset({float, int, bool, type(None)})
 
 
@@ -64,6 +76,12 @@ def is_array(value: object) -> bool:
 def is_number(value: object) -> bool:
     """Tell whether a value read from a journal is a number that a float can hold; a bool is none."""
     return type(value) is float or (type(value) is int and -_HUGE < value < _HUGE)
+
+
+def step_of(record: Mapping[str, Any]) -> int | None:
+    """Return the step of a record read from a journal, or None if it says none that can be shown exactly."""
+    step = record.get("global_step")
+    return step if type(step) is int and -_LARGEST_STEP < step < _LARGEST_STEP else None
 
 
 def finite(value: object) -> float | None:

@@ -12,10 +12,10 @@ import hmac
 import ipaddress
 import re
 import socket
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -82,11 +82,7 @@ class Access:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.is_token(bearer.strip()):
             return True
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
-        except CookieError:
-            cookie = None
-        return self.is_token(cookie.value if cookie else None)
+        return self.is_token(cookie_parser(headers.get("cookie", "")).get(self.cookie))
 
 
 class Gate:
@@ -130,7 +126,10 @@ class Gate:
         if not length.isdecimal() or int(length[:12]) > MAX_BODY_BYTES:
             raise ApiError(413, "too_large", f"a body may have at most {MAX_BODY_BYTES} bytes")
         if scope["method"] not in _SAFE_METHODS:
-            self._check_origin(headers)
+            _check_origin(headers)
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != "application/json":
+            raise ApiError(415, "not_json", "the body must be sent as application/json")
         if self._access.token is None:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -148,17 +147,15 @@ class Gate:
         set_cookie(response, self._access)
         return response
 
-    def _check_origin(self, headers: Headers) -> None:
-        origin = headers.get("origin")
-        if origin is not None:
-            scheme, _, host = origin.partition("://")
-            if scheme not in {"http", "https"} or host.lower() != headers.get("host", "").lower():
-                raise ApiError(403, "wrong_origin", f"a page of {origin[:100]!r} may not change anything here")
-        elif headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
-            raise ApiError(403, "wrong_origin", "a page of another site may not change anything here")
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise ApiError(415, "not_json", "the body must be sent as application/json")
+
+def _check_origin(headers: Headers) -> None:
+    origin = headers.get("origin")
+    if origin is not None:
+        scheme, _, host = origin.partition("://")
+        if scheme not in {"http", "https"} or host.lower() != headers.get("host", "").lower():
+            raise ApiError(403, "wrong_origin", f"a page of {origin[:100]!r} may not change anything here")
+    elif headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
+        raise ApiError(403, "wrong_origin", "a page of another site may not change anything here")
 
 
 def set_cookie(response: Response, access: Access) -> None:

@@ -15,9 +15,8 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route as Rule
 from starlette.types import ASGIApp
 
@@ -32,7 +31,13 @@ from tachograph.store import Store
 
 __all__ = ["create_app"]
 
-_BOOT = os.urandom(4).hex()
+_KINDS = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "md": "text/plain; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 _MOST_WATCHED = 64
 _NO_UI = """<!doctype html><html lang="en"><title>Tachograph</title>
 <h1>The dashboard was not built</h1>
@@ -58,22 +63,32 @@ def create_app(
     """
     store = Store(log_dir)
     access = access or Access()
-    rules = [Rule(route.path, _endpoint(route, store), methods=[route.method]) for route in ROUTES]
+    by_path: dict[str, dict[str, Route]] = {}
+    for route in ROUTES:
+        by_path.setdefault(route.path, {})[route.method] = route
+    rules = [Rule(path, _endpoint(routes, store), methods=list(routes)) for path, routes in by_path.items()]
     rules += [
         Rule("/api/v1/live", _live(store, is_closing)),
         Rule("/api/v1/login", _login(access), methods=["POST"]),
+        Rule("/api/v1/login", _only_post, methods=["GET"]),
         Rule("/api/v1/openapi.json", _document),
         Rule("/{path:path}", _files(static or Path(str(importlib.resources.files("tachograph.server"))) / "static")),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _http_fault, ApiError: _api_fault, Exception: _own_fault}
-    return Starlette(routes=rules, middleware=[Middleware(Gate, access=access)], exception_handlers=handlers)
+    handlers: dict[Any, Any] = {
+        HTTPException: _http_fault,
+        ApiError: _api_fault,
+        ClientDisconnect: _gone,
+        Exception: _own_fault,
+    }
+    return Gate(Starlette(routes=rules, exception_handlers=handlers), access)
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def _endpoint(route: Route, store: Store) -> Endpoint:
+def _endpoint(routes: dict[str, Route], store: Store) -> Endpoint:
     async def endpoint(request: Request) -> Response:
+        route = routes["GET" if request.method == "HEAD" else request.method]
         query = _query(route.query, request)
         body = _body(route.body, await request.body()) if route.body else None
         call = Call(store, dict(request.path_params), query, body)
@@ -86,18 +101,22 @@ def _endpoint(route: Route, store: Store) -> Endpoint:
 
 
 def _json(request: Request, data: bytes, status: int = 200) -> Response:
-    """Return JSON, or only that the reader has it already."""
-    if request.method != "GET":
+    if request.method == "POST":
         return Response(data, status, media_type="application/json")
+    return _cached(request, data, "application/json", status)
+
+
+def _cached(request: Request, data: bytes, kind: str, status: int = 200) -> Response:
+    """Return an answer, or only that the reader has it already."""
     tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(data, status, headers, "application/json")
+    return Response(data, status, headers, kind)
 
 
 def _query(wanted: type[msgspec.Struct] | None, request: Request) -> Any:
-    items = parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=500, errors="replace")
+    items = _query_items(request)
     fields = {field.name: field for field in msgspec.structs.fields(wanted)} if wanted else {}
     values: dict[str, Any] = {}
     for name, value in items:
@@ -122,6 +141,13 @@ def _query(wanted: type[msgspec.Struct] | None, request: Request) -> Any:
     return query
 
 
+def _query_items(request: Request) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=500, errors="replace")
+    except ValueError:
+        raise ApiError(400, "bad_query", "more than 500 parameters") from None
+
+
 def _is_list(field: msgspec.structs.FieldInfo) -> bool:
     return getattr(getattr(field.type, "__origin__", None), "__origin__", None) is list
 
@@ -135,7 +161,7 @@ def _body(wanted: type[msgspec.Struct], data: bytes) -> Any:
 
 def _live(store: Store, is_closing: Callable[[], bool]) -> Endpoint:
     async def live(request: Request) -> Response:
-        items = parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=500, errors="replace")
+        items = _query_items(request)
         names = [value for name, value in items if name == "run"]
         if len(names) != len(items):
             raise ApiError(400, "bad_query", "only `run` is known here; it may be given several times")
@@ -159,6 +185,10 @@ def _login(access: Access) -> Endpoint:
     return login
 
 
+async def _only_post(request: Request) -> Response:
+    raise ApiError(405, "wrong_method", f"{request.method} is not possible here", {"Allow": "POST"})
+
+
 async def _document(request: Request) -> Response:
     return _json(request, msgspec.json.encode(openapi()))
 
@@ -167,24 +197,25 @@ def _files(folder: Path) -> Endpoint:
     """Serve the files that are there when the page is loaded, and no others."""
     files: dict[str, Path] = {}
 
-    def look() -> None:
-        files.clear()
-        files.update({path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()})
+    def find(path: str) -> bytes | None:
+        nonlocal files
+        if path == "index.html" or not files:
+            files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+        found = files.get(path)
+        return found.read_bytes() if found and not path.startswith(".") and found.is_file() else None
 
     async def file(request: Request) -> Response:
-        path = request.path_params["path"]
-        is_page = path in {"", "index.html"}
-        if is_page or not files:
-            await run_in_threadpool(look)
-        if is_page and "index.html" not in files:
+        path = request.path_params["path"] or "index.html"
+        data = await run_in_threadpool(find, path)
+        if data is None and path == "index.html":
             return HTMLResponse(_NO_UI)
-        if is_page:
-            return FileResponse(files["index.html"], headers={"Cache-Control": "no-cache"})
-        if path not in files or path.startswith("."):
+        if data is None:
             raise ApiError(404, "not_found", f"there is nothing at /{path[:200]}")
-        is_named_by_content = path.startswith("assets/")
-        age = "public, max-age=31536000, immutable" if is_named_by_content else "no-cache"
-        return FileResponse(files[path], headers={"Cache-Control": age})
+        kind = _KINDS.get(path.rpartition(".")[2], "application/octet-stream")
+        response = _cached(request, data, kind)
+        if path.startswith("assets/"):  # these are named by their content
+            response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return response
 
     return file
 
@@ -199,6 +230,10 @@ async def _http_fault(request: Request, error: HTTPException) -> Response:
     return fault_response(
         ApiError(error.status_code, codes.get(error.status_code, "bad_request"), text, dict(error.headers or {}))
     )
+
+
+async def _gone(request: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=400)  # which nobody will read
 
 
 async def _own_fault(request: Request, error: Exception) -> Response:

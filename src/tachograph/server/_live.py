@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from starlette.concurrency import run_in_threadpool
 
-from tachograph.exceptions import RunNotFoundError
 from tachograph.journal import overview
 from tachograph.server import _views as views
 from tachograph.server._models import RunLine
@@ -24,8 +23,10 @@ _STATE_INTERVAL_S = 1.0
 _CLOSING_INTERVAL_S = 0.25
 _SILENCE_S = 15.0
 _MOST_REFRESH_S = 0.25
-_LEAST_IDLE_SHARE = 100
-"""Looking may take one part in so many of the time."""
+_LEAST_IDLE_SHARE = 50
+"""Looking may take one part in so many of the time …"""
+_LONGEST_PAUSE_S = 2.0
+"""… but a change is told after this long at most."""
 
 
 class Changed(msgspec.Struct, kw_only=True):
@@ -69,7 +70,7 @@ async def _watch_list(store: Store) -> AsyncIterator[tuple[str, Any]]:
         for name in known.keys() - lines.keys():
             yield "gone", Gone(name)
         known = lines
-        pause_s = max(_LIST_INTERVAL_S, _LEAST_IDLE_SHARE * (time.monotonic() - began_s))
+        pause_s = min(_LONGEST_PAUSE_S, max(_LIST_INTERVAL_S, _LEAST_IDLE_SHARE * (time.monotonic() - began_s)))
         while time.monotonic() < began_s + pause_s:
             yield "", None
             await asyncio.sleep(_CLOSING_INTERVAL_S)
@@ -83,7 +84,9 @@ async def _watch_runs(store: Store, names: list[str]) -> AsyncIterator[tuple[str
         for event, data in found:
             yield event, data
         yield "", None
-        is_behind = any(isinstance(data, Changed) and (data.indexed or 1.0) < 1.0 for _, data in found)
+        is_behind = any(
+            isinstance(data, Changed) and data.indexed is not None and data.indexed < 1.0 for _, data in found
+        )
         await asyncio.sleep(0 if is_behind else _RUN_INTERVAL_S)
 
 
@@ -92,11 +95,11 @@ def _look(store: Store, names: list[str], seen: dict[str, Any], is_first: bool) 
     for name in names:
         try:
             run = store.open(name)
-        except RunNotFoundError:
+            changed = run.refresh(_MOST_REFRESH_S)
+        except OSError:  # there is none, or it cannot be read
             if seen.pop(name, None) is not None or is_first:
                 events.append(("gone", Gone(name)))
             continue
-        changed = run.refresh(_MOST_REFRESH_S)
         version, checked_s, line = seen.get(name, (None, 0.0, None))
         now_s = time.monotonic()
         if not changed and version == run.version and now_s - checked_s < _STATE_INTERVAL_S:

@@ -12,6 +12,7 @@ from tachograph.journal import RunState
 from tachograph.store import Line, Mark, SpanView
 
 __all__ = [
+    "CURSOR_PATTERN",
     "Answer",
     "AttemptView",
     "Control",
@@ -44,6 +45,7 @@ Number = float | Literal["NaN", "Infinity", "-Infinity"]
 """JSON has no NaN and no infinity: they are said as texts, as in the journal."""
 XAxis = Literal["step", "time", "relative", "epoch"]
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
+CURSOR_PATTERN = "([0-9a-f]{1,16})((?:-[a-z_]{1,32}:[0-9]{1,15})*)"
 Place = Annotated[float, Meta(ge=-1e18, le=1e18)]
 
 
@@ -196,7 +198,7 @@ class SeriesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     high: Annotated[Place | None, Meta(description="Where the view ends.")] = None
     points: Annotated[int, Meta(ge=16, le=20_000, description="About how many points at most, for each line.")] = 2_000
     after: Annotated[
-        Annotated[str, Meta(max_length=2_000)] | None,
+        Annotated[str, Meta(max_length=2_000, pattern=f"^{CURSOR_PATTERN}$")] | None,
         Meta(description="The `cursor` of an earlier answer: only what was recorded since."),
     ] = None
 

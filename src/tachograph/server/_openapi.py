@@ -29,7 +29,7 @@ def openapi() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, known, components)
-    paths["/api/v1/live"] = {"get": _live_operation()}
+    paths["/api/v1/live"] = {"get": _live_operation(known)}
     paths["/api/v1/login"] = {"post": _login_operation(known)}
     return {
         "openapi": "3.1.0",
@@ -39,6 +39,7 @@ def openapi() -> dict[str, Any]:
             "description": "Training runs: what they recorded, and how to steer them. Numbers that JSON does not have "
             'are the texts "NaN", "Infinity" and "-Infinity".',
         },
+        "security": [{}, {"token": []}],
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
@@ -61,6 +62,8 @@ def _operation(route: Route, known: dict[type, Any], components: dict[str, Any])
         "parameters": parameters,
         "responses": {str(route.status): {"description": "Done.", "content": content}, "default": _fault(known)},
     }
+    if not route.path.startswith("/api/"):
+        operation["security"] = []
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": known[route.body]}}}
     return operation
@@ -87,7 +90,7 @@ def _fault(known: dict[type, Any]) -> dict[str, Any]:
     }
 
 
-def _live_operation() -> dict[str, Any]:
+def _live_operation(known: dict[type, Any]) -> dict[str, Any]:
     return {
         "operationId": "get_live",
         "summary": "Tell which runs change, as server-sent events named `changed` (`Changed`) and `gone` (`Gone`).",
@@ -101,7 +104,8 @@ def _live_operation() -> dict[str, Any]:
             }
         ],
         "responses": {
-            "200": {"description": "Events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+            "200": {"description": "Events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+            "default": _fault(known),
         },
     }
 
@@ -110,6 +114,7 @@ def _login_operation(known: dict[type, Any]) -> dict[str, Any]:
     return {
         "operationId": "post_login",
         "summary": "Keep the token in a cookie.",
+        "security": [],
         "requestBody": {"required": True, "content": {"application/json": {"schema": known[Login]}}},
         "responses": {"204": {"description": "The cookie is set."}, "default": _fault(known)},
     }

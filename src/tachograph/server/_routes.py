@@ -50,9 +50,11 @@ class Call(NamedTuple):
         """Return the run that the path names, up to date, or nearly so if there is much to read."""
         try:
             run = self.store.open(self.path["run"])
+            run.refresh(_LONGEST_REFRESH_S)
         except RunNotFoundError as error:
             raise ApiError(404, "no_such_run", str(error)) from error
-        run.refresh(_LONGEST_REFRESH_S)
+        except OSError as error:
+            raise ApiError(503, "unreadable", f"the journal cannot be read: {error.strerror or error}") from error
         return run
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable
+from urllib.parse import quote
 
 import uvicorn
 
 from tachograph.exceptions import ServeError
+from tachograph.journal import RunFolder
 from tachograph.server._access import Access, is_loopback
 from tachograph.server._app import create_app
 
@@ -38,8 +41,15 @@ def serve(
         on_ready: called with the address of the dashboard, which holds the token, once it can be reached.
 
     Raises:
-        ServeError: if the address cannot be listened on.
+        ServeError: if the address cannot be listened on, or the folder is that of a single run.
     """
+    folder = RunFolder(log_dir)
+    if folder.exists():
+        raise ServeError(
+            f"{folder.path} is a run; give the folder that holds it: --log-dir {folder.path.resolve().parent}"
+        )
+    if token is not None and not re.fullmatch(r"[!-~]{1,256}", token):
+        raise ServeError("--token: use up to 256 letters, digits and signs of ASCII, without spaces")
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     listener = _listen(host, port)
@@ -84,4 +94,4 @@ def _listen(host: str, port: int) -> socket.socket:
 def _url(host: str, port: int, token: str | None) -> str:
     shown = host if host not in {"0.0.0.0", "::"} else socket.gethostname()  # noqa: S104
     shown = f"[{shown}]" if ":" in shown else shown
-    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")

@@ -11,6 +11,7 @@ from tachograph.exceptions import ConfigError
 from tachograph.journal import REQUESTS, Attempt, RunDigest, RunOverview, RunState, ask_trainer, has_trainer, overview
 from tachograph.records import finite, marked
 from tachograph.server._models import (
+    CURSOR_PATTERN,
     Answer,
     AttemptView,
     Control,
@@ -68,7 +69,7 @@ _NOT_FACTS = {
 }
 _MOST_CHECKPOINTS = 50
 _POINTS = {"step", "system"}
-_CURSOR = re.compile(r"(\d+)((?:-[a-z_]+:\d+)*)")
+_CURSOR = re.compile(CURSOR_PATTERN)
 
 
 def line(run: RunOverview) -> RunLine:
@@ -220,17 +221,17 @@ def view_range(run: StoredRun, query: Any) -> tuple[Axis, float | None, float | 
 
 
 def _cursor(run: StoredRun) -> str:
-    return "-".join([str(run.generation), *(f"{stream}:{rows}" for stream, rows in run.cursor().items())])
+    return "-".join([run.generation, *(f"{stream}:{rows}" for stream, rows in run.cursor().items())])
 
 
-def _after(cursor: str | None, generation: int) -> dict[str, int] | None:
+def _after(cursor: str | None, generation: str) -> dict[str, int] | None:
     """Return how many rows of each stream are known; None if nothing is, or it was of another journal."""
     if cursor is None:
         return None
     parsed = _CURSOR.fullmatch(cursor)
     if parsed is None:
         raise ConfigError(f"after={cursor[:80]!r}: not a cursor; give the one of an earlier answer")
-    if int(parsed[1][:18]) != generation:
+    if parsed[1] != generation:
         return None
     return {stream: int(rows[:15]) for stream, _, rows in (part.partition(":") for part in parsed[2].split("-")[1:])}
 

@@ -64,11 +64,11 @@ class Rows(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """Every `CHUNK` points of a series as one: the extremes, where they are, and the sum."""
+    """Every `CHUNK` points of a series as one: the extremes, where they are, and the mean."""
 
     low: Floats
     high: Floats
-    total: Floats
+    mean: Floats
     low_at: Integers
     high_at: Integers
     step: Integers
@@ -108,7 +108,7 @@ def summarise(part: SeriesPart, rows: Rows) -> Summary:
     return Summary(
         low=np.take_along_axis(values, low_at[:, None], axis=1)[:, 0],
         high=np.take_along_axis(values, high_at[:, None], axis=1)[:, 0],
-        total=values.sum(axis=1),
+        mean=(values / CHUNK).sum(axis=1),  # divided first: the sum of large numbers may be too large
         low_at=low_at.astype(np.uint8),
         high_at=high_at.astype(np.uint8),
         step=rows.step[first],

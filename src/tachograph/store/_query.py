@@ -186,13 +186,9 @@ def marks_of(parts: Sequence[Part], stream: str, name: str, view: View) -> list[
 
 
 def points_of(
-    part: Part, stream: str, name: str, axis: Axis, low: float | None, high: float | None
+    name: str, rows: Rows, series: SeriesPart, axis: Axis, low: float | None, high: float | None
 ) -> Iterator[list[tuple[str, int, int, float, float, float]]]:
     """Yield every point of a part in blocks, those that are not finite in their places."""
-    series = part.part(stream, name)
-    if series is None:
-        return
-    rows = part.rows(stream)
     row = np.concatenate([series.rows_at(np.arange(len(series.values))), series.mark_rows]).astype(np.int64)
     value = np.concatenate([series.values, _MARK_VALUES[series.mark_kinds]])
     order = np.argsort(row, kind="stable")
@@ -266,8 +262,18 @@ def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) ->
         gaps.append(np.searchsorted(piece.part.mark_rows, row) + piece.num_marks_before)
     means = _means(slices, candidates, view) if len(chosen) < num_points else ([], [], [])
     x, y = np.concatenate(xs), np.concatenate(ys)
-    broken = _broken(x, y, np.concatenate(gaps))
-    return Line(stream, attempt, broken[0], broken[1], means[0], means[1], means[2], num_points)
+    places, values = _broken(x, y, np.concatenate(gaps))
+    if view.after_row and _follows_a_mark(slices[0]):
+        places.insert(0, places[0])
+        values.insert(0, None)
+    return Line(stream, attempt, places, values, means[0], means[1], means[2], num_points)
+
+
+def _follows_a_mark(piece: _Slice) -> bool:
+    """Tell whether a value that was not finite lies between the first point of a slice and the one before it."""
+    row = int(piece.part.rows_at(np.array([piece.begin]))[0])
+    before = int(piece.part.rows_at(np.array([piece.begin - 1]))[0]) if piece.begin else -1
+    return bool(((piece.part.mark_rows > before) & (piece.part.mark_rows < row)).any())
 
 
 def _unsorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) -> Line | None:
@@ -291,7 +297,9 @@ def _unsorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) 
     x, y = x[order], y[order]
     chosen = _choose(x, y, view)
     means = _bucket_means(x, y, np.ones(len(x), dtype=np.int64), view) if len(chosen) < len(x) else ([], [], [])
-    return Line(stream, attempt, x[chosen].tolist(), y[chosen].tolist(), means[0], means[1], means[2], len(x))
+    marks = [piece.rows.axis(view.axis)[piece.part.mark_rows] for piece in slices]
+    places, values = _broken(x[chosen], y[chosen], np.searchsorted(np.sort(np.concatenate(marks)), x[chosen]))
+    return Line(stream, attempt, places, values, means[0], means[1], means[2], len(x))
 
 
 def _with_neighbours(slices: list[_Slice]) -> list[_Slice]:
@@ -353,11 +361,11 @@ Means = tuple[list[float], list[float], list[int]]
 
 
 def _means(slices: list[_Slice], candidates: list[_Candidates], view: View) -> Means:
-    xs, totals, counts = [], [], []
+    xs, means, counts = [], [], []
     for piece, found in zip(slices, candidates, strict=True):
         if found.chunks is None:
             xs.append(found.x)
-            totals.append(found.y)
+            means.append(found.y)
             counts.append(np.ones(len(found.y), dtype=np.int64))
             continue
         summary = piece.part.summary
@@ -365,19 +373,19 @@ def _means(slices: list[_Slice], candidates: list[_Candidates], view: View) -> M
         num_chunks = found.chunks.stop - found.chunks.start
         behind = found.num_before + 2 * num_chunks
         xs += [found.x[: found.num_before], getattr(summary, view.axis)[found.chunks], found.x[behind:]]
-        totals += [found.y[: found.num_before], summary.total[found.chunks], found.y[behind:]]
+        means += [found.y[: found.num_before], summary.mean[found.chunks], found.y[behind:]]
         counts += [np.full(len(part), size) for part, size in zip(xs[-3:], (1, CHUNK, 1), strict=True)]
-    return _bucket_means(np.concatenate(xs), np.concatenate(totals), np.concatenate(counts), view)
+    return _bucket_means(np.concatenate(xs), np.concatenate(means), np.concatenate(counts), view)
 
 
-def _bucket_means(x: npt.NDArray[Any], totals: Floats, counts: Integers, view: View) -> Means:
+def _bucket_means(x: npt.NDArray[Any], means: Floats, counts: Integers, view: View) -> Means:
     num_buckets = max(4, view.num_points // 4)
     edges = np.linspace(float(x[0]), float(x[-1]), num_buckets + 1)[:-1]
     first = np.unique(np.searchsorted(x, edges))
     sizes = np.add.reduceat(counts, first)
-    means = np.add.reduceat(totals, first) / sizes
+    shares = counts / np.repeat(sizes, np.diff(np.append(first, len(x))))
     middles = (x[first].astype(np.float64) + x[np.append(first[1:], len(x)) - 1]) / 2
-    return middles.tolist(), means.tolist(), sizes.tolist()
+    return middles.tolist(), np.add.reduceat(means * shares, first).tolist(), sizes.tolist()
 
 
 def _broken(x: Floats, y: Floats, num_marks_before: Integers) -> tuple[list[float], list[float | None]]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import shutil
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from tachograph.journal import JournalFollower, MetricSummary, RunDigest, RunFolder, RunState, Span, grouped
 from tachograph.records import decode, encode, finite
-from tachograph.store._columns import Axis
+from tachograph.store._columns import Axis, Rows, SeriesPart
 from tachograph.store._query import Line, Mark, Part, View, lines_of, marks_of, points_of
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, seal, segment_path, write_segment
 from tachograph.store._tail import Tail
@@ -29,6 +30,7 @@ _SEGMENT_BYTES = 32 << 20
 _LEAST_SEGMENT_BYTES = 1 << 20
 _PLAIN = {"step", "system"}
 _ENDED = {RunState.FINISHED, RunState.FAILED, RunState.CRASHED}
+Answer = TypeVar("Answer")
 
 
 class StoredRun:
@@ -40,7 +42,9 @@ class StoredRun:
         """Held while anything of the run is read or taken in."""
         self._segment_bytes = segment_bytes
         self._own_cache: Path | None = None
-        self._generation = 0
+        self._num_replaced = 0
+        if folder.cache.is_symlink() or folder.private.is_symlink():  # it may lead anywhere
+            self._use_own_cache()
         self._open()
 
     def _open(self) -> None:
@@ -48,8 +52,8 @@ class StoredRun:
         self.digest = RunDigest(self.folder)
         self._spans = SpanTable()
         self._segments: list[Segment] = []
-        self._bases: dict[str, int] = {}
         self._series: dict[str, list[str]] = {}
+        self._generation = ""
         end = 0
         while True:
             try:
@@ -60,37 +64,44 @@ class StoredRun:
             end = segment.footer.end
         self._start_tail(end)
         self._follower = JournalFollower(self.folder.journal, end)
+        self._num_restarts = 0
+        self._next_commit = end + self._segment_bytes
 
     def _adopt(self, segment: Segment) -> None:
+        footer = segment.footer
         for line in segment.kept().split(b"\n"):
             if line:
-                self._take_kept(decode(line))
-        footer = segment.footer
+                self._take_kept(decode(line), footer.attempts)
         self.digest.restore(footer.counts, [msgspec.structs.asdict(attempt) for attempt in footer.attempts])
         self._segments.append(segment)
         for stream, name in segment.series:
             self._know(stream, name)
 
-    def _start_tail(self, start: int) -> None:
-        epoch = self._segments[-1].footer.epoch if self._segments else None
-        self._tail = Tail(math.nan if epoch is None else epoch)
+    def _start_tail(self, start: int, num_bad_before: int = 0) -> None:
+        footer = self._segments[-1].footer if self._segments else None
+        epoch = math.nan if footer is None or footer.epoch is None else footer.epoch
+        self._tail = Tail(epoch, footer.step if footer else None)
         self._tail_start = start
+        self._num_bad_before = num_bad_before
         self._kept: list[bytes] = []
-        self._last_plain: dict[str, Any] | None = None
 
     @property
     def _cache(self) -> Path:
         return self._own_cache or self.folder.cache
 
     @property
-    def generation(self) -> int:
-        """Grows when the journal was replaced by another one, so that nothing known of it holds any more."""
-        return self._generation
+    def generation(self) -> str:
+        """Which journal this is: another text if the file was replaced, so that nothing known of it holds any more."""
+        if not self._generation:
+            with contextlib.suppress(OSError), open(self.folder.journal, "rb") as file:
+                line = file.readline(64 << 10)
+                self._generation = hashlib.blake2b(line, digest_size=6).hexdigest() if line.endswith(b"\n") else ""
+        return (self._generation or "0") + (f"{self._num_replaced:x}" if self._num_replaced else "")
 
     @property
     def version(self) -> str:
         """Another text whenever there is something new."""
-        return f"{self._generation}-{self._follower.offset}"
+        return f"{self.generation}-{self._follower.offset}"
 
     @property
     def indexed(self) -> float:
@@ -108,32 +119,31 @@ class StoredRun:
 
     @property
     def num_bad_lines(self) -> int:
-        """Lines that could not be read, of those that are in no segment."""
-        return self._follower.num_bad_lines
+        """Lines that could not be read, such as one that a dying process left half written."""
+        return sum(segment.footer.num_bad_lines for segment in self._segments) + self._num_bad_in_tail
+
+    @property
+    def _num_bad_in_tail(self) -> int:
+        return self._follower.num_bad_lines - self._num_bad_before
 
     def refresh(self, most_s: float = math.inf) -> bool:
         """Take in what was appended; stop after a while if there is much. Return whether there was anything."""
         with self.lock:
             deadline_s = time.monotonic() + most_s
             before = self.version
-            restarts = self._follower.num_restarts
-            while records := self._follower.poll_block():
-                if self._follower.num_restarts != restarts:
+            while True:
+                records = self._follower.poll_block()
+                if self._follower.num_restarts != self._num_restarts:  # the file was replaced, or emptied
                     self._begin_again()
-                    return True
+                    continue
                 self._take(records)
-                num_waiting = self._follower.offset - self._tail_start
-                if num_waiting >= self._segment_bytes:
+                if self._is_time_to_commit(is_end=not records):
                     self._commit()
-                if time.monotonic() > deadline_s:
-                    break
-            else:
-                if self._follower.offset - self._tail_start >= _LEAST_SEGMENT_BYTES and self.digest.state in _ENDED:
-                    self._commit()
-            return self.version != before
+                if not records or time.monotonic() > deadline_s:
+                    return self.version != before
 
     def _begin_again(self) -> None:
-        self._generation += 1
+        self._num_replaced = (self._num_replaced + 1) % 4096
         for path in self._cache.glob("v*.seg"):
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -141,27 +151,22 @@ class StoredRun:
 
     def _take(self, records: list[dict[str, Any]]) -> None:
         for names, alike in grouped(records):
-            if alike[0]["event"] in _PLAIN and "window/sec" not in names:
-                self._last_plain = alike[-1]
-            else:
-                for record in alike:
-                    self._keep(record)
+            is_plain = alike[0]["event"] in _PLAIN and "window/sec" not in names
+            if alike[0]["event"] == "start":
+                self._tail.begin_attempt()
+            if not is_plain or not self.digest.attempts:  # a journal may have lost its first line
+                self._kept += map(encode, alike[:1] if is_plain else alike)
             for span in self.digest.take(names, alike):
                 self._spans.add(span)
-            attempt = self.digest.attempts[-1]
-            self._tail.take(names, alike, attempt.index, attempt.last_step)
+            self._tail.take(names, alike, len(self.digest.attempts) - 1)
         for stream, name in self._tail.series:
             self._know(stream, name)
 
-    def _keep(self, record: dict[str, Any]) -> None:
-        if record["event"] == "start":
-            self._tail.begin_attempt()
-            if self._last_plain is not None:  # when the attempt before was last heard of
-                self._kept.append(encode(self._last_plain))
-        self._last_plain = None
-        self._kept.append(encode(record))
-
-    def _take_kept(self, record: dict[str, Any]) -> None:
+    def _take_kept(self, record: dict[str, Any], attempts: list[AttemptStats]) -> None:
+        """Take a record again, knowing what plain points said of the attempt that a `start` ends."""
+        known = self.digest.attempts
+        if record["event"] == "start" and known:
+            known[-1].last_time = attempts[len(known) - 1].last_time
         for span in self.digest.take(tuple(record), [record]):
             self._spans.add(span)
 
@@ -170,28 +175,44 @@ class StoredRun:
         if stream not in streams:
             streams.append(stream)
 
+    def _is_time_to_commit(self, *, is_end: bool) -> bool:
+        if self._follower.offset >= self._next_commit:
+            return True
+        is_worth_it = self._follower.offset - self._tail_start >= _LEAST_SEGMENT_BYTES
+        is_tried = self._next_commit > self._tail_start + self._segment_bytes  # and could not be written
+        return is_end and is_worth_it and not is_tried and self.digest.state in _ENDED
+
     def _commit(self) -> None:
-        """Make a segment of the tail, unless another reader has."""
+        """Make a segment of the tail, unless another reader has, or there is no room for one."""
         start, end = self._tail_start, self._follower.offset
+        self._next_commit = end + self._segment_bytes
         attempts = [
             AttemptStats(item.first_step, item.last_step, item.last_time, item.num_records, item.num_steps)
             for item in self.digest.attempts
         ]
-        path = segment_path(self._cache_to_write(), start)
-        kept = b"\n".join(self._kept)
-        sealed = seal(self.folder.journal, end)
-        counts = self.digest.counts
-        is_ours = write_segment(
-            path, self._tail, kept, start=start, end=end, seal=sealed, counts=counts, attempts=attempts
-        )
+        try:
+            path = segment_path(self._cache_to_write(), start)
+            is_ours = write_segment(
+                path,
+                self._tail,
+                b"\n".join(self._kept),
+                start=start,
+                end=end,
+                seal=seal(self.folder.journal, end),
+                counts=self.digest.counts,
+                attempts=attempts,
+                num_bad_lines=self._num_bad_in_tail,
+            )
+        except OSError:  # what is not in a segment stays in memory
+            return
         try:
             segment = Segment(path, self.folder.journal, start)
         except SegmentError:  # what another one left there is of no use
-            path.unlink(missing_ok=True)
+            _remove(path)
             return
         if is_ours:
             self._segments.append(segment)
-            self._start_tail(end)
+            self._start_tail(end, self._follower.num_bad_lines)
         else:
             self._open()
 
@@ -202,9 +223,24 @@ class StoredRun:
                 with tempfile.TemporaryFile(dir=self.folder.cache):
                     return self.folder.cache
             except OSError:  # the folder may only be read
-                self._own_cache = Path(tempfile.mkdtemp(prefix="tacho-cache-"))
-                weakref.finalize(self, shutil.rmtree, self._own_cache, ignore_errors=True)
-        return self._own_cache
+                self._use_own_cache()
+        return self._cache
+
+    def _use_own_cache(self) -> None:
+        self._own_cache = Path(tempfile.mkdtemp(prefix="tacho-cache-"))
+        weakref.finalize(self, shutil.rmtree, self._own_cache, ignore_errors=True)
+
+    def _read(self, question: Callable[[], Answer]) -> Answer:
+        """Ask the columns; if a segment turns out to be damaged, make it anew and ask again."""
+        with self.lock:
+            try:
+                return question()
+            except SegmentError:
+                for segment in self._segments:
+                    _remove(segment.path)
+                self._open()
+                self.refresh()
+                return question()
 
     @property
     def _parts(self) -> list[Part]:
@@ -218,12 +254,11 @@ class StoredRun:
     def metrics(self) -> dict[str, MetricSummary]:
         """Return every metric in a few numbers."""
         with self.lock:
-            summaries: dict[str, MetricSummary] = {}
+            summaries = {name: MetricSummary(kind=_kind(streams[0])) for name, streams in self._series.items()}
             for part in self._parts:
-                for stream, name in part.series:
+                for stream, name in sorted(part.series, key=lambda item: part.stats(*item).order):
                     stats = part.stats(stream, name)
-                    kind = "step" if stream == "window" else stream
-                    summary = summaries.setdefault(name, MetricSummary(kind=kind))
+                    summary = summaries[name]
                     summary.count += stats.num_values + stats.num_marks
                     summary.num_not_finite += stats.num_marks
                     summary.low, summary.high = min(summary.low, stats.low), max(summary.high, stats.high)
@@ -247,7 +282,8 @@ class StoredRun:
         after: dict[str, int] | None = None,
     ) -> tuple[list[Line], list[Mark]]:
         """Return the lines and marks of a metric in a view."""
-        with self.lock:
+
+        def found() -> tuple[list[Line], list[Mark]]:
             lines: list[Line] = []
             marks: list[Mark] = []
             for stream in self._series.get(name, []):
@@ -256,16 +292,24 @@ class StoredRun:
                 marks += marks_of(self._parts, stream, name, view)
             return lines, marks
 
+        return self._read(found)
+
     def points(
         self, names: list[str], *, axis: Axis, low: float | None, high: float | None
     ) -> Iterator[list[tuple[str, int, int, float, float, float]]]:
         """Yield every point of some metrics in blocks: name, attempt, step, time, epoch (NaN if unknown) and value."""
-        for name in names:
-            with self.lock:
-                parts, streams = self._parts, list(self._series.get(name, []))
-            for part in parts:
-                for stream in streams:
-                    yield from points_of(part, stream, name, axis, low, high)
+
+        def found() -> list[tuple[str, Rows, SeriesPart]]:
+            return [
+                (name, part.rows(stream), series)
+                for name in names
+                for part in self._parts
+                for stream in self._series.get(name, [])
+                if (series := part.part(stream, name)) is not None
+            ]
+
+        for name, rows, series in self._read(found):
+            yield from points_of(name, rows, series, axis, low, high)
 
     def spans(self, low: float | None, high: float | None, *, num_points: int, most: int) -> SpanView:
         """Return the spans of a stretch of time."""
@@ -289,3 +333,12 @@ class StoredRun:
             for line in block.split(b"\n"):
                 if line:
                     yield decode(line)
+
+
+def _kind(stream: str) -> str:
+    return "step" if stream == "window" else stream
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

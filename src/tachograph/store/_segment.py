@@ -2,7 +2,8 @@
 
 The first segment begins at byte 0 of the journal, each other one where the one before ends, and its name says where. So
 several readers can make and read them at once without a lock: whoever is first to put a segment in its place has made
-it for all. A segment that does not fit its journal, or was not written whole, counts as not there.
+it for all. A segment that does not fit its journal, is damaged, or was not written whole counts as not there. Journals
+are only ever appended to: one that was changed in the middle, by hand and without a change of length, is not noticed.
 
 In a file: arrays, then the records that are no plain points, then the `Footer`, its length and `_MAGIC`.
 """
@@ -16,6 +17,7 @@ import math
 import mmap
 import os
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,12 @@ __all__ = ["Segment", "SegmentError", "segment_path", "write_segment"]
 
 _VERSION = 1
 _MAGIC = b"tachoseg"
-_CLOSING = struct.Struct("<Q8s")
+_CLOSING = struct.Struct("<QI8s")
 _SEAL_BYTES = 256
 
 
 class SegmentError(Exception):
-    """The file is no segment of this journal."""
+    """The file is no segment of this journal, or is damaged."""
 
 
 class _Array(msgspec.Struct, array_like=True):
@@ -44,6 +46,7 @@ class _Array(msgspec.Struct, array_like=True):
     at: int
     num_items: int
     type: str
+    checksum: int
 
 
 class _Stream(msgspec.Struct, array_like=True):
@@ -91,6 +94,10 @@ class Footer(msgspec.Struct, array_like=True):
     attempts: list[AttemptStats]
     epoch: float | None
     """The last epoch that was told."""
+    step: int | None
+    """The last step that was told."""
+    num_bad_lines: int
+    """Lines of this stretch that could not be read."""
 
 
 def segment_path(folder: Path, start: int) -> Path:
@@ -112,8 +119,9 @@ class _Writer:
     def array(self, values: npt.NDArray[Any]) -> _Array:
         self.file.write(bytes(-self.file.tell() % 8))
         at = self.file.tell()
-        self.file.write(np.ascontiguousarray(values).data)
-        return _Array(at, len(values), values.dtype.str)
+        data = np.ascontiguousarray(values).data
+        self.file.write(data)
+        return _Array(at, len(values), values.dtype.str, zlib.crc32(data))
 
 
 def write_segment(
@@ -126,12 +134,15 @@ def write_segment(
     seal: bytes,
     counts: dict[str, int],
     attempts: list[AttemptStats],
+    num_bad_lines: int,
 ) -> bool:
     """Put a segment in its place; return False if another reader was first.
 
     Raises:
         OSError: if the folder cannot be written.
     """
+    if path.exists():
+        return False
     writer = _Writer()
     streams = {}
     for name in tail.streams:
@@ -144,10 +155,22 @@ def write_segment(
     writer.file.write(kept)
     last_epoch = None if math.isnan(tail.epoch) else tail.epoch
     footer = msgspec.msgpack.encode(
-        Footer(start, end, seal, streams, series, (kept_at, len(kept)), counts, attempts, last_epoch)
+        Footer(
+            start,
+            end,
+            seal,
+            streams,
+            series,
+            (kept_at, len(kept)),
+            counts,
+            attempts,
+            last_epoch,
+            tail.step,
+            num_bad_lines,
+        )
     )
     writer.file.write(footer)
-    writer.file.write(_CLOSING.pack(len(footer), _MAGIC))
+    writer.file.write(_CLOSING.pack(len(footer), zlib.crc32(footer, zlib.crc32(kept)), _MAGIC))
     return _put(path, writer.file.getbuffer())
 
 
@@ -173,6 +196,8 @@ def _put(path: Path, data: memoryview) -> bool:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "xb") as file:
+            # Not synced: that can take seconds beside a job that saves a checkpoint. The checksums tell what a power
+            # cut left unwritten.
             file.write(data)
         try:
             os.link(temporary, path)  # unlike a rename, fails if it is there
@@ -190,21 +215,27 @@ class Segment:
     """A segment, opened for reading; its arrays are views of the file."""
 
     def __init__(self, path: Path, journal: Path, start: int) -> None:
+        self.path = path
         try:
             with open(path, "rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             size = len(self._data)
-            length, magic = _CLOSING.unpack_from(self._data, size - _CLOSING.size)
-            if magic != _MAGIC or length > size:
-                raise SegmentError(f"{path} is not a whole segment")
+            length, checksum, magic = _CLOSING.unpack_from(self._data, size - _CLOSING.size)
             footer_at = size - _CLOSING.size - length
-            self.footer = msgspec.msgpack.decode(self._data[footer_at : footer_at + length], type=Footer)
-            if self.footer.start != start or self.footer.seal != seal(journal, self.footer.end):
+            if magic != _MAGIC or footer_at < 0:
+                raise SegmentError(f"{path} is not a whole segment")
+            footer = self._data[footer_at : footer_at + length]
+            self.footer = msgspec.msgpack.decode(footer, type=Footer)
+            if zlib.crc32(footer, zlib.crc32(self.kept())) != checksum:
+                raise SegmentError(f"{path} is damaged")
+            is_ours = self.footer.start == start < self.footer.end
+            if not is_ours or self.footer.seal != seal(journal, self.footer.end):
                 raise SegmentError(f"{path} is of another journal")
         except (OSError, ValueError, struct.error, msgspec.MsgspecError) as error:
             raise SegmentError(f"{path}: {error}") from error
         self._series = {(series.stream, series.name): series for series in self.footer.series}
         self._rows: dict[str, Rows] = {}
+        self._checked: set[tuple[int, int]] = set()
 
     @property
     def streams(self) -> list[str]:
@@ -257,4 +288,11 @@ class Segment:
         return self._series[stream, name].stats
 
     def _array(self, array: _Array) -> npt.NDArray[Any]:
-        return np.frombuffer(self._data, dtype=array.type, count=array.num_items, offset=array.at)
+        if self._data.size() < len(self._data):  # to look behind the file's end would end the process
+            raise SegmentError(f"{self.path} was cut short")
+        found = np.frombuffer(self._data, dtype=array.type, count=array.num_items, offset=array.at)
+        if (array.at, array.num_items) not in self._checked:
+            if zlib.crc32(found.data) != array.checksum:
+                raise SegmentError(f"{self.path} is damaged")
+            self._checked.add((array.at, array.num_items))
+        return found

@@ -16,7 +16,7 @@ from tachograph.store._run import StoredRun
 
 __all__ = ["Store"]
 
-_MOST_OPEN_RUNS = 32
+_MOST_OPEN_RUNS = 16
 _ENDED = {RunState.FINISHED, RunState.FAILED}
 
 
@@ -31,19 +31,16 @@ class Store:
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
         self.log_dir = Path(log_dir)
         self._lock = threading.Lock()
+        self._listing = threading.Lock()
         self._listed: dict[str, _Listed] = {}
         self._open: OrderedDict[str, StoredRun] = OrderedDict()
 
     def runs(self) -> list[RunOverview]:
         """Return one line for each run, the newest first; those that did not change are not read again."""
-        with self._lock:
-            listed: dict[str, _Listed] = {}
-            for name in self._names():
-                found = self._look(name)
-                if found is not None:
-                    listed[name] = found
-            self._listed = listed
-            lines = [item.overview for item in listed.values()]
+        with self._listing:
+            found = {name: self._look(name) for name in self._names()}
+            self._listed = {name: item for name, item in found.items() if item is not None}
+            lines = [item.overview for item in self._listed.values()]
         return sorted(lines, key=lambda line: (-(line.started or 0.0), line.name))
 
     def open(self, name: str) -> StoredRun:
@@ -54,13 +51,11 @@ class Store:
         """
         folder = self._folder(name)
         if folder is None:
-            with self._lock:
-                known = nearest(name, self._listed) if len(name) <= 200 else ""
+            known = nearest(name, self._listed) if len(name) <= 200 else ""
             raise RunNotFoundError(f"no run {name[:200]!r} in the log folder{known}")
+        run = self._open.get(name) or StoredRun(folder)  # which may take a while, so nobody else waits for it
         with self._lock:
-            run = self._open.get(name)
-            if run is None:
-                run = self._open[name] = StoredRun(folder)
+            run = self._open.setdefault(name, run)
             self._open.move_to_end(name)
             while len(self._open) > _MOST_OPEN_RUNS:
                 self._open.popitem(last=False)
@@ -94,7 +89,7 @@ class Store:
             return None
         folder = RunFolder(self.log_dir / name)
         try:
-            for path in (folder.path, folder.journal, folder.private):
+            for path in (folder.path, folder.journal, folder.private, folder.cache, folder.control):
                 if path.is_symlink() and not path.resolve(strict=True).is_relative_to(self.log_dir.resolve()):
                     return None
             return folder if stat.S_ISREG(os.stat(folder.journal).st_mode) else None

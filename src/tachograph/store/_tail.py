@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from array import array
 from typing import Any
@@ -11,12 +10,11 @@ import msgspec
 import numpy as np
 
 from tachograph.journal import NOT_METRICS
-from tachograph.records import METRIC_KINDS, finite, is_number
+from tachograph.records import METRIC_KINDS, finite, is_number, step_of
 from tachograph.store._columns import Rows, SeriesPart, Stretch
 
 __all__ = ["SeriesStats", "Tail"]
 
-_LARGEST_STEP = 2**53
 _WINDOW = "window"
 
 
@@ -28,7 +26,9 @@ class SeriesStats(msgspec.Struct, array_like=True):
     low: float = math.inf
     high: float = -math.inf
     last: float = math.nan
-    last_step: int = 0
+    last_step: int | None = None
+    order: int = 0
+    """Of the series in a part, that with the highest has the latest value."""
 
 
 class _Stream:
@@ -74,7 +74,8 @@ class _Series:
         self.stats = SeriesStats()
         self._frozen: SeriesPart | None = None
 
-    def extend(self, first_row: int, column: list[Any], steps: list[int]) -> None:
+    def extend(self, first_row: int, column: list[Any], steps: list[int | None], order: int) -> None:
+        self.stats.order = order
         if set(map(type, column)) == {float} and math.isfinite(sum(column)):
             self.rows.extend(range(first_row, first_row + len(column)))
             self.values.extend(column)
@@ -88,7 +89,7 @@ class _Series:
                     self._add(first_row + index, float(value), steps[index])
         self._frozen = None
 
-    def _add(self, row: int, value: float, step: int) -> None:
+    def _add(self, row: int, value: float, step: int | None) -> None:
         stats = self.stats
         stats.last, stats.last_step = value, step
         if math.isfinite(value):
@@ -111,9 +112,12 @@ class _Series:
 class Tail:
     """Takes metric records in order; gives the same parts as a segment."""
 
-    def __init__(self, epoch: float = math.nan) -> None:
+    def __init__(self, epoch: float = math.nan, step: int | None = None) -> None:
         self.epoch = epoch
         """The last epoch that was told in this attempt."""
+        self.step = step
+        """The last step that was told."""
+        self._order = 0
         self._streams: dict[str, _Stream] = {}
         self._series: dict[tuple[str, str], _Series] = {}
 
@@ -121,30 +125,29 @@ class Tail:
         """Forget what the process before said last."""
         self.epoch = math.nan
 
-    def take(self, names: tuple[str, ...], records: list[dict[str, Any]], attempt: int, last_step: int | None) -> None:
-        """Take neighbours that have the same names; what has no step of its own was recorded at the last one."""
-        for event, group in itertools.groupby(records, key=lambda record: record["event"]):
-            if event in METRIC_KINDS:
-                self._take(event if "window/sec" not in names else _WINDOW, names, list(group), attempt, last_step or 0)
-
-    def _take(
-        self, stream_name: str, names: tuple[str, ...], records: list[dict[str, Any]], attempt: int, last_step: int
-    ) -> None:
+    def take(self, names: tuple[str, ...], records: list[dict[str, Any]], attempt: int) -> None:
+        """Take neighbours of one kind and shape; what has no step of its own was recorded at the last one."""
+        event = records[0]["event"]
+        if event not in METRIC_KINDS:
+            return
+        stream_name = _WINDOW if "window/sec" in names else event
         stream = self._streams.get(stream_name)
         if stream is None:
             stream = self._streams[stream_name] = _Stream()
         first_row = len(stream.step)
         steps, epochs = [], []
         for record in records:
-            step = record.get("global_step")
-            steps.append(step if type(step) is int and -_LARGEST_STEP < step < _LARGEST_STEP else last_step)
-            epoch = record.get("epoch")
-            if epoch is not None:
-                known = finite(epoch)
-                self.epoch = self.epoch if known is None else known
+            if (step := step_of(record)) is not None:
+                self.step = step
+            steps.append(self.step)
+            if (epoch := finite(record.get("epoch"))) is not None:
+                self.epoch = epoch
             epochs.append(self.epoch)
         times = [finite(record.get("time")) for record in records]
-        stream.extend(attempt, steps, [math.nan if time is None else time for time in times], epochs)
+        stream.extend(
+            attempt, [step or 0 for step in steps], [math.nan if time is None else time for time in times], epochs
+        )
+        self._order += 1
         for name in names:
             if name in NOT_METRICS:
                 continue
@@ -153,7 +156,7 @@ class Tail:
                 if not any(is_number(record[name]) for record in records):
                     continue
                 series = self._series[stream_name, name] = _Series()
-            series.extend(first_row, [record[name] for record in records], steps)
+            series.extend(first_row, [record[name] for record in records], steps, self._order)
 
     @property
     def streams(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from array import array
 
 import msgspec
@@ -56,6 +57,7 @@ class SpanTable:
 
     def __init__(self) -> None:
         self.num_left_out = 0
+        self._odd_ids: dict[int, str] = {}
         self._names: dict[str, int] = {}
         self._start = array("d")
         self._end = array("d")
@@ -76,7 +78,10 @@ class SpanTable:
             return
         self._start.append(span.start)
         self._end.append(span.start + (span.duration_s or 0.0))
-        self._id.append(_key(span.id))
+        key = _key(span.id)
+        if f"{key:016x}" != span.id:
+            self._odd_ids[key] = span.id
+        self._id.append(key)
         self._parent.append(_key(span.parent_id) if span.parent_id else 0)
         self._name.append(self._names.setdefault(span.name, len(self._names)))
         self._depth.append(min(255, span.depth))
@@ -99,6 +104,7 @@ class SpanTable:
             num_points: pixels; shorter spans are put together when there are too many.
             most: how many spans to return one by one, at most.
         """
+        open_spans = [span for span in open_spans if _is_seen(span, low, high)]
         start, end = np.array(self._start), np.array(self._end)
         seen = np.ones(len(start), dtype=bool)
         if low is not None:
@@ -120,7 +126,7 @@ class SpanTable:
         view = SpanView(
             names=names,
             name=np.array(self._name)[found].tolist(),
-            id=[f"{key:016x}" for key in np.array(self._id)[found].tolist()],
+            id=[self._odd_ids.get(key) or f"{key:016x}" for key in np.array(self._id)[found].tolist()],
             parent=_parents(np.array(self._id)[found], np.array(self._parent)[found], open_spans),
             start=start[found].tolist(),
             duration_s=(end[found] - start[found]).tolist(),
@@ -167,13 +173,15 @@ class SpanTable:
         ]
 
 
+def _is_seen(span: Span, low: float | None, high: float | None) -> bool:
+    ends_before = low is not None and span.duration_s is not None and span.start + span.duration_s < low
+    return not ends_before and (high is None or span.start <= high)
+
+
 def _key(span_id: str) -> int:
     """Return an id as a number; those that are not sixteen hexadecimal digits get one of their own."""
-    try:
-        if len(span_id) == 16:
-            return int(span_id, 16)
-    except ValueError:
-        pass
+    if re.fullmatch("[0-9a-f]{16}", span_id):
+        return int(span_id, 16)
     return int.from_bytes(hashlib.blake2b(span_id.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 

@@ -1,0 +1,71 @@
+"""What the server costs while runs go on: nobody looking, somebody looking at the list, somebody looking at charts."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import msgspec
+
+from benchmarks._children import ChildError
+from benchmarks._dashboard_server import Dashboard, Memory, Process, serve, watching
+from benchmarks._measure import Spread, make_rows
+
+__all__ = ["NUM_LIVE", "Idle", "measure_idle"]
+
+NUM_LIVE = 10
+_PAUSE_S = 0.2
+_FLUSH_S = 1.0
+_SETTLE_S = 2.0
+_WINDOW_S = 4.0
+_NUM_WINDOWS = 4
+
+
+class Idle(msgspec.Struct):
+    """A server beside ten trainers."""
+
+    percent: Spread
+    """Of one core, in each of some windows."""
+    mean_percent: float
+    """Over all of them."""
+    memory: Memory
+
+
+def measure_idle(logs: Path) -> dict[str, Idle]:
+    """Run three servers over the same ten live runs at the same time, each with another reader: `nobody` and so on.
+
+    Raises:
+        ChildError: if a trainer or a server does not come up.
+    """
+    with contextlib.ExitStack() as stack:
+        for index in range(NUM_LIVE):
+            arguments = ("recorded", str(logs), f"live-{index}", str(_PAUSE_S), str(_FLUSH_S))
+            trainer = Process(logs.parent, "-m", "benchmarks._dashboard_trainer", *arguments)
+            stack.callback(trainer.stop, at_once=True)
+        servers = {name: stack.enter_context(serve(logs)) for name in ("nobody", "list", "charts")}
+        _wait_for_all(servers["nobody"])
+        stack.enter_context(watching(servers["list"].url))
+        stack.enter_context(watching(servers["charts"].url, "live-0", tuple(make_rows(1)[0])))
+        time.sleep(_SETTLE_S)
+        shares: dict[str, list[float]] = {name: [] for name in servers}
+        for _ in range(_NUM_WINDOWS):
+            began_s, before = time.monotonic(), {name: server.cpu_s() for name, server in servers.items()}
+            time.sleep(_WINDOW_S)
+            for name, server in servers.items():
+                shares[name].append(100 * (server.cpu_s() - before[name]) / (time.monotonic() - began_s))
+        return {
+            name: Idle(Spread.of(shares[name]), sum(shares[name]) / _NUM_WINDOWS, server.memory())
+            for name, server in servers.items()
+        }
+
+
+def _wait_for_all(server: Dashboard) -> None:
+    while True:
+        runs = server.client.json("/api/v1/runs")["runs"]
+        if sum(run["state"] == "running" and run["step"] is not None for run in runs) == NUM_LIVE:
+            return
+        server.check()
+        if server.age_s > 30:
+            raise ChildError("the trainers do not come up")
+        time.sleep(0.2)

@@ -1,0 +1,157 @@
+"""TensorBoard's and trackio's servers on the data of our journal: the first chart, asked for as their own pages do."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from benchmarks._children import NOT_INSTALLED, ChildError, last_line, run
+from benchmarks._dashboard_data import OUTLIER, blocks_of_rows
+from benchmarks._dashboard_server import Client, Process
+from benchmarks._measure import Spread
+
+__all__ = ["PEERS", "PeerOpened", "open_peer", "write_peer"]
+
+_NUM_WARM = 3
+_TRACKIO = "import sys, trackio; trackio.show(open_browser=False, block_thread=True, server_port=int(sys.argv[1]))"
+
+
+class PeerOpened(msgspec.Struct):
+    """How long a peer took from the start of its process until the chart was whole, and for the chart again."""
+
+    spawned_s: float
+    warm_ms: Spread
+    num_points: int
+    keeps_outlier: bool
+
+
+def write_peer(name: str, folder: Path, num_steps: int) -> float:
+    """Let a peer write the same points with its own code, in a process of its own; return how long it took.
+
+    Raises:
+        ChildError: if it could not.
+    """
+    began_s = time.monotonic()
+    done = run(str(folder), "-m", "benchmarks._dashboard_peers", name, str(num_steps))
+    if "ModuleNotFoundError" in done.stderr:
+        raise ChildError(NOT_INSTALLED)
+    if done.returncode != 0:
+        raise ChildError(last_line(done.stderr))
+    return time.monotonic() - began_s
+
+
+def _write_tensorboard(num_steps: int) -> None:
+    """Write one event for each step, with ten scalars in it: `add_scalar` makes ten, and takes ten times as long."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.plugins.scalar.metadata import create_summary_metadata
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter("events", max_queue_size=10_000)
+    metadata = create_summary_metadata("", "")
+    began_s = time.time() - num_steps
+    for first, rows in blocks_of_rows(num_steps):
+        for step, row in enumerate(rows, first):
+            extra = {"metadata": metadata} if step == 0 else {}  # said once, as its own writer in C++ does
+            values = [
+                Summary.Value(tag=tag, tensor=TensorProto(dtype=1, float_val=[value]), **extra)
+                for tag, value in row.items()
+            ]
+            writer.add_event(Event(wall_time=began_s + step, step=step, summary=Summary(value=values)))
+    writer.close()
+
+
+def _write_trackio(num_steps: int) -> None:
+    """Write rows in blocks, as its server does with what a run sends."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    for first, rows in blocks_of_rows(num_steps):
+        SQLiteStorage.bulk_log("bench", "run", rows, steps=list(range(first, first + len(rows))))
+
+
+def _start_tensorboard(folder: Path, port: int) -> Process:
+    return Process(folder, "-m", "tensorboard.main", "--logdir", "events", "--port", str(port), "--host", "127.0.0.1")
+
+
+def _start_trackio(folder: Path, port: int) -> Process:
+    return Process(folder, "-c", _TRACKIO, str(port))
+
+
+def _ask_tensorboard(client: Client) -> list[tuple[int, float]]:
+    return [(step, value) for _, step, value in client.json("/data/plugin/scalars/scalars?run=.&tag=train_loss")]
+
+
+def _ask_trackio(client: Client) -> list[tuple[int, float]]:
+    wanted = {"project": "bench", "runs": [{"run": "run", "run_id": None}], "scalar_only": True}
+    found = client.json("/api/get_logs_batch", wanted)
+    return [(row["step"], row["train_loss"]) for row in found["data"][0]["logs"]]
+
+
+class Peer(NamedTuple):
+    """How a peer is called, how it writes, is served and is asked."""
+
+    title: str
+    write: Callable[[int], None]
+    start: Callable[[Path, int], Process]
+    ask: Callable[[Client], list[tuple[int, float]]]
+
+
+PEERS = {
+    "tensorboard": Peer("TensorBoard", _write_tensorboard, _start_tensorboard, _ask_tensorboard),
+    "trackio": Peer("trackio", _write_trackio, _start_trackio, _ask_trackio),
+}
+
+
+def open_peer(name: str, folder: Path, num_steps: int) -> PeerOpened:
+    """Start a peer's server and ask until the last step is there, then a few times more.
+
+    Raises:
+        ChildError: if it never comes.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    peer = PEERS[name]
+    process = peer.start(folder, port)
+    client = Client(f"http://127.0.0.1:{port}/")
+    try:
+        points = _wait(peer, process, client, num_steps)
+        spawned_s = process.age_s
+        warm_ms = []
+        for _ in range(_NUM_WARM):
+            began_s = time.perf_counter()
+            peer.ask(client)
+            warm_ms.append(1000 * (time.perf_counter() - began_s))
+    finally:
+        client.close()
+        process.stop()
+    keeps_outlier = any(abs(value - OUTLIER) < 1e-3 for _, value in points)
+    return PeerOpened(spawned_s, Spread.of(warm_ms), len(points), keeps_outlier)
+
+
+def _wait(peer: Peer, process: Process, client: Client, num_steps: int) -> list[tuple[int, float]]:
+    while True:
+        process.check()
+        try:
+            points = peer.ask(client)
+        except (ChildError, LookupError):
+            points = []
+        if points and max(step for step, _ in points) == num_steps - 1:
+            return points
+        time.sleep(0.02)
+
+
+def _main() -> None:
+    name, num_steps = sys.argv[1:]
+    PEERS[name].write(int(num_steps))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,211 @@
+"""`tacho ui` as a process of its own: asked over HTTP, looked at from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from benchmarks._children import ChildError, child_environment, last_line
+
+__all__ = ["Client", "Memory", "Process", "serve", "watching"]
+
+_READY_S = 60.0
+_STOP_S = 10.0
+_MIB = 1 << 10  # the kernel counts in KiB
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """What a process holds, in MiB, as the kernel counts it."""
+
+    pss: float
+    """Its own pages, and its part of those that other processes use as well."""
+    rss: float
+    anonymous: float
+    """What is in no file, and so cannot be dropped."""
+
+
+class Process:
+    """A program that serves something; stopped with everything that it started."""
+
+    def __init__(self, folder: Path, *command: str, environment: dict[str, str] | None = None) -> None:
+        self.spawned_s = time.monotonic()
+        self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in stop
+        self.process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=folder,
+            env={**child_environment(str(folder)), **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            start_new_session=True,
+        )
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self.spawned_s
+
+    def first_line(self) -> str:
+        """Wait for what it prints first.
+
+        Raises:
+            ChildError: if that does not come.
+        """
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            line = self.process.stdout.readline().decode() if selector.select(_READY_S) else ""
+        if not line:
+            raise ChildError(f"does not start: {self._said()}")
+        return line
+
+    def check(self) -> None:
+        """Raise if it has died or takes too long."""
+        if self.process.poll() is not None or self.age_s > _READY_S:
+            raise ChildError(f"is not up after {self.age_s:.0f} s: {self._said()}")
+
+    def _said(self) -> str:
+        self.errors.seek(0)
+        return last_line(self.errors.read())
+
+    def memory(self) -> Memory:
+        """Return what it holds now."""
+        text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text(encoding="ascii")
+        sizes = {name: int(size) / _MIB for name, size in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
+        return Memory(pss=sizes["Pss"], rss=sizes["Rss"], anonymous=sizes["Anonymous"])
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that all its threads have used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """End it and its helpers."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL if at_once else signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.errors.close()
+
+
+class Client:
+    """Asks over one connection, as a browser does."""
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.partition("//")[2].strip("/").partition(":")
+        self._connection = http.client.HTTPConnection(host, int(port), timeout=60)
+
+    def get(self, path: str, body: Any = None) -> tuple[bytes, float]:
+        """Return an answer and how many seconds it took until all of it was there; with a body, it is posted.
+
+        Raises:
+            ChildError: if it is not a good one.
+        """
+        began_s = time.perf_counter()
+        try:
+            if body is None:
+                self._connection.request("GET", path)
+            else:
+                headers = {"Content-Type": "application/json"}
+                self._connection.request("POST", path, msgspec.json.encode(body), headers)
+            response = self._connection.getresponse()
+            data = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise ChildError(f"{path}: {type(error).__name__}: {error}") from error
+        took_s = time.perf_counter() - began_s
+        if response.status != 200:
+            raise ChildError(f"{path}: {response.status} {data[:200]!r}")
+        return data, took_s
+
+    def json(self, path: str, body: Any = None) -> Any:
+        """Return an answer, decoded."""
+        return msgspec.json.decode(self.get(path, body)[0])
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._connection.close()
+
+
+class Dashboard(Process):
+    """`tacho ui` on a free port."""
+
+    def __init__(self, logs: Path) -> None:
+        super().__init__(logs.parent, "-m", "tachograph", "ui", "--log-dir", str(logs), "--port", "0")
+        try:
+            self.url = next(word for word in self.first_line().split() if word.startswith("http://"))
+            self.client = Client(self.url)
+        except (ChildError, StopIteration):
+            self.stop()
+            raise
+
+    def series(self, run: str, query: str = "name=train_loss") -> tuple[Any, float]:
+        """Return a view, and how many seconds it took."""
+        data, took_s = self.client.get(f"/api/v1/runs/{run}/series?{query}")
+        return msgspec.json.decode(data), took_s
+
+
+@contextlib.contextmanager
+def serve(logs: Path) -> Iterator[Dashboard]:
+    """Run a dashboard over a log folder."""
+    server = Dashboard(logs)
+    try:
+        yield server
+    finally:
+        server.client.close()
+        server.stop()
+
+
+@contextlib.contextmanager
+def watching(url: str, run: str | None = None, names: tuple[str, ...] = ()) -> Iterator[None]:
+    """Watch a run's charts as the page does, or the list of runs if none is named."""
+    stopped = threading.Event()
+    thread = threading.Thread(target=_watch, args=(url, run, names, stopped), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join(_STOP_S)
+
+
+_PAGE_PAUSE_S = 0.15
+"""Between two fetches, see `ui/src/loader.ts`."""
+
+
+def _watch(url: str, run: str | None, names: tuple[str, ...], stopped: threading.Event) -> None:
+    host, _, port = url.partition("//")[2].strip("/").partition(":")
+    events = http.client.HTTPConnection(host, int(port), timeout=30)
+    events.request("GET", "/api/v1/live" + (f"?run={run}" if run else ""))
+    response = events.getresponse()
+    client, cursor = Client(url), ""
+    wanted = "&".join(f"name={name}" for name in names)
+    while not stopped.is_set():
+        line = response.readline()
+        if not line:
+            break
+        if run is not None and line.startswith(b"data:"):
+            query = f"{wanted}&after={cursor}" if cursor else wanted
+            cursor = client.json(f"/api/v1/runs/{run}/series?{query}")["cursor"]
+            stopped.wait(_PAGE_PAUSE_S)
+    client.close()
+    events.close()

@@ -1,0 +1,233 @@
+"""A real server on a port of its own, and runs to be served."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from tachograph.server import Access, create_app
+from tests.conftest import wait_for
+from tests.store import END, START, step, write
+
+TOKEN = "a-token-that-nobody-can-guess"
+
+
+def _is_whole(answer: bytes) -> bool:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    return length is not None and len(body) >= int(length[1])
+
+
+class Served:
+    """A server in a thread."""
+
+    def __init__(
+        self, log_dir: Path, access: Access | None = None, *, log_level: str = "critical", **options: Any
+    ) -> None:
+        self.listener = socket.socket()
+        self.listener.bind(("127.0.0.1", 0))
+        self.listener.listen(128)
+        self.port = self.listener.getsockname()[1]
+        app = create_app(log_dir, access, is_closing=lambda: self.server.should_exit, **options)
+        # Quiet: Python 3.11 cannot print two tracebacks at once, the server's and that of a test that fails.
+        config = uvicorn.Config(
+            app,
+            log_level=log_level,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            server_header=False,
+        )
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx.Client(base_url=self.url, timeout=20)
+        wait_for(lambda: self.server.started)
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.should_exit = True
+        self.thread.join()
+        self.listener.close()
+
+    def raw(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Send bytes as they are; return status, headers and body."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(request)
+            data = b""
+            with contextlib.suppress(ConnectionResetError):
+                while not _is_whole(data) and (block := connection.recv(65_536)):
+                    data += block
+        head, _, body = data.partition(b"\r\n\r\n")
+        first, *rest = head.decode("latin-1").split("\r\n")
+        return int(first.split()[1]), {k.lower(): v for k, _, v in (line.partition(": ") for line in rest)}, body
+
+    def get_raw(self, target: str, *headers: str) -> tuple[int, dict[str, str], bytes]:
+        """Ask for a target that no client has tidied up."""
+        lines = [f"GET {target} HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Connection: close", *headers, "", ""]
+        return self.raw("\r\n".join(lines).encode("utf-8"))
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """Serve a log folder: ``serve(logs, Access(…))``; stopped at the end of the test."""
+    started: list[Served] = []
+
+    def start(log_dir: Path, access: Access | None = None, **options: Any) -> Served:
+        started.append(Served(log_dir, access, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+def write_run(logs: Path) -> None:
+    write(logs / "r", [START, *(step(i, loss=1 / (i + 1), epoch=i / 10) for i in range(20)), END])
+
+
+@pytest.fixture(scope="session")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """The client of a server for all tests that only ask; its run `r` is never changed."""
+    logs = tmp_path_factory.mktemp("steady")
+    write_run(logs)
+    server = Served(logs)
+    yield server.client
+    server.close()
+
+
+@pytest.fixture
+def server(logs: Path, serve: Callable[..., Served]) -> Served:
+    """A server over a log folder with one small finished run, `r`."""
+    write_run(logs)
+    return serve(logs)
+
+
+@pytest.fixture
+def client(server: Served) -> httpx.Client:
+    return server.client
+
+
+def fault(response: httpx.Response, status: int, code: str | None = None) -> str:
+    """Check that an answer is a fault of the one shape that there is; return its message."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"code", "message"}
+    assert body["error"]["message"]
+    assert code in (None, body["error"]["code"])
+    return str(body["error"]["message"])
+
+
+class Events:
+    """Server-sent events, read in the background."""
+
+    def __init__(self, url: str, **params: Any) -> None:
+        self.found: list[tuple[str, dict[str, Any]]] = []
+        self._client = httpx.Client(timeout=httpx.Timeout(10, read=30))
+        self._stream = self._client.stream("GET", url, params=params)
+        self.response = self._stream.__enter__()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        name = ""
+        with contextlib.suppress(httpx.HTTPError, httpx.StreamError, RuntimeError, OSError):
+            for line in self.response.iter_lines():
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                elif line.startswith("data: "):
+                    self.found.append((name, json.loads(line.removeprefix("data: "))))
+
+    def wait(self, condition: Callable[[str, dict[str, Any]], bool], timeout_s: float = 10.0) -> dict[str, Any]:
+        """Return the first event that fits."""
+        found = wait_for(
+            lambda: [data for name, data in list(self.found) if condition(name, data)], timeout_s, "the event"
+        )
+        event: dict[str, Any] = found[0]
+        return event
+
+    def close(self) -> None:
+        # The socket, not the response: a reader that waits in it must be woken.
+        stream = self.response.extensions["network_stream"]
+        with contextlib.suppress(OSError):
+            stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
+        with contextlib.suppress(httpx.HTTPError, RuntimeError):
+            self._stream.__exit__(None, None, None)
+        self._client.close()
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[..., Events]]:
+    opened: list[Events] = []
+
+    def start(url: str, **params: Any) -> Events:
+        opened.append(Events(url, **params))
+        return opened[-1]
+
+    yield start
+    for events in opened:
+        events.close()
+
+
+class Dashboard:
+    """`tacho ui` as a process."""
+
+    def __init__(self, log_dir: Path, *options: str, env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tachograph", "ui", "--log-dir", str(log_dir), "--port", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "COLUMNS": "200", **(env or {})},
+        )
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline()
+        found = re.search(r"http://\S+", self.said)
+        assert found, (self.said, self.process.communicate(timeout=5))
+        self.url = found[0]
+        self.port = int(re.search(r":(\d+)/", self.url)[1])  # type: ignore[index]
+        wait_for(self._answers, what="the server")
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"http://127.0.0.1:{self.port}/healthz").status_code == 200
+        return False
+
+    def end(self, number: int = signal.SIGINT, timeout_s: float = 5.0) -> tuple[int, str, str]:
+        """Send a signal; return the exit code and what was said."""
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, self.said + out, err
+
+
+@pytest.fixture
+def dashboard(logs: Path) -> Iterator[Callable[..., Dashboard]]:
+    started: list[Dashboard] = []
+
+    def start(*options: str, **keywords: Any) -> Dashboard:
+        started.append(Dashboard(logs, *options, **keywords))
+        return started[-1]
+
+    yield start
+    for item in started:
+        if item.process.poll() is None:
+            item.process.kill()
+        item.process.communicate()

@@ -1,0 +1,305 @@
+"""What happens while somebody watches: changes are pushed, requests are acknowledged, and all ends promptly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests.conftest import wait_for
+from tests.server.conftest import fault, write_run
+from tests.store import END, START, append, hears, step, write
+
+LIVE = "/api/v1/live"
+
+
+def is_change(name, **fields):
+    def fits(event, data):
+        return (
+            event == "changed"
+            and data["line"]["name"] == name
+            and all(data["line"][key] == value for key, value in fields.items())
+        )
+
+    return fits
+
+
+def test_a_new_record_is_told_within_half_a_second(logs, serve, listen):
+    folder = write(logs / "r", [START, step(0, train_loss=1.0)])
+    events = listen(f"{serve(logs).url}{LIVE}", run="r")
+    first = events.wait(is_change("r", step=0))
+    delays = []
+    for number in range(1, 11):
+        began_s = time.monotonic()
+        append(folder, [step(number, train_loss=0.5)])
+        found = events.wait(is_change("r", step=number), timeout_s=3)
+        delays.append(time.monotonic() - began_s)
+        assert found["version"] != first["version"]
+    assert max(delays) < 0.5
+
+
+def test_only_runs_that_changed_are_told(logs, serve, listen):
+    folders = {name: write(logs / name, [START, step(0, a=1.0), END]) for name in "abc"}
+    server = serve(logs)
+    closely, all_of_them = listen(f"{server.url}{LIVE}", run=["a", "b"]), listen(f"{server.url}{LIVE}")
+    for events, names in ((closely, "ab"), (all_of_them, "abc")):
+        for name in names:
+            events.wait(is_change(name))
+        assert len(events.found) == len(names)
+    append(folders["b"], [step(5, a=1.0)])
+    append(folders["c"], [step(5, a=1.0)])
+    closely.wait(is_change("b", step=5))
+    all_of_them.wait(is_change("b", step=5))
+    all_of_them.wait(is_change("c", step=5))
+    assert [data["line"]["name"] for _, data in closely.found].count("a") == 1
+    assert "c" not in [data["line"]["name"] for _, data in closely.found]
+    assert [data["line"]["name"] for _, data in all_of_them.found].count("a") == 1
+
+
+@pytest.mark.parametrize("run", [[], ["new"]], ids=["in the list", "by name"])
+def test_a_run_that_appears_and_goes_is_told(logs, serve, listen, run):
+    events = listen(f"{serve(logs).url}{LIVE}", **({"run": run} if run else {}))
+    if run:
+        events.wait(lambda event, data: event == "gone" and data["name"] == "new")
+    write(logs / "new", [START, step(0, a=1.0)])
+    events.wait(is_change("new"))
+    events.found.clear()
+    shutil.rmtree(logs / "new")
+    events.wait(lambda event, data: event == "gone" and data["name"] == "new")
+
+
+@pytest.mark.parametrize("run", [[], ["live"]], ids=["in the list", "by name"])
+def test_a_process_that_is_killed_is_told(logs, serve, listen, trainer, run):
+    events = listen(f"{serve(logs).url}{LIVE}", **({"run": run} if run else {}))
+    events.wait(is_change("live", state="running"))
+    trainer.process.kill()
+    trainer.process.wait()
+    events.wait(is_change("live", state="crashed"), timeout_s=5)
+
+
+def test_a_journal_put_in_the_place_of_another_is_told(logs, serve, listen):
+    write(logs / "r", [START, *(step(i, a=1.0) for i in range(50))])
+    server = serve(logs)
+    events = listen(f"{server.url}{LIVE}", run="r")
+    before = events.wait(is_change("r", step=49))["version"]
+    write(logs / "other", [START, step(3, b=1.0)])
+    os.replace(logs / "other" / "metrics.jsonl", logs / "r" / "metrics.jsonl")
+    after = events.wait(is_change("r", step=3))["version"]
+    assert after.split("-")[0] != before.split("-")[0]
+    wait_for(lambda: [item["name"] for item in server.client.get("/api/v1/runs/r/metrics").json()["metrics"]] == ["b"])
+
+
+def test_a_change_is_told_in_time_when_there_are_many_runs(logs, serve, listen):
+    for number in range(500):
+        write(logs / f"run {number}", [START, step(0, a=1.0), END])
+    events = listen(f"{serve(logs).url}{LIVE}")
+    wait_for(lambda: len(events.found) == 500)
+    write(logs / "new", [START, step(0, a=1.0)])
+    events.wait(is_change("new"), timeout_s=3)
+
+
+def test_readers_that_go_leave_nothing_behind(logs, serve, listen):
+    write_run(logs)
+    server = serve(logs)
+    streams = [listen(f"{server.url}{LIVE}", run="r") for _ in range(10)] + [
+        listen(f"{server.url}{LIVE}") for _ in range(10)
+    ]
+    for events in streams:
+        events.wait(is_change("r"))
+    assert len(server.server.server_state.tasks) == 20
+    for events in streams:
+        events.close()
+    wait_for(lambda: not server.server.server_state.tasks, what="the end of the tasks")
+    wait_for(lambda: not server.server.server_state.connections, what="the end of the connections")
+    num_threads = threading.active_count()
+    assert server.client.get("/healthz").status_code == 200
+    assert threading.active_count() <= num_threads
+
+
+def test_many_watchers_do_not_keep_others_waiting(logs, serve, listen):
+    write_run(logs)
+    server = serve(logs)
+    for _ in range(50):  # more than the server has threads
+        listen(f"{server.url}{LIVE}", run="r")
+    began_s = time.monotonic()
+    for _ in range(5):
+        assert server.client.get("/api/v1/runs/r").status_code == 200
+    assert time.monotonic() - began_s < 3.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_ends_promptly_with_streams_open(logs, dashboard, listen, number):
+    write_run(logs)
+    running = dashboard()
+    url = f"http://127.0.0.1:{running.port}"
+    for params in ({}, {"run": "r"}, {"run": "nobody"}):
+        events = listen(f"{url}{LIVE}", **params)
+        wait_for(lambda events=events: events.found)
+    began_s = time.monotonic()
+    code, _, err = running.end(number)
+    assert time.monotonic() - began_s < 3.0
+    assert code in ({0, 130} if number == signal.SIGINT else {0, 143, -15})
+    assert "Traceback" not in err
+    assert err == ""
+
+
+def test_the_command_says_where_it_is_and_serves_the_folder(logs, dashboard):
+    write_run(logs)
+    running = dashboard()
+    assert running.url.startswith("http://127.0.0.1:")
+    assert "token" not in running.url
+    found = httpx.get(f"{running.url}api/v1/runs").json()
+    assert [run["name"] for run in found["runs"]] == ["r"]
+
+
+def test_the_command_makes_prints_and_asks_for_a_token(logs, dashboard):
+    write_run(logs)
+    running = dashboard("--host", "0.0.0.0")
+    token = httpx.URL(running.url).params["token"]
+    assert len(token) >= 24
+    url = f"http://127.0.0.1:{running.port}"
+    fault(httpx.get(f"{url}/api/v1/runs"), 401)
+    assert httpx.get(f"{url}/api/v1/runs", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+    httpx.get(f"{url}/", params={"token": token})
+    httpx.get(f"{url}/", params={"token": f"{token}x"})
+    httpx.get(f"{url}/api/v1/runs/{token}", headers={"Authorization": f"Bearer {token}"})
+    _, out, err = running.end()
+    assert (out + err).count(token) == 1
+
+
+@pytest.mark.parametrize("token", ["a&b=c#d", "100%", 'quo"te;', "+plus+"])
+def test_a_token_of_ones_own_works_as_printed(logs, dashboard, token):
+    write_run(logs)
+    running = dashboard("--token", token)
+    with httpx.Client(base_url=f"http://127.0.0.1:{running.port}", follow_redirects=True) as browser:
+        browser.get(f"/?{running.said.rstrip().partition('/?')[2].partition('  (')[0]}")
+        assert browser.get("/api/v1/runs").status_code == 200, running.said
+
+
+@pytest.mark.parametrize("token", ["two words", "плюс", "x" * 300])
+def test_a_token_that_could_not_be_sent_is_refused_at_once(logs, token):
+    command = [sys.executable, "-m", "tachograph", "ui", "--log-dir", str(logs), "--port", "0", "--token", token]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "--token" in done.stderr
+
+
+@pytest.mark.parametrize("token", ["", None])
+def test_an_empty_token_lets_nobody_in_from_outside(logs, dashboard, token):
+    running = dashboard("--host", "0.0.0.0", env={} if token is None else {"TACHO_TOKEN": token})
+    fault(httpx.get(f"http://127.0.0.1:{running.port}/api/v1/runs", headers={"Authorization": "Bearer"}), 401)
+    assert len(httpx.URL(running.url).params["token"]) >= 24
+
+
+def test_readers_that_go_in_the_middle_of_something_leave_no_traceback(logs, dashboard):
+    write(logs / "r", [START, *(step(i, a=float(i)) for i in range(20_000))])
+    running = dashboard()
+    host = "HTTP/1.1\r\nHost: localhost\r\n"
+    post = f"POST /api/v1/login {host}Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{{"
+    for request in (post, f"GET /api/v1/runs/r/export?name=a {host}\r\n", f"GET {LIVE} {host}\r\n"):
+        with socket.create_connection(("127.0.0.1", running.port)) as connection:
+            connection.sendall(request.encode())
+            if request != post:
+                assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        assert httpx.get(f"http://127.0.0.1:{running.port}/healthz").status_code == 200
+    assert running.end()[2] == ""
+
+
+def test_a_port_in_use_is_told_in_one_line(logs, dashboard, script):
+    running = dashboard()
+    source = "import sys; from tachograph.cli import main; sys.argv = ['tacho', *sys.argv[1:]]; main()"
+    code, _, err = script(source, "ui", "--log-dir", logs, "--port", running.port).wait(20)
+    assert code == 1
+    assert "--port" in err
+    assert "Traceback" not in err
+
+
+TRAINER = """
+    import sys, time, tachograph
+    run = tachograph.init("live", log_dir=sys.argv[1], git=False, system_interval_s=0, control_interval_s=0.05,
+                          flush_interval_s=0.02, control_gap_s=0.3)
+    run.control("scale", 1.0, min=0.5, max=4.0)
+    run.flush()
+    print("ready", flush=True)
+    for step in range(10**9):
+        run.log(train_loss=1.0, step=step)
+        if run.should_checkpoint:
+            run.event("saved")
+        if run.should_stop:
+            break
+        time.sleep(0.002)
+    run.finish()
+    """
+
+
+@pytest.fixture
+def trainer(logs, script):
+    found = script(TRAINER, logs)
+    hears(found, "ready")
+    return found
+
+
+def ask(client, **values):
+    answer = client.post("/api/v1/runs/live/controls", json={"values": values})
+    assert answer.status_code == 202, answer.text
+    return answer.json()["ids"]
+
+
+def answered(client, request_id, *statuses):
+    """Wait for the trainer's answer to a request."""
+
+    def look():
+        answers = client.get("/api/v1/runs/live/controls").json()["answers"]
+        return [item for item in answers if item["id"] == request_id and item["status"] in statuses]
+
+    return wait_for(look, what=f"one of {statuses}")[0]
+
+
+def test_a_trainer_takes_what_is_asked_and_says_so(client, trainer):
+    before = client.get("/api/v1/runs/live/controls").json()
+    assert before["is_open"]
+    assert {item["name"]: (item["value"], item["min"], item["max"]) for item in before["controls"]} == {
+        "log_every": (1, 5, 2_000),
+        "scale": (1.0, 0.5, 4.0),
+    }
+    first = ask(client, log_every=50)["log_every"]
+    assert answered(client, first, "applied")["value"] == 50
+    second = ask(client, log_every=100_000)["log_every"]
+    assert answered(client, second, "pending")["wait_s"] > 0
+    assert answered(client, second, "clamped")["control"] == "log_every"
+    after = client.get("/api/v1/runs/live/controls").json()
+    assert {item["name"]: item["value"] for item in after["controls"]}["log_every"] == 2_000
+    assert [(change["old"], change["new"], change["source"]) for change in after["changes"]] == [
+        (50, 2_000, "dashboard"),
+        (1, 50, "dashboard"),
+    ]
+
+
+def test_knobs_checkpoints_and_a_stop(client, trainer):
+    assert answered(client, ask(client, scale=9.0)["scale"], "clamped", "rejected")["control"] == "scale"
+    ids = ask(client, checkpoint_now=True)
+    answered(client, ids["checkpoint_now"], "applied")
+    wait_for(
+        lambda: any(item.get("name") == "saved" for item in client.get("/api/v1/runs/live/records").json()["records"])
+    )
+    ask(client, stop=True)
+    trainer.ok(timeout_s=10)
+    wait_for(lambda: client.get("/api/v1/runs/live").json()["state"] == "finished")
+    assert not client.get("/api/v1/runs/live/controls").json()["is_open"]
+    answer = client.post("/api/v1/runs/live/controls", json={"values": {"stop": True}})
+    assert "no trainer" in fault(answer, 409, "not_steerable")
+
+
+def test_an_unknown_control_is_told_and_nothing_of_the_request_is_done(logs, client, trainer):
+    before = (logs / "live" / "control.json").read_bytes()
+    answer = client.post("/api/v1/runs/live/controls", json={"values": {"scale": 2.0, "scala": 1.0}})
+    assert "did you mean 'scale'" in fault(answer, 409, "not_steerable")
+    assert (logs / "live" / "control.json").read_bytes() == before

@@ -1,0 +1,270 @@
+"""The list of runs: quick, true, and never outside of the log folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+import tachograph
+from tachograph.exceptions import RunNotFoundError
+from tachograph.journal import RunState
+from tachograph.store import Store
+from tests.conftest import wait_for
+from tests.store import END, START, append, hears, opened, step, write
+
+HOSTILE = [
+    "a b",
+    " leading",
+    "100%",
+    "%2e%2e",
+    "%00",
+    "quote'\"s",
+    "<script>alert(1)</script>".replace("/", "∕"),
+    "emoji 🦊",
+    "right\u202eto left",
+    "zero\u200bwidth",
+    "e\u0301 in two",
+    "é in one",
+    "ПРОБА",
+    "line\nbreak",
+    "tab\tbell\a",
+    "a" * 255,
+    "ж" * 127,
+    "-rf",
+    "$(reboot)",
+    "con",
+    "~",
+    "a..b",
+    "name.",
+    "#?&=+;,:@!",
+    "\u2028\u2029\ufeff",
+    "․․",
+]
+
+
+def names(store):
+    return {run.name for run in store.runs()}
+
+
+def test_five_hundred_runs_are_listed_quickly_and_the_newest_first(tmp_path):
+    for number in range(500):
+        write(
+            tmp_path / f"run-{number:03}",
+            [{**START, "time": float(number)}, *(step(i, a=1.0, train_loss=0.5) for i in range(100)), END],
+        )
+    store = Store(tmp_path)
+    began_s = time.monotonic()
+    first = store.runs()
+    first_s = time.monotonic() - began_s
+    assert [run.name for run in first] == [f"run-{number:03}" for number in reversed(range(500))]
+    assert {(run.state, run.step, run.train_loss) for run in first} == {(RunState.FINISHED, 99, 0.5)}
+    began_s = time.monotonic()
+    assert store.runs() == first
+    assert time.monotonic() - began_s < first_s  # nothing is read again
+    assert first_s < 3.0
+
+
+def test_a_run_that_appears_changes_and_goes_is_seen(tmp_path):
+    store = Store(tmp_path / "logs")
+    assert store.runs() == []
+    folder = write(tmp_path / "logs" / "a", [START, step(0, a=1.0)])
+    assert [(run.name, run.step) for run in store.runs()] == [("a", 0)]
+    append(folder, [step(7, a=1.0), END])
+    assert [(run.state, run.step) for run in store.runs()] == [(RunState.FINISHED, 7)]
+    append(folder, [{**START, "resumed": True}, step(9, a=1.0)])
+    assert [(run.state, run.step) for run in store.runs()] == [(RunState.STALE, 9)]
+    folder.journal.unlink()
+    assert store.runs() == []
+
+
+TRAINER = """
+    import os, sys, time, tachograph
+    run = tachograph.init("r", log_dir=sys.argv[1], git=False, system_interval_s=0, flush_interval_s=0.01)
+    run.log(a=1.0, step=3)
+    run.flush()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    """
+
+
+def test_a_process_that_is_killed_leaves_a_crashed_run_though_no_file_changes(tmp_path, script):
+    trainer = script(TRAINER, tmp_path)
+    hears(trainer, "ready")
+    store = Store(tmp_path)
+    run = store.open("r")
+    run.refresh()
+    assert [line.state for line in store.runs()] == [RunState.RUNNING]
+    assert run.digest.state is RunState.RUNNING
+    trainer.process.send_signal(signal.SIGKILL)
+    trainer.process.wait()
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "r").rglob("*")}
+    wait_for(lambda: [line.state for line in store.runs()] == [RunState.CRASHED], timeout_s=3)
+    assert run.digest.state is RunState.CRASHED
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "r").rglob("*")} == files
+
+
+def test_a_failed_run_says_why(tmp_path):
+    with pytest.raises(ZeroDivisionError), tachograph.init("r", log_dir=str(tmp_path), git=False) as run:
+        run.log(a=1.0, step=0)
+        1 / 0  # noqa: B018
+    (line,) = Store(tmp_path).runs()
+    assert line.state is RunState.FAILED
+    assert "ZeroDivisionError" in line.reason
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_strange_name_is_a_name_like_any_other(tmp_path, name):
+    write(tmp_path / name, [START, step(0, a=1.0)])
+    store = Store(tmp_path)
+    assert names(store) == {name}
+    run = store.open(name)
+    run.refresh()
+    assert run.metric_names == ["a"]
+    assert run.folder.path.parent == tmp_path
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../outside", "inside/../../outside", "/etc", "inside/", "./inside", "inside/.", "\0", "inside\0",
+     "..\\outside", "\udcff", "a\ud800", "x" * 256, "x" * 100_000, "ж" * 128, ".hidden", "．．/outside",
+     "inside/../inside", "~root", "//"],
+)  # fmt: skip
+def test_a_name_that_is_none_is_not_found(tmp_path, name):
+    for place in ("outside/x", "logs/inside", "logs/.hidden"):
+        write(tmp_path / place, [START])
+    write(tmp_path / "outside", [START])
+    store = Store(tmp_path / "logs")
+    assert names(store) == {"inside"}
+    with pytest.raises(RunNotFoundError) as caught:
+        store.open(name)
+    assert len(str(caught.value)) < 1_000
+    str(caught.value).encode()  # can be said in an answer
+
+
+def test_a_folder_whose_name_is_no_text_is_not_listed(tmp_path):
+    write(tmp_path / "good", [START])
+    os.mkdir(os.fsencode(tmp_path) + b"/\xff\xfe")
+    (tmp_path / os.fsdecode(b"\xff\xfe") / "metrics.jsonl").write_bytes(b"")
+    assert names(Store(tmp_path)) == {"good"}
+
+
+@pytest.mark.parametrize("what", ["run", "journal", "private", "log folder"])
+@pytest.mark.parametrize("target", ["outside", "inside", "nowhere"])
+def test_links_are_followed_inside_the_log_folder_only(tmp_path, what, target):
+    logs = tmp_path / "logs"
+    outside = write(tmp_path / "outside", [START, step(0, secret=1.0)])
+    inside = write(logs / "inside", [START, step(0, a=1.0)])
+    for folder in (outside, inside):
+        folder.private.mkdir()
+    aim = {"outside": outside, "inside": inside}.get(target)
+    link = logs / "link"
+    match what:
+        case "run":
+            link.symlink_to(aim.path if aim else "nowhere")
+        case "journal":
+            link.mkdir()
+            (link / "metrics.jsonl").symlink_to(aim.journal if aim else "nowhere")
+        case "private":
+            write(link, [START])
+            (link / ".tacho").symlink_to(aim.private if aim else "nowhere")
+        case "log folder":  # the user's own choice
+            logs.rename(tmp_path / "real")
+            logs.symlink_to(tmp_path / "real")
+            assert names(Store(logs)) == {"inside"}
+            return
+    store = Store(logs)
+    assert names(store) == ({"inside", "link"} if target == "inside" else {"inside"})
+    if target != "inside":
+        with pytest.raises(RunNotFoundError):
+            store.open("link")
+
+
+def test_a_link_put_in_place_of_an_open_run_is_not_followed(tmp_path):
+    outside = write(tmp_path / "outside", [START, *(step(i, secret=1.0) for i in range(50))])
+    folder = write(tmp_path / "logs" / "r", [START, step(0, a=1.0)])
+    store = Store(tmp_path / "logs")
+    store.open("r").refresh()
+    folder.journal.unlink()
+    folder.journal.symlink_to(outside.journal)
+    with pytest.raises(RunNotFoundError):
+        store.open("r")
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "folder", "empty", "nonsense", "device"])
+def test_what_is_no_run_is_no_fault(tmp_path, kind):
+    write(tmp_path / "good", [START])
+    odd = tmp_path / "odd"
+    match kind:
+        case "file":
+            odd.write_text("a file in the log folder")
+        case "pipe":
+            odd.mkdir()
+            os.mkfifo(odd / "metrics.jsonl")
+        case "folder":
+            (odd / "metrics.jsonl").mkdir(parents=True)
+        case "device":
+            odd.mkdir()
+            (odd / "metrics.jsonl").symlink_to("/dev/zero")
+        case "empty":
+            write(odd, [])
+        case "nonsense":
+            write(odd, [b"\0" * 50_000, b"[1,2,3]", b'{"event": 5}'])
+    store = Store(tmp_path)
+    assert names(store) - {"odd"} == {"good"}
+    if "odd" in names(store):
+        store.open("odd").refresh()
+
+
+@pytest.mark.parametrize(
+    "heartbeat", [b"", b"{", b"null", b"[]", b'{"time": 1}', b"\xff" * 100, b"9" * 10_000, b"[" * 100_000], ids=range(8)
+)
+def test_an_odd_heartbeat_is_no_fault(tmp_path, heartbeat):
+    folder = write(tmp_path / "r", [START])
+    folder.private.mkdir()
+    folder.heartbeat.write_bytes(heartbeat)
+    assert [run.state for run in Store(tmp_path).runs()] == [RunState.STALE]
+
+
+def test_a_heartbeat_that_is_a_pipe_does_not_stop_the_list(tmp_path, script):
+    folder = write(tmp_path / "r", [START])
+    folder.private.mkdir()
+    os.mkfifo(folder.heartbeat)
+    source = "import sys; from tachograph.store import Store; print(len(Store(sys.argv[1]).runs()))"
+    assert script(source, tmp_path).ok(timeout_s=5).strip() == "1"
+
+
+@pytest.mark.parametrize("odd", [10**30, -5, "many", None, float("nan"), True, 1e300, [], {}], ids=repr)
+@pytest.mark.parametrize(
+    "field", ["max_steps", "tags", "session_tag", "time", "process", "run_id", "config", "git", "log_every"]
+)
+def test_odd_facts_in_a_start_are_no_fault(tmp_path, field, odd):
+    write(tmp_path / "r", [{**START, field: odd}, step(5, train_loss=odd if field == "tags" else 1.0)])
+    (line,) = Store(tmp_path).runs()
+    assert line.name == "r"
+    assert line.progress is None or 0.0 <= line.progress <= 1.0
+
+
+def test_no_more_runs_are_kept_open_than_are_looked_at(tmp_path):
+    for number in range(40):
+        write(tmp_path / f"r{number}", [START, step(number, a=1.0)])
+    store = Store(tmp_path)
+    for number in range(40):
+        run = store.open(f"r{number}")
+        run.refresh()
+        assert run.metrics()["a"].last_step == number
+    assert len(store._open) <= 32
+    assert store.open("r39") is store.open("r39")
+    again = store.open("r0")
+    again.refresh()
+    assert again.metrics()["a"].last_step == 0
+
+
+def test_reading_a_run_does_not_change_what_the_list_says(tmp_path):
+    folder = write(tmp_path / "r", [START, *(step(i, a=1.0) for i in range(100)), END])
+    store = Store(tmp_path)
+    before = store.runs()
+    opened(folder, 1)
+    assert store.runs() == before
