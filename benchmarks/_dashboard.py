@@ -55,7 +55,7 @@ class _Prepared(msgspec.Struct):
 
 def measure_dashboard(report: Report) -> None:
     """Measure all of it, in a folder that goes away."""
-    report.section("The dashboard: `tacho ui` as a process, asked over HTTP")
+    report.section("The dashboard: `tacho ui`, over HTTP")
     with temporary_folder() as name:
         folder = Path(name)
         if shutil.disk_usage(folder).free < _LEAST_FREE_BYTES:

@@ -66,6 +66,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     time: float
     uptime_s: float
     journal_bytes: int = 0
+    start_bytes: int = 0
+    """Where in the journal the `start` record of this process is."""
     num_waiting: int = 0
     num_dropped: int = 0
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tachograph.journal._folder import RunFolder
-from tachograph.journal._liveness import ProcessIdentity, RunState, judge, read_heartbeat, writer_of
+from tachograph.journal._liveness import Heartbeat, ProcessIdentity, RunState, judge, read_heartbeat, writer_of
 from tachograph.records import decode, is_number, step_of
 
 __all__ = ["RunOverview", "overview"]
 
 _HEAD_BYTES = 1 << 20
 _TAIL_BYTES = 16 << 10
-_MOST_TAIL_BYTES = 64 << 20
+_TAIL_BYTES_FOR_LOSS = 128 << 10
+_BEGIN_BYTES = 16 << 10
+_MOST_TAIL_BYTES = 8 << 20
 
 
 class RunOverview(msgspec.Struct, kw_only=True):
@@ -27,6 +29,8 @@ class RunOverview(msgspec.Struct, kw_only=True):
     updated: float | None = None
     duration_s: float | None = None
     step: int | None = None
+    stepped: float | None = None
+    """When the last step was recorded."""
     max_steps: int | None = None
     train_loss: float | None = None
     sec_per_step: float | None = None
@@ -51,20 +55,18 @@ class RunOverview(msgspec.Struct, kw_only=True):
 
 def overview(folder: RunFolder) -> RunOverview:
     """Summarise a run without reading all of it."""
-    num_bytes = _TAIL_BYTES
-    head, tail, size_bytes = _ends(folder, num_bytes)
-    while not any("global_step" in record for record in tail) and num_bytes < min(size_bytes, _MOST_TAIL_BYTES):
-        num_bytes *= 8
-        head, tail, size_bytes = _ends(folder, num_bytes)
-    start: dict[str, Any] = next((record for record in [*reversed(tail), *head] if record["event"] == "start"), {})
-    end = next((record for record in reversed(tail) if record["event"] in {"start", "end"}), None)
     heartbeat = read_heartbeat(folder)
-    if end is not None and end["event"] == "end":
+    ends = _ends(folder, _TAIL_BYTES, heartbeat)
+    if not ends.has_step() and ends.size_bytes > _TAIL_BYTES:
+        ends = _ends(folder, _MOST_TAIL_BYTES, heartbeat)
+    elif not ends.has_loss() and ends.size_bytes > _TAIL_BYTES:
+        ends = _ends(folder, _TAIL_BYTES_FOR_LOSS, heartbeat)
+    tail, start, end = ends.tail, ends.start, ends.end
+    if end is not None:
         state = RunState.FINISHED if end.get("status") == "finished" else RunState.FAILED
     else:
-        end = None
         state = judge(start or None, heartbeat)
-    first_time = _number(head[0].get("time")) if head else None
+    first_time = _number(ends.head[0].get("time")) if ends.head else None
     last_time = _number(tail[-1].get("time")) if tail else first_time
     tags = start.get("tags")
     steps = [record for record in tail if record["event"] != "event"]  # an event may be about an earlier step
@@ -75,29 +77,60 @@ def overview(folder: RunFolder) -> RunOverview:
         updated=last_time,
         duration_s=max(0.0, last_time - first_time) if last_time is not None and first_time is not None else None,
         step=_latest_step(steps),
+        stepped=_number(_last([record for record in tail if record["event"] == "step"], "time")),
         max_steps=_integer(start.get("max_steps")) or _integer(_last(tail, "train_iterations_target")),
         train_loss=_number(_first_known(_last(tail, "train_loss"), _last(tail, "window/latest_loss"))),
         sec_per_step=_number(_first_known(_last(tail, "sec_per_step"), _last(tail, "window/iteration_sec_mean"))),
-        pace_s=_pace(tail, start),
+        pace_s=_pace(ends),
         process=writer_of(start, heartbeat),
         tags=[str(tag) for tag in tags] if isinstance(tags, list) else [],
         session_tag=str(start["session_tag"]) if start.get("session_tag") else None,
         reason=str(end["reason"]) if end and end.get("reason") else None,
-        size_bytes=size_bytes,
+        size_bytes=ends.size_bytes,
         num_dropped=heartbeat.num_dropped if heartbeat else 0,
         num_alerts=sum(record["event"] == "alert" for record in tail),
     )
 
 
-def _ends(folder: RunFolder, num_bytes: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
+class _Ends(NamedTuple):
+    """The first record of a journal, those with which the present attempt began, and the last ones."""
+
+    head: list[dict[str, Any]]
+    begin: list[dict[str, Any]]
+    tail: list[dict[str, Any]]
+    size_bytes: int
+
+    @property
+    def start(self) -> dict[str, Any]:
+        found = (record for record in [*reversed(self.tail), *self.begin, *self.head] if record["event"] == "start")
+        return next(found, {})
+
+    @property
+    def end(self) -> dict[str, Any] | None:
+        found = next((record for record in reversed(self.tail) if record["event"] in {"start", "end"}), None)
+        return found if found is not None and found["event"] == "end" else None
+
+    def has_step(self) -> bool:
+        return any("global_step" in record for record in self.tail)
+
+    def has_loss(self) -> bool:
+        return any("train_loss" in record or "window/latest_loss" in record for record in self.tail)
+
+
+def _ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) -> _Ends:
+    begins_at = heartbeat.start_bytes if heartbeat else 0
     try:
         with open(folder.journal, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             head = _lines(file.readline(_HEAD_BYTES))
+            begin: list[dict[str, Any]] = []
+            if 0 < begins_at < size - num_bytes:
+                file.seek(begins_at)
+                begin = _lines(file.read(_BEGIN_BYTES))
             file.seek(max(0, size - num_bytes))
-            return head, _lines(file.read()), size
+            return _Ends(head, begin, _lines(file.read()), size)
     except OSError:
-        return [], [], 0
+        return _Ends([], [], [], 0)
 
 
 def _lines(block: bytes) -> list[dict[str, Any]]:
@@ -121,15 +154,14 @@ def _latest_step(records: list[dict[str, Any]]) -> int | None:
     return logged if told is None else told if logged is None else max(logged, told)
 
 
-def _pace(tail: list[dict[str, Any]], start: dict[str, Any]) -> float | None:
-    """Return seconds per step: over the whole run, or where it was resumed, over the latest records."""
+def _pace(ends: _Ends) -> float | None:
+    """Return seconds per step, from the first step of the present attempt that is known to the last."""
+    start = ends.start
     began = _number(start.get("time")) or 0.0
     points: list[tuple[int, float]] = [
-        (record["global_step"], float(record["time"]))
-        for record in tail
-        if record["event"] == "step"
-        and _integer(record.get("global_step")) is not None
-        and is_number(record.get("time"))
+        (step, float(record["time"]))
+        for record in [*ends.begin, *ends.tail]
+        if record["event"] == "step" and (step := step_of(record)) is not None and is_number(record.get("time"))
     ]
     points = [(step, time) for step, time in points if time >= began]
     if points and began and start.get("resumed") is False and points[-1][0] > 0:

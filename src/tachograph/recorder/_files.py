@@ -50,6 +50,7 @@ class RunFiles:
         if self._mirror is not None:
             self._mirror.load()  # before the journal grows: its cursor speaks of the journal as the last writer left it
         self._appender = Appender(claim.folder.journal)
+        self._start_bytes = self._appender.size_bytes
         self._mirror_fault = ""
         self._write_fault_s: float | None = None
         self._is_breathing = False
@@ -150,6 +151,7 @@ class RunFiles:
             time=self._clock.wall_s(),
             uptime_s=uptime_s(),
             journal_bytes=self._appender.size_bytes,
+            start_bytes=self._start_bytes,
             num_waiting=num_waiting,
             num_dropped=num_dropped,
         )

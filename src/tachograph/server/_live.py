@@ -36,6 +36,8 @@ class Changed(msgspec.Struct, kw_only=True):
     version: str | None = None
     """What a view must have to be up to date; only for runs that are watched by name."""
     indexed: float | None = None
+    now: float
+    """The server's clock."""
 
 
 class Gone(msgspec.Struct):
@@ -66,7 +68,7 @@ async def _watch_list(store: Store) -> AsyncIterator[tuple[str, Any]]:
         lines = {line.name: line for line in (await run_in_threadpool(views.runs, store)).runs}
         for name, line in lines.items():
             if known.get(name) != line:
-                yield "changed", Changed(line=line)
+                yield "changed", Changed(line=line, now=time.time())
         for name in known.keys() - lines.keys():
             yield "gone", Gone(name)
         known = lines
@@ -112,4 +114,4 @@ def _look(store: Store, names: list[str], seen: dict[str, Any], is_first: bool) 
 
 
 def _changed(run: StoredRun, line: RunLine) -> Changed:
-    return Changed(line=line, version=run.version, indexed=run.indexed)
+    return Changed(line=line, version=run.version, indexed=run.indexed, now=time.time())

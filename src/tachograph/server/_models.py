@@ -95,6 +95,8 @@ class RunLine(msgspec.Struct, kw_only=True):
     updated: float | None = None
     duration_s: float | None = None
     step: int | None = None
+    stepped: float | None = None
+    """When the last step was recorded."""
     max_steps: int | None = None
     progress: float | None = None
     """Share of the steps that are done."""
@@ -207,6 +209,8 @@ class SeriesView(msgspec.Struct, kw_only=True):
     """A metric in a view."""
 
     name: str
+    last: Number | None = None
+    """The value that was recorded last, whether it is in the view or not."""
     lines: list[Line]
     marks: list[Mark]
 
@@ -257,7 +261,10 @@ class RecordQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kind: Annotated[
         list[Name], Meta(max_length=32, description="Kinds of records; without it, all but points and spans.")
     ] = []
-    limit: Annotated[int, Meta(ge=1, le=5_000, description="The latest ones, at most.")] = 500
+    limit: Annotated[int, Meta(ge=1, le=5_000, description="The latest ones of each kind, at most.")] = 500
+    routine: Annotated[bool, Meta(description="With the events that telemetry notes for itself every few seconds.")] = (
+        False
+    )
 
 
 class Records(msgspec.Struct, kw_only=True):
@@ -266,6 +273,8 @@ class Records(msgspec.Struct, kw_only=True):
     version: str
     num_records: dict[str, int]
     """How many there are of each kind in the journal."""
+    num_left_out: int
+    """Routine events that are not in the list."""
     records: list[dict[str, Any]]
 
 
@@ -286,6 +295,7 @@ class Control(msgspec.Struct, kw_only=True):
     """A value that can be steered."""
 
     name: str
+    kind: Literal["bool", "int", "float"]
     value: float | bool | None = None
     min: float | None = None
     max: float | None = None

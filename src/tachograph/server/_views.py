@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -68,6 +68,7 @@ _NOT_FACTS = {
     *("process", "log_every", "max_steps", "tachograph"),
 }
 _MOST_CHECKPOINTS = 50
+_ROUTINE = re.compile("_metrics_update$|^control_(ack|registered)$")
 _POINTS = {"step", "system"}
 _CURSOR = re.compile(CURSOR_PATTERN)
 
@@ -88,6 +89,7 @@ def _line_fields(run: RunOverview) -> dict[str, Any]:
         "updated": finite(run.updated),
         "duration_s": finite(run.duration_s),
         "step": run.step,
+        "stepped": finite(run.stepped),
         "max_steps": run.max_steps,
         "progress": run.progress,
         "eta_s": max(0.0, num_left * pace_s) if is_running and num_left is not None and pace_s is not None else None,
@@ -196,7 +198,7 @@ def series(run: StoredRun, query: SeriesQuery) -> Views:
                     item.mean_x = [place - shift for place in item.mean_x]
                 for mark in marks:
                     mark.x -= shift
-            found.append(SeriesView(name=name, lines=lines, marks=marks))
+            found.append(SeriesView(name=name, last=number(run.last_value(name)), lines=lines, marks=marks))
         return Views(
             version=run.version,
             indexed=run.indexed,
@@ -251,13 +253,20 @@ def records(run: StoredRun, query: RecordQuery) -> Records:
     """Return the latest records that are no points."""
     with run.lock:
         kinds = query.kind or [kind for kind in run.digest.counts if kind not in _POINTS and "span" not in kind]
-        found = [record for kind in dict.fromkeys(kinds) for record in run.digest.latest(kind)]
+        found: list[dict[str, Any]] = []
+        num_left_out = 0
+        for kind in dict.fromkeys(kinds):
+            known = run.digest.latest(kind)
+            wanted = known if query.routine else [record for record in known if not _is_routine(record)]
+            num_left_out += len(known) - len(wanted)
+            found += wanted[-query.limit :]
         found.sort(key=lambda record: finite(record.get("time")) or 0.0)
-        return Records(
-            version=run.version,
-            num_records=run.digest.counts,
-            records=marked(found[::-1][: query.limit]),
-        )
+        counts = run.digest.counts
+        return Records(version=run.version, num_records=counts, num_left_out=num_left_out, records=marked(found[::-1]))
+
+
+def _is_routine(record: dict[str, Any]) -> bool:
+    return record["event"] == "event" and bool(_ROUTINE.search(str(record.get("name"))))
 
 
 def controls(run: StoredRun) -> Controls:
@@ -268,13 +277,23 @@ def controls(run: StoredRun) -> Controls:
             version=run.version,
             is_open=has_trainer(digest),
             controls=[
-                Control(name=name, value=_value(view.value), min=finite(view.min), max=finite(view.max))
+                Control(
+                    name=name,
+                    kind=_kind(view.value),
+                    value=_value(view.value),
+                    min=finite(view.min),
+                    max=finite(view.max),
+                )
                 for name, view in digest.controls.items()
             ],
             requests=list(REQUESTS),
             answers=[_answer(record) for record in digest.latest("event", "control_ack")[::-1][:100]],
             changes=marked(digest.latest("control_change")[::-1][:100]),
         )
+
+
+def _kind(value: Any) -> Literal["bool", "int", "float"]:
+    return "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
 
 
 def _value(value: Any) -> float | bool | None:

@@ -39,8 +39,8 @@ class Part(Protocol):
         """Stream and name of each series, in order of appearance."""
         ...
 
-    def stats(self, stream: str, name: str) -> SeriesStats:
-        """Return a series in a few numbers."""
+    def stats(self, stream: str, name: str) -> SeriesStats | None:
+        """Return a series in a few numbers, if it is here."""
         ...
 
     def rows(self, stream: str) -> Rows:

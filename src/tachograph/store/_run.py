@@ -256,14 +256,23 @@ class StoredRun:
         with self.lock:
             summaries = {name: MetricSummary(kind=_kind(streams[0])) for name, streams in self._series.items()}
             for part in self._parts:
-                for stream, name in sorted(part.series, key=lambda item: part.stats(*item).order):
-                    stats = part.stats(stream, name)
+                found = [(stats, name) for stream, name in part.series if (stats := part.stats(stream, name))]
+                for stats, name in sorted(found, key=lambda item: item[0].order):
                     summary = summaries[name]
                     summary.count += stats.num_values + stats.num_marks
                     summary.num_not_finite += stats.num_marks
                     summary.low, summary.high = min(summary.low, stats.low), max(summary.high, stats.high)
                     summary.last, summary.last_step = stats.last, stats.last_step
             return summaries
+
+    def last_value(self, name: str) -> float | None:
+        """Return what was recorded last of a metric."""
+        with self.lock:
+            for part in reversed(self._parts):
+                found = [stats for stream in self._series.get(name, []) if (stats := part.stats(stream, name))]
+                if found:
+                    return max(found, key=lambda stats: stats.order).last
+            return None
 
     def cursor(self) -> dict[str, int]:
         """Return how many rows each stream has."""

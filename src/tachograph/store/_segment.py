@@ -182,7 +182,7 @@ def _write_series(writer: _Writer, tail: Tail, stream: str, name: str) -> _Serie
     return _Series(
         stream=stream,
         name=name,
-        stats=tail.stats(stream, name),
+        stats=tail.stats(stream, name) or SeriesStats(),
         first_row=int(part.rows[0]) if is_dense else -1,
         rows=writer.array(np.asarray(part.rows[:0] if is_dense else part.rows)),
         values=writer.array(part.values),
@@ -283,9 +283,10 @@ class Segment:
             summary=Summary(*map(self._array, found.summary)) if len(values) >= CHUNK else None,
         )
 
-    def stats(self, stream: str, name: str) -> SeriesStats:
-        """Return a series in a few numbers."""
-        return self._series[stream, name].stats
+    def stats(self, stream: str, name: str) -> SeriesStats | None:
+        """Return a series in a few numbers, if it is here."""
+        found = self._series.get((stream, name))
+        return None if found is None else found.stats
 
     def _array(self, array: _Array) -> npt.NDArray[Any]:
         if self._data.size() < len(self._data):  # to look behind the file's end would end the process

@@ -75,23 +75,22 @@ class _Series:
         self._frozen: SeriesPart | None = None
 
     def extend(self, first_row: int, column: list[Any], steps: list[int | None], order: int) -> None:
-        self.stats.order = order
         if set(map(type, column)) == {float} and math.isfinite(sum(column)):
             self.rows.extend(range(first_row, first_row + len(column)))
             self.values.extend(column)
             stats = self.stats
             stats.num_values += len(column)
             stats.low, stats.high = min(stats.low, *column), max(stats.high, *column)
-            stats.last, stats.last_step = column[-1], steps[-1]
+            stats.last, stats.last_step, stats.order = column[-1], steps[-1], order
         else:
             for index, value in enumerate(column):
                 if is_number(value):
-                    self._add(first_row + index, float(value), steps[index])
+                    self._add(first_row + index, float(value), steps[index], order)
         self._frozen = None
 
-    def _add(self, row: int, value: float, step: int | None) -> None:
+    def _add(self, row: int, value: float, step: int | None, order: int) -> None:
         stats = self.stats
-        stats.last, stats.last_step = value, step
+        stats.last, stats.last_step, stats.order = value, step, order
         if math.isfinite(value):
             self.rows.append(row)
             self.values.append(value)
@@ -181,9 +180,10 @@ class Tail:
         series = self._series.get((stream, name))
         return None if series is None else series.frozen()
 
-    def stats(self, stream: str, name: str) -> SeriesStats:
-        """Return a series in a few numbers."""
-        return self._series[stream, name].stats
+    def stats(self, stream: str, name: str) -> SeriesStats | None:
+        """Return a series in a few numbers, if it is here."""
+        found = self._series.get((stream, name))
+        return None if found is None else found.stats
 
 
 def _is_sorted(values: Any) -> bool:
