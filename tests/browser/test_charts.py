@@ -121,19 +121,23 @@ def test_runs_are_chosen_in_the_list_and_laid_over_each_other(page, dashboard, l
 def test_the_points_of_a_panel_can_be_taken_home(page, dashboard, logs):
     record(logs, "run", [{"train_loss": math.nan if step == 3 else step / 7} for step in range(5_000)])
     page.goto(dashboard().url + "#/run/run/charts")
-    page.get_by_label("Export or enlarge train_loss").click()
+    menu = page.get_by_label("Export or enlarge train_loss")
+    menu.click()
     with page.expect_download() as csv:
         panel(page, "train_loss").get_by_role("link", name="CSV").click()
     lines = csv.value.path().read_text().splitlines()
     assert len(lines) == 5_001
     assert lines[4].startswith("train_loss,0,3,") and lines[4].endswith(",nan")
+    menu.click()
     with page.expect_download() as ndjson:
         panel(page, "train_loss").get_by_role("link", name="JSON").click()
     rows = [json.loads(line) for line in ndjson.value.path().read_text().splitlines()]
     assert [row["value"] for row in rows[2:5]] == [2 / 7, "NaN", 4 / 7]
+    menu.click()
     with page.expect_download() as png:
         panel(page, "train_loss").get_by_role("button", name="Save PNG").click()
     assert png.value.path().read_bytes().startswith(b"\x89PNG")
+    menu.click()
     panel(page, "train_loss").get_by_role("button", name="Enlarge").click()
     expect(page.get_by_role("dialog").locator("canvas")).to_be_visible()
 

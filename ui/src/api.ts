@@ -13,6 +13,8 @@ export interface RunLine {
   updated: number | null;
   duration_s: number | null;
   step: number | null;
+  /** When the last step was recorded. */
+  stepped: number | null;
   max_steps: number | null;
   progress: number | null;
   eta_s: number | null;
@@ -107,6 +109,8 @@ export interface Mark {
 
 export interface Series {
   name: string;
+  /** The value that was recorded last, in the view or not. */
+  last: Num | null;
   lines: Line[];
   marks: Mark[];
 }
@@ -154,11 +158,14 @@ export interface JournalRecord {
 export interface Records {
   version: string;
   num_records: Record<string, number>;
+  /** Routine events that are not in the list. */
+  num_left_out: number;
   records: JournalRecord[];
 }
 
 export interface Control {
   name: string;
+  kind: "bool" | "int" | "float";
   value: number | boolean | null;
   min: number | null;
   max: number | null;
@@ -185,6 +192,8 @@ export interface Controls {
 
 export interface Changed {
   line: RunLine;
+  /** The server's clock. */
+  now: number;
   version: string | null;
   indexed: number | null;
 }
@@ -276,11 +285,12 @@ export const api = {
     ),
   span: (run: string, id: string) =>
     ask<{ records: JournalRecord[] }>(address(ofRun(run, `/spans/${encodeURIComponent(id)}`))),
-  records: (run: string, kinds: string[] = [], limit = 500) =>
+  records: (run: string, { kinds = [], limit = 1000, routine = false }: { kinds?: string[]; limit?: number; routine?: boolean } = {}) =>
     ask<Records>(
       address(ofRun(run, "/records"), [
         ...kinds.map((kind): [string, Parameter] => ["kind", kind]),
         ["limit", limit],
+        ["routine", routine ? "true" : null],
       ]),
     ),
   controls: (run: string) => ask<Controls>(address(ofRun(run, "/controls"))),
@@ -298,13 +308,13 @@ export const api = {
   /** Watch some runs closely, or all of them from afar; returns how to stop. */
   watch(
     runs: string[],
-    on: { changed: (change: Changed) => void; gone: (name: string) => void; connected: (is: boolean) => void },
+    on: { changed: (change: Changed) => void; gone: (name: string) => void; connected: (is: boolean, isFinal: boolean) => void },
   ): () => void {
     const source = new EventSource(address("live", runs.map((run): [string, Parameter] => ["run", run])));
     source.addEventListener("changed", (event) => on.changed(JSON.parse(event.data)));
     source.addEventListener("gone", (event) => on.gone(JSON.parse(event.data).name));
-    source.onopen = () => on.connected(true);
-    source.onerror = () => on.connected(false);
+    source.onopen = () => on.connected(true, false);
+    source.onerror = () => on.connected(false, source.readyState === EventSource.CLOSED);
     return () => source.close();
   },
 };

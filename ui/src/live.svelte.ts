@@ -12,15 +12,26 @@ class Live {
   /** Of the runs that are watched closely: another text whenever something was recorded. */
   versions = $state<Record<string, string>>({});
   indexed = $state<Record<string, number>>({});
-  /** Seconds since the epoch, renewed every second, for what says how long ago something was. */
+  /** Runs that were looked at and are no longer there. */
+  gone = $state<string[]>([]);
+  /** Grows when the server was found again: what could not be had then may be had now. */
+  epoch = $state(0);
+  /** Seconds since the epoch by the server's clock, renewed every second. */
   now = $state(Date.now() / 1000);
 
+  #offset_s = 0;
+  #retry: ReturnType<typeof setTimeout> | undefined;
   #watched: string[] = [];
   #stop: (() => void) | null = null;
 
   constructor() {
-    setInterval(() => (this.now = Date.now() / 1000), 1000);
+    setInterval(() => (this.now = this.clock()), 1000);
     document.addEventListener("visibilitychange", () => this.#connect());
+  }
+
+  /** The server's clock, as exactly as it is known. */
+  clock(): number {
+    return Date.now() / 1000 + this.#offset_s;
   }
 
   /** Watch some runs closely, or all of them from afar. */
@@ -34,6 +45,7 @@ class Live {
       const { log_dir, runs } = await api.runs();
       this.logDir = log_dir;
       this.runs = runs;
+      this.gone = this.gone.filter((name) => !runs.some((run) => run.name === name));
       this.needsToken = false;
       this.fault = null;
     } catch (error) {
@@ -48,23 +60,39 @@ class Live {
   }
 
   #connect(): void {
+    clearTimeout(this.#retry);
     this.#stop?.();
     this.#stop = null;
     // Browsers allow few connections to a server: those of pages that nobody sees are given back.
     if (document.hidden || this.needsToken) return;
     this.#stop = api.watch(this.#watched, {
-      changed: ({ line, version, indexed }) => {
+      changed: ({ line, version, indexed, now }) => {
+        this.#offset_s = now - Date.now() / 1000;
         this.#put(line);
         if (version !== null) this.versions[line.name] = version;
         if (indexed !== null) this.indexed[line.name] = indexed;
       },
-      gone: (name) => (this.runs = this.runs.filter((run) => run.name !== name)),
-      connected: (is) => (this.isConnected = is),
+      gone: (name) => {
+        this.runs = this.runs.filter((run) => run.name !== name);
+        if (!this.gone.includes(name)) this.gone.push(name);
+      },
+      connected: (is, isFinal) => this.#connected(is, isFinal),
     });
+  }
+
+  #connected(is: boolean, isFinal: boolean): void {
+    if (is && !this.isConnected) {
+      this.epoch++;
+      void this.load();
+    }
+    this.isConnected = is;
+    // The browser gives up on an answer that is no stream, such as one that asks for the token.
+    if (isFinal) this.#retry = setTimeout(() => void this.load().then(() => this.#connect()), 2000);
   }
 
   #put(line: RunLine): void {
     const index = this.runs.findIndex((run) => run.name === line.name);
+    this.gone = this.gone.filter((name) => name !== line.name);
     if (index < 0) this.runs.push(line);
     else this.runs[index] = line;
   }

@@ -14,7 +14,7 @@ class Growing {
     const from = Number(query.after ?? 0);
     const x = Array.from({ length: this.num - from }, (_, index) => from + index);
     const lines = x.length ? [{ stream: "step", attempt: 0, x, y: x, mean_x: [], mean_y: [], mean_count: [], num_points: x.length }] : [];
-    return { version: String(this.num), indexed: 1, cursor: String(this.num), is_whole: !query.after, start: 0, series: query.names.map((name): Series => ({ name, lines, marks: [] })) };
+    return { version: String(this.num), indexed: 1, cursor: String(this.num), is_whole: !query.after, start: 0, series: query.names.map((name): Series => ({ name, last: this.num, lines, marks: [] })) };
   };
 }
 
@@ -51,7 +51,8 @@ test("another view is fetched whole", async () => {
   loader.subscribe("run", "loss", () => {});
   await vi.waitFor(() => expect(server.asked).toHaveLength(1));
   loader.setView({ x: "time", low: 1, high: 2 });
-  await vi.waitFor(() => expect(server.asked.at(-1)).toMatchObject({ x: "time", low: 1, high: 2, after: null }));
+  // … and as much again to its left, so that smoothing has a past there
+  await vi.waitFor(() => expect(server.asked.at(-1)).toMatchObject({ x: "time", low: 0, high: 2, after: null, points: 200 }));
 });
 
 test("a line that has grown too long is fetched anew, as a picture of the whole", async () => {
@@ -81,7 +82,20 @@ test("a panel that came later does not wait for ever behind one that always has 
   expect(server.asked.at(-1)?.names.toSorted()).toEqual(["loss", "lr"]);
 });
 
-test("a server that fails is told of once for each change, and asked again at the next", async () => {
+test("a series of another axis is never shown", async () => {
+  const server = new Growing();
+  const loader = new SeriesLoader(server.fetch, everything, 100);
+  loader.subscribe("run", "loss", () => {});
+  await vi.waitFor(() => expect(server.asked).toHaveLength(1));
+  loader.setView({ x: "time", low: null, high: null });
+  const shown: Series[] = [];
+  loader.subscribe("run", "loss", (series) => shown.push(series));
+  expect(shown).toEqual([]);
+  await vi.waitFor(() => expect(shown.length).toBeGreaterThan(0));
+  expect(server.asked.at(-1)?.x).toBe("time");
+});
+
+test("a server that fails is told of and asked again, even if nothing new is recorded", async () => {
   const server = new Growing();
   server.fails = true;
   const faults: (string | null)[] = [];
@@ -90,7 +104,7 @@ test("a server that fails is told of once for each change, and asked again at th
   loader.subscribe("run", "loss", (series) => (known = series.lines[0]?.x ?? []));
   await vi.waitFor(() => expect(faults).toEqual(["down"]));
   server.fails = false;
-  loader.renew("run", "3");
-  await vi.waitFor(() => expect(known).toEqual([0, 1, 2]));
+  await vi.waitFor(() => expect(known).toEqual([0, 1, 2]), { timeout: 4000 });
+  expect(server.asked.every((query) => query.after === null)).toBe(true);
   expect(faults.at(-1)).toBeNull();
 });

@@ -22,11 +22,14 @@ interface Entry {
   version: string;
   /** When it was last fetched, in requests. */
   turn: number;
+  /** Whether the last request failed; it is made again after a while. */
+  hasFailed: boolean;
   listeners: Set<Listener>;
 }
 
 const mostNames = 24;
 const pauseMs = 150;
+const retryMs = 2000;
 
 export class SeriesLoader {
   readonly #entries = new Map<string, Entry>();
@@ -38,6 +41,7 @@ export class SeriesLoader {
   #view: View;
   #aborter = new AbortController();
   #turn = 0;
+  #retry: ReturnType<typeof setTimeout> | undefined;
 
   constructor(fetch: Fetch, view: View, points: number, onFault: (message: string | null) => void = () => {}) {
     this.#fetch = fetch;
@@ -51,7 +55,7 @@ export class SeriesLoader {
     const key = `${run}\n${name}`;
     let entry = this.#entries.get(key);
     if (!entry) {
-      entry = { run, name, series: null, cursor: null, version: "", turn: 0, listeners: new Set() };
+      entry = { run, name, series: null, cursor: null, version: "", turn: 0, hasFailed: false, listeners: new Set() };
       this.#entries.set(key, entry);
     }
     entry.listeners.add(listener);
@@ -59,7 +63,24 @@ export class SeriesLoader {
     queueMicrotask(() => void this.#pump(run));
     return () => {
       entry.listeners.delete(listener);
+      if (entry.listeners.size === 0) this.#entries.delete(key);
     };
+  }
+
+  /** Ask again for what could not be had. */
+  retry(): void {
+    clearTimeout(this.#retry);
+    this.#retry = undefined;
+    const failed = [...this.#entries.values()].filter((entry) => entry.hasFailed);
+    for (const entry of failed) entry.hasFailed = false;
+    for (const run of new Set(failed.map((entry) => entry.run))) void this.#pump(run);
+  }
+
+  /** What to fetch: as much again to the left of a view as it is wide, so that smoothing has a past there. */
+  #wide(): Omit<ViewQuery, "names"> {
+    const { x, low, high } = this.#view;
+    if (low === null || high === null) return { x, low, high, points: this.#points };
+    return { x, low: low - (high - low), high, points: 2 * this.#points };
   }
 
   /** Say that a run has recorded something. */
@@ -70,14 +91,19 @@ export class SeriesLoader {
 
   setView(view: View): void {
     if (JSON.stringify(view) === JSON.stringify(this.#view)) return;
+    const isAnotherAxis = view.x !== this.#view.x;
     this.#view = view;
     this.#aborter.abort();
     this.#aborter = new AbortController();
-    for (const entry of this.#entries.values()) entry.cursor = null;
+    for (const entry of this.#entries.values()) {
+      entry.cursor = null;
+      if (isAnotherAxis) entry.series = null;
+    }
     for (const run of new Set([...this.#entries.values()].map((entry) => entry.run))) void this.#pump(run);
   }
 
   close(): void {
+    clearTimeout(this.#retry);
     this.#aborter.abort();
     this.#entries.clear();
   }
@@ -99,7 +125,7 @@ export class SeriesLoader {
   #next(run: string): Entry[] {
     const version = this.#versions.get(run) ?? "";
     const due = [...this.#entries.values()].filter(
-      (entry) => entry.run === run && entry.listeners.size > 0 && (entry.cursor === null || entry.version !== version),
+      (entry) => entry.run === run && !entry.hasFailed && (entry.cursor === null || entry.version !== version),
     );
     const cursors = new Set(due.map((entry) => entry.cursor));
     // Panels that came into sight at different times are fetched whole once, and from then on together.
@@ -115,18 +141,16 @@ export class SeriesLoader {
     for (const entry of batch) entry.turn = this.#turn;
     const version = this.#versions.get(run) ?? "";
     const after = batch[0]?.cursor ?? null;
-    const query: ViewQuery = { ...this.#view, names: batch.map((entry) => entry.name), points: this.#points, after };
+    const query: ViewQuery = { ...this.#wide(), names: batch.map((entry) => entry.name), after };
     let views: Views;
     try {
       views = await this.#fetch(run, query, signal);
       this.#onFault(null);
     } catch (error) {
       if (signal.aborted) return;
-      for (const entry of batch) {
-        entry.version = version;
-        entry.cursor ??= "";
-      }
+      for (const entry of batch) entry.hasFailed = true;
       this.#onFault(error instanceof Error ? error.message : String(error));
+      this.#retry ??= setTimeout(() => this.retry(), retryMs);
       return;
     }
     if (signal.aborted) return; // of a view that is gone

@@ -12,7 +12,10 @@ export interface Entry {
 /** Give nested values one name each: `optimizer.lr`. */
 export function flatten(value: Json, path = "", into = new Map<string, Json>()): Map<string, Json> {
   if (value !== null && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length > 0) {
-    for (const [key, item] of Object.entries(value)) flatten(item, path ? `${path}.${key}` : key, into);
+    for (const [key, item] of Object.entries(value)) {
+      const name = /[."]/.test(key) ? JSON.stringify(key) : key; // or `a.b` could be two things
+      flatten(item, path ? `${path}.${name}` : name, into);
+    }
   } else if (path) {
     into.set(path, value);
   }

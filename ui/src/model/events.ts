@@ -5,9 +5,6 @@ import { duration, number, plain, words } from "./format";
 
 export type Severity = "bad" | "warn" | "good" | "";
 
-/** Kinds that a person looks for first. */
-export const chosenKinds = ["alert", "error", "telemetry_error", "control_change", "checkpoint", "validation", "start", "end"];
-
 export function title(record: JournalRecord): string {
   const name = text(record["name"]);
   switch (record.event) {
@@ -53,9 +50,16 @@ export function severity(record: JournalRecord): Severity {
   return "";
 }
 
-/** What telemetry notes for itself every few seconds: in the way, unless it is asked for. */
-export function isBookkeeping(record: JournalRecord): boolean {
-  return record.event === "event" && /_metrics_update$|^control_(ack|registered)$/.test(text(record["name"]));
+/** Give each record, the newest first, a name that it keeps when others come. */
+export function keyed(records: JournalRecord[]): [string, JournalRecord][] {
+  const seen = new Map<string, number>();
+  const found = records.toReversed().map((record): [string, JournalRecord] => {
+    const name = `${record.time} ${record.event} ${text(record["name"])}`;
+    const number = seen.get(name) ?? 0;
+    seen.set(name, number + 1);
+    return [`${name} ${number}`, record];
+  });
+  return found.reverse();
 }
 
 export function matches(record: JournalRecord, search: string): boolean {

@@ -18,6 +18,8 @@ test("times are said as people say them", () => {
   expect(duration(0.00005)).toBe("50 µs");
   expect(duration(0.25)).toBe("250 ms");
   expect(duration(9.94)).toBe("9.9 s");
+  expect(duration(0.9996)).toBe("1.0 s");
+  expect(duration(59.7)).toBe("1 min 00 s");
   expect(duration(61)).toBe("1 min 01 s");
   expect(duration(3725)).toBe("1 h 02 min");
   expect(duration(200_000)).toBe("2 d 7 h");
@@ -34,6 +36,7 @@ test("rates, shares, sizes and values of a config", () => {
   expect(rate(null)).toBe("–");
   expect(share(0.5)).toBe("50 %");
   expect(share(0.998)).toBe("99.8 %");
+  expect(share(0.9999)).toBe("99.9 %");
   expect(bytes(1_500_000)).toBe("1.5 MB");
   expect(plain([1, "a"])).toBe('[1,"a"]');
   expect(plain(null)).toBe("–");

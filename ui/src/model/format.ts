@@ -23,10 +23,11 @@ export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return nothing;
   if (seconds < 0) return nothing;
   if (seconds < 0.001) return `${(seconds * 1e6).toFixed(0)} µs`;
-  if (seconds < 1) return `${(seconds * 1e3).toPrecision(3)} ms`;
-  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : seconds.toFixed(0)} s`;
-  const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes} min ${pad(seconds % 60)} s`;
+  if (seconds < 0.9995) return `${(seconds * 1e3).toPrecision(3)} ms`;
+  if (seconds < 59.5) return `${seconds < 9.95 ? seconds.toFixed(1) : seconds.toFixed(0)} s`;
+  const whole = Math.round(seconds);
+  const minutes = Math.floor(whole / 60);
+  if (minutes < 60) return `${minutes} min ${pad(whole % 60)} s`;
   const hours = Math.floor(minutes / 60);
   if (hours < 48) return `${hours} h ${pad(minutes % 60)} min`;
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
@@ -53,7 +54,8 @@ export function clock(time: number | null | undefined): string {
 }
 
 export function share(value: number | null | undefined): string {
-  return value === null || value === undefined ? nothing : `${(value * 100).toFixed(value > 0.995 && value < 1 ? 1 : 0)} %`;
+  if (value === null || value === undefined) return nothing;
+  return value > 0.99 && value < 1 ? `${(Math.floor(value * 1000) / 10).toFixed(1)} %` : `${(value * 100).toFixed(0)} %`;
 }
 
 export function bytes(value: number): string {

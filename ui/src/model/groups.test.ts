@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { Metric } from "../api";
-import { group, isSchedule, matching } from "./groups";
+import { group, isBadExpression, isSchedule, matching } from "./groups";
 
 const metric = (name: string, kind = "step"): Metric => ({ name, kind, count: 1, last: 1, last_step: 0, low: 1, high: 1, num_not_finite: 0 });
 
@@ -31,6 +31,8 @@ test("a search is words that must all occur, or an expression", () => {
   expect(names("KL loss")).toEqual(["loss/kl"]);
   expect(names("/^loss/")).toEqual(["loss/kl", "loss/ce"]);
   expect(names("/(/")).toEqual([]);
+  expect(names("/^\\S+$/")).toHaveLength(3);
+  expect([isBadExpression("/(/"), isBadExpression("/a/"), isBadExpression("(")]).toEqual([true, false, false]);
 });
 
 test("a learning rate is a schedule, a loss is not", () => {

@@ -74,19 +74,29 @@ const naturally = (a: string, b: string): number => collator.compare(a, b);
 
 /** Keep the metrics whose names hold every word of a search, or match it as an expression between slashes. */
 export function matching(metrics: Metric[], search: string): Metric[] {
-  const text = search.trim().toLowerCase();
-  if (!text) return metrics;
-  const pattern = /^\/(.+)\/$/.exec(text)?.[1];
-  if (pattern) {
-    try {
-      const expression = new RegExp(pattern, "i");
-      return metrics.filter((metric) => expression.test(metric.name));
-    } catch {
-      return [];
-    }
+  const pattern = expressionOf(search);
+  if (pattern !== null) {
+    const expression = compiled(pattern);
+    return expression ? metrics.filter((metric) => expression.test(metric.name)) : [];
   }
-  const words = text.split(/\s+/);
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   return metrics.filter((metric) => words.every((word) => metric.name.toLowerCase().includes(word)));
+}
+
+/** Whether a search is an expression that cannot be understood. */
+export function isBadExpression(search: string): boolean {
+  const pattern = expressionOf(search);
+  return pattern !== null && compiled(pattern) === null;
+}
+
+const expressionOf = (search: string): string | null => /^\/(.+)\/$/.exec(search.trim())?.[1] ?? null;
+
+function compiled(pattern: string): RegExp | null {
+  try {
+    return new RegExp(pattern, "i");
+  } catch {
+    return null;
+  }
 }
 
 /** Whether a metric is set, not measured. */

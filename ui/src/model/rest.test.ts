@@ -1,12 +1,12 @@
 import { expect, test } from "vitest";
 import type { Answer, RunLine } from "../api";
 import { compare, flatten } from "./diff";
-import { detail, isBookkeeping, severity, title } from "./events";
+import { detail, keyed, severity, title } from "./events";
 import { outcomes } from "./requests";
-import { nextSort, select } from "./table";
+import { nextSort, select, silence_s } from "./table";
 
 const run = (name: string, more: Partial<RunLine> = {}): RunLine => ({
-  name, state: "finished", started: 1, updated: 2, duration_s: 1, step: 1, max_steps: null, progress: null, eta_s: null, steps_per_sec: null,
+  name, state: "finished", started: 1, updated: 2, duration_s: 1, step: 1, stepped: null, max_steps: null, progress: null, eta_s: null, steps_per_sec: null,
   train_loss: null, host: null, tags: [], session_tag: null, reason: null, size_bytes: 0, num_dropped: 0, num_alerts: 0, ...more,
 });
 
@@ -24,6 +24,14 @@ test("what is missing comes last both ways, and a loss that is NaN is the highes
   expect(select([run("r10"), run("r9")], "", [], "name").map((each) => each.name)).toEqual(["r9", "r10"]);
 });
 
+test("a loop that makes no steps is not taken for healthy", () => {
+  const hung = run("a", { state: "running", stepped: 100, steps_per_sec: 50 });
+  expect(silence_s(hung, 110)).toBeNull();
+  expect(silence_s(hung, 130)).toBe(30);
+  expect(silence_s({ ...hung, steps_per_sec: 0.01 }, 130)).toBeNull();
+  expect(silence_s({ ...hung, state: "finished" }, 1000)).toBeNull();
+});
+
 test("a click on a column sorts by it, another one the other way round", () => {
   expect(nextSort("name", "train_loss")).toBe("-train_loss");
   expect(nextSort("-train_loss", "train_loss")).toBe("train_loss");
@@ -32,6 +40,7 @@ test("a click on a column sorts by it, another one the other way round", () => {
 
 test("configs are compared setting by setting", () => {
   expect([...flatten({ a: { b: 1, c: [] }, d: {} })]).toEqual([["a.b", 1], ["a.c", []], ["d", {}]]);
+  expect([...flatten({ "a.b": 1, a: { b: 2 } }).keys()]).toEqual(['"a.b"', "a.b"]);
   const entries = compare({ lr: 1, same: [1], gone: null }, { lr: 2, same: [1], extra: "x" });
   expect(entries.filter((entry) => entry.isDifferent).map((entry) => entry.path)).toEqual(["lr", "gone", "extra"]);
   expect(compare({ lr: 1 }, null)[0]?.isDifferent).toBe(false);
@@ -55,8 +64,9 @@ test("records are told in a line", () => {
   expect(title(record("telemetry_error", { kind: "records_lost" }))).toBe("telemetry: records lost");
   expect(detail(record("validation", { val_loss: 0.5, global_step: 3 }))).toBe("val_loss 0.5");
   expect(severity(record("error"))).toBe("bad");
+  const twice = [record("a"), record("b"), record("b")];
+  expect(keyed(twice).map(([key]) => key)).toEqual(["1 a  0", "1 b  1", "1 b  0"]);
+  expect(keyed([record("new"), ...twice]).slice(1)).toEqual(keyed(twice));
   expect(severity(record("end", { status: "failed" }))).toBe("bad");
   expect(severity(record("alert", { status: "resolved", severity: "critical" }))).toBe("good");
-  expect(isBookkeeping(record("event", { name: "training_metrics_update" }))).toBe(true);
-  expect(isBookkeeping(record("event", { name: "my event" }))).toBe(false);
 });

@@ -31,7 +31,7 @@ export function parse(hash: string): Route {
       page: "run",
       run: name,
       tab: tabs.find((known) => known === tab) ?? "overview",
-      others: parameters.getAll("with").filter((other) => other !== name),
+      others: [...new Set(parameters.getAll("with"))].filter((other) => other !== name),
       view: parseView(parameters),
     };
   }

@@ -1,9 +1,9 @@
 import { expect, test } from "vitest";
 import type { Line, Series } from "../api";
-import { merge, smooth, valueAt } from "./series";
+import { align, merge, pointAt, smooth } from "./series";
 
 const line = (x: number[], y: (number | null)[], more: Partial<Line> = {}): Line => ({ stream: "step", attempt: 0, x, y, mean_x: [], mean_y: [], mean_count: [], num_points: x.length, ...more });
-const series = (...lines: Line[]): Series => ({ name: "loss", lines, marks: [] });
+const series = (...lines: Line[]): Series => ({ name: "loss", last: 0, lines, marks: [] });
 
 test("smoothing is an average of the past that is not pulled towards 0", () => {
   expect(smooth(line([0, 1, 2], [4, 4, 4]), 0.9).y).toEqual([4, 4, 4].map((value) => expect.closeTo(value)));
@@ -42,8 +42,25 @@ test("what is known is not changed by merging", () => {
   expect(known).toEqual(series(line([0], [1])));
 });
 
-test("the value at a place is that of the nearest point", () => {
-  const points = { x: [0, 10, 20], y: [1, 2, 3] };
-  expect([-5, 4, 6, 16, 99].map((x) => valueAt(points, x))).toEqual([1, 1, 2, 3, 3]);
-  expect(valueAt({ x: [], y: [] }, 1)).toBeNull();
+test("a smoothed line of means is broken where a value was no number", () => {
+  const means = line([], [], { mean_x: [0, 10, 20], mean_y: [1, 1, 1], mean_count: [9, 9, 9] });
+  const broken = smooth(means, 0.5, [{ x: 12, kind: "NaN", count: 3 }]);
+  expect(broken.x).toEqual([0, 10, 12, 20]);
+  expect(broken.y[2]).toBeNull();
+});
+
+test("the point at a place is the nearest one, and nothing is made up beyond the ends or in a gap", () => {
+  const points = { x: [0, 10, 20, 30], y: [1, 2, null, 4] };
+  expect([4, 6, 29].map((x) => pointAt(points, x)?.y)).toEqual([1, 2, 4]);
+  expect(pointAt(points, 19)).toBeNull();
+  expect(pointAt(points, 500)).toBeNull();
+  expect(pointAt({ x: [], y: [] }, 1)).toBeNull();
+});
+
+test("lines are brought onto one axis without losing a point, even where places repeat", () => {
+  const [places, first, second] = align([{ x: [0, 1, 1, 1, 3], y: [5, 6, 9, null, 7] }, { x: [1, 2], y: [8, 4] }]);
+  expect(places).toEqual([0, 1, 1, 1, 2, 3]);
+  expect(Array.from(first ?? [])).toEqual([5, 6, 9, null, undefined, 7]);
+  expect(Array.from(second ?? [])).toEqual([undefined, 8, undefined, undefined, 4, undefined]);
+  expect(align([])).toEqual([[]]);
 });

@@ -34,6 +34,13 @@ function key(run: RunLine, column: Column): number | string | null {
   return typeof value === "string" && column === "train_loss" ? Infinity : value;
 }
 
+/** How long a running loop has made no step, if that is much longer than a step takes. */
+export function silence_s(run: RunLine, now: number): number | null {
+  if (run.state !== "running" || run.stepped === null) return null;
+  const silence = now - run.stepped;
+  return silence > Math.max(15, run.steps_per_sec ? 10 / run.steps_per_sec : 60) ? silence : null;
+}
+
 export function nextSort(sort: string, column: Column): string {
   if (sort === column) return `-${column}`;
   if (sort === `-${column}`) return column;

@@ -41,7 +41,7 @@ export interface Tick {
 }
 
 const digits = [1, 2, 5];
-const steps_s = [
+export const steps_s = [
   ...[-6, -5, -4, -3, -2, -1].flatMap((power) => digits.map((digit) => Number(`${digit}e${power}`))),
   ...[1, 2, 5, 10, 15, 30],
   ...[1, 2, 5, 10, 15, 30].map((minutes) => minutes * 60),

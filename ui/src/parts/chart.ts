@@ -2,8 +2,9 @@
 
 import uPlot from "uplot";
 import type { Mark, XAxis } from "../api";
-import { duration, number } from "../model/format";
-import type { Points } from "../model/series";
+import { clock, number } from "../model/format";
+import { align, type Points } from "../model/series";
+import { steps_s, timeLabel } from "../model/view";
 import { colour } from "../theme.svelte";
 
 export interface DrawnLine {
@@ -68,7 +69,9 @@ export class Chart {
     }
     this.#look = look;
     this.#plot?.destroy();
+    this.#plot = null;
     this.#plot = new uPlot(this.#options(picture), data, this.#root);
+    pinch(this.#plot.over, (factor, at) => this.#pinched(factor, at));
   }
 
   /** The chart as a picture, with its title. */
@@ -98,18 +101,27 @@ export class Chart {
 
   #options(picture: Picture): uPlot.Options {
     const axis = { stroke: colour("muted"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
-    const isTime = picture.x === "time";
     return {
       ...this.#size(),
-      padding: [8, 18, 0, 0],
+      padding: [8, 28, 0, 0],
       legend: { show: false },
       scales: {
-        x: { time: isTime, range: (_, low, high) => this.#range(low, high) },
-        y: { distr: picture.isLog ? 3 : 1 },
+        x: { time: picture.x === "time", range: (_, low, high) => this.#range(low, high) },
+        y: { distr: picture.isLog ? 3 : 1, range: (_, low, high) => valueRange(low, high, picture.isLog) },
       },
       axes: [
-        { ...axis, size: 26, ...(isTime ? {} : { values: (_: uPlot, places: number[]) => places.map((place) => placeText(place, picture.x)) }) },
-        { ...axis, size: (_, values) => 12 + 6.6 * Math.max(2, ...(values ?? []).map((text) => text?.length ?? 0)), values: (_, values, __, ___, step) => values.map((value) => (value === null ? "" : tick(value, picture.isLog ? 0 : step))) },
+        {
+          ...axis,
+          size: picture.x === "time" ? 38 : 26,
+          space: 70,
+          ...(picture.x === "relative" ? { incrs: steps_s } : {}),
+          values: (_, places, __, ___, step) => placeTexts(places, step, picture.x),
+        },
+        {
+          ...axis,
+          size: (_, values) => 12 + 6.6 * Math.max(2, ...(values ?? []).map((text) => text?.length ?? 0)),
+          values: (_, values, __, ___, step) => values.map((value) => (value === null ? "" : tick(value, picture.isLog ? 0 : step))),
+        },
       ],
       series: [
         {},
@@ -120,7 +132,12 @@ export class Chart {
           dash: line.dash,
           spanGaps: false,
           pxAlign: 0,
-          points: { show: numKnown(line) <= 60 ? true : undefined, size: 4 } as uPlot.Series.Points,
+          points: {
+            size: 4,
+            show: (plot: uPlot, series: number) => numKnown(plot, series) <= mostDots,
+            // A point between two gaps has no line to be seen by.
+            filter: (plot: uPlot, series: number, show: boolean) => (show ? null : lonely(plot, series)),
+          },
         })),
       ],
       cursor: {
@@ -151,8 +168,23 @@ export class Chart {
 
   #selected(plot: uPlot): void {
     const { left, width } = plot.select;
-    if (width > 3) this.#on.zoom(plot.posToVal(left, "x"), plot.posToVal(left + width, "x"));
+    if (width > 3) this.#zoom(plot.posToVal(left, "x"), plot.posToVal(left + width, "x"));
     plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  }
+
+  #pinched(factor: number, at: number): void {
+    if (!this.#plot) return;
+    const { min = 0, max = 1 } = this.#plot.scales["x"] ?? {};
+    const place = this.#plot.posToVal(at, "x");
+    this.#zoom(place - (place - (min ?? 0)) / factor, place + ((max ?? 1) - place) / factor);
+  }
+
+  /** Closer than a step, or than times are known, there is nothing to see. */
+  #zoom(low: number, high: number): void {
+    const least = this.#picture?.x === "step" ? 1 : 1e-5;
+    const middle = (low + high) / 2;
+    if (high - low < least) this.#on.zoom(middle - least / 2, middle + least / 2);
+    else this.#on.zoom(low, high);
   }
 
   /** Crosses at the foot for NaN, arrows at the edges for infinities. */
@@ -185,31 +217,116 @@ export class Chart {
   }
 }
 
-/** uPlot wants one x for all lines: places that a line does not have are undefined in it, which joins its points. */
 function aligned(picture: Picture): uPlot.AlignedData {
-  const tables = picture.lines.map(({ points }): uPlot.AlignedData => [points.x, picture.isLog ? points.y.map((y) => (y !== null && y > 0 ? y : null)) : points.y]);
-  if (tables.length === 0) return [picture.marks.length ? picture.marks.map((mark) => mark.x).sort((a, b) => a - b) : []];
-  return tables.length === 1 ? (tables[0] as uPlot.AlignedData) : uPlot.join(tables, tables.map(() => [2]));
+  const lines = picture.lines.map(({ points: { x, y } }) => ({ x, y: picture.isLog ? y.map((value) => (value !== null && value > 0 ? value : null)) : y }));
+  if (lines.length === 0) return [picture.marks.map((mark) => mark.x).sort((a, b) => a - b)];
+  return align(lines) as uPlot.AlignedData;
 }
 
-function numKnown(line: DrawnLine): number {
-  return line.points.x.length;
+/** The scale for values: never so narrow that neighbouring numbers are the same. */
+function valueRange(low: number | null, high: number | null, isLog: boolean): [number, number] {
+  if (low === null || high === null) return isLog ? [1, 10] : [0, 1];
+  if (isLog) return uPlot.rangeLog(low, high, 10, false) as [number, number];
+  const least = 1e-6 * Math.max(Math.abs(low), Math.abs(high));
+  if (high - low >= least && high - low > 0) return uPlot.rangeNum(low, high, 0.1, true) as [number, number];
+  const half = Math.max(least, 1e-12) * 5;
+  return low === high && low === 0 ? [-1, 1] : [low - half, high + half];
+}
+
+const mostDots = 60;
+
+function numKnown(plot: uPlot, series: number): number {
+  let count = 0;
+  for (const value of plot.data[series] ?? []) if (value !== null && value !== undefined && ++count > mostDots) break;
+  return count;
+}
+
+/** The points that have a gap on both sides. */
+function lonely(plot: uPlot, series: number): number[] {
+  const values = plot.data[series] ?? [];
+  const found: number[] = [];
+  let candidate = -1;
+  let isAfterGap = true;
+  for (let index = 0; index < values.length; index++) {
+    const value = values[index];
+    if (value === undefined) continue;
+    if (value === null) {
+      if (candidate >= 0) found.push(candidate);
+      candidate = -1;
+      isAfterGap = true;
+    } else {
+      candidate = isAfterGap ? index : -1;
+      isAfterGap = false;
+    }
+  }
+  if (candidate >= 0) found.push(candidate);
+  return found;
+}
+
+/** Two fingers on a chart: how much further apart they are, and where. */
+function pinch(element: HTMLElement, on: (factor: number, at: number) => void): void {
+  const touches = new Map<number, number>();
+  let start = 0;
+  element.style.touchAction = "pan-y";
+  element.addEventListener("pointerdown", (event) => {
+    if (event.pointerType !== "touch") return;
+    touches.set(event.pointerId, event.offsetX);
+    if (touches.size === 2) start = distance(touches);
+  });
+  element.addEventListener("pointermove", (event) => {
+    if (touches.has(event.pointerId)) touches.set(event.pointerId, event.offsetX);
+  });
+  const end = (event: PointerEvent): void => {
+    if (touches.size === 2 && touches.has(event.pointerId) && start > 10) {
+      const [a = 0, b = 0] = [...touches.values()];
+      on(Math.min(20, Math.max(0.05, distance(touches) / start)), (a + b) / 2);
+    }
+    touches.delete(event.pointerId);
+  };
+  element.addEventListener("pointerup", end);
+  element.addEventListener("pointercancel", end);
+}
+
+function distance(touches: Map<number, number>): number {
+  const [a = 0, b = 0] = [...touches.values()];
+  return Math.abs(a - b);
 }
 
 /** A number on the scale, with as many digits as tell it from its neighbours. */
 function tick(value: number, step: number): string {
   const size = Math.abs(value);
   if (step <= 0 || size >= 1e6 || (size > 0 && size < 1e-3)) {
-    const digits = step > 0 && size > 0 ? Math.max(1, Math.ceil(Math.log10(size / step)) + 1) : 3;
+    const digits = step > 0 && size > 0 ? Math.min(15, Math.max(1, Math.ceil(Math.log10(size / step)) + 1)) : 3;
     return size >= 1e-3 && size < 1e6 ? number(value, 4) : size === 0 ? "0" : Number(value.toPrecision(digits)).toExponential().replace("e+", "e");
   }
-  let digits = 0;
-  while (digits < 12 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits++;
-  return value.toLocaleString("en-US", { maximumFractionDigits: digits }).replaceAll(",", "\u202f");
+  return exact(value, step);
 }
 
-export function placeText(place: number, x: XAxis): string {
-  if (x === "relative") return duration(place);
-  if (x === "step" && Math.abs(place) >= 10_000) return `${Number((place / (Math.abs(place) >= 1e6 ? 1e6 : 1e3)).toPrecision(4))}${Math.abs(place) >= 1e6 ? "M" : "k"}`;
-  return number(place, 5);
+function exact(value: number, step: number): string {
+  let digits = 0;
+  while (digits < 12 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits++;
+  const [whole = "", rest] = value.toFixed(digits).split(".");
+  const grouped = whole.replace("-", "").length > 4 ? whole.replace(/\B(?=(\d{3})+$)/g, "\u202f") : whole;
+  return rest === undefined ? grouped : `${grouped}.${rest}`;
+}
+
+/** Places on the horizontal axis, each told from its neighbours. */
+function placeTexts(places: number[], step: number, x: XAxis): string[] {
+  if (x === "relative") return places.map((place) => timeLabel(place, step));
+  if (x === "time") return clockTexts(places, step);
+  for (const [unit, size] of [["M", 1e6], ["k", 1e3]] as const) {
+    if (step % (size / 10) === 0 && places.some((place) => Math.abs(place) >= 10 * size)) return places.map((place) => (place === 0 ? "0" : `${exact(place / size, step / size)}${unit}`));
+  }
+  return places.map((place) => exact(place, step));
+}
+
+/** Times of day, with the date where a new one begins. */
+function clockTexts(places: number[], step: number): string[] {
+  let day = "";
+  return places.map((place) => {
+    const [date = "", time = ""] = clock(place).split(" ");
+    const shown = step >= 86_400 ? date : `${step >= 60 ? time.slice(0, 5) : time}${date === day ? "" : `\n${date}`}`;
+    day = date;
+    return shown;
+  });
 }

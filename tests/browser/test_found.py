@@ -1,0 +1,196 @@
+"""Faults that were found by looking, each as it was found."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+
+import pytest
+from playwright.sync_api import expect
+
+import tachograph
+from tests.browser.test_charts import OPTIONS, record, write_journal
+from tests.browser.test_live import panel
+from tests.store import START, step, write
+
+
+def shown_range(page, name):
+    """Return the labels of the horizontal axis: what was last drawn on the canvas is kept by a spy on `fillText`."""
+    return page.evaluate("window.texts").get(name, [])
+
+
+SPY = """
+window.texts = {};
+const original = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+  const panel = this.canvas.closest("[data-metric]");
+  if (panel) (window.texts[panel.dataset.metric] ??= []).push(String(text));
+  return original.call(this, text, ...rest);
+};
+"""
+
+
+def test_another_axis_shows_what_lies_on_it(page, dashboard, logs):
+    record(logs, "run", [{"train_loss": float(number)} for number in range(300)])
+    page.add_init_script(SPY)
+    page.goto(dashboard().url + "#/run/run/charts")
+    expect(panel(page, "train_loss").locator("canvas")).to_be_visible()
+    page.evaluate("window.texts = {}")
+    page.get_by_label("Horizontal axis").select_option("time")
+    page.wait_for_timeout(1_000)
+    texts = shown_range(page, "train_loss")
+    assert texts and not any("1970" in text for text in texts)
+
+
+@pytest.mark.parametrize("address", ["#/", "#/run/run/charts?with=other&with=other"])
+def test_what_is_there_twice_blanks_no_page(page, dashboard, logs, address):
+    record(logs, "run", [{"train_loss": 1.0}], tags=["twice", "twice"])
+    record(logs, "other", [{"train_loss": 2.0}])
+    page.goto(dashboard().url + address)
+    expect(
+        page.get_by_text("twice").first if address == "#/" else panel(page, "train_loss").locator("canvas")
+    ).to_be_visible()
+
+
+def test_a_metric_that_hardly_changes_hurts_no_other(page, dashboard, logs):
+    rows = [
+        {"flat": 5.0 + 1e-9 * math.sin(number), "zero": 0.0, "huge": 1e300 * number, "tiny": 5e-324}
+        for number in range(50)
+    ]
+    record(logs, "run", rows)
+    page.goto(dashboard().url + "#/run/run/charts")
+    for name in ("flat", "zero", "huge", "tiny"):
+        expect(panel(page, name).locator("canvas")).to_be_visible()
+        expect(panel(page, name)).not_to_contain_text("cannot be drawn")
+
+
+def test_after_zooming_into_many_spans_all_of_them_come_back(page, dashboard, logs):
+    spans = (
+        {
+            "event": "span",
+            "time": 1_001.0 + number / 50,
+            "span_id": f"{number + 1:016x}",
+            "name": "work",
+            "duration_s": 0.01,
+        }
+        for number in range(30_000)
+    )
+    write(logs / "run", [START, *spans, {"event": "end", "time": 2_000.0, "status": "finished"}])
+    page.goto(dashboard().url + "#/run/run/timeline")
+    view = page.locator("[data-view]")
+    expect(view).to_have_text("10 min 00 s")
+    for _ in range(6):
+        page.get_by_label("Zoom in").click()
+    expect(view).not_to_have_text("10 min 00 s")
+    with page.expect_response(lambda answer: "/spans" in answer.url and "low=" not in answer.url) as answer:
+        page.get_by_role("button", name="Show everything").click()
+    assert answer.value.json()["num_spans"] == 30_000
+    expect(page.locator("[data-spans]")).to_have_attribute("data-spans", "30000")
+
+
+@pytest.mark.complains
+def test_what_could_not_be_had_is_had_later_without_a_reload(page, context, dashboard, logs):
+    write_journal(logs, "run", [{f"metric{index}": float(index) for index in range(30)} for _ in range(5)])
+    page.goto(dashboard().url + "#/run/run/charts")
+    expect(panel(page, "metric0").locator("canvas")).to_be_visible()
+    context.set_offline(True)
+    panel(page, "metric29").scroll_into_view_if_needed()
+    expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
+    context.set_offline(False)
+    expect(panel(page, "metric29").locator(".values")).to_contain_text("29")
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_an_error_is_told_however_much_happened_since(page, dashboard, logs):
+    with tachograph.init("run", log_dir=str(logs), **OPTIONS) as run:
+        run.log_error(RuntimeError("the one that matters"))
+        for number in range(3_000):
+            run.event(f"happened {number % 7}")
+        for number in range(1_500):
+            run.event("training_metrics_update")
+    page.goto(dashboard().url + "#/run/run/events")
+    expect(page.locator("section", has_text="Errors of the run")).to_contain_text("the one that matters")
+    page.get_by_role("button", name=re.compile("^error")).click()
+    expect(page.locator(".record")).to_have_count(1)
+
+
+def test_an_opened_event_stays_open_when_others_come(page, dashboard, logs, script):
+    source = """
+        import sys, time, tachograph
+        run = tachograph.init("run", log_dir=sys.argv[1], console=False, flush_interval_s=0.05, git=False)
+        run.event("the first")
+        for number in range(1000):
+            time.sleep(0.1)
+            run.event(f"later {number}")
+    """
+    script(source, logs)
+    page.goto(dashboard().url + "#/run/run/events")
+    page.get_by_text("the first", exact=True).click()
+    expect(page.locator(".record[open]")).to_have_count(1)
+    before = page.locator(".record").count()
+    expect(page.locator(".record").nth(before + 5)).to_be_visible()
+    expect(page.locator(".record[open]")).to_contain_text("the first")
+
+
+@pytest.mark.complains
+def test_a_run_that_is_deleted_says_so(page, dashboard, logs):
+    record(logs, "run", [{"train_loss": 1.0}])
+    page.goto(dashboard().url + "#/run/run/overview")
+    expect(page.get_by_role("heading", level=1)).to_have_text("run")
+    shutil.rmtree(logs / "run")
+    expect(page.get_by_role("status")).to_contain_text("no longer in the log folder")
+
+
+def test_charts_out_of_sight_are_given_up(page, dashboard, logs):
+    write_journal(logs, "wide", [{f"m{index:03}": float(index) for index in range(300)} for _ in range(3)])
+    page.goto(dashboard().url + "#/run/wide/charts?q=m")
+    expect(panel(page, "m000").locator("canvas")).to_be_visible()
+    for name in ("m100", "m200", "m299"):
+        panel(page, name).scroll_into_view_if_needed()
+        expect(panel(page, name).locator("canvas")).to_be_visible()
+    page.wait_for_timeout(500)
+    assert page.locator("canvas").count() < 60
+    panel(page, "m000").scroll_into_view_if_needed()
+    expect(panel(page, "m000").locator("canvas")).to_be_visible()
+
+
+def test_the_number_in_the_corner_is_the_one_recorded_last(page, dashboard, logs):
+    first = [step(number, train_loss=math.nan if number > 90 else 1.0) for number in range(100)]
+    again = [step(number, train_loss=0.25) for number in range(50, 60)]
+    write(logs / "run", [START, *first, {**START, "resumed": True, "time": 1_200.0}, *again])
+    page.goto(dashboard().url + "#/run/run/charts")
+    expect(panel(page, "train_loss").locator(".values")).to_have_text("0.25")
+
+
+def test_an_empty_field_stays_empty_and_a_knob_of_fractions_takes_them(page, dashboard, logs, script):
+    source = """
+        import sys, time, tachograph
+        run = tachograph.init("run", log_dir=sys.argv[1], console=False, flush_interval_s=0.05, git=False)
+        run.control("dropout", 0.0, min=0.0, max=1.0)
+        for number in range(10_000):
+            run.log(train_loss=1.0, step=number)
+            time.sleep(0.05)
+    """
+    script(source, logs)
+    page.goto(dashboard().url + "#/run/run/control")
+    field = page.get_by_label("dropout, exactly")
+    field.fill("")
+    page.wait_for_timeout(500)
+    expect(field).to_have_value("")
+    page.get_by_label("dropout", exact=True).fill("500")
+    expect(field).to_have_value("0.5")
+
+
+def test_going_back_undoes_a_zoom(page, dashboard, logs):
+    write_journal(logs, "run", [{"train_loss": float(number)} for number in range(1_000)])
+    page.goto(dashboard().url + "#/run/run/charts")
+    box = panel(page, "train_loss").locator(".u-over").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 50, steps=4)  # from right to left
+    page.mouse.up()
+    expect(page).to_have_url(re.compile("low="))
+    page.go_back()
+    expect(page).to_have_url(re.compile("charts$"))
+    expect(panel(page, "train_loss")).to_be_visible()
