@@ -29,7 +29,7 @@ class Report:
 
     def __init__(self) -> None:
         self._budgets: list[_Budget] = []
-        self._table = Table(box=box.SIMPLE_HEAD, title="What recording costs", title_justify="left")
+        self._table = Table(box=box.SIMPLE_HEAD, title="What recording and looking cost", title_justify="left")
         self._table.add_column("what", no_wrap=True)
         for title in ("measured", "ratio", "quartiles"):
             self._table.add_column(title, justify="right", no_wrap=True)

@@ -107,7 +107,7 @@ def test_an_error_is_told_however_much_happened_since(page, dashboard, logs):
         run.log_error(RuntimeError("the one that matters"))
         for number in range(3_000):
             run.event(f"happened {number % 7}")
-        for number in range(1_500):
+        for _ in range(1_500):
             run.event("training_metrics_update")
     page.goto(dashboard().url + "#/run/run/events")
     expect(page.locator("section", has_text="Errors of the run")).to_contain_text("the one that matters")

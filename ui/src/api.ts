@@ -285,7 +285,10 @@ export const api = {
     ),
   span: (run: string, id: string) =>
     ask<{ records: JournalRecord[] }>(address(ofRun(run, `/spans/${encodeURIComponent(id)}`))),
-  records: (run: string, { kinds = [], limit = 1000, routine = false }: { kinds?: string[]; limit?: number; routine?: boolean } = {}) =>
+  records: (
+    run: string,
+    { kinds = [], limit = 1000, routine = false }: { kinds?: string[]; limit?: number; routine?: boolean } = {},
+  ) =>
     ask<Records>(
       address(ofRun(run, "/records"), [
         ...kinds.map((kind): [string, Parameter] => ["kind", kind]),
@@ -297,7 +300,14 @@ export const api = {
   request: (run: string, values: Record<string, number | boolean>) =>
     post<{ ids: Record<string, string> }>(address(ofRun(run, "/controls")), { values }),
   login: (token: string) => post<void>(address("login"), { token }),
-  exportUrl: (run: string, names: string[], format: "csv" | "json", x: XAxis, low: number | null, high: number | null) =>
+  exportUrl: (
+    run: string,
+    names: string[],
+    format: "csv" | "json",
+    x: XAxis,
+    low: number | null,
+    high: number | null,
+  ) =>
     address(ofRun(run, "/export"), [
       ...names.map((name): [string, Parameter] => ["name", name]),
       ["format", format],
@@ -308,9 +318,18 @@ export const api = {
   /** Watch some runs closely, or all of them from afar; returns how to stop. */
   watch(
     runs: string[],
-    on: { changed: (change: Changed) => void; gone: (name: string) => void; connected: (is: boolean, isFinal: boolean) => void },
+    on: {
+      changed: (change: Changed) => void;
+      gone: (name: string) => void;
+      connected: (is: boolean, isFinal: boolean) => void;
+    },
   ): () => void {
-    const source = new EventSource(address("live", runs.map((run): [string, Parameter] => ["run", run])));
+    const source = new EventSource(
+      address(
+        "live",
+        runs.map((run): [string, Parameter] => ["run", run]),
+      ),
+    );
     source.addEventListener("changed", (event) => on.changed(JSON.parse(event.data)));
     source.addEventListener("gone", (event) => on.gone(JSON.parse(event.data).name));
     source.onopen = () => on.connected(true, false);

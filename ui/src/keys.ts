@@ -2,5 +2,7 @@
 export function isForThePage(event: KeyboardEvent): boolean {
   const at = event.target as HTMLElement;
   const isTyped = at.matches("input:not([type=checkbox]):not([type=range]), select, textarea");
-  return !isTyped && !event.ctrlKey && !event.metaKey && !event.altKey && document.querySelector("dialog[open]") === null;
+  return (
+    !isTyped && !event.ctrlKey && !event.metaKey && !event.altKey && document.querySelector("dialog[open]") === null
+  );
 }

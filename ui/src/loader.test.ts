@@ -13,8 +13,17 @@ class Growing {
     if (this.fails) throw new Error("down");
     const from = Number(query.after ?? 0);
     const x = Array.from({ length: this.num - from }, (_, index) => from + index);
-    const lines = x.length ? [{ stream: "step", attempt: 0, x, y: x, mean_x: [], mean_y: [], mean_count: [], num_points: x.length }] : [];
-    return { version: String(this.num), indexed: 1, cursor: String(this.num), is_whole: !query.after, start: 0, series: query.names.map((name): Series => ({ name, last: this.num, lines, marks: [] })) };
+    const lines = x.length
+      ? [{ stream: "step", attempt: 0, x, y: x, mean_x: [], mean_y: [], mean_count: [], num_points: x.length }]
+      : [];
+    return {
+      version: String(this.num),
+      indexed: 1,
+      cursor: String(this.num),
+      is_whole: !query.after,
+      start: 0,
+      series: query.names.map((name): Series => ({ name, last: this.num, lines, marks: [] })),
+    };
   };
 }
 
@@ -52,7 +61,9 @@ test("another view is fetched whole", async () => {
   await vi.waitFor(() => expect(server.asked).toHaveLength(1));
   loader.setView({ x: "time", low: 1, high: 2 });
   // … and as much again to its left, so that smoothing has a past there
-  await vi.waitFor(() => expect(server.asked.at(-1)).toMatchObject({ x: "time", low: 0, high: 2, after: null, points: 200 }));
+  await vi.waitFor(() =>
+    expect(server.asked.at(-1)).toMatchObject({ x: "time", low: 0, high: 2, after: null, points: 200 }),
+  );
 });
 
 test("a line that has grown too long is fetched anew, as a picture of the whole", async () => {
@@ -70,7 +81,8 @@ test("a panel that came later does not wait for ever behind one that always has 
   const server = new Growing();
   const loader = new SeriesLoader(server.fetch, everything, 1000);
   const seen: Record<string, number> = {};
-  const show = (name: string) => loader.subscribe("run", name, (series) => (seen[name] = series.lines[0]?.x.length ?? 0));
+  const show = (name: string) =>
+    loader.subscribe("run", name, (series) => (seen[name] = series.lines[0]?.x.length ?? 0));
   show("loss");
   await vi.waitFor(() => expect(seen["loss"]).toBe(3));
   const growing = setInterval(() => loader.renew("run", String(++server.num)), 20);

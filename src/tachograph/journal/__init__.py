@@ -12,7 +12,7 @@ from tachograph.journal._control_file import (
     Request,
     write_requests,
 )
-from tachograph.journal._digest import Attempt, ControlView, RunDigest, are_plain_steps, grouped
+from tachograph.journal._digest import Alike, Attempt, ControlView, RunDigest, grouped
 from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs
 from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._goodput import Goodput
@@ -30,6 +30,7 @@ __all__ = [
     "NOT_CONTROLS",
     "NOT_METRICS",
     "REQUESTS",
+    "Alike",
     "Appender",
     "Attempt",
     "Claim",
@@ -51,7 +52,6 @@ __all__ = [
     "Series",
     "Span",
     "SpanGroup",
-    "are_plain_steps",
     "ask_trainer",
     "atomic_write",
     "claim_run_folder",

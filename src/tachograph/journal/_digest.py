@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,7 +18,7 @@ from tachograph.journal._liveness import RunState, judge, read_heartbeat
 from tachograph.journal._spans import SPAN_KINDS, Span, SpanBook, SpanGroup
 from tachograph.records import finite, step_of
 
-__all__ = ["Attempt", "ControlView", "RunDigest", "are_plain_steps", "grouped", "time_of"]
+__all__ = ["Alike", "Attempt", "ControlView", "RunDigest", "grouped", "time_of"]
 
 _MOST_KEPT = 1_000
 _MOST_NAMES = 200
@@ -47,22 +48,27 @@ class ControlView(msgspec.Struct):
     """What the trainer last said to a request: pending, applied, clamped, unchanged, superseded or rejected."""
 
 
-def grouped(records: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[str, ...], list[dict[str, Any]]]]:
-    """Yield neighbours of one kind that have the same names in the same order, with the names."""
+class Alike(NamedTuple):
+    """Neighbours of one kind that have the same names in the same order."""
+
+    names: tuple[str, ...]
+    records: list[dict[str, Any]]
+    are_plain_steps: bool
+    """Whether they are many, and steps with a number, so that they can be taken by column."""
+
+    @property
+    def event(self) -> str:
+        """Their kind."""
+        event: str = self.records[0]["event"]
+        return event
+
+
+def grouped(records: Iterable[dict[str, Any]]) -> Iterator[Alike]:
+    """Put neighbours that are alike together."""
     for key, group in itertools.groupby(records, key=lambda record: (record["event"], *record)):
-        yield key[1:], list(group)
-
-
-def are_plain_steps(names: tuple[str, ...], records: list[dict[str, Any]]) -> bool:
-    """Tell whether neighbours are many steps that say nothing but numbers, so that they can be taken by column."""
-    return (
-        len(records) > 8
-        and names[0] == "event"
-        and "global_step" in names
-        and "window/sec" not in names
-        and records[0]["event"] == "step"
-        and all(step_of(record) is not None for record in records)
-    )
+        alike = list(group)
+        is_plain = key[0] == "step" and len(alike) > 8 and "global_step" in key and "window/sec" not in key
+        yield Alike(key[1:], alike, is_plain and all(step_of(record) is not None for record in alike))
 
 
 class RunDigest:
@@ -82,17 +88,17 @@ class RunDigest:
         self._spans = SpanBook()
         self._goodput = GoodputMeter()
 
-    def take(self, names: tuple[str, ...], records: list[dict[str, Any]]) -> list[Span]:
-        """Take neighbours that have the same names; return the spans that they complete."""
-        if not are_plain_steps(names, records):
+    def take(self, alike: Alike) -> list[Span]:
+        """Take neighbours that are alike; return the spans that they complete."""
+        records = alike.records
+        if not alike.are_plain_steps:
             return list(itertools.chain.from_iterable(map(self._take, records)))
         self._take(records[0])
         num_between = len(records) - 2
         self._counts["step"] += num_between
         self._attempts[-1].num_records += num_between
         self._attempts[-1].num_steps += num_between
-        latest = max(map(time_of, records))
-        self._attempts[-1].last_time = max(latest, self._attempts[-1].last_time or 0.0)
+        self._attempts[-1].last_time = max(_latest(records), self._attempts[-1].last_time or 0.0)
         self._take(records[-1])  # sets what only the latest record says
         return []
 
@@ -261,6 +267,13 @@ def _take_step(attempt: Attempt, record: dict[str, Any]) -> None:
     attempt.last_step = attempt.last_step if is_behind else step
     if attempt.first_step is None:
         attempt.first_step = step - (num_before - 1 if type(num_before) is int and num_before > 0 else 0)
+
+
+def _latest(records: list[dict[str, Any]]) -> float:
+    times = [record.get("time") for record in records]
+    if set(map(type, times)) == {float} and math.isfinite(sum(times)):  # type: ignore[arg-type]
+        return max(times)  # type: ignore[type-var, return-value]
+    return max(map(time_of, records))
 
 
 def time_of(record: dict[str, Any]) -> float:

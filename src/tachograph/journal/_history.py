@@ -71,9 +71,9 @@ class RunHistory(RunDigest):
                 self._num_restarts = self._follower.num_restarts
                 self._forget()
                 self._metrics = MetricBook()
-            for names, alike in grouped(records):
-                self.take(names, alike)
-                self._metrics.take(names, alike)
+            for alike in grouped(records):
+                self.take(alike)
+                self._metrics.take(alike)
             num_new += len(records)
         return num_new
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import msgspec
 
-from tachograph.journal._digest import are_plain_steps
+from tachograph.journal._digest import Alike
 from tachograph.records import METRIC_KINDS, is_number, step_of
 
 __all__ = ["NOT_METRICS", "MetricBook", "MetricSummary"]
@@ -59,16 +58,17 @@ class MetricBook:
         self.summaries: dict[str, MetricSummary] = {}
         self._step: int | None = None
 
-    def take(self, names: tuple[str, ...], records: list[dict[str, Any]]) -> None:
-        """Take neighbours of one kind and shape; what has no step of its own was recorded at the last one."""
-        if are_plain_steps(names, records):
-            for name in names:
+    def take(self, alike: Alike) -> None:
+        """Take neighbours that are alike; what has no step of its own was recorded at the last one."""
+        records = alike.records
+        if alike.are_plain_steps:
+            for name in alike.names:
                 column = [(record[name], record["global_step"]) for record in records if is_number(record[name])]
                 if column and name not in NOT_METRICS:
                     self._summary(name, "step").add_many([value for value, _ in column], column[-1][1])
             self._step = records[-1]["global_step"]
             return
-        if records[0]["event"] not in METRIC_KINDS:
+        if alike.event not in METRIC_KINDS:
             return
         for record in records:
             if (step := step_of(record)) is not None:

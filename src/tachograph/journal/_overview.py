@@ -9,7 +9,7 @@ import msgspec
 
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import Heartbeat, ProcessIdentity, RunState, judge, read_heartbeat, writer_of
-from tachograph.records import decode, is_number, step_of
+from tachograph.records import decode, decode_block, is_number, step_of
 
 __all__ = ["RunOverview", "overview"]
 
@@ -134,8 +134,12 @@ def _ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) -> _En
 
 
 def _lines(block: bytes) -> list[dict[str, Any]]:
+    first, last = block.find(b"\n") + 1, block.rfind(b"\n") + 1
+    whole = decode_block(block[:last] if block.startswith(b"{") else block[first:last])
+    if whole is not None:
+        return whole
     records = []
-    for line in block[: block.rfind(b"\n") + 1].split(b"\n"):
+    for line in block[:last].split(b"\n"):
         try:
             records.append(decode(line))
         except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.resources
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+import anyio.to_thread
 import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -39,6 +41,7 @@ _KINDS = {
     "svg": "image/svg+xml",
 }
 _MOST_WATCHED = 64
+_MOST_THREADS = 8
 _NO_UI = """<!doctype html><html lang="en"><title>Tachograph</title>
 <h1>The dashboard was not built</h1>
 <p>This installation has no built user interface. In the source folder, with Node.js 20 or newer, run:
@@ -80,7 +83,14 @@ def create_app(
         ClientDisconnect: _gone,
         Exception: _own_fault,
     }
-    return Gate(Starlette(routes=rules, exception_handlers=handlers), access)
+    return Gate(Starlette(routes=rules, exception_handlers=handlers, lifespan=_few_threads), access)
+
+
+@contextlib.asynccontextmanager
+async def _few_threads(app: Starlette) -> AsyncIterator[None]:
+    """Answer a few requests at once: more threads would take turns all the same, and each keeps memory of its own."""
+    anyio.to_thread.current_default_thread_limiter().total_tokens = _MOST_THREADS
+    yield
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]

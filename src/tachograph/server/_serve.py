@@ -59,7 +59,6 @@ def serve(
         create_app(log_dir, access, is_closing=lambda: server.should_exit),
         log_level=logging.WARNING,
         access_log=False,
-        lifespan="off",
         timeout_graceful_shutdown=2,
         server_header=False,
         timeout_keep_alive=30,

@@ -6,8 +6,9 @@ recorded, and the same ones each time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -231,14 +232,22 @@ def _places(
 ) -> tuple[int, int, int, int]:
     """Return where the values of some rows begin, where those in the view begin and end, and where all end."""
     within = x[first_row:end_row]
-    begin = first_row if view.low is None else first_row + int(np.searchsorted(within, view.low))
-    end = end_row if view.high is None else first_row + int(np.searchsorted(within, view.high, side="right"))
+    begin = first_row if view.low is None else first_row + _find(within, view.low, "left")
+    end = end_row if view.high is None else first_row + _find(within, view.high, "right")
     return (
         series.position(first_row),
         series.position(begin),
         series.position(max(begin, end)),
         series.position(end_row),
     )
+
+
+def _find(x: npt.NDArray[Any], place: float, side: Literal["left", "right"]) -> int:
+    """Return where a place lies. A whole number is sought among whole numbers, or all of them would be converted."""
+    if x.dtype.kind == "i":
+        whole = math.ceil(place) if side == "left" else math.floor(place)
+        return int(np.searchsorted(x, np.int64(min(max(whole, -(2**62)), 2**62)), side=side))
+    return int(np.searchsorted(x, place, side=side))
 
 
 def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) -> Line | None:

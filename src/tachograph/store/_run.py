@@ -28,6 +28,8 @@ __all__ = ["StoredRun"]
 
 _SEGMENT_BYTES = 32 << 20
 _LEAST_SEGMENT_BYTES = 1 << 20
+_MOST_MAPPED_BYTES = 64 << 20
+"""Of segments above this, the pages that were looked at are given back after each question."""
 _PLAIN = {"step", "system"}
 _ENDED = {RunState.FINISHED, RunState.FAILED, RunState.CRASHED}
 Answer = TypeVar("Answer")
@@ -150,15 +152,15 @@ class StoredRun:
         self._open()
 
     def _take(self, records: list[dict[str, Any]]) -> None:
-        for names, alike in grouped(records):
-            is_plain = alike[0]["event"] in _PLAIN and "window/sec" not in names
-            if alike[0]["event"] == "start":
+        for alike in grouped(records):
+            is_plain = alike.event in _PLAIN and "window/sec" not in alike.names
+            if alike.event == "start":
                 self._tail.begin_attempt()
             if not is_plain or not self.digest.attempts:  # a journal may have lost its first line
-                self._kept += map(encode, alike[:1] if is_plain else alike)
-            for span in self.digest.take(names, alike):
+                self._kept += map(encode, alike.records[:1] if is_plain else alike.records)
+            for span in self.digest.take(alike):
                 self._spans.add(span)
-            self._tail.take(names, alike, len(self.digest.attempts) - 1)
+            self._tail.take(alike, len(self.digest.attempts) - 1)
         for stream, name in self._tail.series:
             self._know(stream, name)
 
@@ -167,8 +169,9 @@ class StoredRun:
         known = self.digest.attempts
         if record["event"] == "start" and known:
             known[-1].last_time = attempts[len(known) - 1].last_time
-        for span in self.digest.take(tuple(record), [record]):
-            self._spans.add(span)
+        for alike in grouped([record]):
+            for span in self.digest.take(alike):
+                self._spans.add(span)
 
     def _know(self, stream: str, name: str) -> None:
         streams = self._series.setdefault(name, [])
@@ -241,6 +244,10 @@ class StoredRun:
                 self._open()
                 self.refresh()
                 return question()
+            finally:
+                if sum(segment.size_bytes for segment in self._segments) > _MOST_MAPPED_BYTES:
+                    for segment in self._segments:
+                        segment.let_go()
 
     @property
     def _parts(self) -> list[Part]:

@@ -238,6 +238,16 @@ class Segment:
         self._checked: set[tuple[int, int]] = set()
 
     @property
+    def size_bytes(self) -> int:
+        """How much of the address space it takes."""
+        return len(self._data)
+
+    def let_go(self) -> None:
+        """Count no longer as memory of this process; the system may still have it at hand."""
+        with contextlib.suppress(AttributeError, OSError):  # a system without it
+            self._data.madvise(mmap.MADV_DONTNEED)
+
+    @property
     def streams(self) -> list[str]:
         """The names of the streams, in order of appearance."""
         return list(self.footer.streams)

@@ -69,8 +69,8 @@ class Store:
 
     def _look(self, name: str) -> _Listed | None:
         """Return the line of a run, made anew only if one of its files has changed."""
-        folder = self._folder(name)
-        if folder is None:
+        folder = RunFolder(self.log_dir / name)
+        if not self._is_inside(folder, (folder.path, folder.journal)):
             return None
         signature: tuple[int, ...] = ()
         for path in (folder.journal, folder.heartbeat):
@@ -84,17 +84,21 @@ class Store:
         return _Listed(signature, overview(folder))
 
     def _folder(self, name: str) -> RunFolder | None:
-        """Return the folder of a run if it, its journal and its private folder lie inside the log folder."""
+        """Return the folder of a run, unless it or something in it leads out of the log folder."""
         if not _is_name(name):
             return None
         folder = RunFolder(self.log_dir / name)
+        paths = (folder.path, folder.journal, folder.private, folder.cache, folder.control)
+        return folder if self._is_inside(folder, paths) else None
+
+    def _is_inside(self, folder: RunFolder, paths: tuple[Path, ...]) -> bool:
         try:
-            for path in (folder.path, folder.journal, folder.private, folder.cache, folder.control):
-                if path.is_symlink() and not path.resolve(strict=True).is_relative_to(self.log_dir.resolve()):
-                    return None
-            return folder if stat.S_ISREG(os.stat(folder.journal).st_mode) else None
+            for path in paths:
+                if os.path.islink(path) and not path.resolve(strict=True).is_relative_to(self.log_dir.resolve()):
+                    return False
+            return stat.S_ISREG(os.stat(folder.journal).st_mode)
         except (OSError, ValueError, RuntimeError):
-            return None
+            return False
 
 
 def _is_name(name: str) -> bool:

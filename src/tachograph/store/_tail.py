@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tachograph.journal import NOT_METRICS
+from tachograph.journal import NOT_METRICS, Alike
 from tachograph.records import METRIC_KINDS, finite, is_number, step_of
 from tachograph.store._columns import Rows, SeriesPart, Stretch
 
@@ -124,38 +124,52 @@ class Tail:
         """Forget what the process before said last."""
         self.epoch = math.nan
 
-    def take(self, names: tuple[str, ...], records: list[dict[str, Any]], attempt: int) -> None:
-        """Take neighbours of one kind and shape; what has no step of its own was recorded at the last one."""
-        event = records[0]["event"]
-        if event not in METRIC_KINDS:
+    def take(self, alike: Alike, attempt: int) -> None:
+        """Take neighbours that are alike; what has no step of its own was recorded at the last one."""
+        names, records = alike.names, alike.records
+        if alike.event not in METRIC_KINDS:
             return
-        stream_name = _WINDOW if "window/sec" in names else event
+        stream_name = _WINDOW if "window/sec" in names else alike.event
         stream = self._streams.get(stream_name)
         if stream is None:
             stream = self._streams[stream_name] = _Stream()
         first_row = len(stream.step)
-        steps, epochs = [], []
-        for record in records:
-            if (step := step_of(record)) is not None:
-                self.step = step
-            steps.append(self.step)
-            if (epoch := finite(record.get("epoch"))) is not None:
-                self.epoch = epoch
-            epochs.append(self.epoch)
-        times = [finite(record.get("time")) for record in records]
-        stream.extend(
-            attempt, [step or 0 for step in steps], [math.nan if time is None else time for time in times], epochs
-        )
+        steps = self._steps(alike)
+        places = steps if alike.are_plain_steps else [step or 0 for step in steps]
+        stream.extend(attempt, places, _times(records), self._epochs(alike))  # type: ignore[arg-type]
         self._order += 1
         for name in names:
             if name in NOT_METRICS:
                 continue
+            column = [record[name] for record in records]
             series = self._series.get((stream_name, name))
             if series is None:
-                if not any(is_number(record[name]) for record in records):
+                if not {int, float} & set(map(type, column)) or not any(map(is_number, column)):
                     continue
                 series = self._series[stream_name, name] = _Series()
-            series.extend(first_row, [record[name] for record in records], steps, self._order)
+            series.extend(first_row, column, steps, self._order)
+
+    def _steps(self, alike: Alike) -> list[int | None]:
+        if alike.are_plain_steps:
+            steps = [record["global_step"] for record in alike.records]
+            self.step = steps[-1]
+            return steps
+        found = []
+        for record in alike.records:
+            if (step := step_of(record)) is not None:
+                self.step = step
+            found.append(self.step)
+        return found
+
+    def _epochs(self, alike: Alike) -> list[float]:
+        if "epoch" not in alike.names:
+            return [self.epoch] * len(alike.records)
+        found = []
+        for record in alike.records:
+            if (epoch := finite(record["epoch"])) is not None:
+                self.epoch = epoch
+            found.append(self.epoch)
+        return found
 
     @property
     def streams(self) -> list[str]:
@@ -184,6 +198,13 @@ class Tail:
         """Return a series in a few numbers, if it is here."""
         found = self._series.get((stream, name))
         return None if found is None else found.stats
+
+
+def _times(records: list[dict[str, Any]]) -> list[float]:
+    times = [record.get("time") for record in records]
+    if set(map(type, times)) == {float} and math.isfinite(sum(times)):  # type: ignore[arg-type]
+        return times  # type: ignore[return-value]
+    return [math.nan if (time := finite(value)) is None else time for value in times]
 
 
 def _is_sorted(values: Any) -> bool:

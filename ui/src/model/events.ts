@@ -29,7 +29,8 @@ export function title(record: JournalRecord): string {
 
 export function detail(record: JournalRecord): string {
   const parts: string[] = [];
-  const message = text(record["error_message"]) || text(record["message"]) || text(record["reason"]) || text(record["evidence"]);
+  const message =
+    text(record["error_message"]) || text(record["message"]) || text(record["reason"]) || text(record["evidence"]);
   if (message) parts.push(message);
   if (record.event === "checkpoint") parts.push(text(record["checkpoint_path"]));
   if (record.event === "validation" || record.event === "test" || record.event === "epoch") {
@@ -44,7 +45,14 @@ export function detail(record: JournalRecord): string {
 
 export function severity(record: JournalRecord): Severity {
   if (record.event === "error") return "bad";
-  if (record.event === "alert") return text(record["status"]) === "resolved" ? "good" : record["severity"] === "info" ? "" : record["severity"] === "warning" ? "warn" : "bad";
+  if (record.event === "alert")
+    return text(record["status"]) === "resolved"
+      ? "good"
+      : record["severity"] === "info"
+        ? ""
+        : record["severity"] === "warning"
+          ? "warn"
+          : "bad";
   if (record.event === "telemetry_error") return "warn";
   if (record.event === "end") return record["status"] === "finished" ? "good" : "bad";
   return "";

@@ -39,7 +39,11 @@ export function ago(time: number | null | undefined, now: number): string {
   if (time === null || time === undefined) return nothing;
   const seconds = Math.max(0, now - time);
   if (seconds < 5) return "now";
-  for (const [unit, size] of [["d", 86_400], ["h", 3_600], ["min", 60]] as const) {
+  for (const [unit, size] of [
+    ["d", 86_400],
+    ["h", 3_600],
+    ["min", 60],
+  ] as const) {
     if (seconds >= size) return `${Math.floor(seconds / size)} ${unit} ago`;
   }
   return `${Math.floor(seconds)} s ago`;
@@ -55,7 +59,9 @@ export function clock(time: number | null | undefined): string {
 
 export function share(value: number | null | undefined): string {
   if (value === null || value === undefined) return nothing;
-  return value > 0.99 && value < 1 ? `${(Math.floor(value * 1000) / 10).toFixed(1)} %` : `${(value * 100).toFixed(0)} %`;
+  return value > 0.99 && value < 1
+    ? `${(Math.floor(value * 1000) / 10).toFixed(1)} %`
+    : `${(value * 100).toFixed(0)} %`;
 }
 
 export function bytes(value: number): string {

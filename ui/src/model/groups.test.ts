@@ -2,7 +2,16 @@ import { expect, test } from "vitest";
 import type { Metric } from "../api";
 import { group, isBadExpression, isSchedule, matching } from "./groups";
 
-const metric = (name: string, kind = "step"): Metric => ({ name, kind, count: 1, last: 1, last_step: 0, low: 1, high: 1, num_not_finite: 0 });
+const metric = (name: string, kind = "step"): Metric => ({
+  name,
+  kind,
+  count: 1,
+  last: 1,
+  last_step: 0,
+  low: 1,
+  high: 1,
+  num_not_finite: 0,
+});
 
 test("the usual metrics come first, those of the user next, those of the machine last", () => {
   const names = ["cpu_pct", "lr", "val_loss", "reward/mean", "train_loss", "reward/std", "gpu0_util_pct"];
@@ -17,7 +26,10 @@ test("the usual metrics come first, those of the user next, those of the machine
 
 test("a window's loss is shown first only where no loss was logged", () => {
   expect(group([metric("window/latest_loss")])[0]?.title).toBe("training");
-  expect(group([metric("window/latest_loss"), metric("train_loss")]).map((each) => each.title)).toEqual(["training", "windows"]);
+  expect(group([metric("window/latest_loss"), metric("train_loss")]).map((each) => each.title)).toEqual([
+    "training",
+    "windows",
+  ]);
 });
 
 test("numbers in names are sorted as numbers", () => {

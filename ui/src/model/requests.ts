@@ -31,7 +31,9 @@ export function outcomes(asked: Asked[], answers: Answer[], now: number): Outcom
 function describe(request: Asked, answer: Answer | null, now: number): string {
   if (answer === null) {
     const waited = Math.round(now - request.time);
-    return waited > 30 ? `no answer for ${waited} s; does the loop still log?` : "sent; the trainer looks every few seconds";
+    return waited > 30
+      ? `no answer for ${waited} s; does the loop still log?`
+      : "sent; the trainer looks every few seconds";
   }
   if (answer.status === "pending") {
     const left = answer.wait_s === null ? null : Math.max(0, Math.round(answer.time + answer.wait_s - now));

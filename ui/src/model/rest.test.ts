@@ -6,8 +6,26 @@ import { outcomes } from "./requests";
 import { nextSort, select, silence_s } from "./table";
 
 const run = (name: string, more: Partial<RunLine> = {}): RunLine => ({
-  name, state: "finished", started: 1, updated: 2, duration_s: 1, step: 1, stepped: null, max_steps: null, progress: null, eta_s: null, steps_per_sec: null,
-  train_loss: null, host: null, tags: [], session_tag: null, reason: null, size_bytes: 0, num_dropped: 0, num_alerts: 0, ...more,
+  name,
+  state: "finished",
+  started: 1,
+  updated: 2,
+  duration_s: 1,
+  step: 1,
+  stepped: null,
+  max_steps: null,
+  progress: null,
+  eta_s: null,
+  steps_per_sec: null,
+  train_loss: null,
+  host: null,
+  tags: [],
+  session_tag: null,
+  reason: null,
+  size_bytes: 0,
+  num_dropped: 0,
+  num_alerts: 0,
+  ...more,
 });
 
 test("runs are found by name, tag and host, and by state", () => {
@@ -39,7 +57,11 @@ test("a click on a column sorts by it, another one the other way round", () => {
 });
 
 test("configs are compared setting by setting", () => {
-  expect([...flatten({ a: { b: 1, c: [] }, d: {} })]).toEqual([["a.b", 1], ["a.c", []], ["d", {}]]);
+  expect([...flatten({ a: { b: 1, c: [] }, d: {} })]).toEqual([
+    ["a.b", 1],
+    ["a.c", []],
+    ["d", {}],
+  ]);
   expect([...flatten({ "a.b": 1, a: { b: 2 } }).keys()]).toEqual(['"a.b"', "a.b"]);
   const entries = compare({ lr: 1, same: [1], gone: null }, { lr: 2, same: [1], extra: "x" });
   expect(entries.filter((entry) => entry.isDifferent).map((entry) => entry.path)).toEqual(["lr", "gone", "extra"]);
@@ -48,12 +70,25 @@ test("configs are compared setting by setting", () => {
 
 test("requests are followed by the trainer's answers with the same id", () => {
   const asked = [{ id: "1", control: "log_every", value: 1, time: 100 }];
-  const answer = (status: string, more: Partial<Answer> = {}): Answer => ({ id: "1", control: "log_every", status, time: 101, value: 5, reason: null, wait_s: null, ...more });
+  const answer = (status: string, more: Partial<Answer> = {}): Answer => ({
+    id: "1",
+    control: "log_every",
+    status,
+    time: 101,
+    value: 5,
+    reason: null,
+    wait_s: null,
+    ...more,
+  });
   const told = (answers: Answer[], now = 101) => outcomes(asked, answers, now)[0];
   expect(told([])).toMatchObject({ status: "waiting", isSettled: false });
   expect(told([], 200)?.text).toContain("no answer for 100 s");
   expect(told([answer("pending", { wait_s: 10 })], 105)?.text).toContain("6 s");
-  expect(told([answer("clamped", { time: 130 }), answer("pending", { wait_s: 10 })])).toMatchObject({ status: "clamped", isSettled: true, text: "kept within its bounds: 5" });
+  expect(told([answer("clamped", { time: 130 }), answer("pending", { wait_s: 10 })])).toMatchObject({
+    status: "clamped",
+    isSettled: true,
+    text: "kept within its bounds: 5",
+  });
   expect(told([answer("rejected", { reason: "not a number" })])?.text).toBe("not a number");
   expect(told([{ ...answer("applied"), id: "2" }])?.status).toBe("waiting");
 });

@@ -2,7 +2,17 @@ import { expect, test } from "vitest";
 import type { Line, Series } from "../api";
 import { align, merge, pointAt, smooth } from "./series";
 
-const line = (x: number[], y: (number | null)[], more: Partial<Line> = {}): Line => ({ stream: "step", attempt: 0, x, y, mean_x: [], mean_y: [], mean_count: [], num_points: x.length, ...more });
+const line = (x: number[], y: (number | null)[], more: Partial<Line> = {}): Line => ({
+  stream: "step",
+  attempt: 0,
+  x,
+  y,
+  mean_x: [],
+  mean_y: [],
+  mean_count: [],
+  num_points: x.length,
+  ...more,
+});
 const series = (...lines: Line[]): Series => ({ name: "loss", last: 0, lines, marks: [] });
 
 test("smoothing is an average of the past that is not pulled towards 0", () => {
@@ -21,19 +31,31 @@ test("a stretch of which only the mean is known counts as often as it has points
 });
 
 test("what is new is added to the line it belongs to", () => {
-  const merged = merge(series(line([0, 1], [1, 2])), { ...series(line([2], [3]), line([0], [9], { attempt: 1 })), marks: [{ x: 2, kind: "NaN", count: 1 }] });
-  expect(merged.lines.map((each) => [each.attempt, each.x, each.y])).toEqual([[0, [0, 1, 2], [1, 2, 3]], [1, [0], [9]]]);
+  const merged = merge(series(line([0, 1], [1, 2])), {
+    ...series(line([2], [3]), line([0], [9], { attempt: 1 })),
+    marks: [{ x: 2, kind: "NaN", count: 1 }],
+  });
+  expect(merged.lines.map((each) => [each.attempt, each.x, each.y])).toEqual([
+    [0, [0, 1, 2], [1, 2, 3]],
+    [1, [0], [9]],
+  ]);
   expect(merged.lines[0]?.num_points).toBe(3);
   expect(merged.marks).toHaveLength(1);
 });
 
 test("points added to means count once each, and breaks are no points", () => {
-  const merged = merge(series(line([0, 9], [1, 2], { mean_x: [4], mean_y: [1.5], mean_count: [10], num_points: 10 })), series(line([10, 11, 12], [3, null, 4])));
+  const merged = merge(
+    series(line([0, 9], [1, 2], { mean_x: [4], mean_y: [1.5], mean_count: [10], num_points: 10 })),
+    series(line([10, 11, 12], [3, null, 4])),
+  );
   expect(merged.lines[0]).toMatchObject({ mean_x: [4, 10, 12], mean_y: [1.5, 3, 4], mean_count: [10, 1, 1] });
 });
 
 test("points that come late are put in their place, because a chart wants them in order", () => {
-  expect(merge(series(line([0, 5], [1, 2])), series(line([3], [9]))).lines[0]).toMatchObject({ x: [0, 3, 5], y: [1, 9, 2] });
+  expect(merge(series(line([0, 5], [1, 2])), series(line([3], [9]))).lines[0]).toMatchObject({
+    x: [0, 3, 5],
+    y: [1, 9, 2],
+  });
 });
 
 test("what is known is not changed by merging", () => {
@@ -58,7 +80,10 @@ test("the point at a place is the nearest one, and nothing is made up beyond the
 });
 
 test("lines are brought onto one axis without losing a point, even where places repeat", () => {
-  const [places, first, second] = align([{ x: [0, 1, 1, 1, 3], y: [5, 6, 9, null, 7] }, { x: [1, 2], y: [8, 4] }]);
+  const [places, first, second] = align([
+    { x: [0, 1, 1, 1, 3], y: [5, 6, 9, null, 7] },
+    { x: [1, 2], y: [8, 4] },
+  ]);
   expect(places).toEqual([0, 1, 1, 1, 2, 3]);
   expect(Array.from(first ?? [])).toEqual([5, 6, 9, null, undefined, 7]);
   expect(Array.from(second ?? [])).toEqual([undefined, 8, undefined, undefined, 4, undefined]);

@@ -24,7 +24,8 @@ export function smooth(line: Line, weight: number, marks: Mark[] = []): Points {
     const place = x[index] as number;
     const point = y[index] ?? null;
     while (next < breaks.length && (breaks[next] as number) < place) {
-      if (index > 0 && result.y.at(-1) !== null && (breaks[next] as number) > (x[index - 1] as number)) put(result, breaks[next] as number, null);
+      if (index > 0 && result.y.at(-1) !== null && (breaks[next] as number) > (x[index - 1] as number))
+        put(result, breaks[next] as number, null);
       next++;
     }
     if (point === null) {

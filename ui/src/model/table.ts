@@ -2,7 +2,17 @@
 
 import type { RunLine } from "../api";
 
-export const columns = ["name", "state", "progress", "step", "steps_per_sec", "train_loss", "duration_s", "started", "host"] as const;
+export const columns = [
+  "name",
+  "state",
+  "progress",
+  "step",
+  "steps_per_sec",
+  "train_loss",
+  "duration_s",
+  "started",
+  "host",
+] as const;
 export type Column = (typeof columns)[number];
 
 export function select(runs: RunLine[], search: string, states: string[], sort: string): RunLine[] {
@@ -16,14 +26,17 @@ export function select(runs: RunLine[], search: string, states: string[], sort: 
 }
 
 function text(run: RunLine): string {
-  return [run.name, run.state, run.host ?? "", run.session_tag ?? "", run.reason ?? "", ...run.tags].join("\n").toLowerCase();
+  return [run.name, run.state, run.host ?? "", run.session_tag ?? "", run.reason ?? "", ...run.tags]
+    .join("\n")
+    .toLowerCase();
 }
 
 /** What is missing comes last, whichever way the column is sorted. */
 function order(a: RunLine, b: RunLine, column: Column, isDown: boolean): number {
   const [left, right] = [key(a, column), key(b, column)];
   if (left === null || right === null) return Number(left === null) - Number(right === null);
-  const sign = typeof left === "number" && typeof right === "number" ? left - right : compareTexts(String(left), String(right));
+  const sign =
+    typeof left === "number" && typeof right === "number" ? left - right : compareTexts(String(left), String(right));
   return isDown ? -sign : sign;
 }
 

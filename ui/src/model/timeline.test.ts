@@ -88,7 +88,7 @@ function job(numSpans: number): Spans {
     { name: "application", start: 0, length: null },
     { name: "training_loop", start: 1, length: null, parent: 0, depth: 1 },
   ];
-  for (let time = 1; given.length < numSpans; ) {
+  for (let time = 1; given.length < numSpans;) {
     const iteration = given.length;
     given.push({ name: "training_single_iteration", start: time, length: 0, parent: 1, depth: 2 });
     const begin = time;
@@ -186,13 +186,25 @@ describe("lanes", () => {
 
   test("neighbours that overlap by the rounding of doubles share a lane", () => {
     const start = 1_700_000_000.1;
-    expect(lanes([{ start, length: 0.3 }, { start: start + 0.3 - 2.4e-7, length: 1 }])).toEqual([0, 0]);
+    expect(
+      lanes([
+        { start, length: 0.3 },
+        { start: start + 0.3 - 2.4e-7, length: 1 },
+      ]),
+    ).toEqual([0, 0]);
   });
 
   test("a parent that is listed after its child, or begins after it", () => {
-    const listedAfter = [{ start: 1, length: 1, parent: 1, depth: 1 }, { start: 0, length: 3 }];
+    const listedAfter = [
+      { start: 1, length: 1, parent: 1, depth: 1 },
+      { start: 0, length: 3 },
+    ];
     expect(lanes(listedAfter)).toEqual([1, 0]);
-    const beginsAfter = [{ start: 0, length: 9, parent: 1 }, { start: 1, length: 1 }, { start: 1, length: 2 }];
+    const beginsAfter = [
+      { start: 0, length: 9, parent: 1 },
+      { start: 1, length: 1 },
+      { start: 1, length: 2 },
+    ];
     expectSound(layout(spansOf(beginsAfter)));
   });
 
@@ -210,7 +222,10 @@ describe("lanes", () => {
   });
 
   test("heaps lie at their depth, and what gives way lies below them", () => {
-    const given = [{ start: 0, length: 5 }, { start: 1, length: 5 }];
+    const given = [
+      { start: 0, length: 5 },
+      { start: 1, length: 5 },
+    ];
     const found = layout(spansOf(given, [heapOf(0, 1, 2)]));
     expect([...found.lane]).toEqual([0, 3, 2]);
     expect(found.numLanes).toBe(4);
@@ -305,11 +320,22 @@ describe("what can be seen", () => {
   test("heaps come before spans of their lane, also those that reach into the view", () => {
     const found = layout(spansOf([{ start: 50, length: 10 }], [heapOf(0, 60, 0, 9), heapOf(10, 12, 0)]));
     const pieces = [...visible(found, 40, 70, 100)];
-    expect(pieces.map((piece) => [piece.item, piece.count])).toEqual([[1, 9], [0, 1]]);
+    expect(pieces.map((piece) => [piece.item, piece.count])).toEqual([
+      [1, 9],
+      [0, 1],
+    ]);
   });
 
   test("what lies at a place", () => {
-    const found = layout(spansOf([{ start: 0, length: 10 }, { start: 20, length: null }], [heapOf(12, 15, 0, 4)]));
+    const found = layout(
+      spansOf(
+        [
+          { start: 0, length: 10 },
+          { start: 20, length: null },
+        ],
+        [heapOf(12, 15, 0, 4)],
+      ),
+    );
     expect(hit(found, 5, 0)).toEqual({ kind: "span", index: 0 });
     expect(hit(found, 25, 0)).toEqual({ kind: "span", index: 1 });
     expect(hit(found, 25, 0, 0, 22)).toBeNull();
@@ -354,7 +380,11 @@ describe("views", () => {
   });
 
   test("fit shows a span with a margin, also one without a length", () => {
-    const given = [{ start: 10, length: 100 }, { start: 500, length: 0 }, { start: 600, length: null }];
+    const given = [
+      { start: 10, length: 100 },
+      { start: 500, length: 0 },
+      { start: 600, length: null },
+    ];
     const found = layout(spansOf(given));
     expect(fit(found, 0, 0)).toEqual({ low: 5, high: 115 });
     const narrow = fit(found, 1, 0);
@@ -364,7 +394,10 @@ describe("views", () => {
   });
 
   test("follow stays with the end, with all, or where it is", () => {
-    const [before, after] = [{ low: 0, high: 200 }, { low: 0, high: 220 }];
+    const [before, after] = [
+      { low: 0, high: 200 },
+      { low: 0, high: 220 },
+    ];
     expect(follow(view, before, after)).toEqual({ low: 120, high: 220 });
     expect(follow(before, before, after)).toEqual(after);
     expect(follow({ low: 50, high: 150 }, before, after)).toEqual({ low: 50, high: 150 });

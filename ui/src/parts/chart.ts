@@ -2,9 +2,9 @@
 
 import uPlot from "uplot";
 import type { Mark, XAxis } from "../api";
-import { clock, number } from "../model/format";
+import { lonely, placeTexts, tick } from "../model/scale";
 import { align, type Points } from "../model/series";
-import { steps_s, timeLabel } from "../model/view";
+import { steps_s } from "../model/view";
 import { colour } from "../theme.svelte";
 
 export interface DrawnLine {
@@ -100,7 +100,12 @@ export class Chart {
   }
 
   #options(picture: Picture): uPlot.Options {
-    const axis = { stroke: colour("muted"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const axis = {
+      stroke: colour("muted"),
+      grid: { stroke: colour("line"), width: 1 },
+      ticks: { show: false },
+      font: "11px system-ui, sans-serif",
+    };
     return {
       ...this.#size(),
       padding: [8, 28, 0, 0],
@@ -120,7 +125,8 @@ export class Chart {
         {
           ...axis,
           size: (_, values) => 12 + 6.6 * Math.max(2, ...(values ?? []).map((text) => text?.length ?? 0)),
-          values: (_, values, __, ___, step) => values.map((value) => (value === null ? "" : tick(value, picture.isLog ? 0 : step))),
+          values: (_, values, __, ___, step) =>
+            values.map((value) => (value === null ? "" : tick(value, picture.isLog ? 0 : step))),
         },
       ],
       series: [
@@ -136,7 +142,7 @@ export class Chart {
             size: 4,
             show: (plot: uPlot, series: number) => numKnown(plot, series) <= mostDots,
             // A point between two gaps has no line to be seen by.
-            filter: (plot: uPlot, series: number, show: boolean) => (show ? null : lonely(plot, series)),
+            filter: (plot: uPlot, series: number, show: boolean) => (show ? null : lonely(plot.data[series] ?? [])),
           },
         })),
       ],
@@ -144,7 +150,11 @@ export class Chart {
         y: false,
         points: { show: false },
         drag: { x: true, y: false, setScale: false },
-        sync: { key: shared, setSeries: false, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
+        sync: {
+          key: shared,
+          setSeries: false,
+          filters: { pub: (type) => type === "mousemove" || type === "mouseleave" },
+        },
         bind: {
           dblclick: () => () => {
             this.#on.reset();
@@ -154,7 +164,10 @@ export class Chart {
       },
       hooks: {
         setSelect: [(plot) => this.#selected(plot)],
-        setCursor: [(plot) => this.#on.cursor((plot.cursor.left ?? -1) < 0 ? null : plot.posToVal(plot.cursor.left as number, "x"))],
+        setCursor: [
+          (plot) =>
+            this.#on.cursor((plot.cursor.left ?? -1) < 0 ? null : plot.posToVal(plot.cursor.left as number, "x")),
+        ],
         draw: [(plot) => this.#drawMarks(plot)],
       },
     };
@@ -218,7 +231,10 @@ export class Chart {
 }
 
 function aligned(picture: Picture): uPlot.AlignedData {
-  const lines = picture.lines.map(({ points: { x, y } }) => ({ x, y: picture.isLog ? y.map((value) => (value !== null && value > 0 ? value : null)) : y }));
+  const lines = picture.lines.map(({ points: { x, y } }) => ({
+    x,
+    y: picture.isLog ? y.map((value) => (value !== null && value > 0 ? value : null)) : y,
+  }));
   if (lines.length === 0) return [picture.marks.map((mark) => mark.x).sort((a, b) => a - b)];
   return align(lines) as uPlot.AlignedData;
 }
@@ -239,28 +255,6 @@ function numKnown(plot: uPlot, series: number): number {
   let count = 0;
   for (const value of plot.data[series] ?? []) if (value !== null && value !== undefined && ++count > mostDots) break;
   return count;
-}
-
-/** The points that have a gap on both sides. */
-function lonely(plot: uPlot, series: number): number[] {
-  const values = plot.data[series] ?? [];
-  const found: number[] = [];
-  let candidate = -1;
-  let isAfterGap = true;
-  for (let index = 0; index < values.length; index++) {
-    const value = values[index];
-    if (value === undefined) continue;
-    if (value === null) {
-      if (candidate >= 0) found.push(candidate);
-      candidate = -1;
-      isAfterGap = true;
-    } else {
-      candidate = isAfterGap ? index : -1;
-      isAfterGap = false;
-    }
-  }
-  if (candidate >= 0) found.push(candidate);
-  return found;
 }
 
 /** Two fingers on a chart: how much further apart they are, and where. */
@@ -290,43 +284,4 @@ function pinch(element: HTMLElement, on: (factor: number, at: number) => void): 
 function distance(touches: Map<number, number>): number {
   const [a = 0, b = 0] = [...touches.values()];
   return Math.abs(a - b);
-}
-
-/** A number on the scale, with as many digits as tell it from its neighbours. */
-function tick(value: number, step: number): string {
-  const size = Math.abs(value);
-  if (step <= 0 || size >= 1e6 || (size > 0 && size < 1e-3)) {
-    const digits = step > 0 && size > 0 ? Math.min(15, Math.max(1, Math.ceil(Math.log10(size / step)) + 1)) : 3;
-    return size >= 1e-3 && size < 1e6 ? number(value, 4) : size === 0 ? "0" : Number(value.toPrecision(digits)).toExponential().replace("e+", "e");
-  }
-  return exact(value, step);
-}
-
-function exact(value: number, step: number): string {
-  let digits = 0;
-  while (digits < 12 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits++;
-  const [whole = "", rest] = value.toFixed(digits).split(".");
-  const grouped = whole.replace("-", "").length > 4 ? whole.replace(/\B(?=(\d{3})+$)/g, "\u202f") : whole;
-  return rest === undefined ? grouped : `${grouped}.${rest}`;
-}
-
-/** Places on the horizontal axis, each told from its neighbours. */
-function placeTexts(places: number[], step: number, x: XAxis): string[] {
-  if (x === "relative") return places.map((place) => timeLabel(place, step));
-  if (x === "time") return clockTexts(places, step);
-  for (const [unit, size] of [["M", 1e6], ["k", 1e3]] as const) {
-    if (step % (size / 10) === 0 && places.some((place) => Math.abs(place) >= 10 * size)) return places.map((place) => (place === 0 ? "0" : `${exact(place / size, step / size)}${unit}`));
-  }
-  return places.map((place) => exact(place, step));
-}
-
-/** Times of day, with the date where a new one begins. */
-function clockTexts(places: number[], step: number): string[] {
-  let day = "";
-  return places.map((place) => {
-    const [date = "", time = ""] = clock(place).split(" ");
-    const shown = step >= 86_400 ? date : `${step >= 60 ? time.slice(0, 5) : time}${date === day ? "" : `\n${date}`}`;
-    day = date;
-    return shown;
-  });
 }

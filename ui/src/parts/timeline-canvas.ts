@@ -340,13 +340,16 @@ function hatch(context: CanvasRenderingContext2D, strokes: string, colour: strin
   const tile = document.createElement("canvas");
   tile.width = tile.height = 8;
   const pen = tile.getContext("2d")!;
-  for (const [width, style] of [[3, edge], [1.5, colour]] as const) {
+  for (const [width, style] of [
+    [3, edge],
+    [1.5, colour],
+  ] as const) {
     pen.lineWidth = width;
     pen.strokeStyle = style;
     pen.beginPath();
     for (const shift of [-8, 0, 8]) {
-      if (strokes.includes("/")) pen.moveTo(shift - 2, 10), pen.lineTo(shift + 10, -2);
-      if (strokes.includes("\\")) pen.moveTo(shift - 2, -2), pen.lineTo(shift + 10, 10);
+      if (strokes.includes("/")) (pen.moveTo(shift - 2, 10), pen.lineTo(shift + 10, -2));
+      if (strokes.includes("\\")) (pen.moveTo(shift - 2, -2), pen.lineTo(shift + 10, 10));
     }
     pen.stroke();
   }

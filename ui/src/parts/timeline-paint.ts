@@ -66,7 +66,11 @@ const barHeight = 20;
 /** Where marks are closer than this, they have no lines through the lanes. */
 const linePixels = 48;
 const font = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
-const signs = new Map([["error", "✕ "], ["died", "† "], ["left_open", "◌ "]]);
+const signs = new Map([
+  ["error", "✕ "],
+  ["died", "† "],
+  ["left_open", "◌ "],
+]);
 
 export const xOf = (frame: Frame, time: number): number =>
   ((time - frame.view.low) / (frame.view.high - frame.view.low)) * frame.width;
@@ -316,11 +320,30 @@ function markColour(theme: Theme, kind: MarkKind): string {
 export function glyph(context: CanvasRenderingContext2D, kind: MarkKind, x: number, y: number, size: number): void {
   const shapes: Record<MarkKind, [number, number][]> = {
     error: [],
-    alert: [[0, -1], [1.1, 0.9], [-1.1, 0.9]],
-    control_change: [[0, -1.1], [1.1, 0], [0, 1.1], [-1.1, 0]],
-    checkpoint: [[-0.85, -0.85], [0.85, -0.85], [0.85, 0.85], [-0.85, 0.85]],
+    alert: [
+      [0, -1],
+      [1.1, 0.9],
+      [-1.1, 0.9],
+    ],
+    control_change: [
+      [0, -1.1],
+      [1.1, 0],
+      [0, 1.1],
+      [-1.1, 0],
+    ],
+    checkpoint: [
+      [-0.85, -0.85],
+      [0.85, -0.85],
+      [0.85, 0.85],
+      [-0.85, 0.85],
+    ],
     validation: [],
-    event: [[-0.2, -1], [0.2, -1], [0.2, 1], [-0.2, 1]],
+    event: [
+      [-0.2, -1],
+      [0.2, -1],
+      [0.2, 1],
+      [-0.2, 1],
+    ],
   };
   context.beginPath();
   if (kind === "validation") context.arc(x, y, size * 0.9, 0, 2 * Math.PI);
