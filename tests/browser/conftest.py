@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("browser"))  # one browser for all
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # while it is there, no other test can run an event loop of its own
 def browser() -> Iterator[Browser]:
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
     assert path, "no Chromium: `make browser` installs it, or set CHROMIUM to where it is"

@@ -28,12 +28,21 @@ class JournalFollower:
         self._block_bytes = block_bytes
         self._identity: tuple[int, int, int] | None = None
         self._last_line = b""
-        self.offset = offset
-        """Where the first unread line begins."""
+        self._offset = offset
         self.num_bad_lines = 0
         self.bad_offsets: list[int] = []
         """Where the first few bad lines begin."""
         self.num_restarts = 0
+
+    @property
+    def offset(self) -> int:
+        """Where the first unread line begins; may be set, to read something again."""
+        return self._offset
+
+    @offset.setter
+    def offset(self, offset: int) -> None:
+        self._offset = offset
+        self._identity, self._last_line = None, b""
 
     def poll(self) -> list[dict[str, Any]]:
         """Return all records that are complete now and were not returned before."""
@@ -53,7 +62,7 @@ class JournalFollower:
                     block = self._complete_lines(file.fileno())
                     if not block:
                         return []
-                    start, self.offset = self.offset, self.offset + len(block)
+                    start, self._offset = self._offset, self._offset + len(block)
                     self._last_line = block[-256:]
                     records = decode_block(block)
                     if records is None:
@@ -104,7 +113,7 @@ class JournalFollower:
         # A journal that was deleted and put back is another file with the same content; another one in its place may
         # have got the same number.
         if found.st_size < self.offset or os.pread(descriptor, size, self.offset - size) != self._last_line:
-            self.offset, self._last_line = 0, b""
+            self._offset, self._last_line = 0, b""
             self.num_restarts += 1
         self._identity = identity
 
@@ -119,7 +128,8 @@ class JournalFollower:
                 return b""
             if size >= _LONGEST_LINE_BYTES:  # no line of ours: step over it, or we would look at it for ever
                 self._count_bad(self.offset)
-                self.offset += len(block)
+                self._offset += len(block)
+                self._last_line = block[-256:]
             else:
                 size *= 4
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tsdownsample import MinMaxDownsampler
 
-from tachograph.store._columns import AXES, CHUNK, MARK_KINDS, Axis, Floats, Integers, Rows, SeriesPart
+from tachograph.store._columns import AXES, CHUNK, MARK_KINDS, Axis, Floats, Integers, Rows, SeriesPart, Stretch
 from tachograph.store._tail import SeriesStats
 
 __all__ = ["Line", "Mark", "Part", "View", "lines_of", "marks_of", "points_of"]
@@ -99,6 +99,8 @@ class _Slice(NamedTuple):
     part: SeriesPart
     num_marks_before: int
     """Marks in the parts before this one."""
+    first_row: int
+    end_row: int
     first: int
     begin: int
     end: int
@@ -120,38 +122,55 @@ class _Candidates(NamedTuple):
 
 def lines_of(parts: Sequence[Part], stream: str, name: str, view: View) -> list[Line]:
     """Return the lines of a series in a view, one for each attempt that has a point in it."""
-    by_attempt: dict[int, list[_Slice]] = {}
-    is_sorted: dict[int, bool] = {}
-    last_x: dict[int, float] = {}
+    attempts: dict[int, _OfAttempt] = {}
     base, num_marks = 0, 0
     for part in parts:
         num_rows = part.num_rows(stream)
         series = part.part(stream, name) if num_rows and base + num_rows > view.after_row else None
-        if series is not None and len(series.values):
-            rows = part.rows(stream)
-            x = rows.axis(view.axis)
-            ends = [stretch.first for stretch in rows.stretches[1:]] + [num_rows]
-            for stretch, end_row in zip(rows.stretches, ends, strict=True):
-                first_row = max(stretch.first, view.after_row - base)
-                first_row = _first_known(x, first_row, end_row) if view.axis == "epoch" else first_row
-                if first_row >= end_row:
-                    continue
-                piece = _Slice(rows, series, num_marks, *_places(series, x, first_row, end_row, view))
-                goes_on = last_x.get(stretch.attempt, -np.inf) <= float(x[first_row])
-                ordered = stretch.sorted_by[AXES.index(view.axis)] and goes_on
-                is_sorted[stretch.attempt] = is_sorted.get(stretch.attempt, True) and ordered
-                last_x[stretch.attempt] = float(x[end_row - 1])
-                if piece.last > piece.first:
-                    by_attempt.setdefault(stretch.attempt, []).append(piece)
+        if series is not None:
+            for stretch, piece in _slices(part.rows(stream), series, view, view.after_row - base, num_marks):
+                attempts.setdefault(stretch.attempt, _OfAttempt()).add(stretch, piece, view.axis)
+            num_marks += len(series.mark_rows)
         base += num_rows
-        num_marks += 0 if series is None else len(series.mark_rows)
     lines = []
-    for attempt, slices in by_attempt.items():
-        line = _sorted_line if is_sorted[attempt] else _unsorted_line
-        found = line(stream, attempt, slices, view)
-        if found is not None:
-            lines.append(found)
+    for attempt, found in attempts.items():
+        make = _sorted_line if found.is_sorted else _unsorted_line
+        line = make(stream, attempt, found.slices, view)
+        if line is not None:
+            lines.append(line)
     return lines
+
+
+class _OfAttempt:
+    """The slices of one attempt, and whether they lie one after the other along the axis."""
+
+    def __init__(self) -> None:
+        self.slices: list[_Slice] = []
+        self.is_sorted = True
+        self._last_x = -np.inf
+
+    def add(self, stretch: Stretch, piece: _Slice, axis: Axis) -> None:
+        x = piece.rows.axis(axis)
+        self.is_sorted &= stretch.sorted_by[AXES.index(axis)] and self._last_x <= float(x[piece.first_row])
+        self._last_x = float(x[piece.end_row - 1])
+        self.slices.append(piece)
+
+
+def _slices(
+    rows: Rows, series: SeriesPart, view: View, after_row: int, num_marks_before: int
+) -> Iterator[tuple[Stretch, _Slice]]:
+    """Yield what a part has of a series, attempt by attempt."""
+    x = rows.axis(view.axis)
+    ends = [stretch.first for stretch in rows.stretches[1:]] + [len(x)]
+    for stretch, end_row in zip(rows.stretches, ends, strict=True):
+        first_row = max(stretch.first, after_row)
+        if view.axis == "epoch":
+            first_row = _first_known(x, first_row, end_row)
+        if first_row < end_row:
+            places = _places(series, x, first_row, end_row, view)
+            piece = _Slice(rows, series, num_marks_before, first_row, end_row, *places)
+            if piece.last > piece.first:
+                yield stretch, piece
 
 
 def marks_of(parts: Sequence[Part], stream: str, name: str, view: View) -> list[Mark]:
@@ -169,11 +188,7 @@ def marks_of(parts: Sequence[Part], stream: str, name: str, view: View) -> list[
     if not positions:
         return []
     x, kind = np.concatenate(positions), np.concatenate(kinds)
-    in_view = ~np.isnan(x)
-    if view.low is not None:
-        in_view &= x >= view.low
-    if view.high is not None:
-        in_view &= x <= view.high
+    in_view = ~np.isnan(x) & _within(x, view.low, view.high)
     x, kind = x[in_view], kind[in_view]
     marks = []
     for index, text in enumerate(MARK_KINDS):
@@ -195,11 +210,7 @@ def points_of(
     order = np.argsort(row, kind="stable")
     row, value = row[order], value[order]
     x = rows.axis(axis)[row]
-    keep = np.ones(len(x), dtype=bool)
-    if low is not None:
-        keep &= x >= low
-    if high is not None:
-        keep &= x <= high
+    keep = _within(x, low, high)
     row, value = row[keep], value[keep]
     firsts = np.array([stretch.first for stretch in rows.stretches])
     attempts = np.array([stretch.attempt for stretch in rows.stretches])
@@ -214,6 +225,15 @@ def points_of(
             value[begin : begin + _BLOCK_POINTS].tolist(),
         )
         yield list(zip(*columns, strict=True))
+
+
+def _within(x: npt.NDArray[Any], low: float | None, high: float | None) -> npt.NDArray[np.bool_]:
+    keep = np.ones(len(x), dtype=bool)
+    if low is not None:
+        keep &= x >= low
+    if high is not None:
+        keep &= x <= high
+    return keep
 
 
 def _first_known(x: npt.NDArray[Any], begin: int, end: int) -> int:
@@ -294,11 +314,7 @@ def _unsorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) 
         ]
     )
     y = np.concatenate([piece.part.values[piece.first : piece.last] for piece in slices])
-    keep = ~np.isnan(x)
-    if view.low is not None:
-        keep &= x >= view.low
-    if view.high is not None:
-        keep &= x <= view.high
+    keep = ~np.isnan(x) & _within(x, view.low, view.high)
     x, y = x[keep], y[keep]
     if not len(x):
         return None

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import shutil
-import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +15,7 @@ import msgspec
 
 from tachograph.journal import JournalFollower, MetricSummary, RunDigest, RunFolder, RunState, Span, grouped
 from tachograph.records import decode, encode, finite
+from tachograph.store._cache import CacheFolder
 from tachograph.store._columns import Axis, Rows, SeriesPart
 from tachograph.store._query import Line, Mark, Part, View, lines_of, marks_of, points_of
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, seal, segment_path, write_segment
@@ -43,10 +41,8 @@ class StoredRun:
         self.lock = threading.RLock()
         """Held while anything of the run is read or taken in."""
         self._segment_bytes = segment_bytes
-        self._own_cache: Path | None = None
+        self._cache = CacheFolder(folder)
         self._num_replaced = 0
-        if folder.cache.is_symlink() or folder.private.is_symlink():  # it may lead anywhere
-            self._use_own_cache()
         self._open()
 
     def _open(self) -> None:
@@ -59,7 +55,7 @@ class StoredRun:
         end = 0
         while True:
             try:
-                segment = Segment(segment_path(self._cache, end), self.folder.journal, end)
+                segment = Segment(segment_path(self._cache.path, end), self.folder.journal, end)
             except SegmentError:
                 break
             self._adopt(segment)
@@ -86,10 +82,6 @@ class StoredRun:
         self._tail_start = start
         self._num_bad_before = num_bad_before
         self._kept: list[bytes] = []
-
-    @property
-    def _cache(self) -> Path:
-        return self._own_cache or self.folder.cache
 
     @property
     def generation(self) -> str:
@@ -146,9 +138,7 @@ class StoredRun:
 
     def _begin_again(self) -> None:
         self._num_replaced = (self._num_replaced + 1) % 4096
-        for path in self._cache.glob("v*.seg"):
-            with contextlib.suppress(OSError):
-                path.unlink()
+        self._cache.clear()
         self._open()
 
     def _take(self, records: list[dict[str, Any]]) -> None:
@@ -194,7 +184,7 @@ class StoredRun:
             for item in self.digest.attempts
         ]
         try:
-            path = segment_path(self._cache_to_write(), start)
+            path = segment_path(self._cache.ready(), start)
             is_ours = write_segment(
                 path,
                 self._tail,
@@ -218,20 +208,6 @@ class StoredRun:
             self._start_tail(end, self._follower.num_bad_lines)
         else:
             self._open()
-
-    def _cache_to_write(self) -> Path:
-        if self._own_cache is None:
-            try:
-                self.folder.cache.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryFile(dir=self.folder.cache):
-                    return self.folder.cache
-            except OSError:  # the folder may only be read
-                self._use_own_cache()
-        return self._cache
-
-    def _use_own_cache(self) -> None:
-        self._own_cache = Path(tempfile.mkdtemp(prefix="tacho-cache-"))
-        weakref.finalize(self, shutil.rmtree, self._own_cache, ignore_errors=True)
 
     def _read(self, question: Callable[[], Answer]) -> Answer:
         """Ask the columns; if a segment turns out to be damaged, make it anew and ask again."""

@@ -70,7 +70,7 @@ class Store:
     def _look(self, name: str) -> _Listed | None:
         """Return the line of a run, made anew only if one of its files has changed."""
         folder = RunFolder(self.log_dir / name)
-        if not self._is_inside(folder, (folder.path, folder.journal)):
+        if not self._is_inside(folder, (folder.path, folder.journal, folder.private)):
             return None
         signature: tuple[int, ...] = ()
         for path in (folder.journal, folder.heartbeat):
