@@ -273,7 +273,7 @@ def test_a_trainer_takes_what_is_asked_and_says_so(client, trainer):
     first = ask(client, log_every=50)["log_every"]
     assert answered(client, first, "applied")["value"] == 50
     second = ask(client, log_every=100_000)["log_every"]
-    assert answered(client, second, "pending")["wait_s"] > 0
+    assert answered(client, second, "pending")["wait_s"] >= 0
     assert answered(client, second, "clamped")["control"] == "log_every"
     after = client.get("/api/v1/runs/live/controls").json()
     assert {item["name"]: item["value"] for item in after["controls"]}["log_every"] == 2_000
