@@ -31,7 +31,7 @@ ui/node_modules/.stamp-dev: ui/package.json ui/package-lock.json
 	@touch $@
 
 demo: $(VENV)/.stamp-run
-	$(BIN)/tacho demo --ui --open
+	$(BIN)/tacho demo --ui --open || [ $$? -eq 130 ] # Ctrl-C
 
 lint: setup
 	$(BIN)/ruff check .

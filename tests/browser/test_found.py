@@ -194,3 +194,17 @@ def test_going_back_undoes_a_zoom(page, dashboard, logs):
     page.go_back()
     expect(page).to_have_url(re.compile("charts$"))
     expect(panel(page, "train_loss")).to_be_visible()
+
+
+def test_a_change_of_the_view_keeps_what_is_shown(page, dashboard, logs):
+    record(logs, "run", [{"train_loss": 1.0 + number} for number in range(50)])
+    page.add_init_script(SPY)
+    page.goto(dashboard().url + "#/run/run/charts")
+    value = panel(page, "train_loss").locator(".values")
+    expect(value).to_have_text("50")
+    for key in ("l", "t"):
+        page.evaluate("window.texts = {}")
+        page.keyboard.press(key)
+        page.wait_for_timeout(300)
+        assert shown_range(page, "train_loss"), f"nothing was drawn after {key}"
+        expect(value).to_have_text("50")

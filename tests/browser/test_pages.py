@@ -81,6 +81,7 @@ def test_keys_lead_everywhere(page, dashboard, logs):
         page.keyboard.press(key)
         expect(page).to_have_url(re.compile(f"/{tab}"))
     page.keyboard.press("2")
+    expect(page.get_by_label("Search metrics")).to_be_visible()
     page.keyboard.press("/")
     page.keyboard.type("1l")  # in a field, keys are letters
     expect(page.get_by_label("Search metrics")).to_have_value("1l")

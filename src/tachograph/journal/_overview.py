@@ -34,6 +34,8 @@ class RunOverview(msgspec.Struct, kw_only=True):
     max_steps: int | None = None
     train_loss: float | None = None
     sec_per_step: float | None = None
+    recent_pace_s: float | None = None
+    """Seconds per step over the latest records."""
     pace_s: float | None = None
     """Seconds per step with the pauses between steps, over all or, of a resumed run, the latest of them."""
     process: ProcessIdentity | None = None
@@ -81,7 +83,8 @@ def overview(folder: RunFolder) -> RunOverview:
         max_steps=_integer(start.get("max_steps")) or _integer(_last(tail, "train_iterations_target")),
         train_loss=_number(_first_known(_last(tail, "train_loss"), _last(tail, "window/latest_loss"))),
         sec_per_step=_number(_first_known(_last(tail, "sec_per_step"), _last(tail, "window/iteration_sec_mean"))),
-        pace_s=_pace(ends),
+        recent_pace_s=_pace(_steps(tail)),
+        pace_s=_overall_pace(ends),
         process=writer_of(start, heartbeat),
         tags=[str(tag) for tag in tags] if isinstance(tags, list) else [],
         session_tag=str(start["session_tag"]) if start.get("session_tag") else None,
@@ -158,18 +161,24 @@ def _latest_step(records: list[dict[str, Any]]) -> int | None:
     return logged if told is None else told if logged is None else max(logged, told)
 
 
-def _pace(ends: _Ends) -> float | None:
+def _overall_pace(ends: _Ends) -> float | None:
     """Return seconds per step, from the first step of the present attempt that is known to the last."""
-    start = ends.start
-    began = _number(start.get("time")) or 0.0
-    points: list[tuple[int, float]] = [
+    began = _number(ends.start.get("time")) or 0.0
+    points = [(step, time) for step, time in _steps([*ends.begin, *ends.tail]) if time >= began]
+    if points and began and ends.start.get("resumed") is False and points[-1][0] > 0:
+        points.insert(0, (0, began))
+    return _pace(points)
+
+
+def _steps(records: list[dict[str, Any]]) -> list[tuple[int, float]]:
+    return [
         (step, float(record["time"]))
-        for record in [*ends.begin, *ends.tail]
+        for record in records
         if record["event"] == "step" and (step := step_of(record)) is not None and is_number(record.get("time"))
     ]
-    points = [(step, time) for step, time in points if time >= began]
-    if points and began and start.get("resumed") is False and points[-1][0] > 0:
-        points.insert(0, (0, began))
+
+
+def _pace(points: list[tuple[int, float]]) -> float | None:
     if len(points) < 2 or points[-1][0] <= points[0][0]:
         return None
     return max(0.0, (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]))

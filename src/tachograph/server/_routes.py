@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -97,7 +98,8 @@ def _export(call: Call) -> Response:
     if unknown:
         raise ApiError(404, "no_such_metric", f"this run has no metric {unknown[0]!r}")
     points = run.points(list(dict.fromkeys(query.name)), axis=axis, low=low, high=high)
-    file_name = f"points.{'csv' if query.format == 'csv' else 'jsonl'}"
+    what = re.sub(r"[^A-Za-z0-9.]+", "_", f"{call.path['run']}-{query.name[0]}").strip("._")[:100] or "points"
+    file_name = f"{what}.{'csv' if query.format == 'csv' else 'jsonl'}"
     headers = {"Content-Disposition": f'attachment; filename="{file_name}"'}
     kind = "text/csv; charset=utf-8" if query.format == "csv" else "application/x-ndjson"
     return StreamingResponse(_csv(points) if query.format == "csv" else _ndjson(points), 200, headers, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Literal
 
@@ -79,7 +80,8 @@ def line(run: RunOverview) -> RunLine:
 
 
 def _line_fields(run: RunOverview) -> dict[str, Any]:
-    pace_s, step_s = finite(run.pace_s) or finite(run.sec_per_step), finite(run.sec_per_step) or finite(run.pace_s)
+    pace_s = finite(run.pace_s) or finite(run.sec_per_step)
+    step_s = finite(run.recent_pace_s) or finite(run.sec_per_step) or pace_s
     is_running = run.state is RunState.RUNNING
     num_left = run.max_steps - run.step - 1 if run.max_steps and run.step is not None else None
     return {
@@ -107,7 +109,7 @@ def _line_fields(run: RunOverview) -> dict[str, Any]:
 
 def runs(store: Store) -> Runs:
     """Return the list."""
-    return Runs(str(store.log_dir), [line(run) for run in store.runs()])
+    return Runs(os.path.abspath(store.log_dir), [line(run) for run in store.runs()])
 
 
 def detail(run: StoredRun) -> RunDetail:

@@ -31,6 +31,13 @@ test("schedules, validations, windows and short lines are shown as they are", ()
   expect(drawn("loss", ["run"], series("loss", line(0, 100)), 0)).toHaveLength(1);
 });
 
+test("what is recorded with steps and between them is one line", () => {
+  const between = { ...line(0, 2, "system"), x: [0.5, 1.5], y: [7, 8] };
+  const [only, ...others] = drawn("cpu_mem_rss_mb", ["run"], series("cpu_mem_rss_mb", line(0, 3), between), 0);
+  expect(others).toEqual([]);
+  expect(only?.points).toMatchObject({ x: [0, 0.5, 1, 1.5, 2], y: [0, 7, 1, 8, 2] });
+});
+
 test("runs of which nothing is known yet have no lines", () => {
   expect(drawn("loss", ["run", "other"], {}, 0.9)).toEqual([]);
 });

@@ -2,7 +2,7 @@
 
 import type { Line, Series } from "../api";
 import { isSchedule } from "./groups";
-import { type Points, smooth } from "./series";
+import { joined, type Points, smooth } from "./series";
 
 export interface RunLineDrawn {
   run: string;
@@ -19,7 +19,8 @@ export interface RunLineDrawn {
 /** The recorded line of each attempt of each run, and before it the smoothed one where that says something. */
 export function drawn(name: string, runs: string[], series: Record<string, Series>, smoothing: number): RunLineDrawn[] {
   return runs.flatMap((run) => {
-    const { lines = [], marks = [] } = series[run] ?? {};
+    const { lines: recorded = [], marks = [] } = series[run] ?? {};
+    const lines = together(recorded);
     const last = Math.max(...lines.map((line) => line.attempt));
     return lines.flatMap((line) => {
       const isBehind = smoothing > 0 && isNoisy(name, line);
@@ -39,6 +40,16 @@ export function drawn(name: string, runs: string[], series: Record<string, Serie
     });
   });
 }
+
+/** What is recorded both with steps and between them, such as memory in use, is one line. */
+function together(lines: Line[]): Line[] {
+  return lines.reduce<Line[]>((found, line) => {
+    const place = found.findIndex((other) => other.attempt === line.attempt && isSampled(other) && isSampled(line));
+    return place < 0 ? [...found, line] : found.with(place, joined(found[place] as Line, line));
+  }, []);
+}
+
+const isSampled = (line: Line): boolean => line.stream === "step" || line.stream === "system";
 
 /** Whether there are many points that go up and down: not of a schedule, and not of what is a mean already. */
 function isNoisy(name: string, line: Line): boolean {

@@ -57,7 +57,8 @@ export function merge(known: Series, more: Series): Series {
   return { name: known.name, last: more.last, lines, marks: [...known.marks, ...more.marks] };
 }
 
-function joined(line: Line, added: Line): Line {
+/** Two lines as one, in order. */
+export function joined(line: Line, added: Line): Line {
   const last = line.x[line.x.length - 1];
   let x = [...line.x, ...added.x];
   let y = [...line.y, ...added.y];

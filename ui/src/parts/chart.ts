@@ -245,8 +245,8 @@ function valueRange(low: number | null, high: number | null, isLog: boolean): [n
   if (isLog) return uPlot.rangeLog(low, high, 10, false) as [number, number];
   const least = 1e-6 * Math.max(Math.abs(low), Math.abs(high));
   if (high - low >= least && high - low > 0) return uPlot.rangeNum(low, high, 0.1, true) as [number, number];
-  const half = Math.max(least, 1e-12) * 5;
-  return low === high && low === 0 ? [-1, 1] : [low - half, high + half];
+  if (low === high) return low === 0 ? [-1, 1] : [low - Math.abs(low) / 10, high + Math.abs(high) / 10];
+  return [low - 5 * least, high + 5 * least];
 }
 
 const mostDots = 60;
