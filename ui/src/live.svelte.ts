@@ -37,6 +37,7 @@ class Live {
   /** Watch some runs closely, or all of them from afar. */
   watch(names: string[]): void {
     this.#watched = names;
+    if (names.length === 0) void this.load(); // what went while one run was watched was not told
     this.#connect();
   }
 

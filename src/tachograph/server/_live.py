@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from starlette.concurrency import run_in_threadpool
 
-from tachograph.journal import overview
 from tachograph.server import _views as views
 from tachograph.server._models import RunLine
 from tachograph.store import Store, StoredRun
@@ -106,7 +105,7 @@ def _look(store: Store, names: list[str], seen: dict[str, Any], is_first: bool) 
         now_s = time.monotonic()
         if not changed and version == run.version and now_s - checked_s < _STATE_INTERVAL_S:
             continue
-        latest = views.line(overview(run.folder))
+        latest = views.opened_line(run)
         if run.version != version or latest != line:
             events.append(("changed", _changed(run, latest)))
         seen[name] = (run.version, now_s, latest)

@@ -42,6 +42,7 @@ __all__ = [
     "detail",
     "line",
     "metrics",
+    "opened_line",
     "records",
     "request_controls",
     "runs",
@@ -77,6 +78,14 @@ _CURSOR = re.compile(CURSOR_PATTERN)
 def line(run: RunOverview) -> RunLine:
     """Return one line of the list."""
     return RunLine(**_line_fields(run))
+
+
+def opened_line(run: StoredRun) -> RunLine:
+    """Return the line of a run that is open, and of which more is known than its head and tail say."""
+    found = line(overview(run.folder))
+    if found.train_loss is None:
+        found.train_loss = number(run.last_value("train_loss"))
+    return found
 
 
 def _line_fields(run: RunOverview) -> dict[str, Any]:
@@ -120,7 +129,7 @@ def detail(run: StoredRun) -> RunDetail:
         goodput = digest.goodput
         tag = digest.perf_tag
         return RunDetail(
-            **_line_fields(overview(run.folder)),
+            **msgspec.structs.asdict(opened_line(run)),
             version=run.version,
             indexed=run.indexed,
             run_id=str(start["run_id"]) if "run_id" in start else None,

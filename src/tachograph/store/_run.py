@@ -26,7 +26,7 @@ __all__ = ["StoredRun"]
 
 _SEGMENT_BYTES = 32 << 20
 _LEAST_SEGMENT_BYTES = 1 << 20
-_MOST_MAPPED_BYTES = 64 << 20
+_MOST_MAPPED_BYTES = 16 << 20
 """Of segments above this, the pages that were looked at are given back after each question."""
 _PLAIN = {"step", "system"}
 _ENDED = {RunState.FINISHED, RunState.FAILED, RunState.CRASHED}

@@ -51,7 +51,7 @@ class Store:
         """
         folder = self._folder(name)
         if folder is None:
-            known = nearest(name, self._listed) if len(name) <= 200 else ""
+            known = nearest(name, self._listed.keys() - {name}) if len(name) <= 200 else ""
             raise RunNotFoundError(f"no run {name[:200]!r} in the log folder{known}")
         run = self._open.get(name) or StoredRun(folder)  # which may take a while, so nobody else waits for it
         with self._lock:

@@ -19,6 +19,8 @@ export interface ChartView {
   high: number | null;
 }
 
+/** As many as there are colours. */
+export const mostCompared = 12;
 export const defaultView: ChartView = { x: "step", smoothing: 0.9, isLog: false, search: "", low: null, high: null };
 const axes: readonly string[] = ["step", "time", "relative", "epoch"];
 
@@ -31,7 +33,7 @@ export function parse(hash: string): Route {
       page: "run",
       run: name,
       tab: tabs.find((known) => known === tab) ?? "overview",
-      others: [...new Set(parameters.getAll("with"))].filter((other) => other !== name),
+      others: [...new Set(parameters.getAll("with"))].filter((other) => other !== name).slice(0, mostCompared - 1),
       view: parseView(parameters),
     };
   }

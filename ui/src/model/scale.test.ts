@@ -32,6 +32,7 @@ test("a time of day bears the date where a new one begins", () => {
     "12:00\n2026-01-06",
   ]);
   expect(placeTexts([noon, noon + 10], 10, "time")[1]).toBe("12:00:10");
+  expect(placeTexts([noon, noon + 0.5], 0.5, "time")[1]).toBe("12:00:00.500");
 });
 
 test("points with a gap on both sides are found, whatever other lines have in between", () => {

@@ -46,7 +46,10 @@ function clockTexts(places: number[], step: number): string[] {
   let day = "";
   return places.map((place) => {
     const [date = "", time = ""] = clock(place).split(" ");
-    const shown = step >= 86_400 ? date : `${step >= 60 ? time.slice(0, 5) : time}${date === day ? "" : `\n${date}`}`;
+    const shown =
+      step >= 86_400
+        ? date
+        : `${step >= 60 ? time.slice(0, 5) : step >= 1 ? time : `${time}.${String(Math.round((place % 1) * 1000)).padStart(3, "0")}`}${date === day ? "" : `\n${date}`}`;
     day = date;
     return shown;
   });
