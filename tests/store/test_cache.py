@@ -364,3 +364,13 @@ def test_a_cache_that_leads_out_of_the_run_is_neither_written_nor_emptied(tmp_pa
     run.refresh()
     assert os.listdir(outside) == ["v1-precious.seg"]
     assert run.metric_names == ["another_name"]
+
+
+def test_a_run_that_grows_is_not_taken_for_one_that_is_read_for_the_first_time(tmp_path):
+    folder = write(tmp_path / "r", [START, *(step(i, a=float(i)) for i in range(30_000))])
+    run = StoredRun(folder)
+    run.refresh(0.0)
+    assert 0.0 < run.indexed < 1.0
+    run.refresh()
+    append(folder, [step(i, a=1.0) for i in range(100)])
+    assert run.indexed == 1.0

@@ -43,6 +43,7 @@ class StoredRun:
         self._segment_bytes = segment_bytes
         self._cache = CacheFolder(folder)
         self._num_replaced = 0
+        self._is_behind = True
         self._open()
 
     def _open(self) -> None:
@@ -99,7 +100,9 @@ class StoredRun:
 
     @property
     def indexed(self) -> float:
-        """Which part of the journal has been taken in."""
+        """Which part of the journal has been taken in; all of it, if only what came since the last look is not."""
+        if not self._is_behind:
+            return 1.0
         try:
             size = self.folder.journal.stat().st_size
         except OSError:
@@ -133,6 +136,7 @@ class StoredRun:
                 self._take(records)
                 if self._is_time_to_commit(is_end=not records):
                     self._commit()
+                self._is_behind = bool(records)
                 if not records or time.monotonic() > deadline_s:
                     return self.version != before
 
