@@ -20,6 +20,7 @@ class Live {
   now = $state(Date.now() / 1000);
 
   #offset_s = 0;
+  #hasAsked = false;
   #retry: ReturnType<typeof setTimeout> | undefined;
   #watched: string[] = [];
   #stop: (() => void) | null = null;
@@ -37,7 +38,9 @@ class Live {
   /** Watch some runs closely, or all of them from afar. */
   watch(names: string[]): void {
     this.#watched = names;
-    if (names.length === 0) void this.load(); // what went while one run was watched was not told
+    // What went while one run was watched was not told.
+    if (names.length === 0 || !this.#hasAsked) void this.load();
+    this.#hasAsked = true;
     this.#connect();
   }
 

@@ -12,12 +12,12 @@ from tachograph.journal._control_file import (
     Request,
     write_requests,
 )
-from tachograph.journal._digest import Alike, Attempt, ControlView, RunDigest, grouped
+from tachograph.journal._digest import Alike, Attempt, ControlView, RunDigest, grouped, times_of
 from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs
 from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._goodput import Goodput
 from tachograph.journal._history import RunHistory, Series, read
-from tachograph.journal._liveness import Heartbeat, ProcessIdentity, RunState, this_process, uptime_s
+from tachograph.journal._liveness import Heartbeat, ProcessIdentity, RunState, state_at_end, this_process, uptime_s
 from tachograph.journal._metrics import NOT_METRICS, MetricSummary
 from tachograph.journal._mirror import CsvMirror, is_csv_current, rebuild_csv
 from tachograph.journal._overview import RunOverview, overview
@@ -66,7 +66,9 @@ __all__ = [
     "read",
     "read_records",
     "rebuild_csv",
+    "state_at_end",
     "this_process",
+    "times_of",
     "uptime_s",
     "write_requests",
 ]

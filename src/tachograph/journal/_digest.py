@@ -14,11 +14,11 @@ import msgspec
 from tachograph.journal._control_file import LOG_EVERY_MAX, LOG_EVERY_MIN
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._goodput import Goodput, GoodputMeter
-from tachograph.journal._liveness import RunState, judge, read_heartbeat
+from tachograph.journal._liveness import RunState, judge, read_heartbeat, state_at_end
 from tachograph.journal._spans import SPAN_KINDS, Span, SpanBook, SpanGroup
 from tachograph.records import finite, step_of
 
-__all__ = ["Alike", "Attempt", "ControlView", "RunDigest", "grouped", "time_of"]
+__all__ = ["Alike", "Attempt", "ControlView", "RunDigest", "grouped", "time_of", "times_of"]
 
 _MOST_KEPT = 1_000
 _MOST_NAMES = 200
@@ -98,7 +98,8 @@ class RunDigest:
         self._counts["step"] += num_between
         self._attempts[-1].num_records += num_between
         self._attempts[-1].num_steps += num_between
-        self._attempts[-1].last_time = max(_latest(records), self._attempts[-1].last_time or 0.0)
+        known = [time_s for time_s in times_of(records) if not math.isnan(time_s)]
+        self._attempts[-1].last_time = max([self._attempts[-1].last_time or 0.0, *known])
         self._take(records[-1])  # sets what only the latest record says
         return []
 
@@ -114,7 +115,7 @@ class RunDigest:
         """Whether the run is running, finished, failed, crashed or stale, as of now."""
         last = self._attempts[-1] if self._attempts else None
         if last is not None and last.end is not None:
-            return RunState.FINISHED if last.end.get("status") == "finished" else RunState.FAILED
+            return state_at_end(last.end)
         return judge(last.start if last else None, read_heartbeat(self.folder))
 
     @property
@@ -269,11 +270,12 @@ def _take_step(attempt: Attempt, record: dict[str, Any]) -> None:
         attempt.first_step = step - (num_before - 1 if type(num_before) is int and num_before > 0 else 0)
 
 
-def _latest(records: list[dict[str, Any]]) -> float:
+def times_of(records: list[dict[str, Any]]) -> list[float]:
+    """Return when each record was made; NaN where it does not say."""
     times = [record.get("time") for record in records]
     if set(map(type, times)) == {float} and math.isfinite(sum(times)):  # type: ignore[arg-type]
-        return max(times)  # type: ignore[type-var, return-value]
-    return max(map(time_of, records))
+        return times  # type: ignore[return-value]
+    return [math.nan if (time_s := finite(value)) is None else time_s for value in times]
 
 
 def time_of(record: dict[str, Any]) -> float:

@@ -25,6 +25,7 @@ __all__ = [
     "RunState",
     "judge",
     "read_heartbeat",
+    "state_at_end",
     "this_process",
     "uptime_s",
     "writer_of",
@@ -96,6 +97,11 @@ def read_heartbeat(folder: RunFolder) -> Heartbeat | None:
         return msgspec.json.decode(read_small(folder.heartbeat, _MOST_HEARTBEAT_BYTES), type=Heartbeat)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def state_at_end(end: Mapping[str, Any]) -> RunState:
+    """Return what an `end` record says has become of a run."""
+    return RunState.FINISHED if end.get("status") == "finished" else RunState.FAILED
 
 
 def judge(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> RunState:

@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tachograph.journal._folder import RunFolder
-from tachograph.journal._liveness import Heartbeat, ProcessIdentity, RunState, judge, read_heartbeat, writer_of
+from tachograph.journal._liveness import (
+    Heartbeat,
+    ProcessIdentity,
+    RunState,
+    judge,
+    read_heartbeat,
+    state_at_end,
+    writer_of,
+)
 from tachograph.records import decode, decode_block, is_number, step_of
 
 __all__ = ["RunOverview", "overview"]
@@ -64,10 +72,7 @@ def overview(folder: RunFolder) -> RunOverview:
     elif not ends.has_loss() and ends.size_bytes > _TAIL_BYTES:
         ends = _ends(folder, _TAIL_BYTES_FOR_LOSS, heartbeat)
     tail, start, end = ends.tail, ends.start, ends.end
-    if end is not None:
-        state = RunState.FINISHED if end.get("status") == "finished" else RunState.FAILED
-    else:
-        state = judge(start or None, heartbeat)
+    state = judge(start or None, heartbeat) if end is None else state_at_end(end)
     first_time = _number(ends.head[0].get("time")) if ends.head else None
     last_time = _number(tail[-1].get("time")) if tail else first_time
     tags = start.get("tags")

@@ -9,7 +9,17 @@ from typing import Any, Literal
 import msgspec
 
 from tachograph.exceptions import ConfigError
-from tachograph.journal import REQUESTS, Attempt, RunDigest, RunOverview, RunState, ask_trainer, has_trainer, overview
+from tachograph.journal import (
+    REQUESTS,
+    Attempt,
+    RunDigest,
+    RunOverview,
+    RunState,
+    ask_trainer,
+    has_trainer,
+    overview,
+    state_at_end,
+)
 from tachograph.records import finite, marked
 from tachograph.server._models import (
     CURSOR_PATTERN,
@@ -77,7 +87,31 @@ _CURSOR = re.compile(CURSOR_PATTERN)
 
 def line(run: RunOverview) -> RunLine:
     """Return one line of the list."""
-    return RunLine(**_line_fields(run))
+    pace_s = finite(run.pace_s) or finite(run.sec_per_step)
+    step_s = finite(run.recent_pace_s) or finite(run.sec_per_step) or pace_s
+    is_running = run.state is RunState.RUNNING
+    num_left = run.max_steps - run.step - 1 if run.max_steps and run.step is not None else None
+    return RunLine(
+        name=run.name,
+        state=run.state,
+        started=finite(run.started),
+        updated=finite(run.updated),
+        duration_s=finite(run.duration_s),
+        step=run.step,
+        stepped=finite(run.stepped),
+        max_steps=run.max_steps,
+        progress=run.progress,
+        eta_s=max(0.0, num_left * pace_s) if is_running and num_left is not None and pace_s is not None else None,
+        steps_per_sec=1 / step_s if step_s else None,
+        train_loss=number(run.train_loss),
+        host=run.process.host if run.process else None,
+        tags=run.tags,
+        session_tag=run.session_tag,
+        reason=run.reason,
+        size_bytes=run.size_bytes,
+        num_dropped=run.num_dropped,
+        num_alerts=run.num_alerts,
+    )
 
 
 def opened_line(run: StoredRun) -> RunLine:
@@ -86,34 +120,6 @@ def opened_line(run: StoredRun) -> RunLine:
     if found.train_loss is None:
         found.train_loss = number(run.last_value("train_loss"))
     return found
-
-
-def _line_fields(run: RunOverview) -> dict[str, Any]:
-    pace_s = finite(run.pace_s) or finite(run.sec_per_step)
-    step_s = finite(run.recent_pace_s) or finite(run.sec_per_step) or pace_s
-    is_running = run.state is RunState.RUNNING
-    num_left = run.max_steps - run.step - 1 if run.max_steps and run.step is not None else None
-    return {
-        "name": run.name,
-        "state": run.state,
-        "started": finite(run.started),
-        "updated": finite(run.updated),
-        "duration_s": finite(run.duration_s),
-        "step": run.step,
-        "stepped": finite(run.stepped),
-        "max_steps": run.max_steps,
-        "progress": run.progress,
-        "eta_s": max(0.0, num_left * pace_s) if is_running and num_left is not None and pace_s is not None else None,
-        "steps_per_sec": 1 / step_s if step_s else None,
-        "train_loss": number(run.train_loss),
-        "host": run.process.host if run.process else None,
-        "tags": run.tags,
-        "session_tag": run.session_tag,
-        "reason": run.reason,
-        "size_bytes": run.size_bytes,
-        "num_dropped": run.num_dropped,
-        "num_alerts": run.num_alerts,
-    }
 
 
 def runs(store: Store) -> Runs:
@@ -152,7 +158,7 @@ def detail(run: StoredRun) -> RunDetail:
 def _attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
     end = attempt.end or {}
     if attempt.end is not None:
-        state = RunState.FINISHED if end.get("status") == "finished" else RunState.FAILED
+        state = state_at_end(attempt.end)
     else:
         state = digest.state if attempt is digest.attempts[-1] else RunState.CRASHED
     return AttemptView(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tachograph.journal import JournalFollower, MetricSummary, RunDigest, RunFolder, RunState, Span, grouped
+from tachograph.journal import JournalFollower, MetricSummary, RunDigest, RunFolder, Span, grouped, has_trainer
 from tachograph.records import decode, encode, finite
 from tachograph.store._cache import CacheFolder
 from tachograph.store._columns import Axis, Rows, SeriesPart
@@ -29,7 +29,6 @@ _LEAST_SEGMENT_BYTES = 1 << 20
 _MOST_MAPPED_BYTES = 16 << 20
 """Of segments above this, the pages that were looked at are given back after each question."""
 _PLAIN = {"step", "system"}
-_ENDED = {RunState.FINISHED, RunState.FAILED, RunState.CRASHED}
 Answer = TypeVar("Answer")
 
 
@@ -177,7 +176,7 @@ class StoredRun:
             return True
         is_worth_it = self._follower.offset - self._tail_start >= _LEAST_SEGMENT_BYTES
         is_tried = self._next_commit > self._tail_start + self._segment_bytes  # and could not be written
-        return is_end and is_worth_it and not is_tried and self.digest.state in _ENDED
+        return is_end and is_worth_it and not is_tried and not has_trainer(self.digest)
 
     def _commit(self) -> None:
         """Make a segment of the tail, unless another reader has, or there is no room for one."""
@@ -315,7 +314,7 @@ class StoredRun:
     def _unfinished_spans(self) -> list[Span]:
         """Return the spans without an end: they go on, or the process died in them."""
         spans = [msgspec.structs.replace(span, status="open") for span in self.digest.open_spans()]
-        if self.digest.state in _ENDED:
+        if not has_trainer(self.digest):
             last_time = self.digest.attempts[-1].last_time or 0.0
             for span in spans:
                 span.duration_s, span.status = max(0.0, last_time - span.start), "died"

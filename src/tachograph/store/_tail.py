@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tachograph.journal import NOT_METRICS, Alike
+from tachograph.journal import NOT_METRICS, Alike, times_of
 from tachograph.records import METRIC_KINDS, finite, is_number, step_of
 from tachograph.store._columns import Rows, SeriesPart, Stretch
 
@@ -136,7 +136,7 @@ class Tail:
         first_row = len(stream.step)
         steps = self._steps(alike)
         places = steps if alike.are_plain_steps else [step or 0 for step in steps]
-        stream.extend(attempt, places, _times(records), self._epochs(alike))  # type: ignore[arg-type]
+        stream.extend(attempt, places, times_of(records), self._epochs(alike))  # type: ignore[arg-type]
         self._order += 1
         for name in names:
             if name in NOT_METRICS:
@@ -198,13 +198,6 @@ class Tail:
         """Return a series in a few numbers, if it is here."""
         found = self._series.get((stream, name))
         return None if found is None else found.stats
-
-
-def _times(records: list[dict[str, Any]]) -> list[float]:
-    times = [record.get("time") for record in records]
-    if set(map(type, times)) == {float} and math.isfinite(sum(times)):  # type: ignore[arg-type]
-        return times  # type: ignore[return-value]
-    return [math.nan if (time := finite(value)) is None else time for value in times]
 
 
 def _is_sorted(values: Any) -> bool:
