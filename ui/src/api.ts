@@ -26,7 +26,8 @@ export interface RunLine {
   reason: string | null;
   size_bytes: number;
   num_dropped: number;
-  num_alerts: number;
+  num_open_alerts: number;
+  num_critical_alerts: number;
 }
 
 export interface Runs {

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tachograph.journal._alerts import Alert, AlertBook
 from tachograph.journal._control_file import LOG_EVERY_MAX, LOG_EVERY_MIN
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._goodput import Goodput, GoodputMeter
@@ -85,6 +86,7 @@ class RunDigest:
         self._latest: dict[tuple[str, str], deque[tuple[int, dict[str, Any]]]] = {}
         self._num_kept = itertools.count()
         self._num_lost_records = 0
+        self._alerts = AlertBook()
         self._spans = SpanBook()
         self._goodput = GoodputMeter()
 
@@ -151,6 +153,16 @@ class RunDigest:
         if key not in self._latest and len(self._latest) >= _MOST_NAMES:
             key = (event, "")
         self._latest.setdefault(key, deque(maxlen=_MOST_KEPT)).append((next(self._num_kept), record))
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """What rules found wrong with the run, oldest first: each fault once, with how it went on and ended."""
+        return self._alerts.alerts()
+
+    @property
+    def open_alerts(self) -> list[Alert]:
+        """Alerts that are not resolved, the worst first."""
+        return self._alerts.open_alerts()
 
     @property
     def controls(self) -> dict[str, ControlView]:
@@ -237,6 +249,8 @@ class RunDigest:
             _take_step(attempt, record)
         if event not in _NOT_KEPT:
             self._keep(event, record)
+        if event in {"start", "alert"}:
+            self._alerts.take(record)
         if event == "end":
             attempt.end = record
         elif event == "telemetry_error" and record.get("kind") == "records_lost":

@@ -71,6 +71,9 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """Where in the journal the `start` record of this process is."""
     num_waiting: int = 0
     num_dropped: int = 0
+    num_open_alerts: int = 0
+    num_critical_alerts: int = 0
+    """Of the open ones, those that are critical."""
 
 
 def this_process() -> ProcessIdentity:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tachograph.journal._alerts import AlertBook
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import (
     Heartbeat,
@@ -52,8 +53,9 @@ class RunOverview(msgspec.Struct, kw_only=True):
     reason: str | None = None
     size_bytes: int = 0
     num_dropped: int = 0
-    num_alerts: int = 0
-    """Alerts among the latest records."""
+    num_open_alerts: int = 0
+    num_critical_alerts: int = 0
+    """Of the open ones, those that are critical."""
 
     @property
     def progress(self) -> float | None:
@@ -76,6 +78,7 @@ def overview(folder: RunFolder) -> RunOverview:
     first_time = _number(ends.head[0].get("time")) if ends.head else None
     last_time = _number(tail[-1].get("time")) if tail else first_time
     tags = start.get("tags")
+    num_open, num_critical = _num_alerts(ends, heartbeat)
     steps = [record for record in tail if record["event"] != "event"]  # an event may be about an earlier step
     return RunOverview(
         name=folder.name,
@@ -96,7 +99,8 @@ def overview(folder: RunFolder) -> RunOverview:
         reason=str(end["reason"]) if end and end.get("reason") else None,
         size_bytes=ends.size_bytes,
         num_dropped=heartbeat.num_dropped if heartbeat else 0,
-        num_alerts=sum(record["event"] == "alert" for record in tail),
+        num_open_alerts=num_open,
+        num_critical_alerts=num_critical,
     )
 
 
@@ -123,6 +127,20 @@ class _Ends(NamedTuple):
 
     def has_loss(self) -> bool:
         return any("train_loss" in record or "window/latest_loss" in record for record in self.tail)
+
+
+def _num_alerts(ends: _Ends, heartbeat: Heartbeat | None) -> tuple[int, int]:
+    """Return how many alerts are open, and critical: by the writer's own count, and by what it has recorded since."""
+    book = AlertBook()
+    for record in ends.tail:
+        if record["event"] in {"start", "alert"}:
+            book.take(record)
+    found = book.open_alerts()
+    told = (len(found), sum(alert.severity == "critical" for alert in found))
+    if heartbeat is None or heartbeat.run_id != ends.start.get("run_id", heartbeat.run_id):
+        return told
+    counted = (heartbeat.num_open_alerts, heartbeat.num_critical_alerts)
+    return counted if ends.size_bytes <= heartbeat.journal_bytes else max(told, counted)
 
 
 def _ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) -> _Ends:

@@ -16,6 +16,7 @@ KINDS: dict[str, str] = {
     "span_stop": "it ended: its length, how, and all that was said about it",
     "span": "one that began and ended with nothing recorded inside: start and stop in one",
     "event": "something with a name happened, perhaps in a span",
+    "alert": "a rule found a fault, saw it go on, or saw it end; records with the same `id` are one alert",
     "control_change": "a control took a new value",
     "error": "the training code raised",
     "telemetry_error": "telemetry itself lost or refused something; says what and how much",

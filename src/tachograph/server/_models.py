@@ -111,7 +111,8 @@ class RunLine(msgspec.Struct, kw_only=True):
     size_bytes: int = 0
     num_dropped: int = 0
     """Records that telemetry had to drop."""
-    num_alerts: int = 0
+    num_open_alerts: int = 0
+    num_critical_alerts: int = 0
     """Alerts among the latest records."""
 
 

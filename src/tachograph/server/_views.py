@@ -110,7 +110,8 @@ def line(run: RunOverview) -> RunLine:
         reason=run.reason,
         size_bytes=run.size_bytes,
         num_dropped=run.num_dropped,
-        num_alerts=run.num_alerts,
+        num_open_alerts=run.num_open_alerts,
+        num_critical_alerts=run.num_critical_alerts,
     )
 
 

@@ -24,7 +24,8 @@ const run = (name: string, more: Partial<RunLine> = {}): RunLine => ({
   reason: null,
   size_bytes: 0,
   num_dropped: 0,
-  num_alerts: 0,
+  num_open_alerts: 0,
+  num_critical_alerts: 0,
   ...more,
 });
 
