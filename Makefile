@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UI_SOURCES := $(shell find ui -mindepth 1 -name node_modules -prune -o -print)
 
-.PHONY: setup demo test lint types docs ui ui-check browser bench clean
+.PHONY: setup demo test lint types docs ui ui-check browser bench bench-detectors clean
 .NOTPARALLEL: # an editable install and npm may both fill ui/node_modules
 
 setup: $(VENV)/.stamp-dev
@@ -60,6 +60,9 @@ test: ui-check lint types ui browser
 
 bench: $(VENV)/.stamp-bench
 	$(BIN)/python -m benchmarks
+
+bench-detectors: setup
+	$(BIN)/python -m benchmarks.detectors
 
 clean:
 	rm -rf $(VENV) dist build ui/node_modules src/tachograph/server/static

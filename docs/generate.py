@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
 
 from tachograph.cli import main
+from tachograph.diagnostics import RULES, SIGNALS, Rule, threshold_table
+from tachograph.notify import EVENTS, PLACEHOLDERS, notify_table
 from tachograph.records import KINDS
 from tachograph.server._openapi import openapi
 from tachograph.settings import settings_table
@@ -28,13 +32,18 @@ def settings_page() -> str:
         "|---|---|---|---|---|",
     ]
     lines += [f"| `{row.name}` | `{row.env}` | {row.type} | `{row.default}` | {row.doc} |" for row in settings_table()]
+    lines += [
+        "",
+        "`notify`, who is told of what, is a section with settings of its own: see [notifications](notifications.md).",
+        "So is `rules`, which faults are looked for: see [diagnosis](diagnosis.md).",
+    ]
     return "\n".join(lines) + "\n"
 
 
 def commands_page() -> str:
     """Return the reference of the command."""
     lines = ["# Commands", "", "`tacho` and `tachograph` are the same command; so is `python -m tachograph`.", ""]
-    for name, command in main.commands.items():
+    for name, command in _commands(main):
         parameters = [parameter for parameter in command.params if parameter.name]
         arguments = " ".join(str(parameter.human_readable_name) for parameter in parameters if _is_argument(parameter))
         lines += [f"## `tacho {name}{' ' + arguments if arguments else ''}`", "", command.help or "", ""]
@@ -47,6 +56,14 @@ def commands_page() -> str:
                 lines.append(f"| `{', '.join(parameter.opts)}{value}` | {parameter.help}{default} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _commands(group: click.RichGroup, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.RichGroup):
+            yield from _commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
 
 
 def api_page(page: str) -> str:
@@ -83,14 +100,65 @@ def journal_page(page: str) -> str:
     )
 
 
+def notifications_page(page: str) -> str:
+    """Return the page on notifications with its tables renewed."""
+    tables = {
+        "events": ["| event | when |", "|---|---|", *(f"| `{name}` | {doc} |" for name, doc in EVENTS.items())],
+        "placeholders": [
+            "| name | meaning |",
+            "|---|---|",
+            *(f"| `{name}` | {doc} |" for name, doc in PLACEHOLDERS.items()),
+        ],
+        "settings": ["| setting | environment | type | default | meaning |", "|---|---|---|---|---|"],
+    }
+    for row in notify_table():
+        default = f"`{row.default}`" if row.default else ""
+        tables["settings"].append(f"| `{row.name}` | `{row.env}` | {row.type} | {default} | {row.doc} |")
+    return _with_tables(page, tables)
+
+
+def rule_page(rule: type[Rule]) -> str:
+    """Return the page of a rule, from its own words."""
+    lines = [f"# `{rule.name}`", "", f"Severity: {rule.severity}. One of the [rules](../diagnosis.md#the-rules).", ""]
+    lines += [inspect.cleandoc(rule.__doc__ or ""), "", "## What it usually means", "", rule.meaning, ""]
+    lines += ["## What people do about it", "", *(f"- {line}" for line in rule.advice), "", "## Thresholds", ""]
+    lines += ["| threshold | type | default | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{row.name}` | {row.type} | `{row.default}` | {row.doc} |" for row in threshold_table(rule)]
+    lines += ["", f'`tacho.init(..., rules={{"{rule.name}": False}})` turns it off.']
+    return "\n".join(lines) + "\n"
+
+
+def diagnosis_page(page: str) -> str:
+    """Return the page on diagnosis with its lists of rules and signals renewed."""
+    rules = ["| rule | severity | finds |", "|---|---|---|"]
+    for name, rule in RULES.items():
+        first = " ".join((rule.__doc__ or "").strip().partition("\n\n")[0].split())
+        rules.append(f"| [`{name}`](rules/{name}.md) | {rule.severity} | {first} |")
+    signals = ["| signal | names |", "|---|---|"]
+    signals += [f"| {signal} | {', '.join(f'`{name}`' for name in names)} |" for signal, names in SIGNALS.items()]
+    return _with_tables(page, {"rules": rules, "signals": signals})
+
+
+def _with_tables(page: str, tables: dict[str, list[str]]) -> str:
+    """Return a page with what stands between its marks renewed."""
+    for name, lines in tables.items():
+        text = "\n".join([f"<!-- {name} -->", *lines, f"<!-- /{name} -->"])
+        page = re.sub(rf"<!-- {name} -->\n.*?<!-- /{name} -->", lambda _, text=text: text, page, flags=re.DOTALL)
+    return page
+
+
 def pages() -> dict[Path, str]:
     """Return every generated page."""
-    journal, api = DOCS / "journal.md", DOCS / "api.md"
+    journal, api, notifications = DOCS / "journal.md", DOCS / "api.md", DOCS / "notifications.md"
+    diagnosis = DOCS / "diagnosis.md"
     return {
+        **{DOCS / "rules" / f"{name}.md": rule_page(rule) for name, rule in RULES.items()},
+        diagnosis: diagnosis_page(diagnosis.read_text(encoding="utf-8")),
         DOCS / "settings.md": settings_page(),
         DOCS / "commands.md": commands_page(),
         journal: journal_page(journal.read_text(encoding="utf-8")),
         api: api_page(api.read_text(encoding="utf-8")),
+        notifications: notifications_page(notifications.read_text(encoding="utf-8")),
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def snippets() -> list[tuple[str, str]]:
@@ -50,6 +50,12 @@ def test_generated_pages_are_current():
     generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     for path, text in generate["pages"]().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run `make docs`"
+
+
+def test_every_page_of_a_rule_has_its_rule():
+    from tachograph.diagnostics import RULES
+
+    assert {path.stem for path in (ROOT / "docs" / "rules").glob("*.md")} == set(RULES)
 
 
 def test_links_lead_somewhere():

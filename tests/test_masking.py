@@ -12,6 +12,7 @@ SECRETS = """
     aws_secret_access_key privateKey credentials slack_webhook Authorization api_keys hf_tokens passwords dbpassword
     smtp_pass ssh_key signing_key openai_key wandb_key HFTOKEN ngrok_authtoken civitai_token modelscope_token
     telegram_token discord_token git_token jwt_token sas_token personal_access_token access_tokens github_pat kaggle_key
+    slack_url discord_webhook_url swanlab_lark_webhook_url webhook_url lark-url feishuUrl SLACK_URLS
     comet_key groq_key license_key PGPASSWORD hf_token_1 api_key_2 auth_key use_auth_token
 """.split()
 
@@ -30,6 +31,7 @@ HARMLESS = """
     tokenizer
     num_tokens tokens_per_second tokens image_token user_token stop_token trigger_token key monkey keyboard sort_key
     num_key_value_heads image_key key_padding_mask author secretary_model compass bypass pass_rate forward_pass
+    url dataset_url base_url slack_channel larkin_model_url mlflow_tracking_uri bot_name slack endpoint
     passes token_dropout tokenizer_path special_tokens_map primary_key caption_key passkey_retrieval keypoints
 """.split()
 
@@ -94,6 +96,9 @@ def test_flags_and_empty_values_stay():
         "dckr_pat_" + "g1" * 15,
         "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
         "https://hooks.slack.com/services/T0/B0/xyz",
+        "https://open.feishu.cn/open-apis/bot/v2/hook/0123-abc",
+        "https://open.larksuite.com/open-apis/bot/v2/hook/0123-abc",
+        "https://canary.discord.com/api/webhooks/1/xyz",
         "gsk_" + "d" * 40,
         "sk_live_" + "e" * 20,
     ],
@@ -124,6 +129,35 @@ def test_a_secret_in_a_text(text):
 
 def test_everything_under_a_secret_name():
     assert mask_mapping({"secrets": ["a", "b"], "credentials": {"key": "c"}}) == {"secrets": MASK, "credentials": MASK}
+
+
+def test_the_notify_section_of_a_config():
+    section = {
+        "on": ["error"],
+        "dashboard_url": "https://runs.example.org",
+        "slack": "https://example.org/short",
+        "lark": {"url": "https://example.org/hook", "secret": "s", "style": "text"},
+        "webhook": {"url": {"env": "MY_URL"}, "template": {"routing": "key-of-mine"}},
+        "email": {"host": "smtp.example.org", "to": ["a@example.org"], "password": "p"},
+    }
+    assert mask_mapping({"telemetry": {"notify": section}}) == {
+        "telemetry": {
+            "notify": {
+                "on": ["error"],
+                "dashboard_url": "https://runs.example.org",
+                "slack": MASK,
+                "lark": {"url": MASK, "secret": MASK, "style": "text"},
+                "webhook": {"url": {"env": "MY_URL"}, "template": MASK},
+                "email": {"host": "smtp.example.org", "to": ["a@example.org"], "password": MASK},
+            }
+        }
+    }
+
+
+def test_an_address_under_the_name_of_a_channel():
+    config = {"slack": {"url": "https://example.org/x", "channel": "runs"}, "data": {"url": "https://example.org/y"}}
+    masked = {"slack": {"url": MASK, "channel": "runs"}, "data": {"url": "https://example.org/y"}}
+    assert mask_mapping(config) == masked
 
 
 @pytest.mark.parametrize("name", ["greyjacket", "run-2024.01", "läuft", "名前", "a b", "x" * 200])

@@ -132,6 +132,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "tachograph.doctor": {"diagnose"},
     "tachograph.exceptions": {"TachographError"},
     "tachograph.journal": {"RunHistory", "RunState", "Series", "read"},
     "tachograph.recorder": {"Control", "Run", "current_run", "log"},

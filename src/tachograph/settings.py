@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ from msgspec import Meta
 
 from tachograph.exceptions import ConfigError, nearest
 
-__all__ = ["Settings", "SettingRow", "resolve_settings", "settings_table"]
+__all__ = ["Settings", "SettingRow", "as_switch", "read_config", "resolve_settings", "settings_table"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +60,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     control_gap_s: Annotated[
         float, Meta(description="Shortest time between two changes of the same control.", ge=0, le=86_400)
     ] = 30.0
+    diagnose: Annotated[
+        bool, Meta(description="Let rules look at the run and record alerts; `rules` sets their thresholds.")
+    ] = True
     hooks: Annotated[
         bool, Meta(description="Record unhandled exceptions and SIGTERM, then run the handlers that were there.")
     ] = True
@@ -114,11 +118,40 @@ _FALSE = {"0", "false", "no", "off"}
 _TRUE = {"1", "true", "yes", "on"}
 
 
+def as_switch(value: Any) -> Any:
+    """Return true or false for a text that says so, and anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    return {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(value.strip().lower(), value)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the content of a YAML or JSON config.
+
+    Raises:
+        ConfigError: if it cannot be read or holds no mapping.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {str(path)!r}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        # Their own text quotes the lines around the fault, and there may be a secret in them.
+        where = f" at line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) is not None else ""
+        what = getattr(error, "problem", None) or type(error).__name__
+        raise ConfigError(f"{str(path)!r} is not valid YAML{where}: {what}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{str(path)!r} does not hold a mapping at its top")
+    return values
+
+
 def _checked(name: str, value: Any, origin: str) -> Any:
     wanted = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
     given = value
-    if wanted.__origin__ is bool and isinstance(value, str):
-        value = {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(value.strip().lower(), value)
+    if wanted.__origin__ is bool:
+        value = as_switch(value)
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if wanted.__origin__ is not bool and isinstance(value, bool):

@@ -6,13 +6,19 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from tachograph.diagnostics import resolve_rules
 from tachograph.exceptions import ConfigError, nearest
 from tachograph.recorder import Run, begin_run
 from tachograph.records import check_run_name
-from tachograph.settings import Settings, resolve_settings
+from tachograph.settings import Settings, read_config, resolve_settings
 from tachograph.sinks import SINKS, SinkFollower, load_sink
+
+if TYPE_CHECKING:
+    from tachograph.notify import Channel, NotifySettings
 
 __all__ = ["init", "init_from_config"]
 
@@ -26,6 +32,8 @@ def init(
     facts: Mapping[str, Any] | None = None,
     section: Mapping[str, Any] | None = None,
     any_rank: bool = False,
+    notify: Mapping[str, Any] | bool | None = None,
+    rules: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Run:
     """Begin to record a run and make it the current one.
@@ -39,6 +47,10 @@ def init(
         tags: words to find the run by.
         facts: fields for the `start` record, such as ``{"trainable_params": 12_345, "max_steps": 5000}``.
         any_rank: record in this process of a distributed job even if its rank is not 0.
+        notify: who is told of what, such as ``{"slack": {"url": …}, "milestones": ["train_loss < 0.5"]}``; see
+            `docs/notifications.md`. False: nobody, whatever the environment says.
+        rules: which rules look at the run, such as ``{"plateau": False, "loss_spike": {"sigmas": 8}}``; see
+            `docs/diagnosis.md`.
         section: the `telemetry` section of a config file; see `init_from_config`.
         settings: any of the settings, such as `log_dir`, `log_every`, `tensorboard` or `enabled`.
 
@@ -51,6 +63,8 @@ def init(
         >>> with tachograph.init("greyjacket", config=config, log_dir="./logs") as run:
         ...     run.log({"train_loss": loss}, step=step)
     """
+    section = dict(section or {})
+    notify_section, rules_section = section.pop("notify", None), section.pop("rules", None)
     chosen = resolve_settings(settings, section)
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise ConfigError(f"tags={tags!r}: a list of words is expected, such as tags=['baseline']")
@@ -59,12 +73,56 @@ def init(
     if name is not None:
         check_run_name(name)
     sinks = [load_sink(sink) for sink in SINKS if chosen.enabled and getattr(chosen, sink)]
+    wanted = _wanted(notify, notify_section) if chosen.enabled else None
+    thresholds = resolve_rules(_rules(rules, rules_section)) if chosen.diagnose else None
     name = name or time.strftime("run-%Y%m%d_%H%M%S")
-    run = begin_run(name, chosen, config=config, resume=resume, tags=tags, facts=facts, any_rank=any_rank)
+    began_s = time.time()
+    run = begin_run(
+        name, chosen, config=config, resume=resume, tags=tags, facts=facts, any_rank=any_rank, rules=thresholds
+    )
     if run.folder is not None:
         for sink in sinks:
             run.add_follower(SinkFollower(run.folder, sink, run.report))
+    if wanted is not None:
+        _notify(run, *wanted, began_s)
     return run
+
+
+def _rules(rules: Any, section: Any) -> Any:
+    """Return what is said of the rules: by the argument, else the environment, else the config."""
+    if rules is not None:
+        return rules
+    text = os.environ.get("TACHO_RULES")
+    if not text:
+        return section
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        what = """a JSON object is expected, such as {"plateau": false}"""
+        raise ConfigError(f"environment variable TACHO_RULES: {what}, got {text[:80]!r} ({error})") from None
+
+
+def _wanted(
+    notify: Mapping[str, Any] | bool | None, section: Mapping[str, Any] | bool | None
+) -> tuple[NotifySettings, list[Channel]] | None:
+    """Return who is to be told of what; None, and nothing is imported for it, where nobody speaks of it."""
+    if not notify and not section and not any(name.startswith("TACHO_NOTIFY_") for name in os.environ):
+        return None
+    from tachograph.notify import open_channels, resolve_notify
+
+    wanted = resolve_notify(notify, section)
+    return wanted, open_channels(wanted)
+
+
+def _notify(run: Run, settings: NotifySettings, channels: list[Channel], began_s: float) -> None:
+    from tachograph.notify import NotifyFollower, warnings_of
+
+    if run.folder is None or not channels:
+        return
+    for line in warnings_of(settings):
+        run.say(line)
+    run.say(f"notifying {', '.join(channel.name for channel in channels)}")
+    run.add_follower(NotifyFollower(run.folder, settings, channels, report=run.report, say=run.say, began_s=began_s))
 
 
 def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **settings: Any) -> Run:
@@ -82,15 +140,18 @@ def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **setti
     """
     if not isinstance(config, (str, os.PathLike, Mapping)):
         raise ConfigError(f"a config or the path of one is expected, got {config!r}")
-    values = config if isinstance(config, Mapping) else _load(Path(config))
+    values = config if isinstance(config, Mapping) else read_config(Path(config))
     section = values.get("telemetry", {})
     if section is None:
         section = {}
     if not isinstance(section, Mapping):
-        raise ConfigError(f"telemetry: a section such as `telemetry: {{enabled: true}}` is expected, got {section!r}")
+        raise ConfigError(
+            f"telemetry: a section such as `telemetry: {{enabled: true}}` is expected, got {type(section).__name__}"
+        )
+    known = (*Settings.__struct_fields__, "notify", "rules")
     for key in section:
-        if key not in Settings.__struct_fields__:
-            raise ConfigError(f"unknown key telemetry.{key}{nearest(str(key), Settings.__struct_fields__)}")
+        if key not in known:
+            raise ConfigError(f"unknown key telemetry.{key}{nearest(str(key), known)}")
     return init(settings.pop("name", None) or _name(values), config=values, section=section, **settings)
 
 
@@ -98,17 +159,3 @@ def _name(values: Mapping[str, Any]) -> str | None:
     inner = values.get("config")
     name = values.get("name") or (inner.get("name") if isinstance(inner, Mapping) else None)
     return str(name) if name else None
-
-
-def _load(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {str(path)!r}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{str(path)!r} is not valid YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{str(path)!r} does not hold a mapping at its top")
-    return values

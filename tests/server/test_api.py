@@ -16,7 +16,7 @@ from tests.server.conftest import fault
 from tests.store import END, START, append, step, write
 
 RUN = "/api/v1/runs/r"
-GETS = ["", "/metrics", "/series?name=loss", "/export?name=loss", "/spans", "/records", "/controls"]
+GETS = ["", "/metrics", "/series?name=loss", "/export?name=loss", "/spans", "/records", "/alerts", "/controls"]
 
 
 def merged(lines):

@@ -16,6 +16,17 @@ from tests.server.conftest import Served
 from tests.store import END, START, step, write
 
 SPAN = {"event": "span", "time": 1_050.0, "span_id": "00000000000000aa", "name": "load", "duration_s": 2.0}
+ALERT = {
+    "event": "alert",
+    "time": 1_050.0,
+    "global_step": 50,
+    "id": "1",
+    "rule": "loss_spike",
+    "status": "opened",
+    "severity": "odd",
+    "evidence": {"value": math.nan},
+    "occurrence": {"step": 50},
+}
 LEFT_OUT = [
     checks.ignored_auth,  # a server on this machine asks for no token; see test_security.py for one that does
     checks.use_after_free,  # nothing can be deleted
@@ -38,7 +49,7 @@ def url(tmp_path_factory):
         "min": 0,
         "max": 2,
     }
-    write(logs / "r", [{**START, "config": {"lr": math.inf}}, knob, *records, SPAN, END])
+    write(logs / "r", [{**START, "config": {"lr": math.inf}}, knob, *records, SPAN, ALERT, END])
     write(logs / "waiting", [START, knob, *records])  # nobody writes it, but somebody might: it can be asked
     server = Served(logs)
     yield server.url

@@ -72,6 +72,7 @@ def digest_of(run: RunHistory | StoredRun) -> dict[str, Any]:
     metrics = run.metrics if isinstance(run, RunHistory) else run.metrics()
     kinds = ["event", "validation", "epoch", "checkpoint", "control_change", "alert", "end", "start"]
     found = {
+        "alerts": (digest.alerts, digest.num_alerts),
         "attempts": digest.attempts,
         "counts": digest.counts,
         "controls": digest.controls,

@@ -27,7 +27,7 @@ NUMBERS = st.one_of(
 VALUES = st.one_of(NUMBERS, NUMBERS, NUMBERS, st.none(), st.booleans(), st.sampled_from(["", "text", "NaN"]))
 NAMES = ["a", "b", "deep/c"]
 HUGE = 10**30  # no step that can be shown
-KINDS = ["step", "step", "step", "window", "validation", "system", "system", "epoch", "event", "span", "start", "bad"]
+KINDS = ["step"] * 3 + ["system"] * 2 + "window validation epoch event span start bad alert".split()
 
 
 @st.composite
@@ -64,6 +64,10 @@ def _record(kind, now, at, values, number):
         case "span":
             whole = {"event": "span", "span_id": f"{number:016x}", "name": "s", "duration_s": 0.25}
             return {**whole, "time": now, **({"parent_id": f"{number - 1:016x}"} if number % 2 else {})}
+        case "alert":
+            status = ("opened", "updated", "resolved")[number % 3]
+            fault = {"id": f"{number % 2}", "rule": "x", "status": status, "occurrence": {"step": at}}
+            return {"event": "alert", "time": now, "global_step": at, **fault}
         case "start":
             return {**START, "time": now, "resumed": True}
         case "bad":

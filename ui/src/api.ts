@@ -164,6 +164,46 @@ export interface Records {
   records: JournalRecord[];
 }
 
+export type Severity = "info" | "warning" | "critical";
+
+/** A fault that a rule found, told once. */
+export interface Alert {
+  id: string;
+  rule: string;
+  /** The worst it came to. */
+  severity: Severity;
+  title: string;
+  message: string;
+  /** What it usually means. */
+  meaning: string;
+  /** What people do about it. */
+  advice: string[];
+  evidence: { [name: string]: Json };
+  /** The last times that the fault came back. */
+  occurrences: { [name: string]: Json }[];
+  num_occurrences: number;
+  attempt: number;
+  opened_time: number | null;
+  opened_step: number | null;
+  updated_time: number | null;
+  updated_step: number | null;
+  resolved_time: number | null;
+  resolved_step: number | null;
+  /** Why it was resolved. */
+  outcome: string;
+  /** Neither resolved, nor left behind by a process that ended before a resume. */
+  is_open: boolean;
+}
+
+export interface Alerts {
+  version: string;
+  num_open: number;
+  num_critical: number;
+  num_left_out: number;
+  /** The open ones first, the worst before the rest, then the others, the newest first. */
+  alerts: Alert[];
+}
+
 export interface Control {
   name: string;
   kind: "bool" | "int" | "float";
@@ -297,6 +337,7 @@ export const api = {
         ["routine", routine ? "true" : null],
       ]),
     ),
+  alerts: (run: string) => ask<Alerts>(address(ofRun(run, "/alerts"))),
   controls: (run: string) => ask<Controls>(address(ofRun(run, "/controls"))),
   request: (run: string, values: Record<string, number | boolean>) =>
     post<{ ids: Record<string, string> }>(address(ofRun(run, "/controls")), { values }),

@@ -48,7 +48,8 @@ class Live {
     try {
       const { log_dir, runs } = await api.runs();
       this.logDir = log_dir;
-      this.runs = runs;
+      // Of a run that is watched closely more was told than the list knows.
+      this.runs = runs.map((run) => (this.#watched.includes(run.name) ? this.run(run.name) : null) ?? run);
       this.gone = this.gone.filter((name) => !runs.some((run) => run.name === name));
       this.needsToken = false;
       this.fault = null;

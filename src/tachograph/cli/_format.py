@@ -124,13 +124,13 @@ def bar(share: float, *, is_live: bool, width: int = 40) -> ProgressBar:
     return ProgressBar(total=1.0, completed=share, width=width, pulse=False, style="dim" if is_live else "bar.back")
 
 
-def listing(*headings: str, right: Collection[str] = ()) -> Table:
-    """Return an empty table in the one style we use."""
+def listing(*headings: str, right: Collection[str] = (), wraps: Collection[str] = ()) -> Table:
+    """Return an empty table in the one style we use; columns in `wraps` may take several lines."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     first, *others = headings
     table.add_column(first, overflow="fold", min_width=12)  # a name is shown whole, if need be in several lines
     for heading in others:
-        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=heading not in wraps)
     return table
 
 

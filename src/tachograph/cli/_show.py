@@ -13,6 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from tachograph.cli._doctor import alert_lines
 from tachograph.cli._format import (
     add_row,
     bar,
@@ -73,6 +74,7 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "attempts": msgspec.to_builtins(history.attempts),
         "num_records": history.counts,
         "metrics": {name: msgspec.to_builtins(metric) for name, metric in history.metrics.items()},
+        "alerts": msgspec.to_builtins(history.alerts),
         "checkpoints": history.latest("checkpoint"),
         **summarise_time(history),
         "controls": msgspec.to_builtins(history.controls),
@@ -86,6 +88,8 @@ def summary(history: RunHistory) -> dict[str, Any]:
 def render(history: RunHistory) -> RenderableType:
     """Return what a person sees."""
     parts: list[RenderableType] = [_headline(history), grid(_facts(history)), Text()]
+    if history.open_alerts:
+        parts += [alert_lines(history.open_alerts), Text()]
     losses = history.metrics.get("train_loss")
     if losses is not None and losses.count > 1:
         values = history.series("train_loss").values

@@ -30,9 +30,9 @@ class Alert(msgspec.Struct):
     advice: list[str] = []
     """What people do about it."""
     evidence: dict[str, Any] = {}
-    """Numbers, window and steps, as of the last record."""
+    """Numbers, window and steps; of each the last that was told."""
     occurrences: list[dict[str, Any]] = []
-    """Each time the fault came back while the alert was open: at most the last 200."""
+    """Each time the fault came back while the alert was open, as far as the rule tells them: at most the last 200."""
     num_occurrences: int = 1
     attempt: int = 0
     opened_time: float | None = None
@@ -87,7 +87,6 @@ class AlertBook:
             rule=rule,
             severity="info",
             title=str(record.get("title") or rule),
-            num_occurrences=0,
             attempt=max(self._attempt, 0),
             opened_time=finite(record.get("time")),
             opened_step=step_of(record),
@@ -110,12 +109,14 @@ def _update(alert: Alert, record: dict[str, Any]) -> None:
     if isinstance(advice, list):
         alert.advice = [str(line) for line in advice]
     if isinstance(record.get("evidence"), dict):
-        alert.evidence = record["evidence"]
+        alert.evidence = {**alert.evidence, **record["evidence"]}
     alert.updated_time, alert.updated_step = finite(record.get("time")), step_of(record)
     occurrence = record.get("occurrence")
     if isinstance(occurrence, dict):
-        alert.num_occurrences += 1
-        alert.occurrences = [*alert.occurrences[1 - _MOST_OCCURRENCES :], occurrence]
+        is_known = bool(alert.occurrences) and alert.occurrences[-1].get("step") == occurrence.get("step")
+        alert.num_occurrences += bool(alert.occurrences) and not is_known
+        kept = alert.occurrences[:-1] if is_known else alert.occurrences[1 - _MOST_OCCURRENCES :]
+        alert.occurrences = [*kept, occurrence]
     alert.is_open = record.get("status") != "resolved"
     alert.resolved_time = None if alert.is_open else alert.updated_time
     alert.resolved_step = None if alert.is_open else alert.updated_step

@@ -160,6 +160,11 @@ class RunDigest:
         return self._alerts.alerts()
 
     @property
+    def num_alerts(self) -> int:
+        """How many alerts there were; `alerts` has the last 500, and those that are open."""
+        return self._alerts.num_opened
+
+    @property
     def open_alerts(self) -> list[Alert]:
         """Alerts that are not resolved, the worst first."""
         return self._alerts.open_alerts()

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tachograph.clock import SystemClock, WallAnchor
+from tachograph.diagnostics import RuleSettings
 from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.guard import guard
 from tachograph.journal import Claim, claim_run_folder, overview, read_records, this_process
+from tachograph.recorder._examiner import Examiner
 from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
 from tachograph.recorder._pipeline import Pipeline
 from tachograph.recorder._process import latest_run, live_runs, watch
@@ -32,6 +34,7 @@ def begin_run(
     tags: Iterable[str] = (),
     facts: Mapping[str, Any] | None = None,
     any_rank: bool = False,
+    rules: Mapping[str, RuleSettings] | None = None,
 ) -> Run:
     """Claim the folder, write the `start` record and return the run, which is the current one from now on."""
     problems: list[Problem] = []
@@ -48,7 +51,7 @@ def begin_run(
     try:
         own = {"tags": [str(tag) for tag in tags], "config": snapshot}
         start = {**config_facts(snapshot), **(facts or {}), **own}
-        run = _record(claim, settings, start, problems)
+        run = _record(claim, settings, start, problems, rules)
     except BaseException:
         claim.release()
         raise
@@ -56,7 +59,13 @@ def begin_run(
     return run
 
 
-def _record(claim: Claim, settings: Settings, start: dict[str, Any], problems: list[Problem]) -> Run:
+def _record(
+    claim: Claim,
+    settings: Settings,
+    start: dict[str, Any],
+    problems: list[Problem],
+    rules: Mapping[str, RuleSettings] | None,
+) -> Run:
     clock = SystemClock()
     folder = claim.folder
     first = _first_start(claim) if claim.resumed else {}
@@ -86,6 +95,7 @@ def _record(claim: Claim, settings: Settings, start: dict[str, Any], problems: l
         resumed=claim.resumed,
         facts=facts,
     )
+    writer.examiner = Examiner(rules, run.say) if rules else None
     writer.note("start", facts)
     for problem in problems:
         writer.note("telemetry_error", {"kind": "value_not_stored", "field": problem.where, "reason": problem.reason})

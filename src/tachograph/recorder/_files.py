@@ -143,7 +143,7 @@ class RunFiles:
 
     # Looking after -------------------------------------------------------------------------------------------------
 
-    def beat(self, *, num_waiting: int = 0, num_dropped: int = 0) -> None:
+    def beat(self, *, num_waiting: int = 0, num_dropped: int = 0, num_alerts: tuple[int, int] = (0, 0)) -> None:
         """Give a sign of life."""
         heartbeat = Heartbeat(
             run_id=self._run_id,
@@ -154,6 +154,8 @@ class RunFiles:
             start_bytes=self._start_bytes,
             num_waiting=num_waiting,
             num_dropped=num_dropped,
+            num_open_alerts=num_alerts[0],
+            num_critical_alerts=num_alerts[1],
         )
         with contextlib.suppress(OSError):  # a full disk; readers still have the pid
             atomic_write(self.folder.heartbeat, msgspec.json.encode(heartbeat))

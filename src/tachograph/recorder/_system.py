@@ -99,6 +99,7 @@ class SystemSampler:
             fields["net_received_mb_per_s"] = round((network[1] - self._last_network[1]) / took_s / 1e6, 3)
         self._last_s, self._last_network = now_s, network
         fields.update(self._gpus.sample())
+        fields.update(_allocator_fields())
         return fields
 
     def _run(self) -> None:
@@ -112,6 +113,13 @@ class SystemSampler:
 def _network_bytes() -> tuple[int, int] | None:
     counters = psutil.net_io_counters()
     return (counters.bytes_sent, counters.bytes_recv) if counters else None
+
+
+def _allocator_fields() -> dict[str, Any]:
+    """Return how often torch's allocator had to free its cache and try again, if the training code uses a GPU."""
+    cuda = _torch_cuda()
+    stats = cuda.memory_stats() if cuda is not None else {}
+    return {"gpu_alloc_retries": stats["num_alloc_retries"]} if "num_alloc_retries" in stats else {}
 
 
 def _torch_cuda() -> Any:

@@ -17,6 +17,7 @@ from tachograph.clock import Clock, WallAnchor
 from tachograph.guard import guard
 from tachograph.journal import Claim
 from tachograph.recorder._entries import Entry, FlushMark, Note
+from tachograph.recorder._examiner import Examiner
 from tachograph.recorder._files import RunFiles
 from tachograph.recorder._pipeline import Piece, Pipeline
 from tachograph.recorder._system import memory_fields
@@ -79,6 +80,7 @@ class Writer:
         self._due: dict[str, float] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
+        self.examiner: Examiner | None = None
         self.poll_controls: Callable[[], None] = lambda: None
         self.call_trainer: Callable[[], None] = lambda: None
         self.log_every: Callable[[], int] = lambda: settings.log_every
@@ -233,10 +235,18 @@ class Writer:
         self.losses.count(f"a record could not be made: {type(fault).__name__}: {fault!s:.200}")
 
     def _write(self, pieces: list[Piece]) -> None:
+        if self.examiner is not None and pieces:
+            pieces = self.examiner.examine(pieces, self.files.folder.path)
+            self._report_examiner(self.examiner)
         data, kept = self._encoded(pieces)
         num_dropped = self.files.append(data, kept)
         if num_dropped:
             self.losses.count("the disk could not be written", num_dropped)
+
+    def _report_examiner(self, examiner: Examiner) -> None:
+        if examiner.fault:
+            self.examiner = None
+            self._tell("diagnosis_stopped", "rules", reason=examiner.fault)
 
     def _tell(self, kind: str, field: str, **more: Any) -> None:
         self.note("telemetry_error", {"kind": kind, "field": field, **more})
@@ -251,6 +261,8 @@ class Writer:
             if jump_s is not None:
                 self.note("event", {"name": "clock_set", "jump_s": round(jump_s, 3)})
             self.files.check()
+        if self.examiner is not None and self._is_due("examine", _CHECK_S):
+            self._write(self.examiner.tick(self._anchor.wall_s(self._clock.steady_s()), self.files.folder.path))
         if self._is_due("heartbeat", _HEARTBEAT_S):
             self._beat()
         if self._settings.control_interval_s and self._is_due("control", self._settings.control_interval_s):
@@ -258,7 +270,8 @@ class Writer:
             self.poll_controls()
 
     def _beat(self) -> None:
-        self.files.beat(num_waiting=len(self.buffer), num_dropped=self.losses.num_records)
+        num_alerts = self.examiner.num_open if self.examiner is not None else (0, 0)
+        self.files.beat(num_waiting=len(self.buffer), num_dropped=self.losses.num_records, num_alerts=num_alerts)
 
     def _is_due(self, what: str, every_s: float) -> bool:
         now_s = time.monotonic()

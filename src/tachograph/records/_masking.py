@@ -27,6 +27,9 @@ _KEY_OWNERS = {
     "encryption", "gcp", "gemini", "groq", "hf", "kaggle", "license", "master", "mistral", "openai", "private",
     "replicate", "secret", "service", "signing", "ssh", "swanlab", "together", "wandb",
 }  # fmt: skip
+# Whoever knows such an address can write to the people behind it.
+_CHANNELS = {"bot", "dingtalk", "discord", "feishu", "hook", "lark", "mattermost", "slack", "telegram", "wecom"}
+_ADDRESSES = {"endpoint", "uri", "url"}
 # What stands before the "token" of a vocabulary or of a measurement.
 _VOCABULARY = {
     "added", "additional", "assistant", "audio", "begin", "bod", "boi", "bos", "box", "class", "cls", "decoder", "end",
@@ -51,7 +54,9 @@ _LOOKS_SECRET = re.compile(
     rf"|eyJ{_VALUE}{{10,}}\.{_VALUE}{{10,}}\.{_VALUE}{{5,}}"
     r")"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    r"|https://hooks\.slack\.com/[^\s\"']+|https://discord(?:app)?\.com/api/webhooks/[^\s\"']+"
+    r"|https://hooks\.slack(?:-gov)?\.com/[^\s\"']+|https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[^\s\"']+"
+    r"|https://[\w.-]*(?:feishu\.cn|larksuite\.com)/open-apis/bot/[^\s\"']+"
+    r"|https://oapi\.dingtalk\.com/robot/[^\s\"']+|https://qyapi\.weixin\.qq\.com/cgi-bin/webhook/[^\s\"']+"
     r"|https://[\w.-]+\.webhook\.office\.com/[^\s\"']+|(?<=api\.telegram\.org/bot)[^/\s\"']+"
     r"|(?<=://)[^/\s:@]{0,128}:(?!\d{1,5}[/?])\S{1,256}(?=@)|(?<=://)[^/\s:@]{16,256}(?=@)"
     r"|(?<=[?&]sig=)[^&\s\"']+|(?<=[?&]signature=)[^&\s\"']+|(?i:(?<=x-amz-signature=))[^&\s\"']+"
@@ -111,6 +116,8 @@ def is_secret(name: str, value: Any) -> bool:
     *before, last = stems
     if not _WORDS_OF_SECRETS.isdisjoint(stems) or joined.endswith(_ENDINGS):
         return True
+    if last in _ADDRESSES and not _CHANNELS.isdisjoint(before):
+        return True
     owners = {"pass": _PASS_OWNERS, "pat": _PAT_OWNERS, "key": _KEY_OWNERS}.get(last)
     if owners is not None:
         return not owners.isdisjoint(before[-1:] if last == "pass" else before)
@@ -130,11 +137,24 @@ def _is_in_brackets(value: Any) -> bool:
 def _masked(name: str, value: Any) -> Any:
     if is_secret(name, value):
         return MASK
+    if isinstance(value, dict) and name == "notify":
+        return {key: _masked_notice(str(key), item) for key, item in value.items()}
+    if isinstance(value, dict) and not _CHANNELS.isdisjoint(word.lower() for word in _WORDS.findall(name)):
+        return {key: MASK if is_secret(f"{name}_{key}", item) else _masked(key, item) for key, item in value.items()}
     if isinstance(value, dict):
         return mask_mapping(value)
     if isinstance(value, list):
         return [_masked("", item) for item in value]
     return value
+
+
+def _masked_notice(name: str, value: Any) -> Any:
+    """Mask what a `notify` section says: each address is one to write to, and a template may hold a key."""
+    if isinstance(value, dict) and name != "template":
+        return {key: _masked_notice(str(key), item) for key, item in value.items()}
+    if name == "template" or (isinstance(value, str) and "://" in value and name != "dashboard_url"):
+        return MASK if value else value
+    return _masked(name, value)
 
 
 def _mask_named(text: str) -> str:

@@ -30,15 +30,16 @@ _TAIL = b',"nan_inf_detected":false}\n'
 
 
 class StepTable:
-    """Step records that share their field names, as the texts of their values."""
+    """Step records that share their field names: their values, laid end to end, and the texts of these."""
 
-    __slots__ = ("names", "num_rows", "tokens")
+    __slots__ = ("names", "num_rows", "tokens", "values")
 
     CONSTANTS: tuple[tuple[str, bytes], ...] = (("event", b"step"), ("nan_inf_detected", b"false"))
     """Fields that have the same value in every row and no token."""
 
-    def __init__(self, names: tuple[str, ...], tokens: list[bytes], num_rows: int) -> None:
+    def __init__(self, names: tuple[str, ...], values: list[Any], tokens: list[bytes], num_rows: int) -> None:
         self.names = names
+        self.values = values
         self.tokens = tokens
         self.num_rows = num_rows
 
@@ -53,7 +54,7 @@ class StepTable:
         if b'"' in text or b"n" in text or b"[" in text or b"{" in text:
             return None
         tokens = text.split(b",")
-        return cls(names, tokens, num_rows) if len(tokens) == len(names) * num_rows else None
+        return cls(names, values, tokens, num_rows) if len(tokens) == len(names) * num_rows else None
 
     @classmethod
     def gather(cls, records: Iterable[dict[str, Any]]) -> list[StepTable | dict[str, Any]]:

@@ -13,6 +13,8 @@ from tachograph.store import Line, Mark, SpanView
 
 __all__ = [
     "CURSOR_PATTERN",
+    "AlertView",
+    "Alerts",
     "Answer",
     "AttemptView",
     "Control",
@@ -34,6 +36,7 @@ __all__ = [
     "Runs",
     "SeriesQuery",
     "SeriesView",
+    "Severity",
     "SpanDetail",
     "SpanQuery",
     "SpanView",
@@ -43,6 +46,7 @@ __all__ = [
 
 Number = float | Literal["NaN", "Infinity", "-Infinity"]
 """JSON has no NaN and no infinity: they are said as texts, as in the journal."""
+Severity = Literal["info", "warning", "critical"]
 XAxis = Literal["step", "time", "relative", "epoch"]
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 CURSOR_PATTERN = "([0-9a-f]{1,16})((?:-[a-z_]{1,32}:[0-9]{1,15})*)"
@@ -112,8 +116,9 @@ class RunLine(msgspec.Struct, kw_only=True):
     num_dropped: int = 0
     """Records that telemetry had to drop."""
     num_open_alerts: int = 0
+    """What rules found wrong and is not resolved."""
     num_critical_alerts: int = 0
-    """Alerts among the latest records."""
+    """Those of the open alerts that are critical."""
 
 
 class Runs(msgspec.Struct):
@@ -277,6 +282,50 @@ class Records(msgspec.Struct, kw_only=True):
     num_left_out: int
     """Routine events that are not in the list."""
     records: list[dict[str, Any]]
+
+
+class AlertView(msgspec.Struct, kw_only=True):
+    """A fault that a rule found, told once: what is wrong, since when, and whether it still is."""
+
+    id: str
+    rule: str
+    severity: Severity
+    """The worst it came to."""
+    title: str
+    message: str
+    meaning: str
+    """What it usually means."""
+    advice: list[str]
+    """What people do about it."""
+    evidence: dict[str, Any]
+    """Numbers, window and steps, as of the last record; `metric` names the metric concerned, if there is one."""
+    occurrences: list[dict[str, Any]]
+    """The last times that the fault came back while the alert was open."""
+    num_occurrences: int
+    attempt: int
+    opened_time: float | None
+    opened_step: int | None
+    updated_time: float | None
+    updated_step: int | None
+    resolved_time: float | None
+    resolved_step: int | None
+    outcome: str
+    """Why it was resolved."""
+    is_open: bool
+    """Whether it was neither resolved nor left behind by a process that ended before a resume."""
+
+
+class Alerts(msgspec.Struct, kw_only=True):
+    """What rules found wrong with a run. Long texts and much evidence are cut; the records have all of it."""
+
+    version: str
+    num_open: int
+    num_critical: int
+    """Those of the open ones that are critical."""
+    num_left_out: int
+    """Alerts that are not in the list, since there are too many."""
+    alerts: list[AlertView]
+    """The open ones first, the worst before the rest, then the others, the newest first."""
 
 
 class Answer(msgspec.Struct, kw_only=True):

@@ -13,8 +13,10 @@ from starlette.responses import Response, StreamingResponse
 from tachograph._version import __version__
 from tachograph.exceptions import ConfigError, ControlError, RunNotFoundError
 from tachograph.server import _views as views
+from tachograph.server._alerts import alerts
 from tachograph.server._faults import ApiError
 from tachograph.server._models import (
+    Alerts,
     ControlRequest,
     Controls,
     Export,
@@ -183,6 +185,13 @@ ROUTES = [
         lambda call: views.records(call.run(), call.query),
         Records,
         RecordQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/alerts",
+        "Tell what rules found wrong with a run: each fault once, from opened to resolved.",
+        lambda call: alerts(call.run()),
+        Alerts,
     ),
     Route(
         "GET",

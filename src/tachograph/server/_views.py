@@ -120,6 +120,11 @@ def opened_line(run: StoredRun) -> RunLine:
     found = line(overview(run.folder))
     if found.train_loss is None:
         found.train_loss = number(run.last_value("train_loss"))
+    with run.lock:
+        if run.indexed == 1.0:  # an alert may have been opened long before the tail
+            alerts = run.digest.open_alerts
+            found.num_open_alerts = len(alerts)
+            found.num_critical_alerts = sum(alert.severity == "critical" for alert in alerts)
     return found
 
 

@@ -3,7 +3,7 @@
 import type { Json, JournalRecord } from "../api";
 import { duration, number, plain, words } from "./format";
 
-export type Severity = "bad" | "warn" | "good" | "";
+export type Look = "bad" | "warn" | "good" | "";
 
 export function title(record: JournalRecord): string {
   const name = text(record["name"]);
@@ -11,7 +11,7 @@ export function title(record: JournalRecord): string {
     case "event":
       return words(name || "event");
     case "alert":
-      return text(record["title"]) || text(record["rule"]) || name || "alert";
+      return `${went(record)}${text(record["title"]) || text(record["rule"]) || name || "alert"}`;
     case "error":
       return text(record["error_type"]) || "error";
     case "telemetry_error":
@@ -43,7 +43,7 @@ export function detail(record: JournalRecord): string {
   return parts.filter(Boolean).join(" · ");
 }
 
-export function severity(record: JournalRecord): Severity {
+export function severity(record: JournalRecord): Look {
   if (record.event === "error") return "bad";
   if (record.event === "alert")
     return text(record["status"]) === "resolved"
@@ -72,6 +72,12 @@ export function keyed(records: JournalRecord[]): [string, JournalRecord][] {
 
 export function matches(record: JournalRecord, search: string): boolean {
   return search === "" || JSON.stringify(record).toLowerCase().includes(search.toLowerCase());
+}
+
+/** What became of an alert, unless it is new. */
+function went(record: JournalRecord): string {
+  const status = text(record["status"]);
+  return status === "updated" || status === "resolved" ? `${status}: ` : "";
 }
 
 const text = (value: Json | undefined): string => (typeof value === "string" ? value : "");

@@ -44,6 +44,7 @@ export function marks(records: JournalRecord[]): TimelineMark[] {
 function markKind(record: JournalRecord): MarkKind | null {
   const name = text(record["name"]);
   if (record.event === "event" && quietEvents.has(name)) return null;
+  if (record.event === "alert" && record["status"] === "updated") return null; // it goes on: its beginning has a mark
   if (record.event === "event" && name === "save_checkpoint_success") return "checkpoint";
   return record.event === "test" ? "validation" : (markKinds.find((kind) => kind === record.event) ?? null);
 }
@@ -55,7 +56,9 @@ function markLabel(record: JournalRecord, kind: MarkKind): string {
   if (kind === "checkpoint") return `checkpoint${at}${record["is_best"] === true ? ", the best" : ""}`;
   if (kind === "validation") return `${record.event}${at}${results(record)}`;
   const said = ["title", "message", "rule", "name"].map((field) => text(record[field])).find((value) => value !== "");
-  return `${kind === "alert" ? `${text(record["severity"]) || "alert"}: ` : ""}${said ?? kind}${at}`;
+  if (kind !== "alert") return `${said ?? kind}${at}`;
+  const began = record["status"] === "resolved" ? "resolved" : text(record["severity"]) || kind;
+  return `${began}: ${said ?? kind}${/\bstep \d/.test(said ?? "") ? "" : at}`;
 }
 
 function results(record: JournalRecord): string {

@@ -105,4 +105,6 @@ test("records are told in a line", () => {
   expect(keyed([record("new"), ...twice]).slice(1)).toEqual(keyed(twice));
   expect(severity(record("end", { status: "failed" }))).toBe("bad");
   expect(severity(record("alert", { status: "resolved", severity: "critical" }))).toBe("good");
+  expect(title(record("alert", { status: "opened", title: "Loss spike" }))).toBe("Loss spike");
+  expect(title(record("alert", { status: "resolved", title: "Loss spike" }))).toBe("resolved: Loss spike");
 });

@@ -11,6 +11,7 @@ test("every view has an address that leads back to it", () => {
       others: ["a/b", "100%", "ünï ☃"],
       view: { x: "relative", smoothing: 0.95, isLog: true, search: "/^val/", low: -1.5, high: 1e9 },
     },
+    { page: "run", run: "greyjacket", tab: "health", others: [], view: defaultView },
     { page: "run", run: "..%2f<img src=x>?#", tab: "control", others: [], view: defaultView },
   ];
   for (const route of routes) expect(parse(format(route))).toEqual(route);

@@ -2,6 +2,7 @@
 
 import uPlot from "uplot";
 import type { Mark, XAxis } from "../api";
+import { type AlertMark, bandsOf } from "../model/alerts";
 import { lonely, placeTexts, tick } from "../model/scale";
 import { align, type Points } from "../model/series";
 import { steps_s } from "../model/view";
@@ -18,6 +19,7 @@ export interface DrawnLine {
 export interface Picture {
   lines: DrawnLine[];
   marks: Mark[];
+  alerts: AlertMark[];
   x: XAxis;
   /** What is shown of the axis. */
   low: number | null;
@@ -95,6 +97,11 @@ export class Chart {
     return new Promise((resolve) => picture.toBlob(resolve, "image/png"));
   }
 
+  /** How far from the left of the chart a place on the axis is, in pixels. */
+  leftOf(x: number): number {
+    return this.#plot ? this.#plot.over.offsetLeft + this.#plot.valToPos(x, "x") : 0;
+  }
+
   #size(): { width: number; height: number } {
     return { width: Math.max(80, this.#root.clientWidth), height: Math.max(80, this.#root.clientHeight) };
   }
@@ -168,6 +175,7 @@ export class Chart {
           (plot) =>
             this.#on.cursor((plot.cursor.left ?? -1) < 0 ? null : plot.posToVal(plot.cursor.left as number, "x")),
         ],
+        drawAxes: [(plot) => this.#drawAlerts(plot)], // behind the lines
         draw: [(plot) => this.#drawMarks(plot)],
       },
     };
@@ -198,6 +206,38 @@ export class Chart {
     const middle = (low + high) / 2;
     if (high - low < least) this.#on.zoom(middle - least / 2, middle + least / 2);
     else this.#on.zoom(low, high);
+  }
+
+  /** A line where an alert was opened, and a tint until it was resolved. */
+  #drawAlerts(plot: uPlot): void {
+    const { ctx, bbox } = plot;
+    const alerts = this.#picture?.alerts ?? [];
+    const right = bbox.left + bbox.width;
+    const size = 4 * devicePixelRatio;
+    ctx.save();
+    ctx.setLineDash([]);
+    for (const look of ["", "warn", "bad"] as const) {
+      const own = alerts.filter((alert) => alert.look === look);
+      ctx.fillStyle = colour(look || "muted");
+      ctx.globalAlpha = 0.07;
+      for (const [low, high] of bandsOf(own)) {
+        const from = Math.max(bbox.left, plot.valToPos(low, "x", true));
+        const to = high === Infinity ? right : Math.min(right, plot.valToPos(high, "x", true));
+        if (to > from) ctx.fillRect(from, bbox.top, to - from, bbox.height);
+      }
+      for (const place of new Set(own.map((alert) => Math.round(plot.valToPos(alert.x, "x", true))))) {
+        if (place < bbox.left || place > right) continue;
+        ctx.globalAlpha = 0.55;
+        ctx.fillRect(place, bbox.top, Math.max(1, devicePixelRatio), bbox.height);
+        ctx.globalAlpha = 1;
+        ctx.beginPath();
+        ctx.moveTo(place, bbox.top - size);
+        ctx.lineTo(place + 1.2 * size, bbox.top + size);
+        ctx.lineTo(place - 1.2 * size, bbox.top + size);
+        ctx.fill();
+      }
+    }
+    ctx.restore();
   }
 
   /** Crosses at the foot for NaN, arrows at the edges for infinities. */

@@ -1,0 +1,55 @@
+"""What the rules cost per step, beside what encoding the same steps costs."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from typing import NamedTuple
+
+from tachograph.diagnostics import Doctor
+from tachograph.records import StepTable
+
+_NAMES = ("time", "global_step", "train_loss", "lr", "grad_norm", "sec_per_step", "samples_per_sec")
+_ROWS = 256
+_TABLES = 200
+
+
+class Cost(NamedTuple):
+    all_us: float
+    ratio: float
+    what: str
+
+
+def cost_us() -> Cost:
+    """Return microseconds per step, as the median of several turns in which both took part."""
+    tables = list(_tables())
+    ours, encoding = [], []
+    for _ in range(7):
+        doctor = Doctor()
+        ours.append(_timed(lambda doctor=doctor: [doctor.take_steps(_NAMES, values) for values in tables]))
+        encoding.append(_timed(lambda: [StepTable.encode(_NAMES, values, _ROWS) for values in tables]))
+    per_step = 1e6 / (_ROWS * _TABLES)
+    all_us = statistics.median(ours) * per_step
+    return Cost(all_us, all_us / (statistics.median(encoding) * per_step), f"steps with {', '.join(_NAMES[2:])}")
+
+
+def _tables() -> list[list[float]]:
+    source = random.Random(1)
+    tables = []
+    for table in range(_TABLES):
+        values: list[float] = []
+        for row in range(_ROWS):
+            step = table * _ROWS + row
+            took_s = 0.01 * (1 + source.gauss(0, 0.02))
+            loss = 2 + 3 / (1 + step / 500) + source.gauss(0, 0.05)
+            norm = 1 + abs(source.gauss(0, 0.2))
+            values += [1.7e9 + step * 0.01, step, loss, 3e-4 * (1 - step / 1e6), norm, took_s, 8 / took_s]
+        tables.append(values)
+    return tables
+
+
+def _timed(work) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin

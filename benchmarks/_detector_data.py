@@ -1,0 +1,91 @@
+"""The real training logs on which detectors are measured, as records. They are not part of the repository."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Record = dict[str, Any]
+Run = tuple[str, str]
+"""Data set and number."""
+
+
+def folder() -> Path | None:
+    """Return where the logs are: `TRAINING_LOGS`, else beside the repository."""
+    beside = Path(__file__).resolve().parents[2] / "shared/data/training_logs"
+    found = Path(os.environ.get("TRAINING_LOGS", beside))
+    return found if (found / "labels.csv").is_file() else None
+
+
+class Label(NamedTuple):
+    run: Run
+    metric: str
+    name: str
+    first_step: int | None
+    last_step: int | None
+    status: str
+    is_by_eye: bool
+
+
+class Logs(NamedTuple):
+    runs: dict[Run, list[Record]]
+    labels: list[Label]
+    bimodal: set[Run]
+    """Runs of those workloads whose losses are labelled as having two modes."""
+
+    def points(self, run: Run) -> int:
+        return sum("loss" in record for record in self.runs[run])
+
+
+def load(path: Path) -> Logs:
+    runs: dict[Run, list[Record]] = defaultdict(list)
+    _load_algoperf(path, runs)
+    _load_nanogpt(path, runs)
+    labels = []
+    with open(path / "labels.csv") as file:
+        for row in csv.DictReader(file):
+            steps = [int(row[name]) if row[name] else None for name in ("start_step", "end_step")]
+            run = (row["dataset"], row["run"])
+            by_eye = row["source"] == "by_eye"
+            labels.append(Label(run, row["metric"], row["label"], *steps, row["status"], by_eye))
+    with open(path / "workloads.csv") as file:
+        workloads = {("algoperf", row["run"]): row["workload"] for row in csv.DictReader(file)}
+    marked = {workloads.get(label.run) for label in labels if label.status == "hard_negative_bimodal_loss"}
+    return Logs(dict(runs), labels, {run for run, workload in workloads.items() if workload in marked})
+
+
+def _load_algoperf(path: Path, runs: dict[Run, list[Record]]) -> None:
+    with gzip.open(path / "algoperf.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            record: Record = {"event": "step", "time": float(len(runs)), "global_step": int(row["step"])}
+            if row["is_eval"] == "1":
+                record["event"] = "validation"
+                record["val_loss"] = float(row["validation_loss"] or math.nan)
+            for name in ("loss", "grad_norm"):
+                if row[name]:
+                    record[name] = float(row[name])
+            runs["algoperf", row["run"]].append(record)
+
+
+def _load_nanogpt(path: Path, runs: dict[Run, list[Record]]) -> None:
+    last: dict[str, tuple[int, float]] = {}
+    with gzip.open(path / "modded_nanogpt.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            step = int(row["step"])
+            record: Record = {"event": "step", "time": float(step), "global_step": step}
+            if row["train_loss"]:
+                record["loss"] = float(row["train_loss"])
+            if row["train_time_ms"]:
+                took_ms = float(row["train_time_ms"])
+                before = last.get(row["run"])
+                if before is not None and step > before[0]:
+                    record["sec_per_step"] = (took_ms - before[1]) / (step - before[0]) / 1000
+                last[row["run"]] = (step, took_ms)
+            if row["val_loss"]:
+                record["val_loss"] = float(row["val_loss"])
+            runs["modded_nanogpt", row["run"]].append(record)

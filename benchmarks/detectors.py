@@ -1,0 +1,179 @@
+"""How good the rules are, on real logs with labels: `make bench-detectors`.
+
+Every run is shown to the rules once, record by record, as it would be while it is recorded. Published rules run over
+the same losses for comparison. Labels marked *weak* come from an offline rule; those *by eye* from a reader.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from benchmarks._detector_cost import cost_us
+from benchmarks._detector_data import Label, Logs, Record, Run, folder, load
+from tachograph.diagnostics import Doctor
+
+Steps = list[int]
+_TOLERANCE = 2
+"""Points by which an alarm may be off from the stretch that is labelled."""
+
+
+def diagnose(records: Iterable[Record]) -> list[Record]:
+    doctor = Doctor()
+    return [alert for record in records for alert in doctor.take(record)]
+
+
+def spikes_of(alerts: list[Record]) -> Steps:
+    """Return where spikes were told: each time once, when it began."""
+    told = [alert["occurrence"] for alert in alerts if alert["rule"] == "loss_spike" and "occurrence" in alert]
+    return sorted({spike["step"] for spike in told})
+
+
+def olmo(losses: list[tuple[int, float]], num_before: int = 128, sigmas: float = 6.0) -> Steps:
+    """Find what lies more than so many standard deviations above the mean of the values before."""
+    window: deque[float] = deque(maxlen=num_before)
+    found = []
+    for step, loss in losses:
+        if not math.isfinite(loss):
+            continue
+        if len(window) == num_before:
+            mean = sum(window) / num_before
+            deviation = math.sqrt(max(sum(value * value for value in window) / num_before - mean * mean, 0.0))
+            if loss > mean + sigmas * deviation:
+                found.append(step)
+        window.append(loss)
+    return found
+
+
+class Score:
+    """Counts and prints."""
+
+    def __init__(self, logs: Logs) -> None:
+        self.logs = logs
+        self.alerts = {run: diagnose(records) for run, records in logs.runs.items()}
+        labelled = {label.run for label in logs.labels}
+        long = [run for run in logs.runs if run[0] == "algoperf" and logs.points(run) >= 200]
+        self.clean = [run for run in long if run not in labelled and run not in logs.bimodal]
+        self.bimodal = [run for run in long if run in logs.bimodal]
+        self.is_met = True
+
+    def print(self) -> None:
+        print(f"{len(self.logs.runs)} runs: {len(self.clean)} clean, {len(self.bimodal)} with a bimodal loss\n")
+        self._spikes()
+        print()
+        for name, rule in (("diverged", "divergence"), ("overfit", "overfitting"), ("nonfinite", "not_finite")):
+            self._per_run(name, rule)
+        self._step_times()
+        print()
+        self._alarms()
+
+    def _spikes(self) -> None:
+        rules: dict[str, Callable[[Run], Steps]] = {
+            "ours": lambda run: spikes_of(self.alerts[run]),
+            "6 sigma of 128 before": lambda run: olmo(self._losses(run)),
+            "3 sigma of 50 before": lambda run: olmo(self._losses(run), 50, 3.0),
+        }
+        wanted = {"weak", "cross_run_coincident_batch"}
+        labels = [
+            label
+            for label in self.logs.labels
+            if label.name == "spike" and label.metric.endswith("loss") and label.status in wanted
+        ]
+        by_eye = [label for label in self.logs.labels if label.name == "spike" and label.is_by_eye]
+        print(f"{'loss spikes':24}{'recall':>18}{'clean runs':>16}{'bimodal runs':>16}{'by eye true':>14}{'false':>8}")
+        for name, find in rules.items():
+            found = {run: find(run) for run in self.logs.runs}
+            hits = sum(self._is_hit(label, found[label.run]) for label in labels)
+            clean = sum(bool(found[run]) for run in self.clean)
+            bimodal = sum(bool(found[run]) for run in self.bimodal)
+            true = [bool(found[label.run]) for label in by_eye if label.status == "true"]
+            false = [bool(found[label.run]) for label in by_eye if label.status.startswith("false")]
+            print(
+                f"{name:24}{_share(hits, len(labels)):>18}{_share(clean, len(self.clean)):>16}"
+                f"{_share(bimodal, len(self.bimodal)):>16}{sum(true):>9}/{len(true)}{sum(false):>7}/{len(false)}"
+            )
+            if name == "ours":
+                self._need("spike recall >= 85 %", hits >= 0.85 * len(labels))
+                self._need("alarms on <= 2 % of the clean runs", clean <= 0.02 * len(self.clean))
+                self._need("alarms on <= 5 % of the bimodal runs", bimodal <= 0.05 * len(self.bimodal))
+
+    def _losses(self, run: Run) -> list[tuple[int, float]]:
+        return [(record["global_step"], record["loss"]) for record in self.logs.runs[run] if "loss" in record]
+
+    def _is_hit(self, label: Label, found: Steps) -> bool:
+        """Tell whether something was found within the labelled stretch, or a few points around it."""
+        steps = [step for step, _ in self._losses(label.run)]
+        begin, end = steps.index(label.first_step), steps.index(label.last_step)
+        low, high = steps[max(0, begin - _TOLERANCE)], steps[min(len(steps) - 1, end + _TOLERANCE)]
+        return any(low <= step <= high for step in found)
+
+    def _per_run(self, name: str, rule: str) -> None:
+        """Compare, run by run, what is labelled with whether the rule fired at all."""
+        fired = {run for run, alerts in self.alerts.items() if any(alert["rule"] == rule for alert in alerts)}
+        labels = [label for label in self.logs.labels if label.name == name]
+        true = {label.run for label in labels if label.is_by_eye and label.status == "true"}
+        if name == "nonfinite":
+            true = {label.run for label in labels}
+        false = {label.run for label in labels if label.is_by_eye and label.status.startswith("false")}
+        weak = {label.run for label in labels if not label.is_by_eye and label.status == "weak"}
+        clean = [run for run in self.clean if run in fired]
+        print(
+            f"{rule:24}true {len(true & fired)}/{len(true)}   false {len(false & fired)}/{len(false)}   "
+            f"weak {len(weak & fired)}/{len(weak)}   clean runs {_share(len(clean), len(self.clean))}"
+        )
+        self._need(f"{rule}: >= 95 % of the true ones", len(true & fired) >= 0.95 * len(true))
+        self._need(f"{rule}: none of the false ones", not false & fired)
+
+    def _step_times(self) -> None:
+        planned = {label.run for label in self.logs.labels if label.status == "hard_negative_scheduled_change"}
+        told = {
+            rule: {run for run, alerts in self.alerts.items() if any(a["rule"] == rule for a in alerts)}
+            for rule in ("throughput_regression", "step_time_change", "step_outliers")
+        }
+        for rule, runs in told.items():
+            timed = [run for run in self.logs.runs if any("sec_per_step" in record for record in self.logs.runs[run])]
+            rest = [run for run in timed if run not in planned]
+            print(
+                f"{rule:24}planned changes {_share(len(runs & planned), len(planned))}   "
+                f"other timed runs {_share(sum(run in runs for run in rest), len(rest))}"
+            )
+        self._need("planned changes are no regressions", not told["throughput_regression"] & planned)
+
+    def _alarms(self) -> None:
+        print("runs with at least one alert, by rule (clean / bimodal / all):")
+        rules = sorted({alert["rule"] for alerts in self.alerts.values() for alert in alerts})
+        for rule in rules:
+            fired = {run for run, alerts in self.alerts.items() if any(alert["rule"] == rule for alert in alerts)}
+            clean, bimodal = sum(run in fired for run in self.clean), sum(run in fired for run in self.bimodal)
+            among = f"{clean:>4}/{len(self.clean)}{bimodal:>6}/{len(self.bimodal)}{len(fired):>6}/{len(self.alerts)}"
+            print(f"  {rule:24}{among}")
+
+    def _need(self, what: str, is_met: bool) -> None:
+        if not is_met:
+            print(f"  MISSED: {what}")
+            self.is_met = False
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part}/{whole} {100 * part / max(whole, 1):.1f} %"
+
+
+def main() -> int:
+    path = folder()
+    if path is None:
+        print("No training logs: set TRAINING_LOGS to the folder that holds labels.csv and the logs.")
+        return 0
+    score = Score(load(path))
+    score.print()
+    print()
+    cost = cost_us()
+    print(f"cost of all rules per step: {cost.all_us:.2f} us for {cost.what}; {cost.ratio:.2f} of encoding the records")
+    score._need("cost <= 3 us per step", cost.all_us <= 3.0)
+    print("all bars met" if score.is_met else "some bars were missed")
+    return 0 if score.is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

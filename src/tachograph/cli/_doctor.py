@@ -1,0 +1,177 @@
+"""`tacho doctor`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import rich_click as click
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tachograph.cli._format import add_row, duration, grid, json_text, listing, number, safe
+from tachograph.cli._options import json_option, log_dir_option
+from tachograph.diagnostics import RULES, explain, threshold_table
+from tachograph.doctor import Diagnosis, diagnose
+from tachograph.exceptions import ConfigError
+from tachograph.journal import Alert
+
+__all__ = ["alert_lines", "doctor"]
+
+SEVERITIES = ("info", "warning", "critical")
+_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+@click.command()
+@click.argument("run", required=False)
+@log_dir_option
+@json_option
+@click.option("--explain", "rule", metavar="RULE", help="Say what a rule finds, how, and what to do about it.")
+@click.option("--rules", "lists_rules", is_flag=True, help="List the rules.")
+@click.option(
+    "--set",
+    "settings",
+    metavar="RULE.THRESHOLD=NUMBER",
+    multiple=True,
+    help="Use another threshold; RULE=off turns a rule off.",
+)
+@click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit with 1 if there is an alert as bad as this.")
+def doctor(
+    run: str | None,
+    log_dir: str,
+    as_json: bool,
+    rule: str | None,
+    lists_rules: bool,
+    settings: tuple[str, ...],
+    fail_on: str | None,
+) -> None:
+    """Say what is wrong with a run, or with a log of another tool.
+
+    RUN is a run, a CSV or JSON-lines file, TensorBoard event files, or a trainer_state.json. The rules look at all that
+    was recorded, from the beginning.
+    """
+    if rule is not None:
+        Console().print(_explained(rule))
+        return
+    if lists_rules:
+        Console().print(_rules())
+        return
+    if run is None:
+        raise click.UsageError("name a run or a log file, or use --explain RULE or --rules")
+    diagnosis = diagnose(run, log_dir, rules=_thresholds(settings))
+    if as_json:
+        click.echo(json_text(msgspec.to_builtins(diagnosis)))
+    else:
+        Console().print(_rendered(diagnosis))
+    worst = max((SEVERITIES.index(alert.severity) for alert in diagnosis.alerts), default=-1)
+    if fail_on is not None and worst >= SEVERITIES.index(fail_on):
+        raise SystemExit(1)
+
+
+def _thresholds(settings: tuple[str, ...]) -> dict[str, Any]:
+    """Read ``loss_spike.sigmas=8`` and ``plateau=off``."""
+    rules: dict[str, Any] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        rule, dot, threshold = name.strip().partition(".")
+        if not equals or (not dot and value.strip() != "off"):
+            raise ConfigError(f"--set {text}: RULE.THRESHOLD=NUMBER or RULE=off is expected, as in loss_spike.sigmas=8")
+        if not dot:
+            rules[rule] = False
+        elif rules.get(rule) is not False:
+            rules.setdefault(rule, {})[threshold] = value.strip()
+    return rules
+
+
+def _rendered(diagnosis: Diagnosis) -> RenderableType:
+    parts: list[RenderableType] = []
+    still = [alert for alert in diagnosis.alerts if alert.is_open]
+    over = [alert for alert in diagnosis.alerts if not alert.is_open]
+    for alert in sorted(still, key=lambda alert: -SEVERITIES.index(alert.severity)):
+        parts += [_in_full(alert), Text()]
+    if over:
+        parts += [Text("Over, or left behind:", style="dim"), *(_in_short(alert) for alert in over), Text()]
+    if not diagnosis.alerts:
+        parts += [Text("Nothing wrong was found.", style="green"), Text()]
+    seen = ", ".join(f"{signal} ({safe(metric)})" for signal, metric in diagnosis.signals.items())
+    seen = seen or "no signal that a rule knows"
+    parts.append(Text(f"Looked at {diagnosis.num_records} records: {seen}.", style="dim"))
+    if "loss" not in diagnosis.signals:
+        missing = "There is no training loss: most rules need one, under a name such as train_loss."
+        parts.append(Text(missing, style="yellow"))
+    return Group(*parts)
+
+
+def _headline(alert: Alert) -> Text:
+    return Text.assemble((f"{alert.severity:9}", _STYLES.get(alert.severity, "")), (safe(alert.title, 400), "bold"))
+
+
+def _in_full(alert: Alert) -> RenderableType:
+    lines: list[RenderableType] = [_headline(alert)]
+    body: list[RenderableType] = []
+    if alert.message:
+        body.append(Text(safe(alert.message, 1000)))
+    facts = {safe(name): safe(_shown(value), 200) for name, value in alert.evidence.items() if name != "metric"}
+    body += [grid(list(facts.items())), Text.assemble(("Means  ", "dim"), safe(alert.meaning, 2000))]
+    body += [Text.assemble(("Do     ", "dim"), safe(line, 500)) for line in alert.advice]
+    body.append(Text(f"tacho doctor --explain {safe(alert.rule)}", style="dim"))
+    return Group(*lines, Padding(Group(*body), (0, 0, 0, 9)))
+
+
+def _in_short(alert: Alert) -> Text:
+    steps = took = ""
+    if alert.resolved_step is not None:
+        steps = f"steps {number(alert.opened_step)} to {number(alert.resolved_step)}"
+    if alert.resolved_time is not None and alert.opened_time is not None:
+        took = f" ({duration(alert.resolved_time - alert.opened_time)})"
+    return _headline(alert) + Text(f"  {steps}{took}  {safe(alert.outcome, 200)}", style="dim")
+
+
+def alert_lines(alerts: list[Alert]) -> Table:
+    """Return a table of alerts, for other commands to show."""
+    table = listing("alert", "what", "since step", right={"since step"}, wraps={"what"})
+    for alert in alerts:
+        severity = Text(alert.severity, style=_STYLES.get(alert.severity, ""))
+        add_row(table, severity, safe(alert.title, 200), number(alert.opened_step))
+    return table
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return number(value)
+    return ", ".join(map(_shown, value)) if isinstance(value, list) else str(value)
+
+
+def _explained(name: str) -> RenderableType:
+    rule = explain(name)
+    import inspect
+
+    thresholds = listing("threshold", "default", "meaning", right={"default"}, wraps={"meaning"})
+    for row in threshold_table(rule):
+        add_row(thresholds, f"{name}.{row.name}", str(row.default), row.doc)
+    parts: list[RenderableType] = [
+        Text.assemble((name, "bold"), "  ", (rule.severity, _STYLES[rule.severity])),
+        Text(),
+        *_paragraphs(inspect.cleandoc(rule.__doc__ or "")),
+        Text("What it usually means", style="bold"),
+        Text(rule.meaning),
+        Text(),
+        Text("What people do about it", style="bold"),
+        *(Text(f"- {line}") for line in rule.advice),
+    ]
+    return Group(*parts, Text(), thresholds) if threshold_table(rule) else Group(*parts)
+
+
+def _paragraphs(text: str) -> list[RenderableType]:
+    """Return paragraphs whose lines break where the terminal ends."""
+    return [Text(" ".join(paragraph.split()) + "\n") for paragraph in text.split("\n\n")]
+
+
+def _rules() -> Table:
+    table = listing("rule", "severity", "finds", wraps={"finds"})
+    for name, rule in RULES.items():
+        first = (rule.__doc__ or "").strip().partition("\n\n")[0]
+        add_row(table, name, Text(rule.severity, style=_STYLES[rule.severity]), " ".join(first.split()))
+    return table

@@ -1,0 +1,125 @@
+"""`tacho notify`."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from tachograph.cli._format import json_text, safe
+from tachograph.cli._options import json_option
+from tachograph.exceptions import ConfigError
+from tachograph.notify import (
+    CHANNELS,
+    EVENTS,
+    Channel,
+    DeliveryError,
+    NotifySettings,
+    notify_table,
+    open_channels,
+    resolve_notify,
+    sample_message,
+    warnings_of,
+)
+from tachograph.settings import read_config
+
+__all__ = ["notify"]
+
+_NOTHING = """No channel is configured, so nobody is told. Set one, for example:
+
+  export TACHO_NOTIFY_SLACK_URL='https://hooks.slack.com/services/…'
+  tacho notify test
+
+or in a config file, for tachograph.init_from_config and `tacho notify test --config FILE`:
+
+  telemetry:
+    notify:
+      slack: {url: "https://hooks.slack.com/services/…"}
+      milestones: ["train_loss < 0.5"]
+
+`tacho notify settings` lists all there is to set."""
+
+
+@click.group()
+def notify() -> None:
+    """Tell people what happens to runs: Lark, Slack, Discord, a webhook or e-mail."""
+
+
+@notify.command("settings")
+@json_option
+def settings(as_json: bool) -> None:
+    """List every setting of notifications: its key below `telemetry.notify`, its environment variable, its meaning."""
+    rows = notify_table()
+    if as_json:
+        click.echo(json_text([row._asdict() for row in rows]))
+        return
+    for row in rows:
+        click.echo(f"{row.name}  {row.env}{f'={row.default}' if row.default else ''}\n    {row.doc}")
+
+
+@notify.command("test")
+@click.option("--channel", type=click.Choice(list(CHANNELS)), help="Only this one; every configured one if not given.")
+@click.option(
+    "--config", "config_path", type=click.Path(dir_okay=False), help="Config with a `telemetry.notify` section."
+)
+@click.option(
+    "--event", type=click.Choice(list(EVENTS)), default="complete", show_default=True, help="What to tell of."
+)
+@json_option
+def test(channel: str | None, config_path: str | None, event: str, as_json: bool) -> None:
+    """Send a sample message through each configured channel now, and say whether it arrived."""
+    chosen = resolve_notify(None, _section(config_path))
+    channels = _chosen(open_channels(chosen), channel)
+    if not channels:
+        click.echo(json_text([]) if as_json else _NOTHING)
+        raise SystemExit(1)
+    results = []
+    for line in [] if as_json else warnings_of(chosen):
+        click.echo(line)
+    for one in channels:
+        results.append(_tried(one, chosen, event))
+        if not as_json:
+            click.echo(_told(results[-1]))
+    if as_json:
+        click.echo(json_text(results))
+    if not all(result["arrived"] for result in results):
+        raise SystemExit(1)
+
+
+def _section(config_path: str | None) -> Any:
+    if config_path is None:
+        return None
+    telemetry = read_config(Path(config_path)).get("telemetry")
+    return telemetry.get("notify") if isinstance(telemetry, dict) else None
+
+
+def _chosen(channels: list[Channel], name: str | None) -> list[Channel]:
+    chosen = [channel for channel in channels if name in (None, channel.name)]
+    if channels and not chosen:
+        known = ", ".join(channel.name for channel in channels)
+        raise ConfigError(f"--channel {name}: it is not configured; configured are {known}")
+    return chosen
+
+
+def _tried(channel: Channel, settings: NotifySettings, event: str) -> dict[str, Any]:
+    began_s = time.monotonic()
+    failure = None
+    try:
+        channel.send(sample_message(event, settings, host=socket.gethostname()), settings.timeout_s)
+    except DeliveryError as error:
+        failure = str(error)
+    return {
+        "channel": channel.name,
+        "arrived": failure is None,
+        "seconds": round(time.monotonic() - began_s, 3),
+        "failure": failure,
+    }
+
+
+def _told(result: dict[str, Any]) -> str:
+    if result["arrived"]:
+        return f"{result['channel']}: arrived in {result['seconds']:.2f} s"
+    return f"{result['channel']}: failed after {result['seconds']:.2f} s: {safe(result['failure'], 400)}"

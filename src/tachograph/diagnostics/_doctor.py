@@ -1,0 +1,272 @@
+"""The doctor: shows the records of a run to every rule, and returns the alerts they raise. The same while a run is
+recorded as over a journal or a log of another tool afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from tachograph.diagnostics._desk import Desk
+from tachograph.diagnostics._gauge import Gauge, Listener, Now
+from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._settings import resolve_rules
+from tachograph.diagnostics._signals import SIGNALS, signal_of
+from tachograph.diagnostics.rules import RULES
+from tachograph.records import METRIC_KINDS, finite, is_number, step_of
+
+__all__ = ["Doctor"]
+
+_PAUSES = frozenset({"validation", "test", "checkpoint", "epoch"})
+"""Records after which the next step is not one like the others: its time holds what they took."""
+
+_NOT_PROGRESS = frozenset({"system", "alert", "telemetry_error", "control_change", "end"})
+_LR_FACTOR = 1.6
+_PAUSE_VALUES = 32
+_MOST_SHAPES = 256
+_PACE = frozenset({("step_s", rank) for rank in range(len(SIGNALS["step_s"]))})
+
+Take = Callable[[float], None]
+
+
+class Doctor:
+    """Takes records in order; see the module.
+
+    Example:
+        >>> doctor = Doctor()
+        >>> alerts = [alert for record in records for alert in doctor.take(record)]
+    """
+
+    def __init__(self, rules: Mapping[str, RuleSettings] | None = None, *, prefix: str = "") -> None:
+        """Get ready.
+
+        Args:
+            rules: thresholds by rule, as `resolve_rules` gives them; all rules with their defaults if not given.
+            prefix: stands before the ids of alerts, to tell those of several attempts apart.
+        """
+        chosen = resolve_rules(None) if rules is None else rules
+        self._now = Now()
+        self._desk = Desk(self._now, prefix)
+        self._desk.change = self._changed
+        self._gauges: dict[str, Gauge] = {}
+        self._rules: list[Rule] = [
+            RULES[name](thresholds, self._desk, self._gauges) for name, thresholds in chosen.items()
+        ]
+        self._by_kind: dict[str, list[Rule]] = {}
+        for rule in self._rules:
+            for kind in rule.kinds:
+                self._by_kind.setdefault(kind, []).append(rule)
+        self._plans: dict[tuple[str, ...], list[tuple[int, Take]]] = {}
+        self._skips_pace = True  # the first step holds what came before it
+        self._batch: float | None = None
+        self._metrics: dict[str, str] = {}
+
+    @property
+    def num_open(self) -> tuple[int, int]:
+        """How many alerts are open, and how many of these are critical."""
+        return self._desk.num_open
+
+    @property
+    def signals(self) -> dict[str, str]:
+        """What there was to look at so far: each signal with the name of its metric."""
+        return dict(self._metrics)
+
+    # Records -------------------------------------------------------------------------------------------------------
+
+    def take(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """Take a record; return the alert records that it gives rise to."""
+        event = record["event"]
+        if event == "alert":
+            return []
+        if event == "start":
+            self._start_over()
+        time_s = finite(record.get("time"))
+        if time_s is not None:
+            self._now.time_s = time_s
+        if event not in _NOT_PROGRESS:
+            self._now.num_seen += 1
+        if event in METRIC_KINDS and event != "system":
+            self._take_metrics(record)
+        for rule in self._by_kind.get(event, ()):
+            rule.on_record(record)
+        if event in _PAUSES:
+            self._skips_pace = True
+        if event == "control_change":
+            self._take_change(record)
+        if event == "system" and time_s is not None:
+            self._tick(time_s)
+        return self._told()
+
+    def take_steps(self, names: tuple[str, ...], values: Sequence[Any]) -> list[dict[str, Any]]:
+        """Take step records of one shape, their values laid end to end; return the alert records.
+
+        Args:
+            names: what each value of a row is; `time` and `global_step` are among them.
+            values: numbers, as many rows as there are.
+        """
+        plan = self._plan(names)
+        now, width = self._now, len(names)
+        time_at, step_at = names.index("time"), names.index("global_step")
+        start = 0
+        if self._skips_pace and values:
+            now.time_s, now.step = values[time_at], values[step_at]
+            for place, take in plan:
+                if signal_of(names[place]) not in _PACE:
+                    take(values[place])
+            self._skips_pace = False
+            start = width
+        for row in range(start, len(values), width):
+            now.time_s = values[row + time_at]
+            now.step = values[row + step_at]
+            for place, take in plan:
+                take(values[row + place])
+        now.num_seen += 1
+        return self._told() if self._desk.outbox else []
+
+    def tick(self, time_s: float) -> list[dict[str, Any]]:
+        """Hear that it is later; return the alert records."""
+        self._tick(time_s)
+        return self._told()
+
+    def _tick(self, time_s: float) -> None:
+        self._now.time_s = time_s
+        for rule in self._rules:
+            rule.on_tick(time_s)
+
+    def _told(self) -> list[dict[str, Any]]:
+        told, self._desk.outbox = self._desk.outbox, []
+        return told
+
+    def _start_over(self) -> None:
+        """Forget everything but how many alerts there were: another process goes on, perhaps from an earlier step."""
+        self._desk.clear()
+        self._gauges.clear()
+        self._plans.clear()
+        self._now.step = None
+        self._skips_pace = True
+        self._batch = None
+        for rule in self._rules:
+            rule.reset()
+
+    # Signals -------------------------------------------------------------------------------------------------------
+
+    def _take_metrics(self, record: dict[str, Any]) -> None:
+        step = step_of(record)
+        if step is not None:
+            self._now.step = step
+        is_step = record["event"] == "step"
+        names = tuple(record)
+        has_pause = False
+        for place, take in self._plan(names):
+            name = names[place]
+            found = signal_of(name)
+            if not is_step and found != ("val_loss", found and found[1]):
+                continue
+            value = record[name]
+            if not is_number(value):
+                continue
+            if found in _PACE and (self._skips_pace or has_pause):
+                continue
+            has_pause = has_pause or (found is not None and found[0] == "val_loss")
+            take(self._of_window(record, name, value))
+        if is_step:
+            self._skips_pace = has_pause
+
+    def _of_window(self, record: dict[str, Any], name: str, value: float) -> float:
+        """Return what to take of a metric: of a window of steps, what is most remarkable."""
+        if record.get(f"{name}/nonfinite"):
+            return math.nan
+        highest = finite(record.get(f"{name}/max"))
+        found = signal_of(name)
+        gauge = self._gauges.get(found[0]) if found else None
+        if gauge is not None and highest is not None and highest >= gauge.loud_above:
+            return highest
+        return value
+
+    def _plan(self, names: tuple[str, ...]) -> list[tuple[int, Take]]:
+        """Return which values of a record are of interest, and who takes them."""
+        plan = self._plans.get(names)
+        if plan is None:
+            if len(self._plans) >= _MOST_SHAPES:
+                self._plans.clear()
+            best: dict[str, tuple[int, int]] = {}
+            for place, name in enumerate(names):
+                found = signal_of(name)
+                if found is not None and (found[0] not in best or found[1] < best[found[0]][0]):
+                    best[found[0]] = (found[1], place)
+            plan = [(place, take) for signal, (_, place) in best.items() for take in self._takers(signal, names[place])]
+            self._plans[names] = plan
+        return plan
+
+    def _takers(self, signal: str, metric: str) -> list[Take]:
+        takers: list[Take] = []
+        self._metrics.setdefault(signal, metric)
+        if signal == "batch_size":
+            takers.append(self._take_batch)
+        gauge = self._gauge(signal, metric)
+        if gauge is not None and gauge.metric == metric:
+            takers.append(gauge.take)
+        for rule in self._rules:
+            if signal in rule.hears_each:
+                takers.append(partial(rule.on_value, signal, metric))
+        return takers
+
+    def _gauge(self, signal: str, metric: str) -> Gauge | None:
+        """Return the gauge of a signal, made when its first metric appears; None if no rule listens."""
+        listeners: list[Listener] = [rule for rule in self._rules if signal in rule.hears]
+        if signal == "lr":
+            listeners.append(_LrWatch(self._changed))
+        if listeners and signal not in self._gauges:
+            band = next(filter(None, (rule.band(signal) for rule in self._rules if signal in rule.hears)), None)
+            gauge = self._gauges[signal] = Gauge(signal, self._now, band)
+            gauge.metric = metric
+            gauge.listeners = list(listeners)
+        return self._gauges.get(signal)
+
+    # Changes that explain others -----------------------------------------------------------------------------------
+
+    def _take_batch(self, value: float) -> None:
+        last, self._batch = self._batch, value
+        if last is not None and value != last:
+            self._changed("batch")
+
+    def _take_change(self, record: dict[str, Any]) -> None:
+        name = str(record.get("name")).lower()
+        if "lr" in name or "learning_rate" in name:
+            self._changed("lr")
+        elif "batch" in name:
+            self._changed("batch")
+
+    def _changed(self, what: str) -> None:
+        for signal in ("loss", "grad_norm"):
+            if signal in self._gauges:
+                self._gauges[signal].pause(_PAUSE_VALUES)
+        if what == "batch" and "step_s" in self._gauges:
+            self._gauges["step_s"].reset()
+        if what == "restart" and "loss" in self._gauges:
+            self._gauges["loss"].reset()
+        for rule in self._rules:
+            rule.on_change(what)
+
+
+class _LrWatch(Listener):
+    """Tells of sudden changes of the learning rate; a schedule changes it little by little."""
+
+    def __init__(self, changed: Callable[[str], None]) -> None:
+        self._changed = changed
+
+    def on_block(self, gauge: Gauge) -> None:
+        """Watch around where it is now."""
+        self._watch(gauge, gauge.last or 0.0)
+
+    def on_loud(self, gauge: Gauge, value: float) -> bool:
+        """Tell of a change."""
+        if value != gauge.last:
+            self._watch(gauge, value)
+            self._changed("lr")
+        return False
+
+    def _watch(self, gauge: Gauge, value: float) -> None:
+        gauge.low = value / _LR_FACTOR
+        gauge.ask(self, value * _LR_FACTOR)

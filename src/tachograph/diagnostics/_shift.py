@@ -1,0 +1,61 @@
+"""Finds where the level of a signal shifts for good: a change point, then a look whether the shift is real."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from tachograph.diagnostics._gauge import Gauge, median
+
+__all__ = ["Shift", "ShiftFinder"]
+
+_BEFORE = 12
+_AFTER = 4
+
+
+class Shift(NamedTuple):
+    """A level that became another one."""
+
+    before: float
+    after: float
+    step: int | None
+    """The last step of the block in which it happened."""
+    is_clean: bool
+    """Whether it happened within one block and the signal is as steady after it as before."""
+
+
+class ShiftFinder:
+    """Takes blocks and compares the last four with the twelve before; a slow drift is none of its business."""
+
+    def __init__(self, least_share: float) -> None:
+        self._least_share = least_share
+        self._blocks: deque[tuple[float, float, int | None]] = deque(maxlen=_BEFORE + _AFTER + 1)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._blocks.clear()
+
+    def take(self, gauge: Gauge, step: int | None) -> Shift | None:
+        """Take a block, and return the shift upwards that it confirms."""
+        values = gauge.values
+        middle = values[len(values) // 2]
+        width = values[-len(values) // 4] - values[len(values) // 4]
+        self._blocks.append((middle, width, step))
+        # Most blocks are much like the one before the last: nothing to think about.
+        if len(self._blocks) < _AFTER + 5 or middle < (1 + self._least_share) * self._blocks[-_AFTER - 2][0]:
+            return None
+        *before, turn, first, second, third, fourth = self._blocks
+        old = median(sorted(level for level, _, _ in before))
+        spread = median(sorted(abs(level - old) for level, _, _ in before))
+        after = sorted(level for level, _, _ in (first, second, third, fourth))
+        if after[0] < (1 + self._least_share) * old or after[0] - old < 6 * spread:
+            return None
+        # It may have happened anywhere in the blocks called `turn` and `first`.
+        settled = (second, third, fourth)
+        new = median(sorted(level for level, _, _ in settled))
+        old_width = median(sorted(width for _, width, _ in before)) / old if old > 0 else 0.0
+        new_width = median(sorted(width for _, width, _ in settled)) / new
+        levels = [level for level, _, _ in settled]
+        is_clean = new_width <= 2 * old_width + 0.05 and max(levels) - min(levels) <= 0.1 * new
+        self._blocks.clear()
+        return Shift(old, new, turn[2], is_clean)

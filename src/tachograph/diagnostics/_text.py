@@ -1,0 +1,32 @@
+"""Numbers as people read them, for titles and messages."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["duration", "factor", "figure", "percent"]
+
+
+def figure(value: float | None) -> str:
+    """Return a number with three or four digits that matter."""
+    if value is None or not math.isfinite(value):
+        return "NaN" if value is not None and math.isnan(value) else "unknown" if value is None else str(value)
+    return f"{value:.4g}"
+
+
+def factor(value: float) -> str:
+    """Return how many times: `4.3 times`."""
+    return f"{value:.2g} times" if value < 10 else f"{value:,.0f} times" if value < 1e6 else f"{value:.1e} times"
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in one unit."""
+    for size, unit in ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

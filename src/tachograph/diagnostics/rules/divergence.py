@@ -1,0 +1,146 @@
+"""The loss leaves for good."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Annotated
+
+from msgspec import Meta
+
+from tachograph.diagnostics._gauge import BLOCK, Gauge, median
+from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._text import figure
+
+__all__ = ["Divergence"]
+
+
+class Divergence(Rule):
+    """The loss has risen far above the best level it had, and stays there.
+
+    The best level is that of the best block of sixteen values. Most of the last values must lie above it by a share of
+    what the run has gained since its start, or of the best level, whichever is less, and by many spreads; the longer
+    the run has been going, the more values are asked for. So a spike is none, nor is a loss with two modes. A loss that
+    goes back to where the run started is another fault: see `loss_reset`.
+    """
+
+    name = "divergence"
+    severity = "critical"
+    meaning = (
+        "The optimizer has left the region in which it made progress; what was learnt is being lost. Most often the "
+        "learning rate is too high, or grew too fast; sometimes a change of the data mix, a numerical fault in one "
+        "layer, or a loss scale that collapsed came before."
+    )
+    advice = (
+        "Stop, and go back to the last checkpoint from before the step named here.",
+        "Resume with a lower learning rate (many take two thirds), or skip the batches around that step.",
+        "Lengthen the warm-up, clip gradients by norm, check weight decay and the epsilon of the optimizer.",
+        "See what changed at that step: data mix, batch size, schedule, precision.",
+    )
+    hears = ("loss",)
+    absorbs = ("loss_spike", "plateau", "exploding_gradients")
+
+    class Thresholds(RuleSettings):
+        """When it fires."""
+
+        share_of_best: Annotated[
+            float, Meta(description="Rise above the best level, as a share of that level.", gt=0)
+        ] = 0.33
+        share_of_gain: Annotated[
+            float, Meta(description="Or as a share of what was gained since the start, if that is less.", gt=0)
+        ] = 0.3
+        sigmas: Annotated[float, Meta(description="And by so many spreads of the calmest block.", ge=1)] = 5.0
+        window_values: Annotated[
+            int, Meta(description="Values that are looked at together, in a short run; up to four times that.", ge=4)
+        ] = 8
+        runaway: Annotated[
+            float,
+            Meta(description="Times the first level that is beyond anything: three such values are enough.", gt=1),
+        ] = 10.0
+        least_above: Annotated[float, Meta(description="The share of them that must be that high.", gt=0, le=1)] = 0.75
+
+    thresholds: Thresholds
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._best: float | None = None
+        self._best_step: int | None = None
+        self._width = math.inf
+        self._far: deque[int] = deque(maxlen=3)
+        self._places: deque[int] = deque(maxlen=4 * self.thresholds.window_values)
+        self._values: deque[float] = deque(maxlen=4 * self.thresholds.window_values)
+
+    def on_change(self, what: str) -> None:
+        """Begin anew with fresh weights."""
+        if what == "restart":
+            self.reset()
+
+    def on_block(self, gauge: Gauge) -> None:
+        """Keep the best level; ask for values far above it."""
+        level, first = gauge.level, gauge.first
+        if level is None or first is None or gauge.sigma is None:
+            return
+        if self._best is None or level < self._best:
+            self._best, self._best_step = level, self.now.step
+        quarter = len(gauge.values) // 4
+        self._width = min(self._width, 0.74 * (gauge.values[-quarter] - gauge.values[quarter]))
+        rise = self._rise(self._best, first)
+        if not self.is_open():
+            gauge.ask(self, self._best + rise)
+        elif gauge.values[-len(gauge.values) // 4] < self._best + 0.5 * rise:
+            self.over(f"{gauge.metric} is back at {figure(level)}", evidence={"level": level, "best": self._best})
+
+    def on_loud(self, gauge: Gauge, value: float) -> bool:
+        """See whether most of the last values were that high, and were not before."""
+        if self._best is None or gauge.first is None or self.is_open():
+            return False
+        limit = self._best + self._rise(self._best, gauge.first)
+        if value < limit:
+            return False
+        limits, place = self.thresholds, gauge.num_taken
+        self._places.append(place)
+        self._values.append(value)
+        window = max(limits.window_values, min(place // 16, 4 * limits.window_values))
+        if not self._runs_away(gauge, value, place):
+            least = math.ceil(limits.least_above * window)
+            if len(self._places) < least or place - self._places[-least] >= window:
+                return False
+            trend = self._trend(self._best, least)
+            num_before = gauge.num_above(limit, 2 + window // BLOCK) - window
+            if trend < 0.75 or (num_before > 4 and trend < 1.5):
+                return False  # a slow spike, or a loss that is like that
+        self._tell(gauge, value, limit, window)
+        gauge.ask(self, None)
+        return False
+
+    def _runs_away(self, gauge: Gauge, value: float, place: int) -> bool:
+        """Tell whether there were several values lately that are beyond anything."""
+        if value > self.thresholds.runaway * max(abs(gauge.first or 0.0), abs(self._best or 0.0)):
+            self._far.append(place)
+        return len(self._far) == 3 and place - self._far[0] < self.thresholds.window_values
+
+    def _trend(self, best: float, num_values: int) -> float:
+        """Return how much higher the last of some values are than the first, both seen from the best level."""
+        values = list(self._values)[-num_values:]
+        first, last = sorted(values[: num_values // 2]), sorted(values[-max(2, num_values // 4) :])
+        return (median(last) - best) / (median(first) - best)
+
+    def _rise(self, best: float, first: float) -> float:
+        limits = self.thresholds
+        gained = limits.share_of_gain * max(first - best, 0.0)
+        share = min(limits.share_of_best * best, gained) if best > 0 else gained
+        return max(share, 0.1 * abs(best), limits.sigmas * self._width)
+
+    def _tell(self, gauge: Gauge, value: float, limit: float, window: int) -> None:
+        evidence = {
+            "metric": gauge.metric,
+            "value": value,
+            "best": self._best,
+            "best_step": self._best_step,
+            "step": self.now.step,
+            "threshold": limit,
+            "window_values": window,
+        }
+        best = f"its best was {figure(self._best)} at step {self._best_step}"
+        message = f"Most of the last {window} values are above {figure(limit)}."
+        self.found(f"Loss diverges: {figure(value)} at step {self.now.step}, {best}", message, evidence=evidence)

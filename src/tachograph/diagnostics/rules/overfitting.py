@@ -1,0 +1,103 @@
+"""The validation loss rises while the training loss falls."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Annotated
+
+from msgspec import Meta
+
+from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._text import figure, percent
+
+__all__ = ["Overfitting"]
+
+
+class Overfitting(Rule):
+    """The validation loss has been above its best for several evaluations, while the training loss is not above its
+    own.
+
+    The alert names the step of the best validation loss: the checkpoint to keep. It is resolved when the validation
+    loss comes back to its best.
+    """
+
+    name = "overfitting"
+    meaning = (
+        "From the step named here on, the model learns the training data by heart; what it can do on other data gets "
+        "worse. If both losses rise, it is not this but a divergence."
+    )
+    advice = (
+        "Keep the checkpoint nearest to the best step, and stop.",
+        "Use more data or augmentation, a smaller model, more weight decay or dropout, or fewer epochs.",
+        "With a small validation set, see whether the rise is larger than what its size explains.",
+    )
+    hears_each = ("val_loss",)
+
+    class Thresholds(RuleSettings):
+        """When it fires."""
+
+        rise: Annotated[
+            float, Meta(description="How far above its best the validation loss must be, as a share.", gt=0)
+        ] = 0.03
+        noise: Annotated[
+            float, Meta(description="How many times its mean move between evaluations it must be above.", ge=0)
+        ] = 3.0
+        patience: Annotated[int, Meta(description="Evaluations in a row for which it must be.", ge=1)] = 3
+
+    thresholds: Thresholds
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._best: dict[str, tuple[float, int | None, float | None]] = {}
+        self._num_above: dict[str, int] = {}
+        self._last: dict[str, float] = {}
+        self._moves: dict[str, deque[float]] = {}
+
+    def on_change(self, what: str) -> None:
+        """Begin anew with fresh weights."""
+        if what == "restart":
+            self.reset()
+
+    def on_value(self, signal: str, metric: str, value: float) -> None:
+        """Compare a validation loss with the best so far."""
+        if not math.isfinite(value):
+            return
+        last, self._last[metric] = self._last.get(metric), value
+        if last is not None:
+            self._moves.setdefault(metric, deque(maxlen=8)).append(abs(value - last))
+        loss = self.gauges.get("loss")
+        level = loss.level if loss is not None else None
+        best, step, level_then = self._best.get(metric, (value, self.now.step, level))
+        if value <= best:
+            self._best[metric] = (value, self.now.step, level)
+            self._num_above[metric] = 0
+            self.over(f"{metric} is back at its best: {figure(value)}", key=metric)
+            return
+        self._best.setdefault(metric, (best, step, level_then))
+        limit = best + self.thresholds.rise * abs(best)
+        self._num_above[metric] = self._num_above.get(metric, 0) + 1 if value >= limit else 0
+        if self._num_above[metric] < self.thresholds.patience or self.is_open(metric):
+            return
+        moves = self._moves[metric]
+        if value - best < self.thresholds.noise * sum(moves) / len(moves):
+            return  # it goes up and down that much anyway
+        sigma = loss.sigma if loss is not None else None
+        if level is not None and level_then is not None and level > level_then + 2 * (sigma or 0.0):
+            return  # both rise: that is not learning by heart
+        evidence = {
+            "metric": metric,
+            "value": value,
+            "best": best,
+            "best_step": step,
+            "step": self.now.step,
+            "rise": (value - best) / abs(best) if best else None,
+            "train_loss": level,
+            "train_loss_at_best": level_then,
+            "evaluations_above": self._num_above[metric],
+        }
+        rise = percent((value - best) / abs(best)) if best else figure(value - best)
+        title = f"Overfitting since step {step}: {metric} is {figure(value)}, {rise} above its best of {figure(best)}"
+        self.found(
+            title, f"It has been above for {self._num_above[metric]} evaluations.", key=metric, evidence=evidence
+        )

@@ -1,0 +1,84 @@
+"""`tachograph.diagnose`: what the rules say of a run, or of a log of another tool, after the fact."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from tachograph.diagnostics import Doctor, resolve_rules
+from tachograph.exceptions import RunNotFoundError
+from tachograph.foreign import describe, read_log
+from tachograph.journal import Alert, AlertBook, find_run, read_records
+
+__all__ = ["Diagnosis", "diagnose"]
+
+
+class Diagnosis(msgspec.Struct):
+    """What the rules found."""
+
+    name: str
+    alerts: list[Alert]
+    """Each fault once, oldest first."""
+    signals: dict[str, str]
+    """What there was to look at: each signal with the name under which it is recorded."""
+    num_records: int
+    num_alerts: int
+    """How many alerts there were; of very many only the last are in `alerts`."""
+
+    @property
+    def open_alerts(self) -> list[Alert]:
+        """Alerts that were not resolved when the records ended."""
+        return [alert for alert in self.alerts if alert.is_open]
+
+
+def diagnose(
+    source: str | os.PathLike[str] | Iterable[dict[str, Any]],
+    log_dir: str | os.PathLike[str] | None = None,
+    *,
+    rules: Mapping[str, Any] | None = None,
+) -> Diagnosis:
+    """Let the rules look at everything that was recorded, as they would have while it was.
+
+    Args:
+        source: a run (its folder or, with `log_dir`, its name); a CSV, JSON-lines or TensorBoard file or a
+            `trainer_state.json` of another tool; or records.
+        log_dir: the folder that holds the runs.
+        rules: which rules to use and with which thresholds, as for `init`.
+
+    Raises:
+        RunNotFoundError: if there is neither a run nor a log.
+        ConfigError: if a log cannot be read, or `rules` is wrong.
+
+    Example:
+        >>> for alert in tachograph.diagnose("logs/greyjacket").alerts:
+        ...     print(alert.severity, alert.title)
+    """
+    thresholds = resolve_rules(rules)
+    name, records = _records(source, log_dir)
+    doctor, book, num_records = Doctor(thresholds), AlertBook(), 0
+    for record in records:
+        num_records += 1
+        if record["event"] == "start":
+            book.take(record)
+        for alert in doctor.take(record):
+            book.take(alert)
+    return Diagnosis(name, book.alerts(), doctor.signals, num_records, book.num_opened)
+
+
+def _records(
+    source: str | os.PathLike[str] | Iterable[dict[str, Any]], log_dir: str | os.PathLike[str] | None
+) -> tuple[str, Iterator[dict[str, Any]]]:
+    if not isinstance(source, (str, os.PathLike)):
+        return "records", iter(source)
+    try:
+        folder = find_run(source, log_dir)
+        return folder.name, read_records(folder.journal)
+    except RunNotFoundError:
+        if not os.path.exists(source):
+            raise
+        if describe(source) is None and os.path.isdir(source):
+            raise
+        return os.path.basename(os.fspath(source).rstrip(os.sep)), read_log(source)

@@ -1,0 +1,40 @@
+"""Scalars of TensorBoard event files, as rows by step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tachograph.exceptions import ConfigError
+
+__all__ = ["scalars"]
+
+
+def scalars(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row per step with all scalars of that step; those of a subfolder carry its name before theirs."""
+    try:
+        from tensorboard.backend.event_processing import event_accumulator
+        from tensorboard.util import tensor_util
+    except ImportError as error:
+        raise ConfigError("TensorBoard files need the package: pip install 'tachograph[tensorboard]'") from error
+    folders = sorted({file.parent for file in path.rglob("*.tfevents.*")}) if path.is_dir() else [path]
+    rows: dict[int, dict[str, Any]] = defaultdict(dict)
+    for folder in folders:
+        inside = folder.relative_to(path).as_posix() if path.is_dir() and folder != path else ""
+        events = event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+        events.Reload()
+        points = {
+            tag: [(e.wall_time, e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+        }
+        for tag in events.Tags()["tensors"]:
+            arrays = [(e.wall_time, e.step, tensor_util.make_ndarray(e.tensor_proto)) for e in events.Tensors(tag)]
+            points[tag] = [(wall_s, step, array.item()) for wall_s, step, array in arrays if array.size == 1]
+        for tag, values in points.items():
+            for wall_s, step, value in values:
+                row = rows[step]
+                row[f"{inside}/{tag}" if inside else tag] = value
+                row["time"] = max(wall_s, row.get("time", 0.0))
+    for step in sorted(rows):
+        yield {"global_step": step, **rows[step]}

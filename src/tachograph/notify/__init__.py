@@ -1,0 +1,31 @@
+"""Notifications: people are told what happens to a run, from its journal and off the training path.
+
+Follows the journal like a sink, keeps what was not sent yet in the run folder, and never lets one channel wait for
+another. A secret is never printed, logged or recorded here.
+"""
+
+from tachograph.notify._channel import Channel, DeliveryError, open_channels
+from tachograph.notify._follower import NotifyFollower
+from tachograph.notify._message import Message
+from tachograph.notify._resolve import resolve_notify, warnings_of
+from tachograph.notify._sample import sample_message
+from tachograph.notify._settings import CHANNELS, EVENTS, NotifyRow, NotifySettings, env_name, notify_table
+from tachograph.notify._template import PLACEHOLDERS
+
+__all__ = [
+    "CHANNELS",
+    "EVENTS",
+    "PLACEHOLDERS",
+    "Channel",
+    "Message",
+    "NotifyFollower",
+    "NotifyRow",
+    "NotifySettings",
+    "DeliveryError",
+    "env_name",
+    "notify_table",
+    "open_channels",
+    "resolve_notify",
+    "sample_message",
+    "warnings_of",
+]

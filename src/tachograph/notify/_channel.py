@@ -1,0 +1,56 @@
+"""What a channel is, and how it says that a message did not arrive."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tachograph.notify._message import Message
+from tachograph.notify._secret import Cleaner
+from tachograph.notify._settings import CHANNELS, NotifySettings
+
+__all__ = ["Channel", "DeliveryError", "open_channels"]
+
+
+class DeliveryError(Exception):
+    """A message did not arrive. Its text holds no secret.
+
+    Attributes:
+        may_retry: whether the same message may arrive later.
+        wait_s: how long the receiver asks us to wait, if it does.
+    """
+
+    def __init__(self, reason: str, *, may_retry: bool = False, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.may_retry = may_retry
+        self.wait_s = wait_s
+
+
+class Channel(Protocol):
+    """One way to people."""
+
+    name: str
+    clean: Cleaner
+    """Takes this channel's secrets out of a text."""
+
+    def send(self, message: Message, timeout_s: float) -> None:
+        """Send a message.
+
+        Raises:
+            DeliveryError: if it did not arrive.
+        """
+        ...
+
+
+def open_channels(settings: NotifySettings) -> list[Channel]:
+    """Return the channels that are configured. Only they are imported."""
+    if not settings.enabled:
+        return []
+    return [_open(name, settings) for name in CHANNELS if getattr(settings, name) is not None]
+
+
+def _open(name: str, settings: NotifySettings) -> Channel:
+    from importlib import import_module
+
+    module = import_module(f"tachograph.notify.{name if name != 'email' else 'smtp'}")
+    channel: Channel = module.open_channel(getattr(settings, name))
+    return channel

@@ -1,0 +1,127 @@
+"""One POST to one address: bounded in time and size, and never led elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import json
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+from tachograph._version import __version__
+from tachograph.notify._channel import DeliveryError
+from tachograph.notify._secret import Cleaner, Secret
+
+__all__ = ["Answer", "check", "post"]
+
+_MOST_ANSWER_BYTES = 64 << 10
+_LONGEST_WAIT_S = 3_600.0
+_WORTH_ANOTHER_TRY = {408, 425, 429}
+
+
+class Answer(NamedTuple):
+    """What the receiver said."""
+
+    status: int
+    text: str
+    wait_s: float | None
+
+    def json(self) -> dict[str, Any]:
+        """Return the answer as an object, empty if it is none."""
+        try:
+            values = json.loads(self.text)
+        except (ValueError, RecursionError):
+            return {}
+        return values if isinstance(values, dict) else {}
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A signed message is meant for one address: whoever answers for it cannot send it on to another."""
+
+    def redirect_request(self, *_arguments: Any) -> None:
+        """Follow none."""
+
+
+def post(url: Secret, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> Answer:
+    """Send a body and return the answer, whatever its status. Proxies of the environment are used.
+
+    Raises:
+        DeliveryError: if there was no answer.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": f"tachograph/{__version__}", **headers}
+    try:
+        request = urllib.request.Request(url.reveal(), body, headers, method="POST")  # noqa: S310 - checked at set-up
+        opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=_context()))
+        try:
+            response = opener.open(request, timeout=timeout_s)
+        except urllib.error.HTTPError as error:
+            response = error
+        with response:
+            return Answer(response.status or 0, _text(response, deadline_s), _wait_s(response.headers))
+    except Exception as error:  # noqa: BLE001 - many of them quote the address
+        failure = _undelivered(error, timeout_s)
+    raise failure  # here, where the error that may quote the address is no longer its context
+
+
+@functools.cache
+def _context() -> ssl.SSLContext:
+    """Return what checks certificates; reading all that are trusted takes tens of milliseconds."""
+    return ssl.create_default_context()
+
+
+def check(answer: Answer, clean: Cleaner) -> None:
+    """Raise `DeliveryError` unless the status says that the message was taken."""
+    status = answer.status
+    if 200 <= status < 300:
+        return
+    if 300 <= status < 400:
+        raise DeliveryError(
+            f"HTTP {status}: it leads to another address, which is not followed; set that one if it is right"
+        )
+    said = clean(answer.text, 200)
+    may_retry = status >= 500 or status in _WORTH_ANOTHER_TRY
+    raise DeliveryError(f"HTTP {status}{': ' if said else ''}{said}", may_retry=may_retry, wait_s=answer.wait_s)
+
+
+def _text(response: Any, deadline_s: float) -> str:
+    pieces: list[bytes] = []
+    left = _MOST_ANSWER_BYTES
+    while left > 0 and time.monotonic() < deadline_s:
+        piece = response.read1(left)
+        if not piece:
+            break
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _wait_s(headers: Any) -> float | None:
+    given = headers.get("Retry-After", "").strip()
+    try:
+        wait_s = (
+            float(given)
+            if given.replace(".", "", 1).isdigit()
+            else parsedate_to_datetime(given).timestamp() - time.time()
+        )
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(max(wait_s, 0.0), _LONGEST_WAIT_S)
+
+
+def _undelivered(error: Exception, timeout_s: float) -> DeliveryError:
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, TimeoutError):
+        return DeliveryError(f"no answer within {timeout_s:g} s", may_retry=True)
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return DeliveryError(f"its certificate is not trusted: {reason.verify_message}")
+    if isinstance(reason, http.client.InvalidURL) or not isinstance(reason, (OSError, http.client.HTTPException)):
+        return DeliveryError(f"it cannot be sent: {type(reason).__name__}")
+    # Their own texts may quote the address; the system's words for an error number do not.
+    words = reason.strerror if isinstance(reason, OSError) and isinstance(reason.strerror, str) else ""
+    return DeliveryError(f"it cannot be reached: {words or type(reason).__name__}", may_retry=True)

@@ -1,0 +1,56 @@
+"""A milestone: the first time a metric passes a threshold."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tachograph.exceptions import ConfigError
+from tachograph.records import MASK, finite
+
+__all__ = ["Milestone"]
+
+_OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_FORM = re.compile(r"\s*(?P<metric>[^<>=\s][^<>=]*?)\s*(?P<operator><=|>=|<|>)\s*(?P<threshold>[^<>=\s]+)\s*")
+
+
+class Milestone:
+    """A condition such as ``train_loss < 0.5``."""
+
+    __slots__ = ("_field", "_is_met", "metric", "text", "threshold")
+
+    def __init__(self, text: str, origin: str = "milestones") -> None:
+        """Parse a condition.
+
+        Raises:
+            ConfigError: if it is none.
+        """
+        form = _FORM.fullmatch(text)
+        threshold = _number(form["threshold"]) if form is not None else None
+        if form is None or threshold is None:
+            shown = MASK if "://" in text else repr(text)[:100]
+            raise ConfigError(
+                f"{origin}: {shown} is no milestone; a metric, one of < <= > >= and a number are expected, "
+                "such as 'train_loss < 0.5'"
+            )
+        self.metric = form["metric"]
+        self.threshold = threshold
+        self.text = f"{self.metric} {form['operator']} {threshold:g}"
+        self._is_met = _OPERATORS[form["operator"]]
+        self._field = "global_step" if self.metric == "step" else self.metric
+
+    def value_if_met(self, record: Mapping[str, Any]) -> float | None:
+        """Return the metric's value in a record if it passes the threshold; NaN and infinities never do."""
+        value = finite(record.get(self._field))
+        return value if value is not None and self._is_met(value, self.threshold) else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,179 @@
+import { describe, expect, test } from "vitest";
+import type { Alert } from "../api";
+import {
+  bandsOf,
+  cameBack,
+  chartOf,
+  counted,
+  endOf,
+  evidenceOf,
+  explaining,
+  isOver,
+  keyed,
+  lasted_s,
+  lookOf,
+  marksAt,
+  marksOf,
+  stepsOf,
+} from "./alerts";
+import { matching } from "./groups";
+import { defaultView } from "./route";
+
+const alert = (more: Partial<Alert> = {}): Alert => ({
+  id: "1",
+  rule: "loss_spike",
+  severity: "warning",
+  title: "Loss spike",
+  message: "",
+  meaning: "",
+  advice: [],
+  evidence: { metric: "train_loss" },
+  occurrences: [],
+  num_occurrences: 1,
+  attempt: 0,
+  opened_time: 1000,
+  opened_step: 1200,
+  updated_time: 1000,
+  updated_step: 1200,
+  resolved_time: null,
+  resolved_step: null,
+  outcome: "",
+  is_open: true,
+  ...more,
+});
+const resolved = (more: Partial<Alert> = {}): Alert =>
+  alert({ resolved_time: 1060, resolved_step: 1350, is_open: false, ...more });
+
+test("open alerts are counted, and coloured by the worst", () => {
+  const count = (open: number, critical: number) => counted({ num_open_alerts: open, num_critical_alerts: critical });
+  expect(count(0, 0)).toBeNull();
+  expect(count(1, 0)).toEqual({ text: "1 alert", look: "warn" });
+  expect(count(2, 1)).toEqual({ text: "2 alerts", look: "bad" });
+  expect([lookOf("critical"), lookOf("warning"), lookOf("info")]).toEqual(["bad", "warn", ""]);
+});
+
+test("alerts of one name are told apart, and keep their keys", () => {
+  expect(keyed([alert(), alert(), alert({ id: "2" })]).map(([key]) => key)).toEqual(["1 0", "1 1", "2 0"]);
+});
+
+test("the life of an alert", () => {
+  expect([isOver("running"), isOver("stale"), isOver("crashed")]).toEqual([false, false, true]);
+  expect(endOf(resolved())).toBe("resolved");
+  expect(endOf(alert({ is_open: false, outcome: "Back at the level before." }))).toBe("resolved");
+  expect(endOf(alert({ is_open: false }))).toBe("left behind");
+  expect(lasted_s(alert(), 1010)).toBe(10);
+  expect(lasted_s(alert(), 900)).toBe(0);
+  expect(lasted_s(resolved(), 9999)).toBe(60);
+  expect(lasted_s(alert({ is_open: false, updated_time: 1003 }), 9999)).toBeNull();
+  expect(lasted_s(alert({ opened_time: null }), 1010)).toBeNull();
+});
+
+test("where it was, and how often it came back", () => {
+  expect(stepsOf(alert())).toBe("step 1200");
+  expect(stepsOf(resolved())).toBe("steps 1200 … 1350");
+  expect(stepsOf(alert({ opened_step: null }))).toBe("");
+  expect(cameBack(alert({ num_occurrences: 1, occurrences: [{ step: 1200 }] }))).toBe("");
+  expect(cameBack(alert({ num_occurrences: 2, occurrences: [{ step: 1200 }, { step: 1300 }] }))).toBe("1200, 1300");
+  expect(cameBack(alert({ num_occurrences: 99, occurrences: [{ step: 1200 }, { step: null }] }))).toBe("… 1200");
+  expect(cameBack(alert({ num_occurrences: 99 }))).toBe("");
+});
+
+test("evidence reads as people write it", () => {
+  const evidence = {
+    value: 8.123456,
+    level: "NaN",
+    word: "\\NaN",
+    silence_s: 93,
+    size_bytes: 2500,
+    steps: [1, 20000, "Infinity"],
+    missing: null,
+    deep: { a: 1 },
+    is_new: true,
+    path: "a\\b",
+  };
+  expect(evidenceOf(alert({ evidence }))).toEqual([
+    ["value", "8.12346"],
+    ["level", "NaN"],
+    ["word", "NaN"],
+    ["silence", "1 min 33 s"],
+    ["size", "2.5 kB"],
+    ["steps", "1, 20\u202f000, ∞"],
+    ["deep", '{"a":1}'],
+    ["is new", "true"],
+    ["path", "a\\b"],
+  ]);
+});
+
+test("only what is surely the name of a rule is offered to a terminal", () => {
+  expect(explaining("loss_spike")).toBe("tacho doctor --explain loss_spike");
+  for (const rule of ["", "x; rm -rf ~", "$(id)", "--help", "a b", "a\nb", "x".repeat(99), "ΩΩ"])
+    expect(explaining(rule)).toBeNull();
+});
+
+describe("the chart of an alert", () => {
+  test("shows its metric alone, around its steps", () => {
+    const view = chartOf(resolved(), { ...defaultView, smoothing: 0.5, isLog: true }, 50_000);
+    expect(view).toEqual({
+      x: "step",
+      smoothing: 0.5,
+      isLog: true,
+      search: "/^train_loss$/",
+      low: 700,
+      high: 1850,
+    });
+    expect(chartOf(alert(), defaultView, 1205)).toMatchObject({ low: 1180, high: 1205 });
+    expect(chartOf(alert({ opened_step: 0, updated_step: 0 }), defaultView, 0)).toMatchObject({ low: 0, high: 1 });
+    const again = alert({ updated_step: 2000, occurrences: [{ step: 1200 }, { step: 1800 }, { step: "x" }] });
+    expect(chartOf(again, defaultView, 2000)).toMatchObject({ low: 800, high: 2001 });
+  });
+
+  test("finds names that look like expressions", () => {
+    for (const name of ["a.b*(c)[d]{e}|f^$?+\\g", "gpu/0/mem", "ünï ☃"]) {
+      const metric = { name, kind: "step", count: 1, last: 1, last_step: 1, low: 1, high: 1, num_not_finite: 0 };
+      const search = chartOf(alert({ evidence: { metric: name } }), defaultView, 10)?.search ?? "";
+      expect(matching([metric, { ...metric, name: `${name}x` }], search).map((each) => each.name)).toEqual([name]);
+    }
+  });
+
+  test("is found by time where there is no step, and as a whole where there is neither", () => {
+    const timed = { opened_step: null, updated_step: null };
+    const lost = { ...timed, opened_time: null, updated_time: null };
+    expect(chartOf(alert(timed), defaultView, 10)).toMatchObject({ x: "time", low: 940, high: 1060 });
+    expect(chartOf(alert(lost), { ...defaultView, low: 1 }, 10)).toMatchObject({ x: "step", low: null });
+    expect(chartOf(alert({ ...lost, evidence: { metric: 7 } }), defaultView, 10)).toBeNull();
+  });
+});
+
+describe("marks on charts", () => {
+  const marks = (alerts: Alert[], x: "step" | "time" | "relative" | "epoch" = "step", started: number | null = 990) =>
+    marksOf({ run: "r", alerts, started }, "train_loss", x);
+
+  test("are on the chart of the metric, or on all if there is none and they matter", () => {
+    const others = [alert({ evidence: { metric: "grad_norm" } }), alert({ evidence: {}, severity: "info" })];
+    const found = marks([alert(), alert({ evidence: {} }), ...others]);
+    expect(found).toHaveLength(2);
+    expect(found[0]).toEqual({ run: "r", title: "Loss spike", look: "warn", x: 1200, end: null });
+  });
+
+  test("are on every axis that alerts know", () => {
+    expect(marks([resolved()])).toMatchObject([{ x: 1200, end: 1350 }]);
+    expect(marks([resolved()], "time")).toMatchObject([{ x: 1000, end: 1060 }]);
+    expect(marks([resolved()], "relative")).toMatchObject([{ x: 10, end: 70 }]);
+    expect(marks([resolved()], "relative", null)).toEqual([]);
+    expect(marks([resolved()], "epoch")).toEqual([]);
+    expect(marks([alert({ opened_step: null })])).toEqual([]);
+    expect(marks([alert({ is_open: false, updated_step: 1100 })])).toMatchObject([{ x: 1200, end: 1200 }]);
+  });
+
+  test("make bands that do not lie on top of each other, and can be pointed at", () => {
+    const at = (x: number, end: number | null) => ({ run: "r", title: `${x}`, look: "warn" as const, x, end });
+    const found = [at(50, 60), at(10, 20), at(15, 30), at(12, 13), at(90, null), at(95, 96)];
+    expect(bandsOf(found)).toEqual([
+      [10, 30],
+      [50, 60],
+      [90, Infinity],
+    ]);
+    expect(marksAt(found, 11, 100).map((mark) => mark.x)).toEqual([10, 12]);
+    expect(marksAt(found, null, 100)).toEqual([]);
+  });
+});
