@@ -86,6 +86,7 @@ __all__ = [
     "current_run",
     "data_loading",
     "dataloader_init",
+    "diagnose",
     "distributed_init",
     "forward",
     "init",

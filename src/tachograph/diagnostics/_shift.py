@@ -46,6 +46,8 @@ class ShiftFinder:
             return None
         *before, turn, first, second, third, fourth = self._blocks
         old = median(sorted(level for level, _, _ in before))
+        if old <= 0:
+            return None  # there is no share of nothing
         spread = median(sorted(abs(level - old) for level, _, _ in before))
         after = sorted(level for level, _, _ in (first, second, third, fourth))
         if after[0] < (1 + self._least_share) * old or after[0] - old < 6 * spread:
@@ -53,7 +55,7 @@ class ShiftFinder:
         # It may have happened anywhere in the blocks called `turn` and `first`.
         settled = (second, third, fourth)
         new = median(sorted(level for level, _, _ in settled))
-        old_width = median(sorted(width for _, width, _ in before)) / old if old > 0 else 0.0
+        old_width = median(sorted(width for _, width, _ in before)) / old
         new_width = median(sorted(width for _, width, _ in settled)) / new
         levels = [level for level, _, _ in settled]
         is_clean = new_width <= 2 * old_width + 0.05 and max(levels) - min(levels) <= 0.1 * new

@@ -11,7 +11,7 @@ def figure(value: float | None) -> str:
     """Return a number with three or four digits that matter."""
     if value is None or not math.isfinite(value):
         return "NaN" if value is not None and math.isnan(value) else "unknown" if value is None else str(value)
-    return f"{value:.4g}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def factor(value: float) -> str:

@@ -64,6 +64,8 @@ class CheckpointInterval(Rule):
             took_s = finite(record.get("duration_s")) if record.get("name") in _SAVES else None
         if time_s is None or took_s is None or took_s < 0:
             return
+        if self._saves and 0 <= time_s - self._saves[-1][0] < took_s:
+            return  # the same save, told by its span and by a record
         self._saves.append((time_s, took_s))
         if len(self._saves) == self.thresholds.saves:
             self._judge()

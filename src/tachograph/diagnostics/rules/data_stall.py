@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Annotated
 
@@ -30,6 +31,7 @@ class DataStall(Rule):
         "Read larger chunks in order; see whether the host's CPUs are all busy.",
     )
     hears_each = ("data_share",)
+    absorbs = ("low_gpu_utilisation",)
 
     class Thresholds(RuleSettings):
         """When it fires."""
@@ -45,6 +47,8 @@ class DataStall(Rule):
 
     def on_value(self, signal: str, metric: str, value: float) -> None:
         """Take the share of a window."""
+        if not math.isfinite(value):
+            return
         self._shares.append(value)
         if len(self._shares) < self.thresholds.windows:
             return

@@ -19,7 +19,8 @@ class DeadLearningRate(Rule):
 
     A rate of zero is expected in the very first steps and at the end of a schedule: it is reported if it stays zero for
     a while, more than a twentieth of the steps that were planned are still to come, or it was zero from the start. A
-    loss that is exactly the same for many values while the gradient is not zero says the same without the rate.
+    loss that is exactly the same for many values while the gradient is not zero says the same without the rate; one
+    of exactly zero does not, nor does any in reinforcement learning.
     """
 
     name = "dead_learning_rate"
@@ -54,7 +55,7 @@ class DeadLearningRate(Rule):
     def on_block(self, gauge: Gauge) -> None:
         """Look for zeros, or for a loss that stands."""
         signal, values = gauge.signal, gauge.values
-        is_dead = values[-1] <= 0 if signal == "lr" else values[0] == values[-1] and self._has_gradient()
+        is_dead = values[-1] <= 0 if signal == "lr" else self._stands(values)
         self._num_blocks[signal] = self._num_blocks[signal] + 1 if is_dead else 0
         if not is_dead:
             self.over(f"{gauge.metric} is at {figure(gauge.level)}", key=signal)
@@ -65,6 +66,11 @@ class DeadLearningRate(Rule):
             if signal == "loss":
                 title = f"Loss is exactly {figure(values[-1])} in all of the last {num_values} values"
             self.found(title, "Nothing is learnt.", key=signal, evidence=evidence)
+
+    def _stands(self, values: list[float]) -> bool:
+        """Tell whether the loss does not move though it should; a rate of zero is told by itself."""
+        is_told = self.is_open("lr") or "reward" in self.gauges
+        return values[0] == values[-1] != 0 and not is_told and self._has_gradient()
 
     def _has_gradient(self) -> bool:
         gauge = self.gauges.get("grad_norm")

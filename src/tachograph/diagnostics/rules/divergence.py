@@ -21,7 +21,9 @@ class Divergence(Rule):
     The best level is that of the best block of sixteen values. Most of the last values must lie above it by a share of
     what the run has gained since its start, or of the best level, whichever is less, and by many spreads; the longer
     the run has been going, the more values are asked for. So a spike is none, nor is a loss with two modes. A loss that
-    goes back to where the run started is another fault: see `loss_reset`.
+    goes back to where the run started is another fault: see `loss_reset`. After a sudden change of the learning rate
+    or the batch size, as at a warm restart, most of what was gained must be lost, until the loss has come back once.
+    Not looked for in reinforcement learning, where the loss does not say how well it goes.
     """
 
     name = "divergence"
@@ -49,6 +51,9 @@ class Divergence(Rule):
         share_of_gain: Annotated[
             float, Meta(description="Or as a share of what was gained since the start, if that is less.", gt=0)
         ] = 0.3
+        share_after_change: Annotated[
+            float, Meta(description="Share of the gain to lose after a change of learning rate or batch.", gt=0)
+        ] = 0.6
         sigmas: Annotated[float, Meta(description="And by so many spreads of the calmest block.", ge=1)] = 5.0
         window_values: Annotated[
             int, Meta(description="Values that are looked at together, in a short run; up to four times that.", ge=4)
@@ -66,36 +71,41 @@ class Divergence(Rule):
         self._best: float | None = None
         self._best_step: int | None = None
         self._width = math.inf
+        self._is_lenient = False
         self._far: deque[int] = deque(maxlen=3)
         self._places: deque[int] = deque(maxlen=4 * self.thresholds.window_values)
         self._values: deque[float] = deque(maxlen=4 * self.thresholds.window_values)
 
     def on_change(self, what: str) -> None:
-        """Begin anew with fresh weights."""
+        """Begin anew with fresh weights; expect a rise after other changes."""
         if what == "restart":
             self.reset()
+        else:
+            self._is_lenient = True
 
     def on_block(self, gauge: Gauge) -> None:
         """Keep the best level; ask for values far above it."""
         level, first = gauge.level, gauge.first
-        if level is None or first is None or gauge.sigma is None:
+        if level is None or first is None or gauge.sigma is None or "reward" in self.gauges:
             return
         if self._best is None or level < self._best:
             self._best, self._best_step = level, self.now.step
         quarter = len(gauge.values) // 4
         self._width = min(self._width, 0.74 * (gauge.values[-quarter] - gauge.values[quarter]))
+        if level < self._best + 0.5 * self._usual_rise(self._best, first):
+            self._is_lenient = False
         rise = self._rise(self._best, first)
         if not self.is_open():
-            gauge.ask(self, self._best + rise)
+            gauge.ask(self, self._best + rise if rise > 0 else None)
         elif gauge.values[-len(gauge.values) // 4] < self._best + 0.5 * rise:
             self.over(f"{gauge.metric} is back at {figure(level)}", evidence={"level": level, "best": self._best})
 
     def on_loud(self, gauge: Gauge, value: float) -> bool:
         """See whether most of the last values were that high, and were not before."""
-        if self._best is None or gauge.first is None or self.is_open():
+        if self._best is None or gauge.first is None or self.is_open() or "reward" in self.gauges:
             return False
         limit = self._best + self._rise(self._best, gauge.first)
-        if value < limit:
+        if value < limit or limit <= self._best:
             return False
         limits, place = self.thresholds, gauge.num_taken
         self._places.append(place)
@@ -106,7 +116,8 @@ class Divergence(Rule):
             if len(self._places) < least or place - self._places[-least] >= window:
                 return False
             trend = self._trend(self._best, least)
-            num_before = gauge.num_above(limit, 2 + window // BLOCK) - window
+            num_here = sum(place - other < window for other in self._places)
+            num_before = gauge.num_above(limit, 2 + window // BLOCK) - num_here
             if trend < 0.75 or (num_before > 4 and trend < 1.5):
                 return False  # a slow spike, or a loss that is like that
         self._tell(gauge, value, limit, window)
@@ -126,6 +137,10 @@ class Divergence(Rule):
         return (median(last) - best) / (median(first) - best)
 
     def _rise(self, best: float, first: float) -> float:
+        rise = self._usual_rise(best, first)
+        return max(rise, self.thresholds.share_after_change * (first - best)) if self._is_lenient else rise
+
+    def _usual_rise(self, best: float, first: float) -> float:
         limits = self.thresholds
         gained = limits.share_of_gain * max(first - best, 0.0)
         share = min(limits.share_of_best * best, gained) if best > 0 else gained

@@ -61,8 +61,8 @@ class EntropyCollapse(Rule):
             self._rewards.append(gauge.level)
             return
         first = gauge.first
-        if first is None or first <= 0:
-            return
+        if first is None or first <= 0 or gauge.level < 0:
+            return  # that of continuous actions can be below zero, where shares mean nothing
         share = gauge.level / first
         if self.is_open():
             if share > 2 * self.thresholds.share:

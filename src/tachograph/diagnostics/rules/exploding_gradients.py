@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Annotated
 
 from msgspec import Meta
@@ -13,13 +14,16 @@ from tachograph.diagnostics._text import factor, figure
 
 __all__ = ["ExplodingGradients"]
 
+_YOUNG_BLOCKS = 4
+
 
 class ExplodingGradients(Rule):
     """The gradient norm is many times what it was in this run, and stays there.
 
     There is no norm that is too large for every model: a block of sixteen values is compared with the slow mean of the
-    run's own blocks (of their logarithms) and with the largest of them. Single values, which clipping takes care of, do
-    not count: three quarters of the block must be above.
+    run's own blocks (of their logarithms) and with the largest of them. The last four blocks are left out, so that a
+    norm that doubles again and again does not become the rule. Single values, which clipping takes care of, do not
+    count: three quarters of the block must be above.
     """
 
     name = "exploding_gradients"
@@ -48,6 +52,7 @@ class ExplodingGradients(Rule):
         self._mean_log: float | None = None
         self._largest = 0.0
         self._num_blocks = 0
+        self._young: deque[float] = deque()
 
     def on_block(self, gauge: Gauge) -> None:
         """Compare the block with the run so far."""
@@ -63,7 +68,12 @@ class ExplodingGradients(Rule):
             low = gauge.values[len(gauge.values) // 4]
             if low > self.thresholds.factor * usual and low > self.thresholds.factor_of_largest * self._largest:
                 self._tell(gauge, usual)
+                self._young.clear()
                 return
+            self._young.append(level)
+            if len(self._young) <= _YOUNG_BLOCKS:
+                return
+            level = self._young.popleft()
         log = math.log(level)
         self._mean_log = log if self._mean_log is None else self._mean_log + 0.05 * (log - self._mean_log)
         self._largest = max(self._largest, level)

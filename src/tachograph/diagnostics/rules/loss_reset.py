@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -16,8 +17,9 @@ __all__ = ["LossReset"]
 class LossReset(Rule):
     """The loss jumps, from one value to the next, back to the value the run started with.
 
-    That is what fresh weights do. The rules about the loss start anew from there, so that a reset on purpose is neither
-    a spike nor a divergence. Not looked for while the run has hardly gained anything.
+    That is what fresh weights do, if the value after it is not back where the loss was: then it was one bad batch. The
+    rules about the loss start anew from there, so that a reset on purpose is no divergence. Not looked for while the
+    run has hardly gained anything.
     """
 
     name = "loss_reset"
@@ -43,24 +45,45 @@ class LossReset(Rule):
 
     thresholds: Thresholds
 
+    def reset(self) -> None:
+        """Forget everything."""
+        self._first: float | None = None
+        self._jump: dict[str, Any] | None = None
+        self._calm_below = 0.0
+
     def on_loud(self, gauge: Gauge, value: float) -> bool:
-        """See whether a loud value is the first one come back."""
-        first, level = gauge.very_first, gauge.level
+        """See whether a loud value is the first one come back, and whether the next one stays up."""
+        if self._jump is not None:
+            jump, self._jump = self._jump, None
+            gauge.ask(self, None)
+            if value >= self._calm_below:
+                self._tell(jump)
+            return False
+        first, level = self._first or gauge.very_first, gauge.level
         if first is None or level is None or first <= 0:
             return False
         limits = self.thresholds
         if abs(value - first) <= limits.tolerance * first and level <= (1 - limits.least_gain) * first:
-            evidence = {
+            self._jump = {
                 "metric": gauge.metric,
                 "step": self.now.step,
                 "value": value,
                 "first": first,
                 "level_before": level,
             }
-            title = f"Loss went back to its first value: {figure(value)} at step {self.now.step}, from {figure(level)}"
-            self.found(title, "It looks as if training had started again with fresh weights.", evidence=evidence)
-            self.desk.change("restart")
+            self._calm_below = level + 0.5 * (gauge.loud_above - level)
+            gauge.ask(self, -math.inf)
         return False
+
+    def _tell(self, jump: dict[str, Any]) -> None:
+        self._first = jump["value"]
+        rise = f"{figure(jump['value'])} at step {jump['step']}, from {figure(jump['level_before'])}"
+        self.found(
+            f"Loss went back to its first value: {rise}",
+            "It looks as if training had started again with fresh weights.",
+            evidence=jump,
+        )
+        self.desk.change("restart")
 
     def on_block(self, gauge: Gauge) -> None:
         """Close it once the new story has a level of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from msgspec import Meta
@@ -53,6 +54,8 @@ class LossScaleCollapse(Rule):
 
     def on_value(self, signal: str, metric: str, value: float) -> None:
         """Count cuts."""
+        if not math.isfinite(value):
+            return
         last, self._last = self._last, value
         if last is None or value == last:
             self._num_same += 1

@@ -83,15 +83,14 @@ class LossSpike(Rule):
         """Begin a spike, or see how it goes on."""
         if self._spike is not None:
             return self._go_on(self._spike, gauge, value)
-        level = gauge.level
-        if level is None or self._stays_up:
-            return False
+        level, sigma = gauge.level, gauge.sigma or 0.0
+        if level is None or self._stays_up or (level == 0 and sigma == 0):
+            return False  # not known to be calm, or nothing but zeros, beside which every number is large
         if gauge.num_above(level + 0.6 * (value - level)) > self.thresholds.most_peers:
             return False
         self._calm_below = level + 0.5 * (gauge.loud_above - level)
         self._num_calm = 0
-        self._num_spikes += 1
-        sigma = gauge.sigma or 0.0
+        self._num_spikes = self._num_spikes + 1 if self.is_open() else 1
         self._spike = {
             "step": self.now.step,
             "value": value,
@@ -108,18 +107,17 @@ class LossSpike(Rule):
 
     def on_block(self, gauge: Gauge) -> None:
         """See whether a spike that did not recover has done so after all, and whether all is calm."""
-        if self._spike is not None or not self.is_open():
+        if self._spike is not None:
             return
         if self._stays_up:
             if gauge.values[-4] >= self._calm_below:
                 return
             self._stays_up = False
             self._quiet_since = gauge.num_taken
-        elif gauge.num_taken - self._quiet_since >= self.thresholds.quiet_values:
+        elif self.is_open() and gauge.num_taken - self._quiet_since >= self.thresholds.quiet_values:
             self.over(
                 f"no spike in the last {self.thresholds.quiet_values} values", evidence={"num_spikes": self._num_spikes}
             )
-            self._num_spikes = 0
 
     def _gradient(self) -> dict[str, Any]:
         """Say what the gradient norm did, if it is known: a spike in both is of the optimizer, else rather of the
@@ -147,7 +145,8 @@ class LossSpike(Rule):
             self._quiet_since = gauge.num_taken
             self._spike = None
             gauge.ask(self, None)
-            self._tell(gauge, {**spike, "level_after": value if is_back else gauge.level})
+            if self.is_open():  # else it has become part of another alert
+                self._tell(gauge, {**spike, "level_after": value if is_back else gauge.level})
         return value >= gauge.loud_above
 
     def _tell(self, gauge: Gauge, spike: dict[str, Any]) -> None:

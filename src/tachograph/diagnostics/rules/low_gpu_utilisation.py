@@ -15,7 +15,7 @@ __all__ = ["LowGpuUtilisation"]
 
 
 class LowGpuUtilisation(Rule):
-    """A GPU of the run is busy for a small part of the time while steps are being made.
+    """GPUs of the run are busy for a small part of the time while steps are being made.
 
     What counts is the utilisation that the driver reports, never how much memory is in use. It says that a kernel was
     running, not that it used the GPU well: a low figure is a fault, a high one is no praise.
@@ -45,6 +45,7 @@ class LowGpuUtilisation(Rule):
         """Forget everything."""
         self._samples: dict[str, deque[float]] = {}
         self._last_step: int | None = None
+        self._num_low = 0
 
     def on_record(self, record: dict[str, Any]) -> None:
         """Take a sample, if steps were made since the last."""
@@ -53,16 +54,44 @@ class LowGpuUtilisation(Rule):
             return
         for name, value in record.items():
             if name.startswith("gpu/") and name.endswith("/util_pct") and (share := finite(value)) is not None:
-                self._take(name, share)
+                self._samples.setdefault(name, deque(maxlen=self.thresholds.samples)).append(share)
+        self._judge()
 
-    def _take(self, name: str, value: float) -> None:
-        samples = self._samples.setdefault(name, deque(maxlen=self.thresholds.samples))
-        samples.append(value)
-        if len(samples) < self.thresholds.samples:
-            return
-        mean, gpu = sum(samples) / len(samples), name.split("/")[1]
-        if mean > 1.2 * self.thresholds.least_pct:
-            self.over(f"GPU {gpu} is busy {figure(mean)} % of the time now", key=name)
-        elif mean < self.thresholds.least_pct and not self.is_open(name):
-            evidence = {"metric": name, "mean_pct": mean, "samples": len(samples), "step": self.now.step}
-            self.found(f"GPU {gpu} is busy only {figure(mean)} % of the time", key=name, evidence=evidence)
+    def _judge(self) -> None:
+        limits = self.thresholds
+        means = {
+            name: sum(samples) / len(samples)
+            for name, samples in self._samples.items()
+            if len(samples) == limits.samples
+        }
+        low = sorted((mean, name) for name, mean in means.items() if mean < limits.least_pct)
+        if self.is_open():
+            if means and min(means.values()) > 1.2 * limits.least_pct:
+                self.over(f"{_gpus(list(means))} busy {figure(min(means.values()))} % of the time now, or more")
+            elif len(low) > self._num_low:
+                self._tell(low)
+        elif low:
+            self._tell(low)
+
+    def _tell(self, low: list[tuple[float, str]]) -> None:
+        """Tell of all of them at once: what keeps one GPU waiting mostly keeps the others waiting too."""
+        self._num_low = len(low)
+        mean, worst = low[0]
+        evidence = {
+            "metric": worst,
+            "mean_pct": mean,
+            "gpus": [_number(name) for _, name in low],
+            "samples": self.thresholds.samples,
+            "step": self.now.step,
+        }
+        most = f" {figure(low[-1][0])} %" if len(low) == 1 else f" {figure(mean)} to {figure(low[-1][0])} %"
+        self.found(f"{_gpus([name for _, name in low])} busy only{most} of the time", evidence=evidence)
+
+
+def _number(name: str) -> str:
+    return name.split("/")[1]
+
+
+def _gpus(names: list[str]) -> str:
+    numbers = sorted((_number(name) for name in names), key=lambda number: (len(number), number))
+    return f"GPU {numbers[0]} is" if len(numbers) == 1 else f"GPUs {', '.join(numbers)} are"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import mul
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -20,7 +21,8 @@ class MemoryGrowth(Rule):
     """The memory of the process or of a GPU grows steadily, and will be full within a day.
 
     Peaks over equal stretches of time are kept, and longer stretches as the run gets longer. A line is laid through the
-    later half of them; if its slope is far beyond its own error, it is followed to where the memory ends.
+    later half of them; if its slope is far beyond its own error, it is followed to where the memory ends. In the first
+    minutes, in which memory grows in most runs, nothing is said.
     """
 
     name = "memory_growth"
@@ -45,6 +47,7 @@ class MemoryGrowth(Rule):
         ] = 0.03
         least_gb: Annotated[float, Meta(description="And in GiB.", gt=0)] = 0.25
         sigmas: Annotated[float, Meta(description="How many times its error the slope must be.", gt=0)] = 6.0
+        least_s: Annotated[float, Meta(description="Seconds for which it must have grown.", ge=0)] = 300.0
 
     thresholds: Thresholds
 
@@ -77,9 +80,12 @@ class MemoryGrowth(Rule):
         grown_gb = per_s * stretch_s
         limits = self.thresholds
         is_growing = (
-            per_s > limits.sigmas * error and grown_gb >= limits.least_gb and grown_gb >= limits.least_growth * used_gb
+            stretch_s >= limits.least_s
+            and per_s > limits.sigmas * error
+            and grown_gb >= limits.least_gb
+            and grown_gb >= limits.least_growth * used_gb
         )
-        left_s = (limit_gb - used_gb) / per_s if per_s > 0 else math.inf
+        left_s = max(limit_gb - used_gb, 0.0) / per_s if per_s > 0 else math.inf
         if not is_growing or left_s > 3600 * limits.horizon_h:
             if per_s < 3 * error or left_s > 2 * 3600 * limits.horizon_h:
                 self.over(f"the memory of {whose} does not grow any more: {figure(used_gb)} GiB", key=name)
@@ -137,9 +143,10 @@ class _Peaks:
         count = len(points)
         mean_time = sum(time_s for time_s, _ in points) / count
         mean = sum(value for _, value in points) / count
-        spread = sum((time_s - mean_time) ** 2 for time_s, _ in points)
+        times = [time_s - mean_time for time_s, _ in points]
+        spread = sum(map(mul, times, times))  # never raises, as ** does for what is huge
         if spread <= 0:
             return 0.0, math.inf
         slope = sum((time_s - mean_time) * (value - mean) for time_s, value in points) / spread
-        rest = sum((value - mean - slope * (time_s - mean_time)) ** 2 for time_s, value in points)
-        return slope, math.sqrt(rest / max(count - 2, 1) / spread)
+        away = [value - mean - slope * (time_s - mean_time) for time_s, value in points]
+        return slope, math.sqrt(sum(map(mul, away, away)) / max(count - 2, 1) / spread)

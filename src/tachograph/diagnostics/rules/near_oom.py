@@ -47,6 +47,7 @@ class NearOom(Rule):
         """Forget everything."""
         self._retries: float | None = None
         self._num_calm = 0
+        self._told = 0.0
 
     def on_record(self, record: dict[str, Any]) -> None:
         """Look at a sample."""
@@ -56,16 +57,20 @@ class NearOom(Rule):
             self._num_calm += 1
             if retries > (before or 0.0):
                 self._num_calm = 0
-                evidence = {"metric": "gpu_alloc_retries", "retries": retries, "step": self.now.step}
-                title = f"GPU memory is all but full: {figure(retries)} allocations had to be tried again"
-                self.found(title, key="gpu", evidence=evidence)
+                if not self.is_open("gpu") or retries >= 2 * self._told:
+                    self._told = retries
+                    evidence = {"metric": "gpu_alloc_retries", "retries": retries, "step": self.now.step}
+                    times = "an allocation" if retries == 1 else f"{figure(retries)} allocations"
+                    title = f"GPU memory is all but full: {times} had to be tried again"
+                    self.found(title, key="gpu", evidence=evidence)
             elif self._num_calm >= self.thresholds.calm_samples:
                 self.over("no allocation had to be tried again for a while", key="gpu")
         if used is not None and used >= self.thresholds.host_used_pct and not self.is_open("host"):
             left = finite(record.get("host_mem_available_gb"))
             evidence = {"metric": "host_mem_used_pct", "used_pct": used, "available_gb": left, "step": self.now.step}
+            title = f"Host memory is {figure(used)} % full"
             self.found(
-                f"Host memory is {figure(used)} % full, {figure(left)} GiB are left", key="host", evidence=evidence
+                title if left is None else f"{title}, {figure(left)} GiB are left", key="host", evidence=evidence
             )
         elif used is not None and used < self.thresholds.host_used_pct - 5:
             self.over(f"host memory is {figure(used)} % full now", key="host")

@@ -18,8 +18,7 @@ class NotFinite(Rule):
 
     A loss that is not finite opens the alert at once. A gradient norm does so only after several in a row: a run in
     fp16 with a loss scaler overflows now and then by design, skips that step and goes on. While the loss spikes or
-    diverges, one is enough. The alert is resolved when
-    the values have been finite for a while.
+    diverges, one is enough. The alert is resolved when the values have been finite for a while.
     """
 
     name = "not_finite"
@@ -55,6 +54,12 @@ class NotFinite(Rule):
         self._seen_at: dict[str, int] = {}
         self._streak: dict[str, int] = {}
 
+    def on_change(self, what: str) -> None:
+        """Begin anew with fresh weights."""
+        if what == "restart":
+            self.over("training started again with fresh weights", key="loss")
+            self._seen_at.pop("loss", None)
+
     def on_not_finite(self, gauge: Gauge, value: float) -> None:
         """Count those in a row."""
         signal, taken = gauge.signal, gauge.num_taken
@@ -82,7 +87,7 @@ class NotFinite(Rule):
 
     def _tell(self, signal: str, metric: str, value: float, level: float | None) -> None:
         streak = self._streak.get(signal, 1)
-        times = f" for the {streak}th time in a row" if streak > 1 else ""
+        times = f", {streak} times in a row" if streak > 1 else ""
         before = f"; before it was at {figure(level)}" if level is not None else ""
         evidence = {"metric": metric, "value": value, "step": self.now.step, "level_before": level, "in_a_row": streak}
         self.found(

@@ -41,7 +41,8 @@ class Overfitting(Rule):
             float, Meta(description="How far above its best the validation loss must be, as a share.", gt=0)
         ] = 0.03
         noise: Annotated[
-            float, Meta(description="How many times its mean move between evaluations it must be above.", ge=0)
+            float,
+            Meta(description="How many times its usual unrest between evaluations it must be above its best.", ge=0),
         ] = 3.0
         patience: Annotated[int, Meta(description="Evaluations in a row for which it must be.", ge=1)] = 3
 
@@ -51,8 +52,7 @@ class Overfitting(Rule):
         """Forget everything."""
         self._best: dict[str, tuple[float, int | None, float | None]] = {}
         self._num_above: dict[str, int] = {}
-        self._last: dict[str, float] = {}
-        self._moves: dict[str, deque[float]] = {}
+        self._recent: dict[str, deque[float]] = {}
 
     def on_change(self, what: str) -> None:
         """Begin anew with fresh weights."""
@@ -63,9 +63,8 @@ class Overfitting(Rule):
         """Compare a validation loss with the best so far."""
         if not math.isfinite(value):
             return
-        last, self._last[metric] = self._last.get(metric), value
-        if last is not None:
-            self._moves.setdefault(metric, deque(maxlen=8)).append(abs(value - last))
+        recent = self._recent.setdefault(metric, deque(maxlen=10))
+        recent.append(value)
         loss = self.gauges.get("loss")
         level = loss.level if loss is not None else None
         best, step, level_then = self._best.get(metric, (value, self.now.step, level))
@@ -79,8 +78,7 @@ class Overfitting(Rule):
         self._num_above[metric] = self._num_above.get(metric, 0) + 1 if value >= limit else 0
         if self._num_above[metric] < self.thresholds.patience or self.is_open(metric):
             return
-        moves = self._moves[metric]
-        if value - best < self.thresholds.noise * sum(moves) / len(moves):
+        if value - best < self.thresholds.noise * _unrest(list(recent)):
             return  # it goes up and down that much anyway
         sigma = loss.sigma if loss is not None else None
         if level is not None and level_then is not None and level > level_then + 2 * (sigma or 0.0):
@@ -101,3 +99,12 @@ class Overfitting(Rule):
         self.found(
             title, f"It has been above for {self._num_above[metric]} evaluations.", key=metric, evidence=evidence
         )
+
+
+def _unrest(values: list[float]) -> float:
+    """Return by how much values leave the straight line of their neighbours, on average; a steady rise has none."""
+    bends = [
+        abs(before + after - 2 * value) / 2
+        for before, value, after in zip(values, values[1:], values[2:], strict=False)
+    ]
+    return sum(bends) / len(bends) if bends else 0.0

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from typing import Annotated
+from operator import mul
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from tachograph.diagnostics._gauge import Gauge
+from tachograph.diagnostics._gauge import BLOCK, Gauge
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._text import figure, percent
 
 __all__ = ["Plateau"]
 
+_MOST_POINTS = 128
+
+_CHANGES = {
+    "lr": "the learning rate changed",
+    "batch": "the batch size changed",
+    "restart": "training started again with fresh weights",
+}
+
+
+class _Point(NamedTuple):
+    level: float
+    step: int | None
+    lr: float | None
+
 
 class Plateau(Rule):
     """The loss has not fallen for a long stretch, by more than could be chance.
 
-    A line is laid through the levels of the last blocks of sixteen values. If the most that its slope could be, given
-    its own error, comes to less than a small share of the loss over the whole stretch, the loss stands still. Not
-    looked for while the learning rate is far below its peak, which is the end of a schedule, or still rising to it.
+    A line is laid through the levels of the last third of the run, in blocks of sixteen values and later in larger
+    ones. If the most that its slope could be, given its own error, comes to less than a small share of the loss over
+    the whole stretch, the loss stands still. Not looked for while the learning rate is far below its peak, which is the
+    end of a schedule, or still rising to it; nor in reinforcement learning, where the loss does not say how well it
+    goes.
     """
 
     name = "plateau"
@@ -40,7 +56,9 @@ class Plateau(Rule):
     class Thresholds(RuleSettings):
         """When it fires."""
 
-        blocks: Annotated[int, Meta(description="Blocks of 16 values that must show no fall.", ge=8, le=1024)] = 64
+        least_blocks: Annotated[
+            int, Meta(description="Blocks of 16 values that must be known before it looks.", ge=16, le=4096)
+        ] = 96
         least_gain: Annotated[
             float, Meta(description="What the loss must gain over that stretch, as a share of it.", gt=0, lt=1)
         ] = 0.005
@@ -52,45 +70,53 @@ class Plateau(Rule):
 
     def reset(self) -> None:
         """Forget everything."""
-        self._levels: deque[float] = deque(maxlen=self.thresholds.blocks)
-        self._first_steps: deque[int | None] = deque(maxlen=self.thresholds.blocks)
-        self._num_blocks = 0
+        self._points: list[_Point] = []
+        self._blocks_per_point = 1
+        self._waiting: list[float] = []
         self._lr_peak = 0.0
 
     def on_change(self, what: str) -> None:
         """Begin anew: after a change the loss may fall again."""
-        self.over(f"the {what} changed")
-        self._levels.clear()
-        self._first_steps.clear()
+        self.over(_CHANGES.get(what, f"the {what} changed"))
+        self._points, self._waiting, self._blocks_per_point = [], [], 1
 
     def on_block(self, gauge: Gauge) -> None:
-        """Take a level; now and then look at the line through them."""
-        if gauge.level is None:
+        """Take a level; look at the line through the last third of them."""
+        if gauge.level is None or "reward" in self.gauges:
             return
-        self._levels.append(gauge.level)
-        self._first_steps.append(self.now.step)
-        self._num_blocks += 1
-        if self._num_blocks % 8 or len(self._levels) < self.thresholds.blocks:
+        self._waiting.append(gauge.level)
+        if len(self._waiting) < self._blocks_per_point:
             return
-        gain, error = _gain(list(self._levels))
-        level = abs(gauge.level)
+        lr = self.gauges["lr"].level if "lr" in self.gauges else None
+        self._lr_peak = max(self._lr_peak, lr or 0.0)
+        self._points.append(_Point(sum(self._waiting) / len(self._waiting), self.now.step, lr))
+        self._waiting = []
+        if len(self._points) == _MOST_POINTS:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [second._replace(level=0.5 * (first.level + second.level)) for first, second in pairs]
+            self._blocks_per_point *= 2
+        if len(self._points) * self._blocks_per_point >= self.thresholds.least_blocks:
+            self._judge(gauge, self._points[-len(self._points) // 3 :])
+
+    def _judge(self, gauge: Gauge, points: list[_Point]) -> None:
+        gain, error = _gain([point.level for point in points])
+        level = abs(points[-1].level)
         most = (gain + 2 * error) / level if level > 0 else math.inf
         if self.is_open():
             if most > 3 * self.thresholds.least_gain and gain > 2 * error:
                 self.over(f"the loss falls again: {percent(gain / level)} over the stretch")
-        elif most < self.thresholds.least_gain and gain > -2 * error and self._may_learn():
-            self._tell(gauge, gain, most)
+        elif most < self.thresholds.least_gain and gain > -2 * error and self._may_learn(points):
+            self._tell(gauge, gain, most, points)
 
-    def _may_learn(self) -> bool:
+    def _may_learn(self, points: list[_Point]) -> bool:
         """Tell whether the learning rate is high enough that a fall would be expected, as far as it is known."""
-        gauge = self.gauges.get("lr")
-        if gauge is None or gauge.level is None:
+        first, last = points[0].lr, points[-1].lr
+        if first is None or last is None:
             return True
-        self._lr_peak = max(self._lr_peak, gauge.level)
-        return gauge.level >= self.thresholds.least_lr_share * self._lr_peak and gauge.level > 0
+        return 0 < last <= 1.1 * first and last >= self.thresholds.least_lr_share * self._lr_peak
 
-    def _tell(self, gauge: Gauge, gain: float, most: float) -> None:
-        begin, num_values = self._first_steps[0], 16 * len(self._levels)
+    def _tell(self, gauge: Gauge, gain: float, most: float, points: list[_Point]) -> None:
+        begin, num_values = points[0].step, BLOCK * self._blocks_per_point * len(points)
         level = gauge.level or 0.0
         evidence = {
             "metric": gauge.metric,
@@ -113,6 +139,7 @@ def _gain(levels: list[float]) -> tuple[float, float]:
     mean = sum(levels) / count
     spread = count * (count * count - 1) / 12
     slope = sum((index - middle) * value for index, value in enumerate(levels)) / spread
-    rest = sum((value - mean - slope * (index - middle)) ** 2 for index, value in enumerate(levels))
+    away = [value - mean - slope * (index - middle) for index, value in enumerate(levels)]
+    rest = sum(map(mul, away, away))  # never raises, as ** does for what is huge
     error = math.sqrt(rest / max(count - 2, 1) / spread)
     return -slope * (count - 1), error * (count - 1)

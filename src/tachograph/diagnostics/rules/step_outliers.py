@@ -44,7 +44,6 @@ class StepOutliers(Rule):
         count: Annotated[int, Meta(description="Outliers that make an alert.", ge=2)] = 5
         window_values: Annotated[int, Meta(description="Among how many steps.", ge=16)] = 500
         one_s: Annotated[float, Meta(description="Seconds that one step must lose to be reported alone.", gt=0)] = 30.0
-
         least_lost: Annotated[
             float, Meta(description="Share of the time of that many steps that they must have cost.", ge=0, lt=1)
         ] = 0.05
@@ -57,6 +56,13 @@ class StepOutliers(Rule):
     def reset(self) -> None:
         """Forget everything."""
         self._places: deque[tuple[int, int | None, float]] = deque(maxlen=64)
+        self._told_s = 0.0
+
+    def on_change(self, what: str) -> None:
+        """Begin anew when the steps are others."""
+        if what == "batch":
+            self.over("the batch size changed")
+            self.reset()
 
     def band(self, signal: str) -> tuple[float, float] | None:
         """Say which values it wants to hear of."""
@@ -64,16 +70,18 @@ class StepOutliers(Rule):
 
     def on_loud(self, gauge: Gauge, value: float) -> bool:
         """Note a slow step; see whether there are too many."""
-        limits, level = self.thresholds, gauge.level or value
-        if level < limits.least_step_s:
-            return True
+        limits, level = self.thresholds, gauge.level or 0.0
+        if level <= 0 or level < limits.least_step_s:
+            return False
         self._places.append((gauge.num_taken, self.now.step, value - level))
         recent = [place for place in self._places if place[0] > gauge.num_taken - limits.window_values]
         is_long = value - level >= limits.one_s and value >= 10 * level
         is_regular = _is_regular([step if step is not None else place for place, step, _ in recent])
         lost_s = sum(excess for _, _, excess in recent)
         is_costly = lost_s >= limits.least_lost * limits.window_values * level
-        if is_long or (len(recent) >= limits.count and is_costly and not is_regular and not self.is_open()):
+        is_fault = is_long or (len(recent) >= limits.count and is_costly and not is_regular)
+        if is_fault and (not self.is_open() or lost_s >= 2 * self._told_s):
+            self._told_s = lost_s
             steps = [step for _, step, _ in recent][-10:]
             evidence = {
                 "metric": gauge.metric,

@@ -28,7 +28,7 @@ class StepTimeChange(Rule):
         "planned for that step, every step has become slower alike, as with a lower clock of the GPU."
     )
     advice = (
-        "If it was planned, nothing. Record batch_size or tokens_per_sec, and it is not told again.",
+        "If it was planned, nothing. Record batch_size or num_tokens_per_step, and it is not told again.",
         "If not, compare clocks, power and the phases of a step before and after.",
     )
     hears = ("step_s",)
