@@ -1,4 +1,7 @@
-"""A small real model, trained with telemetry on: two spirals, a three-layer network, Adam, in plain numpy."""
+"""A small real model, trained with telemetry on: two spirals, a three-layer network, Adam, in plain numpy.
+
+One batch has its labels the wrong way round, so that diagnosis has something to find.
+"""
 
 from __future__ import annotations
 
@@ -66,11 +69,13 @@ def train(
         set_training_config(flops_per_sample=6 * model.num_params)
         lr_scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
         best = math.inf
+        broken_step = min(3 * num_steps // 5, 3000)
         with training_loop(train_iterations_start=0):
             for step in range(num_steps):
                 lr = 3e-3 * lr_scale.value * 0.5 * (1 + math.cos(math.pi * step / num_steps))
                 with data_loading():
                     points, labels = _spirals(random, _BATCH_SIZE)
+                    labels = 1 - labels if step == broken_step else labels
                 with training_iteration():
                     loss, grad_norm = model.step(points, labels, lr)
                     run.log({"train_loss": loss, "lr": lr, "grad_norm": grad_norm}, step=step)

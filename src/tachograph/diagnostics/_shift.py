@@ -1,4 +1,4 @@
-"""Finds where the level of a signal shifts for good: a change point, then a look whether the shift is real."""
+"""Finds where the time per step shifts for good: a change point, then a look whether the shift is real."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ __all__ = ["Shift", "ShiftFinder"]
 
 _BEFORE = 12
 _AFTER = 4
+_BLOCK_S = 1.0
+"""Blocks of steps that take less time are put together: what is slow for a moment is not slower."""
+_MOST_MERGED = 64
 
 
 class Shift(NamedTuple):
@@ -25,22 +28,30 @@ class Shift(NamedTuple):
 
 
 class ShiftFinder:
-    """Takes blocks and compares the last four with the twelve before; a slow drift is none of its business."""
+    """Takes blocks of step times and compares the last four with the twelve before; a slow drift is not its business."""
 
     def __init__(self, least_share: float) -> None:
         self._least_share = least_share
+        self._merging: list[tuple[float, float, int | None]] = []
         self._blocks: deque[tuple[float, float, int | None]] = deque(maxlen=_BEFORE + _AFTER + 1)
 
     def clear(self) -> None:
         """Forget everything."""
         self._blocks.clear()
+        self._merging.clear()
 
     def take(self, gauge: Gauge, step: int | None) -> Shift | None:
         """Take a block, and return the shift upwards that it confirms."""
         values = gauge.values
         middle = values[len(values) // 2]
         width = values[-len(values) // 4] - values[len(values) // 4]
-        self._blocks.append((middle, width, step))
+        self._merging.append((middle, width, step))
+        took_s = sum(level for level, _, _ in self._merging) * len(values)
+        if took_s < _BLOCK_S and len(self._merging) < _MOST_MERGED:
+            return None
+        middle = median(sorted(level for level, _, _ in self._merging))
+        self._blocks.append((middle, median(sorted(width for _, width, _ in self._merging)), step))
+        self._merging.clear()
         # Most blocks are much like the one before the last: nothing to think about.
         if len(self._blocks) < _AFTER + 5 or middle < (1 + self._least_share) * self._blocks[-_AFTER - 2][0]:
             return None

@@ -52,8 +52,9 @@ class Divergence(Rule):
             float, Meta(description="Or as a share of what was gained since the start, if that is less.", gt=0)
         ] = 0.3
         share_after_change: Annotated[
-            float, Meta(description="Share of the gain to lose after a change of learning rate or batch.", gt=0)
+            float, Meta(description="Share of the gain, or of the best if more, after a change of rate or batch.", gt=0)
         ] = 0.6
+        least_gain: Annotated[float, Meta(description="But at least this share of what was gained.", ge=0, lt=1)] = 0.05
         sigmas: Annotated[float, Meta(description="And by so many spreads of the calmest block.", ge=1)] = 5.0
         window_values: Annotated[
             int, Meta(description="Values that are looked at together, in a short run; up to four times that.", ge=4)
@@ -138,13 +139,15 @@ class Divergence(Rule):
 
     def _rise(self, best: float, first: float) -> float:
         rise = self._usual_rise(best, first)
-        return max(rise, self.thresholds.share_after_change * (first - best)) if self._is_lenient else rise
+        return max(rise, self.thresholds.share_after_change * max(first - best, abs(best))) if self._is_lenient else rise
 
     def _usual_rise(self, best: float, first: float) -> float:
         limits = self.thresholds
-        gained = limits.share_of_gain * max(first - best, 0.0)
-        share = min(limits.share_of_best * best, gained) if best > 0 else gained
-        return max(share, 0.1 * abs(best), limits.sigmas * self._width)
+        gained = max(first - best, 0.0)
+        share = limits.share_of_gain * gained
+        if best > 0:
+            share = min(limits.share_of_best * best, share)
+        return max(share, 0.1 * abs(best), limits.sigmas * self._width, limits.least_gain * gained)
 
     def _tell(self, gauge: Gauge, value: float, limit: float, window: int) -> None:
         evidence = {

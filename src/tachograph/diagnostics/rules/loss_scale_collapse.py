@@ -59,7 +59,8 @@ class LossScaleCollapse(Rule):
         last, self._last = self._last, value
         if last is None or value == last:
             self._num_same += 1
-            self._has_settled = self._has_settled or self._num_same >= self.thresholds.settled_values
+            if not self._has_settled and self._num_same >= self.thresholds.settled_values:
+                self._has_settled, self._num_cuts = True, 0
             return
         self._num_same = 0
         if value > last:

@@ -47,6 +47,9 @@ class LossSpike(Rule):
         least_share: Annotated[
             float, Meta(description="How far above the level it must be at least, as a share of the level.", ge=0)
         ] = 0.05
+        least_gain: Annotated[
+            float, Meta(description="And as a share of what the run has gained since its start.", ge=0)
+        ] = 0.03
         most_peers: Annotated[
             int, Meta(description="Of the last 64 values, how many may have risen more than 60 % as high.", ge=0)
         ] = 2
@@ -84,8 +87,10 @@ class LossSpike(Rule):
         if self._spike is not None:
             return self._go_on(self._spike, gauge, value)
         level, sigma = gauge.level, gauge.sigma or 0.0
-        if level is None or self._stays_up or (level == 0 and sigma == 0):
-            return False  # not known to be calm, or nothing but zeros, beside which every number is large
+        if level is None or self._stays_up or sigma <= 0:
+            return False  # not back from the last one, or always the same, beside which any number is far off
+        if value - level < self.thresholds.least_gain * ((gauge.first or 0.0) - level):
+            return False  # next to nothing, seen from where the run began
         if gauge.num_above(level + 0.6 * (value - level)) > self.thresholds.most_peers:
             return False
         self._calm_below = level + 0.5 * (gauge.loud_above - level)
@@ -96,7 +101,7 @@ class LossSpike(Rule):
             "value": value,
             "peak": value,
             "level_before": level,
-            "sigmas": (value - level) / sigma if sigma > 0 else None,
+            "sigmas": (value - level) / sigma,
             "class": "open",
             "values": 0,
             **self._gradient(),

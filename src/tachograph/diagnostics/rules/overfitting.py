@@ -43,7 +43,7 @@ class Overfitting(Rule):
         noise: Annotated[
             float,
             Meta(description="How many times its usual unrest between evaluations it must be above its best.", ge=0),
-        ] = 3.0
+        ] = 4.0
         patience: Annotated[int, Meta(description="Evaluations in a row for which it must be.", ge=1)] = 3
 
     thresholds: Thresholds
@@ -63,7 +63,7 @@ class Overfitting(Rule):
         """Compare a validation loss with the best so far."""
         if not math.isfinite(value):
             return
-        recent = self._recent.setdefault(metric, deque(maxlen=10))
+        recent = self._recent.setdefault(metric, deque(maxlen=24))
         recent.append(value)
         loss = self.gauges.get("loss")
         level = loss.level if loss is not None else None
@@ -74,12 +74,11 @@ class Overfitting(Rule):
             self.over(f"{metric} is back at its best: {figure(value)}", key=metric)
             return
         self._best.setdefault(metric, (best, step, level_then))
-        limit = best + self.thresholds.rise * abs(best)
-        self._num_above[metric] = self._num_above.get(metric, 0) + 1 if value >= limit else 0
+        # It must be above by more than it goes up and down anyway, each time: the best of many is low by chance.
+        rise = max(self.thresholds.rise * abs(best), self.thresholds.noise * _unrest(list(recent)))
+        self._num_above[metric] = self._num_above.get(metric, 0) + 1 if value >= best + rise else 0
         if self._num_above[metric] < self.thresholds.patience or self.is_open(metric):
             return
-        if value - best < self.thresholds.noise * _unrest(list(recent)):
-            return  # it goes up and down that much anyway
         sigma = loss.sigma if loss is not None else None
         if level is not None and level_then is not None and level > level_then + 2 * (sigma or 0.0):
             return  # both rise: that is not learning by heart
@@ -94,8 +93,8 @@ class Overfitting(Rule):
             "train_loss_at_best": level_then,
             "evaluations_above": self._num_above[metric],
         }
-        rise = percent((value - best) / abs(best)) if best else figure(value - best)
-        title = f"Overfitting since step {step}: {metric} is {figure(value)}, {rise} above its best of {figure(best)}"
+        more = percent((value - best) / abs(best)) if best else figure(value - best)
+        title = f"Overfitting since step {step}: {metric} is {figure(value)}, {more} above its best of {figure(best)}"
         self.found(
             title, f"It has been above for {self._num_above[metric]} evaluations.", key=metric, evidence=evidence
         )

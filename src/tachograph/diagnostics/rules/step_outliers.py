@@ -47,6 +47,7 @@ class StepOutliers(Rule):
         least_lost: Annotated[
             float, Meta(description="Share of the time of that many steps that they must have cost.", ge=0, lt=1)
         ] = 0.05
+        least_lost_s: Annotated[float, Meta(description="And seconds that they must have cost.", ge=0)] = 5.0
         least_step_s: Annotated[
             float, Meta(description="Seconds that a usual step must take to be worth a look.", ge=0)
         ] = 0.001
@@ -78,7 +79,7 @@ class StepOutliers(Rule):
         is_long = value - level >= limits.one_s and value >= 10 * level
         is_regular = _is_regular([step if step is not None else place for place, step, _ in recent])
         lost_s = sum(excess for _, _, excess in recent)
-        is_costly = lost_s >= limits.least_lost * limits.window_values * level
+        is_costly = lost_s >= max(limits.least_lost * limits.window_values * level, limits.least_lost_s)
         is_fault = is_long or (len(recent) >= limits.count and is_costly and not is_regular)
         if is_fault and (not self.is_open() or lost_s >= 2 * self._told_s):
             self._told_s = lost_s

@@ -1,0 +1,113 @@
+"""Runs that look like real ones, healthy or not, and what the rules say of them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tachograph.diagnostics import RULES, Doctor, resolve_rules
+from tachograph.records import decode, encode
+
+Record = dict[str, Any]
+
+START: Record = {"event": "start", "time": 1_000.0, "run_id": "0123"}
+SEEDS = (1, 2, 3)
+
+
+def step(number: int, **values: Any) -> Record:
+    return {"event": "step", "time": 1_000.0 + number, "global_step": number, **values}
+
+
+def system(number: int, every_s: float = 10.0, **values: Any) -> Record:
+    return {"event": "system", "time": 1_000.0 + every_s * number, **values}
+
+
+def series(name: str, values: Iterable[Any], first: int = 0, **others: Callable[[int], Any]) -> Iterator[Record]:
+    """Yield a step for each value; of other metrics, what they are at that step."""
+    for number, value in enumerate(values, first):
+        yield step(number, **{name: value}, **{other: of(number) for other, of in others.items()})
+
+
+# What runs do ------------------------------------------------------------------------------------------------------
+
+
+def falling(source: random.Random, num: int, noise: float = 0.05, floor: float = 2.0) -> list[float]:
+    """Return the losses of a language model that goes on learning."""
+    return [
+        floor + 8.8 * math.exp(-index / 150) + 0.8 / (1 + index / 500) + source.gauss(0, noise) for index in range(num)
+    ]
+
+
+def level(source: random.Random, num: int, value: float, share: float = 0.03) -> list[float]:
+    """Return values around one, which differ by a share of it."""
+    return [value * (1 + source.gauss(0, share)) for _ in range(num)]
+
+
+def cosine(num: int, peak: float = 3e-4, warm_up: int = 100) -> Callable[[int], float]:
+    """Return the usual schedule: a short rise, then down to nothing."""
+
+    def lr(index: int) -> float:
+        if index < warm_up:
+            return peak * (index + 1) / warm_up
+        return peak * 0.5 * (1 + math.cos(math.pi * min(1.0, (index - warm_up) / (num - warm_up))))
+
+    return lr
+
+
+# What is said of them ----------------------------------------------------------------------------------------------
+
+
+def diagnose(records: Iterable[Record], rules: dict[str, Any] | None = None) -> list[Record]:
+    """Show records to all rules, and return the alert records, which must be such as can be written and read."""
+    doctor = Doctor(resolve_rules(rules))
+    return checked([alert for record in records for alert in doctor.take(record)])
+
+
+def checked(alerts: list[Record]) -> list[Record]:
+    """See that every alert record can be written, and that every life is one: opened, updated, resolved."""
+    lives: dict[str, str] = {}
+    for alert in alerts:
+        assert decode(encode(alert))["id"] == alert["id"]
+        before, status = lives.get(alert["id"]), alert["status"]
+        assert (before is None) == (status == "opened"), f"{status} after {before}: {alert}"
+        assert before != "resolved", f"after its end: {alert}"
+        assert alert["rule"] in RULES and alert["severity"] in ("info", "warning", "critical")
+        if status == "opened":
+            assert alert["title"] and alert["meaning"] and alert["advice"] and alert["evidence"]
+        if status != "resolved":
+            assert not any(word in alert["title"] + alert.get("message", "") for word in ("None", "unknown", "inf %", "inf times"))
+        else:
+            assert alert["outcome"]
+        lives[alert["id"]] = status
+    return alerts
+
+
+def lives_of(alerts: list[Record], rule: str) -> list[list[Record]]:
+    """Return the alerts of a rule, each as all its records."""
+    lives: dict[str, list[Record]] = {}
+    for alert in alerts:
+        if alert["rule"] == rule:
+            lives.setdefault(alert["id"], []).append(alert)
+    return list(lives.values())
+
+
+def the_only(alerts: list[Record], rule: str) -> list[Record]:
+    """Return the records of the one alert there is: of this rule, and no other."""
+    lives = lives_of(alerts, rule)
+    assert len(lives) == 1, f"{len(lives)} alerts of {rule} in {brief(alerts)}"
+    assert {alert["rule"] for alert in alerts} == {rule}, brief(alerts)
+    return lives[0]
+
+
+def statuses(life: list[Record]) -> list[str]:
+    return [alert["status"] for alert in life]
+
+
+def brief(alerts: list[Record]) -> list[str]:
+    """Return alerts in a form that can be read when a test fails."""
+    return [
+        f"{alert['rule']} {alert['status']} at {alert.get('global_step')}: {alert.get('title') or alert['outcome']}"
+        for alert in alerts
+    ]
