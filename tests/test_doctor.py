@@ -72,10 +72,10 @@ def test_our_own_journal_under_another_name(tmp_path, logs):
 
 def test_the_history_of_a_trainer(tmp_path):
     history = [
-        {"step": 10 * step, "loss": loss, "learning_rate": 1e-4, "grad_norm": 1.0} for step, loss in rows(120, 90)
+        {"step": 10 * step, "loss": loss, "learning_rate": 1e-4, "grad_norm": 1.0} for step, loss in rows(120, 100)
     ]
-    for index, loss in enumerate([1.0, 0.8, 0.7, 0.75, 0.8, 0.85, 0.9]):
-        history.insert(15 * (index + 1) + index, {"step": 150 * (index + 1) - 10, "eval_loss": loss, "epoch": index})
+    for index, loss in enumerate([1.0, 0.8, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]):
+        history.insert(14 * (index + 1) + index, {"step": 140 * (index + 1) - 10, "eval_loss": loss, "epoch": index})
     history.append({"step": 1200, "train_loss": 2.2, "train_runtime": 10.0})
     state = json.dumps({"global_step": 1200, "log_history": history, "best_metric": math.nan})
     older, newer = tmp_path / "out" / "checkpoint-900", tmp_path / "out" / "checkpoint-1200"
@@ -84,9 +84,9 @@ def test_the_history_of_a_trainer(tmp_path):
         (folder / "trainer_state.json").write_text(text)
     for source in (newer / "trainer_state.json", newer, tmp_path / "out"):
         diagnosis = tachograph.diagnose(source)
-        assert spikes(diagnosis) == [900]
+        assert spikes(diagnosis) == [1000]
         (overfitting,) = [alert for alert in diagnosis.alerts if alert.rule == "overfitting"]
-        assert overfitting.evidence["best_step"] == 440
+        assert overfitting.evidence["best_step"] == 410
         assert diagnosis.signals["val_loss"] == "eval_loss"
 
 

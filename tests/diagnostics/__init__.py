@@ -77,7 +77,9 @@ def checked(alerts: list[Record]) -> list[Record]:
         if status == "opened":
             assert alert["title"] and alert["meaning"] and alert["advice"] and alert["evidence"]
         if status != "resolved":
-            assert not any(word in alert["title"] + alert.get("message", "") for word in ("None", "unknown", "inf %", "inf times"))
+            assert not any(
+                word in alert["title"] + alert.get("message", "") for word in ("None", "unknown", "inf %", "inf times")
+            )
         else:
             assert alert["outcome"]
         lives[alert["id"]] = status

@@ -97,7 +97,9 @@ def test_the_streak_of_gradients_is_a_setting(source: random.Random) -> None:
 
 def test_a_validation_loss_that_is_nan_until_it_is_not() -> None:
     values = [2.0, 1.9, math.nan, math.nan, 1.8]
-    records = [{"event": "validation", "time": 1.0 * at, "global_step": at, "val_loss": v} for at, v in enumerate(values)]
+    records = [
+        {"event": "validation", "time": 1.0 * at, "global_step": at, "val_loss": v} for at, v in enumerate(values)
+    ]
     opened, resolved = the_only(diagnose(records), "not_finite")
     assert (opened["global_step"], resolved["global_step"]) == (2, 4)
     assert opened["title"].startswith("val_loss is NaN")
@@ -110,7 +112,6 @@ def test_nan_inside_a_window_of_steps_is_seen(source: random.Random) -> None:
     assert opened["global_step"] == 60
 
 
-@pytest.mark.xfail(strict=True, reason="a window counts as NaN if one of its steps overflowed")
 def test_one_overflow_in_each_long_window_is_no_alarm(source: random.Random) -> None:
     records = [{**record, "window_steps": 1000} for record in series("grad_norm", level(source, 100, 1.0))]
     for record in records[50:60]:
@@ -138,7 +139,9 @@ def test_a_spike_that_recovers_is_one_alert_with_its_numbers(source: random.Rand
 
 def test_a_spike_that_takes_its_time_is_slow(source: random.Random) -> None:
     bump = [1.5 * math.exp(-index / 20) for index in range(300)]
-    opened, updated, resolved = the_only(diagnose(series("loss", with_bump(falling(source, 2000), 1000, *bump))), "loss_spike")
+    opened, updated, resolved = the_only(
+        diagnose(series("loss", with_bump(falling(source, 2000), 1000, *bump))), "loss_spike"
+    )
     assert updated["evidence"]["class"] == "slow" and 17 <= updated["evidence"]["recovery_values"] < 128
     assert (opened["severity"], updated["severity"], resolved["severity"]) == ("warning",) * 3
 
@@ -167,7 +170,9 @@ def test_a_spike_after_the_last_was_over_is_counted_anew(source: random.Random) 
     losses = level(source, 2000, 2.0, 0.02)
     losses[600] = losses[1200] = 5.0
     first, second = lives_of(diagnose(series("loss", losses)), "loss_spike")
-    assert first[0]["title"].startswith("Loss spike at step 600") and second[0]["title"].startswith("Loss spike at step 1200")
+    assert first[0]["title"].startswith("Loss spike at step 600") and second[0]["title"].startswith(
+        "Loss spike at step 1200"
+    )
 
 
 def test_a_spike_says_what_the_gradient_did(source: random.Random) -> None:
@@ -215,7 +220,6 @@ def test_no_spike_after_a_step_of_the_learning_rate_or_the_batch_size(source: ra
     assert diagnose([*records[:1000], change, *records[1000:]]) == []
 
 
-@pytest.mark.xfail(strict=True, reason="values of a record are taken in its order, and the change may come last")
 @pytest.mark.parametrize("name", ["lr", "batch_size"])
 def test_a_change_explains_the_loss_of_the_same_step_wherever_it_stands_in_the_record(name: str) -> None:
     losses = [*level(random.Random(1), 1000, 2.0, 0.02), *level(random.Random(2), 600, 2.6, 0.02)]
@@ -274,7 +278,9 @@ def test_a_loss_that_leaves_for_good_is_one_critical_alert(source: random.Random
     evidence = opened["evidence"]
     assert evidence["best"] == pytest.approx(2.2, abs=0.1) and 1000 < evidence["best_step"] < 1520
     assert evidence["value"] == losses[opened["global_step"]] > evidence["threshold"] > evidence["best"]
-    assert opened["title"].startswith(f"Loss diverges: {evidence['value']:.4g} at step {opened['global_step']}, its best was ")
+    assert opened["title"].startswith(
+        f"Loss diverges: {evidence['value']:.4g} at step {opened['global_step']}, its best was "
+    )
     # What was said of it before is closed, and nothing more is said.
     others = [alert for alert in alerts if alert["rule"] != "divergence"]
     assert {alert["rule"] for alert in others} <= {"loss_spike"}
@@ -428,9 +434,15 @@ def test_overfitting_is_over_only_at_a_new_best(source: random.Random) -> None:
     assert (opened["global_step"], resolved["global_step"]) == (400, 1000)
 
 
-def test_a_noisy_validation_loss_is_no_overfitting(source: random.Random) -> None:
-    values = {at: 2.0 * (1 + source.gauss(0, 0.05)) for at in range(50, 3000, 50)}
-    assert diagnose(with_evaluations(falling(source, 3000, floor=1.0), values)) == []
+def test_a_noisy_validation_loss_is_hardly_ever_overfitting() -> None:
+    """The best of sixty noisy values is low by chance: what is above it need not be worse."""
+    num_told = 0
+    for seed in range(20):
+        source = random.Random(seed)
+        values = {at: 2.0 * (1 + source.gauss(0, 0.05)) for at in range(20, 1200, 20)}
+        alerts = diagnose(with_evaluations(falling(source, 1200, floor=1.0), values))
+        num_told += bool(lives_of(alerts, "overfitting"))
+    assert num_told <= 3
 
 
 def test_if_both_losses_rise_it_is_no_overfitting(source: random.Random) -> None:
@@ -461,7 +473,9 @@ def test_two_validation_sets_are_two_stories() -> None:
 
 def test_a_learning_rate_of_zero_in_the_middle_of_a_run(source: random.Random) -> None:
     losses = level(source, 2000, 2.0)
-    alerts = diagnose([START | {"max_steps": 2000}, *series("loss", losses, lr=lambda at: max(0.0, 1e-3 * (1 - at / 1000)))])
+    alerts = diagnose(
+        [START | {"max_steps": 2000}, *series("loss", losses, lr=lambda at: max(0.0, 1e-3 * (1 - at / 1000)))]
+    )
     (opened,) = lives_of(alerts, "dead_learning_rate")[0]
     assert opened["severity"] == "critical" and 1000 + 31 <= opened["global_step"] <= 1000 + 48
     assert opened["evidence"]["value"] == 0 and opened["evidence"]["window_values"] == 32
@@ -496,7 +510,9 @@ def test_a_dead_rate_and_the_loss_that_stands_for_it_are_one_fault() -> None:
 
 
 def test_how_long_it_must_be_dead_is_a_setting() -> None:
-    (opened,) = the_only(diagnose(series("loss", [2.5] * 300), {"dead_learning_rate": {"blocks": 10}}), "dead_learning_rate")
+    (opened,) = the_only(
+        diagnose(series("loss", [2.5] * 300), {"dead_learning_rate": {"blocks": 10}}), "dead_learning_rate"
+    )
     assert opened["global_step"] == 159
 
 
@@ -520,7 +536,7 @@ def test_a_scaler_that_looks_for_its_scale_and_one_that_breathes_are_fine() -> N
 
 def test_a_loss_scale_that_grows_again_resolves_it() -> None:
     scales = [65536.0] * 100 + [32768.0, 16384.0, 8192.0] + [8192.0] * 100 + [16384.0] * 10
-    opened, resolved = the_only(diagnose(series("loss_scale", scales)), "loss_scale_collapse")
+    _, resolved = the_only(diagnose(series("loss_scale", scales)), "loss_scale_collapse")
     assert resolved["outcome"] == "the scale grows again: 16,384"
 
 

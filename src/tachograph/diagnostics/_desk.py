@@ -78,7 +78,7 @@ class Desk:
         record: dict[str, Any] = {"event": "alert", "time": self.now.time_s}
         if self.now.step is not None:
             record["global_step"] = self.now.step
-        self.outbox.append({**record, **{name: _plain(value) for name, value in fields.items()}})
+        self.outbox.append(_plain({**record, **fields}))
 
 
 def _plain(value: Any) -> Any:

@@ -4,15 +4,15 @@ recorded as over a journal or a log of another tool afterwards."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from tachograph.diagnostics._desk import Desk
 from tachograph.diagnostics._gauge import Gauge, Listener, Now
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import resolve_rules
-from tachograph.diagnostics._signals import SIGNALS, signal_of
+from tachograph.diagnostics._signals import signal_of
 from tachograph.diagnostics.rules import RULES
 from tachograph.records import METRIC_KINDS, finite, is_number, step_of
 
@@ -25,9 +25,26 @@ _NOT_PROGRESS = frozenset({"system", "alert", "telemetry_error", "control_change
 _LR_FACTOR = 1.6
 _PAUSE_VALUES = 32
 _MOST_SHAPES = 256
-_PACE = frozenset({("step_s", rank) for rank in range(len(SIGNALS["step_s"]))})
+_EXPLAINS = frozenset({"lr", "batch_size"})
 
 Take = Callable[[float], None]
+
+
+class _Item(NamedTuple):
+    """A value of a record that is of interest."""
+
+    place: int
+    take: Take
+    signal: str
+
+
+class _Plan(NamedTuple):
+    """What is of interest in records that have the same names."""
+
+    items: list[_Item]
+    without_pace: list[_Item]
+    """Those but for the time per step, where that holds more than a step."""
+    evaluations: list[_Item]
 
 
 class Doctor:
@@ -57,7 +74,7 @@ class Doctor:
         for rule in self._rules:
             for kind in rule.kinds:
                 self._by_kind.setdefault(kind, []).append(rule)
-        self._plans: dict[tuple[str, ...], list[tuple[int, Take]]] = {}
+        self._plans: dict[tuple[str, ...], _Plan] = {}
         self._skips_pace = True  # the first step holds what came before it
         self._batch: float | None = None
         self._metrics: dict[str, str] = {}
@@ -98,7 +115,7 @@ class Doctor:
             self._tick(time_s)
         return self._told()
 
-    def take_steps(self, names: tuple[str, ...], values: Sequence[Any]) -> list[dict[str, Any]]:
+    def take_steps(self, names: tuple[str, ...], values: list[Any]) -> list[dict[str, Any]]:
         """Take step records of one shape, their values laid end to end; return the alert records.
 
         Args:
@@ -108,19 +125,12 @@ class Doctor:
         plan = self._plan(names)
         now, width = self._now, len(names)
         time_at, step_at = names.index("time"), names.index("global_step")
-        start = 0
-        if self._skips_pace and values:
-            now.time_s, now.step = values[time_at], values[step_at]
-            for place, take in plan:
-                if signal_of(names[place]) not in _PACE:
-                    take(values[place])
-            self._skips_pace = False
-            start = width
-        for row in range(start, len(values), width):
+        for row in range(0, len(values), width):
             now.time_s = values[row + time_at]
             now.step = values[row + step_at]
-            for place, take in plan:
+            for place, take, _ in plan.without_pace if self._skips_pace or plan.evaluations else plan.items:
                 take(values[row + place])
+            self._skips_pace = bool(plan.evaluations)
         now.num_seen += 1
         return self._told() if self._desk.outbox else []
 
@@ -155,37 +165,30 @@ class Doctor:
         step = step_of(record)
         if step is not None:
             self._now.step = step
-        is_step = record["event"] == "step"
         names = tuple(record)
-        has_pause = False
-        for place, take in self._plan(names):
-            name = names[place]
-            found = signal_of(name)
-            if not is_step and found != ("val_loss", found and found[1]):
-                continue
-            value = record[name]
-            if not is_number(value):
-                continue
-            if found in _PACE and (self._skips_pace or has_pause):
-                continue
-            has_pause = has_pause or (found is not None and found[0] == "val_loss")
-            take(self._of_window(record, name, value))
-        if is_step:
-            self._skips_pace = has_pause
+        plan = self._plan(names)
+        items = plan.evaluations
+        if record["event"] == "step":
+            items = plan.without_pace if self._skips_pace or plan.evaluations else plan.items
+            self._skips_pace = bool(plan.evaluations)
+        for place, take, signal in items:
+            value = record[names[place]]
+            if is_number(value):
+                take(self._of_window(record, signal, names[place], value))
 
-    def _of_window(self, record: dict[str, Any], name: str, value: float) -> float:
+    def _of_window(self, record: dict[str, Any], signal: str, name: str, value: float) -> float:
         """Return what to take of a metric: of a window of steps, what is most remarkable."""
-        if record.get(f"{name}/nonfinite"):
+        num_not_finite, num_steps = finite(record.get(f"{name}/nonfinite")), finite(record.get("window_steps"))
+        # One gradient that overflowed among many is a skipped step; one loss is a fault.
+        if num_not_finite and (signal != "grad_norm" or 2 * num_not_finite >= (num_steps or 1.0)):
             return math.nan
         highest = finite(record.get(f"{name}/max"))
-        found = signal_of(name)
-        gauge = self._gauges.get(found[0]) if found else None
+        gauge = self._gauges.get(signal)
         if gauge is not None and highest is not None and highest >= gauge.loud_above:
             return highest
         return value
 
-    def _plan(self, names: tuple[str, ...]) -> list[tuple[int, Take]]:
-        """Return which values of a record are of interest, and who takes them."""
+    def _plan(self, names: tuple[str, ...]) -> _Plan:
         plan = self._plans.get(names)
         if plan is None:
             if len(self._plans) >= _MOST_SHAPES:
@@ -195,7 +198,15 @@ class Doctor:
                 found = signal_of(name)
                 if found is not None and (found[0] not in best or found[1] < best[found[0]][0]):
                     best[found[0]] = (found[1], place)
-            plan = [(place, take) for signal, (_, place) in best.items() for take in self._takers(signal, names[place])]
+            # What explains the others comes first, wherever it stands in the record.
+            order = sorted(best.items(), key=lambda item: item[0] not in _EXPLAINS)
+            items = [
+                _Item(place, take, signal)
+                for signal, (_, place) in order
+                for take in self._takers(signal, names[place])
+            ]
+            without_pace = [item for item in items if item.signal != "step_s"]
+            plan = _Plan(items, without_pace, [item for item in items if item.signal == "val_loss"])
             self._plans[names] = plan
         return plan
 

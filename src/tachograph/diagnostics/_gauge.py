@@ -74,10 +74,10 @@ class Gauge:
         "_band",
         "_block",
         "_blocks",
-        "_came",
         "_cap",
         "_last",
         "_num_paused",
+        "_odd",
         "_squares",
         "_widths",
         "first",
@@ -101,8 +101,8 @@ class Gauge:
         Args:
             signal: what it is.
             now: where the run is.
-            band: how many spreads, and what share of the level, a value must be above it to be loud; without it
-                there is no spread, and nothing is loud.
+            band: how many spreads, and what share of the level, a value must be above it to be loud; with no spreads
+                these are not measured, and without a band nothing is loud.
         """
         self.signal = signal
         self.metric = signal
@@ -122,7 +122,7 @@ class Gauge:
         self.low = -math.inf
         self.high = self.loud_above = math.inf
         self._block: list[float] = []
-        self._came: list[float] | None = None
+        self._odd: dict[int, float] = {}
         self._blocks: deque[list[float]] = deque(maxlen=_SQUARE_BLOCKS)
         self._widths: deque[float] = deque(maxlen=_LONG_BLOCKS)
         self._squares: deque[float] = deque(maxlen=_SQUARE_BLOCKS)
@@ -137,7 +137,7 @@ class Gauge:
             block = self._block
             block.append(value)
             if len(block) == BLOCK:
-                self._close(block, block)
+                self._close(block)
         else:
             self._loud(value)
 
@@ -180,21 +180,20 @@ class Gauge:
             if is_low or value >= self._asked.get(listener, self.loud_above):
                 is_odd = listener.on_loud(self, value) or is_odd
         if is_odd:
-            if self._came is None:
-                self._came = []
-            self._came.append(value)
+            self._odd[len(self._block)] = value
             value = self.loud_above
         self._block.append(value)
         if len(self._block) == BLOCK:
-            odd, self._came = self._came or [], None
-            self._close(self._block, [*(other for other in self._block if other != self.loud_above), *odd])
+            self._close(self._block)
 
-    def _close(self, block: list[float], came: list[float]) -> None:
+    def _close(self, block: list[float]) -> None:
         """Take a block into account; odd values are not in it as they came, but as large as is not yet loud."""
         self._block = []
         self._last = block[-1]
-        ordered = sorted(block)
-        self.values = ordered if came is block else sorted(came)
+        ordered = self.values = sorted(block)
+        if self._odd:
+            self.values = sorted(self._odd.get(place, value) for place, value in enumerate(block))
+            self._odd = {}
         level = self.level
         self.level = 0.5 * (ordered[_MIDDLE - 1] + ordered[_MIDDLE])
         if level is None:
@@ -202,7 +201,11 @@ class Gauge:
             self.very_first = block[0]
         self.num_values += BLOCK
         if self._band is not None:
-            self._measure(block, ordered, level, self._band)
+            if self._band[0]:
+                self._measure(block, ordered, level, self._band)
+            else:
+                self.loud_above = (1 + self._band[1]) * self.level
+                self.high = min(self.loud_above, *self._asked.values()) if self._asked else self.loud_above
         for listener in self.listeners:
             listener.on_block(self)
 
@@ -227,7 +230,8 @@ class Gauge:
         self._cap = _CAP_SIGMAS * _TO_SIGMA * width
         spread = math.sqrt(median(sorted(self._squares)) / BLOCK)
         self.sigma = sigma = max(_TO_SIGMA * width, spread)
-        self.loud_above = self.level + max(band[0] * sigma, band[1] * abs(self.level))
+        away = band[0] * sigma if sigma > 0 or math.isfinite(band[0]) else math.inf
+        self.loud_above = self.level + max(away, band[1] * abs(self.level))
         self.high = min(self.loud_above, *self._asked.values()) if self._asked else self.loud_above
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from tachograph.diagnostics._gauge import Gauge, median
+from tachograph.diagnostics._gauge import BLOCK, Gauge, median
 
 __all__ = ["Shift", "ShiftFinder"]
 
@@ -28,30 +28,29 @@ class Shift(NamedTuple):
 
 
 class ShiftFinder:
-    """Takes blocks of step times and compares the last four with the twelve before; a slow drift is not its business."""
+    """Compares the last four blocks of step times with the twelve before; a slow drift is none of its business."""
 
     def __init__(self, least_share: float) -> None:
         self._least_share = least_share
-        self._merging: list[tuple[float, float, int | None]] = []
+        self._merging: list[list[float]] = []
+        self._merged_s = 0.0
         self._blocks: deque[tuple[float, float, int | None]] = deque(maxlen=_BEFORE + _AFTER + 1)
 
     def clear(self) -> None:
         """Forget everything."""
         self._blocks.clear()
-        self._merging.clear()
+        self._merging, self._merged_s = [], 0.0
 
     def take(self, gauge: Gauge, step: int | None) -> Shift | None:
         """Take a block, and return the shift upwards that it confirms."""
-        values = gauge.values
-        middle = values[len(values) // 2]
-        width = values[-len(values) // 4] - values[len(values) // 4]
-        self._merging.append((middle, width, step))
-        took_s = sum(level for level, _, _ in self._merging) * len(values)
-        if took_s < _BLOCK_S and len(self._merging) < _MOST_MERGED:
+        self._merging.append(gauge.values)
+        self._merged_s += BLOCK * (gauge.level or 0.0)
+        if self._merged_s < _BLOCK_S and len(self._merging) < _MOST_MERGED:
             return None
-        middle = median(sorted(level for level, _, _ in self._merging))
-        self._blocks.append((middle, median(sorted(width for _, width, _ in self._merging)), step))
-        self._merging.clear()
+        middle = median(sorted(values[BLOCK // 2] for values in self._merging))
+        width = median(sorted(values[-BLOCK // 4] - values[BLOCK // 4] for values in self._merging))
+        self._blocks.append((middle, width, step))
+        self._merging, self._merged_s = [], 0.0
         # Most blocks are much like the one before the last: nothing to think about.
         if len(self._blocks) < _AFTER + 5 or middle < (1 + self._least_share) * self._blocks[-_AFTER - 2][0]:
             return None

@@ -58,7 +58,8 @@ class DeadLearningRate(Rule):
         is_dead = values[-1] <= 0 if signal == "lr" else self._stands(values)
         self._num_blocks[signal] = self._num_blocks[signal] + 1 if is_dead else 0
         if not is_dead:
-            self.over(f"{gauge.metric} is at {figure(gauge.level)}", key=signal)
+            if self.is_open(signal):
+                self.over(f"{gauge.metric} is at {figure(gauge.level)}", key=signal)
         elif self._num_blocks[signal] == self.thresholds.blocks and not self._is_near_the_end():
             num_values = BLOCK * self._num_blocks[signal]
             evidence = {"metric": gauge.metric, "value": values[-1], "step": self.now.step, "window_values": num_values}

@@ -139,7 +139,9 @@ class Divergence(Rule):
 
     def _rise(self, best: float, first: float) -> float:
         rise = self._usual_rise(best, first)
-        return max(rise, self.thresholds.share_after_change * max(first - best, abs(best))) if self._is_lenient else rise
+        return (
+            max(rise, self.thresholds.share_after_change * max(first - best, abs(best))) if self._is_lenient else rise
+        )
 
     def _usual_rise(self, best: float, first: float) -> float:
         limits = self.thresholds

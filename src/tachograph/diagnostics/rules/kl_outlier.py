@@ -12,11 +12,14 @@ from tachograph.diagnostics._text import factor, figure
 
 __all__ = ["KlOutlier"]
 
+_ALL_TOLD = 8
+
 
 class KlOutlier(Rule):
     """The KL divergence from the reference policy is far above its recent level.
 
-    Told once until it has been calm for a while; the alert counts the values.
+    Told once until it has been calm for a while; the alert counts the values. Of many, it is told when they have
+    doubled.
     """
 
     name = "kl_outlier"
@@ -44,6 +47,7 @@ class KlOutlier(Rule):
         """Forget everything."""
         self._count = 0
         self._last_at = 0
+        self._num_told = 0
 
     def band(self, signal: str) -> tuple[float, float] | None:
         """Say which values it wants to hear of."""
@@ -56,6 +60,9 @@ class KlOutlier(Rule):
             return False
         self._count += 1
         self._last_at = gauge.num_taken
+        if self._count > _ALL_TOLD and self._count < 2 * self._num_told and self.is_open():
+            return True
+        self._num_told = self._count
         spot = {"step": self.now.step, "value": value, "level": level}
         times = f", {factor(value / level)} its level" if level > 0 else ""
         title = f"KL divergence of {figure(value)} at step {self.now.step}{times}"
@@ -68,4 +75,4 @@ class KlOutlier(Rule):
         """See whether it is over."""
         if self.is_open() and gauge.num_taken - self._last_at >= self.thresholds.quiet_values:
             self.over(f"none in the last {self.thresholds.quiet_values} values")
-            self._count = 0
+            self._count = self._num_told = 0

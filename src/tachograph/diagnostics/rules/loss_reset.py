@@ -56,11 +56,11 @@ class LossReset(Rule):
         if self._jump is not None:
             jump, self._jump = self._jump, None
             gauge.ask(self, None)
-            if value >= self._calm_below:
+            if value > self._calm_below:
                 self._tell(jump)
             return False
         first, level = self._first or gauge.very_first, gauge.level
-        if first is None or level is None or first <= 0:
+        if first is None or level is None or first <= 0 or not gauge.sigma:
             return False
         limits = self.thresholds
         if abs(value - first) <= limits.tolerance * first and level <= (1 - limits.least_gain) * first:

@@ -20,8 +20,9 @@ class LossSpike(Rule):
     A value is a spike if it lies many spreads above the level of the last values and by a share of that level, and if
     the last values hardly ever did the same: a loss that jumps up by habit, as with mixup, is left alone. From then on
     every value is watched. The spike is *recovering* if the loss is back soon, *slow* if it takes its time, and *not
-    recovering* if it stays above. Further spikes before the loss has been calm for a while are told in the same alert.
-    Silent for a while after a resume and after a sudden change of the learning rate or the batch size.
+    recovering* if it stays above. Further spikes before the loss has been calm for a while are told in the same alert,
+    and the more alerts there were, the longer that while is. Silent for a while after a resume and after a sudden
+    change of the learning rate or the batch size.
     """
 
     name = "loss_spike"
@@ -58,7 +59,7 @@ class LossSpike(Rule):
             int, Meta(description="Values after which a spike that is not over counts as not recovering.", ge=2)
         ] = 128
         quiet_values: Annotated[
-            int, Meta(description="Values without a spike after which the alert is resolved.", ge=1)
+            int, Meta(description="Values without a spike that resolve the alert; each time twice as many.", ge=1)
         ] = 128
 
     thresholds: Thresholds
@@ -70,6 +71,7 @@ class LossSpike(Rule):
         self._num_calm = 0
         self._num_spikes = 0
         self._quiet_since = 0
+        self._quiet_values = self.thresholds.quiet_values
         self._stays_up = False
 
     def band(self, signal: str) -> tuple[float, float] | None:
@@ -119,10 +121,10 @@ class LossSpike(Rule):
                 return
             self._stays_up = False
             self._quiet_since = gauge.num_taken
-        elif self.is_open() and gauge.num_taken - self._quiet_since >= self.thresholds.quiet_values:
-            self.over(
-                f"no spike in the last {self.thresholds.quiet_values} values", evidence={"num_spikes": self._num_spikes}
-            )
+        elif self.is_open() and gauge.num_taken - self._quiet_since >= self._quiet_values:
+            self.over(f"no spike in the last {self._quiet_values} values", evidence={"num_spikes": self._num_spikes})
+            # A run that has spikes again and again gets one alert that stays open, not one for each of them.
+            self._quiet_values = min(2 * self._quiet_values, 64 * self.thresholds.quiet_values)
 
     def _gradient(self) -> dict[str, Any]:
         """Say what the gradient norm did, if it is known: a spike in both is of the optimizer, else rather of the

@@ -21,8 +21,8 @@ class MemoryGrowth(Rule):
     """The memory of the process or of a GPU grows steadily, and will be full within a day.
 
     Peaks over equal stretches of time are kept, and longer stretches as the run gets longer. A line is laid through the
-    later half of them; if its slope is far beyond its own error, it is followed to where the memory ends. In the first
-    minutes, in which memory grows in most runs, nothing is said.
+    later half of them; if its slope is far beyond its own error, it is followed to where the memory ends. Nothing is
+    said in the first minutes, in which memory grows in most runs, nor of a growth that slows down by itself.
     """
 
     name = "memory_growth"
@@ -47,7 +47,7 @@ class MemoryGrowth(Rule):
         ] = 0.03
         least_gb: Annotated[float, Meta(description="And in GiB.", gt=0)] = 0.25
         sigmas: Annotated[float, Meta(description="How many times its error the slope must be.", gt=0)] = 6.0
-        least_s: Annotated[float, Meta(description="Seconds for which it must have grown.", ge=0)] = 300.0
+        least_s: Annotated[float, Meta(description="Seconds for which it must have grown.", ge=0)] = 600.0
 
     thresholds: Thresholds
 
@@ -84,6 +84,7 @@ class MemoryGrowth(Rule):
             and per_s > limits.sigmas * error
             and grown_gb >= limits.least_gb
             and grown_gb >= limits.least_growth * used_gb
+            and not peaks.is_slowing()
         )
         left_s = max(limit_gb - used_gb, 0.0) / per_s if per_s > 0 else math.inf
         if not is_growing or left_s > 3600 * limits.horizon_h:
@@ -137,16 +138,26 @@ class _Peaks:
         points = self._later()
         return points[-1][0] - points[0][0]
 
+    def is_slowing(self) -> bool:
+        """Tell whether the growth is coming to its end by itself, as that of a cache that fills."""
+        points = self._later()
+        half = len(points) // 2
+        return _slope(points[half:])[0] < 0.5 * _slope(points[:half])[0]
+
     def slope(self) -> tuple[float, float]:
         """Return the growth per second over the later half, and its error."""
-        points = self._later()
-        count = len(points)
-        mean_time = sum(time_s for time_s, _ in points) / count
-        mean = sum(value for _, value in points) / count
-        times = [time_s - mean_time for time_s, _ in points]
-        spread = sum(map(mul, times, times))  # never raises, as ** does for what is huge
-        if spread <= 0:
-            return 0.0, math.inf
-        slope = sum((time_s - mean_time) * (value - mean) for time_s, value in points) / spread
-        away = [value - mean - slope * (time_s - mean_time) for time_s, value in points]
-        return slope, math.sqrt(sum(map(mul, away, away)) / max(count - 2, 1) / spread)
+        return _slope(self._later())
+
+
+def _slope(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the slope of a line laid through points, and its error."""
+    count = len(points)
+    mean_time = sum(time_s for time_s, _ in points) / count
+    mean = sum(value for _, value in points) / count
+    times = [time_s - mean_time for time_s, _ in points]
+    spread = sum(map(mul, times, times))  # never raises, as ** does for what is huge
+    if spread <= 0:
+        return 0.0, math.inf
+    slope = sum((time_s - mean_time) * (value - mean) for time_s, value in points) / spread
+    away = [value - mean - slope * (time_s - mean_time) for time_s, value in points]
+    return slope, math.sqrt(sum(map(mul, away, away)) / max(count - 2, 1) / spread)

@@ -37,10 +37,9 @@ class StepOutliers(Rule):
     class Thresholds(RuleSettings):
         """When it fires."""
 
-        sigmas: Annotated[float, Meta(description="Spreads above the level that make an outlier.", ge=2)] = 8.0
         least_share: Annotated[
             float, Meta(description="How much longer than usual it must take, as a share.", gt=0)
-        ] = 1.0
+        ] = 2.0
         count: Annotated[int, Meta(description="Outliers that make an alert.", ge=2)] = 5
         window_values: Annotated[int, Meta(description="Among how many steps.", ge=16)] = 500
         one_s: Annotated[float, Meta(description="Seconds that one step must lose to be reported alone.", gt=0)] = 30.0
@@ -67,7 +66,7 @@ class StepOutliers(Rule):
 
     def band(self, signal: str) -> tuple[float, float] | None:
         """Say which values it wants to hear of."""
-        return self.thresholds.sigmas, self.thresholds.least_share
+        return 0.0, self.thresholds.least_share
 
     def on_loud(self, gauge: Gauge, value: float) -> bool:
         """Note a slow step; see whether there are too many."""

@@ -1,0 +1,102 @@
+"""Which rules there are, what they say of themselves, and how their thresholds are set."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tachograph.diagnostics import RULES, Rule, explain, resolve_rules, rules, threshold_table
+from tachograph.diagnostics._desk import SEVERITIES
+from tachograph.diagnostics._signals import SIGNALS
+from tachograph.exceptions import ConfigError
+from tachograph.records import KINDS
+
+ALL = list(RULES.values())
+
+
+@pytest.mark.parametrize("rule", ALL, ids=list(RULES))
+def test_a_rule_says_what_it_finds_what_it_means_and_what_to_do(rule: type[Rule]) -> None:
+    assert rule.__doc__ and len(rule.__doc__.splitlines()[0]) > 20
+    assert rule.meaning.endswith(".") and len(rule.meaning) > 60
+    assert rule.advice and all(line.endswith((".", "?")) and len(line) > 15 for line in rule.advice)
+    assert rule.severity in SEVERITIES
+
+
+@pytest.mark.parametrize("rule", ALL, ids=list(RULES))
+def test_a_rule_listens_to_something_that_exists(rule: type[Rule]) -> None:
+    assert set(rule.hears) | set(rule.hears_each) <= set(SIGNALS)
+    assert set(rule.kinds) <= set(KINDS)
+    assert set(rule.absorbs) <= set(RULES) - {rule.name}
+    assert rule.hears or rule.hears_each or rule.kinds or rule.on_tick is not Rule.on_tick
+
+
+@pytest.mark.parametrize("rule", ALL, ids=list(RULES))
+def test_every_threshold_is_described_and_its_default_is_allowed(rule: type[Rule]) -> None:
+    rows = threshold_table(rule)
+    assert rows
+    for row in rows:
+        assert row.doc.endswith(".") and row.type in ("int", "float") and type(row.default).__name__ == row.type
+    defaults = {row.name: row.default for row in rows}
+    assert resolve_rules({rule.name: defaults})[rule.name] == msgspec.convert(defaults, rule.Thresholds)
+
+
+@pytest.mark.parametrize("rule", ALL, ids=list(RULES))
+def test_thresholds_have_a_range(rule: type[Rule]) -> None:
+    for row in threshold_table(rule):
+        with pytest.raises(ConfigError, match=f"rules.{rule.name}.{row.name}"):
+            resolve_rules({rule.name: {row.name: -1e9}})
+
+
+def test_rules_are_one_file_each_of_their_name() -> None:
+    files = {path.stem for path in Path(rules.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == set(RULES) == {rule.__module__.rpartition(".")[2] for rule in ALL}
+    for rule in ALL:
+        assert rule.__name__.lower() == rule.name.replace("_", "")
+
+
+def test_all_rules_are_on_unless_told_otherwise() -> None:
+    assert list(resolve_rules(None)) == list(resolve_rules({})) == list(RULES)
+    assert set(RULES) - set(resolve_rules({"plateau": False, "hang": True, "near_oom": None})) == {"plateau"}
+
+
+def test_thresholds_may_be_texts_as_from_an_environment() -> None:
+    chosen = resolve_rules({"loss_spike": {"sigmas": "8", "most_peers": "3"}})["loss_spike"]
+    assert (chosen.sigmas, chosen.most_peers) == (8.0, 3)
+    assert chosen.least_share == RULES["loss_spike"].Thresholds().least_share
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"los_spike": True}, "unknown rule rules.los_spike.*loss_spike"),
+        ({"loss_spike": {"sigma": 8}}, "unknown threshold rules.loss_spike.sigma.*sigmas"),
+        ({"loss_spike": {"sigmas": 1}}, "rules.loss_spike.sigmas: expected `float` >= 2"),
+        ({"loss_spike": {"sigmas": True}}, "rules.loss_spike.sigmas: a number is expected, got True"),
+        ({"loss_spike": {"sigmas": "many"}}, "rules.loss_spike.sigmas"),
+        ({"loss_spike": {"sigmas": None}}, "rules.loss_spike.sigmas"),
+        ({"loss_spike": {"most_peers": 2.5}}, "rules.loss_spike.most_peers"),
+        ({"loss_spike": 8}, "rules.loss_spike=8: true, false or thresholds are expected"),
+        ({"loss_spike": "off"}, "rules.loss_spike='off'"),
+        (["loss_spike"], "a dict is expected"),
+        ("loss_spike", "a dict is expected"),
+        ({3: True}, "unknown rule rules.3"),
+    ],
+)
+def test_what_is_wrong_is_said_at_once_and_by_name(given: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve_rules(given)
+
+
+def test_a_threshold_that_is_not_a_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sigmas"):
+        resolve_rules({"loss_spike": {"sigmas": math.nan}})
+
+
+def test_a_rule_can_be_looked_up() -> None:
+    assert explain("hang") is RULES["hang"]
+    with pytest.raises(ConfigError, match="there is no rule 'hangs'.*hang.*the rules are: not_finite, "):
+        explain("hangs")
