@@ -210,8 +210,8 @@ def test_a_run_that_stands_still_and_goes_on() -> None:
     alerts = watch(doctor, range(600, 2000), None)
     (opened,) = alerts
     assert (opened["rule"], opened["severity"], opened["global_step"]) == ("hang", "critical", 599)
-    assert opened["evidence"]["waited_s"] == 301 and opened["evidence"]["limit_s"] == 300
-    assert opened["title"] == "Nothing has happened for 5.02 min, since step 599"
+    assert opened["evidence"]["waited_s"] == 601 and opened["evidence"]["limit_s"] == 600
+    assert opened["title"] == "Nothing has happened for 10 min, since step 599"
     assert doctor.num_open == (1, 1)
     (resolved,) = watch(doctor, range(2000, 2600), 1)
     assert resolved["status"] == "resolved" and resolved["outcome"].startswith("it goes on after ")

@@ -165,6 +165,8 @@ class Doctor:
         step = step_of(record)
         if step is not None:
             self._now.step = step
+        elif record["event"] == "step":
+            self._now.step = 0 if self._now.step is None else self._now.step + 1
         names = tuple(record)
         plan = self._plan(names)
         items = plan.evaluations

@@ -19,7 +19,6 @@ SIGNALS: dict[str, tuple[str, ...]] = {
     ),
     "loss_scale": ("loss_scale", "grad_scale", "train/loss_scale", "scaler_scale", "amp/scale"),
     "step_s": ("sec_per_step", "step_time_s", "seconds_per_step", "window/iteration_sec_mean"),
-    "throughput": ("tokens_per_sec", "samples_per_sec", "window/tokens_per_sec", "window/samples_per_sec"),
     "data_share": ("window/share_data", "data_wait_share"),
     "batch_size": ("batch_size", "global_batch_size", "train/global_batch_size", "num_tokens_per_step"),
     "entropy": ("entropy", "train/entropy", "policy/entropy", "objective/entropy"),

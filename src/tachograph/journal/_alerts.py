@@ -30,7 +30,7 @@ class Alert(msgspec.Struct):
     advice: list[str] = []
     """What people do about it."""
     evidence: dict[str, Any] = {}
-    """Numbers, window and steps; of each the last that was told."""
+    """Numbers, window and steps, as they were told last."""
     occurrences: list[dict[str, Any]] = []
     """Each time the fault came back while the alert was open, as far as the rule tells them: at most the last 200."""
     num_occurrences: int = 1
@@ -109,11 +109,13 @@ def _update(alert: Alert, record: dict[str, Any]) -> None:
     if isinstance(advice, list):
         alert.advice = [str(line) for line in advice]
     if isinstance(record.get("evidence"), dict):
-        alert.evidence = {**alert.evidence, **record["evidence"]}
+        is_last = record.get("status") == "resolved"
+        alert.evidence = {**(alert.evidence if is_last else {}), **record["evidence"]}
     alert.updated_time, alert.updated_step = finite(record.get("time")), step_of(record)
     occurrence = record.get("occurrence")
     if isinstance(occurrence, dict):
-        is_known = bool(alert.occurrences) and alert.occurrences[-1].get("step") == occurrence.get("step")
+        last = alert.occurrences[-1].get("step") if alert.occurrences else None
+        is_known = last is not None and last == occurrence.get("step")
         alert.num_occurrences += bool(alert.occurrences) and not is_known
         kept = alert.occurrences[:-1] if is_known else alert.occurrences[1 - _MOST_OCCURRENCES :]
         alert.occurrences = [*kept, occurrence]

@@ -37,7 +37,7 @@ class Hang(Rule):
         """When it fires."""
 
         times_longest: Annotated[float, Meta(description="Times the longest pause so far.", gt=1)] = 5.0
-        least_s: Annotated[float, Meta(description="Seconds below which no pause is a hang.", gt=0)] = 300.0
+        least_s: Annotated[float, Meta(description="Seconds below which no pause is a hang.", gt=0)] = 600.0
         first_step_s: Annotated[float, Meta(description="Seconds allowed before the first step.", gt=0)] = 1800.0
 
     thresholds: Thresholds

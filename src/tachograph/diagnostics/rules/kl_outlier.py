@@ -37,7 +37,7 @@ class KlOutlier(Rule):
         """When it fires."""
 
         sigmas: Annotated[float, Meta(description="Spreads above the recent level.", ge=2)] = 8.0
-        least_share: Annotated[float, Meta(description="And by this share of the level.", ge=0)] = 1.0
+        least_share: Annotated[float, Meta(description="And by this share of the level.", ge=0)] = 3.0
         least: Annotated[float, Meta(description="The least KL divergence that is worth telling of.", ge=0)] = 0.02
         quiet_values: Annotated[int, Meta(description="Values without one that resolve it.", ge=1)] = 128
 

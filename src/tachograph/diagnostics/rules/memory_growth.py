@@ -47,7 +47,9 @@ class MemoryGrowth(Rule):
         ] = 0.03
         least_gb: Annotated[float, Meta(description="And in GiB.", gt=0)] = 0.25
         sigmas: Annotated[float, Meta(description="How many times its error the slope must be.", gt=0)] = 6.0
-        least_s: Annotated[float, Meta(description="Seconds for which it must have grown.", ge=0)] = 600.0
+        least_s: Annotated[
+            float, Meta(description="Seconds for which it must have grown, unless less than that is left.", ge=0)
+        ] = 600.0
 
     thresholds: Thresholds
 
@@ -79,14 +81,15 @@ class MemoryGrowth(Rule):
         stretch_s = peaks.stretch_s()
         grown_gb = per_s * stretch_s
         limits = self.thresholds
+        left_s = max(limit_gb - used_gb, 0.0) / per_s if per_s > 0 else math.inf
+        is_urgent = left_s < stretch_s and self.now.step is not None  # loading a model is no leak
         is_growing = (
-            stretch_s >= limits.least_s
+            (stretch_s >= limits.least_s or is_urgent)
             and per_s > limits.sigmas * error
             and grown_gb >= limits.least_gb
             and grown_gb >= limits.least_growth * used_gb
             and not peaks.is_slowing()
         )
-        left_s = max(limit_gb - used_gb, 0.0) / per_s if per_s > 0 else math.inf
         if not is_growing or left_s > 3600 * limits.horizon_h:
             if per_s < 3 * error or left_s > 2 * 3600 * limits.horizon_h:
                 self.over(f"the memory of {whose} does not grow any more: {figure(used_gb)} GiB", key=name)
