@@ -51,6 +51,25 @@ def test_a_program_that_fails(logs, script, receiver, end, reason):
     assert next(item.json() for item in receiver.requests if item.json()["event"] == "error")["reason"] == reason
 
 
+def test_a_program_whose_loss_is_no_number(logs, script, receiver):
+    """From the training loop through the rules to the receiver."""
+    script(
+        """
+        import math, sys, tachograph
+        with tachograph.init("x", log_dir=sys.argv[1], notify={"webhook": sys.argv[2]}, git=False) as run:
+            for step in range(120):
+                run.log(train_loss=math.nan if step == 60 else 1.0 + step % 3, step=step)
+        """,
+        logs,
+        receiver.address,
+    ).ok()
+    told = {request.json()["event"]: request.json() for request in receiver.requests}
+    assert sorted(told) == ["alert", "complete", "resolved", "start"]
+    assert (told["alert"]["title"], told["alert"]["severity"]) == ("train_loss is NaN at step 60", "critical")
+    assert told["alert"]["advice"]
+    assert told["resolved"]["title"] == "Resolved: train_loss is NaN at step 60"
+
+
 def test_a_program_that_is_terminated(logs, script, receiver):
     program = script(TRAIN, logs, receiver.address, "waits")
     assert program.process.stdout.readline()

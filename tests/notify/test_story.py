@@ -127,6 +127,11 @@ def test_an_alert_that_was_not_worth_telling_becomes_critical():
     assert [message.event for message in found] == ["alert", "resolved"]
 
 
+def test_an_alert_that_became_part_of_another_is_not_told_as_over():
+    records = [alert("opened"), alert("resolved", absorbed_by="divergence"), alert("opened", "critical", id="a2")]
+    assert [message.event for message in told(story(), *records)] == ["alert", "alert"]
+
+
 def test_an_alert_of_a_kind_we_do_not_know():
     odd = {"event": "alert", "time": 1.0, "rule": "mine", "severity": "dreadful", "advice": "none", "title": None}
     assert titles(story(), odd) == ["mine"]

@@ -36,21 +36,24 @@ class Desk:
         alert = self._open.get((rule.name, key))
         if alert is not None:
             worse = max(severity, alert["severity"], key=SEVERITIES.index)
-            alert["severity"] = worse
+            alert["severity"], alert["title"] = worse, said["title"]
             self._write({"id": alert["id"], "rule": rule.name, "status": "updated", "severity": worse, **fields})
             return
         for absorbed in rule.absorbs:
             self._silent[absorbed] = self._silent.get(absorbed, 0) + 1
             for name, other in list(self._open):
                 if name == absorbed:
-                    self.over(name, other, f"part of {rule.name} now")
+                    self.over(name, other, f"part of {rule.name} now", absorbed_by=rule.name)
         self._num_opened += 1
         alert = {"id": f"{self._prefix}{self._num_opened}", "severity": severity, "absorbs": rule.absorbs}
+        alert["title"] = said["title"]
         self._open[rule.name, key] = alert
         identity = {"id": alert["id"], "rule": rule.name, "status": "opened", "severity": severity}
         self._write({**identity, **fields, "meaning": rule.meaning, "advice": list(rule.advice)})
 
-    def over(self, rule: str, key: str, outcome: str, evidence: dict[str, Any] | None = None) -> None:
+    def over(
+        self, rule: str, key: str, outcome: str, evidence: dict[str, Any] | None = None, *, absorbed_by: str = ""
+    ) -> None:
         """Resolve an alert, if it is open."""
         alert = self._open.pop((rule, key), None)
         if alert is None:
@@ -58,7 +61,8 @@ class Desk:
         for absorbed in alert["absorbs"]:
             self._silent[absorbed] -= 1
         fields = {"id": alert["id"], "rule": rule, "status": "resolved", "severity": alert["severity"]}
-        self._write({**fields, "outcome": outcome, **({"evidence": evidence} if evidence else {})})
+        more = {name: value for name, value in (("evidence", evidence), ("absorbed_by", absorbed_by)) if value}
+        self._write({**fields, "title": alert["title"], "outcome": outcome, **more})
 
     def is_open(self, rule: str, key: str = "") -> bool:
         """Tell whether an alert is open."""

@@ -138,6 +138,8 @@ class Story:
         if _SEVERITIES.index(worst) < self._least:
             return None
         title = one_line(record.get("title") or record.get("rule") or "alert")
+        if record.get("absorbed_by"):
+            return None  # it is not over: another alert tells of it
         if status == "resolved":
             reason = str(record.get("outcome") or record.get("message") or "")
             return self._message(

@@ -49,7 +49,7 @@ def _payload(message: Message) -> dict[str, Any]:
     blocks += [_section(_escaped(text, 2_900)) for text in (message.reason, advice_of(message)) if text]
     if message.link:
         blocks.append(_section(f"<{message.link}|Open the run>"))
-    return {"text": _escaped(f"{subject_of(message)} {message.reason}".strip(), 3_000), "blocks": blocks[:50]}
+    return {"text": _escaped(f"{subject_of(message)}\n{message.reason}".strip(), 3_000), "blocks": blocks[:50]}
 
 
 def _section(text: str) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class LossSpike(Rule):
             last = f"the last at step {spike['step']}: {figure(spike['peak'])}, from {figure(before)}"
             title = f"{self._num_spikes} loss spikes, {last}"
         said = {
-            "open": "It is watched how it goes on.",
+            "open": "How it goes on will be told.",
             "recovering": f"It was back after {spike.get('recovery_values')} values.",
             "slow": f"It took {spike.get('recovery_values')} values to come back.",
             "not recovering": f"It has not come back in {spike['values']} values and stays at {figure(gauge.level)}.",
