@@ -27,6 +27,7 @@ SHOTS = {
     "charts-dark": ("#/run/greyjacket/charts?with=baseline&log=1", "dark", (1280, 860)),
     "nan": ("#/run/diverged/charts?q=loss", "light", (1280, 520)),
     "timeline": ("#/run/greyjacket/timeline", "dark", (1280, 720)),
+    "health": ("#/run/unstable/health", "light", (1280, 960)),
     "events": ("#/run/resumed/events", "light", (1280, 620)),
     "control": ("#/run/greyjacket/control", "light", (1280, 620)),
     "phone": ("#/run/greyjacket/charts", "dark", (390, 780)),
@@ -47,6 +48,15 @@ def make_runs(logs: Path) -> subprocess.Popen[bytes]:
                 {"train_loss": math.nan if is_lost else loss, "loss/kl": math.inf if step == 400 else loss / 9},
                 step=step,
             )
+    with tachograph.init(
+        "unstable", log_dir=str(logs), config={"learning_rate": 0.01}, tags=["lr-sweep"], **QUIET
+    ) as run:
+        for step in range(3000):
+            loss = 1.6 + 4 / (1 + step / 60) + source.gauss(0, 0.04) + max(0, step - 2600) * 0.01
+            run.log({"train_loss": loss * (2.2 if step in (900, 1100, 1105) else 1), "lr": 3e-4}, step=step)
+            if step % 200 == 199:
+                rise = max(0, step - 1200) * 0.0004
+                run.log_validation({"loss": 1.8 + 3 / (1 + step / 60) + rise}, step=step)
     with tachograph.init("resumed", log_dir=str(logs), config={"learning_rate": 0.1}, **QUIET) as run:
         for step in range(400):
             run.log({"train_loss": 3 / (1 + step / 50)}, step=step)
