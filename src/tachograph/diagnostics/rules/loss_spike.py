@@ -13,6 +13,9 @@ from tachograph.diagnostics._text import factor, figure
 
 __all__ = ["LossSpike"]
 
+_MOST_TOLD = 100
+"""Spikes of one alert that are told one by one; of more, every sixteenth."""
+
 
 class LossSpike(Rule):
     """The loss jumps far above its recent level, and it is told how it comes back.
@@ -109,7 +112,8 @@ class LossSpike(Rule):
             **self._gradient(),
         }
         gauge.ask(self, -math.inf)
-        self._tell(gauge, self._spike)
+        if self._is_worth_telling():
+            self._tell(gauge, self._spike)
         return True
 
     def on_block(self, gauge: Gauge) -> None:
@@ -125,6 +129,9 @@ class LossSpike(Rule):
             self.over(f"no spike in the last {self._quiet_values} values", evidence={"num_spikes": self._num_spikes})
             # A run that has spikes again and again gets one alert that stays open, not one for each of them.
             self._quiet_values = min(2 * self._quiet_values, 64 * self.thresholds.quiet_values)
+
+    def _is_worth_telling(self) -> bool:
+        return self._num_spikes <= _MOST_TOLD or self._num_spikes % 16 == 0
 
     def _gradient(self) -> dict[str, Any]:
         """Say what the gradient norm did, if it is known: a spike in both is of the optimizer, else rather of the
@@ -152,7 +159,7 @@ class LossSpike(Rule):
             self._quiet_since = gauge.num_taken
             self._spike = None
             gauge.ask(self, None)
-            if self.is_open():  # else it has become part of another alert
+            if self.is_open() and self._is_worth_telling():  # it may have become part of another alert
                 self._tell(gauge, {**spike, "level_after": value if is_back else gauge.level})
         return value >= gauge.loud_above
 
