@@ -125,12 +125,15 @@ class Doctor:
         plan = self._plan(names)
         now, width = self._now, len(names)
         time_at, step_at = names.index("time"), names.index("global_step")
+        items = plan.without_pace if self._skips_pace or plan.evaluations else plan.items
         for row in range(0, len(values), width):
             now.time_s = values[row + time_at]
             now.step = values[row + step_at]
-            for place, take, _ in plan.without_pace if self._skips_pace or plan.evaluations else plan.items:
+            for place, take, _ in items:
                 take(values[row + place])
-            self._skips_pace = bool(plan.evaluations)
+            if self._skips_pace and not plan.evaluations:
+                self._skips_pace, items = False, plan.items
+        self._skips_pace = self._skips_pace or bool(values and plan.evaluations)
         now.num_seen += 1
         return self._told() if self._desk.outbox else []
 

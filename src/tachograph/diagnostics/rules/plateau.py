@@ -95,7 +95,8 @@ class Plateau(Rule):
             pairs = zip(self._points[::2], self._points[1::2], strict=True)
             self._points = [second._replace(level=0.5 * (first.level + second.level)) for first, second in pairs]
             self._blocks_per_point *= 2
-        if len(self._points) * self._blocks_per_point >= self.thresholds.least_blocks:
+        is_known = len(self._points) * self._blocks_per_point >= self.thresholds.least_blocks
+        if is_known and len(self._points) % 8 == 0:
             self._judge(gauge, self._points[-len(self._points) // 3 :])
 
     def _judge(self, gauge: Gauge, points: list[_Point]) -> None:
