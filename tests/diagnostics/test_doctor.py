@@ -477,3 +477,26 @@ def test_a_doctor_without_rules_says_nothing() -> None:
     rows = [value for row in troubled(random.Random(1), 1000) for value in row]
     assert doctor.take_steps(NAMES, rows) == [] and doctor.tick(1e9) == [] and doctor.num_open == (0, 0)
     assert Doctor(resolve_rules(None)).take_steps(NAMES, rows)
+
+
+@pytest.mark.parametrize("every", [200, 500])
+def test_a_fault_that_comes_back_again_and_again_is_one_alert(every: int) -> None:
+    losses = falling(random.Random(1), 30_000)
+    for at in range(1000, 30_000, every):
+        losses[at] = math.nan
+    alerts = diagnose(series("loss", losses), {"plateau": False})
+    assert len({alert["id"] for alert in alerts}) == 3
+    assert len(alerts) < 150
+    book = AlertBook()
+    for alert in alerts:
+        book.take(alert)
+    assert [alert.is_open for alert in book.alerts()] == [False, False, True]
+
+
+def test_it_is_over_when_it_has_stayed_away_for_long() -> None:
+    losses = falling(random.Random(1), 30_000)
+    for at in range(1000, 5000, 500):
+        losses[at] = math.nan
+    alerts = diagnose(series("loss", losses), {"plateau": False})
+    assert alerts[-1]["status"] == "resolved"
+    assert 4500 + 4 * 400 < alerts[-1]["global_step"] < 8000

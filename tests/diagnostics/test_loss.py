@@ -278,8 +278,9 @@ def test_a_loss_that_leaves_for_good_is_one_critical_alert(source: random.Random
     evidence = opened["evidence"]
     assert evidence["best"] == pytest.approx(2.2, abs=0.1) and 1000 < evidence["best_step"] < 1520
     assert evidence["value"] == losses[opened["global_step"]] > evidence["threshold"] > evidence["best"]
+    assert 1500 < evidence["since_step"] < opened["global_step"]
     assert opened["title"].startswith(
-        f"Loss diverges: {evidence['value']:.4g} at step {opened['global_step']}, its best was "
+        f"Loss diverges since step {evidence['since_step']}: {evidence['value']:.4g}, its best was "
     )
     # What was said of it before is closed, and nothing more is said.
     others = [alert for alert in alerts if alert["rule"] != "divergence"]
@@ -500,8 +501,8 @@ def test_a_warm_up_from_zero_is_not_dead(source: random.Random) -> None:
 
 
 def test_a_loss_that_is_the_same_number_again_and_again() -> None:
-    (opened,) = the_only(diagnose(series("loss", [2.5] * 3000, grad_norm=lambda at: 1.0)), "dead_learning_rate")
-    assert opened["global_step"] == 31 and opened["title"] == "Loss is exactly 2.5 in all of the last 32 values"
+    (opened,) = the_only(diagnose(series("loss", [2.51234] * 3000, grad_norm=lambda at: 1.0)), "dead_learning_rate")
+    assert opened["global_step"] == 31 and opened["title"] == "Loss is exactly 2.512 in all of the last 32 values"
 
 
 def test_a_dead_rate_and_the_loss_that_stands_for_it_are_one_fault() -> None:
@@ -511,9 +512,63 @@ def test_a_dead_rate_and_the_loss_that_stands_for_it_are_one_fault() -> None:
 
 def test_how_long_it_must_be_dead_is_a_setting() -> None:
     (opened,) = the_only(
-        diagnose(series("loss", [2.5] * 300), {"dead_learning_rate": {"blocks": 10}}), "dead_learning_rate"
+        diagnose(series("loss", [2.512341234] * 300), {"dead_learning_rate": {"blocks": 10}}), "dead_learning_rate"
     )
     assert opened["global_step"] == 159
+
+
+def test_a_slow_divergence_is_found(source: random.Random) -> None:
+    losses = [value * (1 + min(1.0, max(0, at - 2500) / 1500)) for at, value in enumerate(falling(source, 5000))]
+    (opened,) = lives_of(diagnose(series("loss", losses)), "divergence")[0]
+    assert 2500 < opened["evidence"]["since_step"] < opened["global_step"] < 4000
+
+
+def test_a_run_that_blows_up_at_once_is_found(source: random.Random) -> None:
+    losses = [(1.6 if at < 12 else 11.0) + source.gauss(0, 0.05) for at in range(100)]
+    (opened,) = lives_of(diagnose(series("loss", losses)), "divergence")[0]
+    assert opened["global_step"] < 40
+
+
+def test_small_batches_have_skewed_losses_and_no_spikes() -> None:
+    num_told = 0
+    for seed in range(10):
+        source = random.Random(seed)
+        losses = [(0.1 + 1 / (1 + at / 100)) * source.lognormvariate(0, 0.6) for at in range(3000)]
+        num_told += bool(lives_of(diagnose(series("loss", losses)), "loss_spike"))
+    assert num_told <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_tokens_per_step", lambda at: 30_000 + at * 7919 % 3000),
+        ("batch_size", lambda at: 64 if at % 50 else 13),
+        ("lr", lambda at: 1e-3 if at % 10 < 5 else 1e-4),
+    ],
+)
+def test_what_changes_by_habit_explains_nothing(name: str, value: object) -> None:
+    losses = falling(random.Random(1), 1500)
+    losses[1000] += 4.0
+    alerts = diagnose(series("loss", losses, **{name: value}))
+    assert [life[0]["global_step"] for life in lives_of(alerts, "loss_spike")] == [1000]
+
+
+def test_an_expected_change_can_be_announced(source: random.Random) -> None:
+    records = list(series("loss", [*level(source, 1000, 2.0, 0.02), *level(source, 600, 2.6, 0.02)]))
+    told = {"event": "event", "time": 1999.5, "name": "expected_change"}
+    assert lives_of(diagnose(records), "loss_spike")
+    assert diagnose([*records[:1000], told, *records[1000:]]) == []
+
+
+def test_a_loss_scaler_that_looks_for_its_scale_is_no_alarm() -> None:
+    norms = [math.inf] * 12 + [1.0 + at % 3 for at in range(300)]
+    assert diagnose(series("grad_norm", norms)) == []
+
+
+def test_the_loss_of_an_actor_says_little(source: random.Random) -> None:
+    losses = [0.01 * at / 100 + source.gauss(0, 0.05) for at in range(3000)]
+    told = diagnose(series("train/loss", losses, **{"rollout/ep_rew_mean": lambda at: at / 100}))
+    assert "divergence" not in {alert["rule"] for alert in told}
 
 
 # Loss scale --------------------------------------------------------------------------------------------------------

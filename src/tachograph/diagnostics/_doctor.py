@@ -4,6 +4,7 @@ recorded as over a journal or a log of another tool afterwards."""
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,18 +13,23 @@ from tachograph.diagnostics._desk import Desk
 from tachograph.diagnostics._gauge import Gauge, Listener, Now
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import resolve_rules
-from tachograph.diagnostics._signals import signal_of
+from tachograph.diagnostics._signals import is_reward, signal_of
 from tachograph.diagnostics.rules import RULES
 from tachograph.records import METRIC_KINDS, finite, is_number, step_of
 
 __all__ = ["Doctor"]
+
+EXPECTED_CHANGE = "expected_change"
+"""An event by which the training code says that what follows is not like what was before."""
 
 _PAUSES = frozenset({"validation", "test", "checkpoint", "epoch"})
 """Records after which the next step is not one like the others: its time holds what they took."""
 
 _NOT_PROGRESS = frozenset({"system", "alert", "telemetry_error", "control_change", "end"})
 _LR_FACTOR = 1.6
+_BATCH_FACTOR = 1.15
 _PAUSE_VALUES = 32
+_HABIT = 8
 _MOST_SHAPES = 256
 _EXPLAINS = frozenset({"lr", "batch_size"})
 
@@ -77,6 +83,8 @@ class Doctor:
         self._plans: dict[tuple[str, ...], _Plan] = {}
         self._skips_pace = True  # the first step holds what came before it
         self._batch: float | None = None
+        self._num_batches = 0
+        self._batch_changes = _Changes()
         self._metrics: dict[str, str] = {}
 
     @property
@@ -111,6 +119,8 @@ class Doctor:
             self._skips_pace = True
         if event == "control_change":
             self._take_change(record)
+        elif event == "event" and record.get("name") == EXPECTED_CHANGE:
+            self._changed("batch")
         if event == "system" and time_s is not None:
             self._tick(time_s)
         return self._told()
@@ -135,7 +145,11 @@ class Doctor:
                 self._skips_pace, items = False, plan.items
         self._skips_pace = self._skips_pace or bool(values and plan.evaluations)
         now.num_seen += 1
-        return self._told() if self._desk.outbox else []
+        return self._told()
+
+    def see_progress(self) -> None:
+        """Hear that the training code goes on, though there is nothing to take yet."""
+        self._now.num_seen += 1
 
     def tick(self, time_s: float) -> list[dict[str, Any]]:
         """Hear that it is later; return the alert records."""
@@ -148,6 +162,7 @@ class Doctor:
             rule.on_tick(time_s)
 
     def _told(self) -> list[dict[str, Any]]:
+        self._desk.settle()
         told, self._desk.outbox = self._desk.outbox, []
         return told
 
@@ -159,6 +174,7 @@ class Doctor:
         self._now.step = None
         self._skips_pace = True
         self._batch = None
+        self._batch_changes = _Changes()
         for rule in self._rules:
             rule.reset()
 
@@ -198,6 +214,8 @@ class Doctor:
         if plan is None:
             if len(self._plans) >= _MOST_SHAPES:
                 self._plans.clear()
+            if any(map(is_reward, names)):
+                self._desk.is_reinforcement = True
             best: dict[str, tuple[int, int]] = {}
             for place, name in enumerate(names):
                 found = signal_of(name)
@@ -243,8 +261,13 @@ class Doctor:
     # Changes that explain others -----------------------------------------------------------------------------------
 
     def _take_batch(self, value: float) -> None:
-        last, self._batch = self._batch, value
-        if last is not None and value != last:
+        last = self._batch
+        self._num_batches += 1
+        if last is None or (value <= _BATCH_FACTOR * last and last <= _BATCH_FACTOR * value):
+            self._batch = value if last is None else last
+            return
+        self._batch = value
+        if self._batch_changes.is_rare(self._num_batches):
             self._changed("batch")
 
     def _take_change(self, record: dict[str, Any]) -> None:
@@ -266,11 +289,29 @@ class Doctor:
             rule.on_change(what)
 
 
+class _Changes:
+    """Tells changes from a habit: what changes again and again explains nothing."""
+
+    def __init__(self) -> None:
+        self._places: deque[int] = deque(maxlen=_HABIT)
+        self._last = -math.inf
+
+    def is_rare(self, place: int) -> bool:
+        """Take a change at a place; tell whether there were few before. Those close together are one."""
+        is_same, self._last = place - self._last <= 16, place
+        if not is_same:
+            self._places.append(place)
+        elif place - self._places[-1] > 64:
+            return False
+        return len(self._places) < _HABIT or place - self._places[0] > 512
+
+
 class _LrWatch(Listener):
     """Tells of sudden changes of the learning rate; a schedule changes it little by little."""
 
     def __init__(self, changed: Callable[[str], None]) -> None:
         self._changed = changed
+        self._changes = _Changes()
 
     def on_block(self, gauge: Gauge) -> None:
         """Watch around where it is now."""
@@ -280,7 +321,8 @@ class _LrWatch(Listener):
         """Tell of a change."""
         if value != gauge.last:
             self._watch(gauge, value)
-            self._changed("lr")
+            if self._changes.is_rare(gauge.num_taken):
+                self._changed("lr")
         return False
 
     def _watch(self, gauge: Gauge, value: float) -> None:

@@ -170,6 +170,14 @@ class Gauge:
         blocks = list(self._blocks)[-num_blocks:]
         return sum(other >= value for block in (*blocks, self._block) for other in block)
 
+    def log_sigma(self) -> float:
+        """Return the spread of the logarithms of the last 64 values; 0 if not all of them are positive."""
+        values = sorted(value for block in self._blocks for value in block)
+        if not values or values[0] <= 0:
+            return 0.0
+        quarter = len(values) // 4
+        return 0.5 * _TO_SIGMA * math.log(values[-quarter] / values[quarter])
+
     def _loud(self, value: float) -> None:
         if not math.isfinite(value):
             for listener in self.listeners:

@@ -55,6 +55,11 @@ class Examiner:
         """Return the alerts that the time that has passed gives rise to."""
         return self._alerts(folder, "tick", time_s)
 
+    def see_progress(self) -> None:
+        """Hear that the loop has logged something, though it may wait in a window of steps."""
+        if self._doctor is not None:
+            self._doctor.see_progress()
+
     @property
     def num_open(self) -> tuple[int, int]:
         """How many alerts are open, and how many of these are critical."""

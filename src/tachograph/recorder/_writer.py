@@ -197,6 +197,8 @@ class Writer:
             if self._is_due("attach", _ATTACH_S):
                 with guard("reading the memory in use"):
                     self._pipeline.attach = memory_fields()
+            if self.examiner is not None and any(type(entry) is tuple for entry in chunk):
+                self.examiner.see_progress()
             try:
                 self._write(self._records(chunk))
                 if self._pipeline.saw_array:

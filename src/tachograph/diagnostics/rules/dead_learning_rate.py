@@ -35,6 +35,7 @@ class DeadLearningRate(Rule):
     )
     hears = ("lr", "loss")
     kinds = ("start",)
+    absorbs = ("plateau",)
 
     class Thresholds(RuleSettings):
         """When it fires."""
@@ -70,8 +71,8 @@ class DeadLearningRate(Rule):
 
     def _stands(self, values: list[float]) -> bool:
         """Tell whether the loss does not move though it should; a rate of zero is told by itself."""
-        is_told = self.is_open("lr") or "reward" in self.gauges
-        return values[0] == values[-1] != 0 and not is_told and self._has_gradient()
+        is_told = self.is_open("lr") or self.desk.is_reinforcement
+        return values[0] == values[-1] != 0 and _num_digits(values[0]) > 4 and not is_told and self._has_gradient()
 
     def _has_gradient(self) -> bool:
         gauge = self.gauges.get("grad_norm")
@@ -79,3 +80,8 @@ class DeadLearningRate(Rule):
 
     def _is_near_the_end(self) -> bool:
         return bool(self._max_steps and self.now.step is not None and self.now.step >= 0.95 * self._max_steps)
+
+
+def _num_digits(value: float) -> int:
+    """Return how many digits of a number matter; many trainers round to four."""
+    return len(repr(float(value)).partition("e")[0].replace(".", "").replace("-", "").strip("0"))

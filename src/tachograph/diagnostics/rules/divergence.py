@@ -14,16 +14,19 @@ from tachograph.diagnostics._text import figure
 
 __all__ = ["Divergence"]
 
+_BLOCKS = 8
+
 
 class Divergence(Rule):
     """The loss has risen far above the best level it had, and stays there.
 
-    The best level is that of the best block of sixteen values. Most of the last values must lie above it by a share of
-    what the run has gained since its start, or of the best level, whichever is less, and by many spreads; the longer
-    the run has been going, the more values are asked for. So a spike is none, nor is a loss with two modes. A loss that
-    goes back to where the run started is another fault: see `loss_reset`. After a sudden change of the learning rate
-    or the batch size, as at a warm restart, most of what was gained must be lost, until the loss has come back once.
-    Not looked for in reinforcement learning, where the loss does not say how well it goes.
+    The best level is that of the best block of sixteen values, in a long run of several in a row. Most of the last
+    values must lie above it by a share of what the run has gained since its start, or of the best level, whichever is
+    less, and by many spreads; the longer the run has been going, the more values are asked for. A slow rise is found
+    when eight blocks in a row are that high. So a spike is none, nor is a loss with two modes. A loss that goes back to
+    where the run started is another fault: see `loss_reset`. After a sudden change of the learning rate or the batch
+    size, as at a warm restart, most of what was gained must be lost, until the loss has come back once. Not looked for
+    in reinforcement learning, where the loss does not say how well it goes.
     """
 
     name = "divergence"
@@ -35,7 +38,7 @@ class Divergence(Rule):
     )
     advice = (
         "Stop, and go back to the last checkpoint from before the step named here.",
-        "Resume with a lower learning rate (many take two thirds), or skip the batches around that step.",
+        "Resume with a lower learning rate (half of it, say), or skip the batches around that step.",
         "Lengthen the warm-up, clip gradients by norm, check weight decay and the epsilon of the optimizer.",
         "See what changed at that step: data mix, batch size, schedule, precision.",
     )
@@ -55,7 +58,7 @@ class Divergence(Rule):
             float, Meta(description="Share of the gain, or of the best if more, after a change of rate or batch.", gt=0)
         ] = 0.6
         least_gain: Annotated[float, Meta(description="But at least this share of what was gained.", ge=0, lt=1)] = 0.05
-        sigmas: Annotated[float, Meta(description="And by so many spreads of the calmest block.", ge=1)] = 5.0
+        sigmas: Annotated[float, Meta(description="And by so many spreads of a calm block.", ge=1)] = 5.0
         window_values: Annotated[
             int, Meta(description="Values that are looked at together, in a short run; up to four times that.", ge=4)
         ] = 8
@@ -71,7 +74,10 @@ class Divergence(Rule):
         """Forget everything."""
         self._best: float | None = None
         self._best_step: int | None = None
-        self._width = math.inf
+        self._levels: deque[float] = deque(maxlen=_BLOCKS)
+        self._lows: deque[float] = deque(maxlen=_BLOCKS)
+        self._widths: deque[float] = deque(maxlen=4 * _BLOCKS)
+        self._onset: int | None = None
         self._is_lenient = False
         self._far: deque[int] = deque(maxlen=3)
         self._places: deque[int] = deque(maxlen=4 * self.thresholds.window_values)
@@ -85,30 +91,52 @@ class Divergence(Rule):
             self._is_lenient = True
 
     def on_block(self, gauge: Gauge) -> None:
-        """Keep the best level; ask for values far above it."""
+        """Keep the best level; ask for values far above it; see whether whole blocks are."""
         level, first = gauge.level, gauge.first
-        if level is None or first is None or gauge.sigma is None or "reward" in self.gauges:
+        if level is None or first is None or self.desk.is_reinforcement:
             return
-        if self._best is None or level < self._best:
-            self._best, self._best_step = level, self.now.step
         quarter = len(gauge.values) // 4
-        self._width = min(self._width, 0.74 * (gauge.values[-quarter] - gauge.values[quarter]))
-        if level < self._best + 0.5 * self._usual_rise(self._best, first):
+        best = self._best = self._kept(level, gauge.num_values // len(gauge.values))
+        if level < best + 0.5 * self._usual_rise(best, first) or not self._widths:
             self._is_lenient = False
-        rise = self._rise(self._best, first)
-        if not self.is_open():
-            gauge.ask(self, self._best + rise if rise > 0 else None)
-        elif gauge.values[-len(gauge.values) // 4] < self._best + 0.5 * rise:
-            self.over(f"{gauge.metric} is back at {figure(level)}", evidence={"level": level, "best": self._best})
+            self._widths.append(
+                1.48 * (gauge.values[len(gauge.values) // 2] - gauge.values[quarter])
+            )  # below: what is above may be the fault
+        rise = self._rise(best, first)
+        self._lows.append(gauge.values[quarter])
+        if self.is_open():
+            if gauge.values[-quarter] < best + 0.5 * rise:
+                self.over(f"{gauge.metric} is back at {figure(level)}", evidence={"level": level, "best": best})
+            return
+        limit = best + rise
+        if level < limit:
+            self._onset = None
+        elif self._onset is None:
+            self._onset = self.now.step
+        if len(self._lows) == _BLOCKS and min(self._lows) > limit:
+            self._tell(gauge, level, limit, _BLOCKS * len(gauge.values))
+        else:
+            gauge.ask(self, limit if rise > 0 else None)
+
+    def _kept(self, level: float, num_blocks: int) -> float:
+        """Return the best level: over several blocks in a long run, of which the luckiest would be too low."""
+        self._levels.append(level)
+        num_smoothed = max(1, min(num_blocks // 8, _BLOCKS))
+        smoothed = median(sorted(list(self._levels)[-num_smoothed:]))
+        if self._best is None or smoothed < self._best:
+            self._best, self._best_step = smoothed, self.now.step
+        return self._best
 
     def on_loud(self, gauge: Gauge, value: float) -> bool:
         """See whether most of the last values were that high, and were not before."""
-        if self._best is None or gauge.first is None or self.is_open() or "reward" in self.gauges:
+        if self._best is None or gauge.first is None or self.is_open() or self.desk.is_reinforcement:
             return False
         limit = self._best + self._rise(self._best, gauge.first)
         if value < limit or limit <= self._best:
             return False
         limits, place = self.thresholds, gauge.num_taken
+        if not self._places or place - self._places[-1] > 4 * limits.window_values:
+            self._onset = self.now.step
         self._places.append(place)
         self._values.append(value)
         window = max(limits.window_values, min(place // 16, 4 * limits.window_values))
@@ -149,7 +177,10 @@ class Divergence(Rule):
         share = limits.share_of_gain * gained
         if best > 0:
             share = min(limits.share_of_best * best, share)
-        return max(share, 0.1 * abs(best), limits.sigmas * self._width, limits.least_gain * gained)
+        if gained < 0.1 * abs(best):
+            share = 0.5 * abs(best)  # nothing was gained that could be lost
+        width = sorted(self._widths)[len(self._widths) // 8] if self._widths else 0.0  # of the calm blocks
+        return max(share, 0.1 * abs(best), limits.sigmas * width, limits.least_gain * gained)
 
     def _tell(self, gauge: Gauge, value: float, limit: float, window: int) -> None:
         evidence = {
@@ -157,10 +188,12 @@ class Divergence(Rule):
             "value": value,
             "best": self._best,
             "best_step": self._best_step,
+            "since_step": self._onset,
             "step": self.now.step,
             "threshold": limit,
             "window_values": window,
         }
+        since = self._onset if self._onset is not None else self.now.step
         best = f"its best was {figure(self._best)} at step {self._best_step}"
         message = f"Most of the last {window} values are above {figure(limit)}."
-        self.found(f"Loss diverges: {figure(value)} at step {self.now.step}, {best}", message, evidence=evidence)
+        self.found(f"Loss diverges since step {since}: {figure(value)}, {best}", message, evidence=evidence)

@@ -29,7 +29,7 @@ class Hang(Rule):
     )
     advice = (
         "Read the stacks in the file named here: the innermost frame of the main thread is where it waits.",
-        "On several ranks, compare the stacks: the one that is elsewhere is the culprit.",
+        "On several ranks, look at the others with py-spy dump: the one that is elsewhere is the culprit.",
         "Set TORCH_NCCL_TRACE_BUFFER_SIZE and a timeout for collectives; give data workers a timeout.",
     )
 

@@ -29,7 +29,7 @@ class LossReset(Rule):
     )
     advice = (
         "If it was on purpose, nothing: what follows is judged as a run of its own.",
-        "If not, see that load_state_dict was called, on the model that is trained, and before the optimizer was made.",
+        "If not, see that the checkpoint was loaded into the model that is trained, and that no key was missing.",
     )
     hears = ("loss",)
 

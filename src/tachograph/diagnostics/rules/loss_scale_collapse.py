@@ -37,6 +37,9 @@ class LossScaleCollapse(Rule):
         """When it fires."""
 
         cuts: Annotated[int, Meta(description="Cuts without growth in between that are too many.", ge=2)] = 3
+        window_values: Annotated[
+            int, Meta(description="Values within which the next cut must come to be counted with the last.", ge=1)
+        ] = 64
         minimum: Annotated[float, Meta(description="The scaler's least scale.", gt=0)] = 1.0
         settled_values: Annotated[
             int, Meta(description="Values without a cut after which the scaler has found its scale.", ge=1)
@@ -49,6 +52,7 @@ class LossScaleCollapse(Rule):
         self._last: float | None = None
         self._num_cuts = 0
         self._num_same = 0
+        self._num_since = 0
         self._has_settled = False
         self._scale_before = 0.0
 
@@ -57,6 +61,7 @@ class LossScaleCollapse(Rule):
         if not math.isfinite(value):
             return
         last, self._last = self._last, value
+        self._num_since += 1
         if last is None or value == last:
             self._num_same += 1
             if not self._has_settled and self._num_same >= self.thresholds.settled_values:
@@ -68,7 +73,8 @@ class LossScaleCollapse(Rule):
             if value > 4 * self.thresholds.minimum:
                 self.over(f"the scale grows again: {figure(value)}")
             return
-        self._num_cuts += 1
+        self._num_cuts = self._num_cuts + 1 if self._num_since < self.thresholds.window_values else 1
+        self._num_since = 0
         if self._num_cuts == 1:
             self._scale_before = last
         is_low = value <= 2 * self.thresholds.minimum

@@ -61,9 +61,7 @@ class LossSpike(Rule):
         slow_values: Annotated[
             int, Meta(description="Values after which a spike that is not over counts as not recovering.", ge=2)
         ] = 128
-        quiet_values: Annotated[
-            int, Meta(description="Values without a spike that resolve the alert; each time twice as many.", ge=1)
-        ] = 128
+        quiet_values: Annotated[int, Meta(description="Values without a spike that resolve the alert.", ge=1)] = 128
 
     thresholds: Thresholds
 
@@ -74,7 +72,6 @@ class LossSpike(Rule):
         self._num_calm = 0
         self._num_spikes = 0
         self._quiet_since = 0
-        self._quiet_values = self.thresholds.quiet_values
         self._stays_up = False
 
     def band(self, signal: str) -> tuple[float, float] | None:
@@ -98,6 +95,8 @@ class LossSpike(Rule):
             return False  # next to nothing, seen from where the run began
         if gauge.num_above(level + 0.6 * (value - level)) > self.thresholds.most_peers:
             return False
+        if level > 0 and math.log(value / level) < self.thresholds.sigmas * gauge.log_sigma():
+            return False  # a loss that is skewed by nature, as with small batches
         self._calm_below = level + 0.5 * (gauge.loud_above - level)
         self._num_calm = 0
         self._num_spikes = self._num_spikes + 1 if self.is_open() else 1
@@ -125,10 +124,10 @@ class LossSpike(Rule):
                 return
             self._stays_up = False
             self._quiet_since = gauge.num_taken
-        elif self.is_open() and gauge.num_taken - self._quiet_since >= self._quiet_values:
-            self.over(f"no spike in the last {self._quiet_values} values", evidence={"num_spikes": self._num_spikes})
-            # A run that has spikes again and again gets one alert that stays open, not one for each of them.
-            self._quiet_values = min(2 * self._quiet_values, 64 * self.thresholds.quiet_values)
+        elif self.is_open() and gauge.num_taken - self._quiet_since >= self.thresholds.quiet_values:
+            self.over(
+                f"no spike in the last {self.thresholds.quiet_values} values", evidence={"num_spikes": self._num_spikes}
+            )
 
     def _is_worth_telling(self) -> bool:
         return self._num_spikes <= _MOST_TOLD or self._num_spikes % 16 == 0
@@ -172,10 +171,14 @@ class LossSpike(Rule):
             title = f"{self._num_spikes} loss spikes, {last}"
         said = {
             "open": "How it goes on will be told.",
-            "recovering": f"It was back after {spike.get('recovery_values')} values.",
-            "slow": f"It took {spike.get('recovery_values')} values to come back.",
+            "recovering": f"It was back after {_values(spike.get('recovery_values', 0))}.",
+            "slow": f"It took {_values(spike.get('recovery_values', 0))} to come back.",
             "not recovering": f"It has not come back in {spike['values']} values and stays at {figure(gauge.level)}.",
         }[spike["class"]]
         severity = "critical" if spike["class"] == "not recovering" else None
         evidence = {"metric": gauge.metric, "num_spikes": self._num_spikes, **spike}
         self.found(title, said, severity=severity, evidence=evidence, occurrence=dict(spike))
+
+
+def _values(count: int) -> str:
+    return "one value" if count == 1 else f"{count} values"

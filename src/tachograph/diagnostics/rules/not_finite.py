@@ -68,7 +68,10 @@ class NotFinite(Rule):
         if self.is_open(signal):
             return
         is_in_trouble = self.desk.is_open("loss_spike") or self.desk.is_open("divergence")
-        if signal == "loss" or is_in_trouble or self._streak[signal] >= self.thresholds.gradient_streak:
+        wanted = self.thresholds.gradient_streak
+        if taken < 64:
+            wanted *= 8  # a loss scaler begins far too high, by design
+        if signal == "loss" or is_in_trouble or self._streak[signal] >= wanted:
             self._tell(signal, gauge.metric, value, gauge.level)
 
     def on_block(self, gauge: Gauge) -> None:

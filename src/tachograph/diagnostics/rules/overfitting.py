@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from typing import Annotated
@@ -18,8 +19,9 @@ class Overfitting(Rule):
     """The validation loss has been above its best for several evaluations, while the training loss is not above its
     own.
 
-    The alert names the step of the best validation loss: the checkpoint to keep. It is resolved when the validation
-    loss comes back to its best.
+    Among the first ten evaluations, rises in a row to more than a fifth above the best count one more. The alert names
+    the step of the best validation loss: the checkpoint to keep. It is resolved when the validation loss comes back to
+    its best.
     """
 
     name = "overfitting"
@@ -77,7 +79,8 @@ class Overfitting(Rule):
         # It must be above by more than it goes up and down anyway, each time: the best of many is low by chance.
         rise = max(self.thresholds.rise * abs(best), self.thresholds.noise * _unrest(list(recent)))
         self._num_above[metric] = self._num_above.get(metric, 0) + 1 if value >= best + rise else 0
-        if self._num_above[metric] < self.thresholds.patience or self.is_open(metric):
+        num_asked = self.thresholds.patience
+        if self.is_open(metric) or (self._num_above[metric] < num_asked and not _rises(list(recent), best, num_asked)):
             return
         sigma = loss.sigma if loss is not None else None
         if level is not None and level_then is not None and level > level_then + 2 * (sigma or 0.0):
@@ -107,3 +110,10 @@ def _unrest(values: list[float]) -> float:
         for before, value, after in zip(values, values[1:], values[2:], strict=False)
     ]
     return sum(bends) / len(bends) if bends else 0.0
+
+
+def _rises(values: list[float], best: float, num_asked: int) -> bool:
+    """Tell whether few evaluations are known, and the last of them rose one after the other, far above the best."""
+    last = values[-num_asked:]
+    is_steady = len(last) == num_asked and all(before < after for before, after in itertools.pairwise(last))
+    return len(values) <= 10 and is_steady and num_asked > 1 and last[-1] - best > 0.2 * abs(best)

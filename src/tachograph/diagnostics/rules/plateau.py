@@ -82,7 +82,7 @@ class Plateau(Rule):
 
     def on_block(self, gauge: Gauge) -> None:
         """Take a level; look at the line through the last third of them."""
-        if gauge.level is None or "reward" in self.gauges:
+        if gauge.level is None or self.desk.is_reinforcement:
             return
         self._waiting.append(gauge.level)
         if len(self._waiting) < self._blocks_per_point:

@@ -18,8 +18,8 @@ class RewardDrop(Rule):
     """The reward has lost a good part of what it had gained.
 
     Compared are the levels of blocks of sixteen values: the present one must lie below the highest by a share of what
-    was gained since the start, and by several spreads. In preference training it is the margin that counts: a falling
-    reward of the chosen answers is expected there and not looked at.
+    was gained since the start, and by several spreads. Rewards of preference training, such as `rewards/chosen`, are
+    not looked at: that they fall is expected.
     """
 
     name = "reward_drop"

@@ -25,7 +25,8 @@ class VanishingGradients(Rule):
     severity = "critical"
     meaning = (
         "Nothing is learnt any more. Zeros mean that the loss does not depend on the trained parameters (frozen, "
-        "detached, all tokens masked), that an activation is saturated or dead, or that a loss scaler skips every step."
+        "detached, all tokens masked), that an activation is saturated or dead, or that gradients were cleared before "
+        "they were measured."
     )
     advice = (
         "See which parameters have requires_grad, and whether the optimizer holds them.",
