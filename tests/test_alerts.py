@@ -204,6 +204,16 @@ def test_a_loop_that_goes_on_ends_the_hang(logs):
     assert [alert["status"] for alert in alerts_of(logs / "x")] == ["opened", "resolved"]
 
 
+def test_steps_that_wait_in_a_window_are_no_hang(logs):
+    rules = {"hang": {"least_s": 1.5, "times_longest": 1.5, "first_step_s": 1.5}}
+    with tachograph.init("x", log_dir=logs, rules=rules, log_every=1000, **QUIET) as run:
+        begin = time.monotonic()
+        while time.monotonic() - begin < 4:
+            run.log(train_loss=1.0)
+            time.sleep(0.05)
+    assert alerts_of(logs / "x") == []
+
+
 def test_recording_with_windows_finds_what_lies_between(logs):
     values = losses(4000)
     values[2005] *= 5

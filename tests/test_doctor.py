@@ -14,6 +14,7 @@ import pytest
 import tachograph
 from tachograph.exceptions import ConfigError, RunNotFoundError
 from tachograph.foreign import describe, read_log
+from tests.conftest import wait_for
 from tests.test_cli import tacho
 
 
@@ -153,6 +154,74 @@ def test_files_that_are_not_what_they_should_be(tmp_path, name, content, says):
         tachograph.diagnose(path)
     assert says in str(error.value)
     assert name in str(error.value)
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path):
+    path = tmp_path / "bomb.csv.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(b"step,loss\n" + bytes(40 << 20))
+    with pytest.raises(ConfigError, match="has a line of more than 16 MiB"):
+        tachograph.diagnose(path)
+
+
+def test_a_packed_file_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path):
+    path = tmp_path / "log.csv.gz"
+    path.write_bytes(gzip.compress(b"step,loss\n" + b"".join(b"%d,%f\n" % row for row in rows()))[:-200])
+    assert tachograph.diagnose(path).num_records > 100
+
+
+def test_a_folder_of_several_boards(tmp_path):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    def write(folder):
+        writer = EventFileWriter(str(tmp_path / folder))
+        for step, loss in rows():
+            summary = Summary(value=[Summary.Value(tag="train_loss", simple_value=loss)])
+            writer.add_event(Event(step=step, wall_time=1e9 + step, summary=summary))
+        writer.close()
+
+    write("board/version_0")
+    assert spikes(tachograph.diagnose(tmp_path / "board")) == [200]
+    write("board/version_1")
+    with pytest.raises(ConfigError, match="holds several runs: name one of version_0, version_1"):
+        tachograph.diagnose(tmp_path / "board")
+
+
+def test_a_hang_that_was_recorded_is_told_again(logs):
+    rules = {"hang": {"least_s": 1.0, "times_longest": 1.5}}
+    with tachograph.init("x", log_dir=logs, rules=rules, git=False, system_interval_s=0, console=False) as run:
+        run.log(train_loss=1.0, step=0)
+        run.flush()
+        wait_for(lambda: b'"rule":"hang"' in run.folder.journal.read_bytes(), 15, "the alert")
+    assert [alert.rule for alert in tachograph.diagnose("x", logs).alerts] == ["hang"]
+    assert "1 alert" in tacho("ls", "--log-dir", logs)
+
+
+def test_nothing_to_judge_is_not_nothing_wrong(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("a;b\n1,5;2,5\n")
+    assert "Nothing could be judged" in tacho("doctor", path)
+    assert tacho("doctor", path, "--fail-on", "critical", check=False).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "signal"),
+    [
+        ("lr-AdamW", "lr"),
+        ("Learning Rate", "lr"),
+        ("Loss/train", "loss"),
+        ("lm loss", "loss"),
+        ("train_loss_step", "loss"),
+        ("valid_loss", "val_loss"),
+        ("grad-norm", "grad_norm"),
+        ("test/loss", None),
+    ],
+)
+def test_names_of_other_tools(name, signal):
+    records = [{"event": "step", "time": 1.0, "global_step": 1, name: 1.0}]
+    assert list(tachograph.diagnose(records).signals) == ([signal] if signal else [])
 
 
 def test_what_is_not_there(tmp_path):

@@ -29,7 +29,7 @@ def test_gradients_that_explode_are_told_whatever_is_usual(source: random.Random
     assert evidence["usual"] == pytest.approx(usual, rel=0.2) and evidence["level"] == pytest.approx(
         50 * usual, rel=0.5
     )
-    assert usual < evidence["largest_before"] < 3 * usual and evidence["window_values"] == 16
+    assert usual < evidence["largest_lately"] < 3 * usual and evidence["window_values"] == 16
     assert opened["title"].startswith("Gradients explode: norm ") and opened["title"].endswith("times what is usual")
 
 

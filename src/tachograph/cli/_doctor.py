@@ -17,6 +17,7 @@ from tachograph.diagnostics import RULES, explain, threshold_table
 from tachograph.doctor import Diagnosis, diagnose
 from tachograph.exceptions import ConfigError
 from tachograph.journal import Alert
+from tachograph.settings import as_switch
 
 __all__ = ["alert_lines", "doctor"]
 
@@ -37,7 +38,11 @@ _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
     multiple=True,
     help="Use another threshold; RULE=off turns a rule off.",
 )
-@click.option("--fail-on", type=click.Choice(SEVERITIES), help="Exit with 1 if there is an alert as bad as this.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(SEVERITIES),
+    help="Exit with 1 if there is an alert as bad as this, or nothing to judge.",
+)
 def doctor(
     run: str | None,
     log_dir: str,
@@ -66,7 +71,7 @@ def doctor(
     else:
         Console().print(_rendered(diagnosis))
     worst = max((SEVERITIES.index(alert.severity) for alert in diagnosis.alerts), default=-1)
-    if fail_on is not None and worst >= SEVERITIES.index(fail_on):
+    if fail_on is not None and (worst >= SEVERITIES.index(fail_on) or not diagnosis.signals):
         raise SystemExit(1)
 
 
@@ -76,11 +81,12 @@ def _thresholds(settings: tuple[str, ...]) -> dict[str, Any]:
     for text in settings:
         name, equals, value = text.partition("=")
         rule, dot, threshold = name.strip().partition(".")
-        if not equals or (not dot and value.strip() != "off"):
+        switch = as_switch(value)
+        if not equals or (not dot and not isinstance(switch, bool)):
             raise ConfigError(f"--set {text}: RULE.THRESHOLD=NUMBER or RULE=off is expected, as in loss_spike.sigmas=8")
         if not dot:
-            rules[rule] = False
-        elif rules.get(rule) is not False:
+            rules[rule] = switch
+        elif not isinstance(rules.get(rule), bool):
             rules.setdefault(rule, {})[threshold] = value.strip()
     return rules
 
@@ -93,8 +99,10 @@ def _rendered(diagnosis: Diagnosis) -> RenderableType:
         parts += [_in_full(alert), Text()]
     if over:
         parts += [Text("Over, or left behind:", style="dim"), *(_in_short(alert) for alert in over), Text()]
-    if not diagnosis.alerts:
+    if not diagnosis.alerts and diagnosis.signals:
         parts += [Text("Nothing wrong was found.", style="green"), Text()]
+    elif not diagnosis.alerts:
+        parts += [Text("Nothing could be judged.", style="yellow"), Text()]
     seen = ", ".join(f"{signal} ({safe(metric)})" for signal, metric in diagnosis.signals.items())
     seen = seen or "no signal that a rule knows"
     parts.append(Text(f"Looked at {diagnosis.num_records} records: {seen}.", style="dim"))

@@ -51,7 +51,7 @@ def _cells(run: RunOverview) -> dict[str, RenderableType]:
     is_live = run.state is RunState.RUNNING
     return {
         "run": Text(safe(run.name, 60), style="bold"),
-        "state": state_text(run.state) + Text(lost, style="yellow"),
+        "state": state_text(run.state) + Text(lost, style="yellow") + _alerts(run),
         "step": number(run.step),
         "progress": "–" if progress is None else bar(progress, is_live=is_live, width=8),
         "loss": number(run.train_loss),
@@ -59,6 +59,13 @@ def _cells(run: RunOverview) -> dict[str, RenderableType]:
         "duration": duration(run.duration_s),
         "started": ago(run.started),
     }
+
+
+def _alerts(run: RunOverview) -> Text:
+    if not run.num_open_alerts:
+        return Text()
+    word = "alert" if run.num_open_alerts == 1 else "alerts"
+    return Text(f" {run.num_open_alerts} {word}", style="bold red" if run.num_critical_alerts else "yellow")
 
 
 def _milliseconds(seconds: float | None) -> str:

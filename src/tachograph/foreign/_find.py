@@ -19,7 +19,8 @@ __all__ = ["describe", "read_log"]
 
 Rows = Iterator[dict[str, Any]]
 
-_MOST_JSON_BYTES = 1 << 30
+_MOST_JSON_CHARS = 1 << 30
+_MOST_LINE_CHARS = 16 << 20
 _EXPECTED = (
     "a run folder, a CSV or JSON-lines file (also .gz), TensorBoard event files or their folder, "
     "or a trainer_state.json is expected"
@@ -51,7 +52,9 @@ def _checked(rows: Rows, where: Path) -> Rows:
     """Turn what can go wrong while a file is read into an error that names the file."""
     try:
         yield from rows
-    except (OSError, EOFError) as error:
+    except EOFError:
+        return  # a file that was cut short; what could be read of it was
+    except OSError as error:
         raise ConfigError(f"cannot read {str(where)!r}: {getattr(error, 'strerror', None) or error}") from error
     except (csv.Error, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(f"{str(where)!r} is not what its name says: {error}") from error
@@ -94,18 +97,27 @@ def _open(path: Path) -> IO[str]:
 
 def _csv(path: Path) -> Rows:
     with _open(path) as file:
-        head = file.readline()
+        lines = _lines(file, path)
+        head = next(lines, "")
         delimiter = max(",;\t", key=head.count)
-        rows = csv.reader(itertools.chain([head], file), delimiter=delimiter)
+        rows = csv.reader(itertools.chain([head], lines), delimiter=delimiter)
         names = [name.strip() for name in next(rows, [])]
         for row in rows:
             yield dict(zip(names, row, strict=False))
 
 
+def _lines(file: IO[str], path: Path) -> Iterator[str]:
+    """Yield the lines of a file, none of which may fill the memory."""
+    while line := file.readline(_MOST_LINE_CHARS):
+        if len(line) == _MOST_LINE_CHARS:
+            raise ConfigError(f"{str(path)!r} has a line of more than {_MOST_LINE_CHARS >> 20} MiB")
+        yield line
+
+
 def _jsonl(path: Path) -> Rows:
     """Read line by line; a line that is no object is left out, as a torn last one is."""
     with _open(path) as file:
-        for line in file:
+        for line in _lines(file, path):
             row = _decoded(line)
             if isinstance(row, dict):
                 yield row
@@ -122,13 +134,14 @@ def _decoded(line: str) -> Any:
 
 def _trainer_state(path: Path) -> Rows:
     """Read the history that the Trainer of transformers keeps, or a list of rows."""
-    if path.stat().st_size > _MOST_JSON_BYTES:
-        raise ConfigError(f"{str(path)!r} is larger than 1 GiB")
     import json
 
-    with _open(path) as file:  # the Trainer writes NaN and Infinity bare, which only this reader takes
+    with _open(path) as file:
+        text = file.read(_MOST_JSON_CHARS + 1)
+        if len(text) > _MOST_JSON_CHARS:
+            raise ConfigError(f"{str(path)!r} is larger than 1 GiB")
         try:
-            content = json.load(file)
+            content = json.loads(text)  # the Trainer writes NaN and Infinity bare, which only this reader takes
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{str(path)!r} is not valid JSON: {error}") from error
     rows = content.get("log_history") if isinstance(content, dict) else content

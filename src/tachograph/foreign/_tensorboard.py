@@ -11,6 +11,9 @@ from tachograph.exceptions import ConfigError
 
 __all__ = ["scalars"]
 
+_PARTS = frozenset({"train", "validation", "val", "eval", "test"})
+"""Folders that hold a part of one run, as Keras writes them."""
+
 
 def scalars(path: Path) -> Iterator[dict[str, Any]]:
     """Yield a row per step with all scalars of that step; those of a subfolder carry its name before theirs."""
@@ -20,9 +23,13 @@ def scalars(path: Path) -> Iterator[dict[str, Any]]:
     except ImportError as error:
         raise ConfigError("TensorBoard files need the package: pip install 'tachograph[tensorboard]'") from error
     folders = sorted({file.parent for file in path.rglob("*.tfevents.*")}) if path.is_dir() else [path]
+    runs = [folder for folder in folders if folder != path and folder.name not in _PARTS]
+    if len(runs) > 1:
+        names = ", ".join(folder.relative_to(path).as_posix() for folder in runs[:10])
+        raise ConfigError(f"{str(path)!r} holds several runs: name one of {names}")
     rows: dict[int, dict[str, Any]] = defaultdict(dict)
     for folder in folders:
-        inside = folder.relative_to(path).as_posix() if path.is_dir() and folder != path else ""
+        inside = folder.relative_to(path).as_posix() if len(folders) > 1 and folder != path else ""
         events = event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
         points = {
