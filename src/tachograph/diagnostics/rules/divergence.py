@@ -76,8 +76,10 @@ class Divergence(Rule):
         self._best_step: int | None = None
         self._levels: deque[float] = deque(maxlen=_BLOCKS)
         self._lows: deque[float] = deque(maxlen=_BLOCKS)
-        self._widths: deque[float] = deque(maxlen=4 * _BLOCKS)
+        self._widths: deque[float] = deque(maxlen=2 * _BLOCKS)
+        self._width = 0.0
         self._onset: int | None = None
+        self._slow_onset: int | None = None
         self._is_lenient = False
         self._far: deque[int] = deque(maxlen=3)
         self._places: deque[int] = deque(maxlen=4 * self.thresholds.window_values)
@@ -95,26 +97,24 @@ class Divergence(Rule):
         level, first = gauge.level, gauge.first
         if level is None or first is None or self.desk.is_reinforcement:
             return
-        quarter = len(gauge.values) // 4
-        best = self._best = self._kept(level, gauge.num_values // len(gauge.values))
-        if level < best + 0.5 * self._usual_rise(best, first) or not self._widths:
+        values, low = gauge.values, gauge.values[BLOCK // 4]
+        best = self._kept(level, gauge.num_values // BLOCK)
+        rise = self._usual_rise(best, first)
+        if level < best + 0.5 * rise or not self._widths:
             self._is_lenient = False
-            self._widths.append(
-                1.48 * (gauge.values[len(gauge.values) // 2] - gauge.values[quarter])
-            )  # below: what is above may be the fault
+            self._widths.append(1.48 * (values[BLOCK // 2] - low))  # what is above may be the fault
+            self._width = sorted(self._widths)[len(self._widths) // 8]
         rise = self._rise(best, first)
-        self._lows.append(gauge.values[quarter])
+        self._lows.append(low)
         if self.is_open():
-            if gauge.values[-quarter] < best + 0.5 * rise:
+            if values[-BLOCK // 4] < best + 0.5 * rise:
                 self.over(f"{gauge.metric} is back at {figure(level)}", evidence={"level": level, "best": best})
             return
         limit = best + rise
-        if level < limit:
-            self._onset = None
-        elif self._onset is None:
-            self._onset = self.now.step
-        if len(self._lows) == _BLOCKS and min(self._lows) > limit:
-            self._tell(gauge, level, limit, _BLOCKS * len(gauge.values))
+        if low <= limit:
+            self._slow_onset = self.now.step
+        if min(self._lows) > limit and len(self._lows) == _BLOCKS:
+            self._tell(gauge, level, limit, _BLOCKS * BLOCK, self._slow_onset)
         else:
             gauge.ask(self, limit if rise > 0 else None)
 
@@ -149,7 +149,7 @@ class Divergence(Rule):
             num_before = gauge.num_above(limit, 2 + window // BLOCK) - num_here
             if trend < 0.75 or (num_before > 4 and trend < 1.5):
                 return False  # a slow spike, or a loss that is like that
-        self._tell(gauge, value, limit, window)
+        self._tell(gauge, value, limit, window, self._onset)
         gauge.ask(self, None)
         return False
 
@@ -179,21 +179,19 @@ class Divergence(Rule):
             share = min(limits.share_of_best * best, share)
         if gained < 0.1 * abs(best):
             share = 0.5 * abs(best)  # nothing was gained that could be lost
-        width = sorted(self._widths)[len(self._widths) // 8] if self._widths else 0.0  # of the calm blocks
-        return max(share, 0.1 * abs(best), limits.sigmas * width, limits.least_gain * gained)
+        return max(share, 0.1 * abs(best), limits.sigmas * self._width, limits.least_gain * gained)
 
-    def _tell(self, gauge: Gauge, value: float, limit: float, window: int) -> None:
+    def _tell(self, gauge: Gauge, value: float, limit: float, window: int, since: int | None) -> None:
         evidence = {
             "metric": gauge.metric,
             "value": value,
             "best": self._best,
             "best_step": self._best_step,
-            "since_step": self._onset,
+            "since_step": since,
             "step": self.now.step,
             "threshold": limit,
             "window_values": window,
         }
-        since = self._onset if self._onset is not None else self.now.step
         best = f"its best was {figure(self._best)} at step {self._best_step}"
         message = f"Most of the last {window} values are above {figure(limit)}."
         self.found(f"Loss diverges since step {since}: {figure(value)}, {best}", message, evidence=evidence)
