@@ -47,7 +47,6 @@ class EntropyCollapse(Rule):
 
     def reset(self) -> None:
         """Forget everything."""
-        self._highest = -math.inf
         self._rewards: deque[float] = deque(maxlen=self.thresholds.reward_blocks + 1)
 
     def band(self, signal: str) -> tuple[float, float] | None:
@@ -88,9 +87,6 @@ class EntropyCollapse(Rule):
         reward = self.gauges.get("reward")
         if reward is None:
             return False
-        self._highest = max(self._highest, self._rewards[-1]) if self._rewards else self._highest
-        if self._rewards and reward.sigma is not None and self._rewards[-1] > self._highest - 0.5 * reward.sigma:
-            return True  # nothing is lost, and perhaps nothing is left to gain
         if len(self._rewards) <= self.thresholds.reward_blocks or reward.sigma is None:
             return True
         return self._rewards[-1] - self._rewards[0] > 0.25 * reward.sigma

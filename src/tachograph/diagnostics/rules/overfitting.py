@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from tachograph.diagnostics._gauge import median
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._text import figure, percent
 
@@ -54,6 +55,7 @@ class Overfitting(Rule):
         """Forget everything."""
         self._best: dict[str, tuple[float, int | None, float | None]] = {}
         self._num_above: dict[str, int] = {}
+        self._num_values: dict[str, int] = {}
         self._recent: dict[str, deque[float]] = {}
 
     def on_change(self, what: str) -> None:
@@ -69,11 +71,15 @@ class Overfitting(Rule):
         recent.append(value)
         loss = self.gauges.get("loss")
         level = loss.level if loss is not None else None
-        best, step, level_then = self._best.get(metric, (value, self.now.step, level))
-        if value <= best:
-            self._best[metric] = (value, self.now.step, level)
+        self._num_values[metric] = self._num_values.get(metric, 0) + 1
+        # Of many evaluations the best is low by chance: the more there are, the more of them make one.
+        num_smoothed = max(1, min(self._num_values[metric] // 8, 5))
+        smoothed = median(sorted(list(recent)[-num_smoothed:]))
+        best, step, level_then = self._best.get(metric, (smoothed, self.now.step, level))
+        if smoothed <= best:
+            self._best[metric] = (smoothed, self.now.step, level)
             self._num_above[metric] = 0
-            self.over(f"{metric} is back at its best: {figure(value)}", key=metric)
+            self.over(f"{metric} is back at its best: {figure(smoothed)}", key=metric)
             return
         self._best.setdefault(metric, (best, step, level_then))
         # It must be above by more than it goes up and down anyway, each time: the best of many is low by chance.
