@@ -63,6 +63,8 @@ class LossReset(Rule):
         if first is None or level is None or first <= 0 or not gauge.sigma:
             return False
         limits = self.thresholds
+        if level > 0 and math.log(value / level) < 5 * gauge.log_sigma():
+            return False  # a loss that is anywhere at any time, as with single samples
         if abs(value - first) <= limits.tolerance * first and level <= (1 - limits.least_gain) * first:
             self._jump = {
                 "metric": gauge.metric,
