@@ -35,7 +35,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "pytest_plugin": {"recorder", "testing"},
 }
-BASE = {"_version", "clock", "exceptions", "guard", "settings", "timeline"}
+BASE = {"_version", "clock", "exceptions", "guard", "settings", "timeline", "wording"}
 
 
 def part_of(module: str) -> str:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from tachograph.journal import RunState
 from tachograph.records import to_json
+from tachograph.wording import duration as said
 
 __all__ = [
     "add_row",
@@ -79,16 +80,8 @@ def number(value: Any) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a length of time as people say it."""
-    if seconds is None or not math.isfinite(seconds):
-        return "–"
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    """Return a length of time as people say it; a dash where there is none."""
+    return "–" if seconds is None or not math.isfinite(seconds) else said(seconds)
 
 
 def ago(time_s: float | None) -> str:

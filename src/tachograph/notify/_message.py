@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from tachograph.wording import duration
+
 __all__ = [
     "Message",
     "advice_of",
@@ -95,7 +97,7 @@ def fields_of(message: Message) -> list[tuple[str, str]]:
     if message.severity != "info":
         fields.append(("Severity", message.severity))
     if message.duration_s is not None:
-        fields.append(("Duration", _duration(message.duration_s)))
+        fields.append(("Duration", duration(message.duration_s)))
     fields.append(("Host", message.host))
     # A message that comes late, because a channel was down, must say so.
     fields.append(("When", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(message.time))))
@@ -151,13 +153,3 @@ def number_text(value: float | str) -> str:
     if isinstance(value, str):
         return value
     return str(value) if isinstance(value, int) else f"{value:.4g}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 48:
-        return f"{hours // 24} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{seconds:.1f} s"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from operator import mul
 from typing import Annotated, Any
 
 from msgspec import Meta
 
+from tachograph.diagnostics._line import slope_of
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._text import duration, figure
 from tachograph.records import finite
@@ -145,22 +145,8 @@ class _Peaks:
         """Tell whether the growth is coming to its end by itself, as that of a cache that fills."""
         points = self._later()
         half = len(points) // 2
-        return _slope(points[half:])[0] < 0.5 * _slope(points[:half])[0]
+        return slope_of(*zip(*points[half:], strict=True))[0] < 0.5 * slope_of(*zip(*points[:half], strict=True))[0]
 
     def slope(self) -> tuple[float, float]:
         """Return the growth per second over the later half, and its error."""
-        return _slope(self._later())
-
-
-def _slope(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the slope of a line laid through points, and its error."""
-    count = len(points)
-    mean_time = sum(time_s for time_s, _ in points) / count
-    mean = sum(value for _, value in points) / count
-    times = [time_s - mean_time for time_s, _ in points]
-    spread = sum(map(mul, times, times))  # never raises, as ** does for what is huge
-    if spread <= 0:
-        return 0.0, math.inf
-    slope = sum((time_s - mean_time) * (value - mean) for time_s, value in points) / spread
-    away = [value - mean - slope * (time_s - mean_time) for time_s, value in points]
-    return slope, math.sqrt(sum(map(mul, away, away)) / max(count - 2, 1) / spread)
+        return slope_of(*zip(*self._later(), strict=True))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from operator import mul
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
 from tachograph.diagnostics._gauge import BLOCK, Gauge
+from tachograph.diagnostics._line import slope_of
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._text import figure, percent
 
@@ -135,12 +135,6 @@ class Plateau(Rule):
 
 def _gain(levels: list[float]) -> tuple[float, float]:
     """Return how much the values fell along a line laid through them, from end to end, and the error of that."""
-    count = len(levels)
-    middle = (count - 1) / 2
-    mean = sum(levels) / count
-    spread = count * (count * count - 1) / 12
-    slope = sum((index - middle) * value for index, value in enumerate(levels)) / spread
-    away = [value - mean - slope * (index - middle) for index, value in enumerate(levels)]
-    rest = sum(map(mul, away, away))  # never raises, as ** does for what is huge
-    error = math.sqrt(rest / max(count - 2, 1) / spread)
-    return -slope * (count - 1), error * (count - 1)
+    slope, error = slope_of(range(len(levels)), levels)
+    length = len(levels) - 1
+    return -slope * length, error * length

@@ -1,0 +1,16 @@
+"""Figures as people say them."""
+
+from __future__ import annotations
+
+__all__ = ["duration"]
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in its two largest units."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
