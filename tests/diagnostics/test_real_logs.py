@@ -1,0 +1,16 @@
+"""The rules on real training logs with labels, where these are at hand: `make bench-detectors` prints the same."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks._detector_data import folder, load
+from benchmarks.detectors import Score
+
+
+@pytest.mark.skipif(folder() is None, reason="the training logs are not part of the repository; set TRAINING_LOGS")
+def test_the_rules_keep_to_their_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    place = folder()
+    assert place is not None
+    score = Score(load(place))
+    score.print()
+    assert score.is_met, capsys.readouterr().out
