@@ -491,6 +491,7 @@ def test_a_fault_that_comes_back_again_and_again_is_one_alert(every: int) -> Non
     for alert in alerts:
         book.take(alert)
     assert [alert.is_open for alert in book.alerts()] == [False, False, True]
+    assert book.alerts()[-1].num_occurrences == len(alerts) - 4  # but for the first two, which were opened and resolved
 
 
 def test_it_is_over_when_it_has_stayed_away_for_long() -> None:

@@ -67,12 +67,15 @@ class Desk:
         is_new = life is None
         if life is None:
             life = self._lives[place] = self._opened(rule, place)
-        if life.over_at is not None or is_new:
-            self._num_lingering -= life.over_at is not None
+        comes_back = life.over_at is not None
+        if comes_back or is_new:
+            self._num_lingering -= comes_back
             life.over_at = None
             life.count += 1
             self._absorb(rule)
         fields = {name: value for name, value in said.items() if value}
+        if comes_back:
+            fields.setdefault("occurrence", {"step": self.now.step})
         life.severity, life.title = max(severity, life.severity, key=SEVERITIES.index), said["title"]
         identity = {"id": life.id, "rule": rule.name, "status": "opened" if is_new else "updated"}
         identity["severity"] = life.severity

@@ -116,7 +116,8 @@ def _update(alert: Alert, record: dict[str, Any]) -> None:
     if isinstance(occurrence, dict):
         last = alert.occurrences[-1].get("step") if alert.occurrences else None
         is_known = last is not None and last == occurrence.get("step")
-        alert.num_occurrences += bool(alert.occurrences) and not is_known
+        is_first = not alert.occurrences and record.get("status") == "opened"
+        alert.num_occurrences += not is_known and not is_first
         kept = alert.occurrences[:-1] if is_known else alert.occurrences[1 - _MOST_OCCURRENCES :]
         alert.occurrences = [*kept, occurrence]
     alert.is_open = record.get("status") != "resolved"
