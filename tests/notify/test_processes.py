@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
 
 import pytest
 
-from tests.conftest import lines_of
+from tests.conftest import lines_of, wait_for
 from tests.notify.conftest import Reply
 
 TRAIN = """
@@ -84,6 +85,9 @@ def test_a_program_that_is_terminated(logs, script, receiver):
 def test_a_program_that_is_killed_and_resumed(logs, script, receiver):
     program = script(TRAIN, logs, receiver.address, "waits")
     receiver.wait(2)
+    saved = logs / "x" / ".tacho" / "notify.json"
+    # Killed before it knows that a message arrived, it would send it again.
+    wait_for(lambda: not json.loads(saved.read_bytes())["queues"]["webhook"]["waiting"], what="the answers")
     program.process.kill()
     program.wait()
     assert events(receiver) == ["milestone", "start"]

@@ -64,7 +64,7 @@ def test_the_records_of_a_fault_are_one_alert(logs, client):
         ["Look.", "Clip."],
         "Back at the level before.",
     )
-    assert (first.num_occurrences, first.occurrences) == (1, [{"step": 12}])
+    assert (first.num_occurrences, first.occurrences) == (2, [{"step": 12}])
     assert first.evidence == {"metric": "train_loss", "value": "NaN", "level": [1.5, "Infinity"], "word": "\\NaN"}
     append(folder, [alert(3, severity="critical", at=40), alert(4, severity="info", at=41)])
     found = told(client)

@@ -55,7 +55,8 @@ class Desk:
         self._num_opened = 0
         self._lives: dict[tuple[str, str], _Life] = {}
         self._past: dict[tuple[str, str], tuple[int, float]] = {}
-        self._num_lingering = 0
+        self.num_lingering = 0
+        """Alerts whose fault is over, but which may come back any moment."""
         self._silent: dict[str, int] = {}
 
     def found(self, rule: Rule, key: str, severity: str, said: dict[str, Any]) -> None:
@@ -69,7 +70,7 @@ class Desk:
             life = self._lives[place] = self._opened(rule, place)
         comes_back = life.over_at is not None
         if comes_back or is_new:
-            self._num_lingering -= comes_back
+            self.num_lingering -= comes_back
             life.over_at = None
             life.count += 1
             self._absorb(rule)
@@ -96,13 +97,13 @@ class Desk:
         more = {"outcome": outcome, "evidence": evidence, "absorbed_by": absorbed_by}
         life.over_at = self._clock()
         life.outcome = {name: value for name, value in more.items() if value}
-        self._num_lingering += 1
+        self.num_lingering += 1
         if absorbed_by or not life.lingers:
             self._close((rule, key), life)
 
     def settle(self) -> None:
         """Close alerts that have been over for long enough."""
-        if self._num_lingering:
+        if self.num_lingering:
             now = self._clock()
             for place, life in list(self._lives.items()):
                 if life.over_at is not None and not life.over_at <= now < life.over_at + life.lingers:
@@ -123,7 +124,7 @@ class Desk:
         self._lives.clear()
         self._past.clear()
         self._silent.clear()
-        self._num_lingering = 0
+        self.num_lingering = 0
         self.is_reinforcement = False
 
     def _opened(self, rule: Rule, place: tuple[str, str]) -> _Life:
@@ -141,7 +142,7 @@ class Desk:
 
     def _close(self, place: tuple[str, str], life: _Life) -> None:
         del self._lives[place]
-        self._num_lingering -= 1
+        self.num_lingering -= 1
         self._past[place] = (self._past.get(place, (0, 0.0))[0] + 1, self._clock())
         fields = {"id": life.id, "rule": place[0], "status": "resolved", "severity": life.severity}
         self._write({**fields, "title": life.title, **life.outcome})

@@ -133,7 +133,7 @@ class Doctor:
             values: numbers, as many rows as there are.
         """
         plan = self._plan(names)
-        now, width = self._now, len(names)
+        now, desk, width = self._now, self._desk, len(names)
         time_at, step_at = names.index("time"), names.index("global_step")
         items = plan.without_pace if self._skips_pace or plan.evaluations else plan.items
         for row in range(0, len(values), width):
@@ -141,6 +141,8 @@ class Doctor:
             now.step = values[row + step_at]
             for place, take, _ in items:
                 take(values[row + place])
+            if desk.num_lingering:
+                desk.settle()
             if self._skips_pace and not plan.evaluations:
                 self._skips_pace, items = False, plan.items
         self._skips_pace = self._skips_pace or bool(values and plan.evaluations)
