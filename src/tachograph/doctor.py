@@ -11,7 +11,7 @@ import msgspec
 from tachograph.diagnostics import Doctor, resolve_rules
 from tachograph.exceptions import RunNotFoundError
 from tachograph.foreign import describe, read_log
-from tachograph.journal import Alert, AlertBook, find_run, read_records
+from tachograph.journal import Alert, AlertBook, find_run, read_records, worst_first
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -30,8 +30,8 @@ class Diagnosis(msgspec.Struct):
 
     @property
     def open_alerts(self) -> list[Alert]:
-        """Alerts that were not resolved when the records ended."""
-        return [alert for alert in self.alerts if alert.is_open]
+        """Alerts that were not resolved when the records ended, the worst first."""
+        return worst_first(alert for alert in self.alerts if alert.is_open)
 
 
 def diagnose(

@@ -17,11 +17,11 @@ from tachograph.diagnostics import RULES, explain, threshold_table
 from tachograph.doctor import Diagnosis, diagnose
 from tachograph.exceptions import ConfigError
 from tachograph.journal import Alert
+from tachograph.records import SEVERITIES, severity_rank
 from tachograph.settings import as_switch
 
 __all__ = ["alert_lines", "doctor"]
 
-SEVERITIES = ("info", "warning", "critical")
 _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -70,8 +70,8 @@ def doctor(
         click.echo(json_text(msgspec.to_builtins(diagnosis)))
     else:
         Console().print(_rendered(diagnosis))
-    worst = max((SEVERITIES.index(alert.severity) for alert in diagnosis.alerts), default=-1)
-    if fail_on is not None and (worst >= SEVERITIES.index(fail_on) or not diagnosis.signals):
+    worst = max((severity_rank(alert.severity) for alert in diagnosis.alerts), default=-1)
+    if fail_on is not None and (worst >= severity_rank(fail_on) or not diagnosis.signals):
         raise SystemExit(1)
 
 
@@ -93,9 +93,8 @@ def _thresholds(settings: tuple[str, ...]) -> dict[str, Any]:
 
 def _rendered(diagnosis: Diagnosis) -> RenderableType:
     parts: list[RenderableType] = []
-    still = [alert for alert in diagnosis.alerts if alert.is_open]
     over = [alert for alert in diagnosis.alerts if not alert.is_open]
-    for alert in sorted(still, key=lambda alert: -SEVERITIES.index(alert.severity)):
+    for alert in diagnosis.open_alerts:
         parts += [_in_full(alert), Text()]
     if over:
         parts += [Text("Over, or left behind:", style="dim"), *(_in_short(alert) for alert in over), Text()]

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tachograph.diagnostics._gauge import Now
+from tachograph.records import SEVERITIES
 
 if TYPE_CHECKING:
     from tachograph.diagnostics._rule import Rule
 
-__all__ = ["SEVERITIES", "Desk"]
-
-SEVERITIES = ("info", "warning", "critical")
+__all__ = ["Desk"]
 
 _MOST_TOLD = 100
 """Times that a fault of one alert is told; after that, at each power of two."""

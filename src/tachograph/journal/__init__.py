@@ -1,6 +1,6 @@
 """The journal: one run folder, written by one process and read by many. Knows records, not who makes them."""
 
-from tachograph.journal._alerts import Alert, AlertBook
+from tachograph.journal._alerts import Alert, AlertBook, worst_first
 from tachograph.journal._appender import Appender
 from tachograph.journal._claim import Claim, claim_run_folder, forget_claims, hold_run_folder
 from tachograph.journal._control_file import (
@@ -73,5 +73,6 @@ __all__ = [
     "this_process",
     "times_of",
     "uptime_s",
+    "worst_first",
     "write_requests",
 ]

@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from tachograph.records import finite, step_of
+from tachograph.records import finite, severity_rank, step_of
 
-__all__ = ["Alert", "AlertBook"]
+__all__ = ["Alert", "AlertBook", "worst_first"]
 
 _MOST_KEPT = 500
 _MOST_OCCURRENCES = 200
-_RANKS = {"critical": 0, "warning": 1, "info": 2}
 
 
 class Alert(msgspec.Struct):
@@ -95,12 +94,12 @@ class AlertBook:
 
 def worst_first(alerts: Iterable[Alert]) -> list[Alert]:
     """Sort alerts by severity, then by when they were opened."""
-    return sorted(alerts, key=lambda alert: (_RANKS.get(alert.severity, 1), alert.opened_time or 0.0))
+    return sorted(alerts, key=lambda alert: (-severity_rank(alert.severity), alert.opened_time or 0.0))
 
 
 def _update(alert: Alert, record: dict[str, Any]) -> None:
     severity = str(record.get("severity", "warning"))
-    if _RANKS.get(severity, 1) < _RANKS.get(alert.severity, 1):
+    if severity_rank(severity) > severity_rank(alert.severity):
         alert.severity = severity
     for name in ("title", "message", "meaning", "outcome"):
         if record.get(name):

@@ -10,11 +10,19 @@ import msgspec
 from tachograph.notify._message import Message, link_to, number_text, one_line, tidy
 from tachograph.notify._milestone import Milestone
 from tachograph.notify._settings import NotifySettings
-from tachograph.records import METRIC_KINDS, finite, is_number, marked, mask_text, step_of
+from tachograph.records import (
+    METRIC_KINDS,
+    SEVERITIES,
+    finite,
+    is_number,
+    marked,
+    mask_text,
+    severity_rank,
+    step_of,
+)
 
 __all__ = ["Story", "StoryState"]
 
-_SEVERITIES = ("info", "warning", "critical")
 _MOST_REMEMBERED = 2_000
 _PROJECT_NAMES = ("project", "project_name", "wandb_project", "swanlab_project")
 _MEASURED = frozenset({*METRIC_KINDS, "event", "checkpoint"})
@@ -51,7 +59,7 @@ class Story:
         self._settings = settings
         self._link = link_to(settings.dashboard_url, run)
         self._milestones = [Milestone(text) for text in settings.milestones]
-        self._least = _SEVERITIES.index(settings.min_severity)
+        self._least = severity_rank(settings.min_severity)
         self._kinds: dict[str, Callable[[dict[str, Any]], Message | None]] = {
             "start": self._start,
             "alert": self._alert,
@@ -135,7 +143,7 @@ class Story:
         severity = str(record.get("severity", "warning"))
         before = self._worst(alert, severity)
         worst = self.state.severities[alert]
-        if _SEVERITIES.index(worst) < self._least:
+        if severity_rank(worst) < self._least:
             return None
         title = one_line(record.get("title") or record.get("rule") or "alert")
         if record.get("absorbed_by"):
@@ -165,8 +173,8 @@ class Story:
         """Note an alert's severity if it is the worst so far; return the worst before."""
         severities = self.state.severities
         before = severities.get(alert)
-        severity = severity if severity in _SEVERITIES else "warning"
-        if before is None or _SEVERITIES.index(severity) > _SEVERITIES.index(before):
+        severity = severity if severity in SEVERITIES else "warning"
+        if before is None or severity_rank(severity) > severity_rank(before):
             severities[alert] = severity
         if len(severities) > _MOST_REMEMBERED:
             del severities[next(iter(severities))]

@@ -1,7 +1,14 @@
 """Records: what a line of the journal says and how it is written. Knows nothing of who made it or who reads it."""
 
 from tachograph.records._codec import decode, decode_block, encode, marked, to_json
-from tachograph.records._kinds import KINDS, METRIC_KINDS, RESERVED_FIELDS, SCHEMA_VERSION
+from tachograph.records._kinds import (
+    KINDS,
+    METRIC_KINDS,
+    RESERVED_FIELDS,
+    SCHEMA_VERSION,
+    SEVERITIES,
+    severity_rank,
+)
 from tachograph.records._masking import MASK, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import check_run_name
 from tachograph.records._table import StepTable
@@ -26,6 +33,7 @@ __all__ = [
     "OMIT",
     "RESERVED_FIELDS",
     "SCHEMA_VERSION",
+    "SEVERITIES",
     "Problem",
     "StepTable",
     "check_run_name",
@@ -42,6 +50,7 @@ __all__ = [
     "marked",
     "plain",
     "settle",
+    "severity_rank",
     "step_of",
     "to_json",
 ]

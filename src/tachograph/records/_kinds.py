@@ -24,6 +24,15 @@ KINDS: dict[str, str] = {
 }
 """Kinds this version writes. A reader takes any other kind as it is."""
 
+SEVERITIES = ("info", "warning", "critical")
+"""Of alerts, the least first."""
+
+
+def severity_rank(severity: str) -> int:
+    """Return how bad a severity is; one that nobody knows counts as a warning."""
+    return SEVERITIES.index(severity if severity in SEVERITIES else "warning")
+
+
 METRIC_KINDS = ("step", "epoch", "validation", "test", "system")
 """Kinds whose numbers are series."""
 
