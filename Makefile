@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UI_SOURCES := $(shell find ui -mindepth 1 -name node_modules -prune -o -print)
 
-.PHONY: setup demo test lint types docs ui ui-check browser bench bench-detectors clean
+.PHONY: setup demo test lint types docs ui ui-check browser bench bench-detectors bench-overhead clean
 .NOTPARALLEL: # an editable install and npm may both fill ui/node_modules
 
 setup: $(VENV)/.stamp-dev
@@ -63,6 +63,9 @@ bench: $(VENV)/.stamp-bench
 
 bench-detectors: setup
 	$(BIN)/python -m benchmarks.detectors
+
+bench-overhead: setup
+	$(BIN)/python -m benchmarks.overhead
 
 clean:
 	rm -rf $(VENV) dist build ui/node_modules src/tachograph/server/static

@@ -14,6 +14,7 @@ from benchmarks._dashboard import measure_dashboard
 from benchmarks._imports import measure_import
 from benchmarks._measure import Spread
 from benchmarks._memory import measure_memory
+from benchmarks._profiling import measure_profiling
 from benchmarks._report import Report, time_text
 from benchmarks._spans import measure_spans
 from benchmarks._subjects import SUBJECTS
@@ -129,6 +130,7 @@ def _main() -> None:
     sections: dict[str, Callable[[Report], None]] = {
         "calls": _calls,
         "spans": measure_spans,
+        "profiling": measure_profiling,
         "CPU": _cpu,
         "memory": _memory,
         "imports": _imports,

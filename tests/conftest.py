@@ -37,7 +37,7 @@ def nothing_swallowed(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("TACHO_") or name in {"RANK", "WORLD_SIZE"}:
+        if name.startswith(("TACHO_", "SLURM_", "OMPI_", "PMI_")) or name in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}:
             monkeypatch.delenv(name)
 
 

@@ -19,23 +19,37 @@ ALLOWED = {
     "journal": {"base", "records"},
     "diagnostics": {"base", "records"},
     "recorder": {"base", "records", "journal", "diagnostics"},
+    "completions": {"base", "records", "recorder"},
+    "profiler": {"base", "recorder"},
     "foreign": {"base", "records"},
     "doctor": {"base", "records", "journal", "diagnostics", "foreign"},
     "sinks": {"base", "records", "journal"},
     "notify": {"base", "records", "journal"},
     "setup": {"base", "records", "diagnostics", "recorder", "sinks", "notify"},
     "training": {"base", "records", "recorder", "setup"},
-    "one_logger": {"base", "records", "journal", "recorder", "setup", "sinks", "training"},
+    "integrations": {"base", "completions", "records", "journal", "recorder", "setup", "training"},
+    "injection": {"base", "records", "journal", "recorder", "setup", "integrations"},
+    "one_logger": {"base", "records", "journal", "recorder", "setup", "sinks", "training", "integrations"},
     "demo": {"base", "recorder", "setup", "training"},
     "testing": {"base", "records", "journal", "recorder"},
     "store": {"base", "records", "journal"},
     "server": {"base", "records", "journal", "store"},
-    "cli": {"base", "records", "journal", "demo", "diagnostics", "doctor", "foreign", "notify", "server"},
-    "__init__": {"base", "doctor", "journal", "recorder", "setup", "training"},
+    "cli": {"base", "records", "journal", "demo", "diagnostics", "doctor", "foreign", "injection", "notify", "server"},
+    "__init__": {
+        "base",
+        "completions",
+        "doctor",
+        "integrations",
+        "journal",
+        "profiler",
+        "recorder",
+        "setup",
+        "training",
+    },
     "__main__": {"cli"},
     "pytest_plugin": {"recorder", "testing"},
 }
-BASE = {"_version", "clock", "exceptions", "guard", "settings", "timeline", "wording"}
+BASE = {"_version", "clock", "exceptions", "guard", "ranks", "settings", "timeline", "wording"}
 
 
 def part_of(module: str) -> str:
@@ -46,7 +60,9 @@ def part_of(module: str) -> str:
 def imports_of(path: Path) -> set[str]:
     modules = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tachograph"):
+        if isinstance(node, ast.ImportFrom) and node.module == "tachograph":
+            modules |= {f"tachograph.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tachograph"):
             modules.add(node.module)
         elif isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names if alias.name.startswith("tachograph")}

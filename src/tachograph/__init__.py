@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 from tachograph._version import __version__
 
 if TYPE_CHECKING:
+    from tachograph.completions import Completions
     from tachograph.exceptions import TachographError
+    from tachograph.integrations.torch import track, watch
     from tachograph.journal import RunHistory, RunState, Series, read
+    from tachograph.profiler import ProfilingConfig, profile, profiling, set_profiling
     from tachograph.recorder import Control, Run, current_run, log
     from tachograph.setup import init, init_from_config
     from tachograph.training import (
@@ -70,7 +73,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Completions",
     "Control",
+    "ProfilingConfig",
     "Run",
     "RunHistory",
     "RunState",
@@ -120,22 +125,30 @@ __all__ = [
     "on_validation_start",
     "optimizer_init",
     "optimizer_update",
+    "profile",
+    "profiling",
     "read",
+    "set_profiling",
     "set_training_config",
     "testing_iteration",
     "testing_loop",
     "timed_span",
+    "track",
     "training_iteration",
     "training_loop",
     "validation_iteration",
     "validation_loop",
+    "watch",
     "zero_grad",
 ]
 
 _NAMES = {
+    "tachograph.completions": {"Completions"},
     "tachograph.doctor": {"diagnose"},
     "tachograph.exceptions": {"TachographError"},
+    "tachograph.integrations.torch": {"track", "watch"},
     "tachograph.journal": {"RunHistory", "RunState", "Series", "read"},
+    "tachograph.profiler": {"ProfilingConfig", "profile", "profiling", "set_profiling"},
     "tachograph.recorder": {"Control", "Run", "current_run", "log"},
     "tachograph.setup": {"init", "init_from_config"},
 }

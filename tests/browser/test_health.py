@@ -59,7 +59,7 @@ def test_a_run_without_alerts_says_so_and_promises_nothing(page, dashboard, logs
     expect(page.locator(".empty")).to_contain_text("train_loss, grad_norm and lr: of what was not, they say nothing")
     expect(page.locator(".head .chip")).to_have_count(0)
     page.keyboard.press("?")
-    expect(page.get_by_role("dialog")).to_contain_text("1 … 6")
+    expect(page.get_by_role("dialog")).to_contain_text("1 … 7")
     expect(page.get_by_role("dialog")).to_contain_text("health")
 
 

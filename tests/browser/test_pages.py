@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 import tachograph
 from tests.browser.test_charts import OPTIONS, write_journal
 
-TABS = ["overview", "charts", "timeline", "health", "events", "control"]
+TABS = ["overview", "charts", "timeline", "health", "events", "completions", "control"]
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
     "a&b=c#d?e",
@@ -78,7 +78,7 @@ def test_keys_lead_everywhere(page, dashboard, logs):
     write_journal(logs, "run", [{"train_loss": 1.0 + step} for step in range(9)])
     page.goto(dashboard().url + "#/run/run/overview")
     expect(page.get_by_role("heading", level=1)).to_have_text("run")
-    for key, tab in zip("123456", TABS, strict=True):
+    for key, tab in zip("1234567", TABS, strict=True):
         page.keyboard.press(key)
         expect(page).to_have_url(re.compile(f"/{tab}"))
     page.keyboard.press("2")

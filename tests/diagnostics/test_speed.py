@@ -245,7 +245,7 @@ def test_any_record_of_the_training_code_is_progress(event: str) -> None:
         assert doctor.tick(float(second)) == []
 
 
-@pytest.mark.parametrize("event", ["system", "alert", "telemetry_error", "control_change"])
+@pytest.mark.parametrize("event", ["system", "profile", "alert", "telemetry_error", "control_change"])
 def test_what_goes_on_without_the_training_code_is_no_progress(event: str) -> None:
     doctor = Doctor(resolve_rules({"hang": {"least_s": 10}}))
     watch(doctor, range(20), 1)

@@ -27,6 +27,7 @@ ALERT = {
     "evidence": {"value": math.nan},
     "occurrence": {"step": 50},
 }
+TRACE = "step-000001-1.json.gz"
 LEFT_OUT = [
     checks.ignored_auth,  # a server on this machine asks for no token; see test_security.py for one that does
     checks.use_after_free,  # nothing can be deleted
@@ -50,6 +51,8 @@ def url(tmp_path_factory):
         "max": 2,
     }
     write(logs / "r", [{**START, "config": {"lr": math.inf}}, knob, *records, SPAN, ALERT, END])
+    (logs / "r" / "traces").mkdir()
+    (logs / "r" / "traces" / TRACE).write_bytes(b"\x1f\x8b")
     write(logs / "waiting", [START, knob, *records])  # nobody writes it, but somebody might: it can be asked
     server = Served(logs)
     yield server.url
@@ -88,6 +91,8 @@ def test_every_answer_about_a_run_that_is_there_is_as_the_document_says(url, ope
         case.path_parameters["run"] = "waiting" if case.method == "POST" else "r"
         if "span" in case.path_parameters:
             case.path_parameters["span"] = SPAN["span_id"]
+        if "trace" in case.path_parameters:
+            case.path_parameters["trace"] = TRACE
         answer = case.call_and_validate(base_url=url, excluded_checks=LEFT_OUT, timeout=10)
         assert answer.status_code != 404 or "export" in case.path  # no such metric
 

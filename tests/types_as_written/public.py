@@ -52,6 +52,21 @@ def spans() -> None:
     assert_type(tacho.read("logs/x").perf_tag, str | list[str] | None)
 
 
+def profiling() -> None:
+    @tacho.profile
+    def work(number: int) -> str:
+        return str(number)
+
+    @tacho.profile(name="x", config=tacho.ProfilingConfig(enabled=True, min_duration_ms=0.5, log_interval=10))
+    def other(number: int) -> int:
+        return number
+
+    assert_type(work(3), str)
+    assert_type(other(3), int)
+    with tacho.profiling("forward", config=tacho.ProfilingConfig()):
+        tacho.set_profiling(tacho.ProfilingConfig(enabled=False))
+
+
 def one_logger(exporter: Exporter) -> None:
     provider = TrainingTelemetryProvider.instance().with_exporter(exporter).with_exporter(FileExporter("x.jsonl"))
     assert_type(provider, TrainingTelemetryProvider)

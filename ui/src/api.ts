@@ -204,6 +204,32 @@ export interface Alerts {
   alerts: Alert[];
 }
 
+/** A sample; lacks the columns that it does not have. */
+export type CompletionRow = { [column: string]: Json };
+
+export interface Completions {
+  version: string;
+  tables: string[];
+  columns: string[];
+  /** The newest first. */
+  rows: CompletionRow[];
+  /** Whether these are all that were asked for. */
+  is_whole: boolean;
+  /** The steps of which there are rows; of very many, some. */
+  steps: number[];
+  num_rows: number;
+  num_rows_of_steps: number;
+  num_dropped: number;
+}
+
+export interface CompletionQuery {
+  /** Only of this step. */
+  step?: number | null;
+  search?: string;
+  table?: string | null;
+  limit?: number;
+}
+
 export interface Control {
   name: string;
   kind: "bool" | "int" | "float";
@@ -229,6 +255,21 @@ export interface Controls {
   requests: string[];
   answers: Answer[];
   changes: JournalRecord[];
+}
+
+/** What torch's profiler saw of some steps, stored in a file. */
+export interface Trace {
+  name: string;
+  time: number;
+  first_step: number;
+  num_steps: number;
+  size_bytes: number;
+  duration_s: number | null;
+}
+
+export interface Traces {
+  version: string;
+  traces: Trace[];
 }
 
 export interface Changed {
@@ -338,9 +379,21 @@ export const api = {
       ]),
     ),
   alerts: (run: string) => ask<Alerts>(address(ofRun(run, "/alerts"))),
+  completions: (run: string, { step, search, table, limit }: CompletionQuery = {}) =>
+    ask<Completions>(
+      address(ofRun(run, "/completions"), [
+        ["step_min", step],
+        ["step_max", step],
+        ["search", search || null],
+        ["table", table],
+        ["limit", limit],
+      ]),
+    ),
   controls: (run: string) => ask<Controls>(address(ofRun(run, "/controls"))),
   request: (run: string, values: Record<string, number | boolean>) =>
     post<{ ids: Record<string, string> }>(address(ofRun(run, "/controls")), { values }),
+  traces: (run: string) => ask<Traces>(address(ofRun(run, "/traces"))),
+  traceUrl: (run: string, name: string) => address(ofRun(run, `/traces/${encodeURIComponent(name)}`)),
   login: (token: string) => post<void>(address("login"), { token }),
   exportUrl: (
     run: string,

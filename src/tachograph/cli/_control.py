@@ -13,7 +13,15 @@ from rich.console import Console
 from tachograph.cli._format import add_row, json_text, listing, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.exceptions import ControlError
-from tachograph.journal import LOG_EVERY_MAX, LOG_EVERY_MIN, JournalFollower, RunHistory, ask_trainer, read
+from tachograph.journal import (
+    LOG_EVERY_MAX,
+    LOG_EVERY_MIN,
+    PROFILE_STEPS_MAX,
+    JournalFollower,
+    RunHistory,
+    ask_trainer,
+    read,
+)
 
 __all__ = ["control"]
 
@@ -31,6 +39,12 @@ _SETTLED = {"applied", "clamped", "unchanged", "superseded", "rejected"}
 )
 @click.option("--set", "values", multiple=True, metavar="NAME=VALUE", help="Turn a knob that the run registered.")
 @click.option("--checkpoint-now", is_flag=True, help="Ask the loop to save a checkpoint.")
+@click.option(
+    "--profile-steps",
+    type=int,
+    metavar="N",
+    help=f"Wrap the next N steps, 1 to {PROFILE_STEPS_MAX}, in torch's profiler and store the trace.",
+)
 @click.option("--stop", is_flag=True, help="Ask the loop to stop.")
 @click.option("--wait", "wait_s", type=float, default=0.0, help="Wait up to so many seconds for the trainer's answer.")
 def control(
@@ -40,6 +54,7 @@ def control(
     log_every: int | None,
     values: tuple[str, ...],
     checkpoint_now: bool,
+    profile_steps: int | None,
     stop: bool,
     wait_s: float,
 ) -> None:
@@ -50,6 +65,8 @@ def control(
         wanted["log_every"] = log_every
     if checkpoint_now:
         wanted["checkpoint_now"] = True
+    if profile_steps is not None:
+        wanted["profile_steps"] = profile_steps
     if stop:
         wanted["stop"] = True
     if not wanted:
@@ -100,6 +117,8 @@ def _told(name: str, value: Any, answer: dict[str, Any] | None) -> str:
     if answer is None:
         return f"{name}={value} requested; the trainer looks every few seconds (--wait 10 shows its answer)"
     status = answer.get("status")
+    if answer.get("path"):
+        return f"{name}={value} {safe(status)}: {safe(answer['path'])} in the run's folder, for ui.perfetto.dev"
     if status == "pending":
         wait_s = answer.get("wait_s") or 0
         when = f"in about {wait_s:g} s" if wait_s else "at the loop's next step"

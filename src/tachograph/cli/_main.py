@@ -12,6 +12,7 @@ from tachograph.cli._demo import demo
 from tachograph.cli._doctor import doctor
 from tachograph.cli._ls import ls
 from tachograph.cli._notify import notify
+from tachograph.cli._run import run
 from tachograph.cli._show import show
 from tachograph.cli._tail import tail
 from tachograph.cli._ui import ui
@@ -40,5 +41,5 @@ def main() -> None:
     """See what training runs do, and steer them."""
 
 
-for command in (ls, show, tail, doctor, control, notify, ui, demo):
+for command in (run, ls, show, tail, doctor, control, notify, ui, demo):
     main.add_command(command)

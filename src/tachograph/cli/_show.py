@@ -29,8 +29,8 @@ from tachograph.cli._format import (
     state_text,
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
-from tachograph.cli._time import length_s, render_time, summarise_time
-from tachograph.journal import RunHistory, RunState, hold_run_folder, is_csv_current, read, rebuild_csv
+from tachograph.cli._time import length_s, render_time, short_time, summarise_time
+from tachograph.journal import RankView, RunHistory, RunState, hold_run_folder, is_csv_current, read, rebuild_csv
 
 __all__ = ["show", "summary"]
 
@@ -47,6 +47,8 @@ _FACTS = (
     "effective_batch_size",
     "dtype",
 )
+_MOST_RANKS = 64
+_MOST_LINES = 15
 
 
 @click.command()
@@ -76,6 +78,7 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "metrics": {name: msgspec.to_builtins(metric) for name, metric in history.metrics.items()},
         "alerts": msgspec.to_builtins(history.alerts),
         "checkpoints": history.latest("checkpoint"),
+        "ranks": msgspec.to_builtins(history.ranks),
         **summarise_time(history),
         "controls": msgspec.to_builtins(history.controls),
         "num_lost_records": history.num_lost_records,
@@ -97,11 +100,15 @@ def render(history: RunHistory) -> RenderableType:
     parts.append(_metrics(history))
     if len(history.attempts) > 1:
         parts += [Text(), _attempts(history)]
+    ranks = history.ranks
+    if ranks:
+        parts += [Text(), _ranks(ranks)]
     checkpoints = history.latest("checkpoint")
     if checkpoints:
         parts += [Text(), _checkpoints(checkpoints)]
     parts += render_time(history)
     parts += _troubles(history)
+    parts += _last_output(history)
     return Group(*parts)
 
 
@@ -128,7 +135,8 @@ def _headline(history: RunHistory) -> RenderableType:
         max_steps = record.get("train_iterations_target") or max_steps
     if last is None or last.last_step is None or not isinstance(max_steps, int) or max_steps <= 0:
         return title
-    num_done = min(max_steps, last.last_step + 1)  # steps are counted from 0
+    first_step = last.start.get("first_step")
+    num_done = min(max_steps, last.last_step + 1 - (first_step if isinstance(first_step, int) else 0))
     share = max(0.0, num_done / max_steps)
     table = Table.grid(padding=(0, 2))
     left = f"{number(num_done)} of {number(max_steps)} steps, {share:.0%}"
@@ -210,6 +218,26 @@ def _attempts(history: RunHistory) -> RenderableType:
     return table
 
 
+def _ranks(ranks: list[RankView]) -> RenderableType:
+    numbers = ("iterations", "mean iteration", "errors")
+    table = listing("rank", "host", "pid", "state", *numbers, "", right=numbers)
+    for view in ranks[:_MOST_RANKS]:
+        add_row(
+            table,
+            str(view.rank),
+            safe(view.host or "–"),
+            str(view.pid or "–"),
+            state_text(view.state),
+            number(view.num_iterations),
+            short_time(view.mean_iteration_s),
+            Text(str(view.num_errors), style="bold red") if view.num_errors else "",
+            safe(view.reason or ""),
+        )
+    if len(ranks) > _MOST_RANKS:
+        add_row(table, Text(f"… and {len(ranks) - _MOST_RANKS} more", style="dim"))
+    return table
+
+
 def _checkpoints(checkpoints: list[dict[str, Any]]) -> RenderableType:
     table = listing("checkpoint", "step", "size", "")
     for record in checkpoints[-5:]:
@@ -222,6 +250,17 @@ def _checkpoints(checkpoints: list[dict[str, Any]]) -> RenderableType:
             Text("best", style="green") if record.get("is_best") else "",
         )
     return table
+
+
+def _last_output(history: RunHistory) -> list[RenderableType]:
+    """Return what the program printed last, if it failed and its launcher has kept it."""
+    logs = history.latest("log")
+    if history.state is not RunState.FAILED or not logs:
+        return []
+    streams = {str(record.get("stream")): str(record.get("text", "")) for record in logs}
+    name = "stderr" if streams.get("stderr") else "stdout"
+    lines = [safe(line) for line in streams.get(name, "").splitlines()[-_MOST_LINES:]]
+    return [Text(), Text(f"the last of {name}:", style="dim"), *(Text(f"  {line}") for line in lines)] if lines else []
 
 
 def _troubles(history: RunHistory) -> list[RenderableType]:

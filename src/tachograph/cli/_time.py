@@ -14,7 +14,7 @@ from rich.text import Text
 from tachograph.cli._format import add_row, duration, listing, moment, number, safe, size
 from tachograph.journal import Attempt, Goodput, RunHistory, RunState, SpanGroup
 
-__all__ = ["length_s", "render_time", "summarise_time"]
+__all__ = ["length_s", "render_time", "short_time", "summarise_time"]
 
 _MOST_ROWS = 60
 _DEEPEST_INDENT = 12
@@ -83,9 +83,9 @@ def _pace(update: dict[str, Any], has_attempts: bool) -> Text:
     """Return the iterations so far and the speed of the last window."""
     count = f"{number(update.get('num_iterations'))} iterations{' in the last attempt' if has_attempts else ''}"
     parts = [
-        f"{count}, {_time(update.get('avg_iteration_time_sec'))} on average",
-        f"last {number(update.get('window_iterations'))}: p50 {_time(update.get('window_iteration_sec_p50'))}, "
-        f"p95 {_time(update.get('window_iteration_sec_p95'))}",
+        f"{count}, {short_time(update.get('avg_iteration_time_sec'))} on average",
+        f"last {number(update.get('window_iterations'))}: p50 {short_time(update.get('window_iteration_sec_p50'))}, "
+        f"p95 {short_time(update.get('window_iteration_sec_p95'))}",
     ]
     for name, unit in (("samples_per_sec", "samples/s"), ("tokens_per_sec", "tokens/s")):
         if update.get(f"window_{name}") is not None:
@@ -97,7 +97,7 @@ def _pace(update: dict[str, Any], has_attempts: bool) -> Text:
     return Text("; ".join(parts))
 
 
-def _time(seconds: Any) -> str:
+def short_time(seconds: Any) -> str:
     if not isinstance(seconds, (int, float)):
         return "–"
     for unit, length_s in (("s", 1.0), ("ms", 1e-3)):
@@ -180,7 +180,7 @@ def _share(seconds: float, whole_s: float) -> str:
 
 
 def _length(seconds: float) -> str:
-    return _time(seconds) if seconds < 10 else duration(seconds)
+    return short_time(seconds) if seconds < 10 else duration(seconds)
 
 
 def length_s(attempt: Attempt, until: float | None = None) -> float:

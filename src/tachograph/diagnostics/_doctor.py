@@ -25,7 +25,8 @@ EXPECTED_CHANGE = "expected_change"
 _PAUSES = frozenset({"validation", "test", "checkpoint", "epoch"})
 """Records after which the next step is not one like the others: its time holds what they took."""
 
-_NOT_PROGRESS = frozenset({"system", "alert", "telemetry_error", "control_change", "end"})
+_NOT_PROGRESS = frozenset({"system", "profile", "alert", "telemetry_error", "control_change", "end"})
+_NOT_LOGGED = frozenset({"system", "profile"})
 _LR_FACTOR = 1.6
 _BATCH_FACTOR = 1.15
 _PAUSE_VALUES = 32
@@ -111,7 +112,7 @@ class Doctor:
             self._now.time_s = time_s
         if event not in _NOT_PROGRESS:
             self._now.num_seen += 1
-        if event in METRIC_KINDS and event != "system":
+        if event in METRIC_KINDS and event not in _NOT_LOGGED:
             self._take_metrics(record)
         for rule in self._by_kind.get(event, ()):
             rule.on_record(record)

@@ -118,7 +118,7 @@ def _take(folder: RunFolder, *, resume: bool) -> str | None:
         return f"{str(folder.journal)!r} is a folder"
     folder.private.mkdir(parents=True, exist_ok=True)
     if not _lock(folder, key):
-        heartbeat = read_heartbeat(folder)
+        heartbeat = read_heartbeat(folder.heartbeat)
         who = f"process {heartbeat.process.pid} on {heartbeat.process.host}" if heartbeat else "another process"
         return f"{folder.name!r} is being recorded by {who}"
     if folder.exists() and folder.journal.stat().st_size > 0:

@@ -26,10 +26,12 @@ __all__ = [
     "LOG_EVERY_MAX",
     "LOG_EVERY_MIN",
     "NOT_CONTROLS",
+    "PROFILE_STEPS_MAX",
     "REQUESTS",
     "ControlFile",
     "ControlFileError",
     "Request",
+    "is_number_of_steps",
     "read_requests",
     "write_requests",
 ]
@@ -37,7 +39,8 @@ __all__ = [
 MAX_BYTES = 64 << 10
 MAX_NAMES = 256
 LOG_EVERY_MIN, LOG_EVERY_MAX = 5, 2000
-REQUESTS = ("checkpoint_now", "stop")
+PROFILE_STEPS_MAX = 1000
+REQUESTS = ("checkpoint_now", "profile_steps", "stop")
 """Names that ask for something to be done, not for a value."""
 NOT_CONTROLS = frozenset({"timestamp", "source", "ids"})
 
@@ -53,6 +56,11 @@ class Request(NamedTuple):
 
 class ControlFileError(Exception):
     """The file cannot be used; the text says why."""
+
+
+def is_number_of_steps(value: Any) -> bool:
+    """Tell whether a value can be asked for as `profile_steps`."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= PROFILE_STEPS_MAX
 
 
 class ControlFile:

@@ -17,13 +17,13 @@ from tachograph.journal._folder import RunFolder
 from tachograph.journal._goodput import Goodput, GoodputMeter
 from tachograph.journal._liveness import RunState, judge, read_heartbeat, state_at_end
 from tachograph.journal._spans import SPAN_KINDS, Span, SpanBook, SpanGroup
-from tachograph.records import finite, step_of
+from tachograph.records import POINT_KINDS, finite, step_of
 
 __all__ = ["Alike", "Attempt", "ControlView", "RunDigest", "grouped", "time_of", "times_of"]
 
 _MOST_KEPT = 1_000
 _MOST_NAMES = 200
-_NOT_KEPT = {"step", "system", *SPAN_KINDS}
+_NOT_KEPT = {*POINT_KINDS, "completions", *SPAN_KINDS}
 
 
 class Attempt(msgspec.Struct):
@@ -118,7 +118,7 @@ class RunDigest:
         last = self._attempts[-1] if self._attempts else None
         if last is not None and last.end is not None:
             return state_at_end(last.end)
-        return judge(last.start if last else None, read_heartbeat(self.folder))
+        return judge(last.start if last else None, read_heartbeat(self.folder.heartbeat))
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -139,7 +139,7 @@ class RunDigest:
     def latest(self, event: str, name: str | None = None) -> list[dict[str, Any]]:
         """Return the last records of a kind: at most 1,000, of events 1,000 of each name.
 
-        Steps, samples of the system and spans are not kept.
+        Steps, samples of the system, profiles, spans and completions are not kept.
 
         Args:
             event: the kind.

@@ -47,6 +47,11 @@ class RunFolder:
         return self.path / "control.json"
 
     @property
+    def traces(self) -> Path:
+        """`traces`: what torch's profiler saw of some steps, where somebody asked for it."""
+        return self.path / "traces"
+
+    @property
     def private(self) -> Path:
         """`.tacho`: cursors, lock and heartbeat; may be deleted at any time."""
         return self.path / ".tacho"
@@ -70,6 +75,19 @@ class RunFolder:
     def csv_cursor(self) -> Path:
         """`.tacho/csv.json`: how far the CSV mirrors the journal."""
         return self.private / "csv.json"
+
+    @property
+    def ranks(self) -> Path:
+        """`ranks`: a light journal of each rank but the first."""
+        return self.path / "ranks"
+
+    def rank_journal(self, rank: int) -> Path:
+        """`ranks/00001.jsonl`: what a rank recorded."""
+        return self.ranks / f"{rank:05d}.jsonl"
+
+    def rank_heartbeat(self, rank: int) -> Path:
+        """`.tacho/ranks/00001.json`: when a rank's writer was last alive."""
+        return self.private / "ranks" / f"{rank:05d}.json"
 
     def exists(self) -> bool:
         """Tell whether there is a journal."""

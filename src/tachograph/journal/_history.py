@@ -13,6 +13,7 @@ from tachograph.journal._folder import RunFolder, find_run
 from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._liveness import RunState
 from tachograph.journal._metrics import MetricBook, MetricSummary
+from tachograph.journal._ranks import RankView, read_ranks
 from tachograph.journal._spans import Span, SpanBook, in_order
 from tachograph.records import METRIC_KINDS, finite, is_number, step_of
 
@@ -99,6 +100,11 @@ class RunHistory(RunDigest):
         return [span for span in in_order(found) if name is None or span.name == name]
 
     @property
+    def ranks(self) -> list[RankView]:
+        """What each process of a distributed job recorded of itself, rank 0 first; empty for a job of one process."""
+        return read_ranks(self.folder)
+
+    @property
     def num_bad_lines(self) -> int:
         """Lines that could not be read, such as one that a dying process left half written."""
         return self._follower.num_bad_lines
@@ -108,6 +114,16 @@ class RunHistory(RunDigest):
         for record in read_records(self.folder.journal):
             if event is None or record["event"] == event:
                 yield record
+
+    def completions(self, table: str | None = None) -> list[dict[str, Any]]:
+        """Return the samples that were recorded with `Completions`, all or of one table, oldest first."""
+        return [
+            row
+            for record in self.records("completions")
+            if table in (None, record.get("table")) and isinstance(record.get("rows"), list)
+            for row in record["rows"]
+            if isinstance(row, dict)
+        ]
 
     def series(self, name: str, *, overlap: Literal["keep", "latest"] = "keep") -> Series:
         """Return one metric as numpy arrays.

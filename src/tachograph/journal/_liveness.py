@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tachograph.journal._folder import RunFolder, read_small
+from tachograph.journal._folder import read_small
 
 __all__ = [
     "Heartbeat",
@@ -74,6 +74,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     num_open_alerts: int = 0
     num_critical_alerts: int = 0
     """Of the open ones, those that are critical."""
+    job: str = ""
+    """What all processes of a distributed job call it; see `tachograph.ranks`."""
 
 
 def this_process() -> ProcessIdentity:
@@ -94,10 +96,10 @@ def uptime_s() -> float:
     return time.clock_gettime(clock) if clock is not None else time.monotonic()
 
 
-def read_heartbeat(folder: RunFolder) -> Heartbeat | None:
+def read_heartbeat(path: Path) -> Heartbeat | None:
     """Return the last heartbeat, or None if there is none to be read."""
     try:
-        return msgspec.json.decode(read_small(folder.heartbeat, _MOST_HEARTBEAT_BYTES), type=Heartbeat)
+        return msgspec.json.decode(read_small(path, _MOST_HEARTBEAT_BYTES), type=Heartbeat)
     except (OSError, msgspec.MsgspecError):
         return None
 

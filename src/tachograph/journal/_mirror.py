@@ -6,7 +6,8 @@ construction. While all goes well, the writer hands it each batch as it was appe
 
 A new column is appended at the end and means rewriting the file, whole and at once. To keep that from turning
 quadratic, rewriting may take a tenth of the time; until then the mirror falls behind and catches up from the journal.
-Every row is one line: a line break inside a text is written as the two characters ``\\n``.
+Every row is one line: a line break inside a text is written as the two characters ``\\n``. Of a `completions` record
+only that there was one is mirrored: its rows are a table of their own.
 """
 
 from __future__ import annotations
@@ -255,7 +256,7 @@ class CsvMirror:
     def _row(self, record: dict[str, Any]) -> bytes:
         cells = [b""] * len(self._columns)
         others: dict[str, Any] = {}
-        for name, value in record.items():
+        for name, value in _mirrored(record).items():
             if value is None:
                 continue
             column = self._columns.get(name)
@@ -302,7 +303,7 @@ def rebuild_csv(folder: RunFolder) -> int:
     columns = {name: index for index, name in enumerate(FIRST_COLUMNS)}
     num_rows = 0
     for record in read_records(folder.journal):
-        for name in _room_for(record, columns):
+        for name in _room_for(_names([record]), columns):
             columns[name] = len(columns)
         num_rows += 1
     folder.private.mkdir(exist_ok=True)
@@ -351,7 +352,14 @@ def _room_for(names: Iterable[str], columns: Mapping[str, int]) -> list[str]:
 
 def _names(pieces: Iterable[Piece]) -> Iterable[str]:
     for piece in pieces:
-        yield from piece.names if isinstance(piece, StepTable) else piece
+        yield from piece.names if isinstance(piece, StepTable) else _mirrored(piece)
+
+
+def _mirrored(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record without a table of its own, which is far too long for a cell: `csv` readers give up on those."""
+    if record["event"] != "completions":
+        return record
+    return {name: value for name, value in record.items() if name not in {"columns", "rows"}}
 
 
 def _header(columns: Iterable[str]) -> bytes:

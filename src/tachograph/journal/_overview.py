@@ -40,6 +40,8 @@ class RunOverview(msgspec.Struct, kw_only=True):
     step: int | None = None
     stepped: float | None = None
     """When the last step was recorded."""
+    first_step: int = 0
+    """What the first step is called: 0, or 1 where steps are counted when they are done."""
     max_steps: int | None = None
     train_loss: float | None = None
     sec_per_step: float | None = None
@@ -60,14 +62,19 @@ class RunOverview(msgspec.Struct, kw_only=True):
     @property
     def progress(self) -> float | None:
         """Share of the steps that are done, if it is known how many there will be."""
-        if not self.max_steps or self.step is None:
+        if not self.max_steps or self.num_done is None:
             return None
-        return min(1.0, max(0.0, (self.step + 1) / self.max_steps))  # steps are counted from 0
+        return min(1.0, max(0.0, self.num_done / self.max_steps))
+
+    @property
+    def num_done(self) -> int | None:
+        """Steps that are done, as far as the latest that was recorded tells."""
+        return None if self.step is None else self.step + 1 - self.first_step
 
 
 def overview(folder: RunFolder) -> RunOverview:
     """Summarise a run without reading all of it."""
-    heartbeat = read_heartbeat(folder)
+    heartbeat = read_heartbeat(folder.heartbeat)
     ends = _ends(folder, _TAIL_BYTES, heartbeat)
     if not ends.has_step() and ends.size_bytes > _TAIL_BYTES:
         ends = _ends(folder, _MOST_TAIL_BYTES, heartbeat)
@@ -88,6 +95,7 @@ def overview(folder: RunFolder) -> RunOverview:
         duration_s=max(0.0, last_time - first_time) if last_time is not None and first_time is not None else None,
         step=_latest_step(steps),
         stepped=_number(_last([record for record in tail if record["event"] == "step"], "time")),
+        first_step=_integer(start.get("first_step")) or 0,
         max_steps=_integer(start.get("max_steps")) or _integer(_last(tail, "train_iterations_target")),
         train_loss=_number(_first_known(_last(tail, "train_loss"), _last(tail, "window/latest_loss"))),
         sec_per_step=_number(_first_known(_last(tail, "sec_per_step"), _last(tail, "window/iteration_sec_mean"))),

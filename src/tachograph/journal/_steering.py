@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tachograph.exceptions import ControlError, nearest
-from tachograph.journal._control_file import REQUESTS, write_requests
+from tachograph.journal._control_file import PROFILE_STEPS_MAX, REQUESTS, is_number_of_steps, write_requests
 from tachograph.journal._digest import RunDigest
 from tachograph.journal._liveness import RunState
 
@@ -19,10 +19,10 @@ def has_trainer(digest: RunDigest) -> bool:
 
 
 def ask_trainer(digest: RunDigest, values: Mapping[str, Any], *, source: str) -> dict[str, str]:
-    """Ask for new values, a checkpoint or a stop; return the id that the answer to each will bear.
+    """Ask for new values, a checkpoint, a trace or a stop; return the id that the answer to each will bear.
 
     Raises:
-        ControlError: if the run has ended, has no such control, or cannot be written to.
+        ControlError: if the run has ended, has no such control, or cannot be written to, or the value cannot be meant.
     """
     if not has_trainer(digest):
         raise ControlError(f"{digest.name!r} has {digest.state}: there is no trainer to ask")
@@ -30,6 +30,8 @@ def ask_trainer(digest: RunDigest, values: Mapping[str, Any], *, source: str) ->
     for name in values:
         if name not in known:
             raise ControlError(f"{digest.name!r} has no control {name!r}{nearest(name, known)}")
+    if "profile_steps" in values and not is_number_of_steps(values["profile_steps"]):
+        raise ControlError(f"profile_steps={values['profile_steps']!r}: a whole number from 1 to {PROFILE_STEPS_MAX}")
     try:
         return write_requests(digest.folder, values, source=source)
     except OSError as error:

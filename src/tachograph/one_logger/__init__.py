@@ -4,6 +4,8 @@ What was documented works as it was documented; what was broken is mended. Besid
 everything is in the run's journal, where `tacho show` and all other readers find it.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from tachograph.exceptions import TachographError as OneLoggerError
 from tachograph.one_logger._config import (
     LoggerConfig,
@@ -96,6 +98,12 @@ from tachograph.training import (
 )
 from tachograph.training._event import EventName
 from tachograph.training._span import SpanName
+
+if TYPE_CHECKING:
+    from tachograph.one_logger._lightning import TimeEventCallback as TimeEventCallback
+    from tachograph.one_logger._lightning import hook_trainer_cls as hook_trainer_cls
+
+    OneLoggerPTLTrainer: Any
 
 __all__ = [
     "ApplicationType",
@@ -199,3 +207,12 @@ def assert_that(condition: object, message: str) -> None:
     """Raise an error with a message unless something is true."""
     if not condition:
         raise OneLoggerError(message)
+
+
+def __getattr__(name: str) -> Any:
+    """Import what Lightning is needed for when it is asked for; `import *` does not, so they are not in `__all__`."""
+    if name in {"TimeEventCallback", "hook_trainer_cls", "OneLoggerPTLTrainer"}:
+        from tachograph.one_logger import _lightning
+
+        return _lightning.trainer_class() if name == "OneLoggerPTLTrainer" else getattr(_lightning, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from tachograph import ranks
 from tachograph.exceptions import ConfigError, TachographError
 from tachograph.guard import guard
 from tachograph.one_logger._config import LoggerConfig, OneLoggerConfig, TrainingTelemetryConfig
@@ -312,9 +313,9 @@ def _cursor_name(exporter: Exporter, index: int) -> str:
 def _run_name(config: OneLoggerConfig) -> str:
     """Return a name for the run that all jobs of the session share, and no others."""
     parts = [str(config.application_name), str(config.session_tag)]
-    rank = os.environ.get("RANK", "0")
-    if config.given("enable_for_current_rank") and rank.isdecimal() and int(rank) > 0:
-        parts.append(f"rank{int(rank)}")
+    rank = ranks.rank()
+    if config.given("enable_for_current_rank") and rank > 0:
+        parts.append(f"rank{rank}")
     name = "-".join(part for part in (re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts) if part)[:90]
     if all(re.fullmatch(r"\w[\w.]*", part) for part in parts) and len("-".join(parts)) <= 90:
         return name

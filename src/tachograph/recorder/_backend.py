@@ -9,7 +9,7 @@ from tachograph.journal import RunFolder
 from tachograph.recorder._entries import Entry
 from tachograph.recorder._writer import Losses
 
-__all__ = ["Backend", "Companion", "Follower"]
+__all__ = ["Backend", "Companion", "Follower", "Source"]
 
 
 class Backend(Protocol):
@@ -59,6 +59,22 @@ class Companion(Protocol):
 
     def close(self) -> None:
         """Record what is still open: the run is about to end."""
+        ...
+
+    def forget(self) -> None:
+        """In a forked child: stop recording, for the run is the parent's."""
+        ...
+
+
+class Source(Protocol):
+    """A layer above that collects by itself, and is asked now and then what it has."""
+
+    def gather(self) -> None:
+        """Record what there is. Called by the writer's thread, about every second."""
+        ...
+
+    def close(self) -> None:
+        """Record the rest: the run is about to end."""
         ...
 
     def forget(self) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
+from tachograph import ranks
 from tachograph.clock import SystemClock, WallAnchor
 from tachograph.diagnostics import RuleSettings
 from tachograph.exceptions import ConfigError, NoRunError
@@ -14,9 +17,11 @@ from tachograph.guard import guard
 from tachograph.journal import Claim, claim_run_folder, overview, read_records, this_process
 from tachograph.recorder._examiner import Examiner
 from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
+from tachograph.recorder._files import RunFiles, Tell
 from tachograph.recorder._pipeline import Pipeline
 from tachograph.recorder._process import latest_run, live_runs, watch
-from tachograph.recorder._run import DisabledRun, Run
+from tachograph.recorder._rank_files import RankFiles
+from tachograph.recorder._run import DisabledRun, LightRun, Run
 from tachograph.recorder._system import SystemSampler
 from tachograph.recorder._writer import Writer
 from tachograph.records import SCHEMA_VERSION, Problem, mask_mapping, plain
@@ -39,18 +44,21 @@ def begin_run(
     """Claim the folder, write the `start` record and return the run, which is the current one from now on."""
     problems: list[Problem] = []
     snapshot = _snapshot(config, problems)
-    rank = 0 if any_rank else _rank()
-    if not settings.enabled or rank > 0:
-        known = {**config_facts(snapshot), **(facts or {})}
-        run: Run = DisabledRun(name, settings=settings, writer=None, facts=known)
-        if rank > 0:
-            run.say(f"rank {rank} does not record; rank 0 does")
+    known = {**config_facts(snapshot), **(facts or {})}
+    rank = 0 if any_rank else ranks.rank()
+    run: Run
+    if not settings.enabled:
+        run = DisabledRun(name, settings=settings, writer=None, facts=known)
         watch(run, hooks=False)
+        return run
+    if rank > 0:
+        run = _record_rank(name, rank, settings, known)
+        watch(run, hooks=settings.hooks)
         return run
     claim = claim_run_folder(settings.log_dir, name, resume=resume)
     try:
         own = {"tags": [str(tag) for tag in tags], "config": snapshot}
-        start = {**config_facts(snapshot), **(facts or {}), **own}
+        start = {**known, **own}
         run = _record(claim, settings, start, problems, rules)
     except BaseException:
         claim.release()
@@ -77,13 +85,20 @@ def _record(
         samples_per_step=samples_per_step(start),
         last_step=overview(folder).step if claim.resumed else None,
     )
-    writer = Writer(claim, settings, pipeline, anchor, clock, run_id)
+
+    def make_files(tell: Tell, breathe: Callable[[], None]) -> RunFiles:
+        job = ranks.job_id()
+        return RunFiles(claim, run_id, clock, csv=settings.csv, job=job, tell=tell, breathe=breathe)
+
+    writer = Writer(make_files, settings, pipeline, anchor, clock)
+    files = writer.files
+    assert isinstance(files, RunFiles)  # noqa: S101 - made above
     identity = {"run_name": folder.name, "run_id": run_id, "schema": SCHEMA_VERSION, "resumed": claim.resumed}
     # Derived from what a resumed run keeps, so that all attempts of a run are in one session without being told.
     identity["session_tag"] = settings.session_tag or first.get("session_tag") or f"{folder.name}-{run_id[:8]}"
     if settings.perf_tag:
         identity["perf_tag"] = settings.perf_tag
-    around = {"log_every": settings.log_every, "world_size": _world_size(), **_guarded_facts(settings)}
+    around = {"log_every": settings.log_every, "world_size": ranks.world_size(), **_guarded_facts(settings)}
     ours = {**identity, **around, "process": this_process()}
     facts = {**ours, **start, **ours}  # ours come first, and what the user calls the same does not count
     run = Run(
@@ -101,19 +116,43 @@ def _record(
         writer.note("telemetry_error", {"kind": "value_not_stored", "field": problem.where, "reason": problem.reason})
     writer.poll_controls = lambda: run._panel.poll(writer.files.control_file)
     writer.log_every = lambda: run.log_every
-    writer.files.on_move = run._moved
+    files.on_move = run._moved
     writer.call_trainer = run._take_detour
+    writer.gather = run.gather
     writer.start()
     for line in claim.notes:
         run.say(line)
     run.say(f"run_name={folder.name}")
-    files = os.path.join(settings.log_dir, folder.name, "metrics.jsonl")  # as the user wrote it
-    run.say(f"Logging to {files} (and metrics.csv)" if settings.csv else f"Logging to {files}")
+    path = os.path.join(settings.log_dir, folder.name, "metrics.jsonl")  # as the user wrote it
+    run.say(f"Logging to {path} (and metrics.csv)" if settings.csv else f"Logging to {path}")
     writer.flush(settings.flush_interval_s)
     run._choose_way()
     if settings.system_interval_s:
         run._sampler = SystemSampler(str(folder.path), settings.system_interval_s, run._take_sample)
         run._sampler.start()
+    return run
+
+
+def _record_rank(name: str, rank: int, settings: Settings, known: Mapping[str, Any]) -> Run:
+    """Begin the light journal of a rank that is not the first."""
+    settings = msgspec.structs.replace(settings, csv=False, control_interval_s=0, system_interval_s=0)
+    clock = SystemClock()
+    anchor = WallAnchor(clock)
+    pipeline = Pipeline(anchor, log_every=settings.log_every)
+    writer = Writer(
+        lambda tell, breathe: RankFiles(settings.log_dir, ranks.job_id(), rank, clock),
+        settings,
+        pipeline,
+        anchor,
+        clock,
+    )
+    own = {"rank": rank, "local_rank": ranks.local_rank(), "world_size": ranks.world_size()}
+    facts = {name: value for name, value in own.items() if value is not None}
+    run = LightRun(name, settings=settings, writer=writer, facts={**known, **facts})
+    writer.gather = run.gather
+    writer.note("start", {"schema": SCHEMA_VERSION, **facts, "process": this_process()})
+    writer.start()
+    run._choose_way()
     return run
 
 
@@ -174,17 +213,3 @@ def _guarded_facts(settings: Settings) -> dict[str, Any]:
 
 def _first_start(claim: Claim) -> dict[str, Any]:
     return next((record for record in read_records(claim.folder.journal) if record["event"] == "start"), {})
-
-
-def _rank() -> int:
-    """Return this process's rank in a distributed job, 0 where there is none or it cannot be told."""
-    return _count("RANK", 0) if _world_size() > 1 else 0
-
-
-def _world_size() -> int:
-    return _count("WORLD_SIZE", 1)
-
-
-def _count(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else default

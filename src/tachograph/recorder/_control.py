@@ -17,10 +17,12 @@ from tachograph.journal import (
     LOG_EVERY_MAX,
     LOG_EVERY_MIN,
     NOT_CONTROLS,
+    PROFILE_STEPS_MAX,
     REQUESTS,
     ControlFile,
     ControlFileError,
     Request,
+    is_number_of_steps,
 )
 from tachograph.records import is_settled
 
@@ -81,6 +83,9 @@ class ControlPanel:
         self._told: set[str] = set()
         self.stop: Request | None = None
         self.checkpoint: Request | None = None
+        self.profile: Request | None = None
+        self.num_tracers = 0
+        """How many there are that know where a step ends, and could wrap some in a profiler."""
         self._stops_told: set[str] = set()
 
     @property
@@ -165,6 +170,18 @@ class ControlPanel:
         self._acknowledge(request, "applied", value=True)
         return True
 
+    def take_profile(self) -> Request | None:
+        """Return a `profile_steps` once, for its taker to answer when the trace is stored."""
+        request, self.profile = self.profile, None
+        return request
+
+    def answer(self, request: Request, status: str, **more: Any) -> None:
+        """Say what became of a request that was taken."""
+        if status == "rejected":
+            self._reject(request, str(more.get("reason")))
+        else:
+            self._acknowledge(request, status, **more)
+
     def _take(self, request: Request) -> None:
         if request.name in REQUESTS:
             self._take_request(request)
@@ -194,7 +211,9 @@ class ControlPanel:
         self._acknowledge(request, "pending", value=value, wait_s=round(self._wait_s(request.name), 1))
 
     def _take_request(self, request: Request) -> None:
-        if not isinstance(request.value, bool):
+        if request.name == "profile_steps":
+            self._take_profile_request(request)
+        elif not isinstance(request.value, bool):
             self._reject(request, f"true or false expected, got {request.value!r:.80}")
         elif request.name == "stop":
             self.stop = request if request.value else None
@@ -202,6 +221,18 @@ class ControlPanel:
         else:
             self.checkpoint = request if request.value else None
             self._acknowledge(request, "pending" if request.value else "applied", value=request.value)
+
+    def _take_profile_request(self, request: Request) -> None:
+        if not is_number_of_steps(request.value):
+            self._reject(request, f"a whole number from 1 to {PROFILE_STEPS_MAX} expected, got {request.value!r:.80}")
+        elif not self.num_tracers:
+            hint = "train with an integration, with `tacho run` or with `tachograph.watch`"
+            self._reject(request, f"nothing tells where a step of this run ends; {hint}")
+        else:
+            older, self.profile = self.profile, request
+            if older is not None:
+                self._acknowledge(older, "superseded")
+            self._acknowledge(request, "pending", value=request.value)
 
     def _release(self) -> None:
         for name in list(self._waiting):

@@ -23,7 +23,7 @@ from tachograph.journal import (
 )
 from tachograph.records import StepTable
 
-__all__ = ["RunFiles"]
+__all__ = ["Files", "RunFiles"]
 
 
 class Tell(Protocol):
@@ -34,15 +34,66 @@ class Tell(Protocol):
         ...
 
 
+class Files(Protocol):
+    """What a writer writes to."""
+
+    control_file: ControlFile
+    is_lost: bool
+    """Whether the journal was deleted and cannot be put back."""
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where the run is recorded now."""
+        ...
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether something could not be written yet."""
+        ...
+
+    def append(self, data: bytes, pieces: Sequence[StepTable | dict[str, Any]]) -> int:
+        """Append lines; return how many had to be dropped."""
+        ...
+
+    def catch_up(self, *, budget_s: float, force: bool = False) -> None:
+        """Let a mirror have what it missed, for so long."""
+        ...
+
+    def check(self) -> None:
+        """See whether the files are still where and what they were, and mend it."""
+        ...
+
+    def beat(self, *, num_waiting: int = 0, num_dropped: int = 0, num_alerts: tuple[int, int] = (0, 0)) -> None:
+        """Give a sign of life."""
+        ...
+
+    def ensure_control_file(self, log_every: int) -> None:
+        """Make the control file, unless that was done."""
+        ...
+
+    def close(self) -> None:
+        """Put everything on the disk."""
+        ...
+
+    def release(self) -> None:
+        """Let others claim the folder."""
+        ...
+
+    def abandon(self) -> None:
+        """In a forked child: the files are the parent's."""
+        ...
+
+
 class RunFiles:
     """The claimed folder with its journal, mirror, heartbeat and control file. Used by the writer's thread alone."""
 
     def __init__(
-        self, claim: Claim, run_id: str, clock: Clock, *, csv: bool, tell: Tell, breathe: Callable[[], None]
+        self, claim: Claim, run_id: str, clock: Clock, *, csv: bool, job: str, tell: Tell, breathe: Callable[[], None]
     ) -> None:
         self._claim = claim
         self._run_id = run_id
         self._clock = clock
+        self._job = job
         self._tell = tell
         self._breathe_out = breathe
         self._process = this_process()
@@ -55,7 +106,6 @@ class RunFiles:
         self._write_fault_s: float | None = None
         self._is_breathing = False
         self.is_lost = False
-        """Whether the journal was deleted and cannot be put back."""
         self._has_control_file = False
         self.control_file = ControlFile(claim.folder)
         self.on_move: Callable[[RunFolder, str], None] = lambda folder, reason: None
@@ -156,6 +206,7 @@ class RunFiles:
             num_dropped=num_dropped,
             num_open_alerts=num_alerts[0],
             num_critical_alerts=num_alerts[1],
+            job=self._job,
         )
         with contextlib.suppress(OSError):  # a full disk; readers still have the pid
             atomic_write(self.folder.heartbeat, msgspec.json.encode(heartbeat))

@@ -289,6 +289,8 @@ class Pipeline:
             pieces += self._window_record()
         problems: list[Problem] = []
         record: dict[str, Any] = {"event": note.event, "time": self._anchor.wall_s(note.steady_s)}
+        if note.event == "profile" and self._step is not None:
+            record["global_step"] = self._step  # which those who collect beside the loop do not know
         record.update((_own_name(name), value) for name, value in note.fields.items())
         pieces.append(self._plain(record, problems))
         for problem in problems:

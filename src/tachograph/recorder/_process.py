@@ -20,9 +20,12 @@ from tachograph.guard import guard
 from tachograph.journal import forget_claims
 from tachograph.recorder._run import Run
 
-__all__ = ["latest_run", "live_runs", "watch"]
+__all__ = ["latest_run", "live_runs", "watch", "when_begun"]
 
 _SIGNAL_TIMEOUT_S = 2.0
+
+when_begun: list[Callable[[Run], None]] = []
+"""Called with each run that begins in this process."""
 
 _runs: list[Run] = []
 _current: list[Run] = []
@@ -48,6 +51,9 @@ def watch(run: Run, *, hooks: bool) -> None:
     _runs.append(run)
     _current[:] = [run]
     run._on_finish = _unwatch
+    for tell in when_begun:
+        with guard("telling of a run"):
+            tell(run)
     _finish_at_exit()
     if "fork" not in _registered and hasattr(os, "register_at_fork"):
         _registered.add("fork")

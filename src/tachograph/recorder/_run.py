@@ -6,14 +6,15 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
 from tachograph.clock import Clock, SystemClock
 from tachograph.guard import guard
 from tachograph.journal import RunFolder
-from tachograph.recorder._backend import Backend, Companion, Follower
+from tachograph.recorder._backend import Backend, Companion, Follower, Source
+from tachograph.recorder._completions import completion_fields, completion_row
 from tachograph.recorder._control import Control, Number
 from tachograph.recorder._errors import error_fields
 from tachograph.recorder._intake import Intake
@@ -21,7 +22,7 @@ from tachograph.recorder._system import SystemSampler
 from tachograph.records import Later, Problem, settle
 from tachograph.settings import Settings
 
-__all__ = ["DisabledRun", "Run"]
+__all__ = ["DisabledRun", "LightRun", "Run"]
 
 
 class Run(Intake):
@@ -34,9 +35,21 @@ class Run(Intake):
         resumed: whether earlier attempts are in the same journal.
         facts: what the `start` record says.
         companion: what records spans into the run, once there are any.
+        sources: what else collects for the run, and is asked about every second and at its end.
     """
 
-    __slots__ = ("__weakref__", "_followers", "_on_finish", "_sampler", "companion", "facts", "folder", "id", "resumed")
+    __slots__ = (
+        "__weakref__",
+        "_followers",
+        "_on_finish",
+        "_sampler",
+        "companion",
+        "facts",
+        "folder",
+        "id",
+        "resumed",
+        "sources",
+    )
 
     def __init__(
         self,
@@ -53,6 +66,7 @@ class Run(Intake):
         super().__init__(name, settings, writer, clock or SystemClock())
         self.facts = facts or {}
         self.companion: Companion | None = None
+        self.sources: list[Source] = []
         self.id = run_id
         self.folder = folder
         self.resumed = resumed
@@ -118,6 +132,25 @@ class Run(Intake):
         """Record that something happened: ``run.event("curriculum_switch", stage=2)``."""
         with guard("logging an event"):
             self._note_metrics("event", {"name": name}, attributes, step)
+
+    def log_completions(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        step: int | None = None,
+        table: str = "completions",
+        num_dropped: int = 0,
+    ) -> None:
+        """Record samples as rows of a table, such as ``[{"prompt": …, "completion": …, "reward": 0.5}]``.
+
+        Texts are cut at 8,000 characters and a record holds about a megabyte, the newest rows; what does not fit is
+        counted in it. `tachograph.Completions` calls this every so many steps.
+        """
+        with guard("logging completions"):
+            if self._writer is not None:
+                settled = [completion_row(row) for row in rows]
+                if settled or num_dropped:
+                    self._note("completions", completion_fields(settled, step, table, num_dropped))
 
     def log_error(self, error: BaseException, *, fatal: bool = False, where: str | None = None) -> None:
         """Record an exception of the training code with its traceback."""
@@ -186,6 +219,9 @@ class Run(Intake):
         if self.companion is not None:
             with guard("closing spans"):
                 self.companion.close()
+        for source in list(self.sources):
+            with guard("recording what was collected"):
+                source.close()
         deadline_s = time.monotonic() + timeout_s
         fields = {"status": status, "reason": reason}
         self._note("end", {name: value for name, value in fields.items() if value is not None})
@@ -205,6 +241,11 @@ class Run(Intake):
             with guard("taking back hooks"):
                 self._on_finish(self)
         return written
+
+    def gather(self) -> None:
+        """Record what was collected since the last time. Called by the writer's thread."""
+        for source in list(self.sources):
+            source.gather()
 
     def add_follower(self, follower: Follower) -> None:
         """Start something that follows the journal until the run ends, and stop it then, within the deadline."""
@@ -277,6 +318,8 @@ class Run(Intake):
         self._followers = []
         if self.companion is not None:
             self.companion.forget()
+        for source in list(self.sources):
+            source.forget()
         if self._writer is not None:
             self._writer.abandon()
 
@@ -288,6 +331,25 @@ class DisabledRun(Run):
 
     def log(self, metrics: Any = (), /, step: Any = None, **named: Any) -> None:
         """Do nothing."""
+
+
+class LightRun(Run):
+    """The run as a rank other than the first sees it: spans, events and errors go into a journal of its own.
+
+    Metrics are rank 0's, for they are the same for all ranks or were reduced over them.
+    """
+
+    __slots__ = ()
+
+    def log(self, metrics: Any = (), /, step: Any = None, **named: Any) -> None:
+        """Do nothing."""
+
+    def log_completions(self, rows: Any, **options: Any) -> None:
+        """Do nothing."""
+
+    def _note_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
+        if event == "event":
+            super()._note_metrics(event, fields, metrics, step)
 
 
 def _prefixed(metrics: Any, prefix: str) -> Any:

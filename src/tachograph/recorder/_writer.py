@@ -15,10 +15,9 @@ from typing import Any
 
 from tachograph.clock import Clock, WallAnchor
 from tachograph.guard import guard
-from tachograph.journal import Claim
 from tachograph.recorder._entries import Entry, FlushMark, Note
 from tachograph.recorder._examiner import Examiner
-from tachograph.recorder._files import RunFiles
+from tachograph.recorder._files import Files, Tell
 from tachograph.recorder._pipeline import Piece, Pipeline
 from tachograph.recorder._system import memory_fields
 from tachograph.records import StepTable, encode
@@ -32,6 +31,8 @@ _CHUNK = 256
 _HEARTBEAT_S = 5.0
 _CHECK_S = 1.0
 _ATTACH_S = 1.0
+_GATHER_S = 0.9
+"""With a look every half second, what was collected is written after a second at most."""
 
 
 class Losses:
@@ -63,24 +64,34 @@ class Writer:
 
     def __init__(
         self,
-        claim: Claim,
+        make_files: Callable[[Tell, Callable[[], None]], Files],
         settings: Settings,
         pipeline: Pipeline,
         anchor: WallAnchor,
         clock: Clock,
-        run_id: str,
     ) -> None:
+        """Get ready.
+
+        Args:
+            make_files: makes what is written to, given how it tells of a fault, and what it calls during a long task.
+            settings: those of the run.
+            pipeline: makes records of entries.
+            anchor: tells the wall time.
+            clock: tells the time.
+        """
         self._settings = settings
         self._pipeline = pipeline
         self._anchor = anchor
         self._clock = clock
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike an Event, safe to use in a signal handler
-        self.files = RunFiles(claim, run_id, clock, csv=settings.csv, tell=self._tell, breathe=self._write_waiting)
+        self.files = make_files(self._tell, self._write_waiting)
         self._glue: dict[tuple[str, ...], list[bytes]] = {}
         self._due: dict[str, float] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
         self.examiner: Examiner | None = None
+        self.gather: Callable[[], None] = lambda: None
+        """Asks those who collect by themselves what they have."""
         self.poll_controls: Callable[[], None] = lambda: None
         self.call_trainer: Callable[[], None] = lambda: None
         self.log_every: Callable[[], int] = lambda: settings.log_every
@@ -265,6 +276,9 @@ class Writer:
             self.files.check()
         if self.examiner is not None and self._is_due("examine", _CHECK_S):
             self._write(self.examiner.tick(self._anchor.wall_s(self._clock.steady_s()), self.files.folder.path))
+        if self._is_due("gather", _GATHER_S):
+            with guard("recording what was collected"):
+                self.gather()
         if self._is_due("heartbeat", _HEARTBEAT_S):
             self._beat()
         if self._settings.control_interval_s and self._is_due("control", self._settings.control_interval_s):

@@ -63,6 +63,14 @@ _LOOKS_SECRET = re.compile(
     r"|(?i:(?<=bearer )|(?<=authorization: basic )|(?<=authorization: token ))[A-Za-z0-9._~+/-]{8,}=*"
     r"|(?i:(?<=wandb login ))[0-9a-f]{32,}"
 )
+# Each of the above has one of these in it. Looking for them is a hundred times faster than looking for a match, and
+# few texts have any.
+_HINTS = (
+    "hf_", "sk-", "gsk_", "r8_", "k_live_", "k_test_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-",
+    "dckr_pat_", "AKIA", "ASIA", "xox", "AIza", "ya29.", "npm_", "pypi-", "wandb_v1_", "eyJ", "-----BEGIN ", "://",
+    "sig=", "signature=", "api.telegram.org/bot",
+)  # fmt: skip
+_HINTS_OF_ANY_CASE = ("signature=", "bearer ", "authorization: ", "wandb login ")
 # name=value, name: value, "name": "value" in a text; the name decides.
 _NAME_OF_VALUE = re.compile(r"""([A-Za-z][\w.-]{1,63})["']?\s?[=:]\s?["']?""")
 _VALUE_OF_NAME = re.compile(r"""[^\s&"',;]+""")
@@ -72,7 +80,8 @@ def mask_text(text: str) -> str:
     """Replace what looks like a key, a token, a private key or a password."""
     if len(text) < 8:
         return text
-    text = _LOOKS_SECRET.sub(MASK, text)
+    if any(hint in text for hint in _HINTS) or any(hint in text.lower() for hint in _HINTS_OF_ANY_CASE):
+        text = _LOOKS_SECRET.sub(MASK, text)
     return _mask_named(text) if "=" in text or ":" in text else text
 
 

@@ -7,8 +7,11 @@ stored becomes a `Problem`; the rest of the record is kept.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 import os
+import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +22,7 @@ __all__ = [
     "Later",
     "Problem",
     "finite",
+    "happened",
     "is_array",
     "is_number",
     "is_settled",
@@ -34,6 +38,9 @@ MAX_METRIC_DEPTH = 8
 MAX_NAME_CHARS = 256
 MAX_VALUES = 10_000
 MAX_PROBLEMS = 100
+
+LONGEST_WAIT_S = 2.0
+"""How long the writer waits for a device that is behind; then a value is missing, and telemetry goes on."""
 
 _HUGE = 10**300  # beyond, there is no float
 _LARGEST_STEP = 2**53  # beyond, a float does not tell neighbours apart
@@ -264,9 +271,81 @@ def _on_device(value: Any, name: str, library: str) -> Any:
         if math.prod(int(size) for size in value.shape) != 1:
             return Problem(name, f"an array of shape {tuple(value.shape)} is not a metric; log a number made of it")
         # torch tensors can be changed in place and hold their graph; jax arrays do neither.
-        return value.detach().clone() if library == "torch" else value
+        if library != "torch":
+            return value
+        value = value.detach()
+        try:
+            return _on_its_way(value, name)
+        except Exception:  # noqa: BLE001 - such as no memory that can be pinned; read by the writer, which then waits
+            return value.clone()
     except Exception as error:  # noqa: BLE001 - foreign code
         return Problem(name, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
+
+
+def _on_its_way(value: Any, name: str) -> Any:
+    """Order a copy of a tensor to the host and return at once; the writer reads it when it has arrived.
+
+    Reading the tensor itself, in whatever thread, would wait for all that the device has still to do.
+    """
+    torch: Any = sys.modules["torch"]
+    device = value.device
+    if device.type != "cuda":
+        return value.clone()
+    if torch.cuda.is_current_stream_capturing():
+        return Problem(name, "a tensor cannot be logged while a CUDA graph is captured; log it after the replay")
+    host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+    host.copy_(value, non_blocking=True)
+    route = (device.index, torch._C._cuda_getCurrentRawStream(device.index))
+    journey = _journeys.get(route) or _journeys.setdefault(route, _Journey(*route))
+    number = next(journey.numbers)
+    journey.num_left = number
+    return Later(lambda: journey.arrived(host, number))
+
+
+class _Journey:
+    """Copies on their way along one stream of a device: they arrive in the order in which they left.
+
+    The thread that trains only orders a copy. An event behind it is put by the writer, when it needs to know.
+    """
+
+    def __init__(self, device: int, stream: int) -> None:
+        self._device = device
+        self._stream = stream
+        self._num_arrived = 0
+        self.numbers = itertools.count(1)
+        self.num_left = 0
+
+    def arrived(self, host: Any, number: int) -> Any:
+        """Return a value, once its copy is there.
+
+        Raises:
+            TimeoutError: if the device does not get there in time.
+        """
+        if number > self._num_arrived:
+            cuda: Any = sys.modules["torch"].cuda
+            num_left = self.num_left
+            stream = (
+                cuda.ExternalStream(self._stream, self._device) if self._stream else cuda.default_stream(self._device)
+            )
+            event = cuda.Event()
+            event.record(stream)
+            if not happened(event):
+                raise TimeoutError(f"the device did not get there within {LONGEST_WAIT_S:g} s")
+            self._num_arrived = num_left
+        return host.item()
+
+
+_journeys: dict[tuple[int, int], _Journey] = {}
+
+
+def happened(event: Any) -> bool:
+    """Wait, but not for long, until a device has come to an event, by asking: to synchronise would stop its queue."""
+    until_s = time.monotonic() + LONGEST_WAIT_S
+    while not event.query():
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.0005)
+    return True
 
 
 def _fields(value: Any) -> Mapping[Any, Any] | None:

@@ -17,6 +17,8 @@ __all__ = [
     "Alerts",
     "Answer",
     "AttemptView",
+    "CompletionQuery",
+    "Completions",
     "Control",
     "ControlRequest",
     "Controls",
@@ -40,6 +42,8 @@ __all__ = [
     "SpanDetail",
     "SpanQuery",
     "SpanView",
+    "TraceView",
+    "Traces",
     "Views",
     "number",
 ]
@@ -51,6 +55,7 @@ XAxis = Literal["step", "time", "relative", "epoch"]
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 CURSOR_PATTERN = "([0-9a-f]{1,16})((?:-[a-z_]{1,32}:[0-9]{1,15})*)"
 Place = Annotated[float, Meta(ge=-1e18, le=1e18)]
+Step = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 
 
 def number(value: Any) -> Number | None:
@@ -284,6 +289,37 @@ class Records(msgspec.Struct, kw_only=True):
     records: list[dict[str, Any]]
 
 
+class CompletionQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which completions."""
+
+    step_min: Annotated[Step | None, Meta(description="Only those of this step or later ones.")] = None
+    step_max: Annotated[Step | None, Meta(description="Only those of this step or earlier ones.")] = None
+    search: Annotated[str, Meta(max_length=500, description="Only those that say this somewhere, in any case.")] = ""
+    table: Annotated[Name | None, Meta(description="Only those of this table; without it, of all.")] = None
+    limit: Annotated[int, Meta(ge=1, le=1_000, description="How many, at most.")] = 200
+
+
+class Completions(msgspec.Struct, kw_only=True):
+    """Samples of what the model was given and what came of it, the newest first."""
+
+    version: str
+    tables: list[str]
+    """The tables of the run, in order of appearance."""
+    columns: list[str]
+    """Every column of the table; a row lacks those that it does not have."""
+    rows: list[dict[str, Any]]
+    is_whole: bool
+    """Whether these are all that were asked for; otherwise the older ones are left out, or were not searched."""
+    steps: list[int]
+    """The steps of which there are rows, in order; of very many, some."""
+    num_rows: int
+    """How many rows the table has in all."""
+    num_rows_of_steps: int
+    """How many of them are of the steps that were asked for, whatever was searched."""
+    num_dropped: int
+    """Rows that were dropped before they were recorded, because there were too many."""
+
+
 class AlertView(msgspec.Struct, kw_only=True):
     """A fault that a rule found, told once: what is wrong, since when, and whether it still is."""
 
@@ -328,6 +364,27 @@ class Alerts(msgspec.Struct, kw_only=True):
     """The open ones first, the worst before the rest, then the others, the newest first."""
 
 
+class TraceView(msgspec.Struct, kw_only=True):
+    """What torch's profiler saw of some steps, stored in a file."""
+
+    name: str
+    """Of the file, to download it by."""
+    time: float
+    """When it was stored."""
+    first_step: int
+    num_steps: int
+    size_bytes: int
+    duration_s: float | None = None
+    """How long the steps took."""
+
+
+class Traces(msgspec.Struct, kw_only=True):
+    """The traces of a run, the newest first. They are taken on request: `profile_steps` of the controls."""
+
+    version: str
+    traces: list[TraceView]
+
+
 class Answer(msgspec.Struct, kw_only=True):
     """What the trainer said to a request."""
 
@@ -367,7 +424,7 @@ class Controls(msgspec.Struct, kw_only=True):
 
 
 class ControlRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Wanted values by name of the control; `true` for `checkpoint_now` and `stop`."""
+    """Wanted values by name of the control; `true` for `checkpoint_now` and `stop`, a number for `profile_steps`."""
 
     values: Annotated[
         dict[Annotated[str, Meta(min_length=1, max_length=200)], bool | int | float], Meta(min_length=1, max_length=64)

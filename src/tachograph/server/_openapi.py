@@ -55,7 +55,7 @@ def _operation(route: Route, known: dict[type, Any], components: dict[str, Any])
     if route.answers is not None:
         content = {"application/json": {"schema": known[route.answers]}}
     else:
-        content = {"text/csv": {"schema": {"type": "string"}}, "application/x-ndjson": {"schema": {"type": "string"}}}
+        content = {kind: {"schema": {"type": "string"}} for kind in route.files}
     operation: dict[str, Any] = {
         "operationId": f"{route.method.lower()}_{'_'.join(re.findall(r'[a-z]+', route.path.removeprefix('/api/v1')))}",
         "summary": route.summary,

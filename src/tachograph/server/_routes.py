@@ -14,9 +14,12 @@ from tachograph._version import __version__
 from tachograph.exceptions import ConfigError, ControlError, RunNotFoundError
 from tachograph.server import _views as views
 from tachograph.server._alerts import alerts
+from tachograph.server._completions import completions
 from tachograph.server._faults import ApiError
 from tachograph.server._models import (
     Alerts,
+    CompletionQuery,
+    Completions,
     ControlRequest,
     Controls,
     Export,
@@ -31,9 +34,11 @@ from tachograph.server._models import (
     SpanDetail,
     SpanQuery,
     SpanView,
+    Traces,
     Views,
     number,
 )
+from tachograph.server._traces import trace, traces
 from tachograph.store import Store, StoredRun
 
 __all__ = ["ROUTES", "Call", "Route", "answer"]
@@ -69,10 +74,12 @@ class Route(NamedTuple):
     summary: str
     answer: Callable[[Call], Any]
     answers: type | None
-    """The class of the answer, None for one that is not JSON."""
+    """The class of the answer, None for a file."""
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
     status: int = 200
+    files: tuple[str, ...] = ("text/csv", "application/x-ndjson")
+    """The types that a file may have."""
 
 
 def answer(route: Route, call: Call) -> Response | msgspec.Struct:
@@ -195,15 +202,38 @@ ROUTES = [
     ),
     Route(
         "GET",
+        "/api/v1/runs/{run}/completions",
+        "Return samples of what the model was given and what came of it, the newest first.",
+        lambda call: completions(call.run(), call.query),
+        Completions,
+        CompletionQuery,
+    ),
+    Route(
+        "GET",
         "/api/v1/runs/{run}/controls",
         "Tell what can be steered, and what the trainer answered.",
         lambda call: views.controls(call.run()),
         Controls,
     ),
     Route(
+        "GET",
+        "/api/v1/runs/{run}/traces",
+        "List the traces of torch's profiler that are stored, the newest first.",
+        lambda call: traces(call.run()),
+        Traces,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/traces/{trace}",
+        "Return a trace as a file that ui.perfetto.dev can open.",
+        lambda call: trace(call.run(), call.path["trace"]),
+        None,
+        files=("application/gzip",),
+    ),
+    Route(
         "POST",
         "/api/v1/runs/{run}/controls",
-        "Ask the trainer for new values, a checkpoint or a stop.",
+        "Ask the trainer for new values, a checkpoint, a trace or a stop.",
         lambda call: views.request_controls(call.run(), call.body),
         Requested,
         body=ControlRequest,

@@ -20,7 +20,7 @@ from tachograph.journal import (
     overview,
     state_at_end,
 )
-from tachograph.records import finite, marked
+from tachograph.records import POINT_KINDS, finite, marked
 from tachograph.server._models import (
     CURSOR_PATTERN,
     Answer,
@@ -81,7 +81,6 @@ _NOT_FACTS = {
 }
 _MOST_CHECKPOINTS = 50
 _ROUTINE = re.compile("_metrics_update$|^control_(ack|registered)$")
-_POINTS = {"step", "system"}
 _CURSOR = re.compile(CURSOR_PATTERN)
 
 
@@ -90,7 +89,7 @@ def line(run: RunOverview) -> RunLine:
     pace_s = finite(run.pace_s) or finite(run.sec_per_step)
     step_s = finite(run.recent_pace_s) or finite(run.sec_per_step) or pace_s
     is_running = run.state is RunState.RUNNING
-    num_left = run.max_steps - run.step - 1 if run.max_steps and run.step is not None else None
+    num_left = run.max_steps - run.num_done if run.max_steps and run.num_done is not None else None
     return RunLine(
         name=run.name,
         state=run.state,
@@ -275,7 +274,7 @@ def span(run: StoredRun, span_id: str) -> SpanDetail | None:
 def records(run: StoredRun, query: RecordQuery) -> Records:
     """Return the latest records that are no points."""
     with run.lock:
-        kinds = query.kind or [kind for kind in run.digest.counts if kind not in _POINTS and "span" not in kind]
+        kinds = query.kind or [kind for kind in run.digest.counts if kind not in POINT_KINDS and "span" not in kind]
         found: list[dict[str, Any]] = []
         num_left_out = 0
         for kind in dict.fromkeys(kinds):
@@ -308,6 +307,7 @@ def controls(run: StoredRun) -> Controls:
                     max=finite(view.max),
                 )
                 for name, view in digest.controls.items()
+                if name not in REQUESTS
             ],
             requests=list(REQUESTS),
             answers=[_answer(record) for record in digest.latest("event", "control_ack")[::-1][:100]],

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tachograph.journal import JournalFollower, MetricSummary, RunDigest, RunFolder, Span, grouped, has_trainer
-from tachograph.records import decode, encode, finite
+from tachograph.journal import Alike, JournalFollower, MetricSummary, RunDigest, RunFolder, Span, grouped, has_trainer
+from tachograph.records import POINT_KINDS, decode, encode, finite
 from tachograph.store._cache import CacheFolder
 from tachograph.store._columns import Axis, Rows, SeriesPart
+from tachograph.store._completions import CompletionIndex, stubbed
 from tachograph.store._query import Line, Mark, Part, View, lines_of, marks_of, points_of
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, seal, segment_path, write_segment
 from tachograph.store._tail import Tail
@@ -28,7 +29,6 @@ _SEGMENT_BYTES = 32 << 20
 _LEAST_SEGMENT_BYTES = 1 << 20
 _MOST_MAPPED_BYTES = 16 << 20
 """Of segments above this, the pages that were looked at are given back after each question."""
-_PLAIN = {"step", "system"}
 Answer = TypeVar("Answer")
 
 
@@ -48,6 +48,7 @@ class StoredRun:
     def _open(self) -> None:
         """Begin with what the segments hold."""
         self.digest = RunDigest(self.folder)
+        self.completions = CompletionIndex()
         self._spans = SpanTable()
         self._segments: list[Segment] = []
         self._series: dict[str, list[str]] = {}
@@ -128,11 +129,12 @@ class StoredRun:
             deadline_s = time.monotonic() + most_s
             before = self.version
             while True:
+                start = self._follower.offset
                 records = self._follower.poll_block()
                 if self._follower.num_restarts != self._num_restarts:  # the file was replaced, or emptied
                     self._begin_again()
                     continue
-                self._take(records)
+                self._take(stubbed(self.folder.journal, records, start, self._follower.offset))
                 if self._is_time_to_commit(is_end=not records):
                     self._commit()
                 self._is_behind = bool(records)
@@ -146,13 +148,12 @@ class StoredRun:
 
     def _take(self, records: list[dict[str, Any]]) -> None:
         for alike in grouped(records):
-            is_plain = alike.event in _PLAIN and "window/sec" not in alike.names
+            is_plain = alike.event in POINT_KINDS and "window/sec" not in alike.names
             if alike.event == "start":
                 self._tail.begin_attempt()
             if not is_plain or not self.digest.attempts:  # a journal may have lost its first line
                 self._kept += map(encode, alike.records[:1] if is_plain else alike.records)
-            for span in self.digest.take(alike):
-                self._spans.add(span)
+            self._digest(alike)
             self._tail.take(alike, len(self.digest.attempts) - 1)
         for stream, name in self._tail.series:
             self._know(stream, name)
@@ -163,8 +164,14 @@ class StoredRun:
         if record["event"] == "start" and known:
             known[-1].last_time = attempts[len(known) - 1].last_time
         for alike in grouped([record]):
-            for span in self.digest.take(alike):
-                self._spans.add(span)
+            self._digest(alike)
+
+    def _digest(self, alike: Alike) -> None:
+        for span in self.digest.take(alike):
+            self._spans.add(span)
+        if alike.event == "completions":
+            for stub in alike.records:
+                self.completions.take(stub)
 
     def _know(self, stream: str, name: str) -> None:
         streams = self._series.setdefault(name, [])

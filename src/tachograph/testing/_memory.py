@@ -39,6 +39,8 @@ class MemoryRun(Run):
     @property
     def records(self) -> list[dict[str, Any]]:
         """Everything recorded so far, as a reader of the journal would get it."""
+        if self.status == "running":
+            self.gather()  # a real run does this about every second
         self._memory.flush(0)
         return self._memory.records
 

@@ -46,12 +46,14 @@ from tachograph.training._callbacks import (
 from tachograph.training._context import (
     application,
     backward,
+    begin_application,
     checkpoint_finalization,
     checkpoint_load,
     checkpoint_save,
     data_loading,
     dataloader_init,
     distributed_init,
+    end_application,
     forward,
     model_init,
     optimizer_init,
@@ -83,7 +85,7 @@ from tachograph.training._names import (
     StandardTrainingJobSpanName,
 )
 from tachograph.training._recorder import TrainingRecorder
-from tachograph.training._span import Span
+from tachograph.training._span import ShortSpan, Span, current_span
 from tachograph.training._timestamp import Timer, TracingTimestamp
 
 __all__ = [
@@ -101,6 +103,7 @@ __all__ = [
     "NVTXColor",
     "OneLoggerInitializationAttributes",
     "SaveCheckpointSuccessEventAttributes",
+    "ShortSpan",
     "Span",
     "StandardEventAttributeName",
     "StandardEventName",
@@ -120,12 +123,15 @@ __all__ = [
     "ValidationMetricsUpdateAttributes",
     "application",
     "backward",
+    "begin_application",
     "checkpoint_finalization",
     "checkpoint_load",
     "checkpoint_save",
+    "current_span",
     "data_loading",
     "dataloader_init",
     "distributed_init",
+    "end_application",
     "forward",
     "get_recorder",
     "model_init",

@@ -10,6 +10,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, TypeVar
 
+from tachograph import ranks
 from tachograph._version import __version__
 from tachograph.exceptions import ConfigError
 from tachograph.recorder import Run
@@ -124,7 +125,7 @@ def begin_application(span: Span, run_name: str | None = None, start_time_msec: 
             "is_baseline_run": False,
             "summary_data_schema_version": "1.0.0",
             "node_name": socket.gethostname(),
-            "rank": int(os.environ.get("RANK", "") or 0) if os.environ.get("RANK", "0").isdecimal() else 0,
+            "rank": ranks.rank(),
             "application_name": run.name,
             **recorder.identity,
         }

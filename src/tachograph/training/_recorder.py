@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import Any, Literal
 
@@ -51,6 +52,10 @@ class TrainingRecorder:
         self.propagates = False
         self.identity: dict[str, Any] = {}
         self.owns_run = False
+        self.driver: str | None = None
+        """What marks the iterations, so that nothing else does: the name of an integration."""
+        self.before_close: list[Callable[[], None]] = []
+        """Called once, before what is open is ended: for those who know of something that is not recorded yet."""
         self.owner: Span | None = None
         """The application with which a run that was begun for it ends."""
         self.moments = Moments(run, self.complain)
@@ -69,7 +74,8 @@ class TrainingRecorder:
         """Iterations begun by a callback, which may be ended in another thread or task."""
         self._lock = threading.RLock()
         self._open: dict[Span, None] = {}
-        self._num_saves = 0
+        self.next_save: Callable[[], int] = itertools.count(1).__next__
+        """Counts the attempts to save a checkpoint."""
         self._told: set[str] = set()
         facts = run.facts
         batch_size = facts.get("effective_batch_size", facts.get("batch_size"))
@@ -90,11 +96,7 @@ class TrainingRecorder:
 
     def guarded(self, place: str) -> contextlib.AbstractContextManager[None]:
         """Return what keeps a fault inside from reaching the training code, unless it is to be propagated."""
-        return _NO_GUARD if self.propagates else guard(place, self._tell_fault)
-
-    def _tell_fault(self, place: str, fault: Exception) -> None:
-        """Put a fault into the journal: it is never only a line in a log."""
-        self.run.report("fault", "", f"{type(fault).__name__} while {place}: {fault!s:.300}")
+        return _NO_GUARD if self.propagates else guard(place, functools.partial(_tell_fault, self.run))
 
     def complain(self, what: str) -> None:
         """Tell of a mistake in the use of spans: once, in the journal; raised if faults are to be propagated."""
@@ -225,7 +227,7 @@ class TrainingRecorder:
             raise
         if not isinstance(span, ShortSpan) or self.filter.keeps(span.name_str):
             span.more.is_queued = True  # before, for the writer may meet it at once
-            if not self._put(span, counts=False):
+            if not self.put(span, counts=False):
                 span.more.is_queued = False  # then the end stands for both
 
     def end(
@@ -256,7 +258,7 @@ class TrainingRecorder:
             finally:
                 span.stop_s = max(now_s, span.start_s)
                 self._leave(span)
-                self._put(span, must=more.is_queued)  # no more of these than of starts that were taken
+                self.put(span, must=more.is_queued)  # no more of these than of starts that were taken
 
     def _end_oldest(self, name: SpanName) -> None:
         """End a span that was probably forgotten, for somebody begins spans and never ends them."""
@@ -274,6 +276,18 @@ class TrainingRecorder:
         if self.base is span:
             outer = (outer for outer in outward(span._parent) if outer.stop_s is None and outer.name == span.name)
             self.base = next(outer, self.root)
+
+    def took(self, name: SpanName, start_s: float, stop_s: float, parent: Span) -> None:
+        """Record an iteration or a phase that is over, for those who learn of it afterwards."""
+        self.done(ShortSpan(name, None, self, start_s, None, parent), stop_s)
+
+    def done(self, span: Span, stop_s: float) -> None:
+        """Record the end of a short span whose beginning was only noted: made, but never entered."""
+        span.stop_s = stop_s
+        if len(self.buffer) > PRESSURE:
+            self.take_slowly(span)
+        else:
+            self.buffer.append(span)
 
     def take_slowly(self, span: Span) -> None:
         """Queue a short span while the buffer is under pressure."""
@@ -302,9 +316,10 @@ class TrainingRecorder:
 
     def _about(self, span: Span, event: str, fields: Mapping[str, Any], steady_s: float | None = None) -> None:
         at_s = self.now() if steady_s is None else steady_s
-        self._put(Call(self.ledger, lambda: self.ledger.notes.about(span, at_s, event, fields)))
+        self.put(Call(self.ledger, lambda: self.ledger.notes.about(span, at_s, event, fields)))
 
-    def _put(self, entry: Entry, *, must: bool = False, counts: bool = True) -> bool:
+    def put(self, entry: Entry, *, must: bool = False, counts: bool = True) -> bool:
+        """Queue an entry for the writer; return whether it was taken."""
         if self._writer is None:
             return False
         if len(self.buffer) > PRESSURE:
@@ -329,7 +344,7 @@ class TrainingRecorder:
         self._source.update(parameters)
         known = self.parameters = self._source.ask(self.complain)
         if tells == "never":
-            self._put(Call(self.ledger, lambda: self.ledger.begin_with(known)), must=True)
+            self.put(Call(self.ledger, lambda: self.ledger.begin_with(known)), must=True)
         else:
             self.use(known, tells=tells == "now")
         return known
@@ -337,19 +352,13 @@ class TrainingRecorder:
     def use(self, known: Parameters, *, tells: bool) -> None:
         """Use parameters from now on, and perhaps record what has changed since they were recorded last."""
         base, now_s = self.base, self.now()
-        self._put(Call(self.ledger, lambda: self.ledger.change(known, base, now_s, tells=tells)), must=True)
+        self.put(Call(self.ledger, lambda: self.ledger.change(known, base, now_s, tells=tells)), must=True)
 
     def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
         """Choose which spans are recorded one by one from now on."""
         chosen = self.filter = SpanFilter(mode, names)
         self.begins_short = chosen.keeps_short
-        self._put(Call(self.ledger, lambda: self.ledger.use_filter(chosen)), must=True)
-
-    def next_save(self) -> int:
-        """Count an attempt to save a checkpoint."""
-        with self._lock:
-            self._num_saves += 1
-            return self._num_saves
+        self.put(Call(self.ledger, lambda: self.ledger.use_filter(chosen)), must=True)
 
     def saved(
         self,
@@ -363,7 +372,7 @@ class TrainingRecorder:
         place = os.path.abspath(path) if path is not None else None
         size = Later(lambda: _size_bytes(place)) if place is not None else None
         text = os.fspath(path) if path is not None else None
-        self._put(Call(self.ledger, lambda: self.ledger.saved(span, base, step, now_s, text, size)))
+        self.put(Call(self.ledger, lambda: self.ledger.saved(span, base, step, now_s, text, size)))
 
     # The end -------------------------------------------------------------------------------------------------------
 
@@ -383,10 +392,17 @@ class TrainingRecorder:
         """End what is still open and report what was not reported yet; called when the run ends."""
         if self._writer is None:
             return
+        self.hear_last_words()
         self.close_open()
         now_s = self.now()
-        self._put(Call(self.ledger, lambda: self.ledger.finish(now_s)), must=True)
+        self.put(Call(self.ledger, lambda: self.ledger.finish(now_s)), must=True)
         self.forget()
+
+    def hear_last_words(self) -> None:
+        """Let those who know of something that is not recorded yet tell it."""
+        while self.before_close:
+            with self.guarded("hearing last words"):
+                self.before_close.pop()()
 
     def forget(self) -> None:
         """Record nothing any more."""
@@ -405,6 +421,11 @@ class TrainingRecorder:
             left.stop_s = self.now()
         self._open.clear()
         self.loose.clear()
+
+
+def _tell_fault(run: Run, place: str, fault: Exception) -> None:
+    """Put a fault into the journal: it is never only a line in a log."""
+    run.report("fault", "", f"{type(fault).__name__} while {place}: {fault!s:.300}")
 
 
 def _is_no_error(error: BaseException) -> bool:

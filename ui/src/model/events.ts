@@ -22,6 +22,8 @@ export function title(record: JournalRecord): string {
       return record["resumed"] === true ? "resumed" : "started";
     case "end":
       return text(record["status"]) || "ended";
+    case "log":
+      return `last of ${text(record["stream"]) || "the output"}`;
     default:
       return words(record.event);
   }
@@ -32,6 +34,7 @@ export function detail(record: JournalRecord): string {
   const message =
     text(record["error_message"]) || text(record["message"]) || text(record["reason"]) || text(record["evidence"]);
   if (message) parts.push(message);
+  if (record.event === "log") parts.push(text(record["text"]).split("\n").at(-1) ?? "");
   if (record.event === "checkpoint") parts.push(text(record["checkpoint_path"]));
   if (record.event === "validation" || record.event === "test" || record.event === "epoch") {
     for (const [name, value] of Object.entries(record)) {

@@ -24,6 +24,16 @@ test("the usual metrics come first, those of the user next, those of the machine
   ]);
 });
 
+test("what is timed stands before what the machine does", () => {
+  const names = ["cpu_pct", "profiling/Trainer.step", "loss/kl", "profiling/Trainer.step/p95", "gpu_mem_reserved"];
+  expect(group(names.map((name) => metric(name, /pct/.test(name) ? "system" : "profile")))).toEqual([
+    { title: "loss", names: ["loss/kl"] },
+    { title: "profiling", names: ["profiling/Trainer.step", "profiling/Trainer.step/p95"] },
+    { title: "memory", names: ["gpu_mem_reserved"] },
+    { title: "cpu", names: ["cpu_pct"] },
+  ]);
+});
+
 test("a window's loss is shown first only where no loss was logged", () => {
   expect(group([metric("window/latest_loss")])[0]?.title).toBe("training");
   expect(group([metric("window/latest_loss"), metric("train_loss")]).map((each) => each.title)).toEqual([

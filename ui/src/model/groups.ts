@@ -25,7 +25,19 @@ const standsFor: Record<string, string> = {
   "window/iteration_sec_mean": "sec_per_step",
   "window/samples_per_sec": "samples_per_sec",
 };
-const order = ["training", "validation", "test", "windows", "memory", "gpu", "cpu", "disk", "network", "system"];
+const order = [
+  "training",
+  "validation",
+  "test",
+  "windows",
+  "profiling",
+  "memory",
+  "gpu",
+  "cpu",
+  "disk",
+  "network",
+  "system",
+];
 
 /** Put metrics into groups: the usual ones first, then by what their names begin with. */
 export function group(metrics: Metric[]): Group[] {

@@ -15,6 +15,11 @@ export interface Outcome extends Asked {
   isSettled: boolean;
 }
 
+export const mostTracedSteps = 1000;
+
+export const isNumberOfSteps = (value: number | null | undefined): value is number =>
+  Number.isInteger(value) && Number(value) >= 1 && Number(value) <= mostTracedSteps;
+
 const settled = new Set(["applied", "clamped", "unchanged", "superseded", "rejected"]);
 
 /** Join requests with the trainer's answers, which bear the same ids; the last answer counts. */
@@ -38,6 +43,10 @@ function describe(request: Asked, answer: Answer | null, now: number): string {
   if (answer.status === "pending") {
     const left = answer.wait_s === null ? null : Math.max(0, Math.round(answer.time + answer.wait_s - now));
     return left ? `seen; taken in about ${left} s` : "seen; taken at the loop's next step";
+  }
+  if (answer.control === "profile_steps" && answer.status === "applied") {
+    const stored = `${text(answer.value)} ${answer.value === 1 ? "step is" : "steps are"} stored as a trace`;
+    return answer.reason ? `${stored}; ${answer.reason}` : stored;
   }
   if (answer.reason) return answer.reason;
   if (answer.status === "clamped") return `kept within its bounds: ${text(answer.value)}`;

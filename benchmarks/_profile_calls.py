@@ -1,0 +1,116 @@
+"""What timing a block or a function costs the thread that does it, against reading the clock twice."""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import tachograph as tacho
+from benchmarks._children import answer
+from benchmarks._measure import Burst, Rows, Spread, bare_loop, make_rows, time_ns
+from tachograph.integrations._trace import StepTracer
+
+__all__ = ["TIMED"]
+
+_NUM_CALLS = 2000
+_BUDGET_S = 4.0
+_MOST_ROUNDS = 200
+_REST_S = 0.002
+
+
+def _clock_twice(rows: Rows, first_step: int) -> None:
+    for _step, _metrics in enumerate(rows, first_step):
+        perf_counter()
+        perf_counter()
+
+
+def _blocks(rows: Rows, first_step: int) -> None:
+    block = tacho.profiling
+    for _step, _metrics in enumerate(rows, first_step):
+        with block("x"):
+            pass
+
+
+@tacho.profile
+def _function() -> None:
+    pass
+
+
+def _functions(rows: Rows, first_step: int) -> None:
+    function = _function
+    for _step, _metrics in enumerate(rows, first_step):
+        function()
+
+
+class _Trainer:
+    @tacho.profile
+    def step(self) -> None:
+        pass
+
+
+def _methods(rows: Rows, first_step: int) -> None:
+    step = _Trainer().step
+    for _step, _metrics in enumerate(rows, first_step):
+        step()
+
+
+def _idle_steps(rows: Rows, first_step: int) -> None:
+    step = _tracer().step
+    for _step, _metrics in enumerate(rows, first_step):
+        step()
+
+
+@functools.cache
+def _tracer() -> StepTracer:
+    return StepTracer(tacho.current_run())
+
+
+class _Timed(NamedTuple):
+    title: str
+    burst: Burst
+    min_duration_ms: float = 0.0
+    enabled: bool = True
+    has_run: bool = True
+
+
+TIMED = {
+    "block": _Timed('with profiling("x")', _blocks),
+    "function": _Timed("@profile, a function", _functions),
+    "method": _Timed("@profile, a method", _methods),
+    "short": _Timed("a block that is too short to be recorded", _blocks, min_duration_ms=0.1),
+    "off": _Timed("@profile, turned off", _functions, enabled=False),
+    "tracer": _Timed("looking whether a trace is asked for", _idle_steps),
+    "no_run": _Timed("@profile without a run", _functions, has_run=False),
+}
+
+
+def measure(folder: Path, name: str) -> dict[str, Any]:
+    """Take turns: the loop alone, the clock alone, what is timed; the writer is waited for in between."""
+    timed = TIMED[name]
+    rows = make_rows(_NUM_CALLS)
+    costs_ns, ratios = [], []
+    tacho.set_profiling(tacho.ProfilingConfig(timed.enabled, timed.min_duration_ms))
+    run = tacho.init("bench", log_dir=folder, console=False) if timed.has_run else None
+    step = 0
+    deadline_s = time.monotonic() + _BUDGET_S
+    while len(ratios) <= _MOST_ROUNDS and time.monotonic() < deadline_s:
+        loop_ns = time_ns(bare_loop, rows, step)
+        floor_ns = time_ns(_clock_twice, rows, step) - loop_ns
+        cost_ns = time_ns(timed.burst, rows, step) - loop_ns
+        costs_ns.append(cost_ns)
+        ratios.append(cost_ns / floor_ns)
+        step += len(rows)
+        if run is not None:
+            run.flush()
+        time.sleep(_REST_S)
+    if run is not None:
+        run.finish()
+    # The first round is the one that imports and opens things.
+    return {"cost_ns": Spread.of(costs_ns[1:]), "ratio": Spread.of(ratios[1:]), "best_ns": min(costs_ns[1:])}
+
+
+if __name__ == "__main__":
+    answer(measure)

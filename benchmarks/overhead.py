@@ -1,0 +1,194 @@
+"""How much slower training is when it is recorded: ``make bench-overhead``, or ``python -m benchmarks.overhead``.
+
+Blocks of bare and of recorded steps take turns in one process, and begin in turn, so that a machine that grows slower
+hurts both. A run is begun and ended around each recorded block, outside the time that is measured; what it costs while
+training goes on is in it: its writer, its samples of the system, its CSV and its rules. On a GPU nothing waits for a
+step, as in a real loop; each block ends with the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import tachograph as tacho
+from benchmarks._measure import Spread
+from tachograph.integrations._job import Plan
+from tachograph.integrations._observer import Observer
+from tachograph.integrations._patches import Patches
+
+__all__: list[str] = []
+
+_BUDGET = 0.001
+_ROUNDS = 24
+_STEPS = {"cpu": 60, "cuda": 200}
+_SIZES = {"cpu": (512, 192, torch.float32), "cuda": (4096, 4096, torch.bfloat16)}
+
+
+class Loop:
+    """A model that takes about ten milliseconds per step."""
+
+    def __init__(self, device: str) -> None:
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        width, batch, dtype = _SIZES[device]
+        self.device = device
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(6))).to(device, dtype)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self.batch = torch.randn(batch, width, device=device, dtype=dtype)
+
+    def batches(self, num_steps: int) -> list[torch.Tensor]:
+        return [self.batch] * num_steps
+
+    def train(self, batches: Any) -> None:
+        for batch in batches:
+            loss = self.model(batch).float().pow(2).mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def bare(loop: Loop) -> Iterator[Callable[[int], None]]:
+    yield lambda num_steps: loop.train(loop.batches(num_steps))
+
+
+@contextlib.contextmanager
+def watched(loop: Loop) -> Iterator[Callable[[int], None]]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tacho.init("bench", log_dir=folder, console=False),
+        tacho.watch(loop.model, loop.optimizer),
+    ):
+        yield lambda num_steps: loop.train(tacho.track(loop.batches(num_steps)))
+
+
+@contextlib.contextmanager
+def inferred(loop: Loop) -> Iterator[Callable[[int], None]]:
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Plan(None, "bench", {"log_dir": folder, "console": False})
+        observer = Observer(plan, method="inferred", logs_into_any=False)
+        patches = Patches(observer)
+        patches.backward()
+        patches.clipping()
+        patches.every_optimizer()
+        patches.loss_scaling()
+        try:
+            yield lambda num_steps: loop.train(loop.batches(num_steps))
+        finally:
+            patches.undo()
+            observer.close()
+            tacho.current_run().finish()
+
+
+METHODS = {"tacho.watch and tacho.track": watched, "tacho run, a plain loop": inferred}
+
+
+def compare(loop: Any, method: Callable[[Any], Any], num_steps: int) -> tuple[Spread, Spread]:
+    """Return the time of a recorded step over that of a bare one, and the latter in milliseconds."""
+    ratios: list[float] = []
+    steps_ms: list[float] = []
+    for number in range(_ROUNDS):
+        took_s: dict[bool, float] = {}
+        for is_on in (False, True) if number % 2 else (True, False):
+            with (method if is_on else bare)(loop) as train:
+                train(5)  # the run begins with the first step
+                began_s = time.perf_counter()
+                train(num_steps)
+                took_s[is_on] = time.perf_counter() - began_s
+        ratios.append(took_s[True] / took_s[False])
+        steps_ms.append(1000 * took_s[False] / num_steps)
+    return Spread.of(ratios), Spread.of(steps_ms)
+
+
+def compare_trainer(device: str, num_steps: int) -> tuple[Spread, Spread]:
+    """Do the same with Hugging Face's `Trainer`, with and without the callback."""
+    import transformers
+
+    from tachograph.integrations.transformers import TachographCallback
+
+    transformers.utils.logging.set_verbosity_error()
+    width, layers = (1024, 4) if device == "cuda" else (128, 2)
+    config = transformers.LlamaConfig(
+        vocab_size=512,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    tokens = torch.randint(0, 512, (512, 128))
+    samples = [{"input_ids": row, "labels": row} for row in tokens]
+    ratios: list[float] = []
+    steps_ms: list[float] = []
+
+    class Timer(transformers.TrainerCallback):  # type: ignore[misc]
+        """Times the steps behind the first few, as for the plain loops: beginning a run is no part of them."""
+
+        began_s = took_s = 0.0
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step in (5, num_steps):
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                self.began_s, self.took_s = time.perf_counter(), time.perf_counter() - self.began_s
+
+    def train(*callbacks: Any) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = transformers.TrainingArguments(
+                output_dir=folder,
+                max_steps=num_steps,
+                per_device_train_batch_size=4,
+                logging_steps=10,
+                save_strategy="no",
+                report_to=[],
+                disable_tqdm=True,
+                use_cpu=device == "cpu",
+                log_level="error",
+            )
+            timer = Timer()
+            trainer = transformers.Trainer(model, arguments, train_dataset=samples, callbacks=[*callbacks, timer])
+            with open(os.devnull, "w", encoding="utf-8") as quiet, contextlib.redirect_stdout(quiet):
+                trainer.train()
+            return timer.took_s
+
+    train()
+    for number in range(_ROUNDS):
+        took_s: dict[bool, float] = {}
+        for is_on in (False, True) if number % 2 else (True, False):
+            with tempfile.TemporaryDirectory() as folder:
+                callback = TachographCallback("bench", log_dir=folder, console=False)
+                took_s[is_on] = train(*([callback] if is_on else []))
+                callback.finish()
+        ratios.append(took_s[True] / took_s[False])
+        steps_ms.append(1000 * took_s[False] / (num_steps - 5))
+    return Spread.of(ratios), Spread.of(steps_ms)
+
+
+def main() -> None:
+    device = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu"
+    where = torch.cuda.get_device_name() if device == "cuda" else "one CPU core"
+    print(f"training slow-down on {where}, {_ROUNDS} pairs of blocks of {_STEPS[device]} steps; budget {_BUDGET:.1%}")
+    loop = Loop(device)
+    loop.train(loop.batches(_STEPS[device]))
+    rows = {title: compare(loop, method, _STEPS[device]) for title, method in METHODS.items()}
+    rows["nothing, for comparison"] = compare(loop, bare, _STEPS[device])
+    rows["TachographCallback of Trainer"] = compare_trainer(device, _STEPS[device])
+    for title, (ratio, step_ms) in rows.items():
+        slow, low, high = (100 * (value - 1) for value in (ratio.median, ratio.low, ratio.high))
+        line = f"{title:32}{slow:+8.3f} %   quartiles {low:+.3f} … {high:+.3f} %   step {step_ms.median:.2f} ms"
+        print(line + ("" if ratio.median - 1 <= _BUDGET else "   over the budget"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""What a loop marks itself, with the spans and callbacks of Tachograph: it is not to be told a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tachograph.integrations._job import Names
+from tachograph.recorder import Run
+from tachograph.training import TrainingRecorder, current_span
+
+__all__ = ["is_inside", "is_marked_by_hand"]
+
+_ITERATION = Names.TRAINING_SINGLE_ITERATION
+
+
+def is_inside(names: Collection[Names]) -> bool:
+    """Tell whether the present place is inside a span of one of these names."""
+    span = current_span.get()
+    while span is not None:
+        if span.stop_s is None and span.name in names:
+            return True
+        span = span._parent
+    return False
+
+
+def is_marked_by_hand(run: Run | None) -> bool:
+    """Tell whether the loop marks the present iteration itself: by a span around it, or by callbacks."""
+    if is_inside((_ITERATION,)):
+        return True
+    recorder = run.companion if run is not None else None
+    loose = recorder.loose.get(str(_ITERATION)) if isinstance(recorder, TrainingRecorder) else None
+    return loose is not None and loose.active

@@ -1,0 +1,480 @@
+"""Accelerate: what is logged, and what only an attached tracker sees, in loops as people write them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import ProjectConfiguration
+from torch.nn.functional import mse_loss
+
+import tachograph
+from tachograph.exceptions import ConfigError, RunNameError
+from tachograph.integrations.accelerate import TachographTracker
+from tachograph.journal import RunFolder, write_requests
+from tests.conftest import lines_of, wait_for
+
+pytestmark = pytest.mark.xdist_group("accelerate")
+
+FAST = {"control_interval_s": 0.05, "flush_interval_s": 0.05, "system_interval_s": 0, "git": False, "console": False}
+WRAPPED = {"prepare", "init_trackers", "backward", "save_state", "load_state"}
+
+
+@pytest.fixture(autouse=True)
+def fresh_state():
+    """Accelerate keeps what it knows of the process in singletons."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def tracker_for(logs, **settings):
+    return TachographTracker("grey", log_dir=str(logs), **FAST, **settings)
+
+
+def parts(num_samples=40, batch_size=4):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(num_samples, 4), torch.randn(num_samples, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=batch_size, shuffle=True)
+    return model, optimizer, loader
+
+
+def train(accelerator, model, optimizer, loader, scheduler=None):
+    for inputs, targets in loader:
+        with accelerator.accumulate(model):
+            loss = mse_loss(model(inputs), targets)
+            accelerator.backward(loss)
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            accelerator.log({"loss": loss.item()})
+
+
+def of_kind(records, event, **fields):
+    return [r for r in records if r["event"] == event and all(r.get(name) == value for name, value in fields.items())]
+
+
+def metric_steps(records):
+    return [r for r in of_kind(records, "step") if "window/iterations" not in r]
+
+
+# A tracker ------------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_keep_their_names_and_get_known_ones(logs):
+    accelerator = Accelerator(cpu=True, log_with=tracker_for(logs), gradient_accumulation_steps=2)
+    accelerator.init_trackers("project", config={"batch_size": 4, "api_key": "hunter2-hunter2"})
+    accelerator.log({"loss": 2.0, "learning_rate": 0.5, "acc": torch.tensor(0.25)}, step=7)
+    accelerator.log({"train_loss": 1.5, "loss": 9.0, "train/loss": 8.0, "epoch": 1}, step=8)
+    accelerator.log({"eval/loss": 3.0, "eval/acc": 0.5, "epoch": 1}, step=8)
+    accelerator.log({"test_acc": 0.75}, step=8)
+    accelerator.end_training()
+    records = lines_of(logs / "grey")
+    (start,) = of_kind(records, "start")
+    assert start["config"]["batch_size"] == 4
+    assert "hunter2" not in json.dumps(start["config"])
+    assert (start["gradient_accumulation_steps"], start["effective_batch_size"]) == (2, 8)
+    assert start["mixed_precision"] == "no"
+    first, second = of_kind(records, "step")
+    assert first["global_step"] == 7
+    assert (first["loss"], first["train_loss"]) == (2.0, 2.0)
+    assert (first["learning_rate"], first["lr"], first["acc"]) == (0.5, 0.5, 0.25)
+    assert second["train_loss"] == 1.5, "a name of ours that the user gave is the user's"
+    (validation,) = of_kind(records, "validation")
+    assert (validation["eval/loss"], validation["val_loss"], validation["epoch"]) == (3.0, 3.0, 1)
+    (test,) = of_kind(records, "test")
+    assert test["test_acc"] == 0.75
+    assert records[-1]["event"] == "end"
+    assert records[-1]["status"] == "finished"
+
+
+def test_by_name(logs):
+    accelerator = Accelerator(cpu=True, log_with="tachograph")
+    accelerator.init_trackers("greyjacket", init_kwargs={"tachograph": {"log_dir": str(logs), **FAST}})
+    accelerator.log({"loss": 1.0}, step=0)
+    run = accelerator.get_tracker("tachograph", unwrap=True)
+    assert run is tachograph.current_run()
+    assert run.name == "greyjacket"
+    accelerator.end_training()
+    assert of_kind(lines_of(logs / "greyjacket"), "step")[0]["train_loss"] == 1.0
+
+
+def test_a_run_that_goes_on_is_used_and_not_ended(logs):
+    with tachograph.init("mine", log_dir=str(logs), **FAST) as run:
+        accelerator = Accelerator(cpu=True, log_with=TachographTracker())
+        accelerator.init_trackers("project", config={"token": "hunter2-hunter2", "step": 3})
+        accelerator.log({"loss": 1.0}, step=0)
+        accelerator.end_training()
+        assert run.status == "running"
+    records = lines_of(logs / "mine")
+    (event,) = of_kind(records, "event", name="config")
+    assert event["config/step"] == 3
+    assert "hunter2" not in json.dumps(event)
+    assert of_kind(records, "step")[0]["train_loss"] == 1.0
+
+
+def test_training_twice_gives_two_runs(logs):
+    tracker = tracker_for(logs)
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    accelerator.init_trackers("project", config={"trial": 1})
+    accelerator.log({"loss": 1.0}, step=0)
+    accelerator.end_training()
+    first = tracker.tracker
+    assert first.status == "finished", "asking for the run begins none after its end"
+    accelerator.trackers.clear()
+    accelerator.init_trackers("project", config={"trial": 2})
+    accelerator.log({"loss": 2.0}, step=0)
+    assert tracker.tracker is not first
+    accelerator.end_training()
+    assert len(list(logs.iterdir())) == 2
+
+
+def test_tables_and_images(logs):
+    tracker = tracker_for(logs)
+    tracker.start()
+    tracker.log_table("answers", columns=["prompt", "answer"], data=[["a", "b"], ["c", "d"]], step=5)
+    pandas = pytest.importorskip("pandas")
+    tracker.log_table("frame", dataframe=pandas.DataFrame({"x": range(1200)}), step=6)
+    tracker.log_images({"samples": [object(), object()]}, step=6)
+    tracker.finish()
+    records = lines_of(logs / "grey")
+    answers, frame = of_kind(records, "completions")
+    assert (answers["table"], answers["global_step"]) == ("answers", 5)
+    assert [row["answer"] for row in answers["rows"]] == ["b", "d"]
+    assert len(frame["rows"]) == 1000
+    assert frame["rows"][-1]["x"] == 1199
+    assert frame["num_dropped"] == 200
+    assert of_kind(records, "event", name="images")[0]["num_images/samples"] == 2
+
+
+def test_mistakes_are_told_at_once(logs):
+    with pytest.raises(ConfigError, match="log_evry.*log_every"):
+        TachographTracker("grey", log_evry=5)
+    with pytest.raises(RunNameError):
+        TachographTracker("../grey")
+    tracker = tracker_for(logs)
+    with pytest.raises(ConfigError, match="an Accelerator is expected"):
+        tracker.attach(torch.nn.Linear(1, 1))
+    with pytest.raises(ConfigError, match="attach"):
+        tracker.step = 3
+    accelerator = Accelerator(cpu=True)
+    assert tracker.attach(accelerator) is tracker.attach(accelerator)
+    with pytest.raises(ConfigError, match="one tracker"):
+        TachographTracker().attach(accelerator)
+    tracker.finish()
+    assert not logs.exists(), "nothing was recorded, so there is no run"
+
+
+# An attached tracker --------------------------------------------------------------------------------------------------
+
+
+def run_loop(logs, *, is_tracked):
+    tracker = tracker_for(logs) if is_tracked else None
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3, log_with=tracker)
+    if tracker is not None:
+        tracker.attach(accelerator, target=8)
+        accelerator.init_trackers("project", config={"batch_size": 4})
+    model, optimizer, loader = parts()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    held_out = torch.utils.data.DataLoader(loader.dataset, batch_size=1)
+    model, optimizer, loader, held_out, scheduler = accelerator.prepare(model, optimizer, loader, held_out, scheduler)
+    for epoch in range(2):
+        model.train()
+        train(accelerator, model, optimizer, loader, scheduler)
+        model.eval()
+        with torch.no_grad():
+            losses = [mse_loss(model(inputs), targets).item() for inputs, targets in held_out]
+        accelerator.log({"eval_loss": sum(losses) / len(losses), "epoch": epoch})
+    accelerator.end_training()
+    random = torch.rand(3)
+    return [parameter.detach().clone() for parameter in model.parameters()], random
+
+
+def test_steps_of_the_optimizer_are_counted(logs):
+    run_loop(logs, is_tracked=True)
+    records = lines_of(logs / "grey")
+    # Ten batches, three to a step, and the last of an epoch makes one by itself: four steps, twice.
+    (update,) = of_kind(records, "event", name="training_metrics_update")
+    assert update["num_iterations"] == 8
+    assert update["num_train_samples"] == 8 * 12
+    steps = metric_steps(records)
+    assert [step["global_step"] for step in steps] == list(range(1, 9))
+    assert [step["lr"] for step in steps] == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0125, 0.0125], (
+        "that it was taken with"
+    )
+    assert [v["global_step"] for v in of_kind(records, "validation")] == [4, 8]
+    (window,) = [r for r in of_kind(records, "step") if "window/iterations" in r]
+    shares = {name: window[f"window/share_{name}"] for name in ("data", "forward", "backward", "optimizer")}
+    assert all(share > 0 for share in shares.values())
+    assert sum(shares.values()) < 1
+    (start,) = of_kind(records, "start")
+    assert start["config"] == {"batch_size": 4}
+    (loop,) = of_kind(records, "span_start", name="training_loop")
+    assert loop["attributes"]["train_iterations_target"] == 8
+
+
+def test_the_weights_and_the_random_numbers_are_the_same_to_the_bit(logs):
+    weights, random = run_loop(logs, is_tracked=True)
+    expected_weights, expected_random = run_loop(logs, is_tracked=False)
+    assert all(torch.equal(*pair) for pair in zip(weights, expected_weights, strict=True))
+    assert torch.equal(random, expected_random)
+
+
+def test_time_between_steps_belongs_to_no_iteration(logs):
+    """An evaluation, or anything else that happens before the next batch is asked for."""
+    tracker = tracker_for(logs)
+    accelerator = Accelerator(cpu=True)
+    tracker.attach(accelerator)
+    model, optimizer, loader = accelerator.prepare(*parts(num_samples=12))
+    for inputs, targets in loader:
+        accelerator.backward(mse_loss(model(inputs), targets))
+        optimizer.step()
+        time.sleep(0.2)
+    accelerator.end_training()
+    (update,) = of_kind(lines_of(logs / "grey"), "event", name="training_metrics_update")
+    assert update["num_iterations"] == 3
+    assert update["max_iteration_time_sec"] < 0.2
+
+
+def test_everything_is_left_as_it_was(logs):
+    tracker = tracker_for(logs)
+    accelerator, other = Accelerator(cpu=True), Accelerator(cpu=True)
+    tracker.attach(accelerator)
+    model, optimizer, loader = accelerator.prepare(*parts())
+    assert vars(accelerator).keys() >= WRAPPED
+    assert not vars(other).keys() & WRAPPED, "another accelerator, such as that of a Trainer, is not touched"
+    train(accelerator, model, optimizer, loader)
+    pickle.loads(pickle.dumps(optimizer))
+    accelerator.end_training()
+    assert not vars(accelerator).keys() & WRAPPED
+    assert "__iter__" not in vars(loader.base_dataloader)
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert not optimizer.optimizer._optimizer_step_post_hooks
+    train(accelerator, model, optimizer, loader)
+    assert len(metric_steps(lines_of(logs / "grey"))) == 10
+
+
+def test_a_step_that_was_skipped_is_none(logs):
+    tracker = tracker_for(logs)
+    accelerator = Accelerator(cpu=True)
+    accelerator.scaler = torch.amp.GradScaler("cpu")
+    model, optimizer, loader = accelerator.prepare(*parts())
+    tracker.attach(accelerator)
+    for place, (inputs, targets) in enumerate(loader):
+        loss = mse_loss(model(inputs), targets)
+        accelerator.backward(loss * float("inf") if place in (2, 3) else loss)
+        optimizer.step()
+        assert optimizer.step_was_skipped == (place in (2, 3))
+        optimizer.zero_grad()
+    assert tracker.step == 8
+    accelerator.end_training()
+    (update,) = of_kind(lines_of(logs / "grey"), "event", name="training_metrics_update")
+    assert update["num_iterations"] == 8
+
+
+def test_the_first_of_two_optimizers_counts(logs):
+    tracker = tracker_for(logs).attach(accelerator := Accelerator(cpu=True))
+    model, optimizer, loader = parts()
+    second = torch.optim.SGD(model.parameters(), lr=0.001)
+    model, optimizer, second, loader = accelerator.prepare(model, optimizer, second, loader)
+    for inputs, targets in loader:
+        accelerator.backward(mse_loss(model(inputs), targets))
+        second.step()
+        optimizer.step()
+    assert tracker.step == 10
+    accelerator.end_training()
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_loops_that_leave_out_a_part(logs, is_prepared):
+    """A step without `Accelerator.backward`, and an optimizer that was never prepared."""
+    tracker = tracker_for(logs).attach(accelerator := Accelerator(cpu=True, gradient_accumulation_steps=2))
+    model, optimizer, loader = parts()
+    model, loader = accelerator.prepare(model, loader)
+    if is_prepared:
+        optimizer = accelerator.prepare_optimizer(optimizer)
+    for inputs, targets in loader:
+        with accelerator.accumulate(model):
+            loss = mse_loss(model(inputs), targets)
+            if is_prepared:
+                loss.backward()
+                optimizer.step()
+            else:
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    optimizer.step()
+    assert tracker.step == 5
+    accelerator.end_training()
+
+
+def test_a_checkpoint_says_where_training_goes_on(logs, tmp_path):
+    tracker = tracker_for(logs)
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    tracker.attach(accelerator)
+    accelerator.init_trackers("project")
+    prepared = accelerator.prepare(*parts())
+    train(accelerator, *prepared)
+    accelerator.save_state(str(tmp_path / "saved"))
+    train(accelerator, *prepared)
+    assert tracker.step == 20
+    accelerator.load_state(str(tmp_path / "saved"))
+    assert tracker.step == 10
+    train(accelerator, *prepared)
+    accelerator.end_training()
+    records = lines_of(logs / "grey")
+    (saved,) = of_kind(records, "event", name="save_checkpoint_success")
+    assert saved["current_iteration"] == 10
+    assert saved["checkpoint_directory"] == str(tmp_path / "saved")
+    spans = [r["name"] for r in records if r["event"] in ("span_start", "span")]
+    assert spans == ["application", "training_loop", "checkpoint_save_sync", "checkpoint_load", "training_loop"]
+    loops = of_kind(records, "span_start", name="training_loop")
+    assert [loop["attributes"]["train_iterations_start"] for loop in loops] == [0, 10]
+
+
+def test_checkpoints_with_names_of_their_own(logs, tmp_path):
+    project = ProjectConfiguration(project_dir=str(tmp_path / "project"), automatic_checkpoint_naming=True)
+    tracker = tracker_for(logs).attach(accelerator := Accelerator(cpu=True, project_config=project))
+    prepared = accelerator.prepare(*parts())
+    for _ in range(2):
+        train(accelerator, *prepared)
+        accelerator.save_state()
+    tracker.step = 99
+    accelerator.load_state()
+    assert tracker.step == 20
+    accelerator.end_training()
+    saved = of_kind(lines_of(logs / "grey"), "event", name="save_checkpoint_success")
+    places = [os.path.relpath(one["checkpoint_directory"], tmp_path) for one in saved]
+    assert places == ["project/checkpoints/checkpoint_0", "project/checkpoints/checkpoint_1"]
+    assert all(one["checkpoint_size"] > 100 for one in saved)
+
+
+def test_a_checkpoint_that_fails_is_recorded_and_raises(logs, tmp_path):
+    tracker_for(logs).attach(accelerator := Accelerator(cpu=True))
+    prepared = accelerator.prepare(*parts())
+    train(accelerator, *prepared)
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(FileExistsError):
+        accelerator.save_state(str(tmp_path / "file"))
+    with pytest.raises(ValueError, match="does not exist"):
+        accelerator.load_state(str(tmp_path / "nowhere"))
+    accelerator.end_training()
+    records = lines_of(logs / "grey")
+    assert not of_kind(records, "event", name="save_checkpoint_success")
+    stops = {r["name"]: r for r in records if r["event"] in ("span_stop", "span")}
+    assert "FileExistsError" in stops["checkpoint_save_sync"]["attributes"]["error"]
+    assert "ValueError" in stops["checkpoint_load"]["attributes"]["error"]
+
+
+def test_a_reader_stops_the_loop_and_asks_for_a_checkpoint(logs, tmp_path):
+    tracker = tracker_for(logs, control_gap_s=0)
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    tracker.attach(accelerator)
+    accelerator.init_trackers("project")
+    model, optimizer, loader = accelerator.prepare(*parts())
+    write_requests(RunFolder(logs / "grey"), {"checkpoint_now": True}, source="test")
+    num_saved = 0
+    for _ in range(1_000):
+        train(accelerator, model, optimizer, loader)
+        asked = tracker.asked()
+        if asked.checkpoint:
+            num_saved += 1
+            accelerator.save_state(str(tmp_path / "asked"))
+            write_requests(RunFolder(logs / "grey"), {"stop": True}, source="test")
+        if asked.stop:
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("nobody stopped the loop")
+    assert num_saved == 1
+    accelerator.end_training()
+
+
+# Several processes ----------------------------------------------------------------------------------------------------
+
+DISTRIBUTED = """
+    import sys, time, torch
+    from accelerate import Accelerator
+    from tachograph.integrations.accelerate import TachographTracker
+
+    logs, stop_file = sys.argv[1:]
+    tracker = TachographTracker("grey", log_dir=logs, control_interval_s=0.05, system_interval_s=0)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, log_with=tracker)
+    tracker.attach(accelerator)
+    accelerator.init_trackers("project", config={"batch_size": 2})
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    epoch = 0
+    while True:
+        for inputs, targets in loader:
+            with accelerator.accumulate(model):
+                loss = torch.nn.functional.mse_loss(model(inputs), targets)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            accelerator.log({"loss": loss.item()})
+        epoch += 1
+        if accelerator.is_main_process:
+            open(stop_file, "w").close()
+        if tracker.asked().stop:
+            break
+        time.sleep(0.02)
+    accelerator.save_state(logs + "/saved")
+    assert tracker.step == 4 * epoch
+    accelerator.end_training()
+"""
+
+
+def test_two_processes_write_a_journal_each_and_stop_together(logs, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(DISTRIBUTED))
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    launcher += ["--rdzv-endpoint", "localhost:0"]
+    process = subprocess.Popen(
+        [sys.executable, *launcher, str(path), str(logs), str(tmp_path / "began")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        wait_for(lambda: (tmp_path / "began").exists() or process.poll() is not None, 90, "the first epoch")
+        if process.poll() is None:
+            write_requests(RunFolder(logs / "grey"), {"stop": True}, source="test")
+        out, _ = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out
+    records = lines_of(logs / "grey")
+    (start,) = of_kind(records, "start")
+    assert start["world_size"] == 2
+    assert metric_steps(records)
+    light = [json.loads(line) for line in (logs / "grey" / "ranks" / "00001.jsonl").read_text().splitlines()]
+    assert light[0]["rank"] == 1
+    assert not metric_steps(light), "metrics are rank 0's"
+    for one in (records, light):
+        updates = of_kind(one, "event", name="training_metrics_update")
+        num_iterations = sum(update["interval"] for update in updates)
+        assert num_iterations % 4 == 0
+        assert updates[-1]["num_train_samples"] == 8 * updates[-1]["num_iterations"]
+        assert of_kind(one, "event", name="save_checkpoint_success")
+        assert one[-1]["status"] == "finished"

@@ -1,0 +1,117 @@
+"""On a GPU: nothing waits for it that did not wait before, and phases are the device's, not those of the launches."""
+
+from __future__ import annotations
+
+import collections
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tachograph as tacho
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+    pytest.mark.xdist_group("cuda"),
+]
+
+SYNCS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+
+
+class Loop:
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4))).cuda()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.batches = [torch.randn(1024, 2048, device="cuda") for _ in range(20)]
+
+    def train(self, batches: Any) -> None:
+        for batch in batches:
+            loss = self.model(batch).pow(2).mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+
+
+def calls_of(action: Any) -> collections.Counter[str]:
+    """Count what is asked of the CUDA runtime, in all threads, by a trace of torch's profiler."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=activities) as profiler:
+        action()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    return collections.Counter(event["name"] for event in events if event.get("cat") == "cuda_runtime")
+
+
+def synchronising(calls: collections.Counter[str]) -> dict[str, int]:
+    return {name: calls[name] for name in SYNCS}
+
+
+def test_watching_adds_no_synchronisation(logs):
+    loop = Loop()
+    loop.train(loop.batches)
+    bare = calls_of(lambda: loop.train(loop.batches))
+    with tacho.init("gpu", log_dir=str(logs), console=False) as run, tacho.watch(loop.model, loop.optimizer):
+        loop.train(tacho.track(loop.batches))
+        recorded = calls_of(lambda: (loop.train(tacho.track(loop.batches)), run.flush()))
+        torch.cuda.set_sync_debug_mode("error")  # raises where torch would wait, in any thread
+        try:
+            loop.train(tacho.track(loop.batches))
+            run.flush()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        # The end of the profile itself waits for the device, once in each trace.
+        assert synchronising(recorded) == synchronising(bare), (bare, recorded)
+        num_events = [
+            sum(calls[name] for name in calls if name.startswith("cudaEventRecord")) for calls in (bare, recorded)
+        ]
+        assert num_events[1] >= num_events[0] + 5 * len(loop.batches)
+    history = tacho.read(run)
+    assert len(history.series("train_loss").values) == 60
+    assert len(history.series("grad_norm").values) == 60
+    assert history.num_lost_records == 0 and not history.latest("telemetry_error")
+
+
+def test_phases_are_those_of_the_device(logs):
+    loop = Loop()
+    loop.train(loop.batches)
+    torch.cuda.synchronize()
+    with tacho.init("gpu", log_dir=str(logs), console=False) as run, tacho.watch(loop.model, loop.optimizer):
+        for _ in range(20):
+            loop.train(tacho.track(loop.batches))
+        torch.cuda.synchronize()
+    update = tacho.read(run).latest("event", "training_metrics_update")[-1]
+    # The backward pass of linear layers works twice as much as the forward pass, though both are launched as fast.
+    ratio = update["avg_backward_time_sec"] / update["avg_forward_time_sec"]
+    assert 1.4 < ratio < 2.6, update
+
+
+def test_what_is_logged_is_the_value_at_that_time(logs):
+    with tacho.init("gpu", log_dir=str(logs), console=False) as run:
+        value = torch.zeros((), device="cuda")
+        for step in range(500):
+            value += 1
+            run.log({"value": value, "half": value.half() if step < 10 else 0.0}, step=step)
+    series = tacho.read(run).series("value")
+    assert series.values.tolist() == [float(step + 1) for step in range(500)]
+
+
+def test_weights_are_the_same_with_and_without(logs):
+    def weights(is_watched: bool) -> bytes:
+        loop = Loop()
+        if not is_watched:
+            loop.train(loop.batches)
+        else:
+            with tacho.init("gpu", log_dir=str(logs), console=False), tacho.watch(loop.model, loop.optimizer):
+                loop.train(tacho.track(loop.batches))
+        return b"".join(weight.detach().cpu().numpy().tobytes() for weight in loop.model.parameters())
+
+    assert weights(True) == weights(False)

@@ -1,0 +1,38 @@
+"""Every example runs to its end in an empty folder, and leaves a run that finished."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tachograph.journal import list_runs, read
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+NEEDS = {"ray_train.py": "ray"}  # too large for the packages that every test run installs
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
+def test_an_example_runs(tmp_path, path):
+    if path.name in NEEDS:
+        pytest.importorskip(NEEDS[path.name], reason=f"{path.name} needs {NEEDS[path.name]}, which is not installed")
+    is_unmodified = "tacho" not in path.read_text(encoding="utf-8").replace("tacho run", "").replace("tacho ui", "")
+    command = [sys.executable, str(path)]
+    if is_unmodified:
+        command = [sys.executable, "-m", "tachograph", "run", "--name", path.stem, "--", *command]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "Traceback" not in done.stderr
+    runs = list(list_runs(tmp_path / "logs"))
+    assert runs, "no run was recorded"
+    for folder in runs:
+        history = read(folder.path)
+        assert history.state == "finished", history.attempts[-1].end
+        assert not history.latest("telemetry_error")
+        assert history.latest("event", "training_metrics_update") or history.counts.get("step"), history.counts

@@ -1,0 +1,450 @@
+"""`tacho.track` and `tacho.watch` in plain PyTorch loops."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+import tachograph as tacho  # noqa: E402
+from tachograph.exceptions import ConfigError  # noqa: E402
+from tachograph.integrations._observer import shared  # noqa: E402
+from tests.conftest import lines_of  # noqa: E402
+
+pytestmark = pytest.mark.xdist_group("torch")
+
+QUIET: dict[str, Any] = {"console": False, "system_interval_s": 0, "git": False}
+BACKWARD = torch.autograd.backward
+CLIP = nn.utils.clip_grad_norm_
+SCALE = torch.amp.GradScaler.scale
+NUM_BATCHES = 6
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """After each test nothing of torch is wrapped and nothing follows the loop."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+    from tachograph.integrations._observer import share
+
+    share(None)
+    assert torch.autograd.backward is BACKWARD
+    assert nn.utils.clip_grad_norm_ is CLIP is nn.utils.clip_grad.clip_grad_norm_
+    assert torch.amp.GradScaler.scale is SCALE
+
+
+@pytest.fixture
+def run(logs: Path):
+    with tacho.init("greyjacket", log_dir=str(logs), **QUIET) as run:
+        yield run
+
+
+def parts(**options: Any) -> tuple[nn.Module, Any, DataLoader[Any]]:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+    loader = DataLoader(TensorDataset(torch.randn(4 * NUM_BATCHES, 4)), batch_size=4, **options)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), loader
+
+
+def learn(model: nn.Module, optimizer: Any, batch: Any) -> float:
+    loss = model(batch[0]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def recorded(run: tacho.Run) -> list[dict[str, Any]]:
+    run.finish()
+    return lines_of(run.folder.path)
+
+
+def steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [record for record in records if record["event"] == "step" and "window/iterations" not in record]
+
+
+def named(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [record for record in records if record.get("name") == name]
+
+
+def num_iterations(records: list[dict[str, Any]]) -> int:
+    return sum(update["interval"] for update in named(records, "training_metrics_update"))
+
+
+# Together ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_is_recorded_from_two_lines(run):
+    model, optimizer, loader = parts()
+    losses = []
+    with tacho.watch(model, optimizer):
+        for _ in range(2):
+            for batch in tacho.track(loader):
+                losses.append(learn(model, optimizer, batch))
+    records = recorded(run)
+    assert [step["train_loss"] for step in steps(records)] == losses
+    assert [step["global_step"] for step in steps(records)] == list(range(2 * NUM_BATCHES))
+    assert {step["lr"] for step in steps(records)} == {0.1}
+    assert [record["epoch"] for record in records if record["event"] == "epoch"] == [1, 2]
+    assert num_iterations(records) == 2 * NUM_BATCHES
+    (instrumented,) = named(records, "instrumented")
+    assert instrumented["method"] == "watch"
+    assert (instrumented["model_class"], instrumented["total_params"]) == ("Sequential", 49)
+    update = named(records, "training_metrics_update")[-1]
+    assert all(update[f"window_share_{phase}"] > 0 for phase in ("data", "forward", "backward", "optimizer"))
+
+
+def test_nothing_is_computed_otherwise(run):
+    """The weights and the random state are those of the loop alone, also where the loader is made an iterator early."""
+    states = []
+    for is_watched in (False, True):
+        torch.manual_seed(1)
+        model, optimizer, loader = parts(shuffle=True, num_workers=1)
+        watch = tacho.watch(model, optimizer, grad_norm_every=2) if is_watched else None
+        batches = iter(tacho.track(loader) if is_watched else loader)
+        torch.randn(3)
+        for batch in batches:
+            learn(model, optimizer, batch)
+        if watch is not None:
+            watch.close()
+        states.append([*(parameter.tolist() for parameter in model.parameters()), torch.get_rng_state().tolist()])
+    assert states[0] == states[1]
+    norms = [step["grad_norm"] for step in steps(recorded(run)) if "grad_norm" in step]
+    assert len(norms) == NUM_BATCHES / 2
+
+
+def test_a_run_is_begun_where_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TACHO_CONSOLE", "false")
+    model, optimizer, loader = parts()
+    with tacho.watch(model, optimizer):
+        for batch in loader:
+            learn(model, optimizer, batch)
+    run = tacho.current_run()
+    assert len(steps(recorded(run))) == NUM_BATCHES
+
+
+def test_tracked_before_it_is_watched(run):
+    model, optimizer, loader = parts()
+    tracked = tacho.track(loader)
+    with tacho.watch(model, optimizer, logs=False):
+        for batch in tracked:
+            learn(model, optimizer, batch)
+    records = recorded(run)
+    assert num_iterations(records) == NUM_BATCHES
+    assert steps(records) == []
+    assert named(records, "instrumented")[0]["method"] == "watch"
+
+
+# track ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tracked_loader_is_the_loader(run):
+    _, _, loader = parts()
+    tracked = tacho.track(loader)
+    assert len(tracked) == NUM_BATCHES
+    assert tracked.batch_size == 4
+    assert tracked.dataset is loader.dataset
+    assert [batch[0].tolist() for batch in tracked] == [batch[0].tolist() for batch in loader]
+    assert copy.copy(tracked).batch_size == 4
+    assert len(pickle.loads(pickle.dumps(tacho.track([1, 2])))) == 2
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = tracked.no_such_thing
+    endless = tacho.track(itertools.count())
+    assert bool(endless)
+    with pytest.raises(TypeError):
+        len(endless)
+    assert not tacho.track([])
+
+
+def test_track_alone_takes_a_batch_for_an_iteration(run):
+    _, _, loader = parts()
+    for _ in tacho.track(loader):
+        pass
+    for number, _ in enumerate(tacho.track(loader)):
+        if number == 2:
+            break
+    shared().close()
+    records = recorded(run)
+    assert num_iterations(records) == NUM_BATCHES + 3
+    assert named(records, "instrumented")[0]["method"] == "track"
+    assert len([record for record in records if record["event"] == "epoch"]) == 1
+    assert named(records, "training_metrics_update")[-1]["window_share_data"] > 0
+
+
+def test_track_alone_leaves_iterations_that_are_marked_to_the_loop(run):
+    _, _, loader = parts()
+    with tacho.training_loop(train_iterations_start=0):
+        for _ in tacho.track(loader):
+            with tacho.training_iteration():
+                pass
+    shared().close()
+    assert num_iterations(recorded(run)) == NUM_BATCHES
+
+
+def test_while_gradients_are_off_it_is_a_validation(run):
+    model, optimizer, loader = parts()
+    with tacho.watch(model, optimizer):
+        with torch.no_grad():  # before anything was learnt it is none
+            list(tacho.track(loader))
+        for batch in tacho.track(loader):
+            learn(model, optimizer, batch)
+        with torch.inference_mode():
+            for number, _ in enumerate(tacho.track(loader)):
+                if number == 1:
+                    break
+        for batch in tacho.track(loader):
+            learn(model, optimizer, batch)
+    records = recorded(run)
+    spans = [record for record in named(records, "validation_loop") if record["event"] == "span_stop"]
+    assert len(spans) == 1
+    (update,) = named(records, "validation_metrics_update")
+    assert round(update["total_iteration_time_sec"] / update["avg_iteration_time_sec"]) == 2
+    assert num_iterations(records) == 2 * NUM_BATCHES
+
+
+def test_what_a_loader_raises_passes(run):
+    def broken() -> Any:
+        yield torch.randn(2, 4)
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        for _ in tacho.track(broken()):
+            pass
+    with pytest.raises(KeyError):
+        for batch in tacho.track([1, 2, 3]):
+            raise KeyError(batch)
+    assert list(tacho.track([1, 2])) == [1, 2]
+    shared().close()
+
+
+def test_a_loader_inside_a_loader(run):
+    _, _, loader = parts()
+    inner = tacho.track(loader)
+    assert len(list(tacho.track(batch for batch in inner))) == NUM_BATCHES
+    shared().close()
+    assert num_iterations(recorded(run)) == NUM_BATCHES
+
+
+# watch ---------------------------------------------------------------------------------------------------------------
+
+
+def test_close_puts_everything_back(run):
+    model, optimizer, loader = parts()
+    watch = tacho.watch(model, optimizer)
+    assert torch.autograd.backward is not BACKWARD
+    assert pickle.loads(pickle.dumps(torch.autograd.backward)) is torch.autograd.backward
+    assert pickle.loads(pickle.dumps(nn.utils.clip_grad_norm_)) is nn.utils.clip_grad_norm_
+    copy.deepcopy(optimizer)
+    for batch in loader:
+        learn(model, optimizer, batch)
+    watch.close()
+    watch.close()
+    assert shared() is None
+    assert torch.autograd.backward is BACKWARD
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    learn(model, optimizer, batch)
+    assert len(steps(recorded(run))) == NUM_BATCHES
+
+
+def test_what_others_wrapped_meanwhile_stays(run, monkeypatch):
+    model, optimizer, _ = parts()
+    watch = tacho.watch(model, optimizer)
+    ours = torch.autograd.backward
+
+    def theirs(*arguments: Any, **named: Any) -> None:
+        ours(*arguments, **named)
+
+    monkeypatch.setattr(torch.autograd, "backward", theirs)
+    watch.close()
+    assert torch.autograd.backward is theirs
+    learn(model, optimizer, [torch.randn(2, 4)])
+    monkeypatch.undo()
+    torch.autograd.backward = BACKWARD
+
+
+def test_an_exception_in_the_loop_closes_it(run):
+    model, optimizer, loader = parts()
+    with pytest.raises(KeyError), tacho.watch(model, optimizer):
+        for batch in tacho.track(loader):
+            learn(model, optimizer, batch)
+            raise KeyError
+    assert len(steps(recorded(run))) == 1
+
+
+def test_two_watches_are_one_loop(run):
+    """As the two models of a GAN; the first to close does not end the other."""
+    model, optimizer, loader = parts()
+    other, second, _ = parts()
+    watches = [tacho.watch(model, optimizer), tacho.watch(other, second)]
+    for batch in tacho.track(loader):
+        learn(model, optimizer, batch)
+        learn(other, second, batch)
+    watches[0].close()
+    losses = [learn(other, second, batch) for batch in tacho.track(loader)]
+    watches[1].close()
+    records = recorded(run)
+    assert num_iterations(records) == 2 * NUM_BATCHES
+    assert [step["train_loss"] for step in steps(records)][NUM_BATCHES:] == losses
+    assert named(records, "instrumented")[0]["total_params"] == 98
+
+
+def test_several_optimizers_in_one(run):
+    model, first, loader = parts()
+    second = torch.optim.Adam(model.parameters(), lr=0.01)
+    with tacho.watch(None, [first, second]):
+        for batch in loader:
+            learn(model, first, batch)
+            learn(model, second, batch)
+    assert len(steps(recorded(run))) == NUM_BATCHES
+
+
+def test_into_the_run_that_is_given(run, logs):
+    model, optimizer, loader = parts()
+    second = tacho.init("second", log_dir=str(logs), **QUIET)
+    with tacho.watch(model, optimizer, run=run):
+        for batch in tacho.track(loader, run=run):
+            learn(model, optimizer, batch)
+        with pytest.raises(ConfigError, match="is recorded into 'greyjacket'"):
+            tacho.watch(model, optimizer, run=second)
+    assert steps(recorded(second)) == []
+    assert len(steps(recorded(run))) == NUM_BATCHES
+
+
+def test_one_run_after_the_other(logs):
+    """As in a search for parameters, where nobody closes what watches; each run has its own count."""
+    for name in ("first", "second"):
+        model, optimizer, loader = parts()
+        with tacho.init(name, log_dir=str(logs), **QUIET) as run:
+            watch = tacho.watch(model, optimizer)
+            for batch in tacho.track(loader):
+                learn(model, optimizer, batch)
+        assert [step["global_step"] for step in steps(lines_of(run.folder.path))] == list(range(NUM_BATCHES))
+        learn(model, optimizer, batch)  # after its end
+    watch.close()
+    from tachograph.integrations.torch import _watches
+
+    for left in list(_watches):
+        left.close()
+
+
+def test_a_run_that_is_resumed_goes_on_counting(logs):
+    """By the optimizer where it knows, as after a checkpoint was loaded; else by what is recorded."""
+    model, _, loader = parts()
+    adam = torch.optim.Adam(model.parameters())
+    for optimizer, batches in ((adam, 4), (adam, 6), (torch.optim.SGD(model.parameters(), lr=0.1), 2)):
+        run = tacho.init("greyjacket", log_dir=str(logs), resume=True, **QUIET)
+        with tacho.watch(model, optimizer):
+            for batch in itertools.islice(loader, batches):
+                learn(model, optimizer, batch)
+        run.finish()
+    assert [step["global_step"] for step in steps(lines_of(run.folder.path))] == list(range(12))
+
+
+def test_scaled_losses_and_skipped_steps(run):
+    model, optimizer, loader = parts()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    losses = []
+    with tacho.watch(model, optimizer, grad_norm_every=1):
+        for number, batch in enumerate(tacho.track(loader)):
+            optimizer.zero_grad()
+            loss = model(batch[0]).square().mean()
+            scaler.scale(loss).backward()
+            if number == 1:
+                model[0].weight.grad[0, 0] = float("nan")
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.item())
+    records = recorded(run)
+    assert [step["train_loss"] for step in steps(records)] == losses
+    assert [event["global_step"] for event in named(records, "optimizer_step_skipped")] == [1]
+    assert all(step["grad_norm"] < 100 for step in steps(records) if "grad_norm" in step)
+
+
+def test_a_norm_that_is_spread_over_devices_is_not_touched(run):
+    """To read it would be a collective."""
+
+    class Spread(torch.Tensor):
+        def item(self) -> float:
+            raise AssertionError("this would hang")
+
+    model, optimizer, loader = parts()
+    with tacho.watch(model, optimizer):
+        for batch in loader:
+            learn(model, optimizer, batch)
+            shared().norm_known(torch.ones(()).as_subclass(Spread))
+    assert all("grad_norm" not in step for step in steps(recorded(run)))
+
+
+def test_other_threads_are_not_the_loop(run):
+    model, optimizer, loader = parts()
+    other, second, _ = parts()
+
+    def elsewhere() -> None:
+        for batch in loader:
+            learn(other, second, batch)
+
+    with tacho.watch(model, [optimizer, second]):
+        for batch in tacho.track(loader):
+            learn(model, optimizer, batch)
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+    assert len(steps(recorded(run))) == NUM_BATCHES
+
+
+def test_nothing_grows_where_no_optimizer_steps(run):
+    """Gradients that are worked out for something else, and batches that are only looked at."""
+    model, optimizer, _ = parts()
+    with tacho.watch(model, optimizer):
+        batch = torch.randn(2, 4)
+        for _ in tacho.track(range(5000)):
+            model(batch).sum().backward()
+        now = shared()._now
+        assert max(len(now.marks), len(now.waits), len(now.losses)) <= 4096
+        learn(model, optimizer, [batch])
+    (step,) = steps(recorded(run))
+    assert "train_loss" not in step, "what is not known in full is not told"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "said"),
+    [
+        ((None, "adam"), {}, "optimizer=str"),
+        ((None, None), {}, "optimizer=NoneType"),
+        ((None, []), {}, "optimizer="),
+        (("model", "x"), {}, "optimizer=str"),
+        ((None, nn.Linear(1, 1)), {}, "optimizer=Linear"),
+        ((None, "optimizer"), {"run": "greyjacket"}, "optimizer=str"),
+    ],
+)
+def test_mistakes_are_told_at_once(arguments, named, said):
+    with pytest.raises(ConfigError, match=said):
+        tacho.watch(*arguments, **named)
+
+
+def test_other_mistakes_are_told_at_once():
+    model, optimizer, loader = parts()
+    with pytest.raises(ConfigError, match="model=SGD"):
+        tacho.watch(optimizer, optimizer)
+    with pytest.raises(ConfigError, match="grad_norm_every"):
+        tacho.watch(model, optimizer, grad_norm_every=-1)
+    with pytest.raises(ConfigError, match="a Run is expected"):
+        tacho.watch(model, optimizer, run="greyjacket")
+    with pytest.raises(ConfigError, match="a Run is expected"):
+        tacho.track(loader, run="greyjacket")
+    with pytest.raises(ConfigError, match="something to iterate"):
+        tacho.track(5)
+    assert shared() is None

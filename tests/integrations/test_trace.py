@@ -1,0 +1,472 @@
+"""Traces of torch's profiler on request: taken, stored, answered, and never in anybody's way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
+from torch.profiler import schedule as torch_schedule
+
+import tachograph as tacho
+from tachograph.exceptions import ControlError
+from tachograph.integrations import _trace
+from tachograph.integrations._trace import StepTracer
+from tachograph.integrations._trace_session import TraceSession, why_not
+from tachograph.journal import RunFolder, ask_trainer, list_traces, open_trace, write_requests
+from tests.conftest import wait_for
+
+pytestmark = pytest.mark.xdist_group("torch")
+
+SETTINGS = {
+    "control_interval_s": 0.02,
+    "flush_interval_s": 0.02,
+    "system_interval_s": 0,
+    "git": False,
+    "console": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class Loop:
+    """A training loop that goes step by step, as the test wants it."""
+
+    def __init__(self, logs: Path) -> None:
+        self.run = tacho.init("x", log_dir=logs, **SETTINGS)
+        self.folder = RunFolder(logs / "x")
+        self.model = torch.nn.Linear(4, 4)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.tracer = StepTracer(self.run)
+
+    def step(self, num_steps: int = 1) -> None:
+        for _ in range(num_steps):
+            self.optimizer.zero_grad()
+            self.model(torch.ones(2, 4)).sum().backward()
+            self.optimizer.step()
+            self.tracer.step()
+
+    def ask(self, steps: Any) -> str:
+        """Ask through the file, and wait until the trainer has seen it."""
+        request = write_requests(self.folder, {"profile_steps": steps}, source="cli")["profile_steps"]
+        wait_for(lambda: self.answers(request))
+        return request
+
+    def answers(self, request: str) -> list[dict[str, Any]]:
+        found = tacho.read(self.folder.path).latest("event", "control_ack")
+        return [record for record in found if record["id"] == request]
+
+    def answer(self, request: str) -> dict[str, Any]:
+        """The last word on a request."""
+        return wait_for(lambda: [each for each in self.answers(request) if each["status"] != "pending"])[-1]
+
+    def rejected(self, request: str) -> str:
+        answer = self.answer(request)
+        assert answer["status"] == "rejected", answer
+        return str(answer["reason"])
+
+
+@pytest.fixture
+def loop(logs: Path) -> Iterator[Loop]:
+    loop = Loop(logs)
+    yield loop
+    loop.run.finish()
+    assert not torch.autograd._profiler_enabled()
+    assert torch.autograd.profiler._prepare_profiler is torch._C._autograd._prepare_profiler
+    assert [path.name for path in loop.folder.traces.glob(".*")] == []
+
+
+def is_entrance_free() -> bool:
+    return not hasattr(torch.autograd.profiler._run_on_profiler_start, "__wrapped__")
+
+
+def test_steps_are_traced_and_stored_where_perfetto_can_open_them(loop):
+    loop.step(3)
+    request = loop.ask(2)
+    loop.step()  # here it begins
+    assert torch.autograd._profiler_enabled()
+    loop.step()
+    assert torch.autograd._profiler_enabled()
+    loop.step()  # and here it ends
+    assert not torch.autograd._profiler_enabled()
+    answer = loop.answer(request)
+    assert [each["status"] for each in loop.answers(request)] == ["pending", "applied"]
+    assert (answer["value"], answer["path"]) == (2, "traces/step-000004-2.json.gz")
+    (trace,) = list_traces(loop.folder)
+    assert (trace.name, trace.first_step, trace.num_steps) == ("step-000004-2.json.gz", 4, 2)
+    (told,) = tacho.read(loop.folder.path).latest("event", "trace")
+    assert told["size_bytes"] == trace.size_bytes > 0
+    assert (told["path"], told["first_step"], told["num_steps"]) == (answer["path"], 4, 2)
+    assert 0 < told["duration_s"] < 30
+
+    content = json.loads(gzip.decompress((loop.folder.traces / trace.name).read_bytes()))
+    events = content["traceEvents"]
+    assert all({"ph", "name"} <= event.keys() for event in events)
+    complete = [event for event in events if event["ph"] == "X"]
+    assert all(isinstance(event["ts"], float | int) and event["dur"] >= 0 and "tid" in event for event in complete)
+    names = [event["name"] for event in complete]
+    assert names.count("aten::linear") == 2
+    assert sorted(name for name in names if name.startswith("ProfilerStep#")) == ["ProfilerStep#4", "ProfilerStep#5"]
+    assert any("Optimizer.step" in name for name in names)
+
+
+def test_a_second_trace_of_the_same_step_does_not_replace_the_first(loop):
+    for name in ("step-000008-1.json.gz", "step-000008-1-2.json.gz"):
+        request = loop.ask(1)
+        loop.tracer.step(7)
+        loop.tracer.step(8)
+        assert loop.answer(request)["path"] == f"traces/{name}"
+
+
+def test_the_newest_request_wins(loop):
+    first, second = loop.ask(5), loop.ask(1)
+    assert loop.answer(first)["status"] == "superseded"
+    loop.step(2)
+    assert loop.answer(second)["value"] == 1
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1001, 2.5, True, "5", None])
+def test_what_is_no_number_of_steps_is_refused(loop, steps):
+    assert "a whole number from 1 to 1000" in loop.rejected(loop.ask(steps))
+    with pytest.raises(ControlError, match="a whole number from 1 to 1000"):
+        ask_trainer(tacho.read(loop.folder.path), {"profile_steps": steps}, source="cli")
+    loop.step(2)
+    assert list_traces(loop.folder) == []
+
+
+def test_without_somebody_who_knows_where_a_step_ends_it_is_refused(logs):
+    with tacho.init("x", log_dir=logs, **SETTINGS) as run:
+        folder = RunFolder(logs / "x")
+        write_requests(folder, {"profile_steps": 1}, source="cli")
+        wait_for(lambda: tacho.read(folder.path).latest("event", "control_ack"))
+        run.flush()
+    (answer,) = tacho.read(folder.path).latest("event", "control_ack")
+    assert answer["status"] == "rejected"
+    assert "nothing tells where a step of this run ends" in answer["reason"]
+
+
+def test_without_torch_it_is_refused(script, logs):
+    script(
+        """
+        import sys, time, tachograph as tacho
+        from tachograph.integrations._trace import StepTracer
+        from tachograph.journal import RunFolder, write_requests
+        often = {"control_interval_s": 0.02, "flush_interval_s": 0.02}
+        run = tacho.init("x", log_dir=sys.argv[1], git=False, console=False, **often)
+        tracer = StepTracer(run)
+        write_requests(run.folder, {"profile_steps": 1}, source="cli")
+        deadline_s = time.monotonic() + 10
+        while run._panel.profile is None and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        tracer.step()
+        run.finish()
+        assert "torch" not in sys.modules
+        """,
+        logs,
+    ).ok()
+    assert "torch is not in use" in tacho.read(logs / "x").latest("event", "control_ack")[-1]["reason"]
+
+
+# Other profilers ---------------------------------------------------------------------------------------------------
+
+
+def work() -> None:
+    for _ in range(10):
+        torch.ones(4, 4) @ torch.ones(4, 4)
+
+
+def is_whole(profiler: Any, path: Path) -> bool:
+    """Whether a profiler of the user's has what it should; a disturbed one would crash the process here."""
+    profiler.export_chrome_trace(str(path))
+    return sum(event["name"] == "aten::mm" for event in json.loads(path.read_text())["traceEvents"]) == 10
+
+
+def test_a_profiler_of_the_user_is_not_disturbed(loop, tmp_path):
+    request = loop.ask(1)
+    with torch_profile(activities=[ProfilerActivity.CPU]) as theirs:
+        work()
+        loop.tracer.step()
+        assert "another profiler is at work" in loop.rejected(request)
+    assert is_whole(theirs, tmp_path / "theirs.json")
+
+
+def scheduled(num_waits: int, num_warm: int) -> torch_profile:
+    return torch_profile(
+        activities=[ProfilerActivity.CPU], schedule=torch_schedule(wait=num_waits, warmup=num_warm, active=1, repeat=1)
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # of some versions of torch
+def test_nor_one_that_warms_up(loop, tmp_path):
+    request = loop.ask(1)
+    theirs = scheduled(0, 1)
+    theirs.start()
+    loop.tracer.step()
+    assert "another profiler warms up" in loop.rejected(request)
+    theirs.step()
+    work()
+    theirs.stop()
+    assert is_whole(theirs, tmp_path / "theirs.json")
+    request = loop.ask(1)
+    loop.step(2)  # while theirs is still there, but done
+    assert loop.answer(request)["status"] == "applied"
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
+def test_ours_gives_way_to_one_that_waited_for_its_turn(loop, tmp_path):
+    request = loop.ask(100)
+    theirs = scheduled(2, 1)
+    theirs.start()
+    loop.step()
+    assert torch.autograd._profiler_enabled()
+    for _ in range(3):
+        theirs.step()
+        loop.tracer.step()
+    work()
+    theirs.stop()
+    assert "another profiler was started meanwhile" in loop.rejected(request)
+    assert is_whole(theirs, tmp_path / "theirs.json")
+
+
+def test_ours_gives_way_to_one_that_begins_meanwhile(loop, tmp_path):
+    request = loop.ask(5)
+    loop.step(2)
+    with torch_profile(activities=[ProfilerActivity.CPU]) as theirs:
+        work()
+        loop.tracer.step()
+        loop.tracer.step()
+    assert "another profiler was started meanwhile" in loop.rejected(request)
+    assert is_entrance_free()
+    assert is_whole(theirs, tmp_path / "theirs.json")
+    assert list_traces(loop.folder) == []
+
+
+def test_ours_gives_way_to_one_of_another_thread_at_the_next_step(loop, tmp_path):
+    request = loop.ask(1000)
+    loop.step(2)
+    found: list[bool] = []
+
+    def other() -> None:
+        with torch_profile(activities=[ProfilerActivity.CPU]) as theirs:
+            work()
+        found.append(is_whole(theirs, tmp_path / "theirs.json"))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    while thread.is_alive():
+        loop.step()
+        time.sleep(0.001)
+    assert found == [True]
+    assert "another profiler was started meanwhile" in loop.rejected(request)
+
+
+def test_a_profiler_that_somebody_ended_is_not_asked_for_its_trace(loop):
+    request = loop.ask(1)
+    loop.step()
+    torch.autograd._disable_profiler()
+    loop.step()
+    assert "ended by somebody else" in loop.rejected(request)
+
+
+def test_a_watched_loop_can_be_traced_from_the_command_line(script, logs):
+    trainer = script(
+        """
+        import sys, time, torch, tachograph as tacho
+        torch.set_num_threads(1)
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        often = {"control_interval_s": 0.02, "flush_interval_s": 0.02}
+        with tacho.init("x", log_dir=sys.argv[1], git=False, console=False, **often) as run:
+            tacho.watch(model, optimizer)
+            while not run.should_stop:
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                time.sleep(0.005)
+        """,
+        logs,
+    )
+    wait_for((logs / "x" / "metrics.jsonl").exists, 60)
+    command = [sys.executable, "-m", "tachograph", "control", "x", "--log-dir", str(logs), "--wait", "30"]
+    wait_for(lambda: "instrumented" in (logs / "x" / "metrics.jsonl").read_text(), 30)
+    asked = subprocess.run([*command, "--profile-steps", "3"], capture_output=True, text=True, check=False)
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    assert "profile_steps=3 applied: traces/step-" in asked.stdout
+    refused = subprocess.run([*command, "--profile-steps", "0"], capture_output=True, text=True, check=False)
+    assert (refused.returncode, "from 1 to 1000" in refused.stderr) == (1, True)
+    subprocess.run([*command, "--stop"], capture_output=True, check=True)
+    trainer.ok()
+    (trace,) = list_traces(RunFolder(logs / "x"))
+    content = json.loads(gzip.decompress((logs / "x" / "traces" / trace.name).read_bytes()))
+    assert sum(event["name"] == "aten::linear" for event in content["traceEvents"]) == 3
+
+
+# The end -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_ends_meanwhile_ends_the_trace(loop):
+    request = loop.ask(10)
+    loop.step(4)
+    loop.run.finish()
+    assert not torch.autograd._profiler_enabled()
+    assert loop.rejected(request) == "the run ended after 3 of 10 steps"
+    loop.step(20)
+    assert is_entrance_free()
+    assert list_traces(loop.folder) == []
+
+
+def test_a_request_that_waits_is_answered_at_the_end(loop):
+    request = loop.ask(10)
+    loop.tracer.close()
+    loop.tracer.close()
+    assert loop.rejected(request) == "the run ended before the next step"
+
+
+def test_a_trace_that_is_being_stored_is_waited_for(loop):
+    request = loop.ask(30)
+    loop.step(31)
+    loop.run.finish()
+    assert loop.answer(request)["status"] == "applied"
+    assert tacho.read(loop.folder.path).latest("event", "trace")
+
+
+def test_in_a_forked_child_nothing_is_collected(script, logs):
+    script(
+        """
+        import os, resource, sys, time, torch, tachograph as tacho
+        from tachograph.integrations._trace import StepTracer
+        from tachograph.journal import write_requests
+        torch.set_num_threads(1)
+        often = {"control_interval_s": 0.02, "flush_interval_s": 0.02}
+        run = tacho.init("x", log_dir=sys.argv[1], git=False, console=False, **often)
+        tracer = StepTracer(run)
+        write_requests(run.folder, {"profile_steps": 2}, source="cli")
+        while run._panel.profile is None:
+            time.sleep(0.01)
+        tracer.step()
+        assert torch.autograd._profiler_enabled()
+        a = torch.ones(4, 4)
+        pid = os.fork()
+        if pid == 0:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            for _ in range(50_000):
+                a @ a
+                tracer.step()
+            assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        a @ a
+        tracer.step()
+        tracer.step()
+        run.finish()
+        """,
+        logs,
+    ).ok()
+    assert len(list_traces(RunFolder(logs / "x"))) == 1
+    assert tacho.read(logs / "x").latest("event", "control_ack")[-1]["status"] == "applied"
+
+
+# Bounds and faults -------------------------------------------------------------------------------------------------
+
+
+def test_at_most_twenty_are_kept(loop):
+    loop.folder.traces.mkdir()
+    for number in range(20):
+        (loop.folder.traces / f"step-{number:06d}-1.json.gz").write_bytes(b"x")
+    request = loop.ask(1)
+    loop.step(2)
+    assert "20 traces already" in loop.rejected(request)
+
+
+def test_a_trace_that_takes_too_long_is_ended_and_kept(loop, monkeypatch):
+    monkeypatch.setattr("tachograph.integrations._trace_session._LONGEST_S", 0.0)
+    request = loop.ask(100)
+    loop.step(2)
+    answer = loop.answer(request)
+    assert (answer["status"], answer["value"], answer["reason"]) == ("applied", 1, "ended after 0 s")
+
+
+def test_a_disk_that_is_nearly_full_is_left_alone(loop, monkeypatch):
+    monkeypatch.setattr(_trace, "_LEAST_FREE_BYTES", shutil.disk_usage(loop.folder.path).total + 1)
+    request = loop.ask(1)
+    loop.step(2)
+    assert "is free where the run is recorded" in loop.rejected(request)
+
+
+def test_what_cannot_be_stored_is_told(loop):
+    loop.folder.traces.write_text("in the way")
+    request = loop.ask(1)
+    loop.step(2)
+    assert "could not be stored" in loop.rejected(request)
+    loop.folder.traces.unlink()
+    request = loop.ask(1)
+    loop.step(2)
+    assert loop.answer(request)["status"] == "applied"
+
+
+def test_leftovers_of_a_process_that_was_killed_are_removed(loop):
+    loop.folder.traces.mkdir()
+    (loop.folder.traces / ".step-000001-1.json.gz.plain.tmp").write_bytes(b"half")
+    request = loop.ask(1)
+    loop.step(2)
+    loop.answer(request)
+    assert not list(loop.folder.traces.glob(".*"))
+
+
+def test_a_disabled_run_is_not_traced():
+    run = tacho.init("x", enabled=False)
+    tracer = StepTracer(run)
+    tracer.step()
+    tracer.close()
+    run.finish()
+
+
+def test_where_nothing_is_asked_a_step_costs_next_to_nothing(loop):
+    def cost_s(call: Callable[[], Any]) -> float:
+        times = []
+        for _ in range(20):
+            start_s = time.perf_counter()
+            for _ in range(1_000):
+                call()
+            times.append((time.perf_counter() - start_s) / 1_000)
+        return min(times)
+
+    assert cost_s(loop.tracer.step) < 2e-6  # about 0.1 µs
+
+
+def test_names_of_traces_lead_nowhere_else(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.traces.mkdir()
+    (tmp_path / "secret").write_bytes(b"secret")
+    (folder.traces / "step-000001-1.json.gz").symlink_to(tmp_path / "secret")
+    (folder.traces / "step-000002-1.json.gz").mkdir()
+    (folder.traces / "step-000003-1.json.gz").write_bytes(b"trace")
+    assert [trace.name for trace in list_traces(folder)] == ["step-000003-1.json.gz"]
+    for name in ("step-000001-1.json.gz", "step-000002-1.json.gz", "../secret", "step-000004-1.json.gz", ""):
+        assert open_trace(folder, name) is None
+    with open_trace(folder, "step-000003-1.json.gz") as file:  # type: ignore[union-attr]
+        assert file.read() == b"trace"
+    elsewhere = RunFolder(tmp_path / "other")
+    elsewhere.path.mkdir()
+    elsewhere.traces.symlink_to(folder.traces)
+    assert list_traces(elsewhere) == []
+    assert open_trace(elsewhere, "step-000003-1.json.gz") is None
+
+
+def test_why_not_says_nothing_where_nothing_is_in_the_way():
+    assert why_not(torch) is None
+    assert TraceSession(torch).fault == ""

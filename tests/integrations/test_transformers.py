@@ -1,0 +1,347 @@
+"""The callback for Hugging Face's `Trainer`, with the real one and a model of a few thousand parameters."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tachograph as tacho
+from tachograph.exceptions import ConfigError
+from tachograph.journal import ask_trainer, read
+from tests.conftest import lines_of, wait_for
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tachograph.integrations.transformers import TachographCallback  # noqa: E402
+
+pytestmark = [
+    pytest.mark.xdist_group("transformers"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+class Sequences(torch.utils.data.Dataset):
+    def __init__(self, num_samples: int = 96) -> None:
+        first = torch.randint(0, 32, (num_samples, 1), generator=torch.Generator().manual_seed(0))
+        self.tokens = (first + torch.arange(8)) % 32
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+
+
+def tiny_model() -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def trainer_in(folder: Path, *callbacks: Any, model: Any = None, **arguments: Any) -> Any:
+    chosen = {
+        "max_steps": 8,
+        "per_device_train_batch_size": 4,
+        "logging_steps": 2,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 3,
+        **arguments,
+    }
+    return transformers.Trainer(
+        model if model is not None else tiny_model(),
+        transformers.TrainingArguments(output_dir=str(folder / "out"), **chosen),
+        train_dataset=Sequences(),
+        eval_dataset=Sequences(8),
+        callbacks=list(callbacks),
+    )
+
+
+def callback_into(logs: Path, name: str | None = "hf", **settings: Any) -> TachographCallback:
+    quiet = {"console": False, "system_interval_s": 0, "git": False, **settings}
+    return TachographCallback(name, log_dir=str(logs), **quiet)
+
+
+def named(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [record for record in records if record.get("name") == name]
+
+
+def test_a_run_with_everything(tmp_path, logs):
+    callback = callback_into(logs)
+    trainer = trainer_in(
+        tmp_path,
+        callback,
+        gradient_accumulation_steps=3,
+        eval_strategy="steps",
+        eval_steps=4,
+        save_strategy="steps",
+        save_steps=4,
+    )
+    trainer.train()
+    callback.finish()
+    history = read("hf", logs)
+    assert history.state == "finished"
+    steps, losses, *_ = history.series("train_loss")
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert list(steps) == [2, 4, 6, 8] == [entry["step"] for entry in logged]
+    assert list(losses) == [entry["loss"] for entry in logged] == list(history.series("loss").values)
+    assert list(history.series("lr").values) == [entry["learning_rate"] for entry in logged]
+    assert list(history.series("grad_norm").values) == [entry["grad_norm"] for entry in logged]
+    assert (history.series("samples_per_sec").values > 0).all()
+    evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert list(history.series("eval_loss").values) == list(history.series("val_loss").values) == evaluated
+    # Three batches are one step of the optimizer.
+    update = named(lines_of(logs / "hf"), "training_metrics_update")[-1]
+    assert (update["current_iteration"], update["num_iterations"], update["avg_batch_size"]) == (7, 8, 12)
+    assert all(update[f"avg_{phase}_time_sec"] > 0 for phase in ("forward", "backward"))
+    spans = [(span.name, span.parent_id is not None) for span in history.spans()]
+    assert spans.count(("training_loop", True)) == 1
+    assert spans.count(("validation_loop", True)) == 2
+    assert spans.count(("checkpoint_save_sync", True)) == 2
+    assert {span.status for span in history.spans()} == {"ok"}
+    saved = history.latest("event", "save_checkpoint_success")
+    assert [record["current_iteration"] for record in saved] == [4, 8]
+    assert len(history.latest("event", "training_summary")) == 1
+    assert [record["epoch"] for record in history.latest("epoch")] == [1]
+    assert history.num_lost_records == 0 and not history.latest("telemetry_error")
+
+
+def test_what_was_configured_is_recorded(tmp_path, logs):
+    callback = callback_into(logs)
+    trainer_in(tmp_path, callback, learning_rate=3e-4, max_steps=2, hub_token="hf_abcdefghijklmnopqrstuvwxyz").train()
+    callback.finish()
+    start = lines_of(logs / "hf")[0]
+    known = {name: start[name] for name in ("batch_size", "learning_rate", "max_steps", "scheduler", "trainer")}
+    assert known == {
+        "batch_size": 4,
+        "learning_rate": 3e-4,
+        "max_steps": 2,
+        "scheduler": "linear",
+        "trainer": "Trainer",
+    }
+    assert start["total_params"] == start["trainable_params"] == sum(p.numel() for p in tiny_model().parameters())
+    assert start["config"]["training_arguments"]["per_device_train_batch_size"] == 4
+    assert start["config"]["model"]["hidden_size"] == 16
+    assert "abcdefghij" not in json.dumps(start)
+
+
+def test_lora_is_recorded(tmp_path, logs):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(
+        tiny_model(), peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
+    )
+    callback = callback_into(logs)
+    trainer_in(tmp_path, callback, model=model, max_steps=2).train()
+    callback.finish()
+    start = lines_of(logs / "hf")[0]
+    lora = {name: start[f"lora_{name}"] for name in ("type", "rank", "alpha", "dropout", "target_modules")}
+    assert lora == {"type": "lora", "rank": 4, "alpha": 8, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}
+    assert 0 < start["trainable_params"] < start["total_params"]
+    assert start["config"]["peft"]["default"]["r"] == 4
+
+
+def test_weights_are_the_same_with_and_without(tmp_path, logs):
+    def weights(*callbacks: Any) -> bytes:
+        trainer = trainer_in(tmp_path, *callbacks, gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=3)
+        trainer.train()
+        numbers = b"".join(weight.detach().numpy().tobytes() for weight in trainer.model.parameters())
+        return numbers + torch.get_rng_state().numpy().tobytes()
+
+    bare = weights()
+    callback = callback_into(logs)
+    assert weights(callback) == bare
+    callback.finish()
+
+
+def test_training_that_is_resumed_continues_its_run(tmp_path, logs):
+    saving = {"save_strategy": "steps", "save_steps": 4, "logging_steps": 1}
+    first = callback_into(logs, "resumed")
+    trainer_in(tmp_path, first, max_steps=6, **saving).train()
+    first.finish()
+    # Neither the name nor the folder of the logs is said again: the checkpoint knows both.
+    second = TachographCallback(console=False, system_interval_s=0, git=False)
+    trainer = trainer_in(tmp_path, second, max_steps=10, **saving)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
+    second.finish()
+    history = read("resumed", logs)
+    assert [(attempt.first_step, attempt.last_step) for attempt in history.attempts] == [(1, 6), (5, 10)]
+    assert list(history.series("train_loss", overlap="latest").steps) == list(range(1, 11))
+    assert [span.name for span in history.spans()].count("checkpoint_load") == 1
+    assert [path.name for path in logs.iterdir()] == ["resumed"]
+
+
+def test_a_checkpoint_of_unrecorded_training_can_be_resumed(tmp_path, logs):
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    trainer_in(tmp_path, max_steps=2, **saving).train()
+    callback = callback_into(logs)
+    trainer_in(tmp_path, callback, max_steps=4, **saving).train(resume_from_checkpoint=True)
+    callback.finish()
+    assert [attempt.last_step for attempt in read("hf", logs).attempts] == [4]
+
+
+class Asks(transformers.TrainerCallback):
+    """Asks the trainer for something at a step, and waits until it was heard."""
+
+    def __init__(self, run: str, logs: Path, at_step: int, **values: Any) -> None:
+        self.run, self.logs, self.at_step, self.values = run, logs, at_step, values
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.at_step:
+            history = read(self.run, self.logs)
+            ids = set(ask_trainer(history, self.values, source="test").values())
+
+            def is_heard() -> bool:
+                history.refresh()
+                return ids <= {record["id"] for record in history.latest("event", "control_ack")}
+
+            wait_for(is_heard, what="the answer")
+
+
+def test_it_can_be_steered(tmp_path, logs):
+    settings = {"control_interval_s": 0.05, "flush_interval_s": 0.05, "control_gap_s": 0}
+    callback = callback_into(logs, **settings)
+    trainer = trainer_in(
+        tmp_path,
+        callback,
+        Asks("hf", logs, 3, checkpoint_now=True),
+        Asks("hf", logs, 5, log_every=10),
+        Asks("hf", logs, 31, stop=True),
+        max_steps=100,
+    )
+    trainer.train()
+    callback.finish()
+    assert trainer.state.global_step == 32
+    assert [path.name for path in (tmp_path / "out").glob("checkpoint-*")] == ["checkpoint-4"]
+    assert list(read("hf", logs).series("train_loss").steps) == [2, 4, 6, 10, 20, 30]
+
+
+def test_it_is_known_to_report_to(tmp_path, logs, monkeypatch):
+    monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
+    monkeypatch.setenv("TACHO_CONSOLE", "0")
+    trainer = trainer_in(tmp_path, max_steps=2, report_to=["tachograph"], run_name="from arguments")
+    trainer.train()
+    next(one for one in trainer.callback_handler.callbacks if isinstance(one, TachographCallback)).finish()
+    assert read("from-arguments", logs).state == "finished"
+
+
+def test_a_run_that_goes_on_is_used_and_left_alone(tmp_path, logs):
+    with tacho.init("mine", log_dir=str(logs), console=False, system_interval_s=0) as run:
+        callback = TachographCallback()
+        trainer_in(tmp_path, callback, max_steps=4).train()
+        assert callback.run is run
+        callback.finish()
+        assert run.status == "running"
+    history = read("mine", logs)
+    assert list(history.series("train_loss").steps) == [2, 4]
+    assert history.latest("event", "instrumented")[0]["total_params"] > 0
+    assert [span.name for span in history.spans()] == ["training_loop"]
+
+
+def test_evaluating_and_predicting_without_training(tmp_path, logs):
+    callback = callback_into(logs)
+    trainer = trainer_in(tmp_path, callback)
+    metrics = trainer.evaluate()
+    trainer.predict(Sequences(8))
+    callback.finish()
+    history = read("hf", logs)
+    assert [span.name for span in history.spans()] == ["application", "validation_loop", "testing_loop"]
+    assert list(history.series("val_loss").values) == [metrics["eval_loss"]]
+    assert history.counts["test"] == 1 and "test_loss" in history.metrics
+
+
+def test_each_trainer_of_a_process_has_its_run(tmp_path, logs):
+    first, second = callback_into(logs, "a"), callback_into(logs, "b")
+    trainer_in(tmp_path, first, max_steps=2).train()
+    trainer_in(tmp_path, second, max_steps=3).train()
+    assert first.run is not None and first.run.status == "finished"
+    second.finish()
+    updates = [read(name, logs).latest("event", "training_metrics_update")[-1] for name in "ab"]
+    assert [update["num_iterations"] for update in updates] == [2, 3]
+
+
+def test_mistakes_are_told_when_it_is_made():
+    for wrong, what in (
+        ({"log_evry": 3}, "unknown setting 'log_evry'.*log_every"),
+        ({"completions_every": 0}, "completions_every=0: a whole number of at least 1"),
+        ({"run": "mine"}, "run='mine': a Run is expected"),
+    ):
+        with pytest.raises(ConfigError, match=what):
+            TachographCallback(**wrong)
+
+
+TRAIN = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    import torch
+    torch.set_num_threads(1)
+    from pathlib import Path
+    from tests.integrations.test_transformers import *
+    folder = Path(sys.argv[2])
+"""
+
+
+def run_script(tmp_path: Path, source: str, *launcher: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(TRAIN) + textwrap.dedent(source), encoding="utf-8")
+    root = Path(__file__).parents[2]
+    command = [sys.executable, *(launcher or ()), str(path), str(root), str(tmp_path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_an_exception_in_training_fails_the_run(tmp_path, logs):
+    done = run_script(
+        tmp_path,
+        """
+        class Breaks(transformers.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                if state.global_step == 3:
+                    raise RuntimeError("out of luck")
+
+        trainer_in(folder, Breaks(), callback_into(folder / "logs")).train()
+        """,
+    )
+    assert done.returncode == 1
+    history = read("hf", logs)
+    assert history.state == "failed"
+    assert history.attempts[-1].end["reason"] == "RuntimeError"
+    assert "out of luck" in history.latest("error")[-1]["traceback"]
+
+
+def test_two_ranks_agree_when_to_stop(tmp_path, logs):
+    done = run_script(
+        tmp_path,
+        """
+        import os
+        callback = callback_into(folder / "logs", control_interval_s=0.05, flush_interval_s=0.05)
+        asks = [Asks("hf", folder / "logs", 4, stop=True)] if os.environ["RANK"] == "0" else []
+        trainer = trainer_in(folder, callback, *asks, max_steps=50)
+        trainer.train()
+        (folder / f"stopped-{os.environ['RANK']}").write_text(str(trainer.state.global_step))
+        """,
+        *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    # They agree where the trainer logs: every second step.
+    assert [(tmp_path / f"stopped-{rank}").read_text() for rank in (0, 1)] == ["6", "6"]
+    history = read("hf", logs)
+    assert [(view.rank, view.state, view.num_iterations) for view in history.ranks] == [
+        (0, "finished", 6),
+        (1, "finished", 6),
+    ]
+    assert history.attempts[0].start["world_size"] == 2
+    light = [json.loads(line) for line in (logs / "hf" / "ranks" / "00001.jsonl").read_text().splitlines()]
+    assert light[0]["rank"] == 1
+    assert not any("train_loss" in record for record in light if record["event"] == "step")

@@ -1,0 +1,180 @@
+"""Completions as the API tells them: found without reading the journal, bounded, whatever is in it."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from tachograph.server._models import Completions
+from tests.conftest import wait_for
+from tests.server.conftest import fault
+from tests.store import END, START, append, opened, segments, step, write
+
+RUN = "/api/v1/runs/r"
+
+
+def record(at, *rows, table="completions", **more):
+    columns = list(dict.fromkeys(["step", *(name for row in rows for name in row)]))
+    fields = {"global_step": at, "table": table, "columns": columns, "rows": list(rows), **more}
+    return {"event": "completions", "time": 1_000.0 + at, **fields}
+
+
+def sample(at, **cells):
+    return {"step": at, "prompt": f"prompt {at}", "completion": f"Answer {at}", **cells}
+
+
+def told(client, **query):
+    """Return the answer, read strictly: with the types that the document promises."""
+    wait_for(lambda: client.get(RUN).json()["indexed"] == 1)
+    response = client.get(f"{RUN}/completions", params=query)
+    assert response.status_code == 200, response.text
+    assert len(response.content) < 6_000_000
+    return msgspec.json.decode(response.content, type=Completions)
+
+
+def test_a_run_without_any(client):
+    found = told(client)
+    assert (found.rows, found.columns, found.steps, found.tables) == ([], [], [], [])
+    assert (found.num_rows, found.num_rows_of_steps, found.num_dropped, found.is_whole) == (0, 0, 0, True)
+    fault(client.get("/api/v1/runs/nowhere/completions"), 404, "no_such_run")
+
+
+def test_the_newest_first_with_the_columns_of_all(logs, client):
+    folder = write(
+        logs / "r",
+        [
+            START,
+            step(0, train_loss=1.0),
+            record(10, sample(5, reward=0.5), sample(10, reward=math.nan), sample(10, reward=1.5), num_dropped=3),
+            record(20, sample(20, advantage=-1.0)),
+        ],
+    )
+    found = told(client)
+    assert found.columns == ["step", "prompt", "completion", "reward", "advantage"]
+    assert [(row["step"], row.get("reward")) for row in found.rows] == [(20, None), (10, "NaN"), (10, 1.5), (5, 0.5)]
+    assert "reward" not in found.rows[0]
+    assert (found.steps, found.num_rows, found.num_rows_of_steps, found.num_dropped) == ([5, 10, 20], 4, 4, 3)
+    assert (found.is_whole, found.tables) == (True, ["completions"])
+    append(folder, [record(30, sample(30, label="desirable"))])
+    later = told(client)
+    assert later.version != found.version
+    assert (later.rows[0]["step"], later.columns[-1], later.num_rows) == (30, "label", 5)
+
+
+def test_some_steps(logs, client):
+    write(logs / "r", [START, *(record(at, sample(at - 5), sample(at)) for at in range(10, 110, 10)), END])
+    assert [row["step"] for row in told(client, step_min=40, step_max=50).rows] == [50, 45, 40]
+    only = told(client, step_min=45, step_max=45)
+    assert [row["step"] for row in only.rows] == [45]
+    assert (only.num_rows, only.num_rows_of_steps, len(only.steps)) == (20, 1, 20)
+    assert told(client, step_min=1_000).rows == []
+    limited = told(client, limit=3)
+    assert ([row["step"] for row in limited.rows], limited.is_whole) == ([100, 95, 90], False)
+    assert told(client, limit=20).is_whole
+
+
+def test_a_search_looks_at_every_text_in_any_case(logs, client):
+    rows = [sample(at, completion="the GREYJACKET" if at == 7 else "nothing", number=at) for at in range(20)]
+    rows[3]["note"] = "Straße"
+    write(logs / "r", [START, *(record(row["step"], row) for row in rows), END])
+    assert [row["step"] for row in told(client, search="greyJacket").rows] == [7]
+    assert [row["step"] for row in told(client, search="STRASSE").rows] == [3]
+    assert told(client, search="greyjacket", step_min=8).rows == []
+    assert [row["step"] for row in told(client, search="prompt 1").rows] == [19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 1]
+
+
+def test_tables_are_kept_apart(logs, client):
+    write(
+        logs / "r", [START, record(1, sample(1)), record(2, {"step": 2, "probe": "x"}, table="probes", num_dropped=4)]
+    )
+    assert told(client).tables == ["completions", "probes"]
+    probes = told(client, table="probes")
+    assert (probes.columns, probes.rows, probes.num_dropped) == (["step", "probe"], [{"step": 2, "probe": "x"}], 4)
+    assert told(client, table="completions").num_dropped == 0
+    assert told(client, table="other").rows == []
+
+
+ODD = [
+    {"event": "completions"},
+    {"event": "completions", "time": "now", "global_step": "many", "table": 7, "columns": "all", "rows": "none"},
+    {"event": "completions", "time": 1.0, "columns": [1, None, "a"], "rows": [1, None, "x", [], {}]},
+    {"event": "completions", "time": 1.0, "rows": [{"step": "many", "a": {"b": [1, {"c": math.inf}]}, "d": None}]},
+    {"event": "completions", "time": 1.0, "global_step": 2**80, "rows": [{"step": 2**80}], "num_dropped": "some"},
+    {"event": "completions", "time": 1.0, "rows": [{"step": True, "x": 1}], "num_dropped": -5},
+    {"event": "completions", "time": 1.0, "rows": [{f"column{i}": i for i in range(5_000)}], "table": "t" * 9_999},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+def test_odd_records_give_an_answer_of_the_right_shape(logs, client, odd):
+    write(logs / "r", [START, odd, record(3, sample(3)), END])
+    found = told(client)
+    assert found.rows[0]["step"] == 3
+    assert found.num_rows == len(found.rows)
+    assert len(found.columns) <= 500
+    assert found.num_dropped == 0
+    assert found.steps == [3]
+
+
+def test_rows_without_a_step_are_there_unless_steps_are_asked_for(logs, client):
+    bare = {"event": "completions", "time": 1.0, "rows": [{"completion": "no step"}]}
+    write(logs / "r", [START, bare, record(3, {"completion": "of the record"})])
+    assert [row.get("step") for row in told(client).rows] == [3, None]
+    assert [row["completion"] for row in told(client, step_min=0).rows] == ["of the record"]
+
+
+def test_lines_that_cannot_be_read_do_not_shift_what_is_found(logs, client):
+    torn = b'{"event":"completions","rows":[{"step":1,"completion":"torn'
+    lines = [START, torn, record(1, sample(1)), b"", b"[]", record(2, sample(2)), torn, record(3, sample(3))]
+    write(logs / "r", lines)
+    assert [row["step"] for row in told(client).rows] == [3, 2, 1]
+
+
+def test_a_journal_that_is_replaced_shows_the_new_ones(logs, client):
+    write(logs / "r", [START, record(1, sample(1)), record(2, sample(2))])
+    assert len(told(client).rows) == 2
+    write(logs / "r", [{**START, "run_id": "other", "time": 5_000.0}, record(9, sample(9))])
+    assert [row["step"] for row in told(client).rows] == [9]
+
+
+def test_of_very_much_a_bounded_answer(logs, client):
+    big = dict.fromkeys(("prompt", "completion", "chosen"), "x" * 8_000)
+    write(logs / "r", [START, *(record(at, *({"step": at, **big} for _ in range(40))) for at in range(30)), END])
+    found = told(client, limit=1_000)
+    assert 100 < len(found.rows) < 1_000
+    assert (found.is_whole, found.num_rows, found.rows[0]["step"]) == (False, 1_200, 29)
+
+
+def test_of_very_many_steps_the_slider_gets_some_with_both_ends(logs, client):
+    write(logs / "r", [START, *(record(at, sample(at)) for at in range(5_000)), END])
+    found = told(client)
+    assert len(found.steps) == 2_000
+    assert (found.steps[0], found.steps[-1]) == (0, 4_999)
+    assert found.steps == sorted(set(found.steps))
+    assert found.num_rows == 5_000
+
+
+def test_they_are_no_events_and_no_points(logs, client):
+    write(logs / "r", [START, record(1, sample(1)), step(1, train_loss=1.0)])
+    records = client.get(f"{RUN}/records").json()
+    assert records["num_records"]["completions"] == 1
+    assert [item["event"] for item in records["records"]] == ["start"]
+    assert [item["name"] for item in client.get(f"{RUN}/metrics").json()["metrics"]] == ["train_loss"]
+
+
+def test_segments_hold_where_they_are_not_what_they_say(logs):
+    text = "unheard-of " * 500
+    many = [item for at in range(600) for item in (step(at, loss=1.0), record(at, sample(at, note=text)))]
+    folder = write(logs / "r", [START, *many, END])
+    run = opened(folder, segment_bytes=100_000)
+    assert len(segments(folder)) > 2
+    cached = b"".join(path.read_bytes() for path in folder.cache.iterdir())
+    assert b"unheard-of" not in cached
+    again = opened(folder, segment_bytes=100_000)
+    assert [place.at for place in again.completions.places()] == [place.at for place in run.completions.places()]
+    data = folder.journal.read_bytes()
+    for at, place in enumerate(again.completions.places()):
+        assert msgspec.json.decode(data[place.at : place.at + place.size_bytes])["global_step"] == at
+        assert (place.steps, place.num_rows(), place.columns[-1]) == ([(at, 1)], 1, "note")

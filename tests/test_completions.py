@@ -1,0 +1,322 @@
+"""`Completions`: a bounded buffer of samples, one record every so many steps, and nothing lost without a word."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+
+import tachograph
+from tachograph import Completions
+from tachograph.exceptions import ConfigError, NoRunError
+from tachograph.records import Later
+from tests.conftest import lines_of
+
+OPTIONS = {"console": False, "system_interval_s": 0, "git": False}
+LONGEST = 8_000
+
+
+@pytest.fixture
+def run(logs: Path):
+    run = tachograph.init("run", log_dir=str(logs), **OPTIONS)
+    yield run
+    run.finish()
+
+
+def recorded(run) -> list[dict]:
+    run.finish()
+    return [record for record in lines_of(run.folder.path) if record["event"] == "completions"]
+
+
+def test_a_record_every_so_many_steps_and_the_rest_at_the_end(run):
+    with Completions(run, every=10) as completions:
+        flushed = []
+        for step in range(1, 26):
+            completions.add(step, prompt="2 + 3", completion=str(step), reward=0.5)
+            if completions.maybe_flush(step):
+                flushed.append(step)
+        assert flushed == [10, 20]
+        assert len(completions) == 5
+        assert not completions.maybe_flush(29)
+    assert len(completions) == 0
+    records = recorded(run)
+    assert [(record["global_step"], len(record["rows"])) for record in records] == [(10, 10), (20, 10), (25, 5)]
+    assert records[0]["rows"][0] == {"step": 1, "prompt": "2 + 3", "completion": "1", "reward": 0.5}
+    assert records[0].keys() == {"event", "time", "global_step", "table", "columns", "rows"}
+    assert records[0]["table"] == "completions"
+
+
+def test_columns_are_the_union_with_the_step_first_and_rows_lack_what_they_do_not_have(run):
+    completions = Completions(run)
+    completions.add(1, prompt="a", completion="b", reward=1.0)
+    completions.add(2, prompt="a", chosen="c", rejected="d", margin=0.25, reward=None)
+    completions.add(3, completion="e", length=7)
+    completions.flush()
+    (record,) = recorded(run)
+    assert record["columns"] == ["step", "prompt", "completion", "reward", "chosen", "rejected", "margin", "length"]
+    assert [row.keys() for row in record["rows"]] == [
+        {"step", "prompt", "completion", "reward"},
+        {"step", "prompt", "chosen", "rejected", "margin"},
+        {"step", "completion", "length"},
+    ]
+
+
+def test_a_full_buffer_drops_the_oldest_and_says_how_many(run):
+    completions = Completions(run, max_buffer=3)
+    for step in range(10):
+        completions.add(step, completion=str(step))
+    assert len(completions) == 3
+    assert repr(completions) == "Completions('completions', 3 of 3 buffered, every 100 steps)"
+    assert completions.flush()
+    completions.add(11, completion="later")
+    assert completions.flush()
+    assert not completions.flush()
+    first, second = recorded(run)
+    assert ([row["step"] for row in first["rows"]], first["num_dropped"]) == ([7, 8, 9], 7)
+    assert "num_dropped" not in second
+
+
+@pytest.mark.parametrize(
+    ("steps", "flushed"),
+    [
+        (range(31), [10, 20, 30]),
+        (range(1_005, 1_025), [1_010, 1_020]),  # resumed: the interval goes on as it was
+        ([3, 4, 40, 41, 49, 50], [40, 50]),  # steps that were passed over
+        ([*range(1, 13), *range(1, 13)], [10, 10]),  # trained again from the start
+    ],
+    ids=["from 0", "resumed", "gaps", "again"],
+)
+def test_the_interval(run, steps, flushed):
+    completions = Completions(run, every=10)
+    found = []
+    for step in steps:
+        completions.add(step, completion="x")
+        found += [step] if completions.maybe_flush(step) else []
+    assert found == flushed
+    completions.flush()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 0}, "every=0"),
+        ({"every": 2.5}, "every=2.5"),
+        ({"every": True}, "every=True"),
+        ({"max_buffer": 0}, "max_buffer=0"),
+        ({"max_buffer": -1}, "at least 1"),
+        ({"table": ""}, "give the table a name"),
+    ],
+)
+def test_a_mistake_at_set_up_says_what_to_do(run, options, words):
+    with pytest.raises(ConfigError, match=words):
+        Completions(run, **options)
+
+
+def test_without_a_run_the_current_one_is_meant(run):
+    completions = Completions()
+    assert completions.run is run
+    run.finish()
+    with pytest.raises(NoRunError):
+        Completions()
+
+
+def test_what_is_too_long_is_cut_and_says_so(run):
+    completions = Completions(run)
+    completions.add(1, prompt="x" * 20_000, completion="y" * LONGEST, note="é" * 100_000, values=list(range(5_000)))
+    completions.flush()
+    (record,) = recorded(run)
+    (row,) = record["rows"]
+    assert row["prompt"] == "x" * LONGEST + "… [cut, 20000 characters]"
+    assert row["completion"] == "y" * LONGEST
+    assert row["note"] == "é" * LONGEST + "… [cut, 100000 characters]"
+    assert row["values"].startswith("[0,1,2,")
+    assert len(row["values"]) < LONGEST + 100
+
+
+def test_a_record_stays_at_about_a_megabyte_and_keeps_the_newest(run):
+    completions = Completions(run, max_buffer=500)
+    for step in range(500):
+        completions.add(step, prompt="p" * 7_000, completion="ü" * 1_000)
+    completions.flush()
+    (record,) = recorded(run)
+    size = (run.folder.journal).read_text(encoding="utf-8").splitlines()
+    assert 800_000 < max(len(line.encode()) for line in size) < 1_100_000
+    assert record["rows"][-1]["step"] == 499
+    assert len(record["rows"]) + record["num_dropped"] == 500
+
+
+def test_a_row_that_is_far_too_wide_is_bounded(run):
+    run.log_completions([{f"name{index}": "x" * 5_000 for index in range(5_000)}], step=1)
+    run.finish()
+    (record,) = recorded(run)
+    (row,) = record["rows"]
+    assert len(row) == 201
+    assert sum(len(value) for value in row.values() if isinstance(value, str)) < 250_000
+    errors = [record for record in lines_of(run.folder.path) if record["event"] == "telemetry_error"]
+    assert ["more than 200 cells" in error["reason"] for error in errors] == [True]
+
+
+def test_conversations_become_texts(run):
+    completions = Completions(run)
+    prompt = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},
+    ]
+    call = [{"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]}]
+    completions.add(1, prompt=prompt, completion=[{"role": "assistant", "content": "A truck."}], chosen=call)
+    completions.flush()
+    (row,) = recorded(run)[0]["rows"]
+    assert row["prompt"] == "system: Be brief.\nuser: [image]What is it?"
+    assert row["completion"] == "A truck."
+    assert row["chosen"] == "assistant: [calls [{'name': 'look'}]]"
+
+
+def test_values_of_any_kind(run):
+    numpy = pytest.importorskip("numpy")
+    values = numpy.array([0.5, 0.25])
+    completions = Completions(run)
+    completions.add(
+        numpy.int64(4),
+        completion="x",
+        reward=values[0],
+        advantage=math.nan,
+        high=math.inf,
+        later=Later(lambda: 7),
+        nested={"a": 1, "b": {"c": True}},
+        odd=object(),
+    )
+    completions.add(5, completion="y", odd=object())
+    values[:] = 9
+    completions.flush()
+    (record,) = recorded(run)
+    assert record["rows"][0] == {
+        "step": 4,
+        "completion": "x",
+        "reward": 0.5,
+        "advantage": "NaN",
+        "high": "Infinity",
+        "later": 7,
+        "nested/a": 1,
+        "nested/b/c": True,
+    }
+    assert "odd" not in record["columns"]
+    errors = [record for record in lines_of(run.folder.path) if record["event"] == "telemetry_error"]
+    assert [error["field"] for error in errors] == ["odd"]  # once, not for every row
+
+
+def test_tensors_are_read_as_they_were(run):
+    torch = pytest.importorskip("torch")
+    reward = torch.tensor(0.5, requires_grad=True)
+    completions = Completions(run)
+    completions.add(torch.tensor(3), completion="x", reward=reward)
+    with torch.no_grad():
+        reward.fill_(9.0)
+    completions.flush()
+    assert recorded(run)[0]["rows"] == [{"step": 3, "completion": "x", "reward": 0.5}]
+
+
+def test_secrets_are_masked(run):
+    token = "hf_" + "a1B2" * 8
+    completions = Completions(run)
+    completions.add(1, prompt=f"my token is {token}", completion="password=hunter22 please", api_key="abcdef")
+    completions.flush()
+    recorded(run)
+    text = run.folder.journal.read_text(encoding="utf-8")
+    assert token not in text
+    assert "hunter22" not in text
+    assert "abcdef" not in text
+
+
+def test_rows_can_be_recorded_at_once(run):
+    run.log_completions([{"prompt": "a"}, {"step": 3, "prompt": "b"}], step=7, table="probes")
+    run.log_completions([])
+    run.log_completions([{"prompt": "no step"}])
+    first, second = recorded(run)
+    assert (first["table"], first["rows"]) == ("probes", [{"step": 7, "prompt": "a"}, {"step": 3, "prompt": "b"}])
+    assert second["rows"] == [{"prompt": "no step"}]
+    assert "global_step" not in second
+    assert second["columns"] == ["prompt"]
+
+
+@pytest.mark.swallows
+def test_a_fault_never_reaches_the_loop(run):
+    completions = Completions(run)
+    completions.add("not a step", completion="x")
+    completions.add(1, completion="y")
+    assert completions.maybe_flush(object()) is False
+    run.log_completions([1, 2, 3])
+    assert len(completions) == 1
+    completions.flush()
+
+
+def test_a_run_that_records_nothing_keeps_nothing(logs):
+    with tachograph.init("off", log_dir=str(logs), enabled=False, **OPTIONS) as run:
+        completions = Completions(run)
+        completions.add(1, completion="x")
+        assert (len(completions), completions.is_recording) == (0, False)
+        assert not completions.flush()
+        run.log_completions([{"a": 1}])
+    assert not (logs / "off").exists()
+
+
+def test_another_rank_keeps_nothing(logs, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with tachograph.init("job", log_dir=str(logs), **OPTIONS) as run:
+        completions = Completions(run)
+        completions.add(1, completion="x")
+        run.log_completions([{"completion": "x"}])
+        assert (len(completions), completions.is_recording) == (0, False)
+    assert not any("completions" in path.read_text() for path in logs.rglob("*.jsonl"))
+
+
+def test_reading_them_back(run, logs):
+    completions = Completions(run)
+    completions.add(1, completion="x", reward=math.nan)
+    completions.flush()
+    run.log_completions([{"completion": "y"}], step=2, table="probes")
+    run.finish()
+    history = tachograph.read(logs / "run")
+    assert [row["step"] for row in history.completions()] == [1, 2]
+    assert math.isnan(history.completions()[0]["reward"])
+    assert history.completions("probes") == [{"step": 2, "completion": "y"}]
+    assert history.completions("nothing") == []
+    assert history.counts["completions"] == 2
+    assert history.latest("completions") == []  # they would fill the memory
+
+
+def test_the_csv_can_still_be_read_by_anybody(run):
+    run.log(train_loss=1.0, step=0)
+    run.log_completions([{"prompt": "p" * 7_000, "completion": "line\nbreak"} for _ in range(50)], step=1)
+    run.finish()
+    with open(run.folder.csv, newline="") as file:
+        rows = list(csv.DictReader(file))
+    (row,) = [row for row in rows if row["event"] == "completions"]
+    assert (row["global_step"], row["table"]) == ("1", "completions")
+    assert "rows" not in row
+    before = run.folder.csv.read_bytes()
+    run.folder.csv.unlink()
+    from tachograph.journal import rebuild_csv
+
+    rebuild_csv(run.folder)
+    assert sorted(run.folder.csv.read_bytes().splitlines()) == sorted(before.splitlines())
+
+
+def test_a_writer_that_dies_leaves_whole_records(logs, script):
+    done = script(
+        """
+        import os, sys, tachograph
+        run = tachograph.init("run", log_dir=sys.argv[1], console=False, git=False)
+        completions = tachograph.Completions(run, every=1)
+        for step in range(20):
+            completions.add(step, completion="x" * 5_000)
+            completions.maybe_flush(step)
+        run.flush()
+        os._exit(9)
+        """,
+        logs,
+    )
+    assert done.wait()[0] == 9
+    assert len(tachograph.read(logs / "run").completions()) == 20
