@@ -134,11 +134,13 @@ def test_bytes_of_any_kind(tacho, python):
 
 
 def test_both_streams_into_one_file_keep_their_order(tacho, python):
-    source = "import os\nfor number in range(300): os.write(1 + number % 2, b'%d\\n' % number)"
+    source = "import os\nfor number in range(300): os.write(1 + number % 2, b'%d\\n' % number)\nos._exit(1)"
     with open(tacho.folder / "file", "wb") as file:
-        assert tacho.run(python, "-c", source, stdout=file, stderr=subprocess.STDOUT).returncode == 0
+        assert tacho.run(python, "-c", source, stdout=file, stderr=subprocess.STDOUT).returncode == 1
     lines = (tacho.folder / "file").read_text().splitlines()
     assert lines[:-1] == [str(number) for number in range(300)]
+    shown = tacho.bare(python, "-m", "tachograph", "show", tacho.runs()[0]).stdout
+    assert b"the last of output" in shown and b"  299" in shown
 
 
 def test_secrets_are_masked_in_the_record_only(tacho, python):

@@ -69,8 +69,8 @@ def losses(out: bytes) -> list[float]:
     return [float(line) for line in out.split() if line[:1].isdigit()]
 
 
-def test_a_plain_script_from_outside(tacho, python):
-    """Output and exit code as without; the run says what happened; spawned workers and a pool are left alone."""
+def test_a_script_with_processes_of_its_own(tacho, python):
+    """The run says what happened; workers that are spawned and a pool that saves in the background are left alone."""
     tacho.write(
         "train.py",
         """
@@ -90,12 +90,9 @@ def test_a_plain_script_from_outside(tacho, python):
     )
     path = tacho.folder / "train.py"
     path.write_text(TRAIN + path.read_text() + "\nif __name__ == '__main__':\n    main()\n")
-    without = tacho.bare(python, "train.py")
-    (tacho.folder / "weights.pt").unlink()
     done = tacho.run(python, "train.py")
-    assert done.returncode == without.returncode == 3
-    assert done.stdout == without.stdout
-    assert said_by_program(done.stderr) == without.stderr
+    assert done.returncode == 3
+    assert said_by_program(done.stderr) == b""
     assert (tacho.folder / "weights.pt").exists()
     assert tacho.runs() == ["train"]
     steps = [step for step in tacho.records("train", "step") if "train_loss" in step]

@@ -70,10 +70,8 @@ def test_watching_adds_no_synchronisation(logs):
             torch.cuda.set_sync_debug_mode("default")
         # The end of the profile itself waits for the device, once in each trace.
         assert synchronising(recorded) == synchronising(bare), (bare, recorded)
-        num_events = [
-            sum(calls[name] for name in calls if name.startswith("cudaEventRecord")) for calls in (bare, recorded)
-        ]
-        assert num_events[1] >= num_events[0] + 5 * len(loop.batches)
+        # The losses and norms came over all the same.
+        assert recorded["cudaMemcpyAsync"] >= bare["cudaMemcpyAsync"] + 2 * len(loop.batches)
     history = tacho.read(run)
     assert len(history.series("train_loss").values) == 60
     assert len(history.series("grad_norm").values) == 60

@@ -183,6 +183,21 @@ def test_training_that_is_resumed_continues_its_run(tmp_path, logs):
     assert [path.name for path in logs.iterdir()] == ["resumed"]
 
 
+def test_another_run_of_the_same_name_is_not_continued(tmp_path, logs):
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    first = callback_into(logs)
+    trainer_in(tmp_path, first, max_steps=2, **saving).train()
+    first.finish()
+    (logs / "hf").rename(logs / "older")
+    with tacho.init("hf", log_dir=str(logs), console=False):
+        pass
+    second = callback_into(logs)
+    trainer_in(tmp_path, second, max_steps=4, **saving).train(resume_from_checkpoint=True)
+    second.finish()
+    assert sorted(path.name for path in logs.iterdir()) == ["hf", "hf-2", "older"]
+    assert len(read("hf", logs).attempts) == 1
+
+
 def test_a_checkpoint_of_unrecorded_training_can_be_resumed(tmp_path, logs):
     saving = {"save_strategy": "steps", "save_steps": 2}
     trainer_in(tmp_path, max_steps=2, **saving).train()

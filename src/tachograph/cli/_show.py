@@ -258,7 +258,7 @@ def _last_output(history: RunHistory) -> list[RenderableType]:
     if history.state is not RunState.FAILED or not logs:
         return []
     streams = {str(record.get("stream")): str(record.get("text", "")) for record in logs}
-    name = "stderr" if streams.get("stderr") else "stdout"
+    name = next((name for name in ("stderr", "output") if streams.get(name)), "stdout")
     lines = [safe(line) for line in streams.get(name, "").splitlines()[-_MOST_LINES:]]
     return [Text(), Text(f"the last of {name}:", style="dim"), *(Text(f"  {line}") for line in lines)] if lines else []
 

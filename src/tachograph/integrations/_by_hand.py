@@ -25,8 +25,13 @@ def is_inside(names: Collection[Names]) -> bool:
 
 def is_marked_by_hand(run: Run | None) -> bool:
     """Tell whether the loop marks the present iteration itself: by a span around it, or by callbacks."""
-    if is_inside((_ITERATION,)):
-        return True
+    span = current_span.get()
+    while span is not None:  # written out, for it is asked at every step
+        if span.name is _ITERATION and span.stop_s is None:
+            return True
+        span = span._parent
     recorder = run.companion if run is not None else None
-    loose = recorder.loose.get(str(_ITERATION)) if isinstance(recorder, TrainingRecorder) else None
+    if not isinstance(recorder, TrainingRecorder) or not recorder.loose:
+        return False
+    loose = recorder.loose.get(str(_ITERATION))
     return loose is not None and loose.active

@@ -29,6 +29,12 @@ class _Marks(Marks):
 
     __slots__ = ()
 
+    def mark(self, ended: Names | None) -> None:
+        """Say that a phase has ended; the first mark of all begins one."""
+        num_marks = len(self._times_s)
+        if num_marks < _MOST_PARTS:
+            Marks.mark(self, ended if num_marks else None)
+
     def join(self, later: Marks) -> None:
         """Take over marks that were made after these."""
         self._names += later._names
@@ -72,11 +78,6 @@ class Iteration:
             return []
         self.losses.append(loss)
         return [self.losses]
-
-    def mark(self, ended: Names | None) -> None:
-        """Say that a phase has ended; the first mark of all begins one."""
-        if len(self.marks) < _MOST_PARTS:
-            self.marks.mark(ended if len(self.marks) else None)
 
     def join(self, later: Iteration) -> None:
         """Take over what came after the last step, for it was of this iteration, too."""

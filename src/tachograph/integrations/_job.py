@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from tachograph.exceptions import ConfigError, nearest
 from tachograph.guard import guard
 from tachograph.integrations._phases import Marks
 from tachograph.integrations._trace import StepTracer
+from tachograph.journal import RunFolder, read_records
 from tachograph.recorder import Run, current_run, latest_run
 from tachograph.settings import Settings
 from tachograph.setup import init
@@ -29,7 +31,7 @@ from tachograph.training import (
     training_loop,
 )
 
-__all__ = ["Asked", "Job", "Names", "Plan"]
+__all__ = ["Asked", "Job", "Names", "Plan", "is_run"]
 
 Names = StandardTrainingJobSpanName
 
@@ -318,6 +320,15 @@ class Job:
         if self.world_size > 1:
             stop, checkpoint = _told_by_first(stop, checkpoint)
         return Asked(stop, checkpoint)
+
+
+def is_run(log_dir: str, name: str, run_id: Any) -> bool:
+    """Tell whether the run of that name is the one that a checkpoint speaks of, and not a later one."""
+    folder = RunFolder(os.path.join(log_dir, name))
+    if not run_id or not folder.exists():
+        return False
+    start = next((record for record in read_records(folder.journal) if record["event"] == "start"), {})
+    return bool(start.get("run_id") == run_id)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:

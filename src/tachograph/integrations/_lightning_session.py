@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tachograph.guard import guard
-from tachograph.integrations._job import Job, Names, Plan
+from tachograph.integrations._job import Job, Names, Plan, is_run
 from tachograph.integrations._lightning_facts import config_of, facts_of, version_of
 from tachograph.integrations._lightning_steps import Steps
-from tachograph.journal import RunFolder, read_records
 from tachograph.recorder import Run, latest_run
 from tachograph.records import check_run_name
 from tachograph.settings import resolve_settings
@@ -122,7 +121,7 @@ class Session:
             return plan, False  # another name was asked for: it goes on from there, as another run
         settings = {key: value for key, value in plan.settings.items() if key != "resume"}
         log_dir = resolve_settings({"log_dir": settings["log_dir"]} if "log_dir" in settings else {}).log_dir
-        is_here = run_id is not None and _run_id(RunFolder(os.path.join(log_dir, name))) == run_id
+        is_here = is_run(log_dir, name, run_id)
         return Plan(None, name if is_here else plan.name or name, plan.settings), is_here
 
     @property
@@ -241,11 +240,3 @@ def is_best(trainer: Any, path: Any) -> bool:
         if getattr(callback, "monitor", None) and str(getattr(callback, "best_model_path", "")) == str(path):
             return True
     return False
-
-
-def _run_id(folder: RunFolder) -> str | None:
-    """Return the id of the run in a folder, None if there is none."""
-    if not folder.exists():
-        return None
-    start = next((record for record in read_records(folder.journal) if record["event"] == "start"), {})
-    return start.get("run_id")

@@ -166,13 +166,11 @@ class Observer:
         """Tell whether this is another thread than the one that trains, or something else marks the iterations."""
         return self._is_other_thread() or self._is_driven()
 
-    def _is_no_step(self) -> bool:
-        """Tell the same of a step: one that is taken inside the backward pass may be in a thread of the device's."""
-        return (not self._is_backward and self._is_other_thread()) or self._is_driven()
-
     def _is_driven(self) -> bool:
         """Tell whether something else marks the iterations."""
-        run = self._job.run if self._job.is_open else latest_run()
+        run = self._job.run
+        if run is None or run.status != "running":
+            run = latest_run()
         recorder = run.companion if run is not None else None
         return isinstance(recorder, TrainingRecorder) and recorder.driver not in {None, "pytorch"}
 
@@ -184,7 +182,7 @@ class Observer:
         if not self._now.losses:
             self._now = Iteration(began_s, self._is_cuda)
             if began_s is not None:
-                self._now.mark(None)
+                self._now.marks.mark(None)
 
     # Batches -------------------------------------------------------------------------------------------------------
 
@@ -232,7 +230,7 @@ class Observer:
         self._num_batches += 1
         self._num_idle += 1
         now.wait(start_s, now_s)
-        now.mark(None)
+        now.marks.mark(None)
         if not self.sees_steps and not self._job.is_open:
             self._begin()
 
@@ -306,14 +304,14 @@ class Observer:
         if part.began_s is None:
             part.began_s = perf_counter()
         self._num_idle = 0
-        part.mark(Names.MODEL_FORWARD)
+        part.marks.mark(Names.MODEL_FORWARD)
         # An optimizer that evaluates the loss several times in a step takes the step for the first of them.
         if self._stepping is None or not part.losses:
             self._taken += part.lose(loss_of(loss, is_scaled=part.is_scaled))
 
     @guarded("seeing the end of the backward pass")
     def _backward_ended(self) -> None:
-        self._part().mark(Names.MODEL_BACKWARD)
+        self._part().marks.mark(Names.MODEL_BACKWARD)
 
     def _begin(self, optimizer: Any = None) -> None:
         """Find the run, or begin it, with the first thing that only training does."""
@@ -338,13 +336,14 @@ class Observer:
     @guarded("seeing an optimizer begin a step")
     def step_begins(self, optimizer: Any) -> None:
         """Hear that an optimizer is about to step."""
-        if self._is_no_step():
+        # One that is taken inside the backward pass may be in a thread of the device's.
+        if (not self._is_backward and self._is_other_thread()) or self._is_driven():
             return
         self._place_step(optimizer)
         if self._stepping is None:
             self._stepping = id(optimizer)
         now = self._now
-        now.mark(None)
+        now.marks.mark(None)
         groups = optimizer.param_groups
         now.lr = number_of(groups[0].get("lr")) if groups else None
         is_due = self.norm_every and now.norm is None and self.num_steps % self.norm_every == 0
@@ -354,14 +353,14 @@ class Observer:
     @guarded("seeing an optimizer step")
     def step_ended(self, optimizer: Any) -> None:
         """Hear that an optimizer has stepped."""
-        if self._is_no_step():
-            return
+        if self._stepping is None or (not self._is_backward and threading.get_ident() != self._thread):
+            return  # its beginning was not heard
         if self._stepping == id(optimizer):
             self._stepping = None
         self.num_optimizer_steps += 1
         if not self._has_learnt:
             return
-        self._now.mark(Names.OPTIMIZER_UPDATE)
+        self._now.marks.mark(Names.OPTIMIZER_UPDATE)
         self._stepped(optimizer)
 
     def _place_step(self, optimizer: Any) -> None:
@@ -396,7 +395,7 @@ class Observer:
             self._begin(optimizer)
             after_s = perf_counter()  # what it takes to begin is no part of the next iteration
         self._after = Iteration(after_s, self._is_cuda)
-        self._after.mark(None)
+        self._after.marks.mark(None)
 
     @guarded("seeing a gradient norm")
     def norm_known(self, norm: Any) -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from types import FrameType
 from typing import Any, TypeVar
 
 import transformers
@@ -21,15 +19,24 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from tachograph.exceptions import ConfigError
 from tachograph.guard import guard
-from tachograph.integrations._job import Job, Names, Plan
+from tachograph.integrations._job import Job, Names, Plan, is_run
 from tachograph.integrations._models import model_facts
 from tachograph.integrations._phases import Marks
+from tachograph.integrations._transformers_facts import (
+    RUN_FILE,
+    argument_facts,
+    config_of,
+    global_batch_size,
+    is_inside,
+    run_name,
+    saved_run,
+    trainer_of,
+)
 from tachograph.recorder import Run
 from tachograph.training import Span, checkpoint_load, checkpoint_save, testing_loop, validation_loop
 
 __all__ = ["TachographCallback"]
 
-_RUN_FILE = "tachograph.json"
 _ASK_EVERY = 50
 """Most steps between two times that the ranks of a job agree on what was asked of it."""
 
@@ -110,7 +117,7 @@ class TachographCallback(TrainerCallback):
     @_guarded
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The trainer is made."""
-        trainer = _trainer_of(self)
+        trainer = trainer_of(self)
         if trainer is not None:
             self.see(trainer)
 
@@ -119,10 +126,10 @@ class TachographCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Training begins, or goes on from a checkpoint."""
-        trainer = _trainer_of(self)
+        trainer = trainer_of(self)
         run = self._begin(args, state, kwargs.get("model"), trainer)
         job = self._job
-        self._batch_size = _global_batch_size(args, state)
+        self._batch_size = global_batch_size(args, state)
         job.configure(
             world_size=args.world_size,
             global_batch_size=self._batch_size,
@@ -154,16 +161,19 @@ class TachographCallback(TrainerCallback):
     def _begin(self, args: TrainingArguments, state: TrainerState, model: Any, trainer: Any) -> Run:
         if self._job.is_open and self._job.run is not None:
             return self._job.run
-        saved = _saved_run(args, state, trainer) if state.global_step else {}
-        if saved.get("log_dir"):
-            self._plan.settings.setdefault("log_dir", saved["log_dir"])
-        facts = {**_argument_facts(args, state), **model_facts(model)}
+        saved = saved_run(args, state, trainer) if state.global_step else {}
+        log_dir = str(self._plan.settings.get("log_dir") or saved.get("log_dir"))
+        is_known = bool(saved) and is_run(log_dir, saved.get("run_name", ""), saved.get("run_id"))
+        if is_known:
+            self._plan.settings["log_dir"] = log_dir
+        facts = {**argument_facts(args, state), **model_facts(model)}
         facts["trainer"] = type(trainer).__name__ if trainer is not None else None
         return self._job.begin(
-            name=saved.get("run_name") or self.default_name or _run_name(args),
-            config=_config(args, model),
+            name=saved.get("run_name") or self.default_name or run_name(args),
+            config=config_of(args, model),
             facts=facts,
-            resume=state.global_step > 0,
+            # A checkpoint without word of a run may be of one that was recorded in another way.
+            resume=state.global_step > 0 and (is_known or not saved),
             version=transformers.__version__,
         )
 
@@ -318,8 +328,8 @@ class TachographCallback(TrainerCallback):
         now_s = perf_counter()
         if self._evaluation is None:
             if not self._job.is_open:
-                self._begin(args, state, kwargs.get("model"), _trainer_of(self))
-            is_test = _is_inside("predict")
+                self._begin(args, state, kwargs.get("model"), trainer_of(self))
+            is_test = is_inside("predict")
             began_s = self._mark_s if self._job.is_in_loop else now_s
             self._evaluation = self._job.begin_span(testing_loop() if is_test else validation_loop(), began_s)
             self._batch_s = began_s
@@ -378,7 +388,7 @@ class TachographCallback(TrainerCallback):
         self._job.end_span(span)
         if run.folder is not None and os.path.isdir(path):
             where = {"run_name": run.name, "run_id": run.id, "log_dir": str(run.folder.path.parent)}
-            with open(os.path.join(path, _RUN_FILE), "w", encoding="utf-8") as file:
+            with open(os.path.join(path, RUN_FILE), "w", encoding="utf-8") as file:
                 json.dump(where, file)
         self._mark_s = perf_counter()
 
@@ -389,106 +399,6 @@ class TachographCallback(TrainerCallback):
         """An epoch is done."""
         if self._job.run is not None and state.epoch:
             self._job.run.log_epoch(round(state.epoch), step=state.global_step)
-
-
-# What the trainer is told with ---------------------------------------------------------------------------------------
-
-
-def _trainer_of(callback: TachographCallback) -> Any:
-    """Return the trainer whose method is calling us; it does not pass itself to its callbacks."""
-    frame: FrameType | None = sys._getframe()
-    for _ in range(20):
-        frame = frame.f_back if frame is not None else None
-        if frame is None:
-            return None
-        holder = frame.f_locals.get("self")
-        handler = getattr(holder, "callback_handler", None) if holder is not callback else None
-        if handler is not None and any(one is callback for one in getattr(handler, "callbacks", ())):
-            return holder
-    return None
-
-
-def _is_inside(function: str) -> bool:
-    """Tell whether a method of the trainer of that name is being called."""
-    frame: FrameType | None = sys._getframe()
-    for _ in range(20):
-        if frame is None:
-            return False
-        if frame.f_code.co_name == function and hasattr(frame.f_locals.get("self"), "callback_handler"):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _saved_run(args: TrainingArguments, state: TrainerState, trainer: Any) -> dict[str, str]:
-    """Return which run saved the checkpoint that training goes on from, as far as the checkpoint says."""
-    places = [os.path.join(args.output_dir or ".", f"checkpoint-{state.global_step}")]
-    if isinstance(args.resume_from_checkpoint, str):
-        places.insert(0, args.resume_from_checkpoint)
-    frame: FrameType | None = sys._getframe()
-    for _ in range(20):
-        if frame is None:
-            break
-        given = frame.f_locals.get("resume_from_checkpoint") if frame.f_locals.get("self") is trainer else None
-        if isinstance(given, str):
-            places.insert(0, given)
-        frame = frame.f_back
-    for place in places:
-        try:
-            with open(os.path.join(place, _RUN_FILE), encoding="utf-8") as file:
-                said = json.load(file)
-        except (OSError, ValueError):
-            continue
-        if isinstance(said, dict):
-            return {str(name): str(value) for name, value in said.items()}
-    return {}
-
-
-def _run_name(args: TrainingArguments) -> str | None:
-    """Return a name for the run: the trainer's own, else that of its output folder."""
-    for text in (getattr(args, "run_name", None), os.path.basename(os.path.abspath(args.output_dir or ""))):
-        name = "".join(letter if letter.isalnum() or letter in "._+=@-" else "-" for letter in str(text or ""))
-        name = name.strip(".- ")[:80]
-        if name:
-            return name
-    return None
-
-
-def _config(args: TrainingArguments, model: Any) -> dict[str, Any]:
-    """Return the snapshot of what was configured."""
-    config: dict[str, Any] = {"training_arguments": args.to_dict()}
-    model_config: Any = getattr(model, "config", None)
-    if hasattr(model_config, "to_dict"):
-        config["model"] = model_config.to_dict()
-    adapters = getattr(model, "peft_config", None)
-    if isinstance(adapters, Mapping):
-        config["peft"] = {str(name): adapter.to_dict() for name, adapter in adapters.items()}
-    return config
-
-
-def _global_batch_size(args: TrainingArguments, state: TrainerState) -> int:
-    per_device = int(state.train_batch_size or args.train_batch_size)
-    return max(1, per_device * int(args.gradient_accumulation_steps) * int(args.world_size))
-
-
-def _argument_facts(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
-    dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else None
-    return {
-        "batch_size": args.per_device_train_batch_size,
-        "gradient_accumulation_steps": args.gradient_accumulation_steps,
-        # Of this process: the recorder counts the others in.
-        "effective_batch_size": args.train_batch_size * args.gradient_accumulation_steps,
-        "learning_rate": args.learning_rate,
-        "optimizer": str(getattr(args.optim, "value", args.optim)),
-        "scheduler": str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
-        "warmup_steps": args.get_warmup_steps(state.max_steps) if state.max_steps > 0 else None,
-        "max_steps": state.max_steps if state.max_steps > 0 else None,
-        "first_step": 1,
-        "num_train_epochs": args.num_train_epochs,
-        "dtype": dtype,
-        "gradient_checkpointing": args.gradient_checkpointing,
-        "seed": args.seed,
-    }
 
 
 # So that `TrainingArguments(report_to="tachograph")` is enough once this module is imported.
