@@ -30,8 +30,9 @@ WRAPPED = {"prepare", "init_trackers", "backward", "save_state", "load_state"}
 
 
 @pytest.fixture(autouse=True)
-def fresh_state():
-    """Accelerate keeps what it knows of the process in singletons."""
+def fresh_state(monkeypatch):
+    """Accelerate keeps what it knows of the process in singletons, and in variables that other trainers set."""
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -211,8 +211,8 @@ class Job:
 
     # Loops, iterations, phases -------------------------------------------------------------------------------------
 
-    def begin_loop(self, step: int = 0, target: int | None = None) -> None:
-        """Begin the training loop at a step; one that is still open is ended."""
+    def begin_loop(self, step: int = 0, target: int | None = None, *, start_s: float | None = None) -> None:
+        """Begin the training loop at a step, now or at a time of `perf_counter`; one that is still open is ended."""
         if self.run is None:
             return
         self.end_loop()
@@ -223,9 +223,9 @@ class Job:
             train_iterations_target_or_fn=target if target is not None and target > 0 else None,
             run=self.run,
         )
-        self._loop.__enter__()
-        if self._recorder is not None:
-            self._recorder.driver = self._framework
+        recorder = recorder_of(self.run)
+        recorder.begin(self._loop, start_s)
+        recorder.driver = self._framework
 
     def end_loop(self, error: BaseException | None = None) -> None:
         """End the training loop, if one is open; an iteration that was not completed is none."""

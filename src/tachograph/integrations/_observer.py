@@ -429,9 +429,10 @@ class Observer:
             return
         step, self.num_steps = self.num_steps, self.num_steps + 1
         if not now.is_by_hand:
+            began_s = now.step_s if now.began_s is None else now.began_s
             if not self._job.is_in_loop:
-                self._job.begin_loop(step)
-            self._job.begin_iteration(now.step_s if now.began_s is None else now.began_s)
+                self._job.begin_loop(step, start_s=began_s)
+            self._job.begin_iteration(began_s)
             for start, stop in now.waits:
                 self._job.phase(Names.DATA_LOADING, start, stop)
             self._job.end_iteration(now.step_s, marks=now.marks)

@@ -397,8 +397,8 @@ class TachographCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """An epoch is done."""
-        if self._job.run is not None and state.epoch:
-            self._job.run.log_epoch(round(state.epoch), step=state.global_step)
+        if self._job.run is not None and state.epoch and abs(state.epoch - round(state.epoch)) < 1e-6:
+            self._job.run.log_epoch(round(state.epoch), step=state.global_step)  # else training ends in the midst of it
 
 
 # So that `TrainingArguments(report_to="tachograph")` is enough once this module is imported.

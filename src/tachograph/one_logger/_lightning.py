@@ -14,9 +14,9 @@ from typing import Any
 from tachograph.exceptions import ConfigError
 from tachograph.guard import guard
 from tachograph.integrations._job import Plan
-from tachograph.integrations._lightning_bases import lightning_class, packages
-from tachograph.integrations._lightning_session import Session
 from tachograph.integrations.lightning import TachographCallback
+from tachograph.integrations.lightning._bases import lightning_class, packages
+from tachograph.integrations.lightning._session import Session
 from tachograph.one_logger._provider import TrainingTelemetryProvider
 from tachograph.recorder import Run
 from tachograph.training import (

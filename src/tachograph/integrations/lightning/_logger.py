@@ -7,9 +7,9 @@ from typing import Any
 
 from tachograph.guard import guard
 from tachograph.integrations._job import Plan
-from tachograph.integrations._lightning_bases import Joining
-from tachograph.integrations._lightning_session import Session
-from tachograph.integrations._lightning_steps import logged
+from tachograph.integrations.lightning._bases import Joining
+from tachograph.integrations.lightning._session import Session
+from tachograph.integrations.lightning._steps import logged
 from tachograph.recorder import Run
 from tachograph.records import OMIT, plain
 

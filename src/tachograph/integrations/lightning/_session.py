@@ -13,8 +13,8 @@ from typing import Any
 
 from tachograph.guard import guard
 from tachograph.integrations._job import Job, Names, Plan, is_run
-from tachograph.integrations._lightning_facts import config_of, facts_of, version_of
-from tachograph.integrations._lightning_steps import Steps
+from tachograph.integrations.lightning._facts import config_of, facts_of, version_of
+from tachograph.integrations.lightning._steps import Steps
 from tachograph.recorder import Run, latest_run
 from tachograph.records import check_run_name
 from tachograph.settings import resolve_settings

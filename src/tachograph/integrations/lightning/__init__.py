@@ -1,6 +1,6 @@
 """Lightning 2, as `lightning.pytorch` and as `pytorch_lightning`: a callback that records a run, and a logger.
 
-Both work with a trainer of either package: see `_lightning_bases` for how.
+Both work with a trainer of either package: see `_bases` for how.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 from tachograph.exceptions import ConfigError, TachographError
 from tachograph.guard import guard
 from tachograph.integrations._job import Asked, Names, Plan
-from tachograph.integrations._lightning_bases import Joining
-from tachograph.integrations._lightning_facts import job_parameters
-from tachograph.integrations._lightning_logger import TachographLogger, named_for
-from tachograph.integrations._lightning_session import Session
-from tachograph.integrations._lightning_steps import LoggedMetrics, Steps
-from tachograph.integrations._lightning_watch import watch_checkpoints, watch_clipping, watch_fetching
+from tachograph.integrations.lightning._bases import Joining
+from tachograph.integrations.lightning._facts import job_parameters
+from tachograph.integrations.lightning._logger import TachographLogger, named_for
+from tachograph.integrations.lightning._session import Session
+from tachograph.integrations.lightning._steps import LoggedMetrics, Steps
+from tachograph.integrations.lightning._watch import watch_checkpoints, watch_clipping, watch_fetching
 from tachograph.recorder import Run
 from tachograph.training import Span, recorder_of, testing_loop, timed_span, validation_loop
 

@@ -13,8 +13,8 @@ from time import perf_counter
 from typing import Any
 
 from tachograph.guard import guard
-from tachograph.integrations._lightning_session import Session
-from tachograph.integrations._lightning_steps import Steps
+from tachograph.integrations.lightning._session import Session
+from tachograph.integrations.lightning._steps import Steps
 
 __all__ = ["watch_checkpoints", "watch_clipping", "watch_fetching"]
 
