@@ -29,9 +29,30 @@ SHOTS = {
     "timeline": ("#/run/greyjacket/timeline", "dark", (1280, 720)),
     "health": ("#/run/unstable/health", "light", (1280, 960)),
     "events": ("#/run/resumed/events", "light", (1280, 620)),
+    "completions": ("#/run/grpo/completions?q=apples", "light", (1280, 620)),
     "control": ("#/run/greyjacket/control", "light", (1280, 620)),
     "phone": ("#/run/greyjacket/charts", "dark", (390, 780)),
 }
+
+
+def _answer(run: tachograph.Run, source: random.Random) -> None:
+    """Record answers that become better."""
+    with tachograph.Completions(run, every=20, max_buffer=32) as completions:
+        for step in range(200):
+            for _ in range(2):
+                first, second = source.randint(2, 9), source.randint(2, 9)
+                is_right = source.random() < step / 160
+                answer = first * second if is_right else first + second
+                thought = f"{first} boxes with {second} apples each: " + ("multiply. " if is_right else "add them up. ")
+                completions.add(
+                    step,
+                    prompt=f"There are {first} boxes. Each holds {second} apples. How many apples are there?",
+                    completion=f"{thought}The answer is {answer}.",
+                    reward=1.0 if is_right else 0.1,
+                    advantage=source.gauss(0.6 if is_right else -0.6, 0.3),
+                )
+            run.log({"train_loss": 0.1 / (1 + step / 50), "reward": 0.1 + 0.9 * min(1, step / 160)}, step=step)
+            completions.maybe_flush(step)
 
 
 def make_runs(logs: Path) -> subprocess.Popen[bytes]:
@@ -57,6 +78,8 @@ def make_runs(logs: Path) -> subprocess.Popen[bytes]:
             if step % 200 == 199:
                 rise = max(0, step - 1200) * 0.0004
                 run.log_validation({"loss": 1.8 + 3 / (1 + step / 60) + rise}, step=step)
+    with tachograph.init("grpo", log_dir=str(logs), config={"learning_rate": 1e-6}, **QUIET) as run:
+        _answer(run, source)
     with tachograph.init("resumed", log_dir=str(logs), config={"learning_rate": 0.1}, **QUIET) as run:
         for step in range(400):
             run.log({"train_loss": 3 / (1 + step / 50)}, step=step)

@@ -49,7 +49,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "pytest_plugin": {"recorder", "testing"},
 }
-BASE = {"_version", "clock", "exceptions", "guard", "ranks", "settings", "timeline", "wording"}
+BASE = {"_version", "clock", "decorator", "exceptions", "guard", "ranks", "settings", "timeline", "wording"}
 
 
 def part_of(module: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tachograph as tacho
-from tachograph.exceptions import ConfigError
+from tachograph.exceptions import LogDirError, TachographError
 from tachograph.journal import ask_trainer, read
 from tests.conftest import lines_of, wait_for
 
@@ -108,7 +108,7 @@ def test_a_run_with_everything(tmp_path, logs):
     assert (update["current_iteration"], update["num_iterations"], update["avg_batch_size"]) == (7, 8, 12)
     assert all(update[f"avg_{phase}_time_sec"] > 0 for phase in ("forward", "backward"))
     spans = [(span.name, span.parent_id is not None) for span in history.spans()]
-    assert spans.count(("training_loop", True)) == 1
+    assert spans.count(("training_loop", True)) == spans.count(("trainer_initialization", True)) == 1
     assert spans.count(("validation_loop", True)) == 2
     assert spans.count(("checkpoint_save_sync", True)) == 2
     assert {span.status for span in history.spans()} == {"ok"}
@@ -262,7 +262,7 @@ def test_a_run_that_goes_on_is_used_and_left_alone(tmp_path, logs):
     history = read("mine", logs)
     assert list(history.series("train_loss").steps) == [2, 4]
     assert history.latest("event", "instrumented")[0]["total_params"] > 0
-    assert [span.name for span in history.spans()] == ["training_loop"]
+    assert [span.name for span in history.spans()] == ["trainer_initialization", "training_loop"]
 
 
 def test_evaluating_and_predicting_without_training(tmp_path, logs):
@@ -292,9 +292,19 @@ def test_mistakes_are_told_when_it_is_made():
         ({"log_evry": 3}, "unknown setting 'log_evry'.*log_every"),
         ({"completions_every": 0}, "completions_every=0: a whole number of at least 1"),
         ({"run": "mine"}, "run='mine': a Run is expected"),
+        ({"log_every": "often"}, "log_every=: expected `int`, got 'often'"),
+        ({"name": "a/b"}, "run name 'a/b' has a path separator"),
     ):
-        with pytest.raises(ConfigError, match=what):
+        with pytest.raises(TachographError, match=what):
             TachographCallback(**wrong)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    trainer = trainer_in(tmp_path, callback_into(tmp_path / "file" / "logs"))
+    with pytest.raises(LogDirError, match="cannot write the log folder"):
+        trainer.train()
+    assert trainer.state.global_step == 0
 
 
 TRAIN = """

@@ -78,10 +78,11 @@ class _Child:
     def _patching(self) -> Patches:
         """Return what wraps functions of torch, with an observer that follows the loop."""
         if self._patches is None:
-            from tachograph.integrations._job import Plan
+            from tachograph.integrations._job import Plan, forgive_mistakes
             from tachograph.integrations._observer import Observer
             from tachograph.integrations._patches import Patches
 
+            forgive_mistakes()
             plan = Plan(None, self._order.name, self._settings(), self._order.default_name)
             self._observer = Observer(plan, method="inferred", logs_into_any=False)
             self._patches = Patches(self._observer)

@@ -11,13 +11,14 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from tachograph import ranks
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, TachographError, nearest
 from tachograph.guard import guard
 from tachograph.integrations._phases import Marks
 from tachograph.integrations._trace import StepTracer
 from tachograph.journal import RunFolder, read_records
 from tachograph.recorder import Run, current_run, latest_run
-from tachograph.settings import Settings
+from tachograph.records import check_run_name
+from tachograph.settings import Settings, resolve_settings
 from tachograph.setup import init
 from tachograph.training import (
     ShortSpan,
@@ -31,7 +32,7 @@ from tachograph.training import (
     training_loop,
 )
 
-__all__ = ["Asked", "Job", "Names", "Plan", "is_run"]
+__all__ = ["Asked", "Job", "Names", "Plan", "forgive_mistakes", "is_run"]
 
 Names = StandardTrainingJobSpanName
 
@@ -40,6 +41,14 @@ _LONGEST_START_S = 3600.0
 
 _owners: list[Job] = []
 """The job that began a run of its own, until it ends: a process that trains twice has two runs, one after the other."""
+
+
+_forgives: list[bool] = []
+
+
+def forgive_mistakes() -> None:
+    """Record nothing, rather than raise, where a run cannot be begun: for programs that did not ask to be recorded."""
+    _forgives[:] = [True]
 
 
 class Asked(NamedTuple):
@@ -69,7 +78,7 @@ class Plan:
             raise ConfigError(
                 f"run= is given, and {', '.join(given)} too: these are for a run that is begun; leave out one"
             )
-        check_settings(settings)
+        _check(name, settings)
         self.run = run
         self.name = name
         self.default_name = default_name
@@ -132,16 +141,7 @@ class Job:
         if live is None or (_owners and _owners[-1].run is live and _owners[-1] is not self):
             for other in list(_owners):
                 other.finish()
-            given = dict(self._plan.settings)
-            live = init(
-                self._plan.name or name or self._plan.default_name,
-                config=config,
-                facts=facts,
-                resume=given.pop("resume", False) or resume,
-                **given,
-            )
-            self.owns_run = True
-            _owners.append(self)
+            live = self._begin_own(name, config, facts, resume)
             facts = {}
         self.run = live
         self.world_size = ranks.world_size()
@@ -153,6 +153,21 @@ class Job:
         live.event("instrumented", **{key: value for key, value in known.items() if value is not None})
         self._tracer = StepTracer(live)
         return live
+
+    def _begin_own(self, name: str | None, config: Any, facts: Mapping[str, Any], resume: bool) -> Run:
+        given = dict(self._plan.settings)
+        resume = given.pop("resume", False) or resume
+        name = self._plan.name or name or self._plan.default_name
+        try:
+            run = init(name, config=config, facts=facts, resume=resume, **given)
+        except TachographError as mistake:
+            if not _forgives:
+                raise
+            guard.caught("beginning a run", mistake)
+            run = init(name, enabled=False)
+        self.owns_run = True
+        _owners.append(self)
+        return run
 
     def configure(self, **parameters: Any) -> None:
         """Say what is known of the job, as `set_training_config` takes it; what makes no sense is left out."""
@@ -331,16 +346,15 @@ def is_run(log_dir: str, name: str, run_id: Any) -> bool:
     return bool(start.get("run_id") == run_id)
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse a setting that does not exist, when an integration is made and not when training begins.
-
-    Raises:
-        ConfigError: naming it, and what may have been meant.
-    """
+def _check(name: str | None, settings: Mapping[str, Any]) -> None:
+    """Refuse a name or a setting that cannot be, when an integration is made and not when training begins."""
+    if name is not None:
+        check_run_name(name)
     known = {*Settings.__struct_fields__, "tags", "notify", "rules", "resume", "any_rank"}
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"unknown setting {name!r}{nearest(name, known)}")
+    for setting in settings:
+        if setting not in known:
+            raise ConfigError(f"unknown setting {setting!r}{nearest(setting, known)}")
+    resolve_settings({key: value for key, value in settings.items() if key in Settings.__struct_fields__})
 
 
 def _live_run() -> Run | None:

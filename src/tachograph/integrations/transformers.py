@@ -17,7 +17,7 @@ import transformers
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from tachograph.exceptions import ConfigError
+from tachograph.exceptions import ConfigError, TachographError
 from tachograph.guard import guard
 from tachograph.integrations._job import Job, Names, Plan, is_run
 from tachograph.integrations._models import model_facts
@@ -33,7 +33,14 @@ from tachograph.integrations._transformers_facts import (
     trainer_of,
 )
 from tachograph.recorder import Run
-from tachograph.training import Span, checkpoint_load, checkpoint_save, testing_loop, validation_loop
+from tachograph.training import (
+    Span,
+    checkpoint_load,
+    checkpoint_save,
+    testing_loop,
+    timed_span,
+    validation_loop,
+)
 
 __all__ = ["TachographCallback"]
 
@@ -99,6 +106,7 @@ class TachographCallback(TrainerCallback):
         self._log_every: int | None = None
         self._num_since_log = 0
         self._busy_s = 0.0
+        self._init: tuple[float, float] | None = None
         self._load: tuple[float, float] | None = None
         self.default_name: str | None = None
         """The name of a run if neither the user nor a checkpoint gives one; without it, that of the output folder."""
@@ -117,15 +125,25 @@ class TachographCallback(TrainerCallback):
     @_guarded
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The trainer is made."""
+        self._init = (self._mark_s, perf_counter())
         trainer = trainer_of(self)
         if trainer is not None:
             self.see(trainer)
 
-    @_guarded
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Training begins, or goes on from a checkpoint."""
+        """Training begins, or goes on from a checkpoint. A run that cannot be begun is told: nothing is trained yet."""
+        mistake: TachographError | None = None
+        with guard("beginning to train"):
+            try:
+                self._begin_training(args, state, kwargs)
+            except TachographError as error:
+                mistake = error
+        if mistake is not None:
+            raise mistake
+
+    def _begin_training(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any]) -> None:
         trainer = trainer_of(self)
         run = self._begin(args, state, kwargs.get("model"), trainer)
         job = self._job
@@ -136,9 +154,11 @@ class TachographCallback(TrainerCallback):
             micro_batch_size=args.per_device_train_batch_size,
             train_iterations_target=state.max_steps if state.max_steps > 0 else None,
         )
+        if self._init is not None:  # from when the callback was made, which most do in the call of the trainer
+            job.end_span(job.begin_span(timed_span("trainer_initialization"), self._init[0]), at_s=self._init[1])
         if self._load is not None and state.global_step:
             job.end_span(job.begin_span(checkpoint_load(), self._load[0]), at_s=self._load[1])
-        self._load = None
+        self._init = self._load = None
         job.begin_loop(state.global_step, state.max_steps)
         self._is_cuda = args.device.type == "cuda"
         self._log_every = run.log_every

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from tachograph.decorator import decorated
 from tachograph.exceptions import ConfigError
 from tachograph.profiler._config import ProfilingConfig, checked, present
 from tachograph.profiler._ledger import record
@@ -94,6 +95,10 @@ def profile(
     return _profiled(function, name, config)
 
 
+_LONG = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+"""What goes on after the call of it has returned."""
+
+
 def _profiled(function: Any, name: str | None, config: ProfilingConfig | None) -> Any:
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(_profiled(function.__func__, name, config))
@@ -104,16 +109,8 @@ def _profiled(function: Any, name: str | None, config: ProfilingConfig | None) -
             'and the like, or use `with tachograph.profiling("name")`'
         )
     fixed, method = (name, "") if name is not None else _names(function)
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        return _around_async(function, fixed, method, config)
-    if inspect.isgeneratorfunction(function):
-
-        @functools.wraps(function)
-        def generate(*args: Any, **kwargs: Any) -> Any:
-            with profiling(fixed or f"{_class_name(args)}.{method}", config):
-                return (yield from function(*args, **kwargs))
-
-        return generate
+    if any(is_long(function) for is_long in _LONG):
+        return decorated(function, lambda args: profiling(fixed or f"{_class_name(args)}.{method}", config))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -129,38 +126,6 @@ def _profiled(function: Any, name: str | None, config: ProfilingConfig | None) -
             record(fixed or f"{_class_name(args)}.{method}", stop_s - start_s, chosen)
 
     return call
-
-
-def _around_async(function: Any, fixed: str | None, method: str, config: ProfilingConfig | None) -> Any:
-    if inspect.iscoroutinefunction(function):
-
-        @functools.wraps(function)
-        async def run(*args: Any, **kwargs: Any) -> Any:
-            with profiling(fixed or f"{_class_name(args)}.{method}", config):
-                return await function(*args, **kwargs)
-
-        return run
-
-    @functools.wraps(function)
-    async def generate(*args: Any, **kwargs: Any) -> Any:
-        with profiling(fixed or f"{_class_name(args)}.{method}", config):
-            items = function(*args, **kwargs)
-            try:
-                item = await items.__anext__()
-                while True:
-                    try:
-                        sent = yield item
-                    except GeneratorExit:
-                        await items.aclose()
-                        raise
-                    except BaseException as error:  # noqa: BLE001 - it is for the function to handle
-                        item = await items.athrow(error)
-                    else:
-                        item = await items.asend(sent)
-            except StopAsyncIteration:
-                return
-
-    return generate
 
 
 def _names(function: Any) -> tuple[str | None, str]:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
+from tachograph.decorator import decorated
 from tachograph.exceptions import TachographError
 from tachograph.recorder import Guest, Note
 from tachograph.training._attributes import Attribute, Attributes, AttributeValue, attribute_of, attributes_of
-from tachograph.training._decorator import decorated
 from tachograph.training._event import Event
 from tachograph.training._names import StandardEventName, StandardSpanAttributeName, text_of
 from tachograph.training._timestamp import TracingTimestamp
@@ -296,7 +296,7 @@ class Span(Guest, msgspec.Struct, eq=False):
 
     def __call__(self, function: _Function) -> _Function:
         """Use it as a decorator: each call of the function is a span of its own."""
-        return decorated(function, self._again)
+        return decorated(function, lambda _args: self._again())
 
     def _again(self) -> Span:
         """Return a span like this one that has not begun."""

@@ -16,7 +16,6 @@ from tachograph.integrations._job import Job, Names, Plan, is_run
 from tachograph.integrations.lightning._facts import config_of, facts_of, version_of
 from tachograph.integrations.lightning._steps import Steps
 from tachograph.recorder import Run, latest_run
-from tachograph.records import check_run_name
 from tachograph.settings import resolve_settings
 from tachograph.training import Span, checkpoint_load, checkpoint_save, recorder_of
 
@@ -41,8 +40,6 @@ class Session:
     """The number that a checkpoint has which was saved after the first step; metrics count from 0."""
 
     def __init__(self, plan: Plan) -> None:
-        if plan.name is not None:
-            check_run_name(plan.name)
         self.plan = plan
         self.job = Job("lightning", plan)
         self.has_callback = False
