@@ -29,15 +29,15 @@ SHOTS = {
     "timeline": ("#/run/greyjacket/timeline", "dark", (1280, 720)),
     "health": ("#/run/unstable/health", "light", (1280, 960)),
     "events": ("#/run/resumed/events", "light", (1280, 620)),
-    "completions": ("#/run/grpo/completions?q=apples", "light", (1280, 620)),
-    "control": ("#/run/greyjacket/control", "light", (1280, 620)),
+    "completions": ("#/run/grpo/completions", "light", (1280, 620)),
+    "control": ("#/run/greyjacket/control", "light", (1280, 800)),
     "phone": ("#/run/greyjacket/charts", "dark", (390, 780)),
 }
 
 
 def _answer(run: tachograph.Run, source: random.Random) -> None:
     """Record answers that become better."""
-    with tachograph.Completions(run, every=20, max_buffer=32) as completions:
+    with tachograph.Completions(run, every=20, max_buffer=64) as completions:
         for step in range(200):
             for _ in range(2):
                 first, second = source.randint(2, 9), source.randint(2, 9)
