@@ -113,7 +113,7 @@ def test_a_rank_without_a_first_one_writes_nothing_and_does_not_wait(logs, monke
     run = tacho.init("alone", log_dir=str(logs), console=False)
     run.log({"a": 1.0}, step=0)
     run.log_validation({"loss": 1.0})
-    assert run.finish()
+    run.finish()
     assert time.monotonic() - began_s < 3
     assert not logs.exists() or not list(logs.iterdir())
 
@@ -130,6 +130,32 @@ def test_the_run_of_another_job_is_not_taken(logs, monkeypatch):
     assert find_job(str(logs), job + "0", 0.0) is None
     assert find_job(str(logs), "", 0.0) is None
     run.finish()
+
+
+def test_each_run_of_a_job_has_its_ranks(logs, script):
+    job = {"WORLD_SIZE": "2", "MASTER_PORT": "29513"}
+    source = """
+        import sys, time
+        import tachograph as tacho
+        for name in ("one", "two"):
+            with tacho.init(name, log_dir=sys.argv[1], console=False, flush_interval_s=0.05) as run:
+                run.event("note", text=name)
+                time.sleep(1.5)
+    """
+    processes = [script(source, logs, env={**job, "RANK": rank}) for rank in "01"]
+    for process in processes:
+        process.ok()
+    for name in ("one", "two"):
+        text = (logs / name / "ranks" / "00001.jsonl").read_text()
+        assert f'"text":"{name}"' in text and text.count('"event":"start"') == 1
+
+
+def test_a_rank_that_finds_nobody_says_that_its_records_are_lost(logs, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    run = tacho.init("alone", log_dir=str(logs))
+    assert not run.finish()
+    assert "could not be written" in capsys.readouterr().out
 
 
 def test_what_a_killed_rank_wrote_is_there(logs, script, monkeypatch):

@@ -49,19 +49,19 @@ def local_rank() -> int | None:
 
 
 def job_id() -> str:
-    """Return a text that all processes of a job share and no other job at the same time; empty if there is one alone.
+    """Return a text that all processes of a job share, as far as its launcher tells them apart; empty for one alone.
 
-    A restarted job has another one.
+    A job that torchrun restarts has another one.
     """
     if world_size() <= 1:
         return ""
-    said = os.environ.get("TACHO_JOB_ID")
-    if said:
-        return f"{said}:{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
     known = [os.environ.get(variable, "") for variable in _JOB_VARIABLES]
-    if any(known):
+    address = os.environ.get("MASTER_ADDR", "")
+    if address.startswith("127.") or address in {"", "localhost", "::1"}:
+        known.append(socket.gethostname())  # then all are on one machine, and others may call theirs the same
+    if any(known[: len(_JOB_VARIABLES)]):
         return ":".join(known)
-    return f"{socket.gethostname()}:{os.getppid()}"  # started by one process, as `torch.multiprocessing.spawn` does
+    return f"{known[-1]}:{os.getppid()}"  # started by one process, as `torch.multiprocessing.spawn` does
 
 
 def _placed() -> tuple[int, int]:

@@ -287,6 +287,64 @@ def test_each_trainer_of_a_process_has_its_run(tmp_path, logs):
     assert [update["num_iterations"] for update in updates] == [2, 3]
 
 
+def test_a_checkpoint_knows_its_run_among_those_of_a_name(tmp_path, logs):
+    saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+    for folder in ("one", "two"):
+        callback = callback_into(logs, "exp")
+        trainer_in(tmp_path / folder, callback, **saving).train()
+        callback.finish()
+    callback = callback_into(logs, "exp")
+    trainer_in(tmp_path / "two", callback, **{**saving, "max_steps": 4}).train(resume_from_checkpoint=True)
+    callback.finish()
+    assert [len(read(name, logs).attempts) for name in ("exp", "exp-2")] == [1, 2]
+    said = json.loads((tmp_path / "two" / "out" / "checkpoint-4" / "tachograph.json").read_text())
+    assert said["run_name"] == "exp-2"
+    assert not Path(said["log_dir"]).is_absolute()
+
+
+def test_what_a_checkpoint_says_need_not_make_sense(tmp_path, logs):
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    trainer_in(tmp_path, max_steps=2, **saving).train()
+    (tmp_path / "out" / "checkpoint-2" / "tachograph.json").write_text('{"run_name": "team/exp", "run_id": 7}')
+    callback = callback_into(logs)
+    trainer_in(tmp_path, callback, max_steps=4, **saving).train(resume_from_checkpoint=True)
+    callback.finish()
+    assert read("hf", logs).state == "finished"
+
+
+def test_another_trainer_that_only_evaluates_is_a_part_of_the_training(tmp_path, logs):
+    class Evaluates(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                trainer_in(tmp_path / "other", callback_into(logs, "other")).evaluate()
+
+    callback = callback_into(logs)
+    trainer_in(tmp_path, callback, Evaluates(), max_steps=6).train()
+    callback.finish()
+    assert [path.name for path in logs.iterdir()] == ["hf"]
+    assert list(read("hf", logs).series("train_loss").steps) == [2, 4, 6]
+
+
+def test_a_run_that_the_user_ends_stays_ended(tmp_path, logs):
+    class Ends(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                callback.finish()
+
+    callback = callback_into(logs)
+    trainer_in(tmp_path, callback, Ends(), max_steps=6, eval_strategy="steps", eval_steps=2).train()
+    assert read("hf", logs).counts["start"] == read("hf", logs).counts["end"] == 1
+
+
+def test_training_anew_is_another_run(tmp_path, logs):
+    callback = callback_into(logs)
+    trainer = trainer_in(tmp_path, callback, max_steps=2)
+    trainer.train()
+    trainer.train()
+    callback.finish()
+    assert sorted(path.name for path in logs.iterdir()) == ["hf", "hf-2"]
+
+
 def test_mistakes_are_told_when_it_is_made():
     for wrong, what in (
         ({"log_evry": 3}, "unknown setting 'log_evry'.*log_every"),
@@ -350,22 +408,24 @@ def test_two_ranks_agree_when_to_stop(tmp_path, logs):
         tmp_path,
         """
         import os
-        callback = callback_into(folder / "logs", control_interval_s=0.05, flush_interval_s=0.05)
-        asks = [Asks("hf", folder / "logs", 4, stop=True)] if os.environ["RANK"] == "0" else []
-        trainer = trainer_in(folder, callback, *asks, max_steps=50)
+        callback = callback_into(folder / "logs", control_interval_s=0.05, flush_interval_s=0.05, control_gap_s=0)
+        logs = folder / "logs"
+        asks = [Asks("hf", logs, 4, log_every=15), Asks("hf", logs, 40, stop=True)]
+        trainer = trainer_in(folder, callback, *(asks if os.environ["RANK"] == "0" else []), max_steps=200)
         trainer.train()
         (folder / f"stopped-{os.environ['RANK']}").write_text(str(trainer.state.global_step))
         """,
         *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    # They agree where the trainer logs: every second step.
-    assert [(tmp_path / f"stopped-{rank}").read_text() for rank in (0, 1)] == ["6", "6"]
+    # They agree every second step, as often as the trainer was told to log; and log together, or it would wait for ever.
+    assert [(tmp_path / f"stopped-{rank}").read_text() for rank in (0, 1)] == ["42", "42"]
     history = read("hf", logs)
     assert [(view.rank, view.state, view.num_iterations) for view in history.ranks] == [
-        (0, "finished", 6),
-        (1, "finished", 6),
+        (0, "finished", 42),
+        (1, "finished", 42),
     ]
+    assert list(history.series("train_loss").steps) == [2, 4, 6, 15, 30]
     assert history.attempts[0].start["world_size"] == 2
     light = [json.loads(line) for line in (logs / "hf" / "ranks" / "00001.jsonl").read_text().splitlines()]
     assert light[0]["rank"] == 1

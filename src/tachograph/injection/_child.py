@@ -59,6 +59,8 @@ class _Child:
         def tell(run: Any) -> None:
             if run.folder is not None:
                 leave_word(self._order, "run", {"folder": str(run.folder.path), "name": run.name})
+            elif run.enabled:
+                leave_word(self._order, "rank", {"name": run.name})
 
         module.when_begun.append(tell)
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -75,12 +74,15 @@ def launch(
     with _folder() as letters:
         order = Order(letters, name, _name_of(command), resume, tuple(tags))
         pid, returncode = _run(command, _environment(order, settings), output)
-        runs, errors, faults = (words(letters, kind) for kind in ("run", "error", "fault"))
+        runs, others, errors, faults = (words(letters, kind) for kind in ("run", "rank", "error", "fault"))
     told = _of_program(runs, pid)
     if told is not None:
         folder = RunFolder(told["folder"])
         _close(folder, _end(returncode), output)
         return Launch(returncode, str(folder.path), saw_training=True)
+    if others:
+        elsewhere = "its processes are of a job whose first rank records elsewhere"
+        return Launch(returncode, None, saw_training=True, why=elsewhere)
     fault = _of_program(faults, pid)
     why = f"{fault['python']}: {fault['fault']}" if fault is not None else None
     try:
@@ -184,8 +186,6 @@ def _environment(order: Order, settings: Mapping[str, Any]) -> dict[str, str]:
     environment["PYTHONPATH"] = bootstrap + os.pathsep + theirs if theirs else bootstrap
     for setting, value in settings.items():
         environment[f"TACHO_{setting.upper()}"] = str(value)
-    if not environment.get("RANK"):  # else we are one of several launchers, and their launcher names the job
-        environment["TACHO_JOB_ID"] = uuid.uuid4().hex
     return environment
 
 
@@ -293,6 +293,8 @@ def _close(folder: RunFolder, end: Mapping[str, Any], output: Output | None) -> 
     if found.state in {RunState.FINISHED, RunState.FAILED}:
         if found.state is RunState.FAILED:
             end["status"] = "failed"
+        elif found.reason != "exit":
+            end["status"], end["reason"] = "finished", found.reason  # by the program itself, before whatever came later
         if found.reason and (end["status"] == "finished" or found.state is RunState.FAILED):
             end["reason"] = found.reason
     with contextlib.suppress(OSError):  # a full disk, or the folder was deleted: what the program recorded is there

@@ -43,10 +43,11 @@ class _Tail:
         kept: deque[str] = deque()
         num_chars = 0
         for line in reversed(lines):
-            num_chars += len(line) + 1
-            if len(kept) >= _MOST_LINES or num_chars > _MOST_BYTES:
+            room = _MOST_BYTES - num_chars
+            if len(kept) >= _MOST_LINES or room <= 0:
                 break
-            kept.appendleft(line)
+            kept.appendleft(line if len(line) <= room else f"…{line[-room:]}")
+            num_chars += len(line) + 1
         return "\n".join(kept).strip("\n")
 
 

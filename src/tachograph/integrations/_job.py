@@ -56,6 +56,8 @@ class Asked(NamedTuple):
 
     stop: bool
     checkpoint: bool
+    log_every: int = 1
+    """Steps per step record, as it is now."""
 
 
 class Plan:
@@ -91,6 +93,7 @@ class Job:
     Attributes:
         run: the run it is recorded in, once it has begun.
         owns_run: whether it was begun for this job and ends with it.
+        first_step: what the first step is called: 1 where steps are counted when they are done.
         world_size: how many processes train together, as of when the run or the loop began.
     """
 
@@ -106,6 +109,7 @@ class Job:
         self.owns_run = False
         self.world_size = 1
         self._num_done = 0
+        self.first_step = 0
 
     # The run -------------------------------------------------------------------------------------------------------
 
@@ -138,7 +142,9 @@ class Job:
             return self.run
         facts = {key: value for key, value in (facts or {}).items() if value is not None}
         live = self._plan.run or _live_run()
-        if live is None or (_owners and _owners[-1].run is live and _owners[-1] is not self):
+        owner = _owners[-1] if _owners and _owners[-1].run is live and _owners[-1] is not self else None
+        # What another trainer does while one trains is a part of that training.
+        if live is None or (owner is not None and not owner.is_in_loop):
             for other in list(_owners):
                 other.finish()
             live = self._begin_own(name, config, facts, resume)
@@ -164,7 +170,7 @@ class Job:
             if not _forgives:
                 raise
             guard.caught("beginning a run", mistake)
-            run = init(name, enabled=False)
+            run = init(enabled=False)
         self.owns_run = True
         _owners.append(self)
         return run
@@ -219,6 +225,12 @@ class Job:
     def _hear_last_words(self) -> None:
         if self._recorder is not None:
             self._recorder.hear_last_words()
+
+    def let_go(self, tell: Callable[[], None]) -> None:
+        """Look at the run no more, which goes on; what was to be called before it ends is not."""
+        self._close_tracer()
+        if self._recorder is not None and tell in self._recorder.before_close:
+            self._recorder.before_close.remove(tell)
 
     def _close_tracer(self) -> None:
         if self._tracer is not None:
@@ -291,7 +303,7 @@ class Job:
 
     def _between_steps(self) -> None:
         if self._tracer is not None:
-            self._tracer.step(self._num_done)
+            self._tracer.step(self._num_done - 1 + self.first_step)
         run = self.run
         if run is not None and run._panel.has_ready:  # a loop that logs seldom is steered all the same
             run._panel.apply()
@@ -332,9 +344,8 @@ class Job:
         """
         stop = self.run is not None and self.run.should_stop
         checkpoint = self.run is not None and self.run.should_checkpoint
-        if self.world_size > 1:
-            stop, checkpoint = _told_by_first(stop, checkpoint)
-        return Asked(stop, checkpoint)
+        asked = Asked(stop, checkpoint, self.run.log_every if self.run is not None else 1)
+        return _told_by_first(asked) if self.world_size > 1 else asked
 
 
 def is_run(log_dir: str, name: str, run_id: Any) -> bool:
@@ -374,14 +385,14 @@ def _process_start_msec() -> float | None:
     return began_s * 1000 if 0 < time.time() - began_s < _LONGEST_START_S else None
 
 
-def _told_by_first(stop: bool, checkpoint: bool) -> tuple[bool, bool]:
+def _told_by_first(asked: Asked) -> Asked:
     """Return what rank 0 says, on all ranks of torch's process group."""
     torch: Any = sys.modules.get("torch")
     distributed: Any = sys.modules.get("torch.distributed")
     if torch is None or distributed is None or not (distributed.is_available() and distributed.is_initialized()):
-        return stop, checkpoint
+        return asked
     device = "cuda" if "nccl" in str(distributed.get_backend()) else "cpu"
-    told = torch.tensor([stop, checkpoint], dtype=torch.uint8, device=device)
+    told = torch.tensor(list(map(int, asked)), dtype=torch.int64, device=device)
     distributed.broadcast(told, src=0)
-    first, second = told.tolist()
-    return bool(first), bool(second)
+    stop, checkpoint, log_every = told.tolist()
+    return Asked(bool(stop), bool(checkpoint), log_every)

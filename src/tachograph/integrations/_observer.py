@@ -15,6 +15,7 @@ import functools
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -42,6 +43,9 @@ _ITERATION = Names.TRAINING_SINGLE_ITERATION
 _SAVES = frozenset({Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC})
 
 _shared: list[Observer] = []
+
+_steps_seen: weakref.WeakKeyDictionary[Run, int] = weakref.WeakKeyDictionary()
+"""Of each run, the steps that were seen by one that looks no more: the next goes on there."""
 
 
 def shared() -> Observer | None:
@@ -328,6 +332,8 @@ class Observer:
         run = self._job.begin(method=self.method, version=sys.modules["torch"].__version__, facts=facts)
         self._cannot_begin = False
         self._job.before_end(self.close)
+        if self.num_steps == 0:
+            self.num_steps = self._epoch_step = _steps_seen.get(run, 0)
         if run.resumed:
             self.num_steps = self._epoch_step = steps_before(run, optimizer)
 
@@ -481,3 +487,6 @@ class Observer:
         elif not self.sees_steps:
             self._end_batch(perf_counter())
         self._job.end_loop()
+        self._job.let_go(self.close)
+        if self._job.run is not None:
+            _steps_seen[self._job.run] = self.num_steps

@@ -72,7 +72,8 @@ def saved_run(args: TrainingArguments, state: TrainerState, trainer: Any) -> dic
         except (OSError, ValueError):
             continue
         if isinstance(said, dict):
-            return {str(name): str(value) for name, value in said.items()}
+            known = {str(name): str(value) for name, value in said.items()}
+            return {**known, "log_dir": os.path.normpath(os.path.join(place, known.get("log_dir", "")))}
     return {}
 
 

@@ -119,6 +119,7 @@ class TachographCallback(keras.callbacks.Callback):
             size = self._batch_size * _per_step(optimizer)
             facts |= {"batch_size": self._batch_size, "effective_batch_size": size}
         config = {"model": _model_config(model), "optimizer": _config_of(optimizer), "fit": dict(params)}
+        self._job.first_step = 1
         return self._job.begin(config=config, facts=facts, version=keras.__version__)
 
     # Training ------------------------------------------------------------------------------------------------------

@@ -104,6 +104,9 @@ class TachographCallback(TrainerCallback):
         self._batch_s = 0.0
         self._batch_size = 1
         self._log_every: int | None = None
+        self._ask_every = 1
+        self._is_training = self._has_trained = False
+        self._accelerator: Any = None
         self._num_since_log = 0
         self._busy_s = 0.0
         self._init: tuple[float, float] | None = None
@@ -145,6 +148,11 @@ class TachographCallback(TrainerCallback):
 
     def _begin_training(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any]) -> None:
         trainer = trainer_of(self)
+        if self._has_trained and not state.global_step and self._job.owns_run:
+            self._job.finish()  # training from the start again is another run
+            self._job = Job("transformers", self._plan)
+        self._is_training = self._has_trained = True
+        self._ask_every = min(max(1, int(state.logging_steps or 1)), _ASK_EVERY)
         run = self._begin(args, state, kwargs.get("model"), trainer)
         job = self._job
         self._batch_size = global_batch_size(args, state)
@@ -175,27 +183,48 @@ class TachographCallback(TrainerCallback):
         if self._capture is not None:
             self._capture.close()
             self._capture = None
+        self._is_training = False
+        self._detach()
         self._job.end_loop()
         self._job.finish_if_interactive()
 
     def _begin(self, args: TrainingArguments, state: TrainerState, model: Any, trainer: Any) -> Run:
         if self._job.is_open and self._job.run is not None:
             return self._job.run
-        saved = saved_run(args, state, trainer) if state.global_step else {}
-        log_dir = str(self._plan.settings.get("log_dir") or saved.get("log_dir"))
-        is_known = bool(saved) and is_run(log_dir, saved.get("run_name", ""), saved.get("run_id"))
-        if is_known:
-            self._plan.settings["log_dir"] = log_dir
+        plan, resume = self._plan_to_go_on(saved_run(args, state, trainer) if state.global_step else None)
+        self._job = Job("transformers", plan)
+        self._job.first_step = 1
         facts = {**argument_facts(args, state), **model_facts(model)}
         facts["trainer"] = type(trainer).__name__ if trainer is not None else None
         return self._job.begin(
-            name=saved.get("run_name") or self.default_name or run_name(args),
+            name=self.default_name or run_name(args),
             config=config_of(args, model),
             facts=facts,
-            # A checkpoint without word of a run may be of one that was recorded in another way.
-            resume=state.global_step > 0 and (is_known or not saved),
+            resume=resume,
             version=transformers.__version__,
         )
+
+    def _plan_to_go_on(self, saved: Mapping[str, str] | None) -> tuple[Plan, bool]:
+        """Return the plan for a run, and whether it continues one: our own from before, or that of a checkpoint.
+
+        Args:
+            saved: what the checkpoint says of the run that saved it; None if training does not go on from one.
+        """
+        plan, before = self._plan, self._job.run
+        if plan.run is not None:
+            return plan, False
+        if before is not None and self._job.owns_run and before.folder is not None:
+            settings = {**plan.settings, "log_dir": str(before.folder.path.parent)}
+            return Plan(None, before.folder.name, settings), True
+        if saved is None:
+            return plan, False
+        name = saved.get("run_name", "")
+        log_dir = str(plan.settings.get("log_dir") or saved.get("log_dir"))
+        is_asked_for = plan.name in {None, name, saved.get("asked_name")}
+        if is_asked_for and is_run(log_dir, name, saved.get("run_id")):
+            return Plan(None, name, {**plan.settings, "log_dir": log_dir}), True
+        # A checkpoint without word of a run may be of one that was recorded in another way.
+        return plan, not saved
 
     def _attach(self, trainer: Any, run: Run) -> None:
         """Look where callbacks do not reach: at the backward pass, and at what a TRL trainer generates."""
@@ -204,6 +233,7 @@ class TachographCallback(TrainerCallback):
         accelerator = getattr(trainer, "accelerator", None)
         if accelerator is not None and not hasattr(accelerator.backward, "_tachograph"):
             accelerator.backward = self._marking_backward(accelerator.backward)
+            self._accelerator = accelerator
         if self._completions is None or self._capture is not None:
             return
         with guard("capturing completions"):
@@ -215,16 +245,23 @@ class TachographCallback(TrainerCallback):
     def _marking_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(backward)
         def marked(*arguments: Any, **named: Any) -> Any:
-            is_ours = len(self._marks) > 0
-            if is_ours:
-                self._marks.mark(Names.MODEL_FORWARD)
+            self._mark(Names.MODEL_FORWARD)
             result = backward(*arguments, **named)
-            if is_ours:
-                self._marks.mark(Names.MODEL_BACKWARD)
+            self._mark(Names.MODEL_BACKWARD)
             return result
 
         marked._tachograph = True  # type: ignore[attr-defined]
         return marked
+
+    @_guarded
+    def _mark(self, ended: Names) -> None:
+        if len(self._marks):
+            self._marks.mark(ended)
+
+    def _detach(self) -> None:
+        accelerator, self._accelerator = self._accelerator, None
+        if accelerator is not None and hasattr(vars(accelerator).get("backward"), "_tachograph"):
+            del accelerator.backward
 
     def see(self, trainer: Any) -> None:
         """Time the loading of a checkpoint, which happens before the trainer tells its callbacks anything."""
@@ -297,17 +334,15 @@ class TachographCallback(TrainerCallback):
         run = self._job.run
         if run is None:
             return
-        if self._job.world_size > 1:
-            every = min(max(1, int(state.logging_steps or 1)), _ASK_EVERY)
-            if state.global_step % every:
-                return
+        if self._job.world_size > 1 and state.global_step % self._ask_every:
+            return
         asked = self._job.asked()
         if asked.checkpoint:
             control.should_save = True
         if asked.stop:
             control.should_training_stop = True
-        if run.log_every != self._log_every:
-            self._log_every = state.logging_steps = run.log_every
+        if asked.log_every != self._log_every:  # of all ranks at the same step, for the trainer gathers where it logs
+            self._log_every = state.logging_steps = asked.log_every
 
     # What the trainer tells afterwards -----------------------------------------------------------------------------
 
@@ -347,7 +382,7 @@ class TachographCallback(TrainerCallback):
         """A batch was evaluated; the first of them tells that an evaluation goes on."""
         now_s = perf_counter()
         if self._evaluation is None:
-            if not self._job.is_open:
+            if not self._job.is_open and not self._is_training:  # else the user has ended the run meanwhile
                 self._begin(args, state, kwargs.get("model"), trainer_of(self))
             is_test = is_inside("predict")
             began_s = self._mark_s if self._job.is_in_loop else now_s
@@ -407,7 +442,12 @@ class TachographCallback(TrainerCallback):
         span = self._job.begin_span(checkpoint_save(state.global_step, path=path), self._mark_s)
         self._job.end_span(span)
         if run.folder is not None and os.path.isdir(path):
-            where = {"run_name": run.name, "run_id": run.id, "log_dir": str(run.folder.path.parent)}
+            where = {
+                "run_name": run.name,
+                "run_id": run.id,
+                "asked_name": self._plan.name or "",
+                "log_dir": os.path.relpath(run.folder.path.parent, path),
+            }
             with open(os.path.join(path, RUN_FILE), "w", encoding="utf-8") as file:
                 json.dump(where, file)
         self._mark_s = perf_counter()

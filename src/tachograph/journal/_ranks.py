@@ -13,6 +13,7 @@ import msgspec
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._follower import read_records
 from tachograph.journal._liveness import RunState, judge, read_heartbeat, state_at_end
+from tachograph.journal._overview import overview
 from tachograph.records import finite
 
 __all__ = ["RankView", "find_job", "read_ranks"]
@@ -37,13 +38,14 @@ class RankView(msgspec.Struct, kw_only=True):
     """Why it ended, if it said so."""
 
 
-def find_job(log_dir: str, job: str, since_s: float) -> RunFolder | None:
+def find_job(log_dir: str, job: str, since_s: float, name: str | None = None) -> RunFolder | None:
     """Return the run that rank 0 of a job is recording, or None as long as there is none.
 
     Args:
         log_dir: the folder that holds the runs.
         job: what `tachograph.ranks.job_id` returns in all processes of the job.
-        since_s: wall time since when a sign of life of rank 0 counts even if its process has ended by now.
+        since_s: wall time since when a sign of life of rank 0 counts even if its run has ended by now.
+        name: what the run was asked to be called, to which rank 0 may have added a number; None: anything.
     """
     if not job:
         return None
@@ -58,8 +60,10 @@ def find_job(log_dir: str, job: str, since_s: float) -> RunFolder | None:
         heartbeat = read_heartbeat(folder.heartbeat)
         if heartbeat is None or heartbeat.job != job:
             continue
-        # An earlier job may have had the same name; its process is gone.
-        if heartbeat.time >= since_s or judge(None, heartbeat) is RunState.RUNNING:
+        if name is not None and not re.fullmatch(rf"{re.escape(name)}(-\d+)?", folder.name):
+            continue
+        # An earlier run of the job, or an earlier job that was called the same, has ended.
+        if heartbeat.time >= since_s or overview(folder).state is RunState.RUNNING:
             return folder
     return None
 

@@ -87,8 +87,7 @@ def _record(
     )
 
     def make_files(tell: Tell, breathe: Callable[[], None]) -> RunFiles:
-        job = ranks.job_id()
-        return RunFiles(claim, run_id, clock, csv=settings.csv, job=job, tell=tell, breathe=breathe)
+        return RunFiles(claim, run_id, clock, csv=settings.csv, tell=tell, breathe=breathe)
 
     writer = Writer(make_files, settings, pipeline, anchor, clock)
     files = writer.files
@@ -140,7 +139,7 @@ def _record_rank(name: str, rank: int, settings: Settings, known: Mapping[str, A
     anchor = WallAnchor(clock)
     pipeline = Pipeline(anchor, log_every=settings.log_every)
     writer = Writer(
-        lambda tell, breathe: RankFiles(settings.log_dir, ranks.job_id(), rank, clock),
+        lambda tell, breathe: RankFiles(settings.log_dir, name, rank, clock),
         settings,
         pipeline,
         anchor,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from tachograph import ranks
 from tachograph.clock import Clock
 from tachograph.journal import (
     Appender,
@@ -88,12 +89,11 @@ class RunFiles:
     """The claimed folder with its journal, mirror, heartbeat and control file. Used by the writer's thread alone."""
 
     def __init__(
-        self, claim: Claim, run_id: str, clock: Clock, *, csv: bool, job: str, tell: Tell, breathe: Callable[[], None]
+        self, claim: Claim, run_id: str, clock: Clock, *, csv: bool, tell: Tell, breathe: Callable[[], None]
     ) -> None:
         self._claim = claim
         self._run_id = run_id
         self._clock = clock
-        self._job = job
         self._tell = tell
         self._breathe_out = breathe
         self._process = this_process()
@@ -206,7 +206,7 @@ class RunFiles:
             num_dropped=num_dropped,
             num_open_alerts=num_alerts[0],
             num_critical_alerts=num_alerts[1],
-            job=self._job,
+            job=ranks.job_id(),  # a framework may set the process group up after the run has begun
         )
         with contextlib.suppress(OSError):  # a full disk; readers still have the pid
             atomic_write(self.folder.heartbeat, msgspec.json.encode(heartbeat))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tachograph import ranks
 from tachograph.clock import Clock
 from tachograph.journal import (
     Appender,
@@ -30,16 +32,16 @@ __all__ = ["RankFiles"]
 
 _MOST_PENDING_BYTES = 1 << 20
 _LONGEST_PAUSE_S = 30.0
+_MADE_UP = re.compile(r"run-\d{8}_\d{6}")
+"""A name that was made of the time, which differs from rank to rank."""
 
 
 class RankFiles:
     """The journal of one rank. Used by the writer's thread alone."""
 
-    is_lost = False
-
-    def __init__(self, log_dir: str, job: str, rank: int, clock: Clock) -> None:
+    def __init__(self, log_dir: str, name: str, rank: int, clock: Clock) -> None:
         self._log_dir = os.path.abspath(log_dir)  # the training code may change its folder
-        self._job = job
+        self._name = None if _MADE_UP.fullmatch(name) else name
         self._rank = rank
         self._clock = clock
         self._process = this_process()
@@ -48,6 +50,7 @@ class RankFiles:
         self._found: RunFolder | None = None
         self._appender: Appender | None = None
         self._early = bytearray()
+        self.is_lost = False
         self.control_file = ControlFile(self.folder)
 
     @property
@@ -78,12 +81,15 @@ class RankFiles:
             now_s = self._clock.steady_s()
             if now_s >= self._look_at_s:
                 self._look_at_s = now_s + min(0.1 * (now_s - self._born_s), _LONGEST_PAUSE_S)
-                self._found = find_job(self._log_dir, self._job, self._began_s)
-            if self._found is not None:
-                self._open(self._found)
+                self._look()
         elif not self._appender.is_in_place():
             with contextlib.suppress(OSError):  # the whole folder is gone; rank 0 puts it back, and we look again
                 self._appender.restore()
+
+    def _look(self) -> None:
+        self._found = find_job(self._log_dir, ranks.job_id(), self._began_s, self._name)
+        if self._found is not None:
+            self._open(self._found)
 
     def _open(self, folder: RunFolder) -> None:
         path = folder.rank_journal(self._rank)
@@ -108,7 +114,7 @@ class RankFiles:
             journal_bytes=self._appender.size_bytes,
             num_waiting=num_waiting,
             num_dropped=num_dropped,
-            job=self._job,
+            job=ranks.job_id(),
         )
         path = self._found.rank_heartbeat(self._rank)
         with contextlib.suppress(OSError):
@@ -123,6 +129,9 @@ class RankFiles:
 
     def close(self) -> None:
         """Put everything on the disk."""
+        if self._appender is None and self._early:
+            self._look()
+            self.is_lost = self._appender is None
         if self._appender is not None:
             self._appender.sync()
             self._appender.close()

@@ -82,7 +82,8 @@ class _EvaluationHooks(Joining):
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """A validation begins, or the check before training that it works."""
         self._settle(trainer)
-        self._begin(trainer, pl_module)
+        if self._session.run is None:  # else the user may have ended it
+            self._begin(trainer, pl_module)
         self._begin_evaluation(trainer, validation_loop())
         if trainer.sanity_checking and self._evaluation is not None:
             self._evaluation.add_attribute("sanity_check", True)

@@ -125,8 +125,12 @@ class TachographLogger(Joining):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Record metrics of a step; those of a validation or a test are told by their names."""
         session = self._session
-        run = session.begin()
+        if session.run is None:
+            session.begin()  # a mistake in its settings is to be told
         with guard("logging metrics"):
+            run = session.run
+            if run is None or run.status != "running":
+                return  # the user has ended it
             given = dict(metrics)
             if session.has_callback:
                 self._log_rest(run, given, step)
