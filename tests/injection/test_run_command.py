@@ -380,3 +380,15 @@ def test_a_process_that_is_left_behind_is_not_waited_for(tacho, python):
     start_s = time.monotonic()
     assert tacho.run(python, "-c", source, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
     assert time.monotonic() - start_s < 7
+
+
+def test_a_wrong_option_is_called_one(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tachograph", "run", "--nmae", "x", "--", "python", "-c", "0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "No such option" in done.stderr and "--nmae" in done.stderr

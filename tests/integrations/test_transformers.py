@@ -418,7 +418,7 @@ def test_two_ranks_agree_when_to_stop(tmp_path, logs):
         *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    # They agree every second step, as often as the trainer was told to log; and log together, or it would wait for ever.
+    # They agree every second step, as often as the trainer was told to log; and log together, or it would hang.
     assert [(tmp_path / f"stopped-{rank}").read_text() for rank in (0, 1)] == ["42", "42"]
     history = read("hf", logs)
     assert [(view.rank, view.state, view.num_iterations) for view in history.ranks] == [

@@ -16,6 +16,7 @@ from tachograph.journal import RunOverview, RunState, list_runs, overview
 __all__ = ["ls"]
 
 _HEADINGS = ("run", "state", "step", "progress", "loss", "time/step", "duration", "started")
+_SOME_HEADINGS = ("run", "state", "step", "progress", "loss", "started")
 _FEW_HEADINGS = ("run", "state", "step", "loss")
 
 
@@ -37,7 +38,7 @@ def ls(log_dir: str, as_json: bool, states: tuple[str, ...]) -> None:
     if not runs:
         console.print(Text(f"No runs in {os.fspath(log_dir)!r}. Start one with tachograph.init(), or try: tacho demo"))
         return
-    headings = _HEADINGS if console.width >= 78 else _FEW_HEADINGS
+    headings = _HEADINGS if console.width >= 110 else _SOME_HEADINGS if console.width >= 78 else _FEW_HEADINGS
     table = listing(*headings, right={"step", "loss", "time/step"})
     for run in runs:
         cells = _cells(run)

@@ -42,6 +42,8 @@ def run(
     """
     from tachograph.injection import launch
 
+    if command[0].startswith("-") and command[0] != "-m":
+        raise click.NoSuchOption(command[0])
     chosen: dict[str, str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

@@ -220,7 +220,7 @@ def _attempts(history: RunHistory) -> RenderableType:
 
 def _ranks(ranks: list[RankView]) -> RenderableType:
     numbers = ("iterations", "mean iteration", "errors")
-    table = listing("rank", "host", "pid", "state", *numbers, "", right=numbers)
+    table = listing("rank", "host", "pid", "state", *numbers, "", right=numbers, wraps=("",))
     for view in ranks[:_MOST_RANKS]:
         add_row(
             table,
@@ -231,7 +231,7 @@ def _ranks(ranks: list[RankView]) -> RenderableType:
             number(view.num_iterations),
             short_time(view.mean_iteration_s),
             Text(str(view.num_errors), style="bold red") if view.num_errors else "",
-            safe(view.reason or ""),
+            safe(view.error or view.reason or "", 300),
         )
     if len(ranks) > _MOST_RANKS:
         add_row(table, Text(f"… and {len(ranks) - _MOST_RANKS} more", style="dim"))

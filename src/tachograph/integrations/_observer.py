@@ -446,6 +446,8 @@ class Observer:
         known = {name: value for name, value in known.items() if value is not None}
         if known and (self._job.owns_run or self.logs_into_any):
             run.log(known, step=step)
+        if self._job.owns_run and self.method == "inferred":
+            run.refuse("nothing in this script looks at it: a plain loop is only watched; send it a signal instead")
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -72,6 +73,18 @@ class RunOverview(msgspec.Struct, kw_only=True):
         return None if self.step is None else self.step + 1 - self.first_step
 
 
+def _target(records: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return how many steps there will be, as far as a training loop says it."""
+    for record in reversed(records):
+        attributes = record.get("attributes")
+        said = _integer(record.get("train_iterations_target"))
+        if said is None and isinstance(attributes, Mapping):
+            said = _integer(attributes.get("train_iterations_target"))
+        if said is not None:
+            return said
+    return None
+
+
 def overview(folder: RunFolder) -> RunOverview:
     """Summarise a run without reading all of it."""
     heartbeat = read_heartbeat(folder.heartbeat)
@@ -96,8 +109,8 @@ def overview(folder: RunFolder) -> RunOverview:
         step=_latest_step(steps),
         stepped=_number(_last([record for record in tail if record["event"] == "step"], "time")),
         first_step=_integer(start.get("first_step")) or 0,
-        max_steps=_integer(start.get("max_steps")) or _integer(_last(tail, "train_iterations_target")),
-        train_loss=_number(_first_known(_last(tail, "train_loss"), _last(tail, "window/latest_loss"))),
+        max_steps=_integer(start.get("max_steps")) or _target(tail) or _target(ends.begin),
+        train_loss=_number(_first_known(_last(steps, "train_loss"), _last(steps, "window/latest_loss"))),
         sec_per_step=_number(_first_known(_last(tail, "sec_per_step"), _last(tail, "window/iteration_sec_mean"))),
         recent_pace_s=_pace(_steps(tail)),
         pace_s=_overall_pace(ends),

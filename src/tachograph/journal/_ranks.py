@@ -34,6 +34,8 @@ class RankView(msgspec.Struct, kw_only=True):
     """Mean time of an iteration in its last window."""
     last_time: float | None = None
     num_errors: int = 0
+    error: str | None = None
+    """The last of them."""
     reason: str | None = None
     """Why it ended, if it said so."""
 
@@ -90,11 +92,12 @@ def _view(rank: int, records: Iterable[dict[str, Any]], folder: RunFolder) -> Ra
         kind = record["event"]
         view.last_time = finite(record.get("time")) or view.last_time
         if kind == "start":
-            start, end, view.num_errors = record, None, 0
+            start, end, view.num_errors, view.error = record, None, 0, None
         elif kind == "end":
             end = record
         elif kind == "error":
             view.num_errors += 1
+            view.error = f"{record.get('error_type')}: {record.get('error_message')}"
         elif kind == "event" and record.get("name") == "training_metrics_update":
             latest = record.get("current_iteration")
             view.num_iterations = latest + 1 if isinstance(latest, int) else None

@@ -175,6 +175,13 @@ class ControlPanel:
         request, self.profile = self.profile, None
         return request
 
+    def refuse(self, reason: str) -> None:
+        """Reject what waits for the loop to look at it."""
+        for request in (self.stop, self.checkpoint):
+            if request is not None:
+                self._reject(request, reason)
+        self.stop = self.checkpoint = None
+
     def answer(self, request: Request, status: str, **more: Any) -> None:
         """Say what became of a request that was taken."""
         if status == "rejected":

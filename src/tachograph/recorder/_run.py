@@ -191,6 +191,11 @@ class Run(Intake):
         """Whether a reader asked for a checkpoint: true once for each request, on rank 0 alone."""
         return self._panel.checkpoint is not None and self._panel.take_checkpoint()
 
+    def refuse(self, reason: str) -> None:
+        """Answer a request to stop or to save with a no, on behalf of a loop that cannot hear of it."""
+        if self._panel.stop is not None or self._panel.checkpoint is not None:
+            self._panel.refuse(reason)
+
     # The end -------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> bool:

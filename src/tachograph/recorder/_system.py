@@ -67,7 +67,6 @@ class SystemSampler:
         self._gpus = GpuProbe()
         self._last_s = time.monotonic()
         self._last_network = _network_bytes()
-        psutil.cpu_percent(), _this_process().cpu_percent()  # from here on they have something to compare with
         self._thread = threading.Thread(target=self._run, name="tachograph-system", daemon=True)
 
     def start(self) -> None:
@@ -103,6 +102,8 @@ class SystemSampler:
         return fields
 
     def _run(self) -> None:
+        # From here on they have something to compare with, in this thread: psutil keeps it for each.
+        psutil.cpu_percent(), _this_process().cpu_percent()
         wait_s = min(_FIRST_S, self._interval_s)
         while not self._stopping.wait(wait_s):
             with guard("sampling the system"):
