@@ -63,7 +63,7 @@ class Loop:
     def ask(self, steps: Any) -> str:
         """Ask through the file, and wait until the trainer has seen it."""
         request = write_requests(self.folder, {"profile_steps": steps}, source="cli")["profile_steps"]
-        wait_for(lambda: self.answers(request))
+        wait_for(lambda: self.answers(request), timeout_s=60)
         return request
 
     def answers(self, request: str) -> list[dict[str, Any]]:
@@ -72,7 +72,10 @@ class Loop:
 
     def answer(self, request: str) -> dict[str, Any]:
         """The last word on a request."""
-        return wait_for(lambda: [each for each in self.answers(request) if each["status"] != "pending"])[-1]
+        answers = wait_for(
+            lambda: [each for each in self.answers(request) if each["status"] != "pending"], timeout_s=60
+        )
+        return answers[-1]
 
     def rejected(self, request: str) -> str:
         answer = self.answer(request)

@@ -236,7 +236,8 @@ class Run(Intake):
         if self._writer is not None:
             written = self._writer.close(timeout_s)
             if not written:
-                self.say(f"the last records of {self.name!r} could not be written within {timeout_s:g} s")
+                how = f" within {timeout_s:g} s" if time.monotonic() >= deadline_s else ""
+                self.say(f"the last records of {self.name!r} could not be written{how}")
         for follower in self._followers:
             follower.close(0)  # all of them first, so that one that hangs takes no time from the others
         for follower in self._followers:
