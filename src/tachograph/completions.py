@@ -63,7 +63,7 @@ class Completions:
     @property
     def is_recording(self) -> bool:
         """Whether samples are kept: not by a run that is disabled, nor on ranks other than the first."""
-        return self.run.enabled and not isinstance(self.run, LightRun) and not getattr(self.run, "is_light", False)
+        return self.run.enabled and not isinstance(self.run, LightRun)
 
     def add(
         self,

@@ -29,16 +29,21 @@ FAST = {"control_interval_s": 0.05, "flush_interval_s": 0.05, "system_interval_s
 WRAPPED = {"prepare", "init_trackers", "backward", "save_state", "load_state"}
 
 
+def forget_state():
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
 @pytest.fixture(autouse=True)
 def fresh_state(monkeypatch):
     """Accelerate keeps what it knows of the process in singletons, and in variables that other trainers set."""
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    forget_state()  # of trainers in the same process, too
     yield
     torch.set_num_threads(threads)
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
+    forget_state()
 
 
 def tracker_for(logs, **settings):

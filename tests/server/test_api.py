@@ -47,6 +47,15 @@ def test_all_that_is_known_of_a_run(logs, client):
     assert [record["path"] for record in found["checkpoints"]] == ["x"]
 
 
+def test_checkpoints_that_only_spans_tell_of(logs, client):
+    saved = {"event": "event", "time": 1_001.0, "name": "save_checkpoint_success", "current_iteration": 7}
+    write(
+        logs / "r", [START, step(0, loss=1.0), {**saved, "checkpoint_directory": "out/7", "checkpoint_size": 12}, saved]
+    )
+    found = client.get(RUN).json()["checkpoints"]
+    assert [(one["global_step"], one["checkpoint_path"], one["size_bytes"]) for one in found] == [(7, "out/7", 12)]
+
+
 def test_metrics_say_nan_and_infinity_as_texts(logs, client):
     write(logs / "r", [START, step(0, a=1.0, b=math.inf), step(1, a=math.nan, b=-math.inf)])
     found = {metric["name"]: metric for metric in client.get(f"{RUN}/metrics").json()["metrics"]}

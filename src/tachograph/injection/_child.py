@@ -133,10 +133,10 @@ class _Child:
 
     def _lightning_imported(self, module: ModuleType) -> None:
         def add(trainer: Any) -> None:
-            from tachograph.integrations.lightning import callback_for, is_recorded
+            from tachograph.integrations.lightning import TachographCallback
 
-            if not is_recorded(trainer):
-                callback = callback_for(trainer, self._order.name, **self._settings())
+            if not any(isinstance(callback, TachographCallback) for callback in trainer.callbacks):
+                callback = TachographCallback(self._order.name, **self._settings())
                 callback.default_name = self._order.default_name
                 trainer.callbacks.append(callback)
 

@@ -156,8 +156,26 @@ def detail(run: StoredRun) -> RunDetail:
             num_records=digest.counts,
             num_lost_records=digest.num_lost_records,
             num_bad_lines=run.num_bad_lines,
-            checkpoints=marked(digest.latest("checkpoint")[-_MOST_CHECKPOINTS:]),
+            checkpoints=marked(_checkpoints(digest)[-_MOST_CHECKPOINTS:]),
         )
+
+
+def _checkpoints(digest: RunDigest) -> list[dict[str, Any]]:
+    """Return the checkpoints that were logged; where none was, those that spans tell of."""
+    logged = digest.latest("checkpoint")
+    if logged:
+        return logged
+    return [
+        {
+            "event": "checkpoint",
+            "time": record.get("time"),
+            "global_step": record.get("current_iteration"),
+            "checkpoint_path": record.get("checkpoint_directory"),
+            "size_bytes": record.get("checkpoint_size"),
+        }
+        for record in digest.latest("event", "save_checkpoint_success")
+        if record.get("checkpoint_directory")
+    ]
 
 
 def _attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:

@@ -24,7 +24,7 @@ from tachograph.integrations.lightning._watch import watch_checkpoints, watch_cl
 from tachograph.recorder import Run
 from tachograph.training import Span, recorder_of, testing_loop, timed_span, validation_loop
 
-__all__ = ["TachographCallback", "TachographLogger", "callback_for", "is_recorded"]
+__all__ = ["TachographCallback", "TachographLogger"]
 
 _ASK_EVERY = 50
 """Most steps between two times that the ranks of a job agree on what was asked of it."""
@@ -428,16 +428,6 @@ class TachographCallback(_EvaluationHooks):
         if not self._is_idle:
             with guard("marking a checkpoint"):
                 self._session.mark_checkpoint(checkpoint)
-
-
-def is_recorded(trainer: Any) -> bool:
-    """Tell whether a trainer has a callback of ours."""
-    return any(isinstance(callback, TachographCallback) for callback in trainer.callbacks)
-
-
-def callback_for(trainer: Any, name: str | None = None, **settings: Any) -> TachographCallback:
-    """Return a callback to append to the callbacks of a trainer that was made already, of whichever package."""
-    return TachographCallback(name, **settings)
 
 
 def _put_first(trainer: Any, callback: TachographCallback) -> None:
