@@ -15,14 +15,13 @@ import torch
 from accelerate import Accelerator
 
 from tachograph.guard import guard
-from tachograph.integrations._job import Job, Names
+from tachograph.integrations._job import RUN_FILE, Job, Names
 from tachograph.integrations._phases import Marks
 from tachograph.recorder import Run
 from tachograph.training import checkpoint_load, checkpoint_save
 
 __all__ = ["AcceleratorWatch"]
 
-_RUN_FILE = "tachograph.json"
 _MOST_FETCHES = 64
 _MOST_MARKS = 20_000
 
@@ -258,7 +257,7 @@ class AcceleratorWatch:
         if run is None or run.folder is None or not isinstance(folder, (str, os.PathLike)) or not os.path.isdir(folder):
             return
         where = {"run_name": run.name, "run_id": run.id, "log_dir": str(run.folder.path.parent)}
-        with open(os.path.join(folder, _RUN_FILE), "w", encoding="utf-8") as file:
+        with open(os.path.join(folder, RUN_FILE), "w", encoding="utf-8") as file:
             json.dump({**where, "step": self.num_steps}, file)
 
     def _timed_load(self, load: Callable[..., Any]) -> Callable[..., Any]:
@@ -292,7 +291,7 @@ class AcceleratorWatch:
             found = [name for name in os.listdir(folder) if name.rpartition("_")[2].isdecimal()]
             input_dir = os.path.join(folder, max(found, key=lambda name: int(name.rpartition("_")[2])))
         try:
-            with open(os.path.join(os.path.expanduser(input_dir), _RUN_FILE), encoding="utf-8") as file:
+            with open(os.path.join(os.path.expanduser(input_dir), RUN_FILE), encoding="utf-8") as file:
                 step = json.load(file).get("step")
         except (OSError, ValueError):
             return  # saved without us

@@ -133,10 +133,15 @@ def total_of(losses: list[Any]) -> Any:
 
 
 def gradient_norm(groups: list[dict[str, Any]]) -> Any:
-    """Return the norm of all gradients, None if there are none."""
+    """Return the norm of all gradients; None if there are none, or some are spread over several devices.
+
+    The norm of those would be a collective.
+    """
     torch: Any = sys.modules["torch"]
     gradients = [parameter.grad for group in groups for parameter in group["params"] if parameter.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients) if gradients else None
+    if not gradients or any(type(gradient) is not torch.Tensor for gradient in gradients):
+        return None
+    return torch.nn.utils.get_total_norm(gradients)
 
 
 def steps_before(run: Run, optimizer: Any) -> int:

@@ -32,12 +32,29 @@ from tachograph.training import (
     training_loop,
 )
 
-__all__ = ["Asked", "Job", "Names", "Plan", "forgive_mistakes", "is_run"]
+__all__ = [
+    "ASK_EVERY",
+    "RUN_FILE",
+    "Asked",
+    "Job",
+    "Names",
+    "Plan",
+    "forgive_mistakes",
+    "is_interactive",
+    "is_run",
+    "name_from",
+]
 
 Names = StandardTrainingJobSpanName
 
 _ITERATION = Names.TRAINING_SINGLE_ITERATION
 _LONGEST_START_S = 3600.0
+
+ASK_EVERY = 50
+"""Most steps between two times that the ranks of a job agree on what was asked of it."""
+
+RUN_FILE = "tachograph.json"
+"""Where a checkpoint that is a folder says which run saved it."""
 
 _owners: list[Job] = []
 """The job that began a run of its own, until it ends: a process that trains twice has two runs, one after the other."""
@@ -205,7 +222,7 @@ class Job:
 
     def finish_if_interactive(self) -> None:
         """End the run at a prompt or in a notebook, where the process goes on; elsewhere it ends with the process."""
-        if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        if is_interactive():
             self.finish()
 
     def _close_application(self) -> None:
@@ -348,6 +365,17 @@ class Job:
         return _told_by_first(asked) if self.world_size > 1 else asked
 
 
+def name_from(text: Any) -> str | None:
+    """Return a name for a run made of what a framework calls it, None if nothing is left of that."""
+    kept = "".join(letter if letter.isalnum() or letter in "._+=@-" else "-" for letter in str(text or ""))
+    return kept.strip(".- ")[:80] or None
+
+
+def is_interactive() -> bool:
+    """Tell whether somebody sits at a prompt or in a notebook, whose process goes on when training has ended."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+
 def is_run(log_dir: str, name: str, run_id: Any) -> bool:
     """Tell whether the run of that name is the one that a checkpoint speaks of, and not a later one."""
     folder = RunFolder(os.path.join(log_dir, name))
@@ -377,7 +405,7 @@ def _live_run() -> Run | None:
 
 def _process_start_msec() -> float | None:
     """Return when the process began, so that its imports are counted; None at a prompt, which is no part of a job."""
-    if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+    if is_interactive():
         return None
     import psutil
 

@@ -11,7 +11,6 @@ All of it is called by the training thread, and none of it may raise or wait.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
@@ -23,6 +22,7 @@ from typing import Any
 from tachograph.exceptions import ConfigError
 from tachograph.guard import guard
 from tachograph.integrations._by_hand import is_inside, is_marked_by_hand
+from tachograph.integrations._calls import guarded
 from tachograph.integrations._iteration import (
     Compiled,
     Iteration,
@@ -37,7 +37,7 @@ from tachograph.integrations._validation import Validation
 from tachograph.recorder import Run, latest_run
 from tachograph.training import Span, TrainingRecorder, checkpoint_save, current_span
 
-__all__ = ["Observer", "guarded", "share", "shared"]
+__all__ = ["Observer", "share", "shared"]
 
 _ITERATION = Names.TRAINING_SINGLE_ITERATION
 _SAVES = frozenset({Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC})
@@ -56,24 +56,6 @@ def shared() -> Observer | None:
 def share(observer: Observer | None) -> None:
     """Let one follow this process's loop, or none."""
     _shared[:] = [observer] if observer is not None else []
-
-
-def guarded(place: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Keep a fault of ours from the training loop: cheaper than `with guard(…)` where nothing is at fault."""
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def safely(*arguments: Any) -> None:
-            try:
-                function(*arguments)
-            except Exception as fault:
-                guard.caught(place, fault)
-                if guard.strict:
-                    raise
-
-        return safely
-
-    return decorate
 
 
 class Observer:

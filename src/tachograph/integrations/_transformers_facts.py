@@ -11,8 +11,9 @@ from typing import Any
 
 from transformers import TrainerState, TrainingArguments
 
+from tachograph.integrations._job import RUN_FILE, name_from
+
 __all__ = [
-    "RUN_FILE",
     "argument_facts",
     "config_of",
     "global_batch_size",
@@ -21,9 +22,6 @@ __all__ = [
     "saved_run",
     "trainer_of",
 ]
-
-RUN_FILE = "tachograph.json"
-"""Where a checkpoint says which run saved it."""
 
 
 def trainer_of(callback: Any) -> Any:
@@ -80,9 +78,8 @@ def saved_run(args: TrainingArguments, state: TrainerState, trainer: Any) -> dic
 def run_name(args: TrainingArguments) -> str | None:
     """Return a name for the run: the trainer's own, else that of its output folder."""
     for text in (getattr(args, "run_name", None), os.path.basename(os.path.abspath(args.output_dir or ""))):
-        name = "".join(letter if letter.isalnum() or letter in "._+=@-" else "-" for letter in str(text or ""))
-        name = name.strip(".- ")[:80]
-        if name:
+        name = name_from(text)
+        if name is not None:
             return name
     return None
 

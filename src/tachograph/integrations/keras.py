@@ -11,36 +11,24 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 
 from tachograph import ranks
 from tachograph.exceptions import ConfigError
 from tachograph.guard import guard
-from tachograph.integrations._job import Job, Names, Plan
+from tachograph.integrations._calls import called_by
+from tachograph.integrations._job import ASK_EVERY, Job, Names, Plan
 from tachograph.recorder import Run
 from tachograph.training import Span, checkpoint_save, testing_loop, timed_span, validation_loop
 
 __all__ = ["TachographCallback"]
 
-_ASK_EVERY = 50
-"""Most steps between two times that the ranks of a job agree on what was asked of it."""
 
 _SAVING = ("save", "save_weights")
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def _guarded(function: _Function) -> _Function:
-    """Keep a fault of ours from Keras."""
-
-    @functools.wraps(function)
-    def safely(*arguments: Any, **named: Any) -> Any:
-        with guard(f"Keras called {function.__name__}"):
-            function(*arguments, **named)
-
-    return safely  # type: ignore[return-value]
+_guarded = called_by("Keras")
 
 
 class TachographCallback(keras.callbacks.Callback):
@@ -206,7 +194,7 @@ class TachographCallback(keras.callbacks.Callback):
             self._job.end_iteration(start_s + (place + 1) * part_s)
 
     def _steer(self, run: Run, num_done: int) -> None:
-        if ranks.world_size() > 1 and self._num_steps // _ASK_EVERY == (self._num_steps - num_done) // _ASK_EVERY:
+        if ranks.world_size() > 1 and self._num_steps // ASK_EVERY == (self._num_steps - num_done) // ASK_EVERY:
             return
         asked = self._job.asked()
         if asked.stop:

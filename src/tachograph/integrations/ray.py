@@ -18,7 +18,7 @@ from ray.train import UserCallback
 
 from tachograph.exceptions import ConfigError
 from tachograph.guard import guard
-from tachograph.integrations._job import Job, Plan
+from tachograph.integrations._job import Job, Plan, name_from
 from tachograph.integrations._metrics import sort_metrics
 from tachograph.recorder import Run
 from tachograph.records import check_run_name
@@ -94,7 +94,7 @@ class TachographCallback(UserCallback):
         scaling = run_context.scaling_config
         config = {"train_loop_config": run_context.train_loop_config, "num_workers": scaling.num_workers}
         run = self._job.begin(
-            name=_run_name(run_context.run_config.name),
+            name=name_from(run_context.run_config.name),
             config=config,
             facts={"ray_run_id": run_context.run_id, "num_workers": scaling.num_workers},
             method="controller",
@@ -120,8 +120,3 @@ class TachographCallback(UserCallback):
 def _step_of(values: Mapping[str, Any], num_reports: int) -> int:
     """Return the step that a report is of, as it says; else how many there were."""
     return next((values[name] for name in _STEPS if type(values.get(name)) is int), num_reports)
-
-
-def _run_name(name: Any) -> str | None:
-    kept = "".join(letter if letter.isalnum() or letter in "._+=@-" else "-" for letter in str(name or ""))
-    return kept.strip(".- ")[:80] or None

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import transformers
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -19,11 +19,11 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from tachograph.exceptions import ConfigError, TachographError
 from tachograph.guard import guard
-from tachograph.integrations._job import Job, Names, Plan, is_run
+from tachograph.integrations._calls import called_by
+from tachograph.integrations._job import ASK_EVERY, RUN_FILE, Job, Names, Plan, is_run
 from tachograph.integrations._models import model_facts
 from tachograph.integrations._phases import Marks
 from tachograph.integrations._transformers_facts import (
-    RUN_FILE,
     argument_facts,
     config_of,
     global_batch_size,
@@ -44,21 +44,8 @@ from tachograph.training import (
 
 __all__ = ["TachographCallback"]
 
-_ASK_EVERY = 50
-"""Most steps between two times that the ranks of a job agree on what was asked of it."""
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def _guarded(function: _Function) -> _Function:
-    """Keep a fault of ours from the trainer."""
-
-    @functools.wraps(function)
-    def safely(*arguments: Any, **named: Any) -> Any:
-        with guard(f"the trainer called {function.__name__}"):
-            function(*arguments, **named)
-
-    return safely  # type: ignore[return-value]
+_guarded = called_by("the trainer")
 
 
 class TachographCallback(TrainerCallback):
@@ -152,7 +139,7 @@ class TachographCallback(TrainerCallback):
             self._job.finish()  # training from the start again is another run
             self._job = Job("transformers", self._plan)
         self._is_training = self._has_trained = True
-        self._ask_every = min(max(1, int(state.logging_steps or 1)), _ASK_EVERY)
+        self._ask_every = min(max(1, int(state.logging_steps or 1)), ASK_EVERY)
         run = self._begin(args, state, kwargs.get("model"), trainer)
         job = self._job
         self._batch_size = global_batch_size(args, state)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, TypeVar
 
 from tachograph.exceptions import ConfigError, TachographError
 from tachograph.guard import guard
-from tachograph.integrations._job import Asked, Names, Plan
+from tachograph.integrations._calls import called_by
+from tachograph.integrations._job import ASK_EVERY, Asked, Names, Plan, is_interactive
 from tachograph.integrations.lightning._bases import Joining
 from tachograph.integrations.lightning._facts import job_parameters
 from tachograph.integrations.lightning._logger import TachographLogger, named_for
@@ -26,26 +26,18 @@ from tachograph.training import Span, recorder_of, testing_loop, timed_span, val
 
 __all__ = ["TachographCallback", "TachographLogger"]
 
-_ASK_EVERY = 50
-"""Most steps between two times that the ranks of a job agree on what was asked of it."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _hook(function: _Function) -> _Function:
     """Keep a fault of ours from the trainer, and do nothing where another callback of ours is at work."""
-    place = f"Lightning called {function.__name__}"
+    call = called_by("Lightning")(function)
 
     @functools.wraps(function)
     def safely(self: TachographCallback, *arguments: Any, **named: Any) -> None:
-        if self._is_idle:
-            return
-        try:
-            function(self, *arguments, **named)
-        except Exception as fault:
-            guard.caught(place, fault)
-            if guard.strict:
-                raise
+        if not self._is_idle:
+            call(self, *arguments, **named)
 
     return safely  # type: ignore[return-value]
 
@@ -323,7 +315,7 @@ class TachographCallback(_EvaluationHooks):
         self._end_training(trainer, exception)
         if run is not None and not was_inside and isinstance(exception, Exception):
             run.log_error(exception, where=f"trainer.{_value(trainer.state.fn)}")
-        if isinstance(exception, KeyboardInterrupt) or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        if isinstance(exception, KeyboardInterrupt) or is_interactive():
             job.finish(exception)  # the trainer exits after the one, and nobody else hears of the others
 
     # Epochs and steps ----------------------------------------------------------------------------------------------
@@ -412,7 +404,7 @@ class TachographCallback(_EvaluationHooks):
         asked = Asked(stop=False, checkpoint=False)
         with guard("hearing what is asked"):
             if trainer.world_size > 1:
-                every = min(trainer.log_every_n_steps or _ASK_EVERY, _ASK_EVERY)
+                every = min(trainer.log_every_n_steps or ASK_EVERY, ASK_EVERY)
                 if session.num_steps % every == 0:
                     asked = session.job.asked()
             elif run is not None:

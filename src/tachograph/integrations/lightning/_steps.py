@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
+from tachograph.integrations._iteration import gradient_norm
 from tachograph.integrations._job import Job, Names
 from tachograph.integrations._phases import Marks
 
@@ -142,7 +143,8 @@ class Steps:
         if lr is not None:
             self._lr["lr" if place == 0 else f"lr/{place}"] = lr
         if self._grad_norm_every and is_single and (self._global_step + 1) % self._grad_norm_every == 0:
-            self._norm = _gradient_norm(groups)
+            norm = gradient_norm(groups)
+            self._norm = None if norm is None else _read(norm)
         if self._part is not None:
             self._end_part(Names.OPTIMIZER_UPDATE)
         self._part = Names.OPTIMIZER_UPDATE  # since the backward pass ended: a mark costs the GPU's driver some time
@@ -221,11 +223,3 @@ def _mean(losses: list[Any], accumulation: int) -> Any:
     for loss in losses[1:]:
         total = total + loss
     return total * (accumulation / len(losses))
-
-
-def _gradient_norm(groups: list[dict[str, Any]]) -> Any:
-    torch: Any = sys.modules["torch"]
-    gradients = [parameter.grad for group in groups for parameter in group["params"] if parameter.grad is not None]
-    if not gradients or any(type(gradient) is not torch.Tensor for gradient in gradients):
-        return None  # what is spread over several devices would be a collective
-    return _read(torch.nn.utils.get_total_norm(gradients))
