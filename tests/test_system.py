@@ -10,7 +10,7 @@ import pytest
 
 import tachograph
 from tachograph.journal import read
-from tachograph.recorder._gpu import GpuProbe
+from tachograph.nvml import GpuProbe
 from tachograph.recorder._system import SystemSampler, memory_fields
 from tests.conftest import wait_for
 

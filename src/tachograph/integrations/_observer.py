@@ -20,9 +20,8 @@ from time import perf_counter
 from typing import Any
 
 from tachograph.exceptions import ConfigError
-from tachograph.guard import guard
+from tachograph.guard import guard, guarded
 from tachograph.integrations._by_hand import is_inside, is_marked_by_hand
-from tachograph.integrations._calls import guarded
 from tachograph.integrations._iteration import (
     Compiled,
     Iteration,

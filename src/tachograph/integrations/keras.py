@@ -17,8 +17,7 @@ import keras
 
 from tachograph import ranks
 from tachograph.exceptions import ConfigError
-from tachograph.guard import guard
-from tachograph.integrations._calls import called_by
+from tachograph.guard import called_by, guard
 from tachograph.integrations._job import ASK_EVERY, Job, Names, Plan
 from tachograph.recorder import Run
 from tachograph.training import Span, checkpoint_save, testing_loop, timed_span, validation_loop

@@ -18,8 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from tachograph.exceptions import ConfigError, TachographError
-from tachograph.guard import guard
-from tachograph.integrations._calls import called_by
+from tachograph.guard import called_by, guard
 from tachograph.integrations._job import ASK_EVERY, RUN_FILE, Job, Names, Plan, is_run
 from tachograph.integrations._models import model_facts
 from tachograph.integrations._phases import Marks

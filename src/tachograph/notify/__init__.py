@@ -4,13 +4,14 @@ Follows the journal like a sink, keeps what was not sent yet in the run folder, 
 another. A secret is never printed, logged or recorded here.
 """
 
-from tachograph.notify._channel import Channel, DeliveryError, open_channels
+from tachograph.notify._channel import Channel, open_channels
 from tachograph.notify._follower import NotifyFollower
 from tachograph.notify._message import Message
 from tachograph.notify._resolve import resolve_notify, warnings_of
 from tachograph.notify._sample import sample_message
 from tachograph.notify._settings import CHANNELS, EVENTS, NotifyRow, NotifySettings, env_name, notify_table
 from tachograph.notify._template import PLACEHOLDERS
+from tachograph.posting import DeliveryError
 
 __all__ = [
     "CHANNELS",

@@ -1,4 +1,4 @@
-"""What a channel is, and how it says that a message did not arrive."""
+"""What a channel is."""
 
 from __future__ import annotations
 
@@ -8,21 +8,7 @@ from tachograph.notify._message import Message
 from tachograph.notify._secret import Cleaner
 from tachograph.notify._settings import CHANNELS, NotifySettings
 
-__all__ = ["Channel", "DeliveryError", "open_channels"]
-
-
-class DeliveryError(Exception):
-    """A message did not arrive. Its text holds no secret.
-
-    Attributes:
-        may_retry: whether the same message may arrive later.
-        wait_s: how long the receiver asks us to wait, if it does.
-    """
-
-    def __init__(self, reason: str, *, may_retry: bool = False, wait_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.may_retry = may_retry
-        self.wait_s = wait_s
+__all__ = ["Channel", "open_channels"]
 
 
 class Channel(Protocol):

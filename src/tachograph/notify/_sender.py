@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 
 from tachograph.guard import guard
-from tachograph.notify._channel import Channel, DeliveryError
+from tachograph.notify._channel import Channel
 from tachograph.notify._message import Message
 from tachograph.notify._outbox import FRESH_S, Outbox
+from tachograph.posting import DeliveryError
 
 __all__ = ["Sender", "TokenBucket"]
 

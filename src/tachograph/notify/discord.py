@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from tachograph.notify._http import Answer, check, post
 from tachograph.notify._message import Message, advice_of, fields_of, fitted, subject_of
 from tachograph.notify._secret import Cleaner
 from tachograph.notify._settings import DiscordSettings
+from tachograph.posting import Answer, check, post
 from tachograph.records import finite
 
 __all__ = ["DiscordChannel", "open_channel"]
@@ -32,7 +32,7 @@ class DiscordChannel:
 
     def send(self, message: Message, timeout_s: float) -> None:
         """Send a message."""
-        answer = post(self._url, msgspec.json.encode(_payload(message)), {}, timeout_s=timeout_s)
+        answer = post(self._url.reveal, msgspec.json.encode(_payload(message)), {}, timeout_s=timeout_s)
         check(answer._replace(wait_s=_wait_s(answer)), self.clean)
 
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import msgspec
 
-from tachograph.notify._channel import DeliveryError
-from tachograph.notify._http import check, post
 from tachograph.notify._message import Message, advice_of, cut, fields_of, subject_of, text_of
 from tachograph.notify._secret import Cleaner, Secret
 from tachograph.notify._settings import LarkSettings
+from tachograph.posting import DeliveryError, check, post
 
 __all__ = ["LarkChannel", "open_channel", "signature"]
 
@@ -50,7 +49,7 @@ class LarkChannel:
             body = msgspec.json.encode({**_signed(self._settings.secret), **lay_out(message, most_chars)})
             if len(body) <= _MOST_BYTES:
                 break
-        answer = post(self._settings.url, body, {}, timeout_s=timeout_s)
+        answer = post(self._settings.url.reveal, body, {}, timeout_s=timeout_s)
         check(answer, self.clean)
         said = answer.json()
         code = said.get("code", said.get("StatusCode"))

@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 
-from tachograph.notify._channel import DeliveryError
-from tachograph.notify._http import check, post
 from tachograph.notify._message import Message, advice_of, fields_of, fitted, subject_of
 from tachograph.notify._secret import Cleaner
 from tachograph.notify._settings import SlackSettings
+from tachograph.posting import DeliveryError, check, post
 
 __all__ = ["SlackChannel", "open_channel"]
 
@@ -30,7 +29,7 @@ class SlackChannel:
 
     def send(self, message: Message, timeout_s: float) -> None:
         """Send a message."""
-        answer = post(self._url, msgspec.json.encode(_payload(message)), {}, timeout_s=timeout_s)
+        answer = post(self._url.reveal, msgspec.json.encode(_payload(message)), {}, timeout_s=timeout_s)
         check(answer, self.clean)
         if answer.text.strip() != "ok":
             raise DeliveryError(f"Slack answers {self.clean(answer.text, 100)!r} instead of ok")

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from email.message import EmailMessage
 from email.utils import formatdate
 
-from tachograph.notify._channel import DeliveryError
 from tachograph.notify._message import Message, one_line, subject_of, text_of
 from tachograph.notify._secret import Cleaner
 from tachograph.notify._settings import EmailSettings
+from tachograph.posting import DeliveryError
 
 __all__ = ["EmailChannel", "open_channel"]
 

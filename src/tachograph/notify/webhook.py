@@ -12,11 +12,11 @@ import time
 
 import msgspec
 
-from tachograph.notify._http import check, post
 from tachograph.notify._message import Message
 from tachograph.notify._secret import Cleaner
 from tachograph.notify._settings import WebhookSettings
 from tachograph.notify._template import filled
+from tachograph.posting import check, post
 
 __all__ = ["WebhookChannel", "open_channel", "signature"]
 
@@ -42,7 +42,7 @@ class WebhookChannel:
             timestamp = str(int(time.time()))
             headers["X-Tachograph-Timestamp"] = timestamp
             headers["X-Tachograph-Signature"] = f"sha256={signature(timestamp, body, settings.secret.reveal())}"
-        check(post(settings.url, body, headers, timeout_s=timeout_s), self.clean)
+        check(post(settings.url.reveal, body, headers, timeout_s=timeout_s), self.clean)
 
 
 def open_channel(settings: WebhookSettings) -> WebhookChannel:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from tachograph._version import __version__
-from tachograph.recorder._gpu import GpuProbe
+from tachograph.nvml import GpuProbe
 from tachograph.records import mask_arguments, mask_text
 
 __all__ = ["config_facts", "git_facts", "samples_per_step", "system_facts"]

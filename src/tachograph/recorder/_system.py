@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from tachograph.guard import guard
-from tachograph.recorder._gpu import GpuProbe
+from tachograph.nvml import GpuProbe
 
 __all__ = ["SystemSampler", "memory_fields"]
 

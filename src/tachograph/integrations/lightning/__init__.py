@@ -12,8 +12,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from tachograph.exceptions import ConfigError, TachographError
-from tachograph.guard import guard
-from tachograph.integrations._calls import called_by
+from tachograph.guard import called_by, guard
 from tachograph.integrations._job import ASK_EVERY, Asked, Names, Plan, is_interactive
 from tachograph.integrations.lightning._bases import Joining
 from tachograph.integrations.lightning._facts import job_parameters

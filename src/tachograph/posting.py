@@ -9,19 +9,31 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 from tachograph._version import __version__
-from tachograph.notify._channel import DeliveryError
-from tachograph.notify._secret import Cleaner, Secret
 
-__all__ = ["Answer", "check", "post"]
+__all__ = ["Answer", "DeliveryError", "check", "post"]
 
 _MOST_ANSWER_BYTES = 64 << 10
 _LONGEST_WAIT_S = 3_600.0
 _WORTH_ANOTHER_TRY = {408, 425, 429}
+
+
+class DeliveryError(Exception):
+    """A message did not arrive. Its text holds no secret.
+
+    Attributes:
+        may_retry: whether the same message may arrive later.
+        wait_s: how long the receiver asks us to wait, if it does.
+    """
+
+    def __init__(self, reason: str, *, may_retry: bool = False, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.may_retry = may_retry
+        self.wait_s = wait_s
 
 
 class Answer(NamedTuple):
@@ -41,14 +53,20 @@ class Answer(NamedTuple):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A signed message is meant for one address: whoever answers for it cannot send it on to another."""
+    """A message is meant for one address: whoever answers for it cannot send it on to another."""
 
     def redirect_request(self, *_arguments: Any) -> None:
         """Follow none."""
 
 
-def post(url: Secret, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> Answer:
+def post(address: Callable[[], str], body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> Answer:
     """Send a body and return the answer, whatever its status. Proxies of the environment are used.
+
+    Args:
+        address: returns where to; asked at the last moment, so that a secret one is in no traceback.
+        body: what to send.
+        headers: those beside the usual ones.
+        timeout_s: longest wait for the connection, and for each part of the answer.
 
     Raises:
         DeliveryError: if there was no answer.
@@ -56,7 +74,7 @@ def post(url: Secret, body: bytes, headers: Mapping[str, str], *, timeout_s: flo
     deadline_s = time.monotonic() + timeout_s
     headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": f"tachograph/{__version__}", **headers}
     try:
-        request = urllib.request.Request(url.reveal(), body, headers, method="POST")  # noqa: S310 - checked at set-up
+        request = urllib.request.Request(address(), body, headers, method="POST")  # noqa: S310 - checked at set-up
         opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=_context()))
         try:
             response = opener.open(request, timeout=timeout_s)
@@ -75,7 +93,7 @@ def _context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def check(answer: Answer, clean: Cleaner) -> None:
+def check(answer: Answer, clean: Callable[[str, int], str]) -> None:
     """Raise `DeliveryError` unless the status says that the message was taken."""
     status = answer.status
     if 200 <= status < 300:
