@@ -31,6 +31,11 @@ class GpuProbe:
         """Return the model names of the GPUs."""
         return [_text(self._nvml.nvmlDeviceGetName(handle)) for _index, handle in self._find()]
 
+    def devices(self) -> list[tuple[str, int]]:
+        """Return the model name of each GPU and its memory in bytes."""
+        total = [int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total) for _index, handle in self._find()]
+        return list(zip(self.names(), total, strict=True))
+
     def sample(self) -> dict[str, Any]:
         """Return utilisation, memory, power and temperature of each GPU, as far as it tells them."""
         fields: dict[str, Any] = {}

@@ -7,7 +7,7 @@ import socket
 import sys
 from typing import Any
 
-__all__ = ["job_id", "local_rank", "rank", "world_size"]
+__all__ = ["group_rank", "job_id", "local_rank", "rank", "stated_rank", "world_size"]
 
 _PAIRS = (
     ("RANK", "WORLD_SIZE"),
@@ -40,6 +40,23 @@ def rank() -> int:
 def world_size() -> int:
     """Return how many processes train together, 1 where that cannot be told."""
     return _placed()[1]
+
+
+def group_rank() -> int | None:
+    """Return this process's rank in torch's process group, None where there is none."""
+    group = _process_group()
+    return None if group is None else group[0]
+
+
+def stated_rank() -> int:
+    """Return the rank that anything states, 0 where nothing does.
+
+    Unlike `rank` this believes a variable that stands alone: for what one process may do, and rather none than two.
+    """
+    own = group_rank()
+    for variable in ("RANK", "GLOBAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
+        own = _count(variable) if own is None else own
+    return rank() if own is None else own
 
 
 def local_rank() -> int | None:

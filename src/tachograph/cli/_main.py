@@ -16,6 +16,7 @@ from tachograph.cli._run import run
 from tachograph.cli._show import show
 from tachograph.cli._tail import tail
 from tachograph.cli._ui import ui
+from tachograph.cli._usage import usage
 from tachograph.exceptions import TachographError
 
 __all__ = ["main"]
@@ -41,5 +42,5 @@ def main() -> None:
     """See what training runs do, and steer them."""
 
 
-for command in (run, ls, show, tail, doctor, control, notify, ui, demo):
+for command in (run, ls, show, tail, doctor, control, notify, usage, ui, demo):
     main.add_command(command)

@@ -1,0 +1,184 @@
+"""`tacho usage`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import rich_click as click
+
+from tachograph.cli._format import json_text, safe
+from tachograph.cli._options import json_option
+from tachograph.usage._inspection import AppState, all_apps, choose, decided_for, one_app, preview, purge
+
+__all__ = ["usage"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_NONE = """No app with usage telemetry has run here, and Tachograph itself reports nothing to anyone.
+
+`tacho usage off` says no for every app that you will ever use; DO_NOT_TRACK=1 does so for one shell."""
+
+
+def app_argument(command: Command) -> Command:
+    """Add the app, which may be left out."""
+    return click.argument("app", required=False)(command)
+
+
+@click.group()
+def usage() -> None:
+    """See and decide what frameworks report of how they are used."""
+
+
+@usage.command("status")
+@app_argument
+@json_option
+def status(app: str | None, as_json: bool) -> None:
+    """Say what is decided for each app, and why; what it kept here; where it would send it."""
+    states = [state for state in all_apps() if app in {None, state.app}]
+    if as_json:
+        click.echo(json_text([_summary(state) for state in states]))
+        return
+    decision = decided_for(app)
+    if states:
+        click.echo("\n\n".join(map(_told, states)))
+    elif decision is not None:
+        click.echo(f"{app or 'every app'}: {decision.mode}, for {decision.reason}. It has not run here yet.")
+    else:
+        click.echo(_NONE if app is None else f"{app} has not run here yet, and nothing is chosen for it.")
+
+
+@usage.command("on")
+@click.argument("app")
+def on(app: str) -> None:
+    """Agree that an app sends its reports. It is agreed for each app by its name."""
+    choose("on", app)
+    click.echo(_now("on", app))
+
+
+@usage.command("off")
+@app_argument
+def off(app: str | None) -> None:
+    """Record nothing and send nothing, for an app or for every app there is and will be."""
+    _withdraw("off", app)
+
+
+@usage.command("local")
+@app_argument
+def local(app: str | None) -> None:
+    """Record on this machine and send nothing, for an app or for every app there is and will be."""
+    _withdraw("local", app)
+
+
+@usage.command("preview")
+@app_argument
+@click.option("--fields", is_flag=True, help="List instead every event there is, with every field it may have.")
+def show_preview(app: str | None, fields: bool) -> None:
+    """Show the very request that would be sent now: what waits, and what this machine is like. Nothing is sent."""
+    state = one_app(app)
+    if fields:
+        for event, about in state.fields.items():
+            click.echo(f"{event}: {safe(about['doc'], 400)}")
+            for name, field in about["fields"].items():
+                click.echo(f"    {name}: {safe(field['doc'], 400)} [{safe(field['kind'], 400)}]")
+        return
+    receiver, events = state.config.receiver, preview(state)
+    if state.decision.mode != "on":
+        click.echo(f"Nothing of this is sent: {state.decision.reason}.", err=True)
+    if receiver is None:
+        click.echo(f"{state.app} has nowhere to send it. As it would be kept here:", err=True)
+        click.echo("\n".join(json.dumps(event, indent=2) for event in events))
+        return
+    click.echo(f"POST {receiver.name}", err=True)
+    body = receiver.body(events)
+    click.echo("\n".join(json.dumps(json.loads(line), indent=2) for line in body.splitlines()))
+
+
+@usage.command("log")
+@app_argument
+@click.option("-n", "--lines", type=click.IntRange(min=1), default=20, show_default=True, help="How many, the newest.")
+@json_option
+def log(app: str | None, lines: int, as_json: bool) -> None:
+    """List the events that an app recorded here, and whether each was sent, waits, or stays here."""
+    state = one_app(app)
+    kept = state.events[-lines:]
+    if as_json:
+        for item in kept:
+            click.echo(json.dumps({"state": item.state, **item.event}))
+        return
+    for item in kept:
+        properties = safe(json.dumps(item.event["properties"]), 2_000)
+        click.echo(
+            f"{safe(item.event['timestamp'], 40)}  {item.state:7}  {safe(item.event['event'], 60)}  {properties}"
+        )
+    if not kept:
+        click.echo(f"{state.app} has recorded nothing here.")
+
+
+@usage.command("purge")
+@app_argument
+def delete(app: str | None) -> None:
+    """Delete what an app recorded here, or what all did. What you chose stays."""
+    states = purge(app)
+    for state in states:
+        num_sent = state.count("sent")
+        click.echo(f"{state.app}: deleted {_events(len(state.events))}")
+        if num_sent:
+            run_ids = sorted({kept.event["run_id"] for kept in state.events if kept.state == "sent"})
+            click.echo(
+                f"  {num_sent} of them had been sent, under these ids, which those who have them can look for:\n    "
+                + "\n    ".join(safe(run_id, 40) for run_id in run_ids)
+            )
+    if not states:
+        click.echo("There is nothing to delete.")
+
+
+def _withdraw(mode: str, app: str | None) -> None:
+    num_waiting = choose(mode, app)
+    click.echo(_now(mode, app))
+    if num_waiting:
+        click.echo(f"{_events(num_waiting)} that waited will not be sent; `tacho usage purge` deletes what is kept.")
+
+
+def _now(mode: str, app: str | None) -> str:
+    """Return what holds after a choice, which something stronger may overrule."""
+    lines = [f"Stored: {mode} for {app or 'every app'}."]
+    for state in all_apps():
+        if app in {None, state.app} and state.decision.mode != mode:
+            lines.append(f"{state.app} is {state.decision.mode} all the same: {state.decision.reason}.")
+    return "\n".join(lines)
+
+
+def _told(state: AppState) -> str:
+    where = state.config.receiver.name if state.config.receiver is not None else "nowhere"
+    sends = "goes to" if state.decision.mode == "on" else "would go to"
+    counts = ", ".join(f"{state.count(name)} {name}" for name in ("sent", "waiting", "local") if state.count(name))
+    prefix = state.config.env_prefix
+    return "\n".join(
+        [
+            f"{state.app}: {state.decision.mode}",
+            f"  why          {state.decision.reason}",
+            f"  {sends:12} {safe(where, 200)}",
+            f"  kept here    {_events(len(state.events))}{f' ({counts})' if counts else ''} in {state.folder}",
+            f"  see it       tacho usage preview {state.app}, tacho usage log {state.app}",
+            f"  change it    tacho usage on|local|off {state.app}, or {prefix}_DO_NOT_TRACK=1",
+        ]
+    )
+
+
+def _summary(state: AppState) -> dict[str, Any]:
+    return {
+        "app": state.app,
+        "mode": state.decision.mode,
+        "reason": state.decision.reason,
+        "is_explicit": state.decision.is_explicit,
+        "policy": state.config.consent,
+        "endpoint": state.config.receiver.name if state.config.receiver is not None else None,
+        "folder": str(state.folder),
+        "num_events": {name: state.count(name) for name in ("sent", "waiting", "local")},
+    }
+
+
+def _events(count: int) -> str:
+    return f"{count} event{'' if count == 1 else 's'}"

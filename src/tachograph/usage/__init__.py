@@ -1,0 +1,88 @@
+"""Anonymous usage telemetry that a framework embeds, private by construction.
+
+Example:
+    >>> from tachograph.usage import TelemetryManager, UsageConfig, send_errors
+    >>> manager = TelemetryManager.configure(UsageConfig(app="greyjacket"))
+    >>> manager.send_event("train-start", {"max_steps": 500})
+    >>> @send_errors
+    ... def train(config): ...
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tachograph.usage._config import UsageConfig
+from tachograph.usage._errors import send_errors
+from tachograph.usage._manager import TelemetryManager
+
+if TYPE_CHECKING:
+    from tachograph.usage._consent import Decision, decide
+    from tachograph.usage._describe import describe
+    from tachograph.usage._endpoint import JsonLines, OtlpLogs, PostHog
+    from tachograph.usage._fields import (
+        Choice,
+        Count,
+        Device,
+        Flag,
+        Group,
+        HubId,
+        ListOf,
+        Measure,
+        ModelType,
+        Seconds,
+        Size,
+        Version,
+    )
+    from tachograph.usage._folder import set_choice
+    from tachograph.usage._metrics import RuntimeMetrics, RuntimeMetricsTracker
+    from tachograph.usage.callback import TelemetryCallback
+
+__all__ = [
+    "Choice",
+    "Count",
+    "Decision",
+    "Device",
+    "Flag",
+    "Group",
+    "HubId",
+    "JsonLines",
+    "ListOf",
+    "Measure",
+    "ModelType",
+    "OtlpLogs",
+    "PostHog",
+    "RuntimeMetrics",
+    "RuntimeMetricsTracker",
+    "Seconds",
+    "Size",
+    "TelemetryCallback",
+    "TelemetryManager",
+    "UsageConfig",
+    "Version",
+    "decide",
+    "describe",
+    "send_errors",
+    "set_choice",
+]
+
+_HOMES = {
+    **dict.fromkeys(("Decision", "decide"), "_consent"),
+    **dict.fromkeys(("JsonLines", "OtlpLogs", "PostHog"), "_endpoint"),
+    **dict.fromkeys(("RuntimeMetrics", "RuntimeMetricsTracker"), "_metrics"),
+    "TelemetryCallback": "callback",
+    "describe": "_describe",
+    "set_choice": "_folder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, '_fields')}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,181 @@
+"""What a framework says once: who it is, where reports go, and what may be in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tachograph.exceptions import ConfigError, nearest
+from tachograph.usage._consent import Policy, as_policy
+from tachograph.usage._endpoint import Endpoint, as_endpoint
+from tachograph.usage._fields import FIELD_TYPES, Choice, Field, Group, ListOf, described
+from tachograph.usage._folder import APP_NAME
+from tachograph.usage._schemas import CONFIG_EVENTS, SCHEMAS, Schema
+
+__all__ = ["UsageConfig", "check_app"]
+
+_PREFIX = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
+_EVENT = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+_FIELD = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_PACKAGE = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
+_ORGANIZATION = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+_KNOWN_PACKAGES = (
+    "accelerate", "bitsandbytes", "datasets", "deepspeed", "flash_attn", "huggingface_hub", "keras", "lightning",
+    "liger_kernel", "lm_eval", "mamba_ssm", "numpy", "optimum", "peft", "pytorch_lightning", "ray", "safetensors",
+    "tachograph", "tokenizers", "torch", "torchao", "transformers", "triton", "trl", "vllm", "xformers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsageConfig:
+    """What a framework that embeds usage telemetry says of itself. A mistake in it is an error at once.
+
+    Attributes:
+        app: name of the framework, in lower case.
+        env_prefix: what its environment variables begin with: ``AXOLOTL`` for ``AXOLOTL_DO_NOT_TRACK``; the name in
+            upper case if not given.
+        endpoint: where reports go: the address of a PostHog instance, or a `PostHog`, `OtlpLogs` or `JsonLines`.
+            Nothing is ever sent without one.
+        api_key: the public key of the project, for an address.
+        organizations: owners of models and datasets whose ids may be told.
+        consent: what happens if the user says nothing: ``opt-in`` (nothing), ``local`` (recorded, not sent) or
+            ``opt-out`` (sent, after a notice and a pause).
+        version: version of the framework; that of the installed distribution of its name if not given.
+        packages: packages of the framework, of which an error may name code; the one of its name if not given.
+        config_map: for fields of the config events, where to find them in a config: a dotted path or a function of it.
+        events: more events, and more fields for those there are: ``{"name": {"field": Count("What it says.")}}``.
+        docs_url: a page that says more, for the notice.
+    """
+
+    app: str
+    env_prefix: str = ""
+    endpoint: str | Endpoint | None = None
+    api_key: str = ""
+    organizations: Sequence[str] = ()
+    consent: Policy = "local"
+    version: str = ""
+    packages: Sequence[str] = ()
+    config_map: Mapping[str, str | Callable[[Any], Any]] = field(default_factory=dict)
+    events: Mapping[str, Mapping[str, Field]] = field(default_factory=dict)
+    docs_url: str = ""
+
+    def __post_init__(self) -> None:
+        check_app(self.app)
+        prefix = self.env_prefix or re.sub(r"[^A-Z0-9]", "_", self.app.upper())
+        _check("env_prefix", prefix, _PREFIX, "upper case, such as 'AXOLOTL'")
+        packages = _names("packages", self.packages or (self.app.replace("-", "_"),), _PACKAGE)
+        organizations = _names("organizations", self.organizations, _ORGANIZATION)
+        receiver = self.receiver
+        if as_policy(self.consent) == "opt-out" and receiver is None:
+            raise ConfigError("consent='opt-out' needs an endpoint; without one use consent='local'")
+        if self.docs_url and not self.docs_url.startswith("https://"):
+            raise ConfigError(f"docs_url={self.docs_url!r}: expected an address that begins with https://")
+        for name, value in {
+            "env_prefix": prefix,
+            "packages": packages,
+            "organizations": tuple(organization.lower() for organization in organizations),
+        }.items():
+            object.__setattr__(self, name, value)
+        known = self.schemas[CONFIG_EVENTS[0]].fields
+        for name in self.config_map:
+            if name not in known:
+                raise ConfigError(
+                    f"config_map: there is no field {name!r} in {CONFIG_EVENTS[0]}{nearest(str(name), known)}; "
+                    f"declare it with events={{{CONFIG_EVENTS[0]!r}: {{{name!r}: …}}}}"
+                )
+
+    @property
+    def receiver(self) -> Endpoint | None:
+        """Where reports go."""
+        return as_endpoint(self.endpoint, self.api_key)
+
+    @cached_property
+    def schemas(self) -> dict[str, Schema]:
+        """Every event of this app, by name."""
+        return _merged(self.events)
+
+    @property
+    def known_packages(self) -> frozenset[str]:
+        """Packages whose code an error may name."""
+        return frozenset((*self.packages, *_KNOWN_PACKAGES))
+
+    def facts(self) -> dict[str, Any]:
+        """Return all of it as plain values, for `tacho usage` and to tell whether two are the same."""
+        receiver = self.receiver
+        return {
+            "app": self.app,
+            "env_prefix": self.env_prefix,
+            "consent": self.consent,
+            "endpoint": None if receiver is None else receiver.facts(),
+            "organizations": list(self.organizations),
+            "version": self.version,
+            "packages": list(self.packages),
+            "config_map": sorted(self.config_map),
+            "docs_url": self.docs_url,
+            "events": {
+                name: {"doc": schema.doc, "fields": described(schema.fields)} for name, schema in self.schemas.items()
+            },
+        }
+
+
+def check_app(app: str) -> None:
+    """Refuse what cannot be the name of an app.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    _check("app", app, APP_NAME, "a name in lower case, such as 'axolotl'")
+
+
+def _merged(events: Mapping[str, Mapping[str, Field]]) -> dict[str, Schema]:
+    """Return the built-in events with those of an app. What is said of one config event is said of both."""
+    schemas = dict(SCHEMAS)
+    if not isinstance(events, Mapping):
+        raise ConfigError(f"events={events!r}: expected a mapping from names of events to their fields")
+    for event, fields in events.items():
+        if event == "error":
+            raise ConfigError("events: 'error' is made from an exception and has no fields but its own")
+        _check("events", event, _EVENT, "a name such as 'dataset-packed'")
+        if not isinstance(fields, Mapping):
+            raise ConfigError(f"events[{event!r}]: expected a mapping from names to fields such as Count('…')")
+        for name, item in fields.items():
+            _check(f"events[{event!r}]", name, _FIELD, "a name such as 'num_packs'")
+            _check_field(f"events[{event!r}][{name!r}]", item)
+        for each in CONFIG_EVENTS if event in CONFIG_EVENTS else (event,):
+            old = schemas.get(each, Schema("An event of the app's own.", {}))
+            schemas[each] = Schema(old.doc, {**old.fields, **fields})
+    return schemas
+
+
+def _check_field(where: str, item: Any) -> None:
+    if type(item) not in FIELD_TYPES:
+        names = ", ".join(kind.__name__ for kind in FIELD_TYPES)
+        raise ConfigError(f"{where}: expected a field, one of {names}; got {type(item).__name__}")
+    if isinstance(item, Group):
+        for name, inner in item.fields.items():
+            _check_field(f"{where}[{name!r}]", inner)
+    if isinstance(item, ListOf):
+        _check_field(where, item.field)
+    if isinstance(item, Choice):
+        from tachograph.usage._net import is_suspicious
+
+        for word in item.words.values():
+            if is_suspicious(word):
+                raise ConfigError(f"{where}: {word!r} looks like something private; choices are short, plain words")
+
+
+def _check(name: str, value: Any, pattern: re.Pattern[str], wanted: str) -> None:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ConfigError(f"{name}={value!r}: expected {wanted}")
+
+
+def _names(name: str, values: Any, pattern: re.Pattern[str]) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ConfigError(f"{name}={values!r}: expected a list of names")
+    for value in values:
+        _check(name, value, pattern, "names without spaces or slashes")
+    return tuple(values)

@@ -1,0 +1,128 @@
+"""Whether anything is recorded or sent, and why: one resolver for programs and for `tacho usage status`.
+
+The first of these that says anything decides: what the program was told, `DO_NOT_TRACK` and the app's own variable, the
+choice that `tacho usage` stored, CI or an offline machine, the app's policy. In doubt it is off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, get_args
+
+from tachograph.exceptions import ConfigError, nearest
+from tachograph.usage._folder import stored_choice
+
+__all__ = ["Choices", "Decision", "Mode", "Policy", "as_mode", "as_policy", "decide", "named_policy"]
+
+Mode = Literal["off", "local", "on"]
+"""Nothing is recorded; recorded on this machine alone; recorded here, and sent."""
+Policy = Literal["opt-in", "local", "opt-out"]
+Choices = Mode | bool | None
+
+_POLICIES: dict[Policy, tuple[Mode, str]] = {
+    "opt-in": ("off", "{app} asks first: nothing is recorded until you turn it on"),
+    "local": ("local", "the policy of {app} is to record on this machine and to send nothing"),
+    "opt-out": ("on", "the policy of {app} is to send until you turn it off"),
+}
+_YES = {"1", "true", "yes", "on"}
+_NO = {"0", "false"}
+_UNSET = {"", "0", "false", "no", "off"}
+
+_AUTOMATIC = (
+    "CI", "CONTINUOUS_INTEGRATION", "GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "CIRCLECI", "TRAVIS", "TF_BUILD",
+    "JENKINS_URL", "TEAMCITY_VERSION", "CODEBUILD_BUILD_ID", "DRONE", "APPVEYOR",
+)  # fmt: skip
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY")
+
+
+class Decision(NamedTuple):
+    """What is decided, and why."""
+
+    mode: Mode
+    reason: str
+    source: Literal["choice", "environment", "stored", "circumstance", "policy"]
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether the user decided it, not a policy or a circumstance."""
+        return self.source in {"choice", "environment", "stored"}
+
+    def without_receiver(self, app: str) -> Decision:
+        """Return what becomes of it where there is nowhere to send anything."""
+        return self._replace(mode="local", reason=f"{self.reason}; {app} has nowhere to send it")
+
+
+def decide(
+    app: str, env_prefix: str, policy: Policy, *, choice: Choices = None, environ: Mapping[str, str] | None = None
+) -> Decision:
+    """Decide for an app.
+
+    Args:
+        app: its name.
+        env_prefix: what its own variable begins with.
+        policy: what it does if nobody says anything.
+        choice: what the program was told, say by a flag on its command line.
+        environ: the environment; that of this process if not given.
+
+    Raises:
+        ConfigError: if the choice is none.
+    """
+    environ = os.environ if environ is None else environ
+    if choice is not None:
+        return Decision(as_mode(choice), "the program was told so", "choice")
+    said = {name: environ[name] for name in (f"{env_prefix}_DO_NOT_TRACK", "DO_NOT_TRACK") if name in environ}
+    for name, value in said.items():
+        text = value.strip().lower()
+        if text in _YES:
+            return Decision("off", f"{name} is set to {text}", "environment")
+        if text not in _NO:
+            reason = f"{name} is set, and not to 0 or false: whatever else it says counts as 1"
+            return Decision("off", reason, "environment")
+    if said:
+        reason = f"{' and '.join(said)} {'say' if len(said) > 1 else 'says'} that you may be tracked"
+        return Decision("on", reason, "environment")
+    stored = stored_choice(app)
+    if stored is not None:
+        return Decision(as_mode(stored.mode), stored.reason, "stored")
+    for names, circumstance in ((_AUTOMATIC, "this looks like CI"), (_OFFLINE, "this machine is to stay offline")):
+        for name in names:
+            if environ.get(name, "").strip().lower() not in _UNSET:
+                return Decision("off", f"{circumstance}: {name} is set", "circumstance")
+    mode, reason = _POLICIES[policy]
+    return Decision(mode, reason.format(app=app), "policy")
+
+
+def as_mode(choice: str | bool | None) -> Mode:
+    """Return a choice as a mode.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    if isinstance(choice, bool):
+        return "on" if choice else "off"
+    for mode in get_args(Mode):
+        if choice == mode:
+            return mode  # type: ignore[no-any-return]
+    known = get_args(Mode)
+    raise ConfigError(
+        f"{choice!r} is no choice for usage telemetry; use one of {', '.join(known)}{nearest(str(choice), known)}"
+    )
+
+
+def as_policy(policy: str) -> Policy:
+    """Return a policy that is one.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    known = named_policy(policy)
+    if known is None:
+        names = get_args(Policy)
+        raise ConfigError(f"consent={policy!r}: expected one of {', '.join(names)}{nearest(str(policy), names)}")
+    return known
+
+
+def named_policy(policy: object) -> Policy | None:
+    """Return a policy by its name, None if it is none."""
+    return next((known for known in get_args(Policy) if known == policy), None)

@@ -1,0 +1,286 @@
+"""Where reports go: PostHog's batch endpoint, any collector of OTLP logs, or a file.
+
+An endpoint is a plain value that says what it would send. What speaks to the network is imported when it does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tachograph._version import __version__
+from tachograph.exceptions import ConfigError
+
+__all__ = ["Endpoint", "Event", "JsonLines", "OtlpLogs", "PostHog", "as_endpoint", "endpoint_from"]
+
+Event = dict[str, Any]
+"""An event as it lies in the spool: uuid, event, timestamp, run_id, app, app_version, properties."""
+
+_LOOPBACK = re.compile(r"http://(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?(?:/.*)?", re.IGNORECASE)
+
+
+class Endpoint(Protocol):
+    """Takes reports."""
+
+    @property
+    def name(self) -> str:
+        """Where they go, for people."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as plain values, which `endpoint_from` understands."""
+        ...
+
+    def body(self, events: Sequence[Event]) -> bytes:
+        """Return the very bytes that some events are sent as."""
+        ...
+
+    def send(self, events: Sequence[Event], timeout_s: float) -> None:
+        """Send some events.
+
+        Raises:
+            DeliveryError: if they did not arrive.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class PostHog:
+    """PostHog, or whatever takes its batches: ``PostHog("https://eu.i.posthog.com", "phc_…")``.
+
+    Events are anonymous: no profile is made of a run, no place is looked up, and the instance is asked to forget the
+    address they came from.
+
+    Attributes:
+        url: the address of the instance.
+        api_key: the public key of the project. It can only write.
+    """
+
+    url: str
+    api_key: str
+
+    def __post_init__(self) -> None:
+        _check_url(self.url)
+        if not self.api_key:
+            raise ConfigError("a PostHog endpoint needs api_key, the public key of the project (phc_…)")
+        if self.api_key.startswith(("phx_", "phs_")):
+            raise ConfigError("api_key: this is a private key of PostHog, which anyone could read out of your package; "
+                              "use the public key of the project (phc_…)")  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """The address."""
+        return f"{self.url.rstrip('/')}/batch/"
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"kind": "PostHog", "url": self.url, "api_key": self.api_key}
+
+    def body(self, events: Sequence[Event]) -> bytes:
+        """Return a batch."""
+        return _json({"api_key": self.api_key, "batch": [_posthog_event(event) for event in events]})
+
+    def send(self, events: Sequence[Event], timeout_s: float) -> None:
+        """Send a batch."""
+        _post(self.name, self.body(events), {}, timeout_s)
+
+
+@dataclass(frozen=True)
+class OtlpLogs:
+    """A collector that takes OTLP logs over HTTP as JSON: ``OtlpLogs("https://collector.example.com:4318")``.
+
+    Attributes:
+        url: its address, without ``/v1/logs``.
+        headers: sent along. They are in your package: no secret can be among them.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_url(self.url)
+
+    @property
+    def name(self) -> str:
+        """The address."""
+        return f"{self.url.rstrip('/')}/v1/logs"
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"kind": "OtlpLogs", "url": self.url, "headers": dict(self.headers)}
+
+    def body(self, events: Sequence[Event]) -> bytes:
+        """Return a request to export logs, one resource for each app and run."""
+        resources: dict[tuple[str, str, str], list[Event]] = {}
+        for event in events:
+            resources.setdefault((event["app"], event.get("app_version", ""), event["run_id"]), []).append(event)
+        return _json({"resourceLogs": [_resource(*key, items) for key, items in resources.items()]})
+
+    def send(self, events: Sequence[Event], timeout_s: float) -> None:
+        """Send a request."""
+        _post(self.name, self.body(events), self.headers, timeout_s)
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """A file to which events are appended, one JSON object per line: for machines of one's own, and for tests.
+
+    Attributes:
+        path: the file.
+    """
+
+    path: str | os.PathLike[str]
+
+    @property
+    def name(self) -> str:
+        """The file."""
+        return os.fspath(self.path)
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"kind": "JsonLines", "path": self.name}
+
+    def body(self, events: Sequence[Event]) -> bytes:
+        """Return the lines."""
+        return b"".join(_json(event) + b"\n" for event in events)
+
+    def send(self, events: Sequence[Event], timeout_s: float) -> None:
+        """Append the lines, in one piece: several processes may write."""
+        from tachograph.posting import DeliveryError
+
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(descriptor, self.body(events))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise DeliveryError(f"the file cannot be written: {error.strerror}", may_retry=True) from None
+
+
+def as_endpoint(given: Any, api_key: str) -> Endpoint | None:
+    """Return what an address or an endpoint means.
+
+    Raises:
+        ConfigError: if it is neither.
+    """
+    if isinstance(given, str) and given:
+        return PostHog(given, api_key)
+    if api_key:
+        raise ConfigError("api_key belongs to an address: endpoint='https://…', or PostHog('https://…', api_key)")
+    if given is None or isinstance(given, (PostHog, OtlpLogs, JsonLines)):
+        return given
+    raise ConfigError(
+        f"endpoint={given!r}: expected the address of a PostHog instance, or a PostHog, OtlpLogs or JsonLines"
+    )
+
+
+def endpoint_from(facts: Any) -> Endpoint | None:
+    """Return the endpoint that plain values speak of, None if they speak of none."""
+    kinds: dict[str, Any] = {"PostHog": PostHog, "OtlpLogs": OtlpLogs, "JsonLines": JsonLines}
+    try:
+        values = dict(facts)
+        endpoint: Endpoint = kinds[values.pop("kind")](**values)
+    except (TypeError, ValueError, KeyError):
+        return None
+    return endpoint
+
+
+def _check_url(url: Any) -> None:
+    from urllib.parse import urlsplit
+
+    if not isinstance(url, str) or not (url.startswith("https://") or _LOOPBACK.fullmatch(url)):
+        raise ConfigError(
+            f"endpoint {url!r}: expected an address that begins with https:// (http:// only to this machine)"
+        )
+    try:
+        parts = urlsplit(url)
+        is_plain = bool(parts.hostname) and "@" not in parts.netloc and not parts.query and not parts.fragment
+        _ = parts.port
+    except ValueError:
+        is_plain = False
+    if not is_plain or not url.isprintable() or " " in url:
+        raise ConfigError(f"endpoint {url!r}: expected a plain address, without user, password, query or spaces")
+
+
+def _posthog_event(event: Event) -> dict[str, Any]:
+    about = {
+        "app": event["app"],
+        "app_version": event.get("app_version"),
+        "$lib": "tachograph",
+        "$lib_version": __version__,
+        "$process_person_profile": False,
+        "$geoip_disable": True,
+        "$ip": None,
+    }
+    return {
+        "event": event["event"],
+        "uuid": event["uuid"],
+        "distinct_id": event["run_id"],
+        "timestamp": event["timestamp"],
+        "properties": {
+            **event["properties"],
+            **{name: value for name, value in about.items() if name[0] == "$" or value},
+        },
+    }
+
+
+def _resource(app: str, app_version: str, run_id: str, events: Sequence[Event]) -> dict[str, Any]:
+    about = {"service.name": app, "service.version": app_version, "service.instance.id": run_id}
+    return {
+        "resource": {"attributes": _attributes({name: value for name, value in about.items() if value})},
+        "scopeLogs": [
+            {
+                "scope": {"name": "tachograph.usage", "version": __version__},
+                "logRecords": [_log_record(event) for event in events],
+            }
+        ],
+    }
+
+
+def _log_record(event: Event) -> dict[str, Any]:
+    from datetime import datetime
+
+    seconds = datetime.fromisoformat(event["timestamp"].replace("Z", "+00:00")).timestamp()
+    is_error = event["event"] == "error"
+    return {
+        "timeUnixNano": str(int(seconds * 1e6) * 1_000),
+        "severityNumber": 17 if is_error else 9,
+        "severityText": "ERROR" if is_error else "INFO",
+        "eventName": event["event"],
+        "body": {"stringValue": event["event"]},
+        "attributes": _attributes({"log.record.uid": event["uuid"], **event["properties"]}),
+    }
+
+
+def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": name, "value": _any_value(value)} for name, value in values.items()]
+
+
+def _any_value(value: Any) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    if isinstance(value, float):
+        return {"doubleValue": value}
+    if isinstance(value, dict):
+        return {"kvlistValue": {"values": _attributes(value)}}
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [_any_value(item) for item in value]}}
+    return {"stringValue": str(value)}
+
+
+def _json(value: Any) -> bytes:
+    import json
+
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _post(url: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> None:
+    from tachograph.posting import check, post
+
+    check(post(lambda: url, body, headers, timeout_s=timeout_s), lambda text, most: " ".join(text.split())[:most])

@@ -1,0 +1,185 @@
+"""Errors of watched functions: which types, and where in the code of known packages. Never what they say.
+
+`KeyboardInterrupt`, `SystemExit`, `GeneratorExit` and a cancelled task are decisions, not failures: none is reported.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from tachograph.decorator import decorated
+from tachograph.guard import guard
+
+__all__ = ["error_properties", "send_errors"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_USER_EXCEPTION = "user exception"
+_OTHER_CODE = "other code"
+_MOST_CAUSES = 8
+_MOST_FRAMES = 40
+_MARK = "__tachograph_reported__"
+
+_chain: ContextVar[object | None] = ContextVar("tachograph_usage_chain", default=None)
+"""What all watched functions that are under way, one inside the other, share."""
+
+
+@overload
+def send_errors(function: Function) -> Function: ...
+@overload
+def send_errors(*, app: str) -> Callable[[Function], Function]: ...
+def send_errors(function: Function | None = None, *, app: str | None = None) -> Any:
+    """Report what a function raises, and let it go on as if nobody had looked: ``@send_errors``.
+
+    An exception that passes several watched functions is reported by the innermost. Until an app is configured, and
+    where usage telemetry is off, the function is simply called.
+
+    Args:
+        function: any function, method, coroutine or generator.
+        app: the app that it belongs to, where a process has several and its package does not tell.
+    """
+    if function is None:
+        return lambda later: _watched(later, app)
+    return _watched(function, app)
+
+
+def _watched(function: Function, app: str | None) -> Function:
+    return decorated(function, lambda _arguments: _Watch(function, app))
+
+
+class _Watch:
+    """Around one call."""
+
+    __slots__ = ("_app", "_chain", "_function")
+
+    def __init__(self, function: Callable[..., Any], app: str | None) -> None:
+        self._function = function
+        self._app = app
+        self._chain: object | None = None
+
+    def __enter__(self) -> None:
+        if _chain.get() is None:
+            self._chain = object()
+            _chain.set(self._chain)
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        chain = _chain.get()
+        if self._chain is not None:
+            _chain.set(None)
+        if isinstance(error, Exception):
+            with guard("reporting an error"):
+                self._report(error, chain)
+
+    def _report(self, error: Exception, chain: object | None) -> None:
+        # A mark, and no list of them: that would keep alive all that the frames of each refer to.
+        marks = vars(error)
+        mark = marks.get(_MARK) if self._chain is None else marks.pop(_MARK, None)
+        if mark is chain:
+            return
+        from tachograph.usage._manager import manager_of
+
+        manager = manager_of(self._function, self._app)
+        if manager is not None and manager.enabled:
+            if self._chain is None:
+                marks[_MARK] = chain
+            manager.send_error(error, self._function)
+
+
+def error_properties(
+    error: BaseException, packages: Collection[str], function: Callable[..., Any] | None = None
+) -> dict[str, Any]:
+    """Return what is told of an exception."""
+    roots = _roots(packages)
+    kind, base = _type_of(error, packages)
+    properties: dict[str, Any] = {"type": kind, "base": base, "frames": _frames(error.__traceback__, roots)}
+    properties["causes"] = [_type_of(cause, packages)[0] for cause in _causes(error)]
+    members = getattr(error, "exceptions", None) if _is_group(error) else None
+    properties["members"] = [_type_of(member, packages)[0] for member in (members or ())[:_MOST_CAUSES]]
+    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
+    if code is not None and (place := _place(code.co_filename, roots)):
+        properties["function"] = f"{place}.{code.co_name}"
+    return {name: value for name, value in properties.items() if value}
+
+
+def _type_of(error: BaseException, packages: Collection[str]) -> tuple[str, str | None]:
+    """Return the name of an exception's type, and for one of the user's the nearest that is not."""
+    names = [_known_name(kind, packages) for kind in type(error).__mro__]
+    known = next((name for name in names if name), None)
+    return (names[0], None) if names[0] else (_USER_EXCEPTION, known)
+
+
+def _known_name(kind: type, packages: Collection[str]) -> str | None:
+    """Return the name of a type that is found, under that name, in Python itself or in a known package."""
+    module, name = str(kind.__module__), str(kind.__qualname__)  # whatever a metaclass makes of them
+    if module == "builtins":
+        return name if getattr(builtins, name, None) is kind else None
+    found = sys.modules.get(module)
+    is_known = module.partition(".")[0] in packages or module.partition(".")[0] in sys.stdlib_module_names
+    if not is_known or found is None or module == "__main__" or getattr(found, name, None) is not kind:
+        return None
+    return f"{module}.{name}"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    seen = {id(error)}
+    while len(found) < _MOST_CAUSES:
+        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if cause is None or id(cause) in seen:
+            break
+        seen.add(id(cause))
+        found.append(cause)
+        error = cause
+    return found
+
+
+def _is_group(error: BaseException) -> bool:
+    group = getattr(builtins, "BaseExceptionGroup", None)  # since 3.11
+    return group is not None and isinstance(error, group)
+
+
+def _frames(trace: TracebackType | None, roots: Mapping[str, str]) -> list[dict[str, Any]]:
+    frames: list[dict[str, Any]] = []
+    for frame, line in traceback.walk_tb(trace):
+        code = frame.f_code
+        module = _place(code.co_filename, roots)
+        if module == decorated.__module__:
+            continue  # it stands around every watched function
+        if module is not None:
+            frames.append({"module": module, "function": code.co_name, "line": line})
+        elif not frames or frames[-1]["module"] != _OTHER_CODE:
+            frames.append({"module": _OTHER_CODE})
+    return frames[-_MOST_FRAMES:]
+
+
+def _place(filename: str, roots: Mapping[str, str]) -> str | None:
+    """Return the module of a file, if it lies where a known package was imported from."""
+    path = os.path.realpath(filename)
+    folder, is_code = os.path.dirname(path), os.path.isabs(filename) and path.endswith(".py")
+    while is_code and folder not in roots and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    if not is_code or folder not in roots:
+        return None
+    inner = path[len(folder) : -len(".py")].replace(os.sep, ".")
+    module = f"{roots[folder]}{inner}".removesuffix(".__init__")
+    return module if all(part.isidentifier() for part in module.split(".")) else None
+
+
+def _roots(packages: Collection[str]) -> dict[str, str]:
+    """Return the folders that known packages were imported from, each with the package's name."""
+    roots = {}
+    for package in packages:
+        for root in getattr(sys.modules.get(package), "__path__", ()):
+            if isinstance(root, str):
+                roots[os.path.realpath(root)] = package
+    return roots

@@ -1,0 +1,353 @@
+"""What may stand in an event: typed fields, none of which lets a free text or an exact number through.
+
+Each field takes what it understands and makes something coarse of it. What it does not understand is left out.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+import re
+import sys
+from collections.abc import Collection, Mapping
+from numbers import Real
+from typing import Any, Final
+
+__all__ = [
+    "DROPPED",
+    "FIELD_TYPES",
+    "REDACTED",
+    "Choice",
+    "CodeName",
+    "Count",
+    "Device",
+    "Field",
+    "Flag",
+    "Group",
+    "HubId",
+    "Line",
+    "ListOf",
+    "Measure",
+    "ModelType",
+    "Seconds",
+    "Size",
+    "Version",
+    "clean_fields",
+    "described",
+]
+
+
+class _Dropped(enum.Enum):
+    DROPPED = enum.auto()
+
+
+DROPPED: Final = _Dropped.DROPPED
+"""What a field makes of a value that it does not understand."""
+REDACTED = "[redacted]"
+OTHER = "other"
+
+_LONGEST_TEXT = 200
+_LARGEST = 1e18
+_GIB = 1 << 30
+
+
+class Field:
+    """A field of an event.
+
+    Args:
+        doc: what it says, for the documentation.
+    """
+
+    kind = ""
+    """What is sent of a value, in words for the documentation."""
+
+    def __init__(self, doc: str) -> None:
+        self.doc = doc
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return what may be sent of a value, or `DROPPED`."""
+        raise NotImplementedError
+
+
+class Flag(Field):
+    """True or false."""
+
+    kind = "true or false"
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return a bool as it is."""
+        return value if isinstance(value, bool) else DROPPED
+
+
+class Count(Field):
+    """A number of things, of which only the first digit is kept: 4096 becomes 4000."""
+
+    kind = "number, first digit only (4096 is sent as 4000)"
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the number with zeros after its first digit."""
+        number = _real(value)
+        return DROPPED if number is None or number < 0 else int(_first_digit(math.floor(number)))
+
+
+class Size(Field):
+    """Bytes, given as GiB of which only the first digit is kept."""
+
+    kind = "GiB, first digit only (139.8 is sent as 100)"
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return bytes as coarse GiB."""
+        number = _real(value)
+        return DROPPED if number is None or number < 0 else _coarse(number / _GIB)
+
+
+class Seconds(Field):
+    """A length of time, of which only the first digit is kept."""
+
+    kind = "seconds, first digit only (754 is sent as 700)"
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the coarse length."""
+        number = _real(value)
+        return DROPPED if number is None or number < 0 else _coarse(number)
+
+
+class Measure(Field):
+    """Any number in two significant digits; what is not finite is told in words, as JSON has no number for it."""
+
+    kind = 'number in two digits (0.01234 is sent as 0.012), "NaN", "Infinity" or "-Infinity"'
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the rounded number."""
+        if isinstance(value, float) and not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        number = _real(value)
+        return DROPPED if number is None else float(f"{number:.1e}")
+
+
+class Choice(Field):
+    """One of some words, else "other".
+
+    Args:
+        doc: what it says.
+        *words: those that may be sent.
+    """
+
+    def __init__(self, doc: str, *words: str) -> None:
+        super().__init__(doc)
+        self.words = {word.lower(): word for word in words}
+        self.kind = f"one of {', '.join([*words, OTHER])}"
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the word, as it is spelt here."""
+        text = _text(value)
+        return DROPPED if not text else self.words.get(text.strip().lower(), OTHER)
+
+
+class ModelType(Field):
+    """A kind of model that the installed transformers knows by itself, else "other"."""
+
+    kind = "a model type of transformers (such as llama), or other"
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the type if it is no invention of the user's."""
+        text = _text(value)
+        if not text:
+            return DROPPED
+        auto = sys.modules.get("transformers.models.auto.configuration_auto")
+        return text if text in getattr(auto, "CONFIG_MAPPING_NAMES", {}) else OTHER
+
+
+class Version(Field):
+    """A version; what somebody appended to it is left out unless it names a build for an accelerator."""
+
+    kind = "version (such as 2.13.0+cu128)"
+    _VERSION = re.compile(
+        r"(\d{1,4}(?:\.\d{1,8}){0,3}(?:(?:a|b|rc)\d{1,4})?(?:\.post\d{1,4})?(?:\.dev\d{1,8})?)"
+        r"(\+(?:cpu|cu\d{2,3}|rocm\d(?:\.\d){0,2}|xpu))?(?:\+[\w.]*)?"
+    )
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the public part of a version."""
+        match = self._VERSION.fullmatch(_text(value) or "")
+        return DROPPED if match is None else match[1] + (match[2] or "")
+
+
+class HubId(Field):
+    """The id of a model or dataset on the Hub, if a listed organisation owns it and no local folder is meant by it."""
+
+    kind = f'id on the Hub, if the organisation is one of those listed; else "{REDACTED}"'
+    _ID = re.compile(r"([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})", re.ASCII)
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the id, or that there was one."""
+        if value is None or value == "":
+            return DROPPED
+        match = self._ID.fullmatch(_text(value) or "")
+        if match is None or match[1].lower() not in organizations or os.path.lexists(match[0]):
+            return REDACTED
+        return match[0]
+
+
+class Device(Field):
+    """The model of an accelerator, as far as it is one that is sold."""
+
+    kind = "model of an accelerator (such as NVIDIA H200), or other"
+    _MODELS = (
+        (
+            "NVIDIA",
+            r"(?:GB?|B|H)\d{2,3}|GH200|A(?:100|10G?|16|2|30|40|800)|L(?:4|40S?|20)|T4G?|V100|P(?:100|40|4)|K80"
+            r"|RTX (?:PRO )?(?:A\d{4}|\d{4})(?: Ti| SUPER| Ada| Laptop| Blackwell){0,2}|GTX \d{3,4}(?: Ti| SUPER)?"
+            r"|TITAN (?:RTX|V|Xp)|Jetson|Orin|Thor",
+        ),
+        ("AMD", r"MI\d{2,3}[AX]?|RX \d{4}(?: XTX| XT| GRE)?|Radeon (?:PRO )?(?:VII|W\d{4})"),
+        ("Apple", r"M\d{1,2}(?: Pro| Max| Ultra)?"),
+        ("Intel", r"Max \d{4}|Arc [AB]\d{3}|Gaudi ?\d"),
+        ("Ascend", r"910[A-C]?\d?|310P?\d?"),
+    )
+    _PATTERNS = tuple(
+        (maker, re.compile(rf"(?<![A-Za-z0-9])(?:{models})(?![A-Za-z0-9])", re.ASCII)) for maker, models in _MODELS
+    )
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return maker and model in our words, and nothing else of the name."""
+        text = _text(value)
+        if not text:
+            return DROPPED
+        for maker, pattern in self._PATTERNS:
+            found = pattern.search(text)
+            if found is not None and (maker.lower() in text.lower() or maker in {"NVIDIA", "AMD"}):
+                return f"{maker} {found[0]}"
+        return OTHER
+
+
+class CodeName(Field):
+    """The name of a module, function or type. Only what is found in the code of known packages becomes one."""
+
+    kind = "name in the code of a known package"
+    _NAME = re.compile(r"[A-Za-z_<][\w<>]{0,99}(?:\.[A-Za-z_<][\w<>]{0,99}){0,19}|other code|user exception", re.ASCII)
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the name if it can be one."""
+        text = _text(value)
+        return text if text and len(text) <= _LONGEST_TEXT and self._NAME.fullmatch(text) else DROPPED
+
+
+class Line(Field):
+    """The number of a line in the code of a known package."""
+
+    kind = "line number"
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the number as it is."""
+        return value if type(value) is int and 0 < value < 1_000_000 else DROPPED
+
+
+class Group(Field):
+    """Several fields under one name.
+
+    Args:
+        doc: what it says.
+        fields: those in it.
+    """
+
+    def __init__(self, doc: str, fields: Mapping[str, Field]) -> None:
+        super().__init__(doc)
+        self.fields = dict(fields)
+        self.kind = "group"
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return what the fields leave of a mapping."""
+        if not isinstance(value, dict):
+            return DROPPED
+        return clean_fields(self.fields, value, organizations)[0] or DROPPED
+
+
+class ListOf(Field):
+    """Several values of one kind.
+
+    Args:
+        doc: what it says.
+        field: what each is.
+        most: how many are sent at most.
+    """
+
+    def __init__(self, doc: str, field: Field, most: int = 16) -> None:
+        super().__init__(doc)
+        self.field = field
+        self.most = most
+        self.kind = f"list, {most} at most, of: {field.kind}"
+
+    def clean(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return what the field leaves of each value."""
+        if not isinstance(value, (list, tuple)):
+            return DROPPED
+        cleaned = [self.field.clean(item, organizations) for item in value[: self.most]]
+        return [item for item in cleaned if item is not DROPPED] or DROPPED
+
+
+FIELD_TYPES = (Flag, Count, Size, Seconds, Measure, Choice, ModelType, Version, HubId, Device, Group, ListOf)
+"""Those an app may use. Types of its own could let anything through."""
+
+
+def clean_fields(
+    fields: Mapping[str, Field], values: Mapping[str, Any], organizations: Collection[str]
+) -> tuple[dict[str, Any], int]:
+    """Return what may be sent of some values, and how many of them may not.
+
+    A value that makes its field fail costs itself and nothing more.
+    """
+    cleaned: dict[str, Any] = {}
+    for name, field in fields.items():
+        if name in values:
+            try:
+                value = field.clean(values[name], organizations)
+            except Exception:  # noqa: BLE001, S112 - the value is of a type that somebody else wrote
+                continue
+            if value is not DROPPED:
+                cleaned[name] = value
+    return cleaned, len(values) - len(cleaned)
+
+
+def described(fields: Mapping[str, Field], prefix: str = "") -> dict[str, dict[str, str]]:
+    """Return what each field says and what is sent of it, in words; those of groups by dotted names."""
+    rows: dict[str, dict[str, str]] = {}
+    for name, field in fields.items():
+        inner = field.field if isinstance(field, ListOf) else field
+        is_list = isinstance(field, ListOf) and isinstance(inner, Group)
+        if isinstance(inner, Group):
+            rows[f"{prefix}{name}"] = {"kind": f"list, {field.most} at most" if is_list else "group", "doc": field.doc}  # type: ignore[attr-defined]
+            rows |= described(inner.fields, f"{prefix}{name}{'[]' if is_list else ''}.")
+        else:
+            rows[f"{prefix}{name}"] = {"kind": field.kind, "doc": field.doc}
+    return rows
+
+
+def _real(value: Any) -> float | None:
+    """Return a number that is finite and of a sane size. A tensor is none: reading it could wait for a device."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
+        return None
+    number = float(value)
+    return number if math.isfinite(number) and abs(number) <= _LARGEST else None
+
+
+def _first_digit(number: float) -> float:
+    if number == 0:
+        return 0.0
+    mantissa, exponent = f"{number:.15e}".split("e")
+    return float(f"{mantissa[0]}e{exponent}")
+
+
+def _coarse(number: float) -> float | int:
+    coarse = _first_digit(number) if number >= 0.001 else 0.0
+    return int(coarse) if coarse >= 1 or coarse == 0 else coarse
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if not isinstance(value, str):
+        return None
+    text = str.__str__(value)  # whatever a subclass of it says
+    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"

@@ -1,0 +1,149 @@
+"""The folder of usage telemetry: what was chosen, which apps there are, what each recorded. Only its owner reads it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tachograph.exceptions import ConfigError
+
+__all__ = [
+    "APP_NAME",
+    "EVERY",
+    "StoredChoice",
+    "app_folder",
+    "known_apps",
+    "set_choice",
+    "stored_choice",
+    "tell_of",
+    "usage_folder",
+]
+
+APP_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+
+_CHOICES = "choices.json"
+_APP = "app.json"
+EVERY = "*"
+"""Stands for all apps in what was chosen."""
+
+
+class StoredChoice(NamedTuple):
+    """What the user chose with `tacho usage`."""
+
+    mode: str
+    reason: str
+
+
+def usage_folder() -> Path:
+    """Return the folder: `TACHO_USAGE_DIR`, else inside the state folder of the user."""
+    chosen = os.environ.get("TACHO_USAGE_DIR")
+    if chosen:
+        return Path(chosen)
+    state = os.environ.get("XDG_STATE_HOME")
+    home = Path(state) if state and os.path.isabs(state) else Path(os.path.expanduser("~")) / ".local" / "state"
+    return home / "tachograph" / "usage"
+
+
+def app_folder(app: str) -> Path:
+    """Return the folder of an app."""
+    return usage_folder() / app
+
+
+def stored_choice(app: str) -> StoredChoice | None:
+    """Return what the user chose for an app, or for all; off if it cannot be told."""
+    path = usage_folder() / _CHOICES
+    try:
+        if not path.exists():
+            return None
+        choices = _read(path)
+        mode = choices.get(app, choices.get(EVERY))
+    except (OSError, ValueError) as error:
+        return StoredChoice("off", f"what you chose cannot be read from {path}: {type(error).__name__}")
+    if mode is None:
+        return None
+    whom = f" {app}" if app in choices and app != EVERY else ""
+    if mode not in ("off", "local", "on"):  # no set: it may be unhashable
+        return StoredChoice("off", f"{path} holds a choice that is none; `tacho usage off` writes it anew")
+    return StoredChoice(mode, f"you chose it with `tacho usage {mode}{whom}`")
+
+
+def set_choice(mode: str, app: str | None = None) -> None:
+    """Store a choice, for an app or for all; what is said for all takes the place of what was said for one.
+
+    Raises:
+        ConfigError: if what was chosen before cannot be read, or the choice not written.
+    """
+    path = usage_folder() / _CHOICES
+    try:
+        choices = _read(path) if app is not None and path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({type(error).__name__}); `tacho usage off` turns it off for all and writes it anew"
+        ) from error
+    try:
+        _make(path.parent)
+        _write(path, {**choices, app or EVERY: mode})
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}; set TACHO_USAGE_DIR to another folder, or DO_NOT_TRACK=1"
+        ) from error
+
+
+def known_apps() -> Iterator[dict[str, Any]]:
+    """Return what each app that ran here said of itself."""
+    folder = usage_folder()
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and APP_NAME.fullmatch(entry.name))
+    except OSError:
+        return
+    for name in names:
+        try:
+            facts = _read(folder / name / _APP)
+        except (OSError, ValueError):
+            facts = {}
+        yield {**facts, "app": name}
+
+
+def tell_of(app: str, facts: Mapping[str, Any]) -> None:
+    """Keep what an app says of itself, for `tacho usage`."""
+    path = app_folder(app) / _APP
+    try:
+        if _read(path) == facts:
+            return
+    except (OSError, ValueError):
+        pass
+    _make(path.parent)
+    _write(path, facts)
+
+
+def _make(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import json
+
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise ValueError("not a mapping")
+    return values
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    """Write as a whole or not at all: another process may be reading."""
+    import json
+
+    text = json.dumps(values, indent=2) + "\n"
+    part = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,319 @@
+"""The manager: one per app and process. It decides once whether anything is recorded, and is cheap where nothing is."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tachograph.exceptions import ConfigError, nearest
+from tachograph.guard import guard
+from tachograph.usage._config import UsageConfig
+from tachograph.usage._consent import Choices, Decision, decide
+from tachograph.usage._process import (
+    forget_run_id,
+    inherited_run_id,
+    is_main_process,
+    made_run_id,
+    note_fork,
+)
+
+if TYPE_CHECKING:
+    from tachograph.usage._sender import Sender
+
+__all__ = ["TelemetryManager", "manager_of"]
+
+_EXIT_TIMEOUT_S = 0.8
+"""Longest time that the end of the process waits for the network."""
+
+
+class TelemetryManager:
+    """Records what a framework is used for, if its user agrees: ``TelemetryManager.configure(UsageConfig(...))``.
+
+    Nothing here raises or waits once it is configured. Use `configure` and `get_instance`; do not construct one.
+
+    Attributes:
+        config: what the framework said.
+        decision: whether anything is recorded or sent, and why.
+    """
+
+    _instances: ClassVar[dict[str, TelemetryManager]] = {}
+    _lock: ClassVar[Any] = threading.RLock()
+
+    def __init__(self, config: UsageConfig, choice: Choices = None) -> None:
+        self.config = config
+        self.decision = _decided(config, choice)
+        self.is_debugged = _is_set(f"{config.env_prefix}_USAGE_DEBUG") or _is_set("TACHO_USAGE_DEBUG")
+        self._choice = choice
+        self._records = self.decision.mode != "off" or self.is_debugged
+        self._run_id: str | None = None
+        self._made_run_id = False
+        self._sender: Sender | None = None
+        self._told_of_system = False
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def configure(cls, config: UsageConfig, *, choice: Choices = None) -> TelemetryManager:
+        """Decide for an app, once, where its program begins.
+
+        With ``consent="opt-out"`` and no choice of the user's, this prints a notice and waits for ten seconds on the
+        main process: call it in the program, not when a package is imported.
+
+        Args:
+            config: what the app says of itself.
+            choice: what the user said, say by a flag on the command line: "off", "local", "on", a bool, or None.
+
+        Returns:
+            The app's manager; the same one if it is configured again in the same way.
+
+        Raises:
+            ConfigError: if the choice is none, or the app was configured differently before.
+        """
+        if not isinstance(config, UsageConfig):
+            raise ConfigError(f"configure takes a UsageConfig, not {type(config).__name__}")
+        with cls._lock:
+            known = cls._instances.get(config.app)
+            if known is not None:
+                if known.config.facts() == config.facts() and known._choice == choice:
+                    return known
+                raise ConfigError(
+                    f"usage telemetry of {config.app} is configured already, and differently; "
+                    f"TelemetryManager.reset({config.app!r}) forgets that"
+                )
+            manager = cls(config, choice)
+            manager._begin()
+            cls._instances[config.app] = manager
+            return manager
+
+    @classmethod
+    def get_instance(cls, app: str | None = None) -> TelemetryManager:
+        """Return the manager of an app; its name may be left out where there is one.
+
+        Raises:
+            ConfigError: if it was not configured, or there are several and none is named.
+        """
+        with cls._lock:
+            known = cls._instances
+            if app is None and len(known) == 1:
+                return next(iter(known.values()))
+            if app in known:
+                return known[app]
+            if app is None and known:
+                raise ConfigError(f"several apps are configured: name one of {', '.join(known)}")
+            whose = "" if app is None else f" of {app}"
+            raise ConfigError(
+                f"usage telemetry{whose} is not configured: call TelemetryManager.configure(UsageConfig(...)) first"
+                f"{nearest(app or '', known)}"
+            )
+
+    @classmethod
+    def reset(cls, app: str | None = None) -> None:
+        """Forget an app, or all: what tests do between them. Events that are queued are written down."""
+        with cls._lock:
+            for name in [app] if app is not None else list(cls._instances):
+                manager = cls._instances.pop(name, None)
+                if manager is not None:
+                    manager.shutdown(timeout_s=0.0)
+                    if manager._made_run_id:
+                        forget_run_id(manager.config.env_prefix)
+                    atexit.unregister(manager.shutdown)
+
+    def shutdown(self, timeout_s: float = _EXIT_TIMEOUT_S) -> None:
+        """Write down what is queued and try to send it, for no longer than this. The end of the process does it."""
+        with guard("ending usage telemetry"):
+            sender, self._sender, self._records = self._sender, None, False
+            if sender is not None:
+                sender.close(timeout_s)
+
+    def _begin(self) -> None:
+        decision = self.decision
+        # One who has said no finds nothing on the disk; one who was not asked yet finds what there is to decide.
+        if (decision.mode != "off" or decision.source == "policy") and not self.is_debugged and is_main_process():
+            with guard("telling that an app has usage telemetry"):
+                from tachograph.usage._folder import tell_of
+
+                tell_of(self.config.app, self.config.facts())
+        if not self.enabled:
+            return
+        is_told = inherited_run_id(self.config.env_prefix) is not None
+        if decision.mode == "on" and not decision.is_explicit and not is_told and not self.is_debugged:
+            from tachograph.usage._notice import give_notice
+
+            give_notice(self.config)
+        _ = self.run_id  # before any process is started from here
+        atexit.register(self.shutdown)
+        workers = sys.modules.get("multiprocessing.process")
+        if workers is not None and workers.parent_process() is not None:
+            from multiprocessing.util import Finalize  # a worker may leave without running exit handlers
+
+            Finalize(None, self.shutdown, exitpriority=100)
+        _watch_forks()
+
+    # Facts -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this process records events."""
+        return self._records and is_main_process()
+
+    @property
+    def run_id(self) -> str:
+        """The id that events of this run share. It is made for the run and means nothing else."""
+        if self._run_id is None:
+            prefix = self.config.env_prefix
+            self._run_id = inherited_run_id(prefix)
+            if self._run_id is None:
+                self._run_id, self._made_run_id = made_run_id(prefix), True
+        return self._run_id
+
+    @property
+    def num_lost(self) -> int:
+        """Events that could neither be written nor sent."""
+        return 0 if self._sender is None else self._sender.num_lost
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def send_event(self, event: str, properties: dict[str, Any] | None = None) -> None:
+        """Record an event, and send it if that is agreed.
+
+        Args:
+            event: its name, one of the schemas.
+            properties: values for its fields. What is no field of it is left out; each field makes its value coarse.
+        """
+        if not self.enabled:
+            return
+        with guard("recording a usage event"):
+            if event == "error":
+                raise ConfigError("an error is told with send_error(exception) or @send_errors, not with send_event")
+            if properties is not None and type(properties) is not dict:
+                raise ConfigError(
+                    f"send_event({event!r}) takes a dict of the event's fields, not {type(properties).__name__}; "
+                    "a config is told with send_config(config), which takes from it what config_map says"
+                )
+            self._record(event, properties or {})
+            if event == "config-loaded" and not self._told_of_system:
+                self.send_system_info()
+
+    def send_config(self, config: Any, event: str = "config-loaded") -> None:
+        """Tell of a config: what ``config_map`` finds in it, and nothing else.
+
+        Args:
+            config: of any type.
+            event: ``config-loaded`` or ``config-processed``.
+        """
+        if self.enabled:
+            with guard("telling of a config"):
+                from tachograph.usage._facts import config_facts
+
+                self.send_event(event, config_facts(config, self.config.config_map))
+
+    def send_model(self, model: Any) -> None:
+        """Tell of a model: `model-load`."""
+        if self.enabled:
+            with guard("telling of a model"):
+                from tachograph.usage._facts import model_facts
+
+                self.send_event("model-load", model_facts(model))
+
+    def send_adapter(self, peft_config: Any) -> None:
+        """Tell of an adapter by its config: `adapter-load`."""
+        if self.enabled:
+            with guard("telling of an adapter"):
+                from tachograph.usage._facts import adapter_facts
+
+                self.send_event("adapter-load", adapter_facts(peft_config))
+
+    def send_system_info(self) -> None:
+        """Tell what kind of machine this is: `system-info`. The first `config-loaded` does it."""
+        if self.enabled:
+            with guard("telling of the system"):
+                from tachograph.usage._system import system_info
+
+                self._told_of_system = True
+                self.send_event("system-info", system_info())
+
+    def send_error(self, error: BaseException, function: Callable[..., Any] | None = None) -> None:
+        """Tell of an exception: its type and where in the code of known packages it arose.
+
+        Args:
+            error: the exception.
+            function: the function that let it pass, if it is to be named.
+        """
+        if self.enabled:
+            with guard("telling of an error"):
+                from tachograph.usage._errors import error_properties
+
+                self._record("error", error_properties(error, self.config.known_packages, function))
+
+    def _record(self, event: str, properties: dict[str, Any]) -> None:
+        from tachograph.usage._event import make_event
+
+        made, num_dropped = make_event(self.config, self.run_id, event, properties)
+        if self.is_debugged:
+            _print(made, num_dropped, self.decision)
+            return
+        with self._lock:
+            if self._sender is None:
+                from tachograph.usage._folder import app_folder
+                from tachograph.usage._sender import Sender
+
+                endpoint = self.config.receiver if self.decision.mode == "on" else None
+                self._sender = Sender(app_folder(self.config.app), endpoint)
+        self._sender.put(made)
+
+    def _forget_parent(self) -> None:
+        self._told_of_system = False
+        if self._sender is not None:
+            self._sender.forget_parent()
+
+
+def manager_of(function: Callable[..., Any], app: str | None) -> TelemetryManager | None:
+    """Return the manager that a function belongs to: the one named, that of its package, or the only one."""
+    known = TelemetryManager._instances
+    if app is not None:
+        return known.get(app)
+    package = str(getattr(function, "__module__", "")).partition(".")[0]
+    for manager in known.values():
+        if package in manager.config.packages:
+            return manager
+    return next(iter(known.values())) if len(known) == 1 else None
+
+
+def _decided(config: UsageConfig, choice: Choices) -> Decision:
+    decision = decide(config.app, config.env_prefix, config.consent, choice=choice)
+    return decision.without_receiver(config.app) if decision.mode == "on" and config.receiver is None else decision
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() not in {"", "0", "false", "no", "off"}
+
+
+def _print(event: dict[str, Any], num_dropped: int, decision: Decision) -> None:
+    import json
+
+    dropped = f", {num_dropped} values left out" if num_dropped else ""
+    sys.stderr.write(
+        f"[{event['app']} usage] {event['event']}: printed, neither kept nor sent ({decision.mode}: {decision.reason})"
+        f"{dropped}\n{json.dumps(event, indent=2)}\n"
+    )
+    sys.stderr.flush()
+
+
+_forks_are_watched: list[bool] = []
+
+
+def _watch_forks() -> None:
+    if not _forks_are_watched and hasattr(os, "register_at_fork"):
+        _forks_are_watched.append(True)
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork() -> None:
+    note_fork()
+    TelemetryManager._lock = threading.RLock()
+    for manager in TelemetryManager._instances.values():
+        manager._forget_parent()

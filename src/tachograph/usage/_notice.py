@@ -1,0 +1,30 @@
+"""What a user is told before anything is sent without their having said so, and the time to stop it."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from tachograph.usage._config import UsageConfig
+
+__all__ = ["PAUSE_S", "give_notice"]
+
+PAUSE_S = 10.0
+
+
+def give_notice(config: UsageConfig) -> None:
+    """Say what is about to happen, and give the user time to prevent it."""
+    where = config.receiver.name if config.receiver is not None else ""
+    more = f"  What else it says of it: {config.docs_url}\n" if config.docs_url else ""
+    sys.stderr.write(
+        f"\n{config.app} sends anonymous usage reports to {where}\n"
+        "  What: versions, kind of hardware, coarse settings and timings of training, types of errors and where in\n"
+        "  the code of known packages they arose. No data, paths, names, messages or machine id. The receiver sees\n"
+        "  the address of this machine, as any server does.\n"
+        f"  See it first:  tacho usage preview {config.app}\n{more}"
+        f"  Turn it off:   tacho usage off {config.app}    or  {config.env_prefix}_DO_NOT_TRACK=1\n"
+        f"  Agree to it:   tacho usage on {config.app}     or  {config.env_prefix}_DO_NOT_TRACK=0\n"
+        f"Nothing has been sent. {config.app} goes on in {PAUSE_S:.0f} seconds; Ctrl-C stops it.\n\n"
+    )
+    sys.stderr.flush()
+    time.sleep(PAUSE_S)

@@ -1,0 +1,67 @@
+"""Which process speaks for a run, and the id by which its processes are known as one."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+from tachograph.ranks import group_rank, stated_rank
+
+__all__ = ["forget_run_id", "inherited_run_id", "is_main_process", "made_run_id", "new_id", "note_fork"]
+
+_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+_home: list[int] = [os.getpid()]
+_group_of_parent: list[bool] = [False]
+
+
+def is_main_process() -> bool:
+    """Tell whether this process speaks for its run: the first rank, and no worker of it.
+
+    A worker (of a data loader, say) inherits all that its parent states. It is a rank of its own only if it joined a
+    process group itself.
+    """
+    if _is_worker():
+        return group_rank() == 0 and not _group_of_parent[0]
+    return stated_rank() == 0
+
+
+def note_fork() -> None:
+    """Remember, in a child of `fork`, what it has only inherited."""
+    _group_of_parent[0] = group_rank() is not None
+
+
+def inherited_run_id(env_prefix: str) -> str | None:
+    """Return the id that a process before this one gave the run, unless it is none."""
+    given = os.environ.get(_variable(env_prefix), "")
+    return given if _ID.fullmatch(given) else None
+
+
+def made_run_id(env_prefix: str) -> str:
+    """Return a new id, which means nothing but this run, and tell it to processes that are started from here."""
+    run_id = os.environ[_variable(env_prefix)] = new_id()
+    return run_id
+
+
+def new_id() -> str:
+    """Return an id that means nothing."""
+    from uuid import uuid4
+
+    return str(uuid4())
+
+
+def forget_run_id(env_prefix: str) -> None:
+    """Tell it no more."""
+    os.environ.pop(_variable(env_prefix), None)
+
+
+def _variable(env_prefix: str) -> str:
+    return f"{env_prefix}_USAGE_RUN_ID"
+
+
+def _is_worker() -> bool:
+    if os.getpid() != _home[0]:
+        return True
+    workers = sys.modules.get("multiprocessing.process")
+    return workers is not None and workers.parent_process() is not None

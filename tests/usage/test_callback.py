@@ -1,0 +1,600 @@
+"""What a `Trainer` tells of its training: by a real one with a tiny model, and by hand where the clock decides."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from tachograph.exceptions import ConfigError
+from tachograph.guard import guard
+from tachograph.usage import TelemetryManager, UsageConfig, _metrics
+from tachograph.usage._schemas import SCHEMAS
+from tests.usage.test_runtime_metrics import MIB, Accelerator, Clock, Metal
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tachograph.usage.callback import TIME_SINCE_LAST, TelemetryCallback  # noqa: E402
+
+pytestmark = [
+    pytest.mark.xdist_group("transformers"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Manager:
+    """In place of a `TelemetryManager`: keeps what it is given, and takes only what the schemas know."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def send_event(self, name: str, properties: dict[str, Any]) -> None:
+        fields = SCHEMAS[name].fields
+        assert set(properties) <= set(fields), f"{name} has no {set(properties) - set(fields)}"
+        for group in ("metrics", "metric_steps"):
+            assert set(properties.get(group, ())) <= set(fields[group].fields if group in fields else ())
+        self.events.append((name, properties))
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _properties in self.events]
+
+    def sent(self, name: str) -> list[dict[str, Any]]:
+        return [properties for sent, properties in self.events if sent == name]
+
+    @property
+    def reported(self) -> list[int]:
+        return [properties["step"] for properties in self.sent("train-progress")]
+
+
+class Sequences(torch.utils.data.Dataset):
+    def __init__(self, num_samples: int) -> None:
+        first = torch.randint(0, 32, (num_samples, 1), generator=torch.Generator().manual_seed(0))
+        self.tokens = (first + torch.arange(8)) % 32
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Any:
+        return iter([Sequences(4)[index % 4] for index in range(1_000)])
+
+
+def trainer_in(folder: Path, *callbacks: Any, data: Any = None, **arguments: Any) -> Any:
+    """A trainer whose epochs have six steps."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    chosen = {
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": 4,
+        "logging_steps": 5,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 3,
+        **arguments,
+    }
+    return transformers.Trainer(
+        transformers.LlamaForCausalLM(config),
+        transformers.TrainingArguments(output_dir=str(folder / "out"), **chosen),
+        train_dataset=data if data is not None else Sequences(24),
+        eval_dataset=Sequences(8),
+        callbacks=list(callbacks),
+    )
+
+
+# With a real trainer -------------------------------------------------------------------------------------------------
+
+
+def test_a_training_with_evaluation_in_between(tmp_path):
+    manager = Manager()
+    trainer = trainer_in(tmp_path, TelemetryCallback(manager), eval_strategy="steps", eval_steps=4)
+    assert manager.events == []
+    output = trainer.train()
+    assert manager.names == ["train-start", "train-progress", "train-end"]
+    assert manager.sent("train-start") == [
+        {
+            "start_step": 0,
+            "max_steps": 12,
+            "num_epochs": 2,
+            "resumed": False,
+            "batch_size": 4,
+            "gradient_accumulation": 1,
+            "world_size": 1,
+        }
+    ]
+    [progress] = manager.sent("train-progress")
+    assert (progress["step"], progress["start_step"], progress["epoch"]) == (1, 0, 0)
+    assert progress["progress"] == pytest.approx(1 / 6)
+    assert progress["steps_per_second"] == pytest.approx(1 / progress["elapsed_s"])
+    assert progress["since_last_report_s"] == progress["elapsed_s"] > 0
+    assert MIB < progress["cpu_memory"] <= progress["peak_cpu_memory"]
+    assert not {"metrics", "metric_steps"} & set(progress)  # nothing is logged yet
+    [end] = manager.sent("train-end")
+    last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+    # The evaluation at step 12 and the summary come after it, and do not take its place.
+    assert end["metrics"] == {name: last[name] for name in ("loss", "learning_rate", "grad_norm")}
+    assert end["metric_steps"] == dict.fromkeys(end["metrics"], 10)
+    assert end["train_loss"] == output.training_loss != end["metrics"]["loss"]
+    assert (end["step"], end["start_step"], end["total_steps"], end["epochs_completed"]) == (12, 0, 12, 2)
+    assert end["steps_per_second"] == pytest.approx(12 / end["total_s"], rel=0.05)
+    assert 0 < end["average_epoch_s"] <= end["total_s"] / 2
+    assert end["peak_cpu_memory"] >= progress["peak_cpu_memory"]
+
+
+def test_a_training_that_is_resumed_in_the_midst_of_an_epoch(tmp_path):
+    trainer_in(tmp_path, max_steps=9, save_strategy="steps", save_steps=9).train()
+    manager = Manager()
+    again = trainer_in(tmp_path, TelemetryCallback(manager), num_train_epochs=3, gradient_accumulation_steps=1)
+    again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-9"))
+    [start] = manager.sent("train-start")
+    assert (start["start_step"], start["resumed"], start["max_steps"]) == (9, True, 18)
+    [progress] = manager.sent("train-progress")
+    assert (progress["step"], progress["start_step"], progress["epoch"]) == (10, 9, 1)
+    assert progress["steps_per_second"] == pytest.approx(1 / progress["elapsed_s"])  # one step was made here, not ten
+    assert "metrics" not in progress  # what was logged before the checkpoint is not of this process
+    [end] = manager.sent("train-end")
+    assert (end["step"], end["start_step"], end["total_steps"], end["epochs_completed"]) == (18, 9, 9, 2)
+    assert end["steps_per_second"] == pytest.approx(9 / end["total_s"], rel=0.05)
+    assert end["metric_steps"]["loss"] == 15
+    # Half of the second epoch was made here and all of the third: only the third says how long one takes.
+    assert 0 < end["average_epoch_s"] < end["total_s"]
+
+
+def test_a_training_that_is_resumed_at_the_end_of_an_epoch(tmp_path):
+    trainer_in(tmp_path, max_steps=6, save_strategy="steps", save_steps=6).train()
+    manager = Manager()
+    trainer_in(tmp_path, TelemetryCallback(manager)).train(resume_from_checkpoint=True)
+    [end] = manager.sent("train-end")
+    assert (end["start_step"], end["total_steps"], end["epochs_completed"]) == (6, 6, 1)
+    assert end["average_epoch_s"] > 0
+
+
+def test_an_epoch_that_is_not_finished_is_not_counted(tmp_path):
+    manager = Manager()
+    trainer_in(tmp_path, TelemetryCallback(manager), max_steps=4).train()
+    [end] = manager.sent("train-end")
+    assert (end["step"], end["epochs_completed"]) == (4, 0)  # zero is known, and told
+    assert "average_epoch_s" not in end
+
+
+def test_epochs_that_are_cut_short_are_not_counted(tmp_path):
+    class Cutter(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_epoch_stop = state.epoch % 1 > 0.3
+
+    manager = Manager()
+    trainer_in(tmp_path, Cutter(), TelemetryCallback(manager), num_train_epochs=3).train()
+    [end] = manager.sent("train-end")
+    assert (end["total_steps"], end["epochs_completed"]) == (6, 0)
+
+
+def test_an_endless_dataset_has_no_number_of_epochs(tmp_path):
+    manager = Manager()
+    trainer_in(tmp_path, TelemetryCallback(manager), data=Stream(), max_steps=2, gradient_accumulation_steps=3).train()
+    [start] = manager.sent("train-start")
+    assert (start["max_steps"], start["gradient_accumulation"]) == (2, 3)
+    assert "num_epochs" not in start
+
+
+def test_training_again_begins_anew(tmp_path):
+    manager = Manager()
+    trainer = trainer_in(tmp_path, TelemetryCallback(manager), max_steps=2, logging_steps=1)
+    trainer.train()
+    trainer.evaluate()  # after training there is nothing to tell
+    trainer.args.logging_steps = 50
+    trainer.train()
+    assert manager.names == ["train-start", "train-progress", "train-end"] * 2
+    first, second = manager.sent("train-end")
+    assert first["metric_steps"]["loss"] == 2
+    assert "metrics" not in second  # nothing was logged this time
+    assert first["total_steps"] == second["total_steps"] == 2
+
+
+def test_evaluation_alone_is_not_told(tmp_path):
+    manager = Manager()
+    trainer = trainer_in(tmp_path, TelemetryCallback(manager))
+    trainer.evaluate()
+    trainer.predict(Sequences(4))
+    assert manager.events == []
+
+
+def test_weights_are_the_same_with_and_without(tmp_path):
+    def weights(*callbacks: Any) -> bytes:
+        trainer = trainer_in(tmp_path, *callbacks, max_steps=4, eval_strategy="steps", eval_steps=2)
+        trainer.train()
+        numbers = b"".join(weight.detach().numpy().tobytes() for weight in trainer.model.parameters())
+        return numbers + torch.get_rng_state().numpy().tobytes()
+
+    assert weights() == weights(TelemetryCallback(Manager()))
+
+
+@pytest.mark.swallows
+def test_a_manager_that_fails_does_not_hurt_training(tmp_path):
+    class Failing(Manager):
+        def send_event(self, name: str, properties: dict[str, Any]) -> None:
+            super().send_event(name, properties)
+            raise OSError("no space")
+
+    manager = Failing()
+    assert trainer_in(tmp_path, TelemetryCallback(manager), max_steps=4).train().global_step == 4
+    assert manager.names == ["train-start", "train-progress", "train-end"]  # each once: a failure is not tried again
+    assert guard.num_faults == 3
+
+
+def test_the_manager_is_that_of_the_app(tmp_path, monkeypatch):
+    monkeypatch.setenv("TACHO_USAGE_DIR", str(tmp_path / "usage"))
+    with pytest.raises(ConfigError, match="not configured"):
+        TelemetryCallback()
+    TelemetryManager.configure(UsageConfig(app="greyjacket"), choice="local")
+    try:
+        trainer_in(tmp_path, TelemetryCallback(), max_steps=2, logging_steps=1).train()
+    finally:
+        TelemetryManager.reset()
+    text = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "usage").rglob("*.jsonl"))
+    events = [json.loads(line) for line in text.splitlines()]
+    told = {event["event"]: event["properties"] for event in events}
+    assert list(told) == ["train-start", "train-progress", "train-end"]
+    assert (told["train-start"]["max_steps"], told["train-progress"]["step"], told["train-end"]["step"]) == (2, 1, 2)
+    assert told["train-end"]["metric_steps"]["loss"] == 2
+    assert 0 < told["train-end"]["peak_cpu_memory"] < 1_000  # in GiB now: what is recorded is rounded
+
+
+# By hand -------------------------------------------------------------------------------------------------------------
+
+
+class Training:
+    """Calls the hooks as a trainer does, at the times a test says."""
+
+    def __init__(self, folder: Path, clock: Clock, manager: Manager | None = None, **state: Any) -> None:
+        self.manager = manager if manager is not None else Manager()
+        self.callback = TelemetryCallback(self.manager)
+        self.args = transformers.TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[])
+        self.state = transformers.TrainerState(**{"max_steps": 10_000, "num_train_epochs": 10, **state})
+        self.control = transformers.TrainerControl()
+        self.clock, self.start_s = clock, clock.now_s
+
+    def call(self, hook: str, **given: Any) -> None:
+        getattr(self.callback, hook)(self.args, self.state, self.control, **given)
+
+    def begin(self) -> Training:
+        self.call("on_train_begin")
+        return self
+
+    def step(self, step: int, at_s: float | None = None, *, should_log: bool = False) -> None:
+        if at_s is not None:
+            self.clock.now_s = self.start_s + at_s
+        self.state.global_step, self.control.should_log = step, should_log
+        self.call("on_step_end")
+
+    def log(self, **logs: Any) -> None:
+        self.call("on_log", logs={name.replace("__", "/"): value for name, value in logs.items()})
+
+    def end(self) -> dict[str, Any]:
+        self.call("on_train_end")
+        return self.manager.sent("train-end")[-1]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(_metrics, "perf_counter", clock)
+    return clock
+
+
+@pytest.fixture
+def training(tmp_path: Path, clock: Clock) -> Training:
+    return Training(tmp_path, clock).begin()
+
+
+@pytest.fixture
+def device(training: Training, monkeypatch: pytest.MonkeyPatch) -> Accelerator:
+    """A GPU that training uses."""
+    device = Accelerator(0, 0)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=device))
+    return device
+
+
+def every(seconds: float, *steps: range) -> list[tuple[int, float]]:
+    return [(step, step * seconds) for part in steps for step in part]
+
+
+@pytest.mark.parametrize(
+    ("start_step", "steps", "reported"),
+    [
+        pytest.param(0, every(0.01, range(1, 350)), [1, 101, 201, 301], id="fast: the first, then every hundred"),
+        pytest.param(
+            0, every(0.7, range(1, 350)), [1, 100, 200, 300], id="slow: the first, then multiples of a hundred"
+        ),
+        pytest.param(0, every(100, range(1, 100)), [1], id="a minute alone is no reason"),
+        pytest.param(0, [(1, 0), (99, 59), (100, 60)], [1, 100], id="a minute at a multiple"),
+        pytest.param(0, [(1, 0), (99, 59), (100, 59.9)], [1], id="less than a minute at a multiple"),
+        pytest.param(0, [(1, 0), (100, 60), (101, 61), (200, 119)], [1, 100, 200], id="a hundred since the last"),
+        pytest.param(0, [(1, 0), (41, 41), (42, 42)], [1], id="42 right after 41"),
+        pytest.param(0, [(100, 100)], [100], id="a hundred since the beginning"),
+        pytest.param(1_000, every(0.01, range(1_001, 1_300)), [1_001, 1_101, 1_201], id="resumed: its first step"),
+        pytest.param(1_050, [(1_051, 1), (1_100, 30), (1_151, 61)], [1_051, 1_151], id="resumed between multiples"),
+        pytest.param(999, [(1_000, 1), (1_001, 2), (1_100, 3)], [1_000, 1_100], id="resumed before a multiple"),
+    ],
+)
+def test_when_progress_is_told(tmp_path, clock, start_step, steps, reported):
+    training = Training(tmp_path, clock, global_step=start_step).begin()
+    for step, at_s in steps:
+        training.step(step, at_s)
+    assert training.manager.reported == reported
+    assert (TelemetryCallback.report_interval_steps, TIME_SINCE_LAST) == (100, 60)
+
+
+def test_the_interval_is_that_of_the_class(training):
+    training.callback.report_interval_steps = 10
+    for step in range(1, 25):
+        training.step(step, step)
+    assert training.manager.reported == [1, 11, 21]
+
+
+def test_speed_is_that_since_the_last_report(training):
+    training.step(1, 2)
+    training.step(100, 101)
+    training.step(200, 601)
+    told = [
+        (one["step"], one["steps_per_second"], one["elapsed_s"], one["since_last_report_s"])
+        for one in training.manager.sent("train-progress")
+    ]
+    assert told == [(1, 0.5, 2, 2), (100, 1.0, 101, 99), (200, 0.2, 601, 500)]
+    end = training.end()
+    assert (end["total_s"], end["total_steps"], end["steps_per_second"]) == (601, 3, pytest.approx(3 / 601))
+
+
+def test_no_time_no_speed(training):
+    training.step(1, 0)
+    [progress] = training.manager.sent("train-progress")
+    assert "steps_per_second" not in progress
+    assert progress["elapsed_s"] == progress["since_last_report_s"] == 0
+
+
+def test_a_resumed_training_counts_from_where_it_went_on(tmp_path, clock):
+    training = Training(tmp_path, clock, global_step=1_000, epoch=2.5).begin()
+    training.step(1_001, 10)
+    [progress] = training.manager.sent("train-progress")
+    assert (progress["start_step"], progress["steps_per_second"]) == (1_000, 0.1)
+    assert (progress["epoch"], progress["progress"]) == (2, 2.5)
+
+
+def test_epochs_that_are_not_counted_are_not_told(tmp_path, clock):
+    training = Training(tmp_path, clock, epoch=None).begin()
+    training.call("on_epoch_begin")
+    training.step(1, 1)
+    training.call("on_epoch_end")
+    [progress] = training.manager.sent("train-progress")
+    assert not {"epoch", "progress"} & set(progress)
+    assert training.end()["epochs_completed"] == 0
+
+
+def test_epochs_are_timed(training):
+    for epoch, took_s in ((0, 10), (1, 30)):
+        training.state.epoch = float(epoch)
+        training.call("on_epoch_begin")
+        training.clock.now_s += took_s
+        training.state.epoch = epoch + 1 - 1e-12  # as sums of fractions come out
+        training.call("on_epoch_end")
+    end = training.end()
+    assert (end["epochs_completed"], end["average_epoch_s"], end["total_s"]) == (2, 20, 40)
+
+
+def test_an_epoch_that_was_entered_midway_says_nothing_of_how_long_one_takes(tmp_path, clock):
+    training = Training(tmp_path, clock, global_step=150, epoch=1.5).begin()
+    for until, took_s in ((2.0, 10), (3.0, 20)):
+        training.call("on_epoch_begin")
+        training.clock.now_s += took_s
+        training.state.epoch = until
+        training.call("on_epoch_end")
+    end = training.end()
+    assert (end["epochs_completed"], end["average_epoch_s"]) == (2, 20)
+
+
+def test_a_training_that_has_nothing_left_to_do(tmp_path, clock):
+    training = Training(tmp_path, clock, global_step=500, max_steps=500, num_train_epochs=0).begin()
+    assert "num_epochs" not in training.manager.sent("train-start")[0]
+    end = training.end()
+    assert (end["total_steps"], end["total_s"], end["step"], end["start_step"]) == (0, 0, 500, 500)
+    assert not {"steps_per_second", "train_loss", "metrics", "metric_steps", "peak_gpu_memory"} & set(end)
+
+
+def test_the_batch_size_is_the_one_that_was_found(tmp_path, clock):
+    training = Training(tmp_path, clock, train_batch_size=2)
+    training.args.per_device_train_batch_size = 64
+    training.begin()
+    training.args.auto_find_batch_size = True
+    training.begin()
+    assert [start["batch_size"] for start in training.manager.sent("train-start")] == [64, 2]
+
+
+# What the trainer logs -----------------------------------------------------------------------------------------------
+
+
+def test_all_metrics_and_where_they_come_from(training):
+    training.state.global_step = 40
+    training.log(loss=2.5, ppl=12.2, learning_rate=1e-4, grad_norm=0.7, tokens__total=4_096, tokens__trainable=1_024)
+    training.state.global_step = 50
+    training.log(loss=2.25, tokens__train_per_sec_per_gpu=812.5, other=1.0)
+    training.log(eval_loss=9.0, eval_runtime=1.0)
+    training.step(100, 100)
+    training.log(train_loss=3.0, train_runtime=100.0)
+    metrics = {
+        "loss": 2.25,
+        "ppl": 12.2,
+        "learning_rate": 1e-4,
+        "grad_norm": 0.7,
+        "tokens_total": 4_096,
+        "tokens_trainable": 1_024,
+        "tokens_per_second_per_gpu": 812.5,
+    }
+    steps = {**dict.fromkeys(metrics, 40), "loss": 50, "tokens_per_second_per_gpu": 50}
+    [progress] = training.manager.sent("train-progress")
+    end = training.end()
+    assert (progress["metrics"], progress["metric_steps"]) == (metrics, steps)
+    assert (end["metrics"], end["metric_steps"]) == (metrics, steps)
+    assert "train_loss" not in progress
+    assert end["train_loss"] == 3.0
+    assert SCHEMAS["train-end"].fields["metrics"].fields.keys() == metrics.keys()
+
+
+def test_what_was_told_does_not_change_afterwards(training):
+    training.log(loss=2.0)
+    training.step(1, 1)
+    training.log(loss=1.0)
+    [progress] = training.manager.sent("train-progress")
+    assert progress["metrics"] == {"loss": 2.0}
+
+
+def test_zeros_are_values_and_nothing_is_none(training):
+    training.log(loss=0.0, learning_rate=0, grad_norm=math.nan, ppl=math.inf)
+    training.log(train_loss=0.0)
+    training.call("on_log", logs=None)
+    training.call("on_log")
+    end = training.end()
+    assert (end["metrics"]["loss"], end["metrics"]["learning_rate"], end["metrics"]["ppl"]) == (0.0, 0, math.inf)
+    assert math.isnan(end["metrics"]["grad_norm"])
+    assert end["train_loss"] == 0.0
+    assert end["metric_steps"] == dict.fromkeys(end["metrics"], 0)
+
+
+def test_only_plain_numbers_are_taken(training):
+    numpy = pytest.importorskip("numpy")
+    device_tensor = torch.zeros((), device="meta")  # to read it fails, as to read that of a GPU waits
+    training.log(loss=device_tensor, ppl="12.1", learning_rate=None, grad_norm=True, train_loss=[1.0])
+    training.log(tokens__total=numpy.int64(7), tokens__train_per_sec_per_gpu=numpy.float32(0.5))
+    end = training.end()
+    assert end["metrics"] == {"tokens_total": 7, "tokens_per_second_per_gpu": 0.5}
+    assert {type(value) for value in end["metrics"].values()} == {int, float}
+    assert "train_loss" not in end
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_memory_of_devices(training, device):
+    device.use(8 * MIB, 0)
+    device.use(3 * MIB, MIB)
+    training.step(1, 1)
+    [progress] = training.manager.sent("train-progress")
+    assert (progress["gpu_memory"], progress["peak_gpu_memory"]) == ([3 * MIB, MIB], [8 * MIB, MIB])
+    assert progress["peak_gpu_memory_source"] == "allocator_high_water_mark"
+    device.use(9 * MIB, 0)
+    end = training.end()
+    assert end["peak_gpu_memory"] == [9 * MIB, MIB]  # looked at once more
+    assert end["peak_gpu_memory_source"] == "allocator_high_water_mark"
+    assert end["peak_cpu_memory"] >= progress["cpu_memory"] > MIB
+
+
+def test_devices_are_looked_at_where_the_trainer_logs_and_while_it_evaluates(training, device):
+    training.step(1, 1)
+    looked = []
+    for step in range(2, 30):
+        before = device.num_reads
+        training.step(step, step * 2, should_log=step % 10 == 0)
+        looked += [step] * (device.num_reads > before)
+    assert looked == [10, 20]
+    # A peak that the training code resets before anything is told is known all the same.
+    device.use(7 * MIB, 0)
+    training.call("on_prediction_step")
+    device.in_use = device.peaks = [0, 0]
+    assert training.end()["peak_gpu_memory"] == [7 * MIB, 0]
+
+
+def test_devices_that_keep_count_of_their_peak_are_not_asked_all_the_time(training, device):
+    training.step(1, 0)
+    looked = []
+    for step in range(2, 60):
+        before = device.num_reads
+        training.step(step, step / 2, should_log=True)
+        training.call("on_prediction_step")
+        looked += [step / 2] * (device.num_reads > before)
+    assert looked == [10, 20]
+
+
+def test_devices_whose_peak_is_sampled_are_looked_at_each_time(training, monkeypatch):
+    device = Metal(MIB)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(mps=device))
+    training.step(1, 0)
+    device.in_use = 2 * MIB
+    training.step(2, 0.1, should_log=True)
+    device.in_use = MIB
+    training.step(3, 0.2)
+    progress, end = training.manager.sent("train-progress")[0], training.end()
+    assert (progress["peak_gpu_memory"], progress["peak_gpu_memory_source"]) == ([MIB], "sampled")
+    assert end["peak_gpu_memory"] == [2 * MIB]
+
+
+def test_the_process_is_looked_at_only_where_something_is_told(training, monkeypatch):
+    real, reads = psutil.Process.memory_info, []
+
+    def counted(process: psutil.Process) -> Any:
+        reads.append(training.state.global_step)
+        return real(process)
+
+    monkeypatch.setattr(psutil.Process, "memory_info", counted)
+    for step in range(1, 103):
+        training.step(step, step / 100, should_log=True)
+        training.call("on_prediction_step")
+    assert sorted(set(reads)) == [1, 100, 101]
+
+
+# Off -----------------------------------------------------------------------------------------------------------------
+
+HOOKS = (
+    "on_train_begin",
+    "on_epoch_begin",
+    "on_step_end",
+    "on_log",
+    "on_prediction_step",
+    "on_epoch_end",
+    "on_train_end",
+)
+
+
+def test_nothing_is_looked_at_where_telemetry_is_off():
+    callback = TelemetryCallback(Manager(enabled=False))
+    for hook in HOOKS:
+        getattr(callback, hook)(None, None, None)  # whoever asks these anything fails
+
+
+def test_telemetry_that_is_turned_off_meanwhile_tells_nothing_more(training):
+    training.step(1, 1)
+    training.manager.enabled = False
+    training.args = training.state = training.control = None
+    for hook in HOOKS[1:]:
+        training.call(hook)
+    training.manager.enabled = True
+    training.call("on_train_end")  # it was over already
+    assert training.manager.names == ["train-start", "train-progress"]
+
+
+def test_the_hooks_are_those_the_trainer_calls():
+    ours = {name for name in vars(TelemetryCallback) if name.startswith("on_")}
+    assert ours == set(HOOKS) <= set(dir(transformers.TrainerCallback))

@@ -1,0 +1,150 @@
+"""`tacho usage`: what a user sees and decides."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tachograph.usage import JsonLines, TelemetryManager, UsageConfig
+from tachograph.usage._folder import app_folder, usage_folder
+
+
+@pytest.fixture
+def tacho():
+    def run(*arguments, code=0, **environ):
+        command = [sys.executable, "-m", "tachograph", "usage", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environ}, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout if code == 0 else done.stdout + done.stderr
+
+    return run
+
+
+def ran(app="greyjacket", choice="on", **arguments):
+    manager = TelemetryManager.configure(UsageConfig(app=app, **arguments), choice=choice)
+    manager.send_event("train-start", {"max_steps": 512})
+    manager.send_event("train-end", {"step": 512})
+    manager.shutdown(5.0)
+    TelemetryManager.reset(app)
+    return manager
+
+
+def test_where_nothing_has_run_it_says_so(tacho):
+    assert "No app with usage telemetry has run here" in tacho("status")
+    assert json.loads(tacho("status", "--json")) == []
+    assert "nothing is chosen for it" in tacho("status", "greyjacket")
+    assert "nothing to delete" in tacho("purge")
+    assert "no app with usage telemetry has run here" in tacho("preview", code=1)
+    tacho("off")
+    assert "every app: off, for you chose it with `tacho usage off`" in tacho("status")
+    assert "greyjacket: off" in tacho("status", "greyjacket")
+    assert "greyjacket: off, for DO_NOT_TRACK is set to 1" in tacho("status", "greyjacket", DO_NOT_TRACK="1")
+
+
+def test_what_is_decided_and_why(tacho, tmp_path):
+    ran(endpoint=JsonLines(tmp_path / "sent"), consent="opt-out")
+    text = tacho("status")
+    for line in (
+        "greyjacket: on",
+        "policy of greyjacket is to send until you turn it off",
+        f"goes to      {tmp_path}/sent",
+    ):
+        assert line in text
+    assert "2 events (2 sent)" in text
+    assert "GREYJACKET_DO_NOT_TRACK is set to 1" in tacho("status", GREYJACKET_DO_NOT_TRACK="1")
+    assert "this looks like CI: CI is set" in tacho("status", CI="1")
+    [summary] = json.loads(tacho("status", "greyjacket", "--json"))
+    assert (summary["mode"], summary["policy"], summary["is_explicit"]) == ("on", "opt-out", False)
+    assert summary["num_events"] == {"sent": 2, "waiting": 0, "local": 0}
+
+
+def test_a_choice_holds_for_the_next_run(tacho, tmp_path):
+    config = UsageConfig(app="greyjacket", endpoint=JsonLines(tmp_path / "sent"))
+    for mode in ("on", "off", "local"):
+        assert f"Stored: {mode} for greyjacket." in tacho(mode, "greyjacket")
+        assert TelemetryManager.configure(config).decision.mode == mode
+        TelemetryManager.reset()
+    assert "greyjacket is off all the same: DO_NOT_TRACK is set to 1." in tacho("on", "greyjacket", DO_NOT_TRACK="1")
+
+
+def test_to_agree_needs_a_name(tacho):
+    assert "Missing argument" in tacho("on", code=2)
+    for name in ("../x", "A", "*", ""):
+        assert "expected a name in lower case" in tacho("on", name, code=1)
+        assert "expected a name in lower case" in tacho("off", name, code=1)
+    assert not usage_folder().exists()
+
+
+def test_taking_consent_back_keeps_here_what_waited(tacho, refusing):
+    ran(endpoint=refusing, api_key="phc_x")
+    assert "2 events (2 waiting)" in tacho("status")
+    text = tacho("off")
+    assert "2 events that waited will not be sent" in text
+    assert "2 events (2 local)" in tacho("status")
+    assert "would go to" in tacho("status")
+
+
+def test_the_preview_is_the_very_request(tacho, refusing):
+    ran(endpoint=refusing, api_key="phc_x")
+    body = json.loads(tacho("preview"))
+    assert [event["event"] for event in body["batch"]] == ["train-start", "train-end", "system-info"]
+    assert body["api_key"] == "phc_x"
+    assert body["batch"][0]["properties"]["max_steps"] == 500
+    assert body["batch"][2]["properties"]["os"] == "Linux"
+    fields = tacho("preview", "greyjacket", "--fields")
+    assert "train-progress: After the first step" in fields
+    assert "metrics.loss: Loss." in fields
+
+
+def test_the_preview_of_an_app_with_nowhere_to_send(tacho):
+    ran()
+    event = json.loads(tacho("preview"))
+    assert (event["event"], event["app"]) == ("system-info", "greyjacket")
+
+
+def test_the_log_says_what_became_of_each(tacho, refusing):
+    ran(choice="local", endpoint=refusing, api_key="phc_x")
+    ran(choice="on", endpoint=refusing, api_key="phc_x")
+    lines = tacho("log").splitlines()
+    assert [line.split()[1:3] for line in lines] == [
+        ["local", "train-start"], ["local", "train-end"], ["waiting", "train-start"], ["waiting", "train-end"],
+    ]  # fmt: skip
+    assert '{"max_steps": 500}' in lines[0]
+    [line] = tacho("log", "-n", "1", "--json").splitlines()
+    assert json.loads(line)["state"] == "waiting"
+
+
+def test_purging_deletes_and_says_what_cannot_be_taken_back(tacho, tmp_path):
+    manager = ran(endpoint=JsonLines(tmp_path / "sent"))
+    ran("other", choice="local")
+    tacho("on", "greyjacket")
+    text = tacho("purge", "greyjacket")
+    assert "greyjacket: deleted 2 events" in text
+    assert manager.run_id in text
+    assert "0 events" in tacho("status", "greyjacket")
+    assert "2 events" in tacho("status", "other")
+    assert "other: deleted 2 events" in tacho("purge")
+    assert sorted(path.name for path in usage_folder().rglob("*.*")) == ["app.json", "app.json", "choices.json"]
+    assert "greyjacket: on" in tacho("status")  # what was chosen stays
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"app": "x", "env_prefix": "../", "consent": 7, "endpoint": {"kind": "os"}}']
+)
+def test_a_file_that_says_anything_is_not_believed(tacho, content):
+    ran(choice="local")
+    (app_folder("greyjacket") / "app.json").write_text(content)
+    assert "greyjacket: local" in tacho("status")
+    tacho("preview")
+    tacho("preview", "--fields")
+
+
+def test_terminal_codes_in_a_file_do_not_reach_the_terminal(tacho):
+    ran(choice="local")
+    [path] = app_folder("greyjacket").glob("*.jsonl")
+    path.write_text(path.read_text().replace("train-start", "\\u001b[31mred"))
+    assert "\x1b" not in tacho("log")

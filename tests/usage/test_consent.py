@@ -1,0 +1,228 @@
+"""Who decides, and in which order. What anything but the user decides can never be to send without a notice."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+
+import pytest
+
+from tachograph.exceptions import ConfigError
+from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, decide, set_choice
+from tachograph.usage import _notice as notice
+from tachograph.usage._consent import _AUTOMATIC, _OFFLINE
+from tachograph.usage._folder import usage_folder
+
+POLICIES = {"opt-in": "off", "local": "local", "opt-out": "on"}
+SAYS_OFF = [
+    "1",
+    "true",
+    "TRUE",
+    " 1 ",
+    "yes",
+    "on",
+    "Yes",
+    "On",
+    "2",
+    "no",
+    "off",
+    "junk",
+    "",
+    " ",
+    "-1",
+    "0.0",
+    "None",
+]
+SAYS_ON = ["0", "false", "False", " 0 ", "FALSE"]
+
+
+def mode(policy="opt-out", choice=None, **environ):
+    return decide("greyjacket", "GREY", policy, choice=choice, environ=environ).mode
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("variable", ["GREY_DO_NOT_TRACK", "DO_NOT_TRACK"])
+def test_what_a_variable_says_counts_for_every_policy(policy, variable):
+    for value in SAYS_OFF:
+        assert mode(policy, **{variable: value}) == "off", value
+    for value in SAYS_ON:
+        assert mode(policy, **{variable: value}) == "on", value
+    assert mode(policy) == POLICIES[policy]
+
+
+@pytest.mark.parametrize(
+    ("own", "general", "wanted"),
+    [
+        (None, None, "on"), ("0", None, "on"), ("false", None, "on"), ("1", None, "off"), ("true", None, "off"),
+        (" 1 ", None, "off"), (None, "0", "on"), (None, "false", "on"), (None, "1", "off"), (None, "true", "off"),
+        ("0", "1", "off"), ("1", "0", "off"), ("1", "1", "off"), ("0", "0", "on"), ("junk", "0", "off"),
+        ("0", "junk", "off"),
+    ],
+)  # fmt: skip
+def test_two_variables_either_of_which_may_say_no(own, general, wanted):
+    environ = {"GREY_DO_NOT_TRACK": own, "DO_NOT_TRACK": general}
+    assert mode(**{name: value for name, value in environ.items() if value is not None}) == wanted
+
+
+def test_the_order_of_all_that_decides():
+    """Every combination of what may be said, against the order written down once more."""
+    choices, variables, stored = (
+        [None, "off", "local", "on", True, False],
+        [None, "1", "0", "junk"],
+        [None, "off", "local", "on"],
+    )
+    circumstances = [{}, {"CI": "true"}, {"HF_HUB_OFFLINE": "1"}]
+    for kept in stored:
+        if kept is not None:
+            set_choice(kept, "greyjacket")
+        for choice, variable, circumstance, policy in itertools.product(choices, variables, circumstances, POLICIES):
+            environ = {**circumstance, **({} if variable is None else {"DO_NOT_TRACK": variable})}
+            decision = decide("greyjacket", "GREY", policy, choice=choice, environ=environ)
+            if choice is not None:
+                wanted = {True: "on", False: "off"}.get(choice, choice)
+            elif variable is not None:
+                wanted = "on" if variable == "0" else "off"
+            elif kept is not None:
+                wanted = kept
+            else:
+                wanted = "off" if circumstance else POLICIES[policy]
+            assert decision.mode == wanted, (kept, choice, environ, policy)
+            assert decision.is_explicit is not (choice is None and variable is None and kept is None)
+            assert decision.reason
+
+
+@pytest.mark.parametrize("variable", [*_AUTOMATIC, *_OFFLINE])
+def test_ci_and_offline_machines_send_nothing_by_themselves(variable):
+    assert mode(**{variable: "1"}) == "off"
+    assert mode(**{variable: "true"}) == "off"
+    assert variable in decide("greyjacket", "GREY", "opt-out", environ={variable: "1"}).reason
+    for unset in ("", "0", "false"):
+        assert mode(**{variable: unset}) == "on"
+
+
+def test_a_choice_for_all_takes_the_place_of_those_for_one():
+    set_choice("on", "greyjacket")
+    assert (mode("opt-in"), decide("other", "OTHER", "opt-in", environ={}).mode) == ("on", "off")
+    set_choice("off")
+    assert (mode("opt-out"), decide("other", "OTHER", "opt-out", environ={}).mode) == ("off", "off")
+    set_choice("local", "other")
+    assert (mode("opt-out"), decide("other", "OTHER", "opt-out", environ={}).mode) == ("off", "local")
+    assert "`tacho usage local other`" in decide("other", "OTHER", "opt-out", environ={}).reason
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"greyjacket": 1}', '{"greyjacket": "ON!"}', "\0\0", '{"*": ["on"]}']
+)
+def test_a_choice_that_cannot_be_read_is_off(content):
+    usage_folder().mkdir(parents=True)
+    (usage_folder() / "choices.json").write_text(content)
+    decision = decide("greyjacket", "GREY", "opt-out", environ={})
+    assert decision.mode == "off"
+    assert "choices.json" in decision.reason
+
+
+def test_a_broken_file_is_not_overwritten_by_a_choice_for_one_app():
+    usage_folder().mkdir(parents=True)
+    (usage_folder() / "choices.json").write_text("{")
+    with pytest.raises(ConfigError, match="tacho usage off"):
+        set_choice("on", "greyjacket")
+    set_choice("off")
+    assert json.loads((usage_folder() / "choices.json").read_text()) == {"*": "off"}
+
+
+@pytest.mark.parametrize("choice", ["maybe", "", "ON", 1, 2.0])
+def test_a_choice_that_is_none_is_an_error(choice):
+    with pytest.raises(ConfigError, match="off, local, on"):
+        decide("greyjacket", "GREY", "local", choice=choice, environ={})
+
+
+def test_the_stored_choice_is_for_its_owner_only():
+    set_choice("off", "greyjacket")
+    assert os.stat(usage_folder()).st_mode & 0o777 == 0o700
+    assert os.stat(usage_folder() / "choices.json").st_mode & 0o777 == 0o600
+
+
+def test_without_an_endpoint_nothing_can_be_sent(monkeypatch):
+    monkeypatch.setenv("DO_NOT_TRACK", "0")
+    manager = TelemetryManager.configure(UsageConfig(app="greyjacket"))
+    assert manager.decision.mode == "local"
+    assert "nowhere to send" in manager.decision.reason
+
+
+# The notice ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opt_out(tmp_path):
+    return UsageConfig(app="greyjacket", endpoint=JsonLines(tmp_path / "sent.jsonl"), consent="opt-out")
+
+
+def test_opt_out_gives_notice_and_ten_seconds_before_anything_is_sent(script, tmp_path):
+    """The one test that really waits: Ctrl-C in the pause, and nothing has left."""
+    running = script(
+        """
+        import sys
+        from tachograph.usage import JsonLines, TelemetryManager, UsageConfig
+        config = UsageConfig(app="greyjacket", endpoint=JsonLines(sys.argv[1]), consent="opt-out", docs_url="https://x.org/t")
+        manager = TelemetryManager.configure(config)
+        manager.send_event("train-start", {"max_steps": 5})
+        """,
+        tmp_path / "sent.jsonl",
+    )
+    began_s = time.monotonic()
+    code, _out, err = running.wait()
+    assert code == 0
+    assert time.monotonic() - began_s >= 10
+    assert (tmp_path / "sent.jsonl").exists()
+    for text in (
+        "sent.jsonl",
+        "GREYJACKET_DO_NOT_TRACK=1",
+        "tacho usage off greyjacket",
+        "https://x.org/t",
+        "10 seconds",
+    ):
+        assert text in err
+
+
+def test_an_explicit_choice_or_another_policy_gives_none(opt_out, monkeypatch, capsys):
+    monkeypatch.setattr(notice.time, "sleep", lambda _s: pytest.fail("it paused"))
+    for environ in ({"DO_NOT_TRACK": "0"}, {"GREYJACKET_DO_NOT_TRACK": "1"}, {"CI": "1"}, {"RANK": "1"}):
+        with monkeypatch.context() as patch:
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            TelemetryManager.configure(opt_out)
+            TelemetryManager.reset()
+    for choice in ("on", "off", "local", True, False):
+        TelemetryManager.configure(opt_out, choice=choice)
+        TelemetryManager.reset()
+    set_choice("on", "greyjacket")
+    TelemetryManager.configure(opt_out)
+    assert capsys.readouterr().err == ""
+
+
+def test_children_of_a_run_are_not_told_again(opt_out, monkeypatch, capsys):
+    pauses = []
+    monkeypatch.setattr(notice.time, "sleep", pauses.append)
+    first = TelemetryManager.configure(opt_out)
+    run_id = first.run_id
+    assert pauses == [10.0]
+    TelemetryManager._instances.clear()  # what a child process begins with: the environment and nothing else
+    assert TelemetryManager.configure(opt_out).run_id == run_id
+    assert pauses == [10.0]
+    assert capsys.readouterr().err.count("anonymous usage reports") == 1
+
+
+def test_who_has_said_no_finds_nothing_on_the_disk(opt_out, monkeypatch):
+    for name in ("DO_NOT_TRACK", "CI"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1")
+            manager = TelemetryManager.configure(opt_out)
+            manager.send_event("train-start")
+            TelemetryManager.reset()
+    assert not usage_folder().exists()
+    config = UsageConfig(app="greyjacket", endpoint="https://127.0.0.1:9", api_key="phc_x", consent="opt-in")
+    TelemetryManager.configure(config).send_event("train-start")
+    TelemetryManager.reset()
+    assert [path.name for path in usage_folder().rglob("*.json*")] == ["app.json"]  # so that `status` can offer it

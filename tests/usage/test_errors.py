@@ -1,0 +1,370 @@
+"""What is told of an exception, and that whoever raised it never notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import json
+import pickle
+import sys
+import threading
+import weakref
+
+import pytest
+
+from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, send_errors
+from tachograph.usage._folder import app_folder
+from tachograph.usage._spool import kept_events
+
+
+class AcmeMergerError(ValueError):
+    """One of the user's."""
+
+
+@pytest.fixture
+def manager():
+    return TelemetryManager.configure(UsageConfig(app="greyjacket"), choice="local")
+
+
+@pytest.fixture
+def told(manager):
+    """End the manager and return the errors it told of."""
+
+    def read():
+        manager.shutdown(5.0)
+        return [
+            kept.event["properties"] for kept in kept_events(app_folder("greyjacket")) if kept.event["event"] == "error"
+        ]
+
+    return read
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A framework in a folder with a secret name, with a module that fails in several ways."""
+    root = tmp_path / "home" / "alice" / "acme_merger"
+    (root / "greyjacket" / "loops").mkdir(parents=True)
+    (root / "greyjacket" / "__init__.py").write_text("")
+    (root / "greyjacket" / "loops" / "__init__.py").write_text("def top():\n    raise KeyError('secret')\n")
+    (root / "greyjacket" / "train.py").write_text(
+        "class StepError(RuntimeError):\n    pass\n\n"
+        "def step(fail):\n    patients = '/home/alice/patients.jsonl'\n    return fail()\n\n"
+        "def own(_=None):\n    raise StepError('secret of /home/alice')\n"
+    )
+    monkeypatch.syspath_prepend(str(root))
+    yield importlib.import_module("greyjacket.train")
+    for name in [name for name in sys.modules if name.split(".")[0] == "greyjacket"]:
+        del sys.modules[name]
+
+
+def raises(function, kind=Exception):
+    with pytest.raises(kind) as error:
+        function()
+    return error.value
+
+
+def test_the_same_exception_goes_on_and_one_is_told(told):
+    original = ValueError("secret")
+
+    @send_errors
+    def fail():
+        raise original
+
+    assert raises(fail) is original
+    assert str(original) == "secret"
+    assert vars(original) == {}
+    [error] = told()
+    assert error["type"] == "ValueError"
+    assert set(error) == {"type", "frames"}
+
+
+def test_what_returns_is_returned_and_nothing_is_told(told):
+    @send_errors
+    def give(a, *, b):
+        """Say it."""
+        return a + b
+
+    assert give(1, b=2) == 3
+    assert (give.__name__, give.__doc__) == ("give", "Say it.")
+    assert told() == []
+
+
+def test_frames_of_known_packages_by_module_and_those_of_others_as_one(package, told):
+    def fail():
+        def deeper():
+            raise AcmeMergerError("secret")
+
+        deeper()
+
+    error = raises(lambda: send_errors(package.step)(fail), AcmeMergerError)
+    assert isinstance(error, AcmeMergerError)
+    [error] = told()
+    assert error["function"] == "greyjacket.train.step"
+    assert (error["type"], error["base"]) == ("user exception", "ValueError")
+    assert error["frames"] == [
+        {"module": "greyjacket.train", "function": "step", "line": 6},
+        {"module": "other code"},
+    ]
+
+
+def test_types_of_known_packages_have_their_names(package, told):
+    raises(send_errors(package.own))
+    [error] = told()
+    assert error["type"] == "greyjacket.train.StepError"
+
+
+def test_a_type_that_claims_to_be_of_a_known_package_is_a_users(told):
+    class Forged(RuntimeError):
+        pass
+
+    Forged.__module__ = "torch"
+    renamed = type("OSError", (Exception,), {"__module__": "builtins"})
+    for kind in (Forged, renamed):
+
+        @send_errors
+        def fail(kind=kind):
+            raise kind("x")
+
+        raises(fail)
+    errors = told()
+    assert [error["type"] for error in errors] == ["user exception"] * 2
+    assert [error["base"] for error in errors] == ["RuntimeError", "Exception"]
+
+
+def test_a_name_of_python_itself_is_told(told):
+    @send_errors
+    def fail():
+        json.loads("{")
+
+    raises(fail)
+    assert told()[0]["type"] == "json.decoder.JSONDecodeError"
+
+
+def test_the_chain_of_causes_by_type(told):
+    @send_errors
+    def fail():
+        try:
+            try:
+                raise KeyError("secret")
+            except KeyError as error:
+                raise AcmeMergerError("secret") from error
+        except AcmeMergerError:
+            raise RuntimeError("secret")  # noqa: B904
+
+    @send_errors
+    def hidden():
+        try:
+            raise KeyError("secret")
+        except KeyError:
+            raise RuntimeError("secret") from None
+
+    raises(fail)
+    raises(hidden)
+    first, second = told()
+    assert first["causes"] == ["user exception", "KeyError"]
+    assert "causes" not in second
+
+
+def test_a_circle_of_causes_ends(told):
+    @send_errors
+    def fail():
+        first, second = ValueError("1"), KeyError("2")
+        first.__cause__, second.__cause__ = second, first
+        raise first
+
+    raises(fail)
+    assert told()[0]["causes"] == ["KeyError"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups before Python 3.11")
+def test_members_of_a_group_by_type(told):
+    @send_errors
+    def fail():
+        raise ExceptionGroup("secret", [ValueError("secret"), AcmeMergerError("secret")])  # noqa: F821
+
+    raises(fail)
+    [error] = told()
+    assert (error["type"], error["members"]) == ("ExceptionGroup", ["ValueError", "user exception"])
+
+
+def test_one_exception_through_nested_functions_is_told_by_the_innermost(package, told):
+    inner = send_errors(package.own)
+    outer = send_errors(lambda: send_errors(package.step)(inner))
+    raises(outer)
+    [error] = told()
+    assert error["function"] == "greyjacket.train.own"
+
+
+def test_each_failure_is_told_even_inside_one_call(told):
+    @send_errors
+    def fail(number):
+        raise ValueError(number)
+
+    @send_errors
+    def outer():
+        for number in range(2):
+            raises(lambda number=number: fail(number))
+        raise KeyError("x")
+
+    raises(outer)
+    assert [error["type"] for error in told()] == ["ValueError", "ValueError", "KeyError"]
+
+
+def test_one_object_raised_in_two_calls_is_told_twice(told):
+    error = ValueError("x")
+
+    @send_errors
+    def fail():
+        raise error
+
+    raises(fail)
+    raises(fail)
+    assert len(told()) == 2
+
+
+def test_threads_have_chains_of_their_own(told):
+    barrier = threading.Barrier(2)
+
+    @send_errors
+    def fail():
+        barrier.wait(5)
+        raise ValueError("x")
+
+    threads = [threading.Thread(target=lambda: raises(fail)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(told()) == 2
+
+
+def test_coroutines_and_generators_are_watched_to_their_end(told):
+    @send_errors
+    async def wait():
+        await asyncio.sleep(0)
+        raise ValueError("x")
+
+    @send_errors
+    def give():
+        yield 1
+        raise KeyError("x")
+
+    @send_errors
+    async def stream():
+        yield 1
+        raise IndexError("x")
+
+    async def consume():
+        async for _ in stream():
+            pass
+
+    raises(lambda: asyncio.run(wait()))
+    raises(lambda: list(give()))
+    raises(lambda: asyncio.run(consume()))
+    assert [error["type"] for error in told()] == ["ValueError", "KeyError", "IndexError"]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_decisions_are_not_failures(told, kind):
+    @send_errors
+    def stop():
+        raise kind("secret")
+
+    raises(stop, kind)
+    assert told() == []
+
+
+def test_nothing_is_kept_alive_by_what_was_told(manager):
+    class Tensor:
+        pass
+
+    @send_errors
+    def fail():
+        tensor = Tensor()
+        kept.append(weakref.ref(tensor))
+        raise ValueError("out of memory")
+
+    @send_errors
+    def outer():
+        for _ in range(2):
+            with contextlib.suppress(ValueError):
+                fail()
+        gc.collect()
+        return [reference() for reference in kept]
+
+    kept = []
+    assert outer() == [None, None]
+
+
+def test_an_exception_that_was_told_can_be_pickled(manager):
+    @send_errors
+    def fail():
+        raise ValueError("x")
+
+    @send_errors
+    def outer():
+        return pickle.loads(pickle.dumps(raises(fail)))
+
+    assert str(outer()) == "x"
+
+
+@pytest.mark.swallows
+@pytest.mark.parametrize("place", ["__str__", "__module__", "metaclass", "__dict__", "__traceback__"])
+def test_a_hostile_exception_is_raised_as_it_is(manager, place):
+    def boom(*_arguments):
+        raise RuntimeError("while looking at it")
+
+    meta = type("Meta", (type,), {"__mro__": property(boom)} if place == "metaclass" else {})
+    hostile = meta("Hostile", (Exception,), {place: property(boom)} if place.startswith("__") else {})
+    original = hostile()
+
+    @send_errors
+    def fail():
+        raise original
+
+    with pytest.raises(BaseException) as error:
+        fail()
+    assert error.value is original
+
+
+@pytest.mark.swallows
+def test_a_report_that_fails_masks_nothing(manager, monkeypatch):
+    def refuse(*_arguments):
+        raise OSError("no disk")
+
+    monkeypatch.setattr(manager, "_record", refuse)
+
+    @send_errors
+    def fail():
+        raise ValueError("mine")
+
+    assert str(raises(fail)) == "mine"
+
+
+def test_before_an_app_is_configured_and_where_it_is_off_functions_are_simply_called():
+    @send_errors
+    def fail():
+        raise ValueError("x")
+
+    assert vars(raises(fail)) == {}
+    TelemetryManager.configure(UsageConfig(app="greyjacket"), choice="off")
+    assert vars(raises(fail)) == {}
+
+
+def test_each_app_is_told_of_its_own_functions(package, tmp_path):
+    TelemetryManager.configure(UsageConfig(app="other", endpoint=JsonLines(tmp_path / "other")), choice="on")
+    TelemetryManager.configure(UsageConfig(app="greyjacket", endpoint=JsonLines(tmp_path / "greyjacket")), choice="on")
+
+    def mine():
+        raise ValueError("x")
+
+    raises(send_errors(package.own))
+    raises(send_errors(app="other")(mine))
+    raises(send_errors(mine))  # whose it is cannot be told
+    told = {}
+    for app in ("other", "greyjacket"):
+        TelemetryManager.get_instance(app).shutdown(5)
+        told[app] = [json.loads(line)["properties"]["type"] for line in (tmp_path / app).read_text().splitlines()]
+    assert told == {"greyjacket": ["greyjacket.train.StepError"], "other": ["ValueError"]}

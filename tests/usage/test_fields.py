@@ -1,0 +1,221 @@
+"""The fields: what each lets through, and what it makes of it."""
+
+from __future__ import annotations
+
+import enum
+import math
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tachograph.exceptions import ConfigError
+from tachograph.usage import (
+    Choice,
+    Count,
+    Device,
+    Flag,
+    Group,
+    HubId,
+    ListOf,
+    Measure,
+    ModelType,
+    PostHog,
+    Seconds,
+    Size,
+    UsageConfig,
+    Version,
+)
+from tachograph.usage._fields import DROPPED, FIELD_TYPES, Field, clean_fields, described
+from tachograph.usage._schemas import SCHEMAS
+
+ORGANIZATIONS = ("google", "meta-llama")
+
+
+def clean(field, value):
+    return field.clean(value, ORGANIZATIONS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        (Flag(""), True, True), (Flag(""), False, False), (Flag(""), 1, DROPPED), (Flag(""), "true", DROPPED),
+        (Count(""), 4096, 4000), (Count(""), 0, 0), (Count(""), 7, 7), (Count(""), 16.0, 10), (Count(""), 0.4, 0),
+        (Count(""), 8_030_261_248, 8_000_000_000), (Count(""), 14155550123, 10_000_000_000), (Count(""), -1, DROPPED),
+        (Count(""), True, DROPPED), (Count(""), "12", DROPPED), (Count(""), 10**30, DROPPED),
+        (Count(""), math.nan, DROPPED),
+        (Count(""), np.int64(137), 100), (Count(""), 10**18, 10**18),
+        (Size(""), 139.8 * 2**30, 100), (Size(""), 23 * 2**30, 20), (Size(""), 2**29, 0.5), (Size(""), 1, 0),
+        (Size(""), 0, 0),
+        (Seconds(""), 754, 700), (Seconds(""), 0.3, 0.3), (Seconds(""), 0.0001, 0), (Seconds(""), -1.0, DROPPED),
+        (Measure(""), 0.012345, 0.012), (Measure(""), -3.14159, -3.1), (Measure(""), 0, 0.0), (Measure(""), 2e-5, 2e-5),
+        (Measure(""), math.nan, "NaN"), (Measure(""), math.inf, "Infinity"), (Measure(""), -math.inf, "-Infinity"),
+        (Measure(""), np.float32(0.5), 0.5), (Measure(""), "0.5", DROPPED), (Measure(""), None, DROPPED),
+        (Choice("", "lora", "QLoRA"), "LORA", "lora"), (Choice("", "lora", "QLoRA"), " qlora ", "QLoRA"),
+        (Choice("", "lora"), "acme-secret", "other"), (Choice("", "lora"), "", DROPPED),
+        (Choice("", "lora"), None, DROPPED),
+        (Choice("", "lora"), ["lora"], DROPPED), (Choice("", "lora"), Path("lora"), DROPPED),
+        (Version(""), "2.13.0", "2.13.0"), (Version(""), "2.11.0+cu128", "2.11.0+cu128"),
+        (Version(""), "6.4+rocm6.4", "6.4+rocm6.4"),
+        (Version(""), "0.13.0.dev0+g1a2b3c4", "0.13.0.dev0"), (Version(""), "5.0.0rc1", "5.0.0rc1"),
+        (Version(""), "1.0+alice.at.acme", "1.0"), (Version(""), "v1.0", DROPPED),
+        (Version(""), "1.0 /home/alice", DROPPED),
+        (Version(""), "1.0\n", DROPPED), (Version(""), "4155550123", DROPPED),
+        (HubId(""), "google/gemma-3", "google/gemma-3"),
+        (HubId(""), "Meta-Llama/Llama-3.1-8B", "Meta-Llama/Llama-3.1-8B"),
+        (HubId(""), "acme/secret", "[redacted]"), (HubId(""), "google", "[redacted]"),
+        (HubId(""), "google/a/b", "[redacted]"),
+        (HubId(""), "google/../x", "[redacted]"), (HubId(""), "google/x\n", "[redacted]"),
+        (HubId(""), "./google/x", "[redacted]"),
+        (HubId(""), Path("google/x"), "[redacted]"), (HubId(""), ("google/x",), "[redacted]"), (HubId(""), "", DROPPED),
+        (HubId(""), None, DROPPED), (HubId(""), "C:\\google\\x", "[redacted]"),
+        (HubId(""), "google/" + "x" * 500, "[redacted]"),
+        (Device(""), "NVIDIA H200", "NVIDIA H200"), (Device(""), "NVIDIA A100-SXM4-80GB", "NVIDIA A100"),
+        (Device(""), "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA RTX 4090 Laptop"),
+        (Device(""), "Tesla T4", "NVIDIA T4"),
+        (Device(""), "AMD Instinct MI300X", "AMD MI300X"), (Device(""), "Apple M3 Max", "Apple M3 Max"),
+        (Device(""), "NVIDIA GB200", "NVIDIA GB200"), (Device(""), "NVIDIA L40S", "NVIDIA L40S"),
+        (Device(""), "acme m1", "other"),
+        (Device(""), "NVIDIA A100 of alice@acme.com", "NVIDIA A100"), (Device(""), "", DROPPED),
+        (Device(""), 3, DROPPED),
+        (ListOf("", Flag("")), [True, "x", False], [True, False]), (ListOf("", Flag("")), "True", DROPPED),
+        (ListOf("", Count(""), 2), (1, 2, 3), [1, 2]), (ListOf("", Flag("")), {True}, DROPPED),
+        (ListOf("", Flag("")), [], DROPPED),
+        (Group("", {"a": Flag("")}), {"a": True, "b": "secret"}, {"a": True}),
+        (Group("", {"a": Flag("")}), {"b": 1}, DROPPED),
+        (Group("", {"a": Flag("")}), Namespace(a=True), DROPPED),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_a_value(field, value, wanted, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    got = clean(field, value)
+    assert got == wanted
+    assert type(got) is type(wanted) or got == wanted == 0
+
+
+def test_an_enum_counts_as_its_value():
+    kind = enum.Enum("kind", {"LORA": "LORA", "MINE": "/home/alice"})
+    assert clean(Choice("", "LORA"), kind.LORA) == "LORA"
+    assert clean(Choice("", "LORA"), kind.MINE) == "other"
+
+
+def test_a_folder_of_that_name_is_meant_by_whoever_has_one(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert clean(HubId(""), "google/gemma-3") == "google/gemma-3"
+    (tmp_path / "google").mkdir()
+    (tmp_path / "google" / "gemma-3").symlink_to("nowhere")
+    assert clean(HubId(""), "google/gemma-3") == "[redacted]"
+
+
+def test_only_what_transformers_ships_is_a_model_type():
+    transformers = pytest.importorskip("transformers")
+
+    class AcmeConfig(transformers.PretrainedConfig):
+        model_type = "acme-merger"
+
+    transformers.AutoConfig.register("acme-merger", AcmeConfig)
+    assert clean(ModelType(""), "llama") == "llama"
+    assert clean(ModelType(""), "acme-merger") == "other"
+    assert clean(ModelType(""), None) is DROPPED
+
+
+def test_a_value_that_fails_costs_itself():
+    class Hostile:
+        def __float__(self):
+            raise RuntimeError("/home/alice")
+
+        def __eq__(self, _other):
+            raise RuntimeError("/home/alice")
+
+        __hash__ = None
+
+    values = {"a": Hostile(), "b": 3, "unknown": "x"}
+    assert clean_fields({"a": HubId(""), "b": Count("")}, values, ()) == ({"b": 3}, 2)
+
+
+@given(st.one_of(st.integers(0, 10**18), st.floats(0, 1e18)))
+def test_a_count_keeps_one_digit_and_never_grows(number):
+    got = clean(Count(""), number)
+    assert got <= number or got == pytest.approx(number)
+    assert len(str(got).rstrip("0")) <= 1
+    assert got == 0 or number < 2 * got
+
+
+@given(st.text(), st.sampled_from([field for field in FIELD_TYPES if field not in (Choice, Group, ListOf)]))
+def test_no_field_lets_a_free_text_through(text, kind):
+    got = kind("").clean(text, ORGANIZATIONS)
+    assert got in (DROPPED, "other", "[redacted]") or (kind in (Version, HubId, Device, ModelType) and len(got) < 100)
+
+
+# Set-up --------------------------------------------------------------------------------------------------------------
+
+
+class Anything(Field):
+    kind = "anything"
+
+    def clean(self, value, organizations):
+        return value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"app": "Axolotl"}, "app='Axolotl': expected a name in lower case"),
+        ({"app": "../x"}, "expected a name in lower case"),
+        ({"env_prefix": "axo"}, "env_prefix='axo': expected upper case"),
+        ({"consent": "optout"}, "consent='optout': expected one of opt-in, local, opt-out; did you mean 'opt-out'?"),
+        ({"consent": "opt-out"}, "needs an endpoint"),
+        ({"endpoint": "http://example.com", "api_key": "phc_x"}, "https://"),
+        ({"endpoint": "https://user:secret@example.com", "api_key": "phc_x"}, "without user, password"),
+        ({"endpoint": "https://example.com?x=1", "api_key": "phc_x"}, "without user, password, query"),
+        ({"endpoint": "ftp://example.com", "api_key": "phc_x"}, "https://"),
+        ({"endpoint": "http://localhost.example.com", "api_key": "phc_x"}, "https://"),
+        ({"endpoint": "https://example.com"}, "needs api_key"),
+        ({"endpoint": "https://example.com", "api_key": "phx_secret"}, "private key of PostHog"),
+        ({"endpoint": 3}, "endpoint=3: expected the address"),
+        ({"endpoint": PostHog("https://example.com", "phc_x"), "api_key": "phc_y"}, "api_key belongs to an address"),
+        ({"organizations": "google"}, "organizations='google': expected a list"),
+        ({"organizations": ["google/x"]}, "without spaces or slashes"),
+        ({"packages": ["a b"]}, "without spaces or slashes"),
+        ({"config_map": {"basemodel": "x"}}, "no field 'basemodel' in config-loaded; did you mean 'base_model'?"),
+        ({"events": {"My Event": {}}}, "expected a name such as 'dataset-packed'"),
+        ({"events": {"error": {"message": Flag("")}}}, "'error' is made from an exception"),
+        ({"events": {"x": {"y": "text"}}}, "expected a field, one of Flag, Count"),
+        ({"events": {"x": {"y": Anything("")}}}, "expected a field, one of Flag, Count"),
+        ({"events": {"x": {"y": ListOf("", Anything(""))}}}, "expected a field, one of Flag, Count"),
+        ({"events": {"x": {"y": Group("", {"z": Anything("")})}}}, "expected a field, one of Flag, Count"),
+        ({"events": {"x": {"Y": Flag("")}}}, "expected a name such as 'num_packs'"),
+        ({"events": {"x": [1]}}, "expected a mapping from names to fields"),
+        ({"events": {"x": {"y": Choice("", "ok", "/home/alice/x")}}}, "looks like something private"),
+        ({"docs_url": "javascript:x"}, "https://"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_an_error_at_once(arguments, told):
+    with pytest.raises(ConfigError) as error:
+        UsageConfig(**{"app": "greyjacket", **arguments})
+    assert told in str(error.value)
+
+
+def test_fields_of_the_apps_own_join_those_there_are():
+    config = UsageConfig(
+        app="my-app",
+        events={"config-loaded": {"uses_magic": Flag("Magic.")}, "dataset-packed": {"num_packs": Count("Packs.")}},
+        config_map={"uses_magic": "magic.on", "base_model": "model"},
+    )
+    assert config.env_prefix == "MY_APP"
+    assert config.packages == ("my_app",)
+    assert "uses_magic" in config.schemas["config-processed"].fields
+    assert set(config.schemas["dataset-packed"].fields) == {"num_packs"}
+    assert "dataset-packed" not in SCHEMAS
+    assert "uses_magic" not in SCHEMAS["config-loaded"].fields
+
+
+def test_every_field_says_what_it_is():
+    for event, schema in SCHEMAS.items():
+        assert schema.doc
+        for name, about in described(schema.fields).items():
+            assert about["doc"], (event, name)
+            assert about["kind"], (event, name)

@@ -1,0 +1,251 @@
+"""The manager: one per app, cheap where nothing is recorded, and deaf to whatever it is handed."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import uuid
+
+import pytest
+
+from tachograph.exceptions import ConfigError
+from tachograph.guard import guard
+from tachograph.usage import Count, JsonLines, TelemetryManager, UsageConfig
+from tachograph.usage._folder import app_folder
+from tachograph.usage._spool import kept_events
+
+MAP = {
+    "base_model": "base_model",
+    "lora_rank": "lora.r",
+    "num_datasets": lambda config: len(config["datasets"]),
+    "learning_rate": "args.0.lr",
+    "compile": "missing.at.all",
+}
+CONFIG = {
+    "base_model": "google/gemma-3",
+    "lora": {"r": 16},
+    "datasets": ["/home/alice/patients.jsonl"],
+    "args": [{"lr": 2e-4}],
+    "hub_token": "hf_abcdefghijklmnopqrstuvwxyz",
+}
+
+
+def make(**arguments):
+    arguments = {"app": "greyjacket", "organizations": ["google"], "config_map": MAP, **arguments}
+    return TelemetryManager.configure(UsageConfig(**arguments), choice="local")
+
+
+def told(manager):
+    manager.shutdown(5.0)
+    return [kept.event for kept in kept_events(app_folder(manager.config.app))]
+
+
+# One per app ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_for_each_app():
+    first = make()
+    assert make() is first is TelemetryManager.get_instance() is TelemetryManager.get_instance("greyjacket")
+    second = make(app="other")
+    assert TelemetryManager.get_instance("other") is second is not first
+    with pytest.raises(ConfigError, match="name one of greyjacket, other"):
+        TelemetryManager.get_instance()
+    with pytest.raises(ConfigError, match="did you mean 'greyjacket'"):
+        TelemetryManager.get_instance("grayjacket")
+    TelemetryManager.reset("other")
+    assert TelemetryManager.get_instance() is first
+    TelemetryManager.reset()
+    with pytest.raises(ConfigError, match="TelemetryManager.configure"):
+        TelemetryManager.get_instance()
+
+
+def test_configured_differently_it_is_an_error():
+    make()
+    with pytest.raises(ConfigError, match=r"TelemetryManager.reset\('greyjacket'\)"):
+        make(organizations=["meta-llama"])
+    with pytest.raises(ConfigError, match="already, and differently"):
+        TelemetryManager.configure(
+            UsageConfig(app="greyjacket", organizations=["google"], config_map=MAP), choice="off"
+        )
+
+
+def test_what_is_no_config_is_an_error():
+    with pytest.raises(ConfigError, match="takes a UsageConfig, not dict"):
+        TelemetryManager.configure({"app": "x"})
+
+
+# Events --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_config_tells_what_its_map_finds_and_the_system_once():
+    manager = make()
+    manager.send_config(CONFIG)
+    manager.send_config(CONFIG, "config-processed")
+    manager.send_event("config-loaded", {"adapter": "lora"})
+    events = told(manager)
+    assert [event["event"] for event in events] == ["config-loaded", "system-info", "config-processed", "config-loaded"]
+    wanted = {"base_model": "google/gemma-3", "lora_rank": 10, "num_datasets": 1, "learning_rate": 0.0002}
+    assert events[0]["properties"] == events[2]["properties"] == wanted
+    assert events[3]["properties"] == {"adapter": "lora"}
+    assert {event["run_id"] for event in events} == {manager.run_id}
+    assert len({event["uuid"] for event in events}) == 4
+    for event in events:
+        assert set(event) == {"uuid", "event", "timestamp", "run_id", "app", "properties"}
+
+
+def test_configs_of_any_type_are_read():
+    manager = make()
+    manager.send_config(argparse.Namespace(**CONFIG))
+    manager.send_config(collections.UserDict(CONFIG))
+    manager.send_config(None)
+    events = [event["properties"] for event in told(manager) if event["event"] == "config-loaded"]
+    assert [event.get("lora_rank") for event in events] == [10, 10, None]
+
+
+@pytest.mark.swallows
+@pytest.mark.parametrize("given", [collections.OrderedDict(CONFIG), argparse.Namespace(a=1), [("a", 1)], "text"])
+def test_an_object_cannot_be_passed_as_properties(given):
+    manager = make()
+    manager.send_event("config-loaded", given)
+    assert told(manager) == []
+    assert "a config is told with send_config(config)" in guard.faults[0][1]
+
+
+@pytest.mark.swallows
+def test_a_mistake_while_training_costs_one_event():
+    manager = make()
+    manager.send_event("no-such-event", {"a": 1})
+    manager.send_event("error", {"type": "secret"})
+    manager.send_event("train-start", {"max_steps": 500})
+    assert [event["event"] for event in told(manager)] == ["train-start"]
+    assert [place for place, _ in guard.faults] == ["recording a usage event"] * 2
+    assert "declare it with UsageConfig(events=" in guard.faults[0][1]
+
+
+def test_events_of_the_apps_own():
+    manager = make(events={"dataset-packed": {"num_packs": Count("Packs.")}})
+    manager.send_event("dataset-packed", {"num_packs": 1234, "path": "/home/alice"})
+    manager.send_event("dataset-packed")
+    assert [event["properties"] for event in told(manager)] == [{"num_packs": 1000}, {}]
+
+
+def test_a_model_and_an_adapter(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    manager = make()
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=128
+    )
+    model = transformers.LlamaForCausalLM(config)
+    model.config._name_or_path = "/home/alice/acme"
+    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(model, lora)
+    manager.send_model(model)
+    manager.send_adapter(lora)
+    model_load, adapter_load = (event["properties"] for event in told(manager))
+    num_trainable = model_load.pop("num_trainable_parameters")
+    assert 0 < num_trainable < model_load["num_parameters"]
+    assert model_load == {
+        "base_model": "[redacted]", "model_type": "llama", "num_parameters": model_load["num_parameters"],
+        "num_layers": 2, "hidden_size": 10, "vocab_size": 100, "dtype": "float32", "quantization": "none",
+        "attention": "sdpa",
+    }  # fmt: skip
+    assert adapter_load == {
+        "kind": "LORA", "task": "CAUSAL_LM", "rank": 8, "alpha": 16.0, "dropout": 0.0, "bias": "none",
+        "num_target_modules": 2, "use_dora": False, "use_rslora": False,
+    }  # fmt: skip
+
+
+def test_the_system_without_touching_a_device(script):
+    """What is asked of torch makes no context, even where there is a device."""
+    out = script(
+        """
+        import json, torch
+        from tachograph.usage._system import system_info
+        facts = system_info()
+        assert not torch.cuda.is_initialized()
+        print(json.dumps(facts))
+        """
+    ).ok()
+    facts = json.loads(out)
+    assert facts["os"] == "Linux"
+    assert facts["num_cpus"] == os.cpu_count()
+    assert facts["packages"]["torch"].startswith("2.")
+    assert facts["accelerator"] in {"none", "cuda"}
+    assert len(facts["accelerators"]) == facts["num_accelerators"]
+
+
+# The run -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_id_is_of_the_run_and_told_to_its_children():
+    manager = make()
+    assert uuid.UUID(manager.run_id).version == 4
+    assert os.environ["GREYJACKET_USAGE_RUN_ID"] == manager.run_id
+    TelemetryManager.reset()
+    assert "GREYJACKET_USAGE_RUN_ID" not in os.environ
+    assert make().run_id != manager.run_id
+
+
+@pytest.mark.parametrize("given", ["", "alice@acme.com", "../x", str(uuid.UUID(int=1)), "{}" * 400])
+def test_an_id_that_is_none_is_not_taken(monkeypatch, given):
+    monkeypatch.setenv("GREYJACKET_USAGE_RUN_ID", given)
+    assert make().run_id != given
+
+
+@pytest.mark.parametrize(
+    ("environ", "enabled"),
+    [
+        ({}, True), ({"RANK": "0"}, True), ({"RANK": "1"}, False), ({"GLOBAL_RANK": "2"}, False),
+        ({"SLURM_PROCID": "3"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, False), ({"RANK": "abc"}, True), ({"RANK": ""}, True), ({"RANK": "-1"}, True),
+        ({"RANK": "abc", "SLURM_PROCID": "3"}, False), ({"RANK": "0", "SLURM_PROCID": "3"}, True),
+        ({"RANK": " 1 "}, False),
+        ({"RANK": "²"}, True), ({"LOCAL_RANK": "1"}, True), ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, False),
+    ],
+)  # fmt: skip
+def test_only_the_main_process_speaks(monkeypatch, environ, enabled):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    manager = make()
+    assert manager.enabled is enabled
+    manager.send_event("train-start")
+    assert len(told(manager)) == enabled
+
+
+def test_debug_prints_and_neither_keeps_nor_sends(monkeypatch, capsys, tmp_path):
+    for variable in ("GREYJACKET_USAGE_DEBUG", "TACHO_USAGE_DEBUG"):
+        monkeypatch.setenv(variable, "1")
+        config = UsageConfig(app="greyjacket", endpoint=JsonLines(tmp_path / "sent"), consent="opt-out")
+        for choice in ("on", "off", None):
+            manager = TelemetryManager.configure(config, choice=choice)
+            manager.send_event("train-start", {"max_steps": 512, "secret": 1})
+            TelemetryManager.reset()
+            err = capsys.readouterr().err
+            assert "train-start: printed, neither kept nor sent" in err
+            assert "1 values left out" in err
+            assert json.loads(err[err.index("{") :])["properties"] == {"max_steps": 500}
+        monkeypatch.delenv(variable)
+    assert not (tmp_path / "sent").exists()
+    assert not app_folder("greyjacket").exists()
+
+
+def test_after_the_end_nothing_is_recorded():
+    manager = make()
+    manager.send_event("train-start")
+    assert len(told(manager)) == 1
+    manager.send_event("train-start")
+    assert manager.enabled is False
+    assert len(told(manager)) == 1
+
+
+def test_the_face_of_the_package():
+    import tachograph.usage as usage
+
+    assert usage.__all__ == sorted(usage.__all__) == dir(usage)
+    for name in usage.__all__:
+        assert getattr(usage, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = usage.nothing

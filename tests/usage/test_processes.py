@@ -1,0 +1,193 @@
+"""Runs of several processes: ranks, workers, children of `fork`, and those started with the environment alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tachograph.usage._folder import app_folder
+from tachograph.usage._spool import kept_events
+
+CONFIGURE = """
+import os, sys
+from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, send_errors
+config = UsageConfig(app="greyjacket", endpoint=JsonLines(sys.argv[1]), consent="opt-out")
+manager = TelemetryManager.configure(config, choice="on")
+"""
+
+
+@pytest.fixture
+def sent(tmp_path):
+    path = tmp_path / "sent.jsonl"
+
+    def read():
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    read.path = path
+    return read
+
+
+@pytest.mark.xdist_group("torch")
+def test_of_two_ranks_one_speaks(tmp_path, sent):
+    """Under torchrun, before and after there is a process group, and in the workers of a loader."""
+    path = tmp_path / "train.py"
+    path.write_text(
+        CONFIGURE
+        + textwrap.dedent(
+            """
+            import torch
+            import torch.distributed as dist
+            from torch.utils.data import DataLoader, Dataset
+
+            class Numbers(Dataset):
+                def __len__(self):
+                    return 4
+
+                @send_errors
+                def __getitem__(self, index):
+                    manager.send_event("train-start", {"max_steps": 7})
+                    if index == 3:
+                        raise ValueError("in a worker")
+                    return index
+
+            if __name__ == "__main__":
+                manager.send_event("train-start", {"world_size": 2})
+                dist.init_process_group("gloo")
+                try:
+                    list(DataLoader(Numbers(), num_workers=1))
+                except ValueError:
+                    pass
+                manager.send_event("train-end", {"step": 3})
+                print(os.environ["RANK"], manager.enabled, flush=True)
+                dist.destroy_process_group()
+            """
+        )
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(path),
+        str(sent.path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[1:] == ["0 True", "1 False"]
+    assert [event["event"] for event in sent()] == ["train-start", "train-end"]
+    assert len({event["run_id"] for event in sent()}) == 1
+
+
+def test_a_process_that_is_started_from_a_run_belongs_to_it(script, sent):
+    script(
+        CONFIGURE
+        + textwrap.dedent(
+            """
+            import subprocess
+            manager.send_event("train-start")
+            if len(sys.argv) == 2:
+                subprocess.run([sys.executable, __file__, sys.argv[1], "child"], check=True)
+            """
+        ),
+        sent.path,
+    ).ok()
+    assert len(sent()) == 2
+    assert len({event["run_id"] for event in sent()}) == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_does_not_speak_for_its_run(script, sent, method):
+    out = script(
+        CONFIGURE
+        + textwrap.dedent(
+            """
+            import multiprocessing
+            def work():
+                manager.send_event("train-start", {"max_steps": 9})
+                print("worker", manager.enabled, flush=True)
+            if __name__ == "__main__":
+                manager.send_event("train-start", {"max_steps": 1})
+                worker = multiprocessing.get_context(sys.argv[2]).Process(target=work)
+                worker.start()
+                worker.join()
+                manager.send_event("train-end")
+            """
+        ),
+        sent.path,
+        method,
+    ).ok()
+    assert out.split() == ["worker", "False"]
+    assert [(event["event"], event["properties"]) for event in sent()] == [
+        ("train-start", {"max_steps": 1}),
+        ("train-end", {}),
+    ]
+
+
+@pytest.mark.xdist_group("torch")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_rank_that_was_started_as_a_worker_speaks_once_it_has_joined(script, sent, method, tmp_path):
+    script(
+        CONFIGURE
+        + textwrap.dedent(
+            """
+            import torch.distributed as dist
+            import torch.multiprocessing as mp
+            def work(rank):
+                manager.send_event("train-start", {"max_steps": 9})
+                dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=2)
+                manager.send_event("train-progress", {"step": 5})
+                dist.destroy_process_group()
+            if __name__ == "__main__":
+                manager.send_event("train-start", {"max_steps": 1})
+                mp.start_processes(work, nprocs=2, start_method=sys.argv[2])
+            """
+        ),
+        sent.path,
+        method,
+        tmp_path / "meeting",
+    ).ok(120)
+    events = [(event["event"], event["properties"]) for event in sent()]
+    assert sorted(events) == [("train-progress", {"step": 5}), ("train-start", {"max_steps": 1})]
+    assert len({event["run_id"] for event in sent()}) == 1
+
+
+def test_a_fork_in_the_middle_of_everything_neither_hangs_nor_doubles(script, sent):
+    script(
+        CONFIGURE
+        + textwrap.dedent(
+            """
+            import threading
+            stop = threading.Event()
+            def keep_sending():
+                while not stop.is_set():
+                    manager.send_event("train-start")
+            thread = threading.Thread(target=keep_sending)
+            thread.start()
+            for _ in range(20):
+                child = os.fork()
+                if child == 0:
+                    manager.send_event("train-end")
+                    manager.shutdown()
+                    os._exit(0)
+                os.waitpid(child, 0)
+            stop.set()
+            thread.join()
+            """
+        ),
+        sent.path,
+    ).ok()
+    events = sent() + [kept.event for kept in kept_events(app_folder("greyjacket")) if kept.state == "waiting"]
+    assert {event["event"] for event in events} == {"train-start"}
+    assert len({event["uuid"] for event in events}) == len(events)
+
+
+def test_the_environment_of_a_rank_that_is_not_the_first_is_left_alone(script, sent):
+    out = script(CONFIGURE + "print('GREYJACKET_USAGE_RUN_ID' in os.environ)", sent.path, env={"RANK": "1"}).ok()
+    assert out.split() == ["False"]
+    assert not os.path.exists(app_folder("greyjacket"))
