@@ -16,6 +16,7 @@ from tachograph.notify import EVENTS, PLACEHOLDERS, notify_table
 from tachograph.records import KINDS
 from tachograph.server._openapi import openapi
 from tachograph.settings import settings_table
+from tachograph.usage import UsageConfig, describe
 
 DOCS = Path(__file__).parent
 
@@ -150,6 +151,7 @@ def _with_tables(page: str, tables: dict[str, list[str]]) -> str:
 def pages() -> dict[Path, str]:
     """Return every generated page."""
     journal, api, notifications = DOCS / "journal.md", DOCS / "api.md", DOCS / "notifications.md"
+    usage = DOCS / "usage.md"
     diagnosis = DOCS / "diagnosis.md"
     return {
         **{DOCS / "rules" / f"{name}.md": rule_page(rule) for name, rule in RULES.items()},
@@ -159,6 +161,9 @@ def pages() -> dict[Path, str]:
         journal: journal_page(journal.read_text(encoding="utf-8")),
         api: api_page(api.read_text(encoding="utf-8")),
         notifications: notifications_page(notifications.read_text(encoding="utf-8")),
+        usage: _with_tables(
+            usage.read_text(encoding="utf-8"), {"schemas": describe(UsageConfig(app="greyjacket")).splitlines()}
+        ),
     }
 
 

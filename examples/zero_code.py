@@ -23,7 +23,7 @@ def main() -> None:
             schedule.step()
         with torch.no_grad():
             right = sum((model(batch).argmax(1) == labels).sum().item() for batch, labels in held_out)
-        print(f"epoch {epoch}: {right / len(data):.1%} right")  # noqa: T201
+        print(f"epoch {epoch}: {right / len(data):.1%} right")
         torch.save(model.state_dict(), "model.pt")
 
 

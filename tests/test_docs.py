@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import subprocess
@@ -25,6 +26,8 @@ def snippets() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "code"), snippets(), ids=[name for name, _ in snippets()])
 def test_snippets_run(tmp_path, name, code):
     """Each in a process of its own, in a folder that has a run named greyjacket unless the snippet makes it."""
+    # Nothing is sent by a test, whatever the environment says.
+    environment = {**os.environ, "TACHO_USAGE_DIR": str(tmp_path / "usage"), "DO_NOT_TRACK": "1"}
     makes_it = re.search(r'(init|application)\("greyjacket"', code)
     prepare = "import tachograph\nwith tachograph.init('greyjacket') as run: run.log(train_loss=1.0, step=0)\n"
     if not makes_it:
@@ -34,7 +37,7 @@ def test_snippets_run(tmp_path, name, code):
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_snippet.py"]
     else:
         command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 from typing_extensions import assert_type
@@ -9,6 +12,7 @@ from typing_extensions import assert_type
 import tachograph as tacho
 from tachograph import Control, Run, RunHistory, RunState, Span
 from tachograph.one_logger import Attributes, Exporter, FileExporter, TrainingTelemetryProvider
+from tachograph.usage import Count, ListOf, PostHog, Size, TelemetryManager, UsageConfig, send_errors
 
 
 def record() -> None:
@@ -70,3 +74,32 @@ def profiling() -> None:
 def one_logger(exporter: Exporter) -> None:
     provider = TrainingTelemetryProvider.instance().with_exporter(exporter).with_exporter(FileExporter("x.jsonl"))
     assert_type(provider, TrainingTelemetryProvider)
+
+
+def usage() -> None:
+    config = UsageConfig(
+        app="greyjacket",
+        endpoint=PostHog("https://eu.i.posthog.com", "phc_x"),
+        organizations=["google"],
+        consent="opt-in",
+        config_map={"base_model": "model", "num_datasets": lambda config: len(config["datasets"])},
+        events={"dataset-packed": {"num_packs": Count("Packs."), "sizes": ListOf("Sizes.", Size("Size."))}},
+    )
+    manager = TelemetryManager.configure(config, choice="local")
+    assert_type(manager, TelemetryManager)
+    assert_type(manager.enabled, bool)
+    assert_type(manager.decision.mode, Literal["off", "local", "on"])
+    manager.send_event("dataset-packed", {"num_packs": 3})
+    manager.send_config({"model": "google/gemma-3"})
+
+    @send_errors
+    def train(steps: int) -> float:
+        return steps / 2
+
+    assert_type(train(3), float)
+
+    @send_errors(app="greyjacket")
+    async def evaluate() -> str:
+        return "done"
+
+    assert_type(asyncio.run(evaluate()), str)

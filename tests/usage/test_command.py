@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -148,3 +149,13 @@ def test_terminal_codes_in_a_file_do_not_reach_the_terminal(tacho):
     [path] = app_folder("greyjacket").glob("*.jsonl")
     path.write_text(path.read_text().replace("train-start", "\\u001b[31mred"))
     assert "\x1b" not in tacho("log")
+
+
+def test_the_example_tells_nothing_of_what_it_was_given(tacho):
+    example = Path(__file__).parents[2] / "examples" / "usage_telemetry.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True)
+    assert "usage telemetry is local" in done.stdout
+    log = tacho("log", "greyjacket")
+    assert [line.split()[2] for line in log.splitlines()] == ["config-loaded", "system-info", "dataset-packed", "error"]
+    assert "google/gemma-3-1b" in log
+    assert "alice" not in log

@@ -17,11 +17,11 @@ from tachograph.usage._schemas import CONFIG_EVENTS, SCHEMAS, Schema
 
 __all__ = ["UsageConfig", "check_app"]
 
-_PREFIX = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
-_EVENT = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
-_FIELD = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_PACKAGE = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
-_ORGANIZATION = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_PREFIX = r"[A-Z][A-Z0-9_]{0,31}"
+_EVENT = r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*"
+_FIELD = r"[a-z][a-z0-9_]{0,63}"
+_PACKAGE = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
+_ORGANIZATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
 _KNOWN_PACKAGES = (
     "accelerate", "bitsandbytes", "datasets", "deepspeed", "flash_attn", "huggingface_hub", "keras", "lightning",
@@ -168,12 +168,12 @@ def _check_field(where: str, item: Any) -> None:
                 raise ConfigError(f"{where}: {word!r} looks like something private; choices are short, plain words")
 
 
-def _check(name: str, value: Any, pattern: re.Pattern[str], wanted: str) -> None:
-    if not isinstance(value, str) or not pattern.fullmatch(value):
+def _check(name: str, value: Any, pattern: str, wanted: str) -> None:
+    if not isinstance(value, str) or not re.fullmatch(pattern, value):
         raise ConfigError(f"{name}={value!r}: expected {wanted}")
 
 
-def _names(name: str, values: Any, pattern: re.Pattern[str]) -> tuple[str, ...]:
+def _names(name: str, values: Any, pattern: str) -> tuple[str, ...]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ConfigError(f"{name}={values!r}: expected a list of names")
     for value in values:

@@ -19,7 +19,7 @@ __all__ = ["Endpoint", "Event", "JsonLines", "OtlpLogs", "PostHog", "as_endpoint
 Event = dict[str, Any]
 """An event as it lies in the spool: uuid, event, timestamp, run_id, app, app_version, properties."""
 
-_LOOPBACK = re.compile(r"http://(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?(?:/.*)?", re.IGNORECASE)
+_LOOPBACK = r"(?i)http://(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?(?:/.*)?"
 
 
 class Endpoint(Protocol):
@@ -192,7 +192,7 @@ def endpoint_from(facts: Any) -> Endpoint | None:
 def _check_url(url: Any) -> None:
     from urllib.parse import urlsplit
 
-    if not isinstance(url, str) or not (url.startswith("https://") or _LOOPBACK.fullmatch(url)):
+    if not isinstance(url, str) or not (url.startswith("https://") or re.fullmatch(_LOOPBACK, url)):
         raise ConfigError(
             f"endpoint {url!r}: expected an address that begins with https:// (http:// only to this machine)"
         )

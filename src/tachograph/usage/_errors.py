@@ -9,7 +9,6 @@ import builtins
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from types import TracebackType
@@ -150,8 +149,8 @@ def _is_group(error: BaseException) -> bool:
 
 def _frames(trace: TracebackType | None, roots: Mapping[str, str]) -> list[dict[str, Any]]:
     frames: list[dict[str, Any]] = []
-    for frame, line in traceback.walk_tb(trace):
-        code = frame.f_code
+    while trace is not None:
+        code, line, trace = trace.tb_frame.f_code, trace.tb_lineno, trace.tb_next
         module = _place(code.co_filename, roots)
         if module == decorated.__module__:
             continue  # it stands around every watched function

@@ -35,6 +35,7 @@ __all__ = [
     "Version",
     "clean_fields",
     "described",
+    "kinds",
 ]
 
 
@@ -73,7 +74,7 @@ class Field:
 class Flag(Field):
     """True or false."""
 
-    kind = "true or false"
+    kind = "flag"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return a bool as it is."""
@@ -81,9 +82,9 @@ class Flag(Field):
 
 
 class Count(Field):
-    """A number of things, of which only the first digit is kept: 4096 becomes 4000."""
+    """A number of things, of which only the first digit is kept: 4096 is sent as 4000."""
 
-    kind = "number, first digit only (4096 is sent as 4000)"
+    kind = "count"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the number with zeros after its first digit."""
@@ -92,9 +93,9 @@ class Count(Field):
 
 
 class Size(Field):
-    """Bytes, given as GiB of which only the first digit is kept."""
+    """Bytes, sent as GiB of which only the first digit is kept: of 139.8 GiB, 100."""
 
-    kind = "GiB, first digit only (139.8 is sent as 100)"
+    kind = "GiB"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return bytes as coarse GiB."""
@@ -103,9 +104,9 @@ class Size(Field):
 
 
 class Seconds(Field):
-    """A length of time, of which only the first digit is kept."""
+    """A length of time, of which only the first digit is kept: 754 is sent as 700."""
 
-    kind = "seconds, first digit only (754 is sent as 700)"
+    kind = "seconds"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the coarse length."""
@@ -114,9 +115,9 @@ class Seconds(Field):
 
 
 class Measure(Field):
-    """Any number in two significant digits; what is not finite is told in words, as JSON has no number for it."""
+    """A number in two significant digits: 0.01234 is sent as 0.012. `NaN` and infinities are sent as words."""
 
-    kind = 'number in two digits (0.01234 is sent as 0.012), "NaN", "Infinity" or "-Infinity"'
+    kind = "number"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the rounded number."""
@@ -127,7 +128,7 @@ class Measure(Field):
 
 
 class Choice(Field):
-    """One of some words, else "other".
+    """One of the words that are listed, else `other`.
 
     Args:
         doc: what it says.
@@ -146,9 +147,9 @@ class Choice(Field):
 
 
 class ModelType(Field):
-    """A kind of model that the installed transformers knows by itself, else "other"."""
+    """A kind of model that transformers itself knows, such as `llama`, else `other`."""
 
-    kind = "a model type of transformers (such as llama), or other"
+    kind = "model type"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the type if it is no invention of the user's."""
@@ -160,40 +161,40 @@ class ModelType(Field):
 
 
 class Version(Field):
-    """A version; what somebody appended to it is left out unless it names a build for an accelerator."""
+    """A version; what was appended to it is left out, unless it names a build for an accelerator: `2.13.0+cu128`."""
 
-    kind = "version (such as 2.13.0+cu128)"
-    _VERSION = re.compile(
+    kind = "version"
+    _VERSION = (
         r"(\d{1,4}(?:\.\d{1,8}){0,3}(?:(?:a|b|rc)\d{1,4})?(?:\.post\d{1,4})?(?:\.dev\d{1,8})?)"
         r"(\+(?:cpu|cu\d{2,3}|rocm\d(?:\.\d){0,2}|xpu))?(?:\+[\w.]*)?"
     )
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the public part of a version."""
-        match = self._VERSION.fullmatch(_text(value) or "")
+        match = re.fullmatch(self._VERSION, _text(value) or "")
         return DROPPED if match is None else match[1] + (match[2] or "")
 
 
 class HubId(Field):
-    """The id of a model or dataset on the Hub, if a listed organisation owns it and no local folder is meant by it."""
+    """An id on the Hub, if its owner is one of `organizations` and there is no such folder; else `[redacted]`."""
 
-    kind = f'id on the Hub, if the organisation is one of those listed; else "{REDACTED}"'
-    _ID = re.compile(r"([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})", re.ASCII)
+    kind = "hub id"
+    _ID = r"(?a)([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the id, or that there was one."""
         if value is None or value == "":
             return DROPPED
-        match = self._ID.fullmatch(_text(value) or "")
+        match = re.fullmatch(self._ID, _text(value) or "")
         if match is None or match[1].lower() not in organizations or os.path.lexists(match[0]):
             return REDACTED
         return match[0]
 
 
 class Device(Field):
-    """The model of an accelerator, as far as it is one that is sold."""
+    """The model of an accelerator, if it is one that is sold, such as `NVIDIA H200`, else `other`."""
 
-    kind = "model of an accelerator (such as NVIDIA H200), or other"
+    kind = "device"
     _MODELS = (
         (
             "NVIDIA",
@@ -206,38 +207,35 @@ class Device(Field):
         ("Intel", r"Max \d{4}|Arc [AB]\d{3}|Gaudi ?\d"),
         ("Ascend", r"910[A-C]?\d?|310P?\d?"),
     )
-    _PATTERNS = tuple(
-        (maker, re.compile(rf"(?<![A-Za-z0-9])(?:{models})(?![A-Za-z0-9])", re.ASCII)) for maker, models in _MODELS
-    )
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return maker and model in our words, and nothing else of the name."""
         text = _text(value)
         if not text:
             return DROPPED
-        for maker, pattern in self._PATTERNS:
-            found = pattern.search(text)
+        for maker, models in self._MODELS:
+            found = re.search(rf"(?a)(?<![A-Za-z0-9])(?:{models})(?![A-Za-z0-9])", text)
             if found is not None and (maker.lower() in text.lower() or maker in {"NVIDIA", "AMD"}):
                 return f"{maker} {found[0]}"
         return OTHER
 
 
 class CodeName(Field):
-    """The name of a module, function or type. Only what is found in the code of known packages becomes one."""
+    """The name of a module, function or type in the code of a known package."""
 
-    kind = "name in the code of a known package"
-    _NAME = re.compile(r"[A-Za-z_<][\w<>]{0,99}(?:\.[A-Za-z_<][\w<>]{0,99}){0,19}|other code|user exception", re.ASCII)
+    kind = "code name"
+    _NAME = r"(?a)[A-Za-z_<][\w<>]{0,99}(?:\.[A-Za-z_<][\w<>]{0,99}){0,19}|other code|user exception"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the name if it can be one."""
         text = _text(value)
-        return text if text and len(text) <= _LONGEST_TEXT and self._NAME.fullmatch(text) else DROPPED
+        return text if text and len(text) <= _LONGEST_TEXT and re.fullmatch(self._NAME, text) else DROPPED
 
 
 class Line(Field):
     """The number of a line in the code of a known package."""
 
-    kind = "line number"
+    kind = "line"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the number as it is."""
@@ -285,6 +283,12 @@ class ListOf(Field):
             return DROPPED
         cleaned = [self.field.clean(item, organizations) for item in value[: self.most]]
         return [item for item in cleaned if item is not DROPPED] or DROPPED
+
+
+def kinds() -> dict[str, str]:
+    """Return what each kind of field lets through, in words."""
+    plain = (Flag, Count, Measure, Seconds, Size, Version, HubId, ModelType, Device, CodeName, Line)
+    return {kind.kind: (kind.__doc__ or "").partition("\n")[0] for kind in plain}
 
 
 FIELD_TYPES = (Flag, Count, Size, Seconds, Measure, Choice, ModelType, Version, HubId, Device, Group, ListOf)

@@ -23,7 +23,7 @@ __all__ = [
     "usage_folder",
 ]
 
-APP_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+APP_NAME = r"[a-z][a-z0-9_-]{0,31}"
 
 _CHOICES = "choices.json"
 _APP = "app.json"
@@ -75,8 +75,10 @@ def set_choice(mode: str, app: str | None = None) -> None:
     """Store a choice, for an app or for all; what is said for all takes the place of what was said for one.
 
     Raises:
-        ConfigError: if what was chosen before cannot be read, or the choice not written.
+        ConfigError: if it agrees to every app, if what was chosen before cannot be read, or the choice not written.
     """
+    if mode == "on" and app is None:
+        raise ConfigError("to send reports is agreed for each app by its name")
     path = usage_folder() / _CHOICES
     try:
         choices = _read(path) if app is not None and path.exists() else {}
@@ -97,7 +99,9 @@ def known_apps() -> Iterator[dict[str, Any]]:
     """Return what each app that ran here said of itself."""
     folder = usage_folder()
     try:
-        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and APP_NAME.fullmatch(entry.name))
+        names = sorted(
+            entry.name for entry in folder.iterdir() if entry.is_dir() and re.fullmatch(APP_NAME, entry.name)
+        )
     except OSError:
         return
     for name in names:

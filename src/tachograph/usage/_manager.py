@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -120,20 +122,20 @@ class TelemetryManager:
                     manager.shutdown(timeout_s=0.0)
                     if manager._made_run_id:
                         forget_run_id(manager.config.env_prefix)
-                    atexit.unregister(manager.shutdown)
 
     def shutdown(self, timeout_s: float = _EXIT_TIMEOUT_S) -> None:
         """Write down what is queued and try to send it, for no longer than this. The end of the process does it."""
         with guard("ending usage telemetry"):
-            sender, self._sender, self._records = self._sender, None, False
-            if sender is not None:
-                sender.close(timeout_s)
+            self._records = False
+            if self._sender is not None:
+                self._sender.close()
+                self._sender.join(timeout_s)
 
     def _begin(self) -> None:
         decision = self.decision
         # One who has said no finds nothing on the disk; one who was not asked yet finds what there is to decide.
         if (decision.mode != "off" or decision.source == "policy") and not self.is_debugged and is_main_process():
-            with guard("telling that an app has usage telemetry"):
+            with guard("telling that an app has usage telemetry"), contextlib.suppress(OSError):
                 from tachograph.usage._folder import tell_of
 
                 tell_of(self.config.app, self.config.facts())
@@ -145,12 +147,6 @@ class TelemetryManager:
 
             give_notice(self.config)
         _ = self.run_id  # before any process is started from here
-        atexit.register(self.shutdown)
-        workers = sys.modules.get("multiprocessing.process")
-        if workers is not None and workers.parent_process() is not None:
-            from multiprocessing.util import Finalize  # a worker may leave without running exit handlers
-
-            Finalize(None, self.shutdown, exitpriority=100)
         _watch_forks()
 
     # Facts -----------------------------------------------------------------------------------------------------------
@@ -248,6 +244,13 @@ class TelemetryManager:
                 from tachograph.usage._errors import error_properties
 
                 self._record("error", error_properties(error, self.config.known_packages, function))
+                if self.decision.mode == "on" and not self.is_debugged:
+                    import logging
+
+                    logging.getLogger("tachograph").warning(
+                        "%s reports this error anonymously, as run %s; `tacho usage log %s` shows what of it",
+                        self.config.app, self.run_id, self.config.app,
+                    )  # fmt: skip
 
     def _record(self, event: str, properties: dict[str, Any]) -> None:
         from tachograph.usage._event import make_event
@@ -263,12 +266,14 @@ class TelemetryManager:
 
                 endpoint = self.config.receiver if self.decision.mode == "on" else None
                 self._sender = Sender(app_folder(self.config.app), endpoint)
+                _watch_exit()
         self._sender.put(made)
 
     def _forget_parent(self) -> None:
         self._told_of_system = False
-        if self._sender is not None:
-            self._sender.forget_parent()
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.abandon()
 
 
 def manager_of(function: Callable[..., Any], app: str | None) -> TelemetryManager | None:
@@ -303,17 +308,39 @@ def _print(event: dict[str, Any], num_dropped: int, decision: Decision) -> None:
     sys.stderr.flush()
 
 
-_forks_are_watched: list[bool] = []
+_watched: set[str] = set()
+
+
+def _watch_exit() -> None:
+    if "exit" not in _watched:
+        _watched.add("exit")
+        atexit.register(_end_all)
+        workers = sys.modules.get("multiprocessing.process")
+        if workers is not None and workers.parent_process() is not None:
+            from multiprocessing.util import Finalize  # a worker may leave without running exit handlers
+
+            Finalize(None, _end_all, exitpriority=100)
 
 
 def _watch_forks() -> None:
-    if not _forks_are_watched and hasattr(os, "register_at_fork"):
-        _forks_are_watched.append(True)
+    if "fork" not in _watched and hasattr(os, "register_at_fork"):
+        _watched.add("fork")
         os.register_at_fork(after_in_child=_after_fork)
+
+
+def _end_all() -> None:
+    """End all managers, which together wait no longer than one."""
+    deadline_s = time.monotonic() + _EXIT_TIMEOUT_S
+    managers = list(TelemetryManager._instances.values())
+    for manager in managers:
+        manager.shutdown(timeout_s=0.0)
+    for manager in managers:
+        manager.shutdown(max(deadline_s - time.monotonic(), 0.0))
 
 
 def _after_fork() -> None:
     note_fork()
+    _watched.discard("exit")  # `multiprocessing` clears exit handlers in its children
     TelemetryManager._lock = threading.RLock()
     for manager in TelemetryManager._instances.values():
         manager._forget_parent()

@@ -17,9 +17,9 @@ from collections.abc import Collection
 from itertools import islice
 from typing import Any
 
-__all__ = ["REDACTED", "caught", "is_suspicious", "why_suspicious"]
+from tachograph.usage._fields import REDACTED
 
-REDACTED = "[redacted]"
+__all__ = ["caught", "is_suspicious", "why_suspicious"]
 
 _MOST_CHARACTERS = 120
 _MOST_LEVELS = 16
@@ -45,10 +45,10 @@ _LOOKS = {
     r"|(?i:(?:password|passwd|passphrase|secret|token|api[-_ ]?key|bearer|authorization|basic) +\S)",
     "IP address": r"\d+(?:\.\d+){3}|(?<!\d)\d{1,3}([-_ ])\d{1,3}(?:\1\d{1,3}){2}(?!\d)",
     "number of a person": r"\d(?:[ .()+_-]{0,3}\d){8}",
-    "MAC address": r"(?i)[0-9a-f]{2}([-._ ])[0-9a-f]{2}(?:\1[0-9a-f]{2}){4}"
-    r"|(?=\S*\d)[0-9a-f]{4}([-.])[0-9a-f]{4}\2[0-9a-f]{4}",
     "id": r"(?i)0x[0-9a-f]{6}|[0-9a-f]{16}|(?=[a-f]*\d)[0-9a-f]{12}"
     r"|[0-9a-f]{8}[-_ ](?:[0-9a-f]{4}[-_ ]){3}[0-9a-f]{12}",
+    "MAC address": r"(?i)[0-9a-f]{2}([-._ ])[0-9a-f]{2}(?:\1[0-9a-f]{2}){4}"
+    r"|(?=[a-f.-]{0,13}\d)[0-9a-f]{4}([-.])[0-9a-f]{4}\2[0-9a-f]{4}",
     "host": r"(?i)\.(?:com|net|org|edu|gov|mil|lan|corp|intranet|localdomain|arpa|onion)$|\((?:at|dot)\)"
     # Modules end in these too, but none with a dash or a digit in it.
     r"|^(?=.*[-\d]).*[a-z0-9]\.(?:internal|local|home|cloud|io|ai|co|eu|de|fr|cn|ru|jp|uk|nl|ch|es|se|br|ca|kr|us)$",
@@ -165,13 +165,13 @@ class _Walk:
     """One way through a value, which may be larger than memory or contain itself."""
 
     def __init__(self, organizations: Collection[str]) -> None:
-        self._organizations = organizations
+        self._organizations = tuple(organizations)
         self._num_left = _MOST_VALUES
 
     def copy(self, value: Any, level: int) -> Any:
         kind = type(value)
         if kind is str:
-            return REDACTED if is_suspicious(value, self._organizations) else value
+            return REDACTED if _is_known_suspicious(value, self._organizations) else value
         if value is None or kind is bool or kind is float:
             return value
         if kind is int:
@@ -197,10 +197,16 @@ class _Walk:
             if self._num_left == 0:
                 break
             self._num_left -= 1
-            name = REDACTED if is_suspicious(key, self._organizations) else key
+            name = REDACTED if type(key) is not str or _is_known_suspicious(key, self._organizations) else key
             if name not in copies:
                 copies[name] = self.copy(value, level + 1)
         return copies
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_known_suspicious(text: str, organizations: tuple[str, ...]) -> bool:
+    """The same texts come again and again: names of fields, words of lists."""
+    return is_suspicious(text, organizations)
 
 
 @functools.cache
@@ -227,13 +233,18 @@ def _is_by_lot(text: str) -> bool:
     Two stories are compared: somebody chose the letters as in other names, or they were drawn by lot. Each character
     speaks for one of them by some bits; the part where most of them speak for the lot decides.
     """
-    sums = [0.0] * len(_BY_LOT)
+    (any_lot, any_limit), (case_lot, case_limit), (lower_lot, lower_limit) = _BY_LOT
+    any_sum = case_sum = lower_sum = 0.0
     before, kind, case = "", "", ""
     for character in text:
         if not character.isalnum():
             # A token may hold dashes; a dot or a space ends it.
-            loss = _BITS_OF_A_SEPARATOR if character in "-_" else float("inf")
-            sums = [max(0.0, total - loss) for total in sums]
+            loss = _BITS_OF_A_SEPARATOR if character in "-_" else any_limit + case_limit + lower_limit
+            any_sum, case_sum, lower_sum = (
+                max(0.0, any_sum - loss),
+                max(0.0, case_sum - loss),
+                max(0.0, lower_sum - loss),
+            )
             kind = ""
             continue
         letter = character.lower()
@@ -245,12 +256,12 @@ def _is_by_lot(text: str) -> bool:
         else:
             bits += _BITS[before + letter] if kind in ("a", "A", "B") else _BITS_OF_A_FIRST_LETTER
             if case and case != now:
-                sums[1] = 0.0
+                case_sum = 0.0
             case = now
-        if now != "a":
-            sums[2] = 0.0
-        sums = [max(0.0, total + bits - lot) for total, (lot, _) in zip(sums, _BY_LOT, strict=True)]
-        if any(total >= limit for total, (_, limit) in zip(sums, _BY_LOT, strict=True)):
+        any_sum = max(0.0, any_sum + bits - any_lot)
+        case_sum = max(0.0, case_sum + bits - case_lot)
+        lower_sum = max(0.0, lower_sum + bits - lower_lot) if now == "a" else 0.0
+        if any_sum >= any_limit or case_sum >= case_limit or lower_sum >= lower_limit:
             return True
         before, kind = letter, turn
     return False

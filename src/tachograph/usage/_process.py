@@ -10,7 +10,7 @@ from tachograph.ranks import group_rank, stated_rank
 
 __all__ = ["forget_run_id", "inherited_run_id", "is_main_process", "made_run_id", "new_id", "note_fork"]
 
-_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_ID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
 _home: list[int] = [os.getpid()]
 _group_of_parent: list[bool] = [False]
@@ -35,7 +35,7 @@ def note_fork() -> None:
 def inherited_run_id(env_prefix: str) -> str | None:
     """Return the id that a process before this one gave the run, unless it is none."""
     given = os.environ.get(_variable(env_prefix), "")
-    return given if _ID.fullmatch(given) else None
+    return given if re.fullmatch(_ID, given) else None
 
 
 def made_run_id(env_prefix: str) -> str:

@@ -54,23 +54,22 @@ class Sender:
                 self._start()
             self._wake.notify()
 
-    def close(self, timeout_s: float) -> None:
-        """Write down what is queued and try to send it, for no longer than this. What is left is sent another time."""
-        deadline_s = time.monotonic() + timeout_s
+    def close(self) -> None:
+        """Write down what is queued, and let the thread send it and end. What is left is sent another time."""
         with self._wake:
-            thread, self._is_closing = self._thread, True
+            self._is_closing = True
             self._wake.notify()
-        if thread is None:
-            return
-        # Here and not in the thread, which may hang on the network.
-        self._write()
-        thread.join(max(deadline_s - time.monotonic(), 0.0))
+        self._write()  # here and not in the thread, which may hang on the network
 
-    def forget_parent(self) -> None:
-        """Begin anew in a child of `fork`, where there is no thread: what is queued is the parent's to send."""
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread, for no longer than this."""
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def abandon(self) -> None:
+        """Let go of the file in a child of `fork`: what is queued is the parent's to send."""
         if self._spool is not None:
             self._spool.close()
-        self.__init__(self._folder, self._endpoint)  # type: ignore[misc] # every lock may be held, for ever
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="tachograph-usage", daemon=True)
@@ -79,7 +78,7 @@ class Sender:
 
     def _run(self) -> None:
         with guard("sending usage telemetry"):
-            is_first = True
+            seen: Spool | None = None
             while True:
                 is_last = self._wait()
                 self._write()
@@ -88,17 +87,22 @@ class Sender:
                     self._write()
                 if self._spool is None:
                     return  # it cannot be written, so that nobody could see what is sent
-                if is_first:
-                    prune(self._folder, self._spool.path)
                 if self._endpoint is not None:
                     self._deliver(self._spool, self._endpoint)
-                    for spool in left_over(self._folder, self._spool.path) if is_first and not is_last else ():
-                        self._deliver(spool, self._endpoint)
-                        if self._is_closing:
-                            break
                 if is_last:
                     return
-                is_first = False
+                if seen is not self._spool:
+                    seen = self._spool
+                    self._tidy(seen)
+
+    def _tidy(self, own: Spool) -> None:
+        """Send what earlier files hold, and delete what is old."""
+        if self._endpoint is not None:
+            for spool in left_over(self._folder, own.path):
+                self._deliver(spool, self._endpoint)
+                if self._is_closing:
+                    return
+        prune(self._folder, own.path)
 
     def _wait(self) -> bool:
         """Wait for something to do; tell whether it is the last."""
@@ -119,10 +123,14 @@ class Sender:
             if not events:
                 return
             self.num_lost += len(events)
-            with guard("writing usage telemetry"):
+            with guard("writing usage telemetry"), contextlib.suppress(OSError):  # a disk may be full, or not ours
+                if self._spool is not None and self._spool.is_full:
+                    self._spool.close()
+                    self._spool = None
                 if self._spool is None:
                     self._spool = Spool.begin(self._folder, may_send=self._endpoint is not None)
-                self.num_lost -= self._spool.append(events)
+                self._spool.append(events)
+                self.num_lost -= len(events)
 
     def _deliver(self, spool: Spool, endpoint: Endpoint) -> None:
         """Send what waits in a file; leave it there if it does not arrive but may another time."""

@@ -10,6 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +18,9 @@ from tachograph.usage._endpoint import Event
 
 __all__ = ["Kept", "Spool", "delete_events", "keep_here", "kept_events", "left_over", "prune"]
 
-_MOST_BYTES = 4 << 20
-_MOST_FILES = 100
+_MOST_BYTES_PER_FILE = 1 << 20
+_MOST_BYTES = 16 << 20
+_MOST_FILES = 200
 _LONGEST_KEPT_S = 30 * 86_400.0
 _LONGEST_WAIT_S = 14 * 86_400.0
 
@@ -46,20 +48,20 @@ class Spool:
         """Begin a file."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%fZ")  # their names are their order
         return cls(folder / f"{now}-{os.urandom(4).hex()}.{'on' if may_send else 'local'}.jsonl")
 
-    def append(self, events: list[Event]) -> int:
-        """Write events at the end, as long as the file is not full; return how many."""
+    def append(self, events: list[Event]) -> None:
+        """Write events at the end."""
         import json
 
         lines = [json.dumps(event, allow_nan=False, separators=(",", ":")).encode() + b"\n" for event in events]
-        while lines and self.num_bytes + sum(map(len, lines)) > _MOST_BYTES:
-            lines.pop()
-        data = b"".join(lines)
-        if data:
-            self.num_bytes += os.write(self._file, data)
-        return len(lines)
+        self.num_bytes += os.write(self._file, b"".join(lines))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time for another."""
+        return self.num_bytes >= _MOST_BYTES_PER_FILE
 
     def waiting(self, most: int) -> tuple[list[Event], int]:
         """Return the next events that were not sent, and where they end. What is torn counts as sent."""
@@ -132,10 +134,13 @@ def left_over(folder: Path, own: Path) -> Iterator[Spool]:
 
 def prune(folder: Path, own: Path) -> None:
     """Delete what is old, and the oldest of too much."""
-    paths = [path for path in _files(folder) if path != own]
-    for number, path in enumerate(reversed(paths)):
+    num_bytes = 0
+    for number, path in enumerate(path for path in reversed(_files(folder)) if path != own):
         try:
-            if number >= _MOST_FILES or time.time() - path.stat().st_mtime > _LONGEST_KEPT_S:
+            about = path.stat()
+            num_bytes += about.st_size
+            is_too_much = number >= _MOST_FILES or num_bytes > _MOST_BYTES
+            if is_too_much or time.time() - about.st_mtime > _LONGEST_KEPT_S:
                 path.unlink()
                 _mark(path).unlink(missing_ok=True)
         except OSError:

@@ -1,0 +1,222 @@
+"""Secrets of every kind, in values of every kind, and the search for them in bytes."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import decimal
+import enum
+import fractions
+import getpass
+import json
+import os
+import socket
+import sys
+from collections import OrderedDict, UserDict, UserString, deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from tachograph.usage._fields import Field, Group, ListOf
+
+SECRETS: dict[str, tuple[str, ...]] = {
+    "hf_KqRtVwYzAbCdEfGhJkMnPqRsTuVwXyZa12": (),
+    "sk-proj-Zq81LmNaPs47XyTuVb29Rk55WcEd": (),
+    "AKIAQ7PLN3XWV5TZ2MRB": (),
+    "ghp_a8Fk2LmQ9xZr4TnWb7YcVd1Es6Gh3Jp5Ku0": (),
+    "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b": (),
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbGljZSJ9.c2lnbmF0dXJl": (),
+    "/home/alice/acme-merger/patients.jsonl": ("alice", "acme-merger", "patients"),
+    "/Users/alice/Library/acme_merger": ("alice", "acme_merger"),
+    "C:\\Users\\alice\\acme-merger\\patients.csv": ("alice", "acme-merger", "patients"),
+    "\\\\fileserver\\projects\\acme-merger": ("fileserver", "acme-merger"),
+    "~/acme-merger/run1": ("acme-merger",),
+    "google/acme-merger/run1": ("acme-merger",),
+    "acme-merger/patients": ("acme-merger", "patients"),
+    "alice.liddell@acme-merger.example": ("alice", "liddell"),
+    "192.168.17.43": ("168.17",),
+    "2001:db8:85a3::8a2e:370:7334": ("8a2e",),
+    "gpu-box-17.acme-merger.internal": ("gpu-box",),
+    "https://alice:hunter2@git.acme-merger.example/x?token=abc": ("alice", "hunter2", "abc@"),
+    "s3://acme-merger/checkpoints": ("acme-merger",),
+    "Summarise the diagnosis of patient Liddell in one sentence.": ("diagnosis", "Liddell"),
+    "acme_merger": (),
+    "AcmeMergerModel": (),
+    "patientenakte-ü-日本": ("patientenakte", "日本"),
+    "line one\nacme-merger: \"quoted\" 'twice'\x00\x1b[31m": ("line one", "acme-merger"),
+    "llama\n/home/alice": ("alice",),
+    "1.4.2+alice.laptop": ("alice", "laptop"),
+    "+49 151 23456789": ("23456789", "151 234"),
+}
+"""Each, and the parts of it that give it away."""
+
+NUMBERS = (4915123456789, -4915123456789, 4915123456789.0, 52.520008, 1234.5678, 1e300, 10**5000, 2**63, 0.123456)
+NUMBER_NEEDLES = ("4915", "52.52", "1234.", "0.1234", "10000000000000000000000", "9223372")
+
+
+class Word(str):
+    """A text whose methods tell the truth about somebody else."""
+
+    def __str__(self) -> str:
+        return self
+
+    __repr__ = __str__
+
+    def __format__(self, _how: str) -> str:
+        return self
+
+    def lower(self) -> str:
+        return self
+
+    def strip(self, *_characters: Any) -> str:
+        return self
+
+
+class Loud:
+    """Tells a secret whatever it is asked, as the answer or as the reason why there is none."""
+
+    def __init__(self, secret: str, raises: bool = True) -> None:
+        self.secret = secret
+        self.raises = raises
+
+    def _say(self, *_arguments: Any) -> Any:
+        if self.raises:
+            raise ValueError(self.secret)
+        return self.secret
+
+    __str__ = __repr__ = __float__ = __int__ = __index__ = __bool__ = __eq__ = __len__ = __iter__ = _say
+    __getitem__ = __contains__ = __format__ = __fspath__ = __bytes__ = __lt__ = _say
+
+    def __hash__(self) -> int:
+        return 7
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._say()
+
+
+class Disguised(Loud):
+    """Says that it is of another type."""
+
+    def __init__(self, secret: str, kind: type) -> None:
+        super().__init__(secret, False)
+        self.kind = kind
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return self.kind
+
+
+@dataclasses.dataclass
+class Record:
+    secret: str
+
+
+def shapes() -> dict[str, Callable[[str], Any]]:
+    """Return the ways in which a value can hold a secret."""
+    return {
+        "text": str,
+        "word": Word,
+        "user string": UserString,
+        "numpy text": np.str_,
+        "bytes": str.encode,
+        "bytearray": lambda s: bytearray(s, "utf-8"),
+        "path": lambda s: Path(s.replace("\x00", "")),
+        "windows path": lambda s: (PureWindowsPath(s), PurePosixPath(s)),
+        "list": lambda s: [s],
+        "lists": lambda s: [[s], [[[s]]], s] * 8,
+        "tuple": lambda s: (s, (s,)),
+        "set": lambda s: {s},
+        "frozenset": lambda s: frozenset({s}),
+        "deque": lambda s: deque([s]),
+        "iterator": lambda s: iter([s]),
+        "dict": lambda s: {s: s, "name": s, "loss": s, "memory": [s], "torch": s},
+        "dicts": lambda s: OrderedDict(a={"b": {s: [{s: s}]}}),
+        "mapping": lambda s: (MappingProxyType({s: s}), UserDict({s: s})),
+        "dataclass": Record,
+        "namespace": lambda s: SimpleNamespace(name=s, memory=s),
+        "type": lambda s: type("".join(filter(str.isalnum, s)) or "x", (), {"secret": s}),
+        "enum": lambda s: enum.Enum("Kind", {"one": s}).one,  # type: ignore[attr-defined]
+        "enum of text": lambda s: enum.Enum("Kind", {"one": s}, type=str).one,  # type: ignore[attr-defined]
+        "exception": ValueError,
+        "number of text": lambda s: int.from_bytes(s.encode(), "big"),
+        "loud": lambda s: Loud(s, raises=False),
+        "raising": Loud,
+        "raising ones": lambda s: [Loud(s), s],
+        "disguised": lambda s: [Disguised(s, kind) for kind in (bool, str, float, dict, list)],
+        "as a flag": lambda s: Disguised(s, bool),
+        "as a dict": lambda s: Disguised(s, dict),
+        "as a list": lambda s: Disguised(s, list),
+    }
+
+
+def numbers() -> Iterator[Any]:
+    """Return numbers that say too much."""
+    for number in NUMBERS:
+        yield number
+        yield str(number) if abs(number) < 1e30 else "1" * 400
+        yield [number, [number]]
+        if abs(number) < 1e15:
+            yield from (np.float64(number), np.int64(int(number)), decimal.Decimal(number), fractions.Fraction(number))
+            yield np.array([number])
+
+
+def filled(fields: Iterable[tuple[str, Field]], value: Callable[[], Any]) -> dict[str, Any]:
+    """Return properties with a value in every field, as deep as there are any."""
+    return {name: _filled(field, value) for name, field in fields}
+
+
+def _filled(field: Field, value: Callable[[], Any]) -> Any:
+    if isinstance(field, Group):
+        return {**filled(field.fields.items(), value), "unknown": value()}
+    if isinstance(field, ListOf):
+        return [_filled(field.field, value), _filled(field.field, value)]
+    return value()
+
+
+def machine() -> list[str]:
+    """Return what tells this machine and its user from others."""
+    facts = [socket.gethostname(), getpass.getuser(), os.path.expanduser("~"), os.getcwd(), sys.prefix, sys.executable]
+    return [fact for fact in facts if len(fact) > 5 and fact not in {"localhost", "runner"}]
+
+
+def needles(secrets: Iterable[str] = tuple(SECRETS)) -> set[bytes]:
+    """Return all that must not be found: secrets and their parts, as they are and in the usual disguises."""
+    found: set[bytes] = set()
+    for secret in secrets:
+        for text in (secret, *SECRETS.get(secret, ())):
+            found |= {
+                text.encode(),
+                repr(text)[1:-1].encode(),
+                json.dumps(text)[1:-1].encode(),
+                quote(text, "").encode(),
+            }
+            found |= {text.encode("utf-16-le"), text.encode("utf-16-be"), text.encode().hex().encode()}
+            found |= {json.dumps(text, ensure_ascii=False)[1:-1].encode(), base64.b64encode(text.encode()).rstrip(b"=")}
+            found |= {
+                base64.urlsafe_b64encode(text.encode()).rstrip(b"="),
+                str(int.from_bytes(text.encode(), "big")).encode(),
+            }
+    return found
+
+
+def leaked(places: dict[str, bytes], secrets: Iterable[str] = tuple(SECRETS), more: Iterable[str] = ()) -> list[str]:
+    """Say where which secret was found."""
+    wanted = needles(secrets) | {text.encode() for text in more}
+    return [f"{needle!r} in {place}" for place, data in places.items() for needle in sorted(wanted) if needle in data]
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Return every value, and no key, in what JSON holds."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
