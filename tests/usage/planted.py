@@ -39,9 +39,9 @@ SECRETS: dict[str, tuple[str, ...]] = {
     "acme-merger/patients": ("acme-merger", "patients"),
     "alice.liddell@acme-merger.example": ("alice", "liddell"),
     "192.168.17.43": ("168.17",),
-    "2001:db8:85a3::8a2e:370:7334": ("8a2e",),
+    "2001:db8:85a3::8a2e:370:7334": ("85a3::8a2e",),
     "gpu-box-17.acme-merger.internal": ("gpu-box",),
-    "https://alice:hunter2@git.acme-merger.example/x?token=abc": ("alice", "hunter2", "abc@"),
+    "https://alice:hunter2@git.acme-merger.example/x?token=abc": ("alice", "hunter2"),
     "s3://acme-merger/checkpoints": ("acme-merger",),
     "Summarise the diagnosis of patient Liddell in one sentence.": ("diagnosis", "Liddell"),
     "acme_merger": (),
@@ -55,7 +55,6 @@ SECRETS: dict[str, tuple[str, ...]] = {
 """Each, and the parts of it that give it away."""
 
 NUMBERS = (4915123456789, -4915123456789, 4915123456789.0, 52.520008, 1234.5678, 1e300, 10**5000, 2**63, 0.123456)
-NUMBER_NEEDLES = ("4915", "52.52", "1234.", "0.1234", "10000000000000000000000", "9223372")
 
 
 class Word(str):

@@ -368,3 +368,44 @@ def test_each_app_is_told_of_its_own_functions(package, tmp_path):
         TelemetryManager.get_instance(app).shutdown(5)
         told[app] = [json.loads(line)["properties"]["type"] for line in (tmp_path / app).read_text().splitlines()]
     assert told == {"greyjacket": ["greyjacket.train.StepError"], "other": ["ValueError"]}
+
+
+def test_a_module_of_the_users_is_theirs_whatever_it_is_called(tmp_path, monkeypatch, told):
+    """One named like a module of Python's, one like a package that is known where it is installed."""
+    (tmp_path / "chunk.py").write_text("class AcmeError(OSError):\n    pass\n\ndef fail():\n    raise AcmeError('x')\n")
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("")
+    (tmp_path / "vllm" / "acme_merger.py").write_text((tmp_path / "chunk.py").read_text())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("chunk", "vllm", "vllm.acme_merger"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("chunk", "vllm.acme_merger"):
+        module = importlib.import_module(name)
+        raises(send_errors(module.fail))
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "vllm")
+    for error in told():
+        assert error == {"type": "user exception", "base": "OSError", "frames": [{"module": "other code"}]}
+
+
+@pytest.mark.xdist_group("torch")
+def test_frames_and_types_of_installed_packages(told):
+    torch = pytest.importorskip("torch")
+
+    @send_errors
+    def fail():
+        torch.nn.Linear(2, 3)(torch.zeros(1, 5))
+
+    @send_errors
+    def fail_in_c():
+        torch.linalg.inv(torch.zeros(2, 2))
+
+    raises(fail)
+    raises(fail_in_c)
+    first, second = told()
+    assert first["type"] == "RuntimeError"
+    modules = [frame["module"] for frame in first["frames"]]
+    assert modules[0] == "other code"
+    assert modules[-1] == "torch.nn.modules.linear"
+    assert all(set(frame) == {"module", "function", "line"} for frame in first["frames"][1:])
+    assert second["type"] == "torch._C._LinAlgError"

@@ -15,7 +15,7 @@ from tachograph.usage._fields import FIELD_TYPES, Choice, Field, Group, ListOf, 
 from tachograph.usage._folder import APP_NAME
 from tachograph.usage._schemas import CONFIG_EVENTS, SCHEMAS, Schema
 
-__all__ = ["UsageConfig", "check_app"]
+__all__ = ["KNOWN_PACKAGES", "UsageConfig", "check_app"]
 
 _PREFIX = r"[A-Z][A-Z0-9_]{0,31}"
 _EVENT = r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*"
@@ -23,11 +23,12 @@ _FIELD = r"[a-z][a-z0-9_]{0,63}"
 _PACKAGE = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 _ORGANIZATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
-_KNOWN_PACKAGES = (
+KNOWN_PACKAGES = (
     "accelerate", "bitsandbytes", "datasets", "deepspeed", "flash_attn", "huggingface_hub", "keras", "lightning",
     "liger_kernel", "lm_eval", "mamba_ssm", "numpy", "optimum", "peft", "pytorch_lightning", "ray", "safetensors",
     "tachograph", "tokenizers", "torch", "torchao", "transformers", "triton", "trl", "vllm", "xformers",
 )  # fmt: skip
+"""Packages whose code an error may name, beside those of the app, where they are installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +98,6 @@ class UsageConfig:
     def schemas(self) -> dict[str, Schema]:
         """Every event of this app, by name."""
         return _merged(self.events)
-
-    @property
-    def known_packages(self) -> frozenset[str]:
-        """Packages whose code an error may name."""
-        return frozenset((*self.packages, *_KNOWN_PACKAGES))
 
     def facts(self) -> dict[str, Any]:
         """Return all of it as plain values, for `tacho usage` and to tell whether two are the same."""

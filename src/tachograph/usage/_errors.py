@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, TypeVar, overload
 
 from tachograph.decorator import decorated
@@ -26,6 +26,8 @@ _OTHER_CODE = "other code"
 _MOST_CAUSES = 8
 _MOST_FRAMES = 40
 _MARK = "__tachograph_reported__"
+_INSTALLED = ("site-packages", "dist-packages")
+_STANDARD_LIBRARY = os.path.dirname(os.path.realpath(os.__file__))
 
 _chain: ContextVar[object | None] = ContextVar("tachograph_usage_chain", default=None)
 """What all watched functions that are under way, one inside the other, share."""
@@ -95,45 +97,66 @@ class _Watch:
 
 
 def error_properties(
-    error: BaseException, packages: Collection[str], function: Callable[..., Any] | None = None
+    error: BaseException, own: Collection[str], known: Collection[str], function: Callable[..., Any] | None = None
 ) -> dict[str, Any]:
-    """Return what is told of an exception."""
-    roots = _roots(packages)
-    kind, base = _type_of(error, packages)
+    """Return what is told of an exception.
+
+    Args:
+        error: the exception.
+        own: packages of the app, wherever they lie.
+        known: packages that are known if they were installed, and not somebody's own of that name.
+        function: the function that let it pass, if it is to be named.
+    """
+    roots = _roots(own, known)
+    kind, base = _type_of(error, roots)
     properties: dict[str, Any] = {"type": kind, "base": base, "frames": _frames(error.__traceback__, roots)}
-    properties["causes"] = [_type_of(cause, packages)[0] for cause in _causes(error)]
+    properties["causes"] = [_type_of(cause, roots)[0] for cause in _causes(error)]
     members = getattr(error, "exceptions", None) if _is_group(error) else None
-    properties["members"] = [_type_of(member, packages)[0] for member in (members or ())[:_MOST_CAUSES]]
+    properties["members"] = [_type_of(member, roots)[0] for member in (members or ())[:_MOST_CAUSES]]
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
     if code is not None and (place := _place(code.co_filename, roots)):
         properties["function"] = f"{place}.{code.co_name}"
     return {name: value for name, value in properties.items() if value}
 
 
-def _type_of(error: BaseException, packages: Collection[str]) -> tuple[str, str | None]:
+def _type_of(error: BaseException, roots: Mapping[str, str]) -> tuple[str, str | None]:
     """Return the name of an exception's type, and for one of the user's the nearest that is not."""
-    names = [_known_name(kind, packages) for kind in type(error).__mro__]
+    names = [_known_name(kind, roots) for kind in type(error).__mro__]
     known = next((name for name in names if name), None)
     return (names[0], None) if names[0] else (_USER_EXCEPTION, known)
 
 
-def _known_name(kind: type, packages: Collection[str]) -> str | None:
+def _known_name(kind: type, roots: Mapping[str, str]) -> str | None:
     """Return the name of a type that is found, under that name, in Python itself or in a known package."""
     module, name = str(kind.__module__), str(kind.__qualname__)  # whatever a metaclass makes of them
-    if module == "builtins":
-        return name if getattr(builtins, name, None) is kind else None
     found = sys.modules.get(module)
-    is_known = module.partition(".")[0] in packages or module.partition(".")[0] in sys.stdlib_module_names
-    if not is_known or found is None or module == "__main__" or getattr(found, name, None) is not kind:
+    if found is None or vars(found).get(name) is not kind:
         return None
-    return f"{module}.{name}"
+    if module == "builtins":
+        return name
+    return f"{module}.{name}" if _is_pythons(found) or _root_of(_file_of(found), roots) else None
+
+
+def _is_pythons(module: ModuleType) -> bool:
+    """Tell whether a module is of the standard library, and not somebody's own of that name."""
+    if module.__name__ in sys.builtin_module_names:
+        return True
+    is_named_so = module.__name__.partition(".")[0] in sys.stdlib_module_names
+    return is_named_so and _root_of(_file_of(module), {_STANDARD_LIBRARY: ""}) is not None
+
+
+def _file_of(module: ModuleType) -> str:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) else ""
 
 
 def _causes(error: BaseException) -> list[BaseException]:
     found: list[BaseException] = []
     seen = {id(error)}
     while len(found) < _MOST_CAUSES:
-        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        cause = error.__cause__
+        if cause is None and not error.__suppress_context__:
+            cause = error.__context__
         if cause is None or id(cause) in seen:
             break
         seen.add(id(cause))
@@ -151,9 +174,9 @@ def _frames(trace: TracebackType | None, roots: Mapping[str, str]) -> list[dict[
     frames: list[dict[str, Any]] = []
     while trace is not None:
         code, line, trace = trace.tb_frame.f_code, trace.tb_lineno, trace.tb_next
-        module = _place(code.co_filename, roots)
-        if module == decorated.__module__:
+        if code.co_filename == decorated.__code__.co_filename:
             continue  # it stands around every watched function
+        module = _place(code.co_filename, roots)
         if module is not None:
             frames.append({"module": module, "function": code.co_name, "line": line})
         elif not frames or frames[-1]["module"] != _OTHER_CODE:
@@ -164,21 +187,30 @@ def _frames(trace: TracebackType | None, roots: Mapping[str, str]) -> list[dict[
 def _place(filename: str, roots: Mapping[str, str]) -> str | None:
     """Return the module of a file, if it lies where a known package was imported from."""
     path = os.path.realpath(filename)
-    folder, is_code = os.path.dirname(path), os.path.isabs(filename) and path.endswith(".py")
-    while is_code and folder not in roots and folder != os.path.dirname(folder):
-        folder = os.path.dirname(folder)
-    if not is_code or folder not in roots:
+    root = _root_of(filename, roots)
+    if root is None or not path.endswith(".py"):
         return None
-    inner = path[len(folder) : -len(".py")].replace(os.sep, ".")
-    module = f"{roots[folder]}{inner}".removesuffix(".__init__")
+    inner = path[len(root) : -len(".py")].replace(os.sep, ".")
+    module = f"{roots[root]}{inner}".removesuffix(".__init__")
     return module if all(part.isidentifier() for part in module.split(".")) else None
 
 
-def _roots(packages: Collection[str]) -> dict[str, str]:
-    """Return the folders that known packages were imported from, each with the package's name."""
+def _root_of(filename: str, roots: Mapping[str, str]) -> str | None:
+    """Return which of some folders a file lies in."""
+    if not os.path.isabs(filename):
+        return None
+    folder = os.path.dirname(os.path.realpath(filename))
+    while folder not in roots and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    return folder if folder in roots else None
+
+
+def _roots(own: Collection[str], known: Collection[str]) -> dict[str, str]:
+    """Return the folders that packages were imported from, each with the package's name."""
     roots = {}
-    for package in packages:
+    for package in (*own, *known):
         for root in getattr(sys.modules.get(package), "__path__", ()):
-            if isinstance(root, str):
+            is_installed = os.path.basename(os.path.dirname(os.path.realpath(root))) in _INSTALLED
+            if is_installed or package in own:
                 roots[os.path.realpath(root)] = package
     return roots

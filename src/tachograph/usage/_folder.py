@@ -17,6 +17,7 @@ __all__ = [
     "StoredChoice",
     "app_folder",
     "known_apps",
+    "make_private",
     "set_choice",
     "stored_choice",
     "tell_of",
@@ -57,10 +58,10 @@ def stored_choice(app: str) -> StoredChoice | None:
     """Return what the user chose for an app, or for all; off if it cannot be told."""
     path = usage_folder() / _CHOICES
     try:
-        if not path.exists():
-            return None
         choices = _read(path)
         mode = choices.get(app, choices.get(EVERY))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, ValueError) as error:
         return StoredChoice("off", f"what you chose cannot be read from {path}: {type(error).__name__}")
     if mode is None:
@@ -87,7 +88,7 @@ def set_choice(mode: str, app: str | None = None) -> None:
             f"{path} cannot be read ({type(error).__name__}); `tacho usage off` turns it off for all and writes it anew"
         ) from error
     try:
-        _make(path.parent)
+        make_private(path.parent)
         _write(path, {**choices, app or EVERY: mode})
     except OSError as error:
         raise ConfigError(
@@ -120,13 +121,15 @@ def tell_of(app: str, facts: Mapping[str, Any]) -> None:
             return
     except (OSError, ValueError):
         pass
-    _make(path.parent)
+    make_private(path.parent)
     _write(path, facts)
 
 
-def _make(folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+def make_private(folder: Path) -> None:
+    """Make the folder of usage telemetry, or one in it, for its owner alone."""
+    usage_folder().parent.mkdir(parents=True, exist_ok=True)
+    for each in (usage_folder(), folder):
+        each.mkdir(mode=0o700, exist_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any]:

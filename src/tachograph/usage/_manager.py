@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tachograph.exceptions import ConfigError, nearest
 from tachograph.guard import guard
-from tachograph.usage._config import UsageConfig
+from tachograph.usage._config import KNOWN_PACKAGES, UsageConfig
 from tachograph.usage._consent import Choices, Decision, decide
 from tachograph.usage._process import (
     forget_run_id,
@@ -243,7 +243,7 @@ class TelemetryManager:
             with guard("telling of an error"):
                 from tachograph.usage._errors import error_properties
 
-                self._record("error", error_properties(error, self.config.known_packages, function))
+                self._record("error", error_properties(error, self.config.packages, KNOWN_PACKAGES, function))
                 if self.decision.mode == "on" and not self.is_debugged:
                     import logging
 

@@ -37,7 +37,7 @@ class Sender:
         self._spool: Spool | None = None
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
-        self._disk = threading.Lock()
+        self._disk = threading.RLock()
         self._is_closing = False
         self._retry_at_s = 0.0
         self._wait_s = _FIRST_WAIT_S
@@ -94,6 +94,8 @@ class Sender:
                 if seen is not self._spool:
                     seen = self._spool
                     self._tidy(seen)
+                if seen.is_full:
+                    self._turn_over(seen)
 
     def _tidy(self, own: Spool) -> None:
         """Send what earlier files hold, and delete what is old."""
@@ -104,11 +106,17 @@ class Sender:
                     return
         prune(self._folder, own.path)
 
+    def _turn_over(self, full: Spool) -> None:
+        """Let go of a file that is full. What waits in it is sent when the next is begun."""
+        with self._disk:
+            self._spool = None
+            full.close()
+
     def _wait(self) -> bool:
         """Wait for something to do; tell whether it is the last."""
+        waits = self._endpoint is not None and self._spool is not None and self._spool.waits
+        most_s = max(self._retry_at_s - time.monotonic(), 0.0) if waits else None
         with self._wake:
-            waits = self._endpoint is not None and self._spool is not None and self._spool.waits
-            most_s = max(self._retry_at_s - time.monotonic(), 0.0) if waits else None
             self._wake.wait_for(lambda: self._queue or self._is_closing, most_s)
             return self._is_closing
 
@@ -124,9 +132,6 @@ class Sender:
                 return
             self.num_lost += len(events)
             with guard("writing usage telemetry"), contextlib.suppress(OSError):  # a disk may be full, or not ours
-                if self._spool is not None and self._spool.is_full:
-                    self._spool.close()
-                    self._spool = None
                 if self._spool is None:
                     self._spool = Spool.begin(self._folder, may_send=self._endpoint is not None)
                 self._spool.append(events)

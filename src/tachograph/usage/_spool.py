@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tachograph.usage._endpoint import Event
+from tachograph.usage._folder import make_private
 
 __all__ = ["Kept", "Spool", "delete_events", "keep_here", "kept_events", "left_over", "prune"]
 
@@ -46,8 +47,7 @@ class Spool:
     @classmethod
     def begin(cls, folder: Path, *, may_send: bool) -> Spool:
         """Begin a file."""
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_private(folder)
         now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%fZ")  # their names are their order
         return cls(folder / f"{now}-{os.urandom(4).hex()}.{'on' if may_send else 'local'}.jsonl")
 
@@ -65,8 +65,12 @@ class Spool:
 
     def waiting(self, most: int) -> tuple[list[Event], int]:
         """Return the next events that were not sent, and where they end. What is torn counts as sent."""
-        data = os.pread(self._file, 1 << 20, self.num_sent_bytes)
-        lines = data.splitlines(keepends=True)[:most]
+        num_bytes = min(self.num_bytes - self.num_sent_bytes, _MOST_BYTES_PER_FILE)
+        lines = os.pread(self._file, num_bytes, self.num_sent_bytes).splitlines(keepends=True)[:most]
+        if not lines:
+            self.num_bytes = self.num_sent_bytes  # somebody has cut it off
+        elif len(lines) > 1 and not lines[-1].endswith(b"\n"):
+            lines.pop()
         return [event for line in lines if (event := _event(line))], self.num_sent_bytes + sum(map(len, lines))
 
     def sent(self, num_bytes: int) -> None:
@@ -97,7 +101,11 @@ def kept_events(folder: Path) -> Iterator[Kept]:
     """Return all events of an app, oldest first."""
     for path in _files(folder):
         num_sent_bytes, position = _sent(path), 0
-        for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            lines = path.read_bytes().splitlines(keepends=True)
+        except OSError:
+            continue  # deleted just now, or not ours
+        for line in lines:
             position += len(line)
             event = _event(line)
             if event:
