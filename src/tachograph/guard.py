@@ -16,6 +16,7 @@ __all__ = ["Guard", "called_by", "guard", "guarded"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _MOST_KEPT = 100
+_MOST_CHARS = 1_000
 
 
 class Guard:
@@ -41,7 +42,7 @@ class Guard:
         """Count a fault that was caught elsewhere, and tell of it once."""
         self.num_faults += 1
         if len(self.faults) < _MOST_KEPT:
-            self.faults.append((place, f"{type(fault).__name__}: {fault}"))
+            self.faults.append((place, f"{type(fault).__name__}: {fault}"[:_MOST_CHARS]))
         if (place, type(fault)) not in self._told:
             self._told.add((place, type(fault)))
             import logging

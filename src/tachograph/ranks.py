@@ -109,4 +109,4 @@ def _process_group() -> tuple[int, int] | None:
 
 def _count(variable: str) -> int | None:
     text = os.environ.get(variable, "").strip()
-    return int(text) if text.isascii() and text.isdecimal() else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None

@@ -272,7 +272,7 @@ def test_exit_with_a_full_buffer_and_a_disk_that_does_not_answer(logs, script):
     assert "could not be written within 1 s" in out
 
 
-def test_a_writer_that_stalls_for_thirty_seconds(logs, script):
+def test_a_writer_that_stalls_for_ten_seconds(logs, script):
     """The buffer stays bounded, no step waits, and what was lost is counted and shown."""
     out = script(
         STALL
@@ -285,7 +285,7 @@ def test_a_writer_that_stalls_for_thirty_seconds(logs, script):
     stalled.set()
     time.sleep(1.0)
     began, slowest, step = time.monotonic(), 0.0, 100
-    while time.monotonic() - began < 30:
+    while time.monotonic() - began < 10:
         before = time.perf_counter()
         run.log(a=1.0, step=step)
         slowest = max(slowest, time.perf_counter() - before)

@@ -75,8 +75,8 @@ class Receiver(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.requests: list[Request] = []
         self.problems: list[str] = []
         self.replies: list[Reply] = [Reply()]
@@ -197,11 +197,11 @@ def problem_of(request: Request) -> str | None:
 
 
 @pytest.fixture
-def make_receiver() -> Iterator[Callable[[], Receiver]]:
+def make_receiver() -> Iterator[Callable[..., Receiver]]:
     made: list[Receiver] = []
 
-    def make() -> Receiver:
-        made.append(Receiver())
+    def make(port: int = 0) -> Receiver:
+        made.append(Receiver(port))
         return made[-1]
 
     yield make
@@ -221,6 +221,28 @@ def refusing() -> Iterator[str]:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+class Absent:
+    """An address at which nobody listens yet."""
+
+    def __init__(self, make_receiver: Callable[..., Receiver]) -> None:
+        self._make_receiver = make_receiver
+        self._held = socket.socket()
+        self._held.bind(("127.0.0.1", 0))
+        self.port = self._held.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+
+    def comes(self) -> Receiver:
+        self._held.close()
+        return self._make_receiver(self.port)
+
+
+@pytest.fixture
+def absent(make_receiver: Callable[..., Receiver]) -> Iterator[Absent]:
+    made = Absent(make_receiver)
+    yield made
+    made._held.close()
 
 
 @pytest.fixture
@@ -259,7 +281,7 @@ def wait_until_sent(folder: Path, timeout_s: float = 15.0) -> None:
         paths = list(folder.rglob("*.on.jsonl"))
         return bool(paths) and all(
             path.with_suffix(".sent").exists()
-            and path.with_suffix(".sent").read_text("ascii") == str(path.stat().st_size)
+            and path.with_suffix(".sent").read_text("ascii").startswith(f'{{"done": {path.stat().st_size},')
             for path in paths
         )
 

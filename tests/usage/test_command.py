@@ -60,7 +60,7 @@ def test_what_is_decided_and_why(tacho, tmp_path):
     assert "this looks like CI: CI is set" in tacho("status", CI="1")
     [summary] = json.loads(tacho("status", "greyjacket", "--json"))
     assert (summary["mode"], summary["policy"], summary["is_explicit"]) == ("on", "opt-out", False)
-    assert summary["num_events"] == {"sent": 2, "waiting": 0, "local": 0}
+    assert summary["num_events"] == {"sent": 2, "refused": 0, "waiting": 0, "local": 0}
 
 
 def test_a_choice_holds_for_the_next_run(tacho, tmp_path):

@@ -16,6 +16,7 @@ __all__ = ["usage"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_STATES = ("sent", "refused", "waiting", "local")
 _NONE = """No app with usage telemetry has run here, and Tachograph itself reports nothing to anyone.
 
 `tacho usage off` says no for every app that you will ever use; DO_NOT_TRACK=1 does so for one shell."""
@@ -79,13 +80,13 @@ def show_preview(app: str | None, fields: bool) -> None:
     state = one_app(app)
     if fields:
         for event, about in state.fields.items():
-            click.echo(f"{event}: {safe(about['doc'], 400)}")
+            click.echo(f"{safe(event, 60)}: {safe(about['doc'], 400)}")
             for name, field in about["fields"].items():
-                click.echo(f"    {name}: {safe(field['doc'], 400)} [{safe(field['kind'], 400)}]")
+                click.echo(f"    {safe(name, 60)}: {safe(field['doc'], 400)} [{safe(field['kind'], 400)}]")
         return
     receiver, events = state.config.receiver, preview(state)
     if state.decision.mode != "on":
-        click.echo(f"Nothing of this is sent: {state.decision.reason}.", err=True)
+        click.echo(f"A run that nobody told otherwise sends nothing of this: {state.decision.reason}.", err=True)
     if receiver is None:
         click.echo(f"{state.app} has nowhere to send it. As it would be kept here:", err=True)
         click.echo("\n".join(json.dumps(event, indent=2) for event in events))
@@ -122,12 +123,12 @@ def delete(app: str | None) -> None:
     """Delete what an app recorded here, or what all did. What you chose stays."""
     states = purge(app)
     for state in states:
-        num_sent = state.count("sent")
+        gone = [kept for kept in state.events if kept.state in {"sent", "refused"}]
         click.echo(f"{state.app}: deleted {_events(len(state.events))}")
-        if num_sent:
-            run_ids = sorted({kept.event["run_id"] for kept in state.events if kept.state == "sent"})
+        if gone:
+            run_ids = sorted({kept.event["run_id"] for kept in gone})
             click.echo(
-                f"  {num_sent} of them had been sent, under these ids, which those who have them can look for:\n    "
+                f"  {len(gone)} of them had been sent, under these ids, which those who have them can look for:\n    "
                 + "\n    ".join(safe(run_id, 40) for run_id in run_ids)
             )
     if not states:
@@ -153,7 +154,7 @@ def _now(mode: str, app: str | None) -> str:
 def _told(state: AppState) -> str:
     where = state.config.receiver.name if state.config.receiver is not None else "nowhere"
     sends = "goes to" if state.decision.mode == "on" else "would go to"
-    counts = ", ".join(f"{state.count(name)} {name}" for name in ("sent", "waiting", "local") if state.count(name))
+    counts = ", ".join(f"{state.count(name)} {name}" for name in _STATES if state.count(name))
     prefix = state.config.env_prefix
     return "\n".join(
         [
@@ -176,7 +177,7 @@ def _summary(state: AppState) -> dict[str, Any]:
         "policy": state.config.consent,
         "endpoint": state.config.receiver.name if state.config.receiver is not None else None,
         "folder": str(state.folder),
-        "num_events": {name: state.count(name) for name in ("sent", "waiting", "local")},
+        "num_events": {name: state.count(name) for name in _STATES},
     }
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from tachograph.usage._folder import set_choice
     from tachograph.usage._metrics import RuntimeMetrics, RuntimeMetricsTracker
-    from tachograph.usage.callback import TelemetryCallback
+    from tachograph.usage.callback import TelemetryCallback as TelemetryCallback
 
 __all__ = [
     "Choice",
@@ -56,7 +56,6 @@ __all__ = [
     "RuntimeMetricsTracker",
     "Seconds",
     "Size",
-    "TelemetryCallback",
     "TelemetryManager",
     "UsageConfig",
     "Version",
@@ -70,14 +69,14 @@ _HOMES = {
     **dict.fromkeys(("Decision", "decide"), "_consent"),
     **dict.fromkeys(("JsonLines", "OtlpLogs", "PostHog"), "_endpoint"),
     **dict.fromkeys(("RuntimeMetrics", "RuntimeMetricsTracker"), "_metrics"),
-    "TelemetryCallback": "callback",
+    "TelemetryCallback": "callback",  # not in the list above: whoever imports all of it may not have transformers
     "describe": "_describe",
     "set_choice": "_folder",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in __all__ and name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 

@@ -11,14 +11,15 @@ from typing import Any
 from tachograph.exceptions import ConfigError, nearest
 from tachograph.usage._consent import Policy, as_policy
 from tachograph.usage._endpoint import Endpoint, as_endpoint
-from tachograph.usage._fields import FIELD_TYPES, Choice, Field, Group, ListOf, described
+from tachograph.usage._fields import FIELD_TYPES, Choice, Field, Group, ListOf, Version, described
 from tachograph.usage._folder import APP_NAME
 from tachograph.usage._schemas import CONFIG_EVENTS, SCHEMAS, Schema
 
-__all__ = ["KNOWN_PACKAGES", "UsageConfig", "check_app"]
+__all__ = ["KNOWN_PACKAGES", "UsageConfig", "check_app", "clean_version"]
 
 _PREFIX = r"[A-Z][A-Z0-9_]{0,31}"
 _EVENT = r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*"
+_RESERVED = ("app", "app_version", "distinct_id")
 _FIELD = r"[a-z][a-z0-9_]{0,63}"
 _PACKAGE = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 _ORGANIZATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
@@ -73,16 +74,21 @@ class UsageConfig:
         receiver = self.receiver
         if as_policy(self.consent) == "opt-out" and receiver is None:
             raise ConfigError("consent='opt-out' needs an endpoint; without one use consent='local'")
-        if self.docs_url and not self.docs_url.startswith("https://"):
+        if self.docs_url and not (isinstance(self.docs_url, str) and self.docs_url.startswith("https://")):
             raise ConfigError(f"docs_url={self.docs_url!r}: expected an address that begins with https://")
         for name, value in {
             "env_prefix": prefix,
+            "version": clean_version(self.version),
             "packages": packages,
             "organizations": tuple(organization.lower() for organization in organizations),
         }.items():
             object.__setattr__(self, name, value)
         known = self.schemas[CONFIG_EVENTS[0]].fields
-        for name in self.config_map:
+        if not isinstance(self.config_map, Mapping):
+            raise ConfigError(f"config_map={self.config_map!r}: expected a mapping from fields to places in a config")
+        for name, place in self.config_map.items():
+            if not isinstance(place, str) and not callable(place):
+                raise ConfigError(f"config_map[{name!r}]: expected a dotted path or a function, got {place!r}")
             if name not in known:
                 raise ConfigError(
                     f"config_map: there is no field {name!r} in {CONFIG_EVENTS[0]}{nearest(str(name), known)}; "
@@ -110,12 +116,21 @@ class UsageConfig:
             "organizations": list(self.organizations),
             "version": self.version,
             "packages": list(self.packages),
-            "config_map": sorted(self.config_map),
+            "config_map": {
+                name: place if isinstance(place, str) else f"{place.__module__}.{getattr(place, '__qualname__', '')}"
+                for name, place in self.config_map.items()
+            },
             "docs_url": self.docs_url,
             "events": {
                 name: {"doc": schema.doc, "fields": described(schema.fields)} for name, schema in self.schemas.items()
             },
         }
+
+
+def clean_version(version: Any) -> str:
+    """Return the public part of a version, nothing if it has none."""
+    cleaned = Version("").clean(version, ())
+    return cleaned if isinstance(cleaned, str) else ""
 
 
 def check_app(app: str) -> None:
@@ -141,6 +156,8 @@ def _merged(events: Mapping[str, Mapping[str, Field]]) -> dict[str, Schema]:
         for name, item in fields.items():
             _check(f"events[{event!r}]", name, _FIELD, "a name such as 'num_packs'")
             _check_field(f"events[{event!r}][{name!r}]", item)
+            if name in _RESERVED:
+                raise ConfigError(f"events[{event!r}]: {name!r} goes with every event already; use another name")
         for each in CONFIG_EVENTS if event in CONFIG_EVENTS else (event,):
             old = schemas.get(each, Schema("An event of the app's own.", {}))
             schemas[each] = Schema(old.doc, {**old.fields, **fields})
@@ -156,11 +173,13 @@ def _check_field(where: str, item: Any) -> None:
             _check_field(f"{where}[{name!r}]", inner)
     if isinstance(item, ListOf):
         _check_field(where, item.field)
+        if not isinstance(item.most, int) or item.most < 1:
+            raise ConfigError(f"{where}: most={item.most!r}: expected a whole number of at least 1")
     if isinstance(item, Choice):
         from tachograph.usage._net import is_suspicious
 
         for word in item.words.values():
-            if is_suspicious(word):
+            if not isinstance(word, str) or is_suspicious(word):
                 raise ConfigError(f"{where}: {word!r} looks like something private; choices are short, plain words")
 
 

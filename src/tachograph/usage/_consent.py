@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 from tachograph.exceptions import ConfigError, nearest
 from tachograph.usage._folder import stored_choice
 
-__all__ = ["Choices", "Decision", "Mode", "Policy", "as_mode", "as_policy", "decide", "named_policy"]
+__all__ = ["Choices", "Decision", "Mode", "Policy", "as_mode", "as_policy", "decide", "less", "named_policy"]
 
 Mode = Literal["off", "local", "on"]
 """Nothing is recorded; recorded on this machine alone; recorded here, and sent."""
@@ -91,6 +91,11 @@ def decide(
                 return Decision("off", f"{circumstance}: {name} is set", "circumstance")
     mode, reason = _POLICIES[policy]
     return Decision(mode, reason.format(app=app), "policy")
+
+
+def less(one: Mode, other: Mode) -> Mode:
+    """Return the mode that tells less."""
+    return min(one, other, key=get_args(Mode).index)
 
 
 def as_mode(choice: str | bool | None) -> Mode:

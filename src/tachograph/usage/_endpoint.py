@@ -64,7 +64,7 @@ class PostHog:
 
     def __post_init__(self) -> None:
         _check_url(self.url)
-        if not self.api_key:
+        if not isinstance(self.api_key, str) or not self.api_key:
             raise ConfigError("a PostHog endpoint needs api_key, the public key of the project (phc_…)")
         if self.api_key.startswith(("phx_", "phs_")):
             raise ConfigError("api_key: this is a private key of PostHog, which anyone could read out of your package; "
@@ -184,7 +184,7 @@ def endpoint_from(facts: Any) -> Endpoint | None:
     try:
         values = dict(facts)
         endpoint: Endpoint = kinds[values.pop("kind")](**values)
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, AttributeError):
         return None
     return endpoint
 

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import functools
 import inspect
 import os
 import sys
@@ -15,7 +17,8 @@ from types import ModuleType, TracebackType
 from typing import Any, TypeVar, overload
 
 from tachograph.decorator import decorated
-from tachograph.guard import guard
+from tachograph.exceptions import ConfigError
+from tachograph.usage._quiet import quiet
 
 __all__ = ["error_properties", "send_errors"]
 
@@ -26,6 +29,8 @@ _OTHER_CODE = "other code"
 _MOST_CAUSES = 8
 _MOST_FRAMES = 40
 _MARK = "__tachograph_reported__"
+_GENERATORS = object()
+"""The chain of generators that nothing watched has called."""
 _INSTALLED = ("site-packages", "dist-packages")
 _STANDARD_LIBRARY = os.path.dirname(os.path.realpath(os.__file__))
 
@@ -52,22 +57,29 @@ def send_errors(function: Function | None = None, *, app: str | None = None) -> 
     return _watched(function, app)
 
 
-def _watched(function: Function, app: str | None) -> Function:
-    return decorated(function, lambda _arguments: _Watch(function, app))
+def _watched(function: Any, app: str | None) -> Any:
+    if isinstance(function, (classmethod, staticmethod)):
+        return type(function)(_watched(function.__func__, app))
+    if not callable(function) or isinstance(function, type):
+        raise ConfigError(f"@send_errors is for functions and methods, not for {function!r}; put it on each of its own")
+    is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    return decorated(function, lambda _arguments: _Watch(function, app, is_generator=is_generator))
 
 
 class _Watch:
     """Around one call."""
 
-    __slots__ = ("_app", "_chain", "_function")
+    __slots__ = ("_app", "_chain", "_function", "_is_generator")
 
-    def __init__(self, function: Callable[..., Any], app: str | None) -> None:
+    def __init__(self, function: Callable[..., Any], app: str | None, *, is_generator: bool) -> None:
         self._function = function
         self._app = app
+        self._is_generator = is_generator
         self._chain: object | None = None
 
     def __enter__(self) -> None:
-        if _chain.get() is None:
+        # A generator begins no chain: while it rests, its caller would believe to be inside of it.
+        if not self._is_generator and _chain.get() is None:
             self._chain = object()
             _chain.set(self._chain)
 
@@ -77,11 +89,11 @@ class _Watch:
         chain = _chain.get()
         if self._chain is not None:
             _chain.set(None)
-        if isinstance(error, Exception):
-            with guard("reporting an error"):
-                self._report(error, chain)
+        if isinstance(error, Exception) and not isinstance(error, (StopIteration, StopAsyncIteration)):
+            with contextlib.suppress(RecursionError), quiet("reporting an error"):
+                self._report(error, chain or _GENERATORS)
 
-    def _report(self, error: Exception, chain: object | None) -> None:
+    def _report(self, error: Exception, chain: object) -> None:
         # A mark, and no list of them: that would keep alive all that the frames of each refer to.
         marks = vars(error)
         mark = marks.get(_MARK) if self._chain is None else marks.pop(_MARK, None)
@@ -141,8 +153,11 @@ def _is_pythons(module: ModuleType) -> bool:
     """Tell whether a module is of the standard library, and not somebody's own of that name."""
     if module.__name__ in sys.builtin_module_names:
         return True
-    is_named_so = module.__name__.partition(".")[0] in sys.stdlib_module_names
-    return is_named_so and _root_of(_file_of(module), {_STANDARD_LIBRARY: ""}) is not None
+    file = os.path.realpath(_file_of(module))
+    is_there = file.startswith(_STANDARD_LIBRARY + os.sep) and not any(
+        f"{os.sep}{name}{os.sep}" in file for name in _INSTALLED
+    )
+    return is_there and module.__name__.partition(".")[0] in sys.stdlib_module_names
 
 
 def _file_of(module: ModuleType) -> str:
@@ -172,11 +187,12 @@ def _is_group(error: BaseException) -> bool:
 
 def _frames(trace: TracebackType | None, roots: Mapping[str, str]) -> list[dict[str, Any]]:
     frames: list[dict[str, Any]] = []
+    place_of = functools.cache(lambda filename: _place(filename, roots))
     while trace is not None:
         code, line, trace = trace.tb_frame.f_code, trace.tb_lineno, trace.tb_next
         if code.co_filename == decorated.__code__.co_filename:
             continue  # it stands around every watched function
-        module = _place(code.co_filename, roots)
+        module = place_of(code.co_filename)
         if module is not None:
             frames.append({"module": module, "function": code.co_name, "line": line})
         elif not frames or frames[-1]["module"] != _OTHER_CODE:
@@ -192,7 +208,9 @@ def _place(filename: str, roots: Mapping[str, str]) -> str | None:
         return None
     inner = path[len(root) : -len(".py")].replace(os.sep, ".")
     module = f"{roots[root]}{inner}".removesuffix(".__init__")
-    return module if all(part.isidentifier() for part in module.split(".")) else None
+    # Anything can claim to come from a file; what was imported does.
+    loaded = (_file_of(found) for name in (module, "__main__") if (found := sys.modules.get(name)) is not None)
+    return module if any(os.path.realpath(file) == path for file in loaded) else None
 
 
 def _root_of(filename: str, roots: Mapping[str, str]) -> str | None:

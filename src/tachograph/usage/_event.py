@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
+import re
 from datetime import datetime, timezone
 from typing import Any
-from uuid import uuid4
 
 from tachograph.exceptions import ConfigError, nearest
-from tachograph.usage._config import UsageConfig
+from tachograph.usage._config import UsageConfig, clean_version
 from tachograph.usage._endpoint import Event
-from tachograph.usage._fields import DROPPED, Version, clean_fields
+from tachograph.usage._fields import clean_fields
 from tachograph.usage._net import caught
+from tachograph.usage._process import is_id, new_id
 
-__all__ = ["make_event"]
+__all__ = ["checked_event", "make_event"]
 
 
 def make_event(config: UsageConfig, run_id: str, name: str, properties: dict[str, Any]) -> tuple[Event, int]:
@@ -30,25 +31,38 @@ def make_event(config: UsageConfig, run_id: str, name: str, properties: dict[str
         )
     cleaned, num_dropped = clean_fields(schemas[name].fields, properties, config.organizations)
     event = {
-        "uuid": str(uuid4()),
+        "uuid": new_id(),
         "event": name,
-        "timestamp": datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "timestamp": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "run_id": run_id,
         "app": config.app,
-        "app_version": _version(config.app, config.version),
+        "app_version": config.version or _installed_version(config.app),
         "properties": caught(cleaned, config.organizations),
     }
-    return {key: value for key, value in event.items() if value is not None}, num_dropped
+    return {key: value for key, value in event.items() if value != ""}, num_dropped
+
+
+def checked_event(config: UsageConfig, event: Event) -> Event | None:
+    """Return what may be sent of an event that was read from the disk, where anyone may have written it.
+
+    None for what this app cannot have written, or not with the schemas it has now.
+    """
+    schema = config.schemas.get(event["event"])
+    is_ours = event["app"] == config.app and is_id(event["uuid"]) and is_id(event["run_id"])
+    if schema is None or not is_ours or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", event["timestamp"]):
+        return None
+    known = {name: value for name, value in event["properties"].items() if name in schema.fields}
+    version = clean_version(event.get("app_version"))
+    envelope = {name: event[name] for name in ("uuid", "event", "timestamp", "run_id", "app")}
+    about = {"app_version": version} if version else {}
+    return {**envelope, **about, "properties": caught(known, config.organizations)}
 
 
 @functools.cache
-def _version(app: str, said: str) -> str | None:
+def _installed_version(app: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
-    if not said:
-        try:
-            said = version(app)
-        except PackageNotFoundError:
-            return None
-    cleaned = Version("").clean(said, ())
-    return None if cleaned is DROPPED else cleaned
+    try:
+        return clean_version(version(app))
+    except PackageNotFoundError:
+        return ""

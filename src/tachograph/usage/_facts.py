@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,57 +13,65 @@ _Place = str | Callable[[Any], Any]
 
 def config_facts(config: Any, places: Mapping[str, _Place]) -> dict[str, Any]:
     """Return the fields that a map finds in a config. What it does not find is missing."""
-    facts = {}
-    for name, place in places.items():
-        try:
-            value = place(config) if callable(place) else _at(config, place)
-        except Exception:  # noqa: BLE001, S112 - a config that lacks this, or is of a type that somebody else wrote
-            continue
-        if value is not None:
-            facts[name] = value
-    return facts
+    return _answers(
+        {
+            name: functools.partial(place, config) if callable(place) else functools.partial(_at, config, place)
+            for name, place in places.items()
+        }
+    )
 
 
 def model_facts(model: Any) -> dict[str, Any]:
     """Return what is told of a model of transformers, or of any module of torch."""
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    quantization = getattr(config, "quantization_config", None)
-    method = _at(quantization, "quant_method") if quantization is not None else "none"
-    facts = {
-        "base_model": getattr(config, "_name_or_path", None),
-        "model_type": getattr(config, "model_type", None),
-        "num_layers": getattr(text, "num_hidden_layers", None),
-        "hidden_size": getattr(text, "hidden_size", None),
-        "vocab_size": getattr(text, "vocab_size", None),
-        "num_experts": getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None),
-        "attention": getattr(config, "_attn_implementation", None),
-        "quantization": method,
-        "dtype": str(getattr(model, "dtype", None) or "").removeprefix("torch.") or None,
+    config = _asked(lambda: model.config)
+    text = _asked(lambda: config.get_text_config()) or config  # noqa: PLW0108 - it may have none
+    places: dict[str, Callable[[], Any]] = {
+        "base_model": lambda: config._name_or_path,
+        "model_type": lambda: config.model_type,
+        "num_layers": lambda: text.num_hidden_layers,
+        "hidden_size": lambda: text.hidden_size,
+        "vocab_size": lambda: text.vocab_size,
+        "num_experts": lambda: getattr(text, "num_local_experts", None) or text.num_experts,
+        "attention": lambda: config._attn_implementation,
+        "quantization": lambda: _at(config, "quantization_config.quant_method") or "none",
+        "dtype": lambda: str(model.dtype).removeprefix("torch."),
+        "num_parameters": lambda: sum(parameter.numel() for parameter in model.parameters()),
+        "num_trainable_parameters": lambda: sum(
+            parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+        ),
     }
-    if hasattr(model, "parameters"):
-        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-        facts["num_parameters"] = sum(size for size, _ in sizes)
-        facts["num_trainable_parameters"] = sum(size for size, is_trained in sizes if is_trained)
-    return {name: value for name, value in facts.items() if value is not None}
+    return _answers(places)
 
 
 def adapter_facts(config: Any) -> dict[str, Any]:
     """Return what is told of a config of PEFT."""
-    modules = getattr(config, "target_modules", None)
-    facts = {
-        "kind": getattr(config, "peft_type", None),
-        "task": getattr(config, "task_type", None),
-        "rank": getattr(config, "r", None),
-        "alpha": getattr(config, "lora_alpha", None),
-        "dropout": getattr(config, "lora_dropout", None),
-        "bias": getattr(config, "bias", None),
-        "num_target_modules": len(modules) if isinstance(modules, (list, set, tuple)) else None,
-        "all_linear": modules == "all-linear" if isinstance(modules, str) else None,
-        "use_dora": getattr(config, "use_dora", None),
-        "use_rslora": getattr(config, "use_rslora", None),
+    modules = _asked(lambda: config.target_modules)
+    places: dict[str, Callable[[], Any]] = {
+        "kind": lambda: config.peft_type,
+        "task": lambda: config.task_type,
+        "rank": lambda: config.r,
+        "alpha": lambda: config.lora_alpha,
+        "dropout": lambda: config.lora_dropout,
+        "bias": lambda: config.bias,
+        "num_target_modules": lambda: len(modules) if isinstance(modules, (list, set, tuple)) else None,
+        "all_linear": lambda: modules == "all-linear" if isinstance(modules, str) else None,
+        "use_dora": lambda: config.use_dora,
+        "use_rslora": lambda: config.use_rslora,
     }
-    return {name: value for name, value in facts.items() if value is not None}
+    return _answers(places)
+
+
+def _answers(questions: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    answers = {name: _asked(question) for name, question in questions.items()}
+    return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def _asked(question: Callable[[], Any]) -> Any:
+    """Return an answer, None if there is none: objects of training are of types that somebody else wrote."""
+    try:
+        return question()
+    except Exception:  # noqa: BLE001
+        return None
 
 
 def _at(values: Any, path: str) -> Any:

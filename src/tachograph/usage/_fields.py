@@ -14,6 +14,8 @@ from collections.abc import Collection, Mapping
 from numbers import Real
 from typing import Any, Final
 
+from tachograph.usage._folder import START
+
 __all__ = [
     "DROPPED",
     "FIELD_TYPES",
@@ -50,6 +52,7 @@ OTHER = "other"
 
 _LONGEST_TEXT = 200
 _LARGEST = 1e18
+_SMALLEST = 1e-12
 _GIB = 1 << 30
 
 
@@ -124,7 +127,7 @@ class Measure(Field):
         if isinstance(value, float) and not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         number = _real(value)
-        return DROPPED if number is None else float(f"{number:.1e}")
+        return DROPPED if number is None else float(f"{number:.1e}") if abs(number) >= _SMALLEST else 0.0
 
 
 class Choice(Field):
@@ -137,8 +140,8 @@ class Choice(Field):
 
     def __init__(self, doc: str, *words: str) -> None:
         super().__init__(doc)
-        self.words = {word.lower(): word for word in words}
-        self.kind = f"one of {', '.join([*words, OTHER])}"
+        self.words = {str(word).lower(): word for word in words}
+        self.kind = f"one of {', '.join(map(str, [*words, OTHER]))}"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the word, as it is spelt here."""
@@ -164,8 +167,9 @@ class Version(Field):
     """A version; what was appended to it is left out, unless it names a build for an accelerator: `2.13.0+cu128`."""
 
     kind = "version"
+    # Three numbers at most: with a fourth it could be the address of a machine.
     _VERSION = (
-        r"(\d{1,4}(?:\.\d{1,8}){0,3}(?:(?:a|b|rc)\d{1,4})?(?:\.post\d{1,4})?(?:\.dev\d{1,8})?)"
+        r"(\d{1,4}(?:\.\d{1,4}){0,2}(?:(?:a|b|rc)\d{1,4})?(?:\.post\d{1,4})?(?:\.dev\d{1,8})?)"
         r"(\+(?:cpu|cu\d{2,3}|rocm\d(?:\.\d){0,2}|xpu))?(?:\+[\w.]*)?"
     )
 
@@ -186,9 +190,10 @@ class HubId(Field):
         if value is None or value == "":
             return DROPPED
         match = re.fullmatch(self._ID, _text(value) or "")
-        if match is None or match[1].lower() not in organizations or os.path.lexists(match[0]):
+        if match is None or match[1].lower() not in organizations:
             return REDACTED
-        return match[0]
+        is_local = os.path.lexists(match[0]) or os.path.lexists(os.path.join(START, match[0]))
+        return REDACTED if is_local else match[0]
 
 
 class Device(Field):
@@ -275,11 +280,11 @@ class ListOf(Field):
         super().__init__(doc)
         self.field = field
         self.most = most
-        self.kind = f"list, {most} at most, of: {field.kind}"
+        self.kind = f"list, {most} at most, of: {getattr(field, 'kind', field)}"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return what the field leaves of each value."""
-        if not isinstance(value, (list, tuple)):
+        if type(value) not in (list, tuple):
             return DROPPED
         cleaned = [self.field.clean(item, organizations) for item in value[: self.most]]
         return [item for item in cleaned if item is not DROPPED] or DROPPED
@@ -304,13 +309,12 @@ def clean_fields(
     """
     cleaned: dict[str, Any] = {}
     for name, field in fields.items():
-        if name in values:
-            try:
-                value = field.clean(values[name], organizations)
-            except Exception:  # noqa: BLE001, S112 - the value is of a type that somebody else wrote
-                continue
-            if value is not DROPPED:
-                cleaned[name] = value
+        try:
+            value = field.clean(values[name], organizations) if name in values else DROPPED
+        except Exception:  # noqa: BLE001, S112 - a value, or a key, is of a type that somebody else wrote
+            continue
+        if value is not DROPPED:
+            cleaned[name] = value
     return cleaned, len(values) - len(cleaned)
 
 

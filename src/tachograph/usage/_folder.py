@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +20,7 @@ __all__ = [
     "app_folder",
     "known_apps",
     "make_private",
+    "read_own",
     "set_choice",
     "stored_choice",
     "tell_of",
@@ -25,11 +28,19 @@ __all__ = [
 ]
 
 APP_NAME = r"[a-z][a-z0-9_-]{0,31}"
+EVERY = "*"
+"""Stands for all apps in what was chosen."""
 
 _CHOICES = "choices.json"
 _APP = "app.json"
-EVERY = "*"
-"""Stands for all apps in what was chosen."""
+_MODES = ("off", "local", "on")
+_MOST_BYTES = 4 << 20
+
+try:
+    START = os.getcwd()
+    """Where the process began, as far as we know: what is relative stays what it was when it moves on."""
+except OSError:
+    START = os.sep
 
 
 class StoredChoice(NamedTuple):
@@ -43,7 +54,7 @@ def usage_folder() -> Path:
     """Return the folder: `TACHO_USAGE_DIR`, else inside the state folder of the user."""
     chosen = os.environ.get("TACHO_USAGE_DIR")
     if chosen:
-        return Path(chosen)
+        return Path(START, chosen)
     state = os.environ.get("XDG_STATE_HOME")
     home = Path(state) if state and os.path.isabs(state) else Path(os.path.expanduser("~")) / ".local" / "state"
     return home / "tachograph" / "usage"
@@ -60,14 +71,14 @@ def stored_choice(app: str) -> StoredChoice | None:
     try:
         choices = _read(path)
         mode = choices.get(app, choices.get(EVERY))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
     except (OSError, ValueError) as error:
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not path.is_symlink():
+            return None
         return StoredChoice("off", f"what you chose cannot be read from {path}: {type(error).__name__}")
     if mode is None:
         return None
     whom = f" {app}" if app in choices and app != EVERY else ""
-    if mode not in ("off", "local", "on"):  # no set: it may be unhashable
+    if mode not in _MODES:
         return StoredChoice("off", f"{path} holds a choice that is none; `tacho usage off` writes it anew")
     return StoredChoice(mode, f"you chose it with `tacho usage {mode}{whom}`")
 
@@ -76,20 +87,20 @@ def set_choice(mode: str, app: str | None = None) -> None:
     """Store a choice, for an app or for all; what is said for all takes the place of what was said for one.
 
     Raises:
-        ConfigError: if it agrees to every app, if what was chosen before cannot be read, or the choice not written.
+        ConfigError: if it is none, agrees to every app, cannot be written, or what was chosen before cannot be read.
     """
+    if mode not in _MODES:
+        raise ConfigError(f"{mode!r} is no choice for usage telemetry; use one of {', '.join(_MODES)}")
+    if app is not None and not re.fullmatch(APP_NAME, app):
+        raise ConfigError(f"app={app!r}: expected a name in lower case, such as 'axolotl'")
     if mode == "on" and app is None:
         raise ConfigError("to send reports is agreed for each app by its name")
     path = usage_folder() / _CHOICES
     try:
-        choices = _read(path) if app is not None and path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({type(error).__name__}); `tacho usage off` turns it off for all and writes it anew"
-        ) from error
-    try:
         make_private(path.parent)
-        _write(path, {**choices, app or EVERY: mode})
+        with _locked(path.parent):
+            choices = _choices_to_keep(path) if app is not None else {}
+            _write(path, {**choices, app or EVERY: mode})
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror}; set TACHO_USAGE_DIR to another folder, or DO_NOT_TRACK=1"
@@ -132,10 +143,51 @@ def make_private(folder: Path) -> None:
         each.mkdir(mode=0o700, exist_ok=True)
 
 
+def read_own(path: Path) -> bytes:
+    """Return what is in a file, if it is one and this user's own: nobody else decides or speaks for them.
+
+    Raises:
+        OSError: if it cannot be read, or is no such file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for ever
+    with open(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_size > _MOST_BYTES:
+            raise PermissionError(f"{path} is no plain file of this user's")
+        return file.read(_MOST_BYTES)
+
+
+def _choices_to_keep(path: Path) -> dict[str, Any]:
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({type(error).__name__}); `tacho usage off` turns it off for all and writes it anew"
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process after the other read, change and write."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _read(path: Path) -> dict[str, Any]:
     import json
 
-    values = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        values = json.loads(read_own(path))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(values, dict):
         raise ValueError("not a mapping")
     return values

@@ -28,7 +28,7 @@ class AppState(NamedTuple):
     """What each event may say, in words."""
 
     def count(self, state: str) -> int:
-        """Return how many events are ``sent``, ``waiting`` or ``local``."""
+        """Return how many events are ``sent``, ``refused``, ``waiting`` or ``local``."""
         return sum(kept.state == state for kept in self.events)
 
 
@@ -75,25 +75,21 @@ def choose(mode: str, app: str | None) -> int:
     Raises:
         ConfigError: if the app cannot be one, or the choice cannot be stored.
     """
-    if app is not None:
-        check_app(app)
-    states = [state for state in all_apps() if app in {None, state.app}]
-    set_choice(as_mode(mode), app)
-    if mode == "on":
-        return 0
-    num_waiting = sum(state.count("waiting") for state in states)
+    set_choice(mode, app)
+    states = [state for state in all_apps() if app in {None, state.app}] if mode != "on" else []
     for state in states:
         keep_here(state.folder)
-    return num_waiting
+    return sum(state.count("waiting") for state in states)
 
 
 def preview(state: AppState) -> list[Event]:
     """Return what would be sent now: what waits, and what this machine is like."""
-    from tachograph.usage._event import make_event
+    from tachograph.usage._event import checked_event, make_event
     from tachograph.usage._system import system_info
 
     event, _ = make_event(state.config, new_id(), "system-info", system_info())
-    return [*(kept.event for kept in state.events if kept.state == "waiting"), event]
+    waiting = [checked_event(state.config, kept.event) for kept in state.events if kept.state == "waiting"]
+    return [*(item for item in waiting if item is not None), event]
 
 
 def purge(app: str | None) -> list[AppState]:
@@ -113,6 +109,8 @@ def _state(facts: dict[str, Any]) -> AppState:
     decision = decide(app, config.env_prefix, config.consent)
     if decision.mode == "on" and config.receiver is None:
         decision = decision.without_receiver(app)
+    if decision.source == "policy" and named_policy(facts.get("consent")) is None:
+        decision = decision._replace(reason=f"what {app} said of its policy cannot be read, and it is taken for local")
     folder = app_folder(app)
     return AppState(app, config, decision, folder, list(kept_events(folder)), _fields(facts))
 
@@ -134,5 +132,17 @@ def _config(facts: dict[str, Any]) -> UsageConfig:
 
 
 def _fields(facts: dict[str, Any]) -> dict[str, Any]:
-    events = facts.get("events")
-    return events if isinstance(events, dict) else UsageConfig(app=facts["app"]).facts()["events"]
+    try:
+        return {
+            str(event): {
+                "doc": str(about["doc"]),
+                "fields": {
+                    str(name): {"doc": str(field["doc"]), "kind": str(field["kind"])}
+                    for name, field in about["fields"].items()
+                },
+            }
+            for event, about in facts["events"].items()
+        }
+    except (KeyError, TypeError, AttributeError):
+        fields: dict[str, Any] = UsageConfig(app=facts["app"]).facts()["events"]
+        return fields

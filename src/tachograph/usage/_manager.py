@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -12,16 +13,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tachograph.exceptions import ConfigError, nearest
-from tachograph.guard import guard
 from tachograph.usage._config import KNOWN_PACKAGES, UsageConfig
-from tachograph.usage._consent import Choices, Decision, decide
+from tachograph.usage._consent import Choices, Decision, Mode, as_mode, decide, less
 from tachograph.usage._process import (
     forget_run_id,
     inherited_run_id,
     is_main_process,
+    is_of_multiprocessing,
     made_run_id,
     note_fork,
+    note_told,
+    was_told,
 )
+from tachograph.usage._quiet import quiet
 
 if TYPE_CHECKING:
     from tachograph.usage._sender import Sender
@@ -50,7 +54,8 @@ class TelemetryManager:
         self.decision = _decided(config, choice)
         self.is_debugged = _is_set(f"{config.env_prefix}_USAGE_DEBUG") or _is_set("TACHO_USAGE_DEBUG")
         self._choice = choice
-        self._records = self.decision.mode != "off" or self.is_debugged
+        self._records = False
+        self._own_lock = threading.RLock()
         self._run_id: str | None = None
         self._made_run_id = False
         self._sender: Sender | None = None
@@ -77,6 +82,7 @@ class TelemetryManager:
         """
         if not isinstance(config, UsageConfig):
             raise ConfigError(f"configure takes a UsageConfig, not {type(config).__name__}")
+        choice = None if choice is None else as_mode(choice)
         with cls._lock:
             known = cls._instances.get(config.app)
             if known is not None:
@@ -86,10 +92,13 @@ class TelemetryManager:
                     f"usage telemetry of {config.app} is configured already, and differently; "
                     f"TelemetryManager.reset({config.app!r}) forgets that"
                 )
-            manager = cls(config, choice)
+            manager = cls._instances[config.app] = cls(config, choice)
+        try:
             manager._begin()
-            cls._instances[config.app] = manager
-            return manager
+        except BaseException:  # Ctrl-C while the notice stands there
+            cls._instances.pop(config.app, None)
+            raise
+        return manager
 
     @classmethod
     def get_instance(cls, app: str | None = None) -> TelemetryManager:
@@ -123,31 +132,60 @@ class TelemetryManager:
                     if manager._made_run_id:
                         forget_run_id(manager.config.env_prefix)
 
-    def shutdown(self, timeout_s: float = _EXIT_TIMEOUT_S) -> None:
-        """Write down what is queued and try to send it, for no longer than this. The end of the process does it."""
-        with guard("ending usage telemetry"):
+    def shutdown(self, timeout_s: float = _EXIT_TIMEOUT_S, *, may_send: bool = True) -> None:
+        """Write down what is queued and try to send it. The end of the process does it.
+
+        Args:
+            timeout_s: longest time to wait for that.
+            may_send: whether to try it now; else the next run does.
+        """
+        with quiet("ending usage telemetry"):
             self._records = False
             if self._sender is not None:
-                self._sender.close()
+                self._sender.close(may_send=may_send)
                 self._sender.join(timeout_s)
 
     def _begin(self) -> None:
-        decision = self.decision
-        # One who has said no finds nothing on the disk; one who was not asked yet finds what there is to decide.
-        if (decision.mode != "off" or decision.source == "policy") and not self.is_debugged and is_main_process():
-            with guard("telling that an app has usage telemetry"), contextlib.suppress(OSError):
+        _watch_forks()
+        if not self.is_debugged:
+            self._tell_of_app()
+            if self.decision.mode == "on" and not self.decision.is_explicit:
+                self._see_to_notice()
+        self._records = self.decision.mode != "off" or self.is_debugged
+        if self.enabled:
+            _ = self.run_id  # before any process is started from here
+
+    def _tell_of_app(self) -> None:
+        """Let `tacho usage` know of the app. One who has said no finds nothing on the disk."""
+        if (self.decision.mode != "off" or self.decision.source == "policy") and is_main_process():
+            with quiet("telling that an app has usage telemetry"), contextlib.suppress(OSError):
                 from tachograph.usage._folder import tell_of
 
                 tell_of(self.config.app, self.config.facts())
-        if not self.enabled:
+
+    def _see_to_notice(self) -> None:
+        """Give notice before anything is sent, or send nothing."""
+        config = self.config
+        if was_told(config.env_prefix, config.app):
             return
-        is_told = inherited_run_id(self.config.env_prefix) is not None
-        if decision.mode == "on" and not decision.is_explicit and not is_told and not self.is_debugged:
+        if is_main_process():
             from tachograph.usage._notice import give_notice
 
-            give_notice(self.config)
-        _ = self.run_id  # before any process is started from here
-        _watch_forks()
+            if give_notice(config):
+                self.decision = _decided(config, self._choice)  # they may have said no meanwhile
+                if self.decision.mode == "on":
+                    note_told(config.env_prefix, config.app, self.run_id)
+                return
+        self.decision = self.decision._replace(mode="local", reason="nobody could be told that reports would be sent")
+
+    def _mode_now(self) -> Mode:
+        """Return what holds now: the user may have thought better of it since it was decided."""
+        if self.decision.source in {"choice", "environment"}:
+            return self.decision.mode
+        from tachograph.usage._folder import stored_choice
+
+        stored = stored_choice(self.config.app)
+        return self.decision.mode if stored is None else less(self.decision.mode, as_mode(stored.mode))
 
     # Facts -----------------------------------------------------------------------------------------------------------
 
@@ -182,7 +220,7 @@ class TelemetryManager:
         """
         if not self.enabled:
             return
-        with guard("recording a usage event"):
+        with quiet("recording a usage event"):
             if event == "error":
                 raise ConfigError("an error is told with send_error(exception) or @send_errors, not with send_event")
             if properties is not None and type(properties) is not dict:
@@ -202,7 +240,7 @@ class TelemetryManager:
             event: ``config-loaded`` or ``config-processed``.
         """
         if self.enabled:
-            with guard("telling of a config"):
+            with quiet("telling of a config"):
                 from tachograph.usage._facts import config_facts
 
                 self.send_event(event, config_facts(config, self.config.config_map))
@@ -210,7 +248,7 @@ class TelemetryManager:
     def send_model(self, model: Any) -> None:
         """Tell of a model: `model-load`."""
         if self.enabled:
-            with guard("telling of a model"):
+            with quiet("telling of a model"):
                 from tachograph.usage._facts import model_facts
 
                 self.send_event("model-load", model_facts(model))
@@ -218,7 +256,7 @@ class TelemetryManager:
     def send_adapter(self, peft_config: Any) -> None:
         """Tell of an adapter by its config: `adapter-load`."""
         if self.enabled:
-            with guard("telling of an adapter"):
+            with quiet("telling of an adapter"):
                 from tachograph.usage._facts import adapter_facts
 
                 self.send_event("adapter-load", adapter_facts(peft_config))
@@ -226,7 +264,7 @@ class TelemetryManager:
     def send_system_info(self) -> None:
         """Tell what kind of machine this is: `system-info`. The first `config-loaded` does it."""
         if self.enabled:
-            with guard("telling of the system"):
+            with quiet("telling of the system"):
                 from tachograph.usage._system import system_info
 
                 self._told_of_system = True
@@ -240,7 +278,7 @@ class TelemetryManager:
             function: the function that let it pass, if it is to be named.
         """
         if self.enabled:
-            with guard("telling of an error"):
+            with quiet("telling of an error"):
                 from tachograph.usage._errors import error_properties
 
                 self._record("error", error_properties(error, self.config.packages, KNOWN_PACKAGES, function))
@@ -253,27 +291,28 @@ class TelemetryManager:
                     )  # fmt: skip
 
     def _record(self, event: str, properties: dict[str, Any]) -> None:
-        from tachograph.usage._event import make_event
+        from tachograph.usage._event import checked_event, make_event
 
         made, num_dropped = make_event(self.config, self.run_id, event, properties)
         if self.is_debugged:
             _print(made, num_dropped, self.decision)
             return
-        with self._lock:
+        with self._own_lock:
             if self._sender is None:
                 from tachograph.usage._folder import app_folder
                 from tachograph.usage._sender import Sender
 
                 endpoint = self.config.receiver if self.decision.mode == "on" else None
-                self._sender = Sender(app_folder(self.config.app), endpoint)
+                checked = functools.partial(checked_event, self.config)
+                self._sender = Sender(app_folder(self.config.app), endpoint, self._mode_now, checked)
                 _watch_exit()
         self._sender.put(made)
 
     def _forget_parent(self) -> None:
+        """Begin anew in a child of `fork`: what is queued is the parent's to send, and every lock may be held."""
         self._told_of_system = False
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.abandon()
+        self._own_lock = threading.RLock()
+        self._sender = None
 
 
 def manager_of(function: Callable[..., Any], app: str | None) -> TelemetryManager | None:
@@ -315,8 +354,7 @@ def _watch_exit() -> None:
     if "exit" not in _watched:
         _watched.add("exit")
         atexit.register(_end_all)
-        workers = sys.modules.get("multiprocessing.process")
-        if workers is not None and workers.parent_process() is not None:
+        if is_of_multiprocessing():
             from multiprocessing.util import Finalize  # a worker may leave without running exit handlers
 
             Finalize(None, _end_all, exitpriority=100)
@@ -332,10 +370,12 @@ def _end_all() -> None:
     """End all managers, which together wait no longer than one."""
     deadline_s = time.monotonic() + _EXIT_TIMEOUT_S
     managers = list(TelemetryManager._instances.values())
+    # A module that is imported now would make Python forget that Ctrl-C ended it, and exit with another code.
+    may_send = getattr(sys, "last_type", None) is not KeyboardInterrupt or "tachograph.posting" in sys.modules
     for manager in managers:
-        manager.shutdown(timeout_s=0.0)
+        manager.shutdown(0.0, may_send=may_send)
     for manager in managers:
-        manager.shutdown(max(deadline_s - time.monotonic(), 0.0))
+        manager.shutdown(max(deadline_s - time.monotonic(), 0.0), may_send=may_send)
 
 
 def _after_fork() -> None:

@@ -12,19 +12,24 @@ __all__ = ["PAUSE_S", "give_notice"]
 PAUSE_S = 10.0
 
 
-def give_notice(config: UsageConfig) -> None:
-    """Say what is about to happen, and give the user time to prevent it."""
+def give_notice(config: UsageConfig) -> bool:
+    """Say what is about to happen, and give the user time to prevent it; tell whether it could be said."""
     where = config.receiver.name if config.receiver is not None else ""
-    more = f"  What else it says of it: {config.docs_url}\n" if config.docs_url else ""
-    sys.stderr.write(
+    more = f"  Read more:     {config.docs_url}\n" if config.docs_url else ""
+    text = (
         f"\n{config.app} sends anonymous usage reports to {where}\n"
         "  What: versions, kind of hardware, coarse settings and timings of training, types of errors and where in\n"
-        "  the code of known packages they arose. No data, paths, names, messages or machine id. The receiver sees\n"
-        "  the address of this machine, as any server does.\n"
+        "  the code of known packages they arose. No data, messages, paths or names of yours, and no id of you or\n"
+        "  your machine. The receiver sees the address that reports come from, as any server does.\n"
         f"  See it first:  tacho usage preview {config.app}\n{more}"
         f"  Turn it off:   tacho usage off {config.app}    or  {config.env_prefix}_DO_NOT_TRACK=1\n"
         f"  Agree to it:   tacho usage on {config.app}     or  {config.env_prefix}_DO_NOT_TRACK=0\n"
         f"Nothing has been sent. {config.app} goes on in {PAUSE_S:.0f} seconds; Ctrl-C stops it.\n\n"
     )
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):  # there is no such stream, or nobody reads it
+        return False
     time.sleep(PAUSE_S)
+    return True

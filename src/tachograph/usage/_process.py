@@ -8,7 +8,18 @@ import sys
 
 from tachograph.ranks import group_rank, stated_rank
 
-__all__ = ["forget_run_id", "inherited_run_id", "is_main_process", "made_run_id", "new_id", "note_fork"]
+__all__ = [
+    "forget_run_id",
+    "inherited_run_id",
+    "is_id",
+    "is_main_process",
+    "is_of_multiprocessing",
+    "made_run_id",
+    "new_id",
+    "note_fork",
+    "note_told",
+    "was_told",
+]
 
 _ID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
@@ -35,7 +46,7 @@ def note_fork() -> None:
 def inherited_run_id(env_prefix: str) -> str | None:
     """Return the id that a process before this one gave the run, unless it is none."""
     given = os.environ.get(_variable(env_prefix), "")
-    return given if re.fullmatch(_ID, given) else None
+    return given if is_id(given) else None
 
 
 def made_run_id(env_prefix: str) -> str:
@@ -54,14 +65,40 @@ def new_id() -> str:
 def forget_run_id(env_prefix: str) -> None:
     """Tell it no more."""
     os.environ.pop(_variable(env_prefix), None)
+    os.environ.pop(_told(env_prefix), None)
+
+
+def was_told(env_prefix: str, app: str) -> bool:
+    """Tell whether the user was given the app's notice in this very run, by a process before this one."""
+    run_id = inherited_run_id(env_prefix)
+    return run_id is not None and os.environ.get(_told(env_prefix)) == f"{app}:{run_id}"
+
+
+def note_told(env_prefix: str, app: str, run_id: str) -> None:
+    """Let processes that are started from here know that the user was given notice."""
+    os.environ[_told(env_prefix)] = f"{app}:{run_id}"
+
+
+def is_id(text: str) -> bool:
+    """Tell whether a text is an id as we make them."""
+    return re.fullmatch(_ID, text) is not None
 
 
 def _variable(env_prefix: str) -> str:
     return f"{env_prefix}_USAGE_RUN_ID"
 
 
+def _told(env_prefix: str) -> str:
+    return f"{env_prefix}_USAGE_TOLD"
+
+
+def is_of_multiprocessing() -> bool:
+    """Tell whether this process was started by `multiprocessing`."""
+    parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", None)
+    return parent is not None and parent() is not None
+
+
 def _is_worker() -> bool:
     if os.getpid() != _home[0]:
         return True
-    workers = sys.modules.get("multiprocessing.process")
-    return workers is not None and workers.parent_process() is not None
+    return is_of_multiprocessing()

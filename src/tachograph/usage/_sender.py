@@ -1,21 +1,28 @@
-"""A thread that writes events down and sends them, and that nobody waits for longer than a moment."""
+"""Two threads between the program and the world: one writes events down, one sends what is written.
+
+Between them lie the files of the spool. So a receiver that hangs keeps nothing from the disk, a disk that hangs keeps
+nothing from the program, and what is sent is what a user can read.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
-from tachograph.guard import guard
 from tachograph.usage._endpoint import Endpoint, Event
+from tachograph.usage._quiet import quiet
 from tachograph.usage._spool import Spool, left_over, prune
 
 __all__ = ["Sender"]
 
 _MOST_QUEUED = 1_000
 _MOST_PER_BATCH = 100
+_WRITE_GATHER_S = 0.05
 _GATHER_S = 0.5
 _TIMEOUT_S = 10.0
 _FIRST_WAIT_S = 5.0
@@ -28,17 +35,29 @@ class Sender:
     Args:
         folder: where the app's events are kept.
         endpoint: where they are sent; None keeps them here.
+        mode: tells what the user wants now, who may have changed their mind.
+        checked: returns what may be sent of an event that was read from the disk, None for nothing.
     """
 
-    def __init__(self, folder: Path, endpoint: Endpoint | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        endpoint: Endpoint | None,
+        mode: Callable[[], str],
+        checked: Callable[[Event], Event | None],
+    ) -> None:
         self._folder = folder
         self._endpoint = endpoint
+        self._mode = mode
+        self._checked = checked
         self._queue: deque[Event] = deque()
         self._spool: Spool | None = None
-        self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
-        self._disk = threading.RLock()
+        self._threads: list[threading.Thread] = []
         self._is_closing = False
+        self._is_written = False
+        """Whether nothing more will be written."""
+        self._may_send = True
         self._retry_at_s = 0.0
         self._wait_s = _FIRST_WAIT_S
         self.num_lost = 0
@@ -50,108 +69,134 @@ class Sender:
                 self.num_lost += 1
                 return
             self._queue.append(event)
-            if self._thread is None:
+            if not self._threads:
                 self._start()
-            self._wake.notify()
+            self._wake.notify_all()
 
-    def close(self) -> None:
-        """Write down what is queued, and let the thread send it and end. What is left is sent another time."""
+    def close(self, *, may_send: bool = True) -> None:
+        """Let what is queued be written down and sent. What does not arrive is sent another time.
+
+        Args:
+            may_send: whether to try it now.
+        """
         with self._wake:
-            self._is_closing = True
-            self._wake.notify()
-        self._write()  # here and not in the thread, which may hang on the network
+            self._is_closing, self._may_send = True, may_send and self._may_send
+            self._wake.notify_all()
+            has_threads = any(thread.is_alive() for thread in self._threads)
+        if not has_threads and self._queue:
+            self._write()  # they could not be started, for the interpreter is ending
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread, for no longer than this."""
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    def abandon(self) -> None:
-        """Let go of the file in a child of `fork`: what is queued is the parent's to send."""
-        if self._spool is not None:
-            self._spool.close()
+        """Wait until that is done, for no longer than this."""
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(deadline_s - time.monotonic(), 0.0))
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="tachograph-usage", daemon=True)
+        targets = [self._write_all] if self._endpoint is None else [self._write_all, self._send_all]
+        self._threads = [threading.Thread(target=each, name="tachograph-usage", daemon=True) for each in targets]
         with contextlib.suppress(RuntimeError):  # the interpreter is ending; `close` writes down what there is
-            self._thread.start()
+            for thread in self._threads:
+                thread.start()
 
-    def _run(self) -> None:
-        with guard("sending usage telemetry"):
-            seen: Spool | None = None
-            while True:
-                is_last = self._wait()
+    # To the disk -----------------------------------------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        with quiet("writing usage telemetry"):
+            is_last = False
+            while not is_last:
+                with self._wake:
+                    self._wake.wait_for(lambda: self._queue or self._is_closing)
+                    self._wake.wait_for(lambda: self._is_closing, _WRITE_GATHER_S)
+                    is_last = self._is_closing
+                before = self._spool
                 self._write()
-                if not is_last:
-                    self._gather()
-                    self._write()
-                if self._spool is None:
-                    return  # it cannot be written, so that nobody could see what is sent
-                if self._endpoint is not None:
-                    self._deliver(self._spool, self._endpoint)
-                if is_last:
-                    return
-                if seen is not self._spool:
-                    seen = self._spool
-                    self._tidy(seen)
-                if seen.is_full:
-                    self._turn_over(seen)
-
-    def _tidy(self, own: Spool) -> None:
-        """Send what earlier files hold, and delete what is old."""
-        if self._endpoint is not None:
-            for spool in left_over(self._folder, own.path):
-                self._deliver(spool, self._endpoint)
-                if self._is_closing:
-                    return
-        prune(self._folder, own.path)
-
-    def _turn_over(self, full: Spool) -> None:
-        """Let go of a file that is full. What waits in it is sent when the next is begun."""
-        with self._disk:
-            self._spool = None
-            full.close()
-
-    def _wait(self) -> bool:
-        """Wait for something to do; tell whether it is the last."""
-        waits = self._endpoint is not None and self._spool is not None and self._spool.waits
-        most_s = max(self._retry_at_s - time.monotonic(), 0.0) if waits else None
+                if self._spool is not None and self._spool is not before:
+                    prune(self._folder, self._spool.path)
         with self._wake:
-            self._wake.wait_for(lambda: self._queue or self._is_closing, most_s)
-            return self._is_closing
-
-    def _gather(self) -> None:
-        """Let what comes together go together."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._is_closing, _GATHER_S)
+            self._is_written = True
+            self._spool = self._spool if self._endpoint is not None else None
+            self._wake.notify_all()
 
     def _write(self) -> None:
-        with self._disk:
-            events = [self._queue.popleft() for _ in range(len(self._queue))]
-            if not events:
-                return
-            self.num_lost += len(events)
-            with guard("writing usage telemetry"), contextlib.suppress(OSError):  # a disk may be full, or not ours
-                if self._spool is None:
-                    self._spool = Spool.begin(self._folder, may_send=self._endpoint is not None)
-                self._spool.append(events)
-                self.num_lost -= len(events)
+        events = [self._queue.popleft() for _ in range(len(self._queue))]
+        mode = self._mode() if events else "off"
+        if mode == "off":
+            return
+        self.num_lost += len(events)
+        with quiet("writing usage telemetry"), contextlib.suppress(OSError):  # a disk may be full, or not ours
+            spool = self._spool
+            if spool is not None and mode != "on":
+                spool.stay()
+            if spool is not None and not spool.may_be_sent:
+                self._may_send = False  # who took it back or deleted it meant what follows too
+            if spool is None or spool.is_full or spool.is_gone:
+                may_send = self._endpoint is not None and self._may_send and mode == "on"
+                spool = Spool.begin(self._folder, self._endpoint.name if self._endpoint and may_send else None)
+            spool.append(events)
+            self.num_lost -= len(events)
+            with self._wake:
+                self._spool = spool
+                self._wake.notify_all()
 
-    def _deliver(self, spool: Spool, endpoint: Endpoint) -> None:
+    # To the receiver -------------------------------------------------------------------------------------------------
+
+    def _send_all(self) -> None:
+        with quiet("sending usage telemetry"):
+            seen: Spool | None = None
+            is_last = False
+            while not is_last:
+                is_last = self._wait()
+                spool = self._spool
+                if spool is None or not self._may_send:
+                    continue
+                self._deliver(spool)
+                if seen is not spool:
+                    seen = spool
+                    self._deliver_left_over(spool)
+        self._spool = None
+
+    def _wait(self) -> bool:
+        """Wait until there is something to send and it may be; tell whether it is the last."""
+        while True:
+            spool = self._spool
+            pause_s = self._retry_at_s - time.monotonic() if spool is not None and spool.waits else None
+            with self._wake:
+                if self._is_written:
+                    return True
+                if pause_s is not None and pause_s <= 0:
+                    self._wake.wait_for(lambda: self._is_written, _GATHER_S)  # what comes together goes together
+                    return self._is_written
+                num_bytes = -1 if spool is None else spool.num_bytes
+                self._wake.wait_for(functools.partial(self._has_grown, spool, num_bytes), pause_s)
+
+    def _has_grown(self, spool: Spool | None, num_bytes: int) -> bool:
+        return self._is_written or self._spool is not spool or (spool is not None and spool.num_bytes != num_bytes)
+
+    def _deliver_left_over(self, own: Spool) -> None:
+        """Send what earlier processes, or files of this one, left."""
+        if self._endpoint is not None:
+            for spool in left_over(self._folder, own.path, self._endpoint.name):
+                self._deliver(spool)
+
+    def _deliver(self, spool: Spool) -> None:
         """Send what waits in a file; leave it there if it does not arrive but may another time."""
         from tachograph.posting import DeliveryError
 
-        while spool.waits and time.monotonic() >= self._retry_at_s:
-            events, end = spool.waiting(_MOST_PER_BATCH)
-            try:
-                if events:
-                    endpoint.send(events, _TIMEOUT_S)
-            except DeliveryError as error:
-                if error.may_retry:
-                    self._retry_at_s = time.monotonic() + (self._wait_s if error.wait_s is None else error.wait_s)
-                    self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
-                    return
-                self.num_lost += len(events)  # refused for good: it would be the next time too
-            else:
-                self._wait_s = _FIRST_WAIT_S
-            spool.sent(end)
+        while spool.waits and time.monotonic() >= self._retry_at_s and self._may_send and self._mode() == "on":
+            read, end = spool.waiting(_MOST_PER_BATCH)
+            events = [event for event in map(self._checked, read) if event is not None]
+            is_refused = True
+            with quiet("sending usage telemetry"):
+                try:
+                    if events and self._endpoint is not None:
+                        self._endpoint.send(events, _TIMEOUT_S)
+                    self._wait_s, is_refused = _FIRST_WAIT_S, False
+                except DeliveryError as error:
+                    if error.may_retry:
+                        self._retry_at_s = time.monotonic() + max(self._wait_s, error.wait_s or 0.0)
+                        self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
+                        return
+            self.num_lost += len(events) if is_refused else 0
+            spool.done(end, is_refused=is_refused)

@@ -1,12 +1,14 @@
-"""Events on disk: a file of JSON lines per process, which is the queue, the record for the user, and what is deleted.
+"""Events on disk: files of JSON lines, which are the queue, the record for the user, and what is deleted.
 
-The name of a file says whether its events may be sent (`.on.jsonl`) or stay here (`.local.jsonl`). Beside it, `.sent`
-holds how many of its bytes arrived. Taking back consent is a change of names.
+The name of a file says whether its events may be sent (`.on.jsonl`) or stay here (`.local.jsonl`), and for which
+receiver they were written. Beside it, `.sent` says how many of its bytes are done with, and which were refused. Taking
+back consent is a change of names.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tachograph.usage._endpoint import Event
-from tachograph.usage._folder import make_private
+from tachograph.usage._folder import make_private, read_own
 
 __all__ = ["Kept", "Spool", "delete_events", "keep_here", "kept_events", "left_over", "prune"]
 
@@ -24,69 +26,111 @@ _MOST_BYTES = 16 << 20
 _MOST_FILES = 200
 _LONGEST_KEPT_S = 30 * 86_400.0
 _LONGEST_WAIT_S = 14 * 86_400.0
+_MAY_BE_SENT, _STAYS = ".on.jsonl", ".local.jsonl"
 
 
 class Spool:
-    """The file of one process. Held while it is open, so that nobody else sends what is in it.
+    """A file of one process. Held while it is open, so that nobody else sends what is in it.
 
     Args:
         path: the file.
+        is_new: whether it is to be made.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
         self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise
-        self.num_bytes = os.fstat(self._file).st_size
-        self.num_sent_bytes = _sent(path)
+        self._file = -1
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if is_new else 0)
+        self._file = os.open(path, flags, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        about = os.fstat(self._file)
+        if about.st_uid != os.geteuid():
+            raise PermissionError(f"{path} is not this user's")
+        self.num_bytes = about.st_size
+        self._marks = _marks(path)
 
     @classmethod
-    def begin(cls, folder: Path, *, may_send: bool) -> Spool:
-        """Begin a file."""
+    def begin(cls, folder: Path, receiver: str | None) -> Spool:
+        """Begin a file.
+
+        Args:
+            folder: of the app.
+            receiver: who may be sent it; None keeps it here.
+        """
         make_private(folder)
         now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%fZ")  # their names are their order
-        return cls(folder / f"{now}-{os.urandom(4).hex()}.{'on' if may_send else 'local'}.jsonl")
+        ending = _STAYS if receiver is None else f"-{_tag(receiver)}{_MAY_BE_SENT}"
+        return cls(folder / f"{now}-{os.urandom(4).hex()}{ending}", is_new=True)
 
     def append(self, events: list[Event]) -> None:
-        """Write events at the end."""
+        """Write events at the end, all or none.
+
+        Raises:
+            OSError: if that cannot be.
+        """
         import json
 
-        lines = [json.dumps(event, allow_nan=False, separators=(",", ":")).encode() + b"\n" for event in events]
-        self.num_bytes += os.write(self._file, b"".join(lines))
+        data = b"".join(json.dumps(event, allow_nan=False, separators=(",", ":")).encode() + b"\n" for event in events)
+        try:
+            written = os.write(self._file, data)
+            if written < len(data):
+                raise OSError(f"{written} of {len(data)} bytes were written")
+        except OSError:
+            os.ftruncate(self._file, self.num_bytes)
+            raise
+        self.num_bytes += len(data)
 
     @property
     def is_full(self) -> bool:
         """Whether it is time for another."""
         return self.num_bytes >= _MOST_BYTES_PER_FILE
 
-    def waiting(self, most: int) -> tuple[list[Event], int]:
-        """Return the next events that were not sent, and where they end. What is torn counts as sent."""
-        num_bytes = min(self.num_bytes - self.num_sent_bytes, _MOST_BYTES_PER_FILE)
-        lines = os.pread(self._file, num_bytes, self.num_sent_bytes).splitlines(keepends=True)[:most]
-        if not lines:
-            self.num_bytes = self.num_sent_bytes  # somebody has cut it off
-        elif len(lines) > 1 and not lines[-1].endswith(b"\n"):
-            lines.pop()
-        return [event for line in lines if (event := _event(line))], self.num_sent_bytes + sum(map(len, lines))
+    @property
+    def may_be_sent(self) -> bool:
+        """Whether it may, and the user has neither taken that back nor deleted it."""
+        return _may_send(self.path) and self.path.exists()
 
-    def sent(self, num_bytes: int) -> None:
-        """Remember that all up to here arrived."""
-        self.num_sent_bytes = num_bytes
-        if self.path.exists():
-            _mark(self.path).write_text(str(num_bytes), encoding="ascii")
+    @property
+    def is_gone(self) -> bool:
+        """Whether the user has deleted it, and not only said that it stays here."""
+        return not self.path.exists() and not _as_local(self.path).exists()
 
     @property
     def waits(self) -> bool:
-        """Whether there is something to send, and the user has neither changed their mind nor deleted it."""
-        return self.num_sent_bytes < self.num_bytes and _may_send(self.path) and self.path.exists()
+        """Whether there is something to send."""
+        return self._marks.done < self.num_bytes and self.may_be_sent
 
-    def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._file)
+    def stay(self) -> None:
+        """Make what waits in it stay here for good."""
+        _keep(self.path)
+
+    def waiting(self, most: int) -> tuple[list[Event], int]:
+        """Return the next events that are not done with, and where they end. What is torn is passed over."""
+        begin = self._marks.done
+        data = os.pread(self._file, min(self.num_bytes - begin, _MOST_BYTES_PER_FILE), begin)
+        lines = data.splitlines(keepends=True)[:most]
+        if not lines:
+            self.num_bytes = begin  # somebody has cut it off
+        elif len(lines) > 1 and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        return [event for line in lines if (event := _event(line))], begin + sum(map(len, lines))
+
+    def done(self, end: int, *, is_refused: bool = False) -> None:
+        """Remember that all up to here arrived, or was refused for good."""
+        import json
+
+        refused = [*self._marks.refused, (self._marks.done, end)] if is_refused else self._marks.refused
+        self._marks = _Marks(end, refused[-100:])
+        path = self.path if self.path.exists() else _as_local(self.path)
+        if path.exists():
+            descriptor = os.open(_mark_of(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(descriptor, "w", encoding="ascii") as file:
+                json.dump({"done": end, "refused": self._marks.refused}, file)
+
+    def __del__(self) -> None:
+        # Whoever uses it holds it: a thread that reads never finds that another has closed the file.
+        if self._file >= 0:
+            os.close(self._file)
 
 
 class Kept(NamedTuple):
@@ -94,54 +138,66 @@ class Kept(NamedTuple):
 
     event: Event
     state: str
-    """``sent``, ``waiting`` or ``local``."""
+    """``sent``, ``refused``, ``waiting`` or ``local``."""
+
+
+class _Marks(NamedTuple):
+    done: int
+    refused: list[tuple[int, int]]
 
 
 def kept_events(folder: Path) -> Iterator[Kept]:
     """Return all events of an app, oldest first."""
     for path in _files(folder):
-        num_sent_bytes, position = _sent(path), 0
+        marks, position = _marks(path), 0
+        waits = "waiting" if _may_send(path) else "local"
         try:
-            lines = path.read_bytes().splitlines(keepends=True)
+            lines = read_own(path).splitlines(keepends=True)
         except OSError:
             continue  # deleted just now, or not ours
         for line in lines:
             position += len(line)
             event = _event(line)
             if event:
-                waits = "waiting" if _may_send(path) else "local"
-                yield Kept(event, "sent" if position <= num_sent_bytes else waits)
+                is_refused = any(begin < position <= end for begin, end in marks.refused)
+                state = "refused" if is_refused else "sent" if position <= marks.done else waits
+                yield Kept(event, state)
 
 
 def keep_here(folder: Path) -> None:
     """Make what waits in the files of an app stay here for good."""
     for path in _files(folder):
         if _may_send(path):
-            renamed = path.with_name(path.name.replace(".on.jsonl", ".local.jsonl"))
-            if _mark(path).exists():
-                _mark(path).rename(_mark(renamed))
-            path.rename(renamed)
+            _keep(path)
 
 
-def left_over(folder: Path, own: Path) -> Iterator[Spool]:
-    """Open, one after the other, the files in which processes that are gone left something to send."""
+def _keep(path: Path) -> None:
+    renamed = _as_local(path)
+    try:
+        if _mark_of(path).exists():
+            _mark_of(path).rename(_mark_of(renamed))
+        path.rename(renamed)
+    except OSError:
+        return  # it was deleted just now, or is not ours
+
+
+def left_over(folder: Path, own: Path, receiver: str) -> Iterator[Spool]:
+    """Open, one after the other, the files in which processes that are gone left something for the same receiver."""
     for path in _files(folder):
+        if path == own or not path.name.endswith(f"-{_tag(receiver)}{_MAY_BE_SENT}"):
+            continue
         try:
             about = path.stat()
-            is_due = about.st_size > _sent(path) and time.time() - about.st_mtime < _LONGEST_WAIT_S
-            if path == own or not _may_send(path) or not is_due:
+            if about.st_size <= _marks(path).done or time.time() - about.st_mtime > _LONGEST_WAIT_S:
                 continue
             spool = Spool(path)
         except OSError:
             continue  # its process still runs, or it was deleted just now
-        try:
-            yield spool
-        finally:
-            spool.close()
+        yield spool
 
 
 def prune(folder: Path, own: Path) -> None:
-    """Delete what is old, and the oldest of too much."""
+    """Delete what is old, and the oldest of too much, unless its process still runs."""
     num_bytes = 0
     for number, path in enumerate(path for path in reversed(_files(folder)) if path != own):
         try:
@@ -149,8 +205,9 @@ def prune(folder: Path, own: Path) -> None:
             num_bytes += about.st_size
             is_too_much = number >= _MOST_FILES or num_bytes > _MOST_BYTES
             if is_too_much or time.time() - about.st_mtime > _LONGEST_KEPT_S:
-                path.unlink()
-                _mark(path).unlink(missing_ok=True)
+                held = Spool(path)
+                _delete(path)
+                del held
         except OSError:
             continue
 
@@ -158,40 +215,59 @@ def prune(folder: Path, own: Path) -> None:
 def delete_events(folder: Path) -> None:
     """Delete what an app kept."""
     for path in _files(folder):
-        path.unlink(missing_ok=True)
-        _mark(path).unlink(missing_ok=True)
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    _mark_of(path).unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> list[Path]:
     try:
-        return sorted(path for path in folder.iterdir() if path.name.endswith((".on.jsonl", ".local.jsonl")))
+        return sorted(path for path in folder.iterdir() if path.name.endswith((_MAY_BE_SENT, _STAYS)))
     except OSError:
         return []
 
 
+def _tag(receiver: str) -> str:
+    """Return a short name for a receiver, that can be in the name of a file."""
+    return hashlib.sha256(receiver.encode()).hexdigest()[:8]
+
+
 def _may_send(path: Path) -> bool:
-    return path.name.endswith(".on.jsonl")
+    return path.name.endswith(_MAY_BE_SENT)
 
 
-def _mark(path: Path) -> Path:
+def _as_local(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(_MAY_BE_SENT).removesuffix(_STAYS) + _STAYS)
+
+
+def _mark_of(path: Path) -> Path:
     return path.with_suffix(".sent")
 
 
-def _sent(path: Path) -> int:
+def _marks(path: Path) -> _Marks:
+    import json
+
     try:
-        text = _mark(path).read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return 0
-    return int(text) if text.isdecimal() else 0
+        values = json.loads(read_own(_mark_of(path)))
+        refused = [(int(begin), int(end)) for begin, end in values["refused"]]
+        return _Marks(int(values["done"]), refused)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return _Marks(0, [])
 
 
 def _event(line: bytes) -> dict[str, Any]:
     """Return the event of a line, empty if it is torn or none."""
     import json
 
+    def refuse(_text: str) -> None:
+        raise ValueError("no number of JSON")
+
     try:
-        event = json.loads(line)
-    except ValueError:
+        event = json.loads(line, parse_constant=refuse)
+    except (ValueError, RecursionError):
         return {}
     wanted = {"uuid": str, "event": str, "timestamp": str, "run_id": str, "app": str, "properties": dict}
     is_event = isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in wanted.items())

@@ -6,8 +6,8 @@ import os
 import sys
 from typing import Any
 
-from tachograph.guard import guard
 from tachograph.nvml import GpuProbe
+from tachograph.usage._quiet import quiet
 from tachograph.usage._schemas import PACKAGES
 
 __all__ = ["system_info"]
@@ -24,24 +24,24 @@ def system_info() -> dict[str, Any]:
         "num_cpus": os.cpu_count(),
         "packages": _versions(),
     }
-    with guard("asking for the size of memory"):
+    with quiet("asking for the size of memory"):
         import psutil
 
         facts["memory"] = psutil.virtual_memory().total
-    with guard("looking for accelerators"):
+    with quiet("looking for accelerators"):
         kind, devices = _accelerators()
         facts |= {"accelerator": kind, "num_accelerators": len(devices), "accelerators": devices}
     return facts
 
 
 def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import version
 
     versions = {}
     for name in PACKAGES:
         try:
             versions[name] = version(name)
-        except (PackageNotFoundError, OSError):
+        except Exception:  # noqa: BLE001, S112 - not installed, or by somebody who broke its metadata
             continue
     return versions
 

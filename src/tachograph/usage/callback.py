@@ -120,7 +120,7 @@ class TelemetryCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Training is over."""
-        tracker = self._watching()
+        tracker = self._tracker
         self._tracker = None
         if tracker is None:
             return
@@ -144,7 +144,7 @@ class TelemetryCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """An epoch begins, or training goes on in the midst of one."""
-        tracker = self._watching()
+        tracker = self._tracker
         if tracker is None:
             return
         done = state.epoch or 0.0
@@ -164,7 +164,7 @@ class TelemetryCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """An epoch is done, or training stops in the midst of one."""
-        tracker = self._watching()
+        tracker = self._tracker
         if tracker is None or self._epoch is None:
             return
         if (state.epoch or 0.0) >= self._epoch + 1 - _ALMOST:
@@ -173,7 +173,7 @@ class TelemetryCallback(TrainerCallback):
     @_guarded
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A step is done; logging, evaluation and saving follow."""
-        tracker = self._watching()
+        tracker = self._tracker
         if tracker is None:
             return
         tracker.update_step(state.global_step)
@@ -214,7 +214,7 @@ class TelemetryCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """A batch was evaluated, which may need more memory than one that is trained with."""
-        tracker = self._watching()
+        tracker = self._tracker
         if tracker is not None:
             tracker.update_gpu_memory_metrics(_PAUSE_S)
 
@@ -228,7 +228,7 @@ class TelemetryCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """The trainer logs: a step, what an evaluation found, or what all of training came to."""
-        if self._watching() is None or not logs:
+        if self._tracker is None or not logs:
             return
         for name, ours in _METRICS.items():
             value = _number(logs.get(name))
@@ -239,9 +239,6 @@ class TelemetryCallback(TrainerCallback):
             self._train_loss = train_loss
 
     # What all of them use ------------------------------------------------------------------------------------------
-
-    def _watching(self) -> RuntimeMetricsTracker | None:
-        return self._tracker if self._manager.enabled else None
 
     def _send(self, event: str, **properties: Any) -> None:
         """Send what is known: None, and a group or list with nothing in it, is left out."""

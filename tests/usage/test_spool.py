@@ -1,0 +1,394 @@
+"""Events on disk: the queue, the record for the user, and what they may edit, take back or delete at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import stat
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tachograph.guard import guard
+from tachograph.usage import ListOf, Measure, OtlpLogs, TelemetryManager, _spool
+from tachograph.usage._spool import keep_here
+from tests.conftest import wait_for
+from tests.usage.conftest import Absent, Receiver, Reply, spooled, wait_until_sent
+from tests.usage.test_transport import PROGRAM, Configure, Start, epochs, finish, ready
+
+
+def files(usage_dir: Path) -> list[Path]:
+    return sorted((usage_dir / "greyjacket").glob("*.jsonl"))
+
+
+def event(number: int, **changes: object) -> bytes:
+    """Return a line as a process that is gone could have left it."""
+    values = {
+        "uuid": f"00000000-0000-4000-8000-{number:012}", "event": "train-start", "app": "greyjacket",
+        "timestamp": "2026-11-15T18:00:00Z", "run_id": "00000000-0000-4000-8000-000000000000",
+        "properties": {"num_epochs": number},
+    }  # fmt: skip
+    return json.dumps({**values, **changes}).encode() + b"\n"
+
+
+# What lies there ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_is_what_was_sent(configure: Configure, receiver: Receiver, usage_dir: Path) -> None:
+    manager = configure(version="1.4.0")
+    manager.send_config({"anything": 1})
+    manager.send_event("train-progress", {"step": 512, "metrics": {"loss": float("nan")}})
+    sent = receiver.wait_for_events(3)
+    kept = spooled(usage_dir)
+    assert [event["event"] for event in kept] == ["config-loaded", "system-info", "train-progress"]
+    for ours, theirs in zip(kept, sent, strict=True):
+        assert set(ours) == {"uuid", "event", "timestamp", "run_id", "app", "app_version", "properties"}
+        about = {name: theirs["properties"].pop(name) for name in list(theirs["properties"]) if name[0] == "$"}
+        assert set(about) == {"$lib", "$lib_version", "$process_person_profile", "$geoip_disable", "$ip"}
+        assert theirs == {
+            "event": ours["event"], "uuid": ours["uuid"], "timestamp": ours["timestamp"], "distinct_id": ours["run_id"],
+            "properties": {**ours["properties"], "app": ours["app"], "app_version": ours["app_version"]},
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", ["on", "local"])
+def test_only_the_owner_reads_any_of_it(configure: Configure, receiver: Receiver, usage_dir: Path, choice: str) -> None:
+    before = os.umask(0o022)
+    try:
+        configure(choice=choice).send_event("train-start")
+        if choice == "on":
+            wait_until_sent(usage_dir)
+        wait_for(lambda: spooled(usage_dir))
+    finally:
+        os.umask(before)
+    modes = {
+        str(path.relative_to(usage_dir)): oct(stat.S_IMODE(path.stat().st_mode))
+        for path in [usage_dir, *usage_dir.rglob("*")]
+    }
+    assert len(modes) >= 4
+    wrong = {name: mode for name, mode in modes.items() if mode != (oct(0o600) if "." in name[1:] else oct(0o700))}
+    assert wrong == {}
+
+
+def test_what_is_recorded_here_alone_is_never_sent(
+    configure: Configure, receiver: Receiver, script: Start, usage_dir: Path
+) -> None:
+    finish(ready(script(PROGRAM, receiver.address, "local", 3)))
+    assert len(spooled(usage_dir)) == 3
+    configure().send_event("train-start", {"num_epochs": 77})
+    receiver.wait(1)
+    wait_until_sent(usage_dir)
+    time.sleep(0.3)
+    assert epochs(receiver) == [77]
+
+
+# Full --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_flood_blocks_nobody_and_every_loss_is_counted(
+    configure: Configure, receiver: Receiver, usage_dir: Path
+) -> None:
+    receiver.reply(Reply(is_silent=True))
+    manager = configure()
+    manager.send_event("train-start")
+    receiver.wait(1)  # and now it hangs
+    memory_bytes, slowest_s = psutil.Process().memory_info().rss, 0.0
+    for number in range(5000):
+        began_s = time.thread_time()
+        manager.send_event("train-start", {"max_steps": number})
+        slowest_s = max(slowest_s, time.thread_time() - began_s)
+    assert slowest_s < 0.1
+    assert psutil.Process().memory_info().rss - memory_bytes < 20 << 20
+    assert manager._sender is not None
+    assert len(manager._sender._queue) <= 1000
+    num_lost = manager.num_lost
+    assert 1 <= num_lost <= 4001
+    began_s = time.monotonic()
+    manager.shutdown(timeout_s=0.1)
+    assert time.monotonic() - began_s < 2
+    assert len(spooled(usage_dir)) + num_lost == 5001
+
+
+def test_what_is_told_while_the_network_hangs_is_soon_on_disk(
+    receiver: Receiver, script: Start, usage_dir: Path
+) -> None:
+    """Else a process that is killed, which is what happens to those that hang, has told nothing."""
+    source = PROGRAM.replace(
+        "sys.stdin.read()", "sys.stdin.readline()\nmanager.send_event('train-end')\nsys.stdin.read()"
+    )
+    receiver.reply(Reply(is_silent=True))
+    program = ready(script(source, receiver.address, "on", 1))
+    receiver.wait(1)
+    assert program.process.stdin is not None
+    program.process.stdin.write("go on\n")
+    program.process.stdin.flush()
+    wait_for(lambda: len(spooled(usage_dir)) == 2, 3, "the second event in the file")
+
+
+def test_a_disk_that_is_full_in_the_midst_of_a_line_is_counted(script: Start, usage_dir: Path) -> None:
+    source = """
+    import resource, time
+    from tachograph.usage import ListOf, Measure, OtlpLogs, TelemetryManager, UsageConfig
+    events = {"probed": {"values": ListOf("Values.", Measure("One."), 500)}}
+    manager = TelemetryManager.configure(UsageConfig(app="greyjacket", events=events))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # which falls into the third line
+    for number in range(4):
+        manager.send_event("probed", {"values": [1.5] * 500})
+    time.sleep(1)
+    print(manager.num_lost)
+    """
+    code, out, _err = script(source).wait()
+    assert code == 0
+    [path] = files(usage_dir)
+    whole = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    assert len(whole) + int(out) == 4
+
+
+@pytest.mark.swallows
+def test_where_nothing_can_be_written_nothing_is_sent(
+    configure: Configure, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
+    monkeypatch.setenv("TACHO_USAGE_DIR", str(tmp_path / "file" / "usage"))
+    manager = configure()
+    for _ in range(3):
+        manager.send_event("train-start")
+    wait_for(lambda: manager.num_lost == 3, what="the count")
+    manager.send_event("train-end")
+    manager.shutdown(timeout_s=2)
+    assert receiver.requests == []
+    assert (tmp_path / "file").read_text("utf-8") == "no folder"
+    assert {place for place, _ in guard.faults} <= {
+        "writing usage telemetry", "telling that an app has usage telemetry",
+    }  # fmt: skip
+
+
+# Changed minds -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["kept here", "deleted"])
+def test_who_takes_consent_back_is_heard_at_once(
+    configure: Configure, receiver: Receiver, usage_dir: Path, how: str
+) -> None:
+    receiver.reply(Reply(429, {"Retry-After": "1"}), Reply())
+    manager = configure()
+    manager.send_event("train-start", {"num_epochs": 1})
+    receiver.wait(1)
+    if how == "kept here":
+        keep_here(usage_dir / "greyjacket")
+    else:
+        shutil.rmtree(usage_dir)
+    manager.send_event("train-start", {"num_epochs": 2})
+    time.sleep(2)  # twice as long as it was asked to wait
+    manager.shutdown(timeout_s=1)
+    assert len(receiver.requests) == 1, "it was sent again"
+    if how == "kept here":
+        assert [event["properties"]["num_epochs"] for event in spooled(usage_dir)] == [1, 2]
+        assert [path.name.split(".", 1)[1] for path in files(usage_dir)] == ["local.jsonl"]
+    else:  # who deletes what was recorded wants no more of it to be sent, and can see what goes on
+        assert [event["properties"]["num_epochs"] for event in spooled(usage_dir)] == [2]
+        assert [path.name.split(".", 1)[1] for path in files(usage_dir)] == ["local.jsonl"]
+
+
+@pytest.mark.parametrize("how", ["kept here", "deleted"])
+def test_who_took_consent_back_is_not_forgotten_with_the_next_file(
+    configure: Configure, receiver: Receiver, usage_dir: Path, how: str
+) -> None:
+    """A file that is full is followed by another, which must not begin where consent stood at the start."""
+    manager = configure(events={"probed": {"values": ListOf("Values.", Measure("One."), 4000)}})
+    manager.send_event("train-start", {"num_epochs": 1})
+    receiver.wait_for_events(1)
+    wait_until_sent(usage_dir)
+    if how == "kept here":
+        keep_here(usage_dir / "greyjacket")
+    else:
+        shutil.rmtree(usage_dir)
+    for _ in range(2):
+        for _ in range(80):  # of 16 kB each, which is more than a file holds
+            manager.send_event("probed", {"values": [1.5] * 4000})
+        time.sleep(0.8)
+    manager.send_event("train-start", {"num_epochs": 2})
+    manager.shutdown(timeout_s=5)
+    assert len(receiver.events()) == 1
+    assert [path.name for path in files(usage_dir) if ".on." in path.name] == []
+
+
+def test_what_was_kept_here_stays_here(configure: Configure, absent: Absent, script: Start, usage_dir: Path) -> None:
+    finish(ready(script(PROGRAM, absent.address, "on", 3)))
+    keep_here(usage_dir / "greyjacket")
+    receiver = absent.comes()
+    configure(endpoint=receiver.address).send_event("train-start", {"num_epochs": 77})
+    receiver.wait(1)
+    time.sleep(0.3)
+    assert epochs(receiver) == [77]
+    assert len(spooled(usage_dir)) == 4
+
+
+def test_a_file_that_was_emptied_is_no_riddle(configure: Configure, receiver: Receiver, usage_dir: Path) -> None:
+    """It is a plain file of the user's. Who empties it must not get a process that spins."""
+    receiver.reply(Reply(429, {"Retry-After": "0.2"}), Reply())
+    manager = configure()
+    manager.send_event("train-start", {"num_epochs": 1})
+    receiver.wait(1)
+    [path] = files(usage_dir)
+    os.truncate(path, 0)
+    busiest_s = 0.0
+    for _ in range(4):
+        began_s = time.process_time()
+        time.sleep(0.4)
+        busiest_s = max(busiest_s, time.process_time() - began_s)
+    path.unlink()  # which ends a spin, so that other tests do not suffer from it
+    assert busiest_s < 0.15, "a thread spins"
+    assert len(receiver.requests) == 1
+    assert manager.num_lost == 0
+
+
+# Whose file ----------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_sends_what_another_process_is_writing_until_it_is_gone(
+    absent: Absent, script: Start, usage_dir: Path
+) -> None:
+    alive = ready(script(PROGRAM, absent.address, "on", 3))
+    wait_for(lambda: len(spooled(usage_dir)) == 3)
+    time.sleep(1)  # it has tried, and waits before it tries again
+    receiver = absent.comes()
+    other = ready(script(PROGRAM, receiver.address, "on", 1))
+    receiver.wait(1)
+    time.sleep(0.3)
+    finish(other)
+    assert len(receiver.events()) == 1
+    alive.process.send_signal(signal.SIGKILL)
+    alive.process.wait()
+    later = ready(script(PROGRAM, receiver.address, "on", 1))
+    receiver.wait_for_events(5)
+    finish(later)
+    assert sorted(epochs(receiver)) == [0, 0, 0, 1, 2]
+
+
+def test_a_process_that_is_killed_leaves_what_others_can_read_and_send(
+    receiver: Receiver, script: Start, usage_dir: Path
+) -> None:
+    source = PROGRAM.replace(
+        "sys.stdin.read()", "import time\nwhile True: manager.send_event('train-end'); time.sleep(0.001)"
+    )
+    receiver.reply(Reply(), Reply(500))
+    program = ready(script(source, receiver.address, "on", 50))
+    receiver.wait(2)
+    program.process.send_signal(signal.SIGKILL)
+    assert program.wait()[0] == -signal.SIGKILL
+    [path] = files(usage_dir)
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    kept = {json.loads(line)["uuid"] for line in whole.splitlines()}
+    assert len(kept) > 100
+    first = {event["uuid"] for event in receiver.requests[0].json()["batch"]}
+    del receiver.requests[1:]
+    receiver.reply(Reply())
+    later = ready(script(PROGRAM, receiver.address, "on", 1))
+    receiver.wait_for_events(len(kept) + 1)
+    finish(later)
+    arrived = [event["uuid"] for event in receiver.events()]
+    assert len(arrived) == len(set(arrived)) == len(kept) + 1, "what the mark says arrived is not sent again"
+    assert first < kept < set(arrived)
+
+
+def test_a_file_that_still_grows_is_not_pruned(
+    receiver: Receiver, script: Start, usage_dir: Path, configure: Configure
+) -> None:
+    """A training of weeks beside many short runs: it is the oldest file, and yet nobody's to delete."""
+    source = PROGRAM.replace(
+        "sys.stdin.read()", "sys.stdin.readline()\nmanager.send_event('train-end')\nsys.stdin.read()"
+    )
+    training = ready(script(source, receiver.address, "on", 1))
+    receiver.wait_for_events(1)
+    wait_until_sent(usage_dir)
+    [path] = files(usage_dir)
+    for number in range(250):
+        (path.parent / f"29991231T235959Z-{number:08x}.local.jsonl").write_bytes(event(number))
+    configure().send_event("train-start")
+    receiver.wait_for_events(2)
+    assert training.process.stdin is not None
+    training.process.stdin.write("go on\n")
+    training.process.stdin.flush()
+    receiver.wait_for_events(3, 5)
+    assert "train-end" in {event["event"] for event in receiver.events()}
+    assert path.exists()
+    assert len(files(usage_dir)) <= 202
+
+
+# Lines that are none -----------------------------------------------------------------------------------------------
+
+BROKEN = {
+    "torn": event(7)[:60],
+    "torn in a character": '{"uuid": "ü'.encode()[:-1],
+    "empty": b"\n\n",
+    "binary": bytes(range(256)) + b"\n",
+    "other JSON": b'[1, 2]\nnull\n"x"\n{}\n{"uuid": 1, "event": 2}\n',
+    "not a number": event(7, properties={"loss": float("nan")}),
+    "too deep": b"[" * 100_000 + b"]" * 100_000 + b"\n",
+    "no time": event(7, timestamp="yesterday"),
+    "odd version": event(7, app_version={}),
+}
+
+
+@pytest.mark.swallows
+@pytest.mark.parametrize("kind", ["PostHog", "OtlpLogs"])
+def test_a_line_that_is_broken_costs_itself_and_nothing_more(
+    configure: Configure, receiver: Receiver, usage_dir: Path, kind: str
+) -> None:
+    manager = configure(endpoint=OtlpLogs(receiver.address) if kind == "OtlpLogs" else receiver.address)
+    folder = usage_dir / "greyjacket"
+    receiver_tag = _spool._tag(manager.config.receiver.name)
+    wanted: dict[str, str] = {}
+    for number, (name, line) in enumerate(BROKEN.items()):
+        before, after = 100 + number, 200 + number
+        path = folder / f"20261115T180000Z-{number:08x}-{receiver_tag}.on.jsonl"
+        path.write_bytes(event(before) + line + (event(after) if line.endswith(b"\n") else b""))
+        wanted[f"4000-8000-{before:012}"] = f"before {name}"
+        if line.endswith(b"\n"):
+            wanted[f"4000-8000-{after:012}"] = f"after {name}"
+    manager.send_event("train-start")
+
+    def missing() -> list[str]:
+        return [name for uuid, name in wanted.items() if uuid.encode() not in receiver.raw]
+
+    with contextlib.suppress(AssertionError):
+        wait_for(lambda: not missing(), 5)
+    receiver.problems.clear()
+    assert (missing(), guard.faults) == ([], [])
+    manager.send_event("train-end")
+    wait_for(lambda: b"train-end" in receiver.raw, 5, "the process's own events after it")
+    assert {uuid: receiver.raw.count(uuid.encode()) for uuid in wanted} == dict.fromkeys(wanted, 1)
+    assert guard.faults == []
+    receiver.problems.clear()  # PostHog takes a time that is none for now
+
+
+def test_large_events_are_not_torn_on_their_way(configure: Configure, receiver: Receiver, usage_dir: Path) -> None:
+    fields = {"values": ListOf("Values.", Measure("One."), 4000)}
+    manager = configure(events={"probed": fields}, choice="on")
+    for _ in range(80):  # of 16 kB each
+        manager.send_event("probed", {"values": [1.5] * 4000})
+    assert wait_for(lambda: len(spooled(usage_dir)) == 80)
+    kept = {event["uuid"] for event in spooled(usage_dir)}
+    wait_until_sent(usage_dir)
+    arrived = {event["uuid"] for event in receiver.events()}
+    assert len(arrived) + manager.num_lost == 80
+    assert kept == arrived
+
+
+def test_a_process_that_is_reset_lets_go_of_its_file(
+    configure: Configure, receiver: Receiver, refusing: str, usage_dir: Path
+) -> None:
+    def num_open() -> int:
+        return sum(str(usage_dir) in file.path for file in psutil.Process().open_files())
+
+    for _ in range(3):
+        configure(endpoint=refusing).send_event("train-start")
+        TelemetryManager.reset()
+    wait_for(lambda: len(spooled(usage_dir)) == 3)
+    wait_for(lambda: num_open() == 0, 3, "the end of the open files")

@@ -1,0 +1,371 @@
+"""What goes over the wire, and what becomes of it when the wire, or who listens at its end, is at fault."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import stat
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import posthog
+import pytest
+from google.protobuf.json_format import Parse
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from tachograph.usage import Choice, Count, JsonLines, ListOf, Measure, OtlpLogs, TelemetryManager
+from tests.conftest import Script, wait_for
+from tests.usage.conftest import Absent, Receiver, Reply, spooled, wait_until_sent
+
+Configure = Callable[..., TelemetryManager]
+Start = Callable[..., Script]
+
+PROGRAM = """
+import sys
+from tachograph.usage import JsonLines, TelemetryManager, UsageConfig
+address, choice, num_events = sys.argv[1], sys.argv[2], int(sys.argv[3])
+endpoint = {"endpoint": address, "api_key": "phc_greyjacket"} if "//" in address else {"endpoint": JsonLines(address)}
+manager = TelemetryManager.configure(UsageConfig(app="greyjacket", consent="opt-out", **endpoint), choice=choice)
+for number in range(num_events):
+    manager.send_event("train-start", {"num_epochs": number % 90})
+print("ready", flush=True)
+sys.stdin.read()
+"""
+"""Sends some events and goes on until its input ends."""
+
+
+def finish(program: Script) -> None:
+    assert program.process.stdin is not None
+    program.process.stdin.close()
+    program.process.stdin = None
+    code, _out, err = program.wait()
+    assert (code, err) == (0, "")
+
+
+def ready(program: Script) -> Script:
+    assert program.process.stdout is not None
+    assert program.process.stdout.readline() == "ready\n"
+    return program
+
+
+def epochs(receiver: Receiver) -> list[float]:
+    return [event["properties"]["num_epochs"] for event in receiver.events()]
+
+
+# PostHog -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_has_the_shape_that_posthog_takes(configure: Configure, receiver: Receiver) -> None:
+    manager = configure(version="1.4.0")
+    manager.send_event("train-start", {"max_steps": 512, "resumed": False, "num_epochs": math.inf})
+    manager.send_event("train-end")
+    start, end = receiver.wait_for_events(2)
+    assert [start["event"], end["event"]] == ["train-start", "train-end"]
+    assert start["distinct_id"] == end["distinct_id"] == manager.run_id
+    assert start["uuid"] != end["uuid"]
+    about = {name: start["properties"].pop(name) for name in ("$lib", "$lib_version", "app", "app_version")}
+    assert about.pop("$lib_version")
+    assert about == {"$lib": "tachograph", "app": "greyjacket", "app_version": "1.4.0"}
+    assert start["properties"] == {
+        "max_steps": 500, "resumed": False, "num_epochs": "Infinity",
+        "$process_person_profile": False, "$geoip_disable": True, "$ip": None,
+    }  # fmt: skip
+    age = datetime.now(timezone.utc) - datetime.fromisoformat(start["timestamp"].replace("Z", "+00:00"))
+    assert timedelta(0) <= age < timedelta(minutes=1)
+    [request] = receiver.requests
+    assert request.json()["api_key"] == "phc_greyjacket"
+    assert set(request.headers) <= {
+        "Accept-Encoding", "Content-Length", "Content-Type", "Host", "User-Agent", "Connection",
+    }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_same_receiver_takes_what_the_real_client_sends(receiver: Receiver, is_packed: bool) -> None:
+    client = posthog.Posthog("phc_x", host=receiver.address, gzip=is_packed, disable_geoip=True, max_retries=0)
+    client.capture("train-start", distinct_id="somebody", properties={"max_steps": 500})
+    client.shutdown()
+    [event] = receiver.wait_for_events(1)
+    assert event["event"] == "train-start"
+    assert event["properties"]["max_steps"] == 500
+    assert ("Content-Encoding" in receiver.requests[0].headers) is is_packed
+
+
+def test_the_receiver_refuses_what_is_no_batch(configure: Configure, receiver: Receiver) -> None:
+    """The check can fail: else the two tests above would say nothing."""
+    from tachograph.posting import post
+
+    post(lambda: f"{receiver.address}/batch/", b'{"api_key":"phc_x","batch":[{"event":"x"}]}', {}, timeout_s=5)
+    post(lambda: f"{receiver.address}/capture/", b"{}", {}, timeout_s=5)
+    assert len(receiver.problems) == 2
+    receiver.problems.clear()
+
+
+def test_another_user_of_posthog_in_the_process_is_left_alone(configure: Configure, receiver: Receiver) -> None:
+    def state() -> dict[str, Any]:
+        plain = (str, int, float, bool, type(None), list, dict)
+        return {name: value for name, value in vars(posthog).items() if isinstance(value, plain) and name[0] != "_"}
+
+    before = state()
+    assert {"api_key", "host", "project_api_key", "default_client"} <= set(before)
+    configure().send_event("train-start")
+    receiver.wait_for_events(1)
+    assert state() == before
+
+
+def test_a_field_of_the_apps_own_is_not_overwritten(configure: Configure, receiver: Receiver) -> None:
+    """Either the name is refused when it is declared, or what it says arrives."""
+    from tachograph.exceptions import ConfigError
+
+    try:
+        manager = configure(events={"app-opened": {"app": Choice("Which part of it.", "studio")}}, version="1.0")
+    except ConfigError:
+        return
+    manager.send_event("app-opened", {"app": "studio"})
+    assert receiver.wait_for_events(1)[0]["properties"]["app"] == "studio"
+
+
+def test_batches_are_small_and_in_order(configure: Configure, receiver: Receiver) -> None:
+    manager = configure()
+    for number in range(250):
+        manager.send_event("train-start", {"num_epochs": number % 90})
+    assert [int(number) for number in epochs(receiver)] == []  # nobody waited for the network
+    receiver.wait_for_events(250)
+    assert epochs(receiver) == [number % 90 for number in range(250)]
+    sizes = [len(request.json()["batch"]) for request in receiver.requests]
+    assert max(sizes) <= 100
+    assert len(sizes) <= 5, "what comes together goes together"
+    assert len({event["uuid"] for event in receiver.events()}) == 250
+
+
+# OTLP --------------------------------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """Return a value of OTLP as Python has it."""
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [plain(item) for item in value.array_value.values]
+    if kind == "kvlist_value":
+        return {item.key: plain(item.value) for item in value.kvlist_value.values}
+    return getattr(value, kind)
+
+
+def test_otlp_is_what_a_collector_parses_and_says_it_all(
+    configure: Configure, receiver: Receiver, usage_dir: Path
+) -> None:
+    events = {
+        "probed": {
+            "values": ListOf("Values.", ListOf("Some.", Measure("One."))),
+            "count": Count("A count."),
+            "ratio": Measure("A ratio."),
+        }
+    }
+    manager = configure(
+        endpoint=OtlpLogs(f"{receiver.address}/", {"X-Team": "grey"}), events=events, version="2.1.0+cu128"
+    )
+    manager.send_config({}, "config-loaded")  # system-info follows, with groups and lists of groups
+    manager.send_event("probed", {"values": [[1.5, math.nan], [-math.inf]], "count": 10**17, "ratio": 3})
+    manager.send_event("train-progress", {"metrics": {"loss": math.nan, "ppl": math.inf}, "gpu_memory": [2 << 30, 0]})
+    try:
+        raise RuntimeError("of no interest")
+    except RuntimeError as error:
+        manager.send_error(error)
+    wait_until_sent(usage_dir)
+    records, resources = [], []
+    for request in receiver.requests:
+        assert (request.path, request.headers["X-Team"]) == ("/v1/logs", "grey")
+        parsed = Parse(request.body, ExportLogsServiceRequest(), ignore_unknown_fields=False)
+        for resource in parsed.resource_logs:
+            resources.append({item.key: plain(item.value) for item in resource.resource.attributes})
+            records += [record for scope in resource.scope_logs for record in scope.log_records]
+    about = {"service.name": "greyjacket", "service.version": "2.1.0+cu128", "service.instance.id": manager.run_id}
+    assert resources == [about] * len(resources)
+    kept = spooled(usage_dir)
+    assert [record.event_name for record in records] == [event["event"] for event in kept]
+    assert {event["event"] for event in kept} == {"config-loaded", "system-info", "probed", "train-progress", "error"}
+    for record, event in zip(records, kept, strict=True):
+        attributes = {item.key: plain(item.value) for item in record.attributes}
+        assert attributes.pop("log.record.uid") == event["uuid"]
+        assert attributes == event["properties"]
+        assert record.body.string_value == event["event"]
+        assert record.severity_number == (17 if event["event"] == "error" else 9)
+    by_name = {event["event"]: event["properties"] for event in kept}
+    assert by_name["probed"] == {"values": [[1.5, "NaN"], ["-Infinity"]], "count": 10**17, "ratio": 3.0}
+    assert by_name["train-progress"]["metrics"] == {"loss": "NaN", "ppl": "Infinity"}
+    assert by_name["system-info"]["packages"]["numpy"]
+
+
+def test_otlp_tells_the_very_time_of_an_event() -> None:
+    def nanoseconds(timestamp: str) -> int:
+        event = {"uuid": "u", "event": "x", "timestamp": timestamp, "run_id": "r", "app": "a", "properties": {}}
+        parsed = Parse(OtlpLogs("http://127.0.0.1:1").body([event]), ExportLogsServiceRequest())
+        return int(parsed.resource_logs[0].scope_logs[0].log_records[0].time_unix_nano)
+
+    began_s = int(datetime(2026, 11, 15, 18, 0, tzinfo=timezone.utc).timestamp())
+    told = [nanoseconds(f"2026-11-15T18:00:00.{millisecond:03}Z") for millisecond in range(1000)]
+    assert told == [(began_s * 1000 + millisecond) * 1_000_000 for millisecond in range(1000)]
+
+
+# A file ------------------------------------------------------------------------------------------------------------
+
+
+def test_processes_append_whole_lines_to_one_file(script: Start, tmp_path: Path, usage_dir: Path) -> None:
+    path = tmp_path / "shared.jsonl"
+    programs = [script(PROGRAM, path, "on", 150) for _ in range(2)]
+    for program in programs:
+        finish(ready(program))
+    wait_until_sent(usage_dir)
+    lines = path.read_text("utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    assert len({event["uuid"] for event in events}) == len(events) == 300
+    assert len({event["run_id"] for event in events}) == 2
+    by_id = {event["uuid"]: event for event in spooled(usage_dir)}
+    assert all(by_id[event["uuid"]] == event for event in events)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_file_that_cannot_be_written_yet_gets_it_later(
+    configure: Configure, script: Start, tmp_path: Path, usage_dir: Path
+) -> None:
+    path = tmp_path / "not_there_yet" / "shared.jsonl"
+    finish(ready(script(PROGRAM, path, "on", 3)))
+    assert not path.parent.exists()
+    path.parent.mkdir()
+    configure(endpoint=JsonLines(path)).send_event("train-end")
+    wait_for(lambda: path.exists() and len(path.read_text("utf-8").splitlines()) == 4, what="all four")
+
+
+# When it does not arrive -------------------------------------------------------------------------------------------
+
+
+FAILURES = {
+    "500": Reply(500),
+    "429": Reply(429, {"Retry-After": "60"}),
+    "silent": Reply(is_silent=True),
+    "refused": None,
+}
+
+
+@pytest.mark.parametrize("reply", FAILURES.values(), ids=FAILURES)
+def test_what_does_not_arrive_waits_for_another_process(
+    absent: Absent, script: Start, usage_dir: Path, reply: Reply | None
+) -> None:
+    if reply is not None:
+        receiver = absent.comes()
+        receiver.reply(reply, Reply())
+    finish(ready(script(PROGRAM, absent.address, "on", 3)))
+    kept = spooled(usage_dir)
+    assert len(kept) == 3
+    assert not list(usage_dir.rglob("*.sent"))
+    if reply is None:
+        receiver = absent.comes()
+    before = len(receiver.requests)
+    assert before == (0 if reply is None else 1)
+    later = ready(script(PROGRAM, receiver.address, "on", 1))
+    wait_for(lambda: sum(len(request.json()["batch"]) for request in receiver.requests[before:]) >= 4)
+    finish(later)
+    arrived = [event["uuid"] for request in receiver.requests[before:] for event in request.json()["batch"]]
+    assert len(arrived) == len(set(arrived)) == 4
+    assert {event["uuid"] for event in kept} < set(arrived)
+    wait_until_sent(usage_dir)
+
+
+@pytest.mark.parametrize("status", [400, 413])
+def test_what_is_refused_for_good_is_given_up_and_counted(
+    configure: Configure, receiver: Receiver, usage_dir: Path, status: int
+) -> None:
+    receiver.reply(Reply(status), Reply())
+    manager = configure()
+    manager.send_event("train-start", {"num_epochs": 1})
+    manager.send_event("train-start", {"num_epochs": 2})
+    wait_for(lambda: manager.num_lost == 2, what="the count")
+    manager.send_event("train-start", {"num_epochs": 3})
+    receiver.wait(2)
+    wait_until_sent(usage_dir)
+    assert [len(request.json()["batch"]) for request in receiver.requests] == [2, 1]
+    assert epochs(receiver) == [1, 2, 3]
+    assert manager.num_lost == 2
+
+
+def test_what_was_refused_for_good_is_not_sent_by_another_process(
+    receiver: Receiver, script: Start, usage_dir: Path
+) -> None:
+    receiver.reply(Reply(400), Reply())
+    first = ready(script(PROGRAM, receiver.address, "on", 3))
+    wait_until_sent(usage_dir)
+    finish(first)
+    later = ready(script(PROGRAM, receiver.address, "on", 1))
+    receiver.wait(2)
+    finish(later)
+    assert [len(request.json()["batch"]) for request in receiver.requests] == [3, 1]
+
+
+def test_losses_are_still_known_when_all_is_over(configure: Configure, receiver: Receiver) -> None:
+    receiver.reply(Reply(400))
+    manager = configure()
+    manager.send_event("train-start")
+    wait_for(lambda: manager.num_lost == 1)
+    manager.shutdown()
+    assert manager.num_lost == 1
+
+
+def test_nobody_is_led_elsewhere(
+    configure: Configure, make_receiver: Callable[[], Receiver], receiver: Receiver
+) -> None:
+    elsewhere = make_receiver()
+    for status in (302, 308):
+        TelemetryManager.reset()
+        receiver.reply(Reply(status, {"Location": f"{elsewhere.address}/batch/"}))
+        manager = configure()
+        manager.send_event("train-start")
+        wait_for(lambda manager=manager: manager.num_lost == 1, what="the loss")
+    assert len(receiver.requests) == 2
+    assert elsewhere.requests == []
+
+
+def test_a_name_that_cannot_be_resolved_is_like_no_network(
+    configure: Configure, usage_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def unresolved(host: str, *_arguments: Any, **_named: Any) -> Any:
+        asked.append(host)  # the resolver itself is not asked: its question would leave the machine
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unresolved)
+    manager = configure(endpoint="https://telemetry.invalid")
+    manager.send_event("train-start")
+    wait_for(lambda: asked, what="a look-up")
+    assert asked == ["telemetry.invalid"]
+    time.sleep(0.1)
+    assert manager.num_lost == 0
+    assert len(spooled(usage_dir)) == 1
+    assert not list(usage_dir.rglob("*.sent"))
+
+
+def test_the_receiver_says_how_long_to_wait(configure: Configure, receiver: Receiver) -> None:
+    receiver.reply(Reply(429, {"Retry-After": "1"}), Reply())
+    manager = configure()
+    manager.send_event("train-start", {"num_epochs": 1})
+    receiver.wait(1)
+    began_s = time.monotonic()
+    manager.send_event("train-start", {"num_epochs": 2})
+    receiver.wait(2)
+    assert time.monotonic() - began_s >= 0.9
+    first, second = (request.json()["batch"] for request in receiver.requests)
+    assert [event["uuid"] for event in second][:1] == [event["uuid"] for event in first]
+    assert len(second) == 2
+    assert manager.num_lost == 0
+
+
+def test_a_receiver_that_always_says_now_is_not_hammered(configure: Configure, receiver: Receiver) -> None:
+    receiver.reply(Reply(429, {"Retry-After": "0"}))
+    configure().send_event("train-start")
+    receiver.wait(1)
+    time.sleep(2.2)
+    assert len(receiver.requests) <= 3
