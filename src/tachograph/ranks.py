@@ -49,13 +49,12 @@ def group_rank() -> int | None:
 
 
 def stated_rank() -> int:
-    """Return the rank that anything states, 0 where nothing does.
+    """Return the rank that a launcher states, 0 where none does.
 
     Unlike `rank` this believes a variable that stands alone: for what one process may do, and rather none than two.
     """
-    own = group_rank()
-    for variable in ("RANK", "GLOBAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
-        own = _count(variable) if own is None else own
+    stated = map(_count, ("RANK", "GLOBAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"))
+    own = next((count for count in stated if count is not None), None)
     return rank() if own is None else own
 
 

@@ -140,8 +140,10 @@ def test_a_file_that_says_anything_is_not_believed(tacho, content):
     ran(choice="local")
     (app_folder("greyjacket") / "app.json").write_text(content)
     assert "greyjacket: local" in tacho("status")
+    assert "cannot be read, and it is taken for local" in tacho("status")
     tacho("preview")
     tacho("preview", "--fields")
+    tacho("off")
 
 
 def test_terminal_codes_in_a_file_do_not_reach_the_terminal(tacho):
@@ -149,6 +151,9 @@ def test_terminal_codes_in_a_file_do_not_reach_the_terminal(tacho):
     [path] = app_folder("greyjacket").glob("*.jsonl")
     path.write_text(path.read_text().replace("train-start", "\\u001b[31mred"))
     assert "\x1b" not in tacho("log")
+    about = app_folder("greyjacket") / "app.json"
+    about.write_text(about.read_text().replace("train-start", "\\u001b[31mred"))
+    assert "\x1b" not in tacho("preview", "--fields")
 
 
 def test_the_example_tells_nothing_of_what_it_was_given(tacho):

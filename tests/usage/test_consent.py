@@ -187,7 +187,7 @@ def test_opt_out_gives_notice_and_ten_seconds_before_anything_is_sent(script, tm
 
 
 def test_an_explicit_choice_or_another_policy_gives_none(opt_out, monkeypatch, capsys):
-    monkeypatch.setattr(notice.time, "sleep", lambda _s: pytest.fail("it paused"))
+    monkeypatch.setattr(notice, "sleep", lambda _s: pytest.fail("it paused"))
     for environ in ({"DO_NOT_TRACK": "0"}, {"GREYJACKET_DO_NOT_TRACK": "1"}, {"CI": "1"}, {"RANK": "1"}):
         with monkeypatch.context() as patch:
             for name, value in environ.items():
@@ -204,7 +204,7 @@ def test_an_explicit_choice_or_another_policy_gives_none(opt_out, monkeypatch, c
 
 def test_children_of_a_run_are_not_told_again(opt_out, monkeypatch, capsys):
     pauses = []
-    monkeypatch.setattr(notice.time, "sleep", pauses.append)
+    monkeypatch.setattr(notice, "sleep", pauses.append)
     first = TelemetryManager.configure(opt_out)
     run_id = first.run_id
     assert pauses == [10.0]

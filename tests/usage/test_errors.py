@@ -14,6 +14,7 @@ import weakref
 
 import pytest
 
+from tachograph.exceptions import ConfigError
 from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, send_errors
 from tachograph.usage._folder import app_folder
 from tachograph.usage._spool import kept_events
@@ -386,6 +387,91 @@ def test_a_module_of_the_users_is_theirs_whatever_it_is_called(tmp_path, monkeyp
     monkeypatch.delitem(sys.modules, "vllm")
     for error in told():
         assert error == {"type": "user exception", "base": "OSError", "frames": [{"module": "other code"}]}
+
+
+def test_code_that_claims_to_come_from_a_known_package_does_not(package, told):
+    place = package.__file__.replace("train.py", "acme_merger.py")
+    namespace = {}
+    exec(compile("def secret_deal():\n    raise ValueError", place, "exec"), namespace)
+    raises(send_errors(namespace["secret_deal"]))
+    assert told() == [{"type": "ValueError", "frames": [{"module": "other code"}]}]
+
+
+def test_methods_of_classes_stay_what_they_are(told):
+    class Trainer:
+        @send_errors
+        @classmethod
+        def of_class(cls):
+            raise KeyError(cls.__name__)
+
+        @send_errors
+        @staticmethod
+        def of_nothing(value):
+            raise IndexError(value)
+
+        @classmethod
+        @send_errors
+        def inside(cls):
+            return cls
+
+    assert raises(Trainer.of_class).args == ("Trainer",)
+    assert raises(lambda: Trainer().of_nothing(3)).args == (3,)
+    assert Trainer().inside() is Trainer
+    assert [error["type"] for error in told()] == ["KeyError", "IndexError"]
+
+
+@pytest.mark.parametrize("thing", [int, property(lambda self: 1), "train", type("Trainer", (), {})])
+def test_what_is_no_function_is_refused_at_once(thing):
+    with pytest.raises(ConfigError, match="for functions and methods"):
+        send_errors(thing)
+
+
+def test_the_end_of_an_iterator_is_no_failure(told):
+    class Numbers:
+        def __iter__(self):
+            return self
+
+        @send_errors
+        def __next__(self):
+            raise StopIteration
+
+    assert list(Numbers()) == []
+    assert told() == []
+
+
+def test_a_generator_that_rests_holds_no_chain(told):
+    error = ValueError("x")
+
+    @send_errors
+    def give():
+        yield 1
+        yield 2
+
+    @send_errors
+    def fail():
+        raise error
+
+    resting = give()
+    next(resting)
+    raises(fail)
+    raises(fail)
+    resting.close()
+    assert len(told()) == 2
+
+
+@pytest.mark.swallows
+def test_at_the_end_of_the_stack_the_error_is_still_the_programs(told):
+    @send_errors
+    def fail(depth):
+        if depth:
+            return fail(depth - 1)
+        raise KeyError("mine")
+
+    kinds = set()
+    for depth in range(sys.getrecursionlimit() // 4, sys.getrecursionlimit(), 7):
+        kinds.add(type(raises(lambda depth=depth: fail(depth))))
+    assert kinds <= {KeyError, RecursionError}
+    assert KeyError in kinds
 
 
 @pytest.mark.xdist_group("torch")

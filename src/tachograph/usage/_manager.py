@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tachograph.exceptions import ConfigError, nearest
+from tachograph.ranks import stated_rank
 from tachograph.usage._config import KNOWN_PACKAGES, UsageConfig
 from tachograph.usage._consent import Choices, Decision, Mode, as_mode, decide, less
 from tachograph.usage._process import (
@@ -54,6 +55,7 @@ class TelemetryManager:
         self.decision = _decided(config, choice)
         self.is_debugged = _is_set(f"{config.env_prefix}_USAGE_DEBUG") or _is_set("TACHO_USAGE_DEBUG")
         self._choice = choice
+        self._stated_rank = stated_rank()
         self._records = False
         self._own_lock = threading.RLock()
         self._run_id: str | None = None
@@ -157,7 +159,7 @@ class TelemetryManager:
 
     def _tell_of_app(self) -> None:
         """Let `tacho usage` know of the app. One who has said no finds nothing on the disk."""
-        if (self.decision.mode != "off" or self.decision.source == "policy") and is_main_process():
+        if (self.decision.mode != "off" or self.decision.source == "policy") and is_main_process(self._stated_rank):
             with quiet("telling that an app has usage telemetry"), contextlib.suppress(OSError):
                 from tachograph.usage._folder import tell_of
 
@@ -168,7 +170,7 @@ class TelemetryManager:
         config = self.config
         if was_told(config.env_prefix, config.app):
             return
-        if is_main_process():
+        if is_main_process(self._stated_rank):
             from tachograph.usage._notice import give_notice
 
             if give_notice(config):
@@ -192,7 +194,7 @@ class TelemetryManager:
     @property
     def enabled(self) -> bool:
         """Whether this process records events."""
-        return self._records and is_main_process()
+        return self._records and is_main_process(self._stated_rank)
 
     @property
     def run_id(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+from time import sleep
 
 from tachograph.usage._config import UsageConfig
 
@@ -31,5 +31,5 @@ def give_notice(config: UsageConfig) -> bool:
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):  # there is no such stream, or nobody reads it
         return False
-    time.sleep(PAUSE_S)
+    sleep(PAUSE_S)
     return True

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 
-from tachograph.ranks import group_rank, stated_rank
+from tachograph.ranks import group_rank
 
 __all__ = [
     "forget_run_id",
@@ -27,15 +27,19 @@ _home: list[int] = [os.getpid()]
 _group_of_parent: list[bool] = [False]
 
 
-def is_main_process() -> bool:
+def is_main_process(stated: int) -> bool:
     """Tell whether this process speaks for its run: the first rank, and no worker of it.
 
     A worker (of a data loader, say) inherits all that its parent states. It is a rank of its own only if it joined a
     process group itself.
+
+    Args:
+        stated: the rank that its launcher states, which counts as long as there is no process group.
     """
+    group = group_rank()
     if _is_worker():
-        return group_rank() == 0 and not _group_of_parent[0]
-    return stated_rank() == 0
+        return group == 0 and not _group_of_parent[0]
+    return (stated if group is None else group) == 0
 
 
 def note_fork() -> None:

@@ -23,6 +23,7 @@ __all__ = ["Sender"]
 _MOST_QUEUED = 1_000
 _MOST_PER_BATCH = 100
 _WRITE_GATHER_S = 0.05
+_WRITE_TIMEOUT_S = 0.5
 _GATHER_S = 0.5
 _TIMEOUT_S = 10.0
 _FIRST_WAIT_S = 5.0
@@ -87,11 +88,11 @@ class Sender:
             self._write()  # they could not be started, for the interpreter is ending
 
     def join(self, timeout_s: float) -> None:
-        """Wait until that is done, for no longer than this."""
+        """Wait until that is done, for no longer than this; for the disk, which takes a moment, at least that."""
         deadline_s = time.monotonic() + timeout_s
-        for thread in self._threads:
+        for thread, least_s in zip(self._threads, (_WRITE_TIMEOUT_S, 0.0), strict=False):
             if thread.is_alive():
-                thread.join(max(deadline_s - time.monotonic(), 0.0))
+                thread.join(max(deadline_s - time.monotonic(), least_s))
 
     def _start(self) -> None:
         targets = [self._write_all] if self._endpoint is None else [self._write_all, self._send_all]
@@ -124,7 +125,7 @@ class Sender:
         mode = self._mode() if events else "off"
         if mode == "off":
             return
-        self.num_lost += len(events)
+        num_lost = len(events)
         with quiet("writing usage telemetry"), contextlib.suppress(OSError):  # a disk may be full, or not ours
             spool = self._spool
             if spool is not None and mode != "on":
@@ -135,10 +136,11 @@ class Sender:
                 may_send = self._endpoint is not None and self._may_send and mode == "on"
                 spool = Spool.begin(self._folder, self._endpoint.name if self._endpoint and may_send else None)
             spool.append(events)
-            self.num_lost -= len(events)
+            num_lost = 0
             with self._wake:
                 self._spool = spool
                 self._wake.notify_all()
+        self.num_lost += num_lost
 
     # To the receiver -------------------------------------------------------------------------------------------------
 

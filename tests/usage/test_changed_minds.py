@@ -1,0 +1,272 @@
+"""Consent is what the user says now: nothing is sent that they have not been told of, or that they have taken back."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tachograph.exceptions import ConfigError
+from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, decide, set_choice
+from tachograph.usage import _notice as notice
+from tachograph.usage._folder import app_folder, usage_folder
+from tachograph.usage._spool import kept_events
+from tests.conftest import wait_for
+from tests.usage.conftest import Reply
+
+
+@pytest.fixture
+def config(tmp_path):
+    return UsageConfig(app="greyjacket", endpoint=JsonLines(tmp_path / "sent"), consent="opt-out")
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """The pause of the notice takes no time here, and whoever wants to do something meanwhile."""
+    made = []
+    monkeypatch.setattr(notice, "sleep", made.append)
+    return made
+
+
+def sent(tmp_path):
+    path = tmp_path / "sent"
+    return [json.loads(line)["event"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def states():
+    return [kept.state for kept in kept_events(app_folder("greyjacket"))]
+
+
+# The notice ----------------------------------------------------------------------------------------------------------
+
+
+def test_who_says_no_during_the_notice_is_heard(config, monkeypatch, tmp_path):
+    monkeypatch.setattr(notice, "sleep", lambda _pause_s: set_choice("off", "greyjacket"))
+    manager = TelemetryManager.configure(config)
+    assert (manager.decision.mode, manager.enabled) == ("off", False)
+    manager.send_event("train-start")
+    manager.shutdown(5)
+    assert (sent(tmp_path), states()) == ([], [])
+
+
+@pytest.mark.parametrize("stream", [None, "closed"])
+def test_where_no_notice_can_be_given_nothing_is_sent(config, monkeypatch, tmp_path, stream):
+    closed = open(tmp_path / "stream", "w")  # noqa: SIM115
+    closed.close()
+    monkeypatch.setattr("sys.stderr", stream and closed)
+    manager = TelemetryManager.configure(config)
+    assert manager.decision.mode == "local"
+    manager.send_event("train-start")
+    manager.shutdown(5)
+    assert (sent(tmp_path), states()) == ([], ["local"])
+
+
+def test_a_process_that_becomes_the_main_one_later_has_told_nobody(script, tmp_path):
+    """`torch.multiprocessing.spawn`: each rank configures, then joins."""
+    pytest.importorskip("torch")
+    script(
+        """
+        import sys
+        import torch.distributed as dist
+        import torch.multiprocessing as mp
+        from tachograph.usage import JsonLines, TelemetryManager, UsageConfig
+        def work(rank):
+            config = UsageConfig(app="greyjacket", endpoint=JsonLines(sys.argv[1]), consent="opt-out")
+            manager = TelemetryManager.configure(config)
+            dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+            manager.send_event("train-start")
+            dist.destroy_process_group()
+        if __name__ == "__main__":
+            mp.spawn(work, nprocs=2)
+        """,
+        tmp_path / "sent",
+        tmp_path / "meeting",
+    ).ok(120)
+    assert (sent(tmp_path), states()) == ([], ["local"])
+
+
+def test_the_id_of_a_run_is_no_proof_that_anybody_was_told(config, pauses, capsys):
+    """Two apps with one prefix, and a parent that was told to record here alone."""
+    TelemetryManager.configure(UsageConfig(app="other", env_prefix="GREYJACKET"), choice="local")
+    TelemetryManager.configure(config)
+    assert pauses == [10.0]
+    assert "anonymous usage reports" in capsys.readouterr().err
+
+
+def test_the_notice_of_one_app_keeps_no_other_waiting(config, monkeypatch):
+    other = TelemetryManager.configure(UsageConfig(app="other"), choice="local")
+    release = threading.Event()
+    monkeypatch.setattr(notice, "sleep", lambda _pause_s: release.wait(20))
+    thread = threading.Thread(target=TelemetryManager.configure, args=(config,))
+    thread.start()
+    wait_for(lambda: "greyjacket" in TelemetryManager._instances)
+    began_s = time.monotonic()
+    other.send_event("train-start")
+    assert TelemetryManager.get_instance("greyjacket").enabled is False  # not before it has been said
+    assert time.monotonic() - began_s < 5
+    release.set()
+    thread.join()
+    assert TelemetryManager.get_instance("greyjacket").enabled is True
+
+
+def test_ctrl_c_during_the_notice_leaves_nothing_configured(config, monkeypatch):
+    def interrupt(_pause_s):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(notice, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        TelemetryManager.configure(config)
+    with pytest.raises(ConfigError, match="not configured"):
+        TelemetryManager.get_instance("greyjacket")
+
+
+# While a program runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "wanted"), [("off", ["sent"]), ("local", ["sent", "local"])])
+def test_a_running_program_hears_what_is_chosen(config, pauses, tmp_path, mode, wanted):
+    manager = TelemetryManager.configure(config)
+    manager.send_event("train-start")
+    wait_for(lambda: sent(tmp_path) == ["train-start"] and states() == ["sent"])
+    set_choice(mode)
+    manager.send_event("train-end")
+    manager.shutdown(5)
+    assert sent(tmp_path) == ["train-start"]
+    assert sorted(states()) == sorted(wanted)
+
+
+def test_what_the_program_was_told_itself_is_not_changed_by_a_choice_before(config, tmp_path):
+    set_choice("off")
+    manager = TelemetryManager.configure(config, choice="on")
+    manager.send_event("train-start")
+    manager.shutdown(5)
+    assert sent(tmp_path) == ["train-start"]
+
+
+def test_what_waits_for_one_receiver_is_not_sent_to_another(configure, refusing, receiver):
+    manager = configure(endpoint=refusing)
+    manager.send_event("train-start", {"max_steps": 1})
+    manager.shutdown(5)
+    TelemetryManager.reset()
+    configure().send_event("train-start", {"max_steps": 2})
+    receiver.wait_for_events(1)
+    time.sleep(0.5)
+    assert [event["properties"]["max_steps"] for event in receiver.events()] == [2]
+
+
+def test_what_lies_on_the_disk_is_looked_at_before_it_is_sent(configure, absent):
+    """Somebody, or an older version, may have written it."""
+    manager = configure(endpoint=absent.address)
+    manager.send_event("train-start", {"max_steps": 1})
+    manager.shutdown(5)
+    TelemetryManager.reset()
+    [path] = app_folder("greyjacket").glob("*.on.jsonl")
+    event = json.loads(path.read_text())
+    lines = [
+        {**event, "properties": {"max_steps": 3, "home": "/home/alice", "batch_size": "alice@acme.com"}},
+        {**event, "host": "gpu-box", "app_version": "1.0+alice"},
+        {**event, "run_id": "alice"},
+        {**event, "event": "train-secrets"},
+        {**event, "app": "other"},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    receiver = absent.comes()
+    configure(endpoint=receiver.address).send_event("train-end")
+    receiver.wait_for_events(3)
+    assert b"alice" not in receiver.raw
+    assert b"gpu-box" not in receiver.raw
+    assert [event["event"] for event in receiver.events()] == ["train-end", "train-start", "train-start"]
+
+
+def test_what_was_refused_is_not_called_sent(configure, receiver):
+    receiver.reply(Reply(401), Reply())
+    manager = configure()
+    manager.send_event("train-start")
+    wait_for(lambda: states() == ["refused"])
+    manager.send_event("train-end")
+    wait_for(lambda: states() == ["refused", "sent"])
+
+
+def test_what_arrives_while_consent_is_taken_back_is_called_sent(configure, receiver):
+    from tachograph.usage._spool import keep_here
+
+    receiver.reply(Reply(delay_s=1.0))
+    configure().send_event("train-start")
+    receiver.wait(1)
+    keep_here(app_folder("greyjacket"))
+    assert states() == ["local"]
+    wait_for(lambda: states() == ["sent"])
+
+
+def test_a_message_for_this_machine_is_shown_to_no_proxy(configure, make_receiver, receiver, monkeypatch):
+    proxy = make_receiver()
+    monkeypatch.setenv("http_proxy", proxy.address)
+    monkeypatch.setenv("https_proxy", proxy.address)
+    configure().send_event("train-start")
+    receiver.wait(1)
+    assert proxy.requests == []
+
+
+# The stored choice ---------------------------------------------------------------------------------------------------
+
+
+def mode():
+    return decide("greyjacket", "GREYJACKET", "opt-out", environ={}).mode
+
+
+def test_a_choice_that_leads_nowhere_is_off():
+    usage_folder().mkdir(parents=True)
+    (usage_folder() / "choices.json").symlink_to("/nowhere/at/all.json")
+    assert mode() == "off"
+
+
+def test_a_choice_in_a_pipe_or_without_end_is_off():
+    usage_folder().mkdir(parents=True)
+    os.mkfifo(usage_folder() / "choices.json")
+    assert mode() == "off"
+    (usage_folder() / "choices.json").unlink()
+    (usage_folder() / "choices.json").write_text('{"greyjacket":' * 100_000)
+    assert mode() == "off"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file somebody else's")
+def test_what_somebody_else_wrote_is_not_what_the_user_chose():
+    set_choice("on", "greyjacket")
+    assert mode() == "on"
+    os.chown(usage_folder() / "choices.json", 65534, 65534)
+    assert mode() == "off"
+
+
+def test_choices_made_at_once_are_all_kept():
+    names = [f"app{number}" for number in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(lambda name: set_choice("off", name), names))
+    assert json.loads((usage_folder() / "choices.json").read_text()) == dict.fromkeys(names, "off")
+
+
+@pytest.mark.parametrize("arguments", [("on",), ("on", "*"), ("on", "../x"), ("maybe", "greyjacket"), ("off", "")])
+def test_a_choice_that_cannot_be_is_an_error(arguments):
+    with pytest.raises(ConfigError):
+        set_choice(*arguments)
+    assert not usage_folder().exists()
+
+
+def test_a_folder_that_is_relative_does_not_move_with_the_process(script, tmp_path):
+    script(
+        """
+        import os
+        from tachograph.usage import TelemetryManager, UsageConfig, set_choice
+        set_choice("off", "greyjacket")
+        os.mkdir("elsewhere")
+        os.chdir("elsewhere")
+        print(TelemetryManager.configure(UsageConfig(app="greyjacket")).decision.mode)
+        """,
+        env={"TACHO_USAGE_DIR": "state"},
+        cwd=tmp_path,
+    ).ok()
+    assert (tmp_path / "state" / "choices.json").exists()
+    assert not (tmp_path / "elsewhere" / "state").exists()
