@@ -56,7 +56,7 @@ browser:
 	{ echo "Chromium is missing: install it (Debian: apt-get install chromium), or set CHROMIUM to its path." >&2; exit 1; }
 
 test: ui-check lint types ui browser
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup # many of them wait more than they compute
 
 bench: $(VENV)/.stamp-bench
 	$(BIN)/python -m benchmarks

@@ -117,7 +117,7 @@ class UsageConfig:
             "version": self.version,
             "packages": list(self.packages),
             "config_map": {
-                name: place if isinstance(place, str) else f"{place.__module__}.{getattr(place, '__qualname__', '')}"
+                name: place if isinstance(place, str) else getattr(place, "__qualname__", type(place).__qualname__)
                 for name, place in self.config_map.items()
             },
             "docs_url": self.docs_url,
@@ -170,6 +170,7 @@ def _check_field(where: str, item: Any) -> None:
         raise ConfigError(f"{where}: expected a field, one of {names}; got {type(item).__name__}")
     if isinstance(item, Group):
         for name, inner in item.fields.items():
+            _check(where, name, _FIELD, "a name such as 'num_packs'")
             _check_field(f"{where}[{name!r}]", inner)
     if isinstance(item, ListOf):
         _check_field(where, item.field)

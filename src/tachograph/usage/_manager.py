@@ -56,6 +56,7 @@ class TelemetryManager:
         self.is_debugged = _is_set(f"{config.env_prefix}_USAGE_DEBUG") or _is_set("TACHO_USAGE_DEBUG")
         self._choice = choice
         self._stated_rank = stated_rank()
+        self._home = os.getpid()
         self._records = False
         self._own_lock = threading.RLock()
         self._run_id: str | None = None
@@ -159,7 +160,7 @@ class TelemetryManager:
 
     def _tell_of_app(self) -> None:
         """Let `tacho usage` know of the app. One who has said no finds nothing on the disk."""
-        if (self.decision.mode != "off" or self.decision.source == "policy") and is_main_process(self._stated_rank):
+        if (self.decision.mode != "off" or self.decision.source == "policy") and self._is_main:
             with quiet("telling that an app has usage telemetry"), contextlib.suppress(OSError):
                 from tachograph.usage._folder import tell_of
 
@@ -170,7 +171,7 @@ class TelemetryManager:
         config = self.config
         if was_told(config.env_prefix, config.app):
             return
-        if is_main_process(self._stated_rank):
+        if self._is_main:
             from tachograph.usage._notice import give_notice
 
             if give_notice(config):
@@ -179,6 +180,10 @@ class TelemetryManager:
                     note_told(config.env_prefix, config.app, self.run_id)
                 return
         self.decision = self.decision._replace(mode="local", reason="nobody could be told that reports would be sent")
+
+    @property
+    def _is_main(self) -> bool:
+        return is_main_process(self._stated_rank, self._home)
 
     def _mode_now(self) -> Mode:
         """Return what holds now: the user may have thought better of it since it was decided."""
@@ -194,7 +199,7 @@ class TelemetryManager:
     @property
     def enabled(self) -> bool:
         """Whether this process records events."""
-        return self._records and is_main_process(self._stated_rank)
+        return self._records and self._is_main
 
     @property
     def run_id(self) -> str:

@@ -23,11 +23,10 @@ __all__ = [
 
 _ID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
-_home: list[int] = [os.getpid()]
 _group_of_parent: list[bool] = [False]
 
 
-def is_main_process(stated: int) -> bool:
+def is_main_process(stated: int, home: int) -> bool:
     """Tell whether this process speaks for its run: the first rank, and no worker of it.
 
     A worker (of a data loader, say) inherits all that its parent states. It is a rank of its own only if it joined a
@@ -35,9 +34,10 @@ def is_main_process(stated: int) -> bool:
 
     Args:
         stated: the rank that its launcher states, which counts as long as there is no process group.
+        home: the process that was configured, of which others may be children by `fork`.
     """
     group = group_rank()
-    if _is_worker():
+    if os.getpid() != home or is_of_multiprocessing():
         return group == 0 and not _group_of_parent[0]
     return (stated if group is None else group) == 0
 
@@ -100,9 +100,3 @@ def is_of_multiprocessing() -> bool:
     """Tell whether this process was started by `multiprocessing`."""
     parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", None)
     return parent is not None and parent() is not None
-
-
-def _is_worker() -> bool:
-    if os.getpid() != _home[0]:
-        return True
-    return is_of_multiprocessing()

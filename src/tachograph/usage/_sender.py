@@ -111,10 +111,7 @@ class Sender:
                     self._wake.wait_for(lambda: self._queue or self._is_closing)
                     self._wake.wait_for(lambda: self._is_closing, _WRITE_GATHER_S)
                     is_last = self._is_closing
-                before = self._spool
                 self._write()
-                if self._spool is not None and self._spool is not before:
-                    prune(self._folder, self._spool.path)
         with self._wake:
             self._is_written = True
             self._spool = self._spool if self._endpoint is not None else None
@@ -135,6 +132,7 @@ class Sender:
             if spool is None or spool.is_full or spool.is_gone:
                 may_send = self._endpoint is not None and self._may_send and mode == "on"
                 spool = Spool.begin(self._folder, self._endpoint.name if self._endpoint and may_send else None)
+                prune(self._folder, spool.path)
             spool.append(events)
             num_lost = 0
             with self._wake:
