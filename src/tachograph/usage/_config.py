@@ -42,7 +42,7 @@ class UsageConfig:
             upper case if not given.
         endpoint: where reports go: the address of a PostHog instance, or a `PostHog`, `OtlpLogs` or `JsonLines`.
             Nothing is ever sent without one.
-        api_key: the public key of the project, for an address.
+        api_key: the public key of the project, for an address; PostHog itself needs one.
         organizations: owners of models and datasets whose ids may be told.
         consent: what happens if the user says nothing: ``opt-in`` (nothing), ``local`` (recorded, not sent) or
             ``opt-out`` (sent, after a notice and a pause).

@@ -56,15 +56,17 @@ class PostHog:
 
     Attributes:
         url: the address of the instance.
-        api_key: the public key of the project. It can only write.
+        api_key: the public key of the project, which can only write. A receiver of one's own may need none.
     """
 
     url: str
-    api_key: str
+    api_key: str = ""
 
     def __post_init__(self) -> None:
         _check_url(self.url)
-        if not isinstance(self.api_key, str) or not self.api_key:
+        if not isinstance(self.api_key, str):
+            raise ConfigError(f"api_key={self.api_key!r}: expected a text, the public key of the project (phc_…)")
+        if not self.api_key and _is_posthogs(self.url):
             raise ConfigError("a PostHog endpoint needs api_key, the public key of the project (phc_…)")
         if self.api_key.startswith(("phx_", "phs_")):
             raise ConfigError("api_key: this is a private key of PostHog, which anyone could read out of your package; "
@@ -204,6 +206,12 @@ def _check_url(url: Any) -> None:
         is_plain = False
     if not is_plain or not url.isprintable() or " " in url:
         raise ConfigError(f"endpoint {url!r}: expected a plain address, without user, password, query or spaces")
+
+
+def _is_posthogs(url: str) -> bool:
+    from urllib.parse import urlsplit
+
+    return (urlsplit(url).hostname or "").endswith("posthog.com")
 
 
 def _posthog_event(event: Event) -> dict[str, Any]:
