@@ -34,16 +34,16 @@ def test_a_text_of_ten_megabytes(logs):
     assert history.latest("telemetry_error")[0]["field"] == "prompt"
 
 
-def test_two_million_steps_in_flat_memory_and_none_lost(logs, script):
+def test_a_million_steps_in_flat_memory_and_none_lost(logs, script):
     out = script(
         """
         import resource, sys, psutil, tachograph
         me = psutil.Process()
         run = tachograph.init("x", log_dir=sys.argv[1], csv=False, system_interval_s=0, git=False)
         rss = []
-        for step in range(2_000_000):
+        for step in range(1_000_000):
             run.log({"train_loss": 1.0 / (step + 1), "lr": step * 1e-9}, step=step)
-            if step % 100_000 == 99_999:
+            if step % 50_000 == 49_999:
                 rss.append(me.memory_info().rss >> 10)
         run.finish(timeout_s=60)
         print("growth_kb", max(rss[10:]) - min(rss[:3]), max(rss))
@@ -53,7 +53,7 @@ def test_two_million_steps_in_flat_memory_and_none_lost(logs, script):
     assert int(out.split("growth_kb")[1].split()[0]) < 20_000
     with open(logs / "x" / "metrics.jsonl", "rb") as file:
         num_steps = sum(line.startswith(b'{"event":"step"') for line in file)
-    assert num_steps == 2_000_000
+    assert num_steps == 1_000_000
 
 
 def test_a_number_that_no_float_can_hold_costs_itself(logs):

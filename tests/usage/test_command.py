@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from tachograph.cli import main
 from tachograph.usage import JsonLines, TelemetryManager, UsageConfig
 from tachograph.usage._folder import app_folder, usage_folder
 
@@ -17,10 +18,9 @@ from tachograph.usage._folder import app_folder, usage_folder
 @pytest.fixture
 def tacho():
     def run(*arguments, code=0, **environ):
-        command = [sys.executable, "-m", "tachograph", "usage", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environ}, check=False)
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout if code == 0 else done.stdout + done.stderr
+        done = CliRunner().invoke(main, ["usage", *arguments], env=environ, prog_name="tacho")
+        assert done.exit_code == code, done.output
+        return done.stdout if code == 0 else done.output
 
     return run
 
