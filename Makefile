@@ -57,7 +57,7 @@ browser:
 	{ echo "Chromium is missing: install it (Debian: apt-get install chromium), or set CHROMIUM to its path." >&2; exit 1; }
 
 test: ui-check lint types ui browser
-	$(BIN)/python -m pytest -n 3 --dist loadgroup # many of them wait more than they compute
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --reruns 1 # most wait; some measure time, which a busy machine spoils
 
 bench: $(VENV)/.stamp-bench
 	$(BIN)/python -m benchmarks
