@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from tachograph.exceptions import ConfigError, nearest
-from tachograph.usage._consent import Policy, as_policy
+from tachograph.usage._consent import Choices, Decision, Policy, as_policy, decide
 from tachograph.usage._endpoint import Endpoint, as_endpoint
 from tachograph.usage._fields import FIELD_TYPES, Choice, Field, Group, ListOf, Version, described
 from tachograph.usage._folder import APP_NAME
@@ -104,6 +104,13 @@ class UsageConfig:
     def schemas(self) -> dict[str, Schema]:
         """Every event of this app, by name."""
         return _merged(self.events)
+
+    def decide(self, choice: Choices = None) -> Decision:
+        """Return what is decided now for this app, which without a receiver can only be to record here."""
+        decision = decide(self.app, self.env_prefix, self.consent, choice=choice)
+        if decision.mode == "on" and self.receiver is None:
+            return decision._replace(mode="local", reason=f"{decision.reason}; {self.app} has nowhere to send it")
+        return decision
 
     def facts(self) -> dict[str, Any]:
         """Return all of it as plain values, for `tacho usage` and to tell whether two are the same."""

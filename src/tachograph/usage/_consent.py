@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 from tachograph.exceptions import ConfigError, nearest
 from tachograph.usage._folder import stored_choice
 
-__all__ = ["Choices", "Decision", "Mode", "Policy", "as_mode", "as_policy", "decide", "less", "named_policy"]
+__all__ = ["Choices", "Decision", "Mode", "Policy", "as_mode", "as_policy", "decide", "is_set", "less", "named_policy"]
 
 Mode = Literal["off", "local", "on"]
 """Nothing is recorded; recorded on this machine alone; recorded here, and sent."""
@@ -47,10 +47,6 @@ class Decision(NamedTuple):
     def is_explicit(self) -> bool:
         """Whether the user decided it, not a policy or a circumstance."""
         return self.source in {"choice", "environment", "stored"}
-
-    def without_receiver(self, app: str) -> Decision:
-        """Return what becomes of it where there is nowhere to send anything."""
-        return self._replace(mode="local", reason=f"{self.reason}; {app} has nowhere to send it")
 
 
 def decide(
@@ -87,10 +83,15 @@ def decide(
         return Decision(as_mode(stored.mode), stored.reason, "stored")
     for names, circumstance in ((_AUTOMATIC, "this looks like CI"), (_OFFLINE, "this machine is to stay offline")):
         for name in names:
-            if environ.get(name, "").strip().lower() not in _UNSET:
+            if is_set(environ, name):
                 return Decision("off", f"{circumstance}: {name} is set", "circumstance")
     mode, reason = _POLICIES[policy]
     return Decision(mode, reason.format(app=app), "policy")
+
+
+def is_set(environ: Mapping[str, str], name: str) -> bool:
+    """Tell whether a switch in the environment is on: anything but nothing, 0, false, no and off."""
+    return environ.get(name, "").strip().lower() not in _UNSET
 
 
 def less(one: Mode, other: Mode) -> Mode:

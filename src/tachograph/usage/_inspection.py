@@ -106,9 +106,7 @@ def purge(app: str | None) -> list[AppState]:
 def _state(facts: dict[str, Any]) -> AppState:
     app = facts["app"]
     config = _config(facts)
-    decision = decide(app, config.env_prefix, config.consent)
-    if decision.mode == "on" and config.receiver is None:
-        decision = decision.without_receiver(app)
+    decision = config.decide()
     if decision.source == "policy" and named_policy(facts.get("consent")) is None:
         decision = decision._replace(reason=f"what {app} said of its policy cannot be read, and it is taken for local")
     folder = app_folder(app)

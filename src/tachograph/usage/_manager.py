@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tachograph.exceptions import ConfigError, nearest
 from tachograph.ranks import stated_rank
 from tachograph.usage._config import KNOWN_PACKAGES, UsageConfig
-from tachograph.usage._consent import Choices, Decision, Mode, as_mode, decide, less
+from tachograph.usage._consent import Choices, Decision, Mode, as_mode, is_set, less
 from tachograph.usage._process import (
     forget_run_id,
     inherited_run_id,
@@ -52,8 +52,9 @@ class TelemetryManager:
 
     def __init__(self, config: UsageConfig, choice: Choices = None) -> None:
         self.config = config
-        self.decision = _decided(config, choice)
-        self.is_debugged = _is_set(f"{config.env_prefix}_USAGE_DEBUG") or _is_set("TACHO_USAGE_DEBUG")
+        self.decision = config.decide(choice)
+        debug = (f"{config.env_prefix}_USAGE_DEBUG", "TACHO_USAGE_DEBUG")
+        self.is_debugged = any(is_set(os.environ, name) for name in debug)
         self._choice = choice
         self._stated_rank = stated_rank()
         self._home = os.getpid()
@@ -175,7 +176,7 @@ class TelemetryManager:
             from tachograph.usage._notice import give_notice
 
             if give_notice(config):
-                self.decision = _decided(config, self._choice)  # they may have said no meanwhile
+                self.decision = config.decide(self._choice)  # they may have said no meanwhile
                 if self.decision.mode == "on":
                     note_told(config.env_prefix, config.app, self.run_id)
                 return
@@ -332,15 +333,6 @@ def manager_of(function: Callable[..., Any], app: str | None) -> TelemetryManage
         if package in manager.config.packages:
             return manager
     return next(iter(known.values())) if len(known) == 1 else None
-
-
-def _decided(config: UsageConfig, choice: Choices) -> Decision:
-    decision = decide(config.app, config.env_prefix, config.consent, choice=choice)
-    return decision.without_receiver(config.app) if decision.mode == "on" and config.receiver is None else decision
-
-
-def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "").strip().lower() not in {"", "0", "false", "no", "off"}
 
 
 def _print(event: dict[str, Any], num_dropped: int, decision: Decision) -> None:
