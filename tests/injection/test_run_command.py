@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_for
 from tests.injection.conftest import said_by_program
 
 RECORDS = """
@@ -277,12 +276,12 @@ time.sleep(60)
 
 def test_a_killed_launcher_leaves_the_program_alone(tacho, python):
     """With `--no-output` nothing of ours is between it and the world."""
-    tacho.write("mine.py", "import time; time.sleep(1); open('done', 'w'); print('still here')")
+    tacho.write("mine.py", "import time; print('ready', flush=True); time.sleep(1); print('still here')")
     process = tacho.start(python, "mine.py", options=("--no-output",))
-    time.sleep(0.7)
+    assert process.stdout.readline() == b"ready\n"
     process.kill()
-    out, err = process.communicate(timeout=20)
-    wait_for((tacho.folder / "done").exists)
+    out, err = process.communicate(timeout=20)  # until the program, too, has closed its output
+    assert process.returncode == -signal.SIGKILL
     assert out == b"still here\n"
     assert b"Error" not in err
 
