@@ -6,7 +6,6 @@ BIN := $(VENV)/bin
 UI_SOURCES := $(shell find ui -mindepth 1 -name node_modules -prune -o -print)
 
 .PHONY: setup demo test lint types docs ui ui-check browser bench bench-detectors bench-overhead clean
-.NOTPARALLEL: # an editable install and npm may both fill ui/node_modules
 
 setup: $(VENV)/.stamp-dev
 
@@ -17,9 +16,9 @@ $(VENV)/.stamp-run: pyproject.toml hatch_build.py $(UI_SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-$(VENV)/.stamp-dev: pyproject.toml | $(BIN)/python
+# Only what is imported is compiled, then. npm goes first, for the install would fill the same folder.
+$(VENV)/.stamp-dev: pyproject.toml | $(BIN)/python ui/node_modules/.stamp-dev
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true # pip would do it on one core
 	@touch $@ $(VENV)/.stamp-run
 
 $(VENV)/.stamp-bench: pyproject.toml | $(BIN)/python
@@ -56,8 +55,11 @@ browser:
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 	{ echo "Chromium is missing: install it (Debian: apt-get install chromium), or set CHROMIUM to its path." >&2; exit 1; }
 
-test: ui-check lint types ui browser
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --reruns 1 # most wait; some measure time, which a busy machine spoils
+# Three workers, for most tests wait; a second try, for some measure time, which a busy machine spoils. Compiled modules
+# are kept whatever the environment says: without them each of a thousand processes compiles all of it again.
+test:
+	$(MAKE) -j 2 -O ui-check lint types ui browser
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup --reruns 1
 
 bench: $(VENV)/.stamp-bench
 	$(BIN)/python -m benchmarks

@@ -6,6 +6,7 @@ and what it knows itself of its losses, learning rates, epochs and checkpoints.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import hashlib
@@ -416,7 +417,8 @@ def main() -> None:
             known: Known = {"losses": [], "lrs": [], "norms": [], "epochs": 0, "validations": 0, "saved": {}}
             LOOPS[name](model, known)
             (folder / f"{name}.json").write_text(json.dumps({"state": state_of(model), **known}))
-            sys.exit()
+            atexit._run_exitfuncs()  # a process ends with them; it need not take down all of torch
+            os._exit(0)
         os.waitpid(pid, 0)
 
 

@@ -6,6 +6,7 @@ Those whose name begins with ``own`` use Tachograph themselves.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -211,7 +212,8 @@ def main() -> None:
             weights = [parameter.detach().tolist() for parameter in model.parameters()]
             state = [weights, torch.get_rng_state().tolist(), str(numpy.random.get_state()), str(random.getstate())]
             (folder / f"{name}.json").write_text(json.dumps(state))
-            sys.exit()
+            atexit._run_exitfuncs()  # a process ends with them; it need not take down all of torch
+            os._exit(0)
         if os.waitpid(pid, 0)[1]:
             sys.exit(f"{name} failed")
 
