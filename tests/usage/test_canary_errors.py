@@ -262,7 +262,7 @@ def test_an_error_that_passes_known_code_names_it(canary: Canary, user_code: Any
     [event] = canary.events()
     places = [(frame["module"], frame.get("function")) for frame in event["properties"]["frames"]]
     assert places[0] == ("other code", None)
-    assert places[-1][0] == "tachograph.usage._config"
+    assert places[-1] == ("tachograph.usage._folder", "check_app")
     assert event["properties"]["function"] == "tachograph.usage._endpoint.as_endpoint"
 
 

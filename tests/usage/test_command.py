@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from tachograph.cli import main
-from tachograph.usage import JsonLines, TelemetryManager, UsageConfig
+from tachograph.usage import Count, Flag, JsonLines, TelemetryManager, UsageConfig
 from tachograph.usage._folder import app_folder, usage_folder
 
 
@@ -89,7 +89,39 @@ def test_taking_consent_back_keeps_here_what_waited(tacho, refusing):
     assert "would go to" in tacho("status")
 
 
-def test_the_preview_is_the_very_request(tacho, refusing):
+def test_the_preview_is_the_very_request(tacho, absent):
+    """Of events, fields and organisations that only the app knows, too."""
+    config = UsageConfig(
+        app="greyjacket",
+        endpoint=absent.address,
+        api_key="phc_x",
+        organizations=["google"],
+        events={"packed": {"num_packs": Count("Packs.")}, "train-start": {"is_fancy": Flag("Fancy.")}},
+    )
+
+    def run():
+        manager = TelemetryManager.configure(config, choice="on")
+        manager.send_config({})
+        manager.send_event("model-load", {"base_model": "google/gemma-3-1b"})
+        manager.send_event("packed", {"num_packs": 33})
+        manager.send_event("train-start", {"is_fancy": True})
+        manager.shutdown(5.0)
+        TelemetryManager.reset()
+
+    run()
+    previewed = json.loads(tacho("preview"))
+    names = ["config-loaded", "system-info", "model-load", "packed", "train-start"]
+    assert [event["event"] for event in previewed["batch"]] == names
+    receiver = absent.comes()
+    run()
+    run_id = previewed["batch"][0]["distinct_id"]
+    receiver.wait_for_events(2 * len(names))
+    [sent] = [request.json() for request in receiver.requests if run_id.encode() in request.body]
+    assert previewed == sent
+    assert sent["batch"][2]["properties"]["base_model"] == "google/gemma-3-1b"
+
+
+def test_the_preview_tells_of_the_machine_too(tacho, refusing):
     ran(endpoint=refusing, api_key="phc_x")
     body = json.loads(tacho("preview"))
     assert [event["event"] for event in body["batch"]] == ["train-start", "train-end", "system-info"]

@@ -12,10 +12,10 @@ from tachograph.exceptions import ConfigError, nearest
 from tachograph.usage._consent import Choices, Decision, Policy, as_policy, decide
 from tachograph.usage._endpoint import Endpoint, as_endpoint
 from tachograph.usage._fields import FIELD_TYPES, Choice, Field, Group, ListOf, Version, described
-from tachograph.usage._folder import APP_NAME
+from tachograph.usage._folder import check_app
 from tachograph.usage._schemas import CONFIG_EVENTS, SCHEMAS, Schema
 
-__all__ = ["KNOWN_PACKAGES", "UsageConfig", "check_app", "clean_version"]
+__all__ = ["KNOWN_PACKAGES", "UsageConfig", "clean_version"]
 
 _PREFIX = r"[A-Z][A-Z0-9_]{0,31}"
 _EVENT = r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*"
@@ -138,15 +138,6 @@ def clean_version(version: Any) -> str:
     """Return the public part of a version, nothing if it has none."""
     cleaned = Version("").clean(version, ())
     return cleaned if isinstance(cleaned, str) else ""
-
-
-def check_app(app: str) -> None:
-    """Refuse what cannot be the name of an app.
-
-    Raises:
-        ConfigError: if it is none.
-    """
-    _check("app", app, APP_NAME, "a name in lower case, such as 'axolotl'")
 
 
 def _merged(events: Mapping[str, Mapping[str, Field]]) -> dict[str, Schema]:

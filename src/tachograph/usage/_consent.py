@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
 from tachograph.exceptions import ConfigError, nearest
-from tachograph.usage._folder import stored_choice
+from tachograph.usage._folder import Mode, as_mode, stored_choice
 
-__all__ = ["Choices", "Decision", "Mode", "Policy", "as_mode", "as_policy", "decide", "is_set", "less", "named_policy"]
+__all__ = ["Choices", "Decision", "Policy", "as_policy", "decide", "is_set", "less", "named_policy"]
 
-Mode = Literal["off", "local", "on"]
-"""Nothing is recorded; recorded on this machine alone; recorded here, and sent."""
 Policy = Literal["opt-in", "local", "opt-out"]
 Choices = Mode | bool | None
 
@@ -80,7 +78,7 @@ def decide(
         return Decision("on", reason, "environment")
     stored = stored_choice(app)
     if stored is not None:
-        return Decision(as_mode(stored.mode), stored.reason, "stored")
+        return Decision(stored.mode, stored.reason, "stored")
     for names, circumstance in ((_AUTOMATIC, "this looks like CI"), (_OFFLINE, "this machine is to stay offline")):
         for name in names:
             if is_set(environ, name):
@@ -97,23 +95,6 @@ def is_set(environ: Mapping[str, str], name: str) -> bool:
 def less(one: Mode, other: Mode) -> Mode:
     """Return the mode that tells less."""
     return min(one, other, key=get_args(Mode).index)
-
-
-def as_mode(choice: str | bool | None) -> Mode:
-    """Return a choice as a mode.
-
-    Raises:
-        ConfigError: if it is none.
-    """
-    if isinstance(choice, bool):
-        return "on" if choice else "off"
-    for mode in get_args(Mode):
-        if choice == mode:
-            return mode  # type: ignore[no-any-return]
-    known = get_args(Mode)
-    raise ConfigError(
-        f"{choice!r} is no choice for usage telemetry; use one of {', '.join(known)}{nearest(str(choice), known)}"
-    )
 
 
 def as_policy(policy: str) -> Policy:

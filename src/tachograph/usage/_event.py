@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -42,16 +43,22 @@ def make_event(config: UsageConfig, run_id: str, name: str, properties: dict[str
     return {key: value for key, value in event.items() if value != ""}, num_dropped
 
 
-def checked_event(config: UsageConfig, event: Event) -> Event | None:
+def checked_event(config: UsageConfig, fields: Mapping[str, Collection[str]], event: Event) -> Event | None:
     """Return what may be sent of an event that was read from the disk, where anyone may have written it.
 
-    None for what this app cannot have written, or not with the schemas it has now.
+    Args:
+        config: of the app.
+        fields: names of the fields that each of its events has now.
+        event: as it was read.
+
+    Returns:
+        None for what the app cannot have written, or no longer would.
     """
-    schema = config.schemas.get(event["event"])
     is_ours = event["app"] == config.app and is_id(event["uuid"]) and is_id(event["run_id"])
-    if schema is None or not is_ours or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", event["timestamp"]):
+    is_known = event["event"] in fields and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", event["timestamp"])
+    if not is_ours or not is_known:
         return None
-    known = {name: value for name, value in event["properties"].items() if name in schema.fields}
+    known = {name: value for name, value in event["properties"].items() if name in fields[event["event"]]}
     version = clean_version(event.get("app_version"))
     envelope = {name: event[name] for name in ("uuid", "event", "timestamp", "run_id", "app")}
     about = {"app_version": version} if version else {}

@@ -9,15 +9,17 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from tachograph.exceptions import ConfigError
+from tachograph.exceptions import ConfigError, nearest
 
 __all__ = [
-    "APP_NAME",
     "EVERY",
+    "Mode",
     "StoredChoice",
     "app_folder",
+    "as_mode",
+    "check_app",
     "known_apps",
     "make_private",
     "read_own",
@@ -27,13 +29,14 @@ __all__ = [
     "usage_folder",
 ]
 
-APP_NAME = r"[a-z][a-z0-9_-]{0,31}"
+Mode = Literal["off", "local", "on"]
+"""Nothing is recorded; recorded on this machine alone; recorded here, and sent."""
 EVERY = "*"
 """Stands for all apps in what was chosen."""
 
+_APP_NAME = r"[a-z][a-z0-9_-]{0,31}"
 _CHOICES = "choices.json"
 _APP = "app.json"
-_MODES = ("off", "local", "on")
 _MOST_BYTES = 4 << 20
 
 try:
@@ -46,7 +49,7 @@ except OSError:
 class StoredChoice(NamedTuple):
     """What the user chose with `tacho usage`."""
 
-    mode: str
+    mode: Mode
     reason: str
 
 
@@ -78,7 +81,7 @@ def stored_choice(app: str) -> StoredChoice | None:
     if mode is None:
         return None
     whom = f" {app}" if app in choices and app != EVERY else ""
-    if mode not in _MODES:
+    if mode not in get_args(Mode):
         return StoredChoice("off", f"{path} holds a choice that is none; `tacho usage off` writes it anew")
     return StoredChoice(mode, f"you chose it with `tacho usage {mode}{whom}`")
 
@@ -89,11 +92,10 @@ def set_choice(mode: str, app: str | None = None) -> None:
     Raises:
         ConfigError: if it is none, agrees to every app, cannot be written, or what was chosen before cannot be read.
     """
-    if mode not in _MODES:
-        raise ConfigError(f"{mode!r} is no choice for usage telemetry; use one of {', '.join(_MODES)}")
-    if app is not None and not re.fullmatch(APP_NAME, app):
-        raise ConfigError(f"app={app!r}: expected a name in lower case, such as 'axolotl'")
-    if mode == "on" and app is None:
+    mode = as_mode(mode)
+    if app is not None:
+        check_app(app)
+    elif mode == "on":
         raise ConfigError("to send reports is agreed for each app by its name")
     path = usage_folder() / _CHOICES
     try:
@@ -107,12 +109,39 @@ def set_choice(mode: str, app: str | None = None) -> None:
         ) from error
 
 
+def as_mode(choice: str | bool | None) -> Mode:
+    """Return a choice as a mode.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    if isinstance(choice, bool):
+        return "on" if choice else "off"
+    for mode in get_args(Mode):
+        if choice == mode:
+            return mode  # type: ignore[no-any-return]
+    known = get_args(Mode)
+    raise ConfigError(
+        f"{choice!r} is no choice for usage telemetry; use one of {', '.join(known)}{nearest(str(choice), known)}"
+    )
+
+
+def check_app(app: str) -> None:
+    """Refuse what cannot be the name of an app.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    if not isinstance(app, str) or not re.fullmatch(_APP_NAME, app):
+        raise ConfigError(f"app={app!r}: expected a name in lower case, such as 'axolotl'")
+
+
 def known_apps() -> Iterator[dict[str, Any]]:
     """Return what each app that ran here said of itself."""
     folder = usage_folder()
     try:
         names = sorted(
-            entry.name for entry in folder.iterdir() if entry.is_dir() and re.fullmatch(APP_NAME, entry.name)
+            entry.name for entry in folder.iterdir() if entry.is_dir() and re.fullmatch(_APP_NAME, entry.name)
         )
     except OSError:
         return

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tachograph.exceptions import ConfigError, nearest
-from tachograph.usage._config import UsageConfig, check_app
-from tachograph.usage._consent import Decision, as_mode, decide, named_policy
+from tachograph.usage._config import UsageConfig
+from tachograph.usage._consent import Decision, decide, named_policy
 from tachograph.usage._endpoint import Endpoint, Event, endpoint_from
-from tachograph.usage._folder import EVERY, app_folder, known_apps, set_choice, stored_choice
+from tachograph.usage._folder import EVERY, app_folder, check_app, known_apps, set_choice, stored_choice
 from tachograph.usage._process import new_id
 from tachograph.usage._spool import Kept, delete_events, keep_here, kept_events
 
@@ -64,7 +64,7 @@ def decided_for(app: str | None) -> Decision | None:
     """
     if app is None:
         stored = stored_choice(EVERY)
-        return None if stored is None else Decision(as_mode(stored.mode), stored.reason, "stored")
+        return None if stored is None else Decision(stored.mode, stored.reason, "stored")
     decision = decide(app, UsageConfig(app=app).env_prefix, "local")
     return None if decision.source == "policy" else decision
 
@@ -83,13 +83,16 @@ def choose(mode: str, app: str | None) -> int:
 
 
 def preview(state: AppState) -> list[Event]:
-    """Return what would be sent now: what waits, and what this machine is like."""
+    """Return what would be sent now: what waits, and what this machine is like unless that is among it."""
     from tachograph.usage._event import checked_event, make_event
     from tachograph.usage._system import system_info
 
-    event, _ = make_event(state.config, new_id(), "system-info", system_info())
-    waiting = [checked_event(state.config, kept.event) for kept in state.events if kept.state == "waiting"]
-    return [*(item for item in waiting if item is not None), event]
+    fields = {event: about["fields"] for event, about in state.fields.items()}
+    waiting = [checked_event(state.config, fields, kept.event) for kept in state.events if kept.state == "waiting"]
+    events = [event for event in waiting if event is not None]
+    if not any(event["event"] == "system-info" for event in events):
+        events.append(make_event(state.config, new_id(), "system-info", system_info())[0])
+    return events
 
 
 def purge(app: str | None) -> list[AppState]:
@@ -116,14 +119,16 @@ def _state(facts: dict[str, Any]) -> AppState:
 def _config(facts: dict[str, Any]) -> UsageConfig:
     """Return what an app said of itself, as far as a file that anyone could have written is to be believed."""
     endpoint: Endpoint | None = endpoint_from(facts.get("endpoint"))
-    said = {name: facts[name] for name in ("env_prefix", "version") if isinstance(facts.get(name), str)}
+    texts = {name: facts[name] for name in ("env_prefix", "version") if isinstance(facts.get(name), str)}
+    organizations = facts.get("organizations")
     policy = named_policy(facts.get("consent"))
     try:
         return UsageConfig(
             app=facts["app"],
             endpoint=endpoint,
             consent=policy if policy is not None and (policy != "opt-out" or endpoint is not None) else "local",
-            **said,
+            organizations=organizations if isinstance(organizations, list) else (),
+            **texts,
         )
     except ConfigError:
         return UsageConfig(app=facts["app"])

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tachograph.exceptions import ConfigError, nearest
 from tachograph.ranks import stated_rank
 from tachograph.usage._config import KNOWN_PACKAGES, UsageConfig
-from tachograph.usage._consent import Choices, Decision, Mode, as_mode, is_set, less
+from tachograph.usage._consent import Choices, Decision, is_set, less
+from tachograph.usage._folder import Mode, app_folder, as_mode, stored_choice, tell_of
 from tachograph.usage._process import (
     forget_run_id,
     inherited_run_id,
@@ -163,8 +164,6 @@ class TelemetryManager:
         """Let `tacho usage` know of the app. One who has said no finds nothing on the disk."""
         if (self.decision.mode != "off" or self.decision.source == "policy") and self._is_main:
             with quiet("telling that an app has usage telemetry"), contextlib.suppress(OSError):
-                from tachograph.usage._folder import tell_of
-
                 tell_of(self.config.app, self.config.facts())
 
     def _see_to_notice(self) -> None:
@@ -190,10 +189,8 @@ class TelemetryManager:
         """Return what holds now: the user may have thought better of it since it was decided."""
         if self.decision.source in {"choice", "environment"}:
             return self.decision.mode
-        from tachograph.usage._folder import stored_choice
-
         stored = stored_choice(self.config.app)
-        return self.decision.mode if stored is None else less(self.decision.mode, as_mode(stored.mode))
+        return self.decision.mode if stored is None else less(self.decision.mode, stored.mode)
 
     # Facts -----------------------------------------------------------------------------------------------------------
 
@@ -307,11 +304,11 @@ class TelemetryManager:
             return
         with self._own_lock:
             if self._sender is None:
-                from tachograph.usage._folder import app_folder
                 from tachograph.usage._sender import Sender
 
                 endpoint = self.config.receiver if self.decision.mode == "on" else None
-                checked = functools.partial(checked_event, self.config)
+                fields = {name: schema.fields for name, schema in self.config.schemas.items()}
+                checked = functools.partial(checked_event, self.config, fields)
                 self._sender = Sender(app_folder(self.config.app), endpoint, self._mode_now, checked)
                 _watch_exit()
         self._sender.put(made)
