@@ -14,7 +14,8 @@ import pytest
 
 from tachograph.notify import DeliveryError, open_channels, resolve_notify
 from tachograph.notify.lark import signature
-from tests.notify.conftest import Receiver, Reply, message
+from tests.notify.conftest import WebhookReceiver, message
+from tests.receiver import Reply
 
 NASTY = '<b>&amp;</b> *x* _y_ `z` [a](http://evil) <@U1> <!here> @everyone @here <at user_id="all">all</at>\n# head'
 
@@ -247,7 +248,7 @@ def test_an_untrusted_certificate_is_refused(tmp_path):
     subprocess.run([*make, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    server = Receiver()
+    server = WebhookReceiver()
     server.socket = context.wrap_socket(server.socket, server_side=True)
     try:
         with pytest.raises(DeliveryError, match="certificate is not trusted") as failure:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tachograph.notify import EVENTS, notify_table
-from tests.notify.conftest import Reply
+from tests.receiver import Reply
 
 
 def tacho(*arguments, **environment):

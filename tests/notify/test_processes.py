@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.conftest import lines_of, wait_for
-from tests.notify.conftest import Reply
+from tests.receiver import Reply
 
 TRAIN = """
     import sys, time, tachograph

@@ -11,7 +11,8 @@ import yaml
 
 from tachograph.notify import DeliveryError, open_channels, resolve_notify
 from tests.conftest import lines_of
-from tests.notify.conftest import Reply, message
+from tests.notify.conftest import message
+from tests.receiver import Reply
 
 PROGRAM = """
     import logging, sys, time, tachograph

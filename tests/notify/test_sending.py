@@ -14,7 +14,8 @@ from tachograph.notify import NotifyFollower, open_channels, resolve_notify
 from tachograph.notify._outbox import Outbox
 from tachograph.notify._sender import TokenBucket
 from tests.conftest import lines_of, wait_for
-from tests.notify.conftest import Reply, message
+from tests.notify.conftest import message
+from tests.receiver import Reply
 
 
 def begin(logs, notify, **settings):

@@ -1,24 +1,22 @@
-"""Usage telemetry against a receiver that is real: an HTTP server on this machine that keeps every byte it is sent."""
+"""Usage telemetry against a PostHog of this machine, which keeps every byte it is sent."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from tachograph.usage import TelemetryManager, UsageConfig, _consent
 from tests.conftest import wait_for
+from tests.receiver import Receiver, Reply, Request
 
 _RANKS = ("RANK", "GLOBAL_RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -41,138 +39,28 @@ def usage_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
             assert not thread.is_alive(), "the receiver is gone, but the sender still waits for it"
 
 
-class Request(NamedTuple):
-    """What came over the wire."""
-
-    raw: bytes
-    """All of it: the line, the headers, the body."""
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        return json.loads(gzip.decompress(self.body) if self.headers.get("Content-Encoding") == "gzip" else self.body)
-
-
-class Reply(NamedTuple):
-    """What it is answered."""
-
-    status: int = 200
-    headers: Mapping[str, str] = MappingProxyType({})
-    delay_s: float = 0.0
-    is_silent: bool = False
-    """Accepts and never answers."""
-    drip_s: float = 0.0
-    """Answers with headers that never end, one byte after another."""
-
-
-class Receiver(ThreadingHTTPServer):
-    """Takes batches of PostHog as it would: what has another shape is refused and remembered.
-
-    It gives the replies it was told in order, and the last one for ever.
-    """
-
-    daemon_threads = True
-    block_on_close = False
+class PostHogReceiver(Receiver):
+    """Takes batches of PostHog as it would: what has another shape is refused and remembered."""
 
     def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
-        self.requests: list[Request] = []
         self.problems: list[str] = []
-        self.replies: list[Reply] = [Reply()]
-        self.released = threading.Event()
-        self.address = f"http://127.0.0.1:{self.server_address[1]}"
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        super().__init__(port)
 
-    def reply(self, *replies: Reply) -> None:
-        self.replies = list(replies)
-
-    def wait(self, num_requests: int = 1, timeout_s: float = 15.0) -> list[Request]:
-        wait_for(lambda: len(self.requests) >= num_requests, timeout_s, f"request {num_requests}")
-        return self.requests
+    def reply_to(self, request: Request) -> Reply:
+        reply = super().reply_to(request)
+        problem = None if request.path.endswith("/v1/logs") else problem_of(request)
+        if problem is None:
+            return reply
+        self.problems.append(problem)
+        return Reply(400)
 
     def events(self) -> list[dict[str, Any]]:
-        """Every event of PostHog that came, those that were refused too."""
+        """Every event that came, those that were refused too."""
         return [event for request in list(self.requests) for event in request.json()["batch"]]
 
     def wait_for_events(self, num_events: int, timeout_s: float = 15.0) -> list[dict[str, Any]]:
         wait_for(lambda: len(self.events()) >= num_events, timeout_s, f"event {num_events}")
         return self.events()
-
-    @property
-    def raw(self) -> bytes:
-        return b"\n".join(request.raw for request in list(self.requests))
-
-    def handle_error(self, *_arguments: Any) -> None:
-        """A client that is gone is what some tests are about."""
-
-    def close(self) -> None:
-        self.released.set()
-        self.shutdown()
-        self.server_close()
-
-
-class _Tee:
-    """A stream of which all that is read is kept."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.seen = b""
-
-    def read(self, *size: int) -> bytes:
-        return self._kept(self._stream.read(*size))
-
-    def readline(self, *size: int) -> bytes:
-        return self._kept(self._stream.readline(*size))
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def _kept(self, data: bytes) -> bytes:
-        self.seen += data
-        return data
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def setup(self) -> None:
-        super().setup()
-        self.rfile: Any = _Tee(self.rfile)
-
-    def do_POST(self) -> None:
-        server = self.server
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        request = Request(self.rfile.seen, self.path, dict(self.headers), body)
-        reply = server.replies.pop(0) if len(server.replies) > 1 else server.replies[0]
-        problem = problem_of(request) if self.command == "POST" and not self.path.endswith("/v1/logs") else None
-        if problem is not None:
-            server.problems.append(problem)
-            reply = Reply(400)
-        server.requests.append(request)
-        if reply.delay_s or reply.is_silent:
-            server.released.wait(reply.delay_s or None)
-        if reply.is_silent:
-            self.close_connection = True
-            return
-        if reply.drip_s:
-            self._drip(reply.drip_s)
-            return
-        self.send_response(reply.status)
-        for name, value in reply.headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(b'{"status":"Ok"}')
-
-    do_GET = do_POST
-
-    def _drip(self, drip_s: float) -> None:
-        self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
-        while not self.server.released.wait(drip_s):
-            self.wfile.write(b"x")
-
-    def log_message(self, *_arguments: Any) -> None:
-        pass
 
 
 def problem_of(request: Request) -> str | None:
@@ -197,11 +85,11 @@ def problem_of(request: Request) -> str | None:
 
 
 @pytest.fixture
-def make_receiver() -> Iterator[Callable[..., Receiver]]:
-    made: list[Receiver] = []
+def make_receiver() -> Iterator[Callable[..., PostHogReceiver]]:
+    made: list[PostHogReceiver] = []
 
-    def make(port: int = 0) -> Receiver:
-        made.append(Receiver(port))
+    def make(port: int = 0) -> PostHogReceiver:
+        made.append(PostHogReceiver(port))
         return made[-1]
 
     yield make
@@ -211,7 +99,7 @@ def make_receiver() -> Iterator[Callable[..., Receiver]]:
 
 
 @pytest.fixture
-def receiver(make_receiver: Callable[[], Receiver]) -> Receiver:
+def receiver(make_receiver: Callable[[], PostHogReceiver]) -> PostHogReceiver:
     return make_receiver()
 
 
@@ -226,27 +114,27 @@ def refusing() -> Iterator[str]:
 class Absent:
     """An address at which nobody listens yet."""
 
-    def __init__(self, make_receiver: Callable[..., Receiver]) -> None:
+    def __init__(self, make_receiver: Callable[..., PostHogReceiver]) -> None:
         self._make_receiver = make_receiver
         self._held = socket.socket()
         self._held.bind(("127.0.0.1", 0))
         self.port = self._held.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
 
-    def comes(self) -> Receiver:
+    def comes(self) -> PostHogReceiver:
         self._held.close()
         return self._make_receiver(self.port)
 
 
 @pytest.fixture
-def absent(make_receiver: Callable[..., Receiver]) -> Iterator[Absent]:
+def absent(make_receiver: Callable[..., PostHogReceiver]) -> Iterator[Absent]:
     made = Absent(make_receiver)
     yield made
     made._held.close()
 
 
 @pytest.fixture
-def configure(receiver: Receiver) -> Callable[..., TelemetryManager]:
+def configure(receiver: PostHogReceiver) -> Callable[..., TelemetryManager]:
     """Return what configures the app "greyjacket" of a user who has agreed: ``configure(version="1.2", choice=…)``."""
 
     def make(*, choice: Any = "on", **overrides: Any) -> TelemetryManager:

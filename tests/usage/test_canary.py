@@ -30,7 +30,7 @@ from tachograph.usage import (
     UsageConfig,
     Version,
 )
-from tests.usage.conftest import Receiver, spooled
+from tests.usage.conftest import PostHogReceiver, spooled
 from tests.usage.planted import SECRETS, Loud, Word, filled, leaked, leaves, machine, numbers, shapes
 
 Configure = Callable[..., TelemetryManager]
@@ -61,7 +61,9 @@ SAID_OF_SECRETS = {"other", "[redacted]", "1.4.2"}
 class Canary:
     """Sends events, and looks for secrets in all that came of it."""
 
-    def __init__(self, configure: Configure, receiver: Receiver, usage_dir: Path, capture: Callable[[], str]) -> None:
+    def __init__(
+        self, configure: Configure, receiver: PostHogReceiver, usage_dir: Path, capture: Callable[[], str]
+    ) -> None:
         self.configure = configure
         self.receiver = receiver
         self.usage_dir = usage_dir
@@ -113,7 +115,7 @@ class Canary:
 
 @pytest.fixture
 def canary(
-    configure: Configure, receiver: Receiver, usage_dir: Path, capfd: Any, caplog: pytest.LogCaptureFixture
+    configure: Configure, receiver: PostHogReceiver, usage_dir: Path, capfd: Any, caplog: pytest.LogCaptureFixture
 ) -> Canary:
     def capture() -> str:
         out, err = capfd.readouterr()

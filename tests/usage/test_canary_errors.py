@@ -19,7 +19,7 @@ from tachograph.exceptions import ConfigError
 from tachograph.usage import TelemetryManager, send_errors
 from tachograph.usage._endpoint import as_endpoint
 from tests.conftest import Script, wait_for
-from tests.usage.conftest import Receiver
+from tests.usage.conftest import PostHogReceiver
 from tests.usage.planted import SECRETS, leaked, leaves, machine
 from tests.usage.test_canary import Canary, canary
 
@@ -322,7 +322,7 @@ except ValueError:
     ],
 )
 def test_a_package_is_not_known_by_its_name_alone(
-    script: Start, receiver: Receiver, tmp_path: Path, package: str, has_init: bool
+    script: Start, receiver: PostHogReceiver, tmp_path: Path, package: str, has_init: bool
 ) -> None:
     """Many a project has a folder `datasets`, or `code`. What is in it is the user's own."""
     inner = tmp_path / package / "acme_merger"

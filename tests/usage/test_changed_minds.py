@@ -16,7 +16,7 @@ from tachograph.usage import _notice as notice
 from tachograph.usage._folder import app_folder, usage_folder
 from tachograph.usage._spool import kept_events
 from tests.conftest import wait_for
-from tests.usage.conftest import Reply
+from tests.receiver import Reply
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Script
-from tests.usage.conftest import Receiver, Reply, spooled
+from tests.receiver import Reply
+from tests.usage.conftest import PostHogReceiver, spooled
 
 Start = Callable[..., Script]
 
@@ -78,12 +79,12 @@ def silent_port() -> Iterator[str]:
 
 @pytest.mark.parametrize("linger_s", [0.0, 0.8], ids=["at once", "under way"])
 def test_no_endpoint_keeps_a_process_from_ending(
-    make_receiver: Callable[[], Receiver], refusing: str, silent_port: str, tmp_path: Path, linger_s: float
+    make_receiver: Callable[[], PostHogReceiver], refusing: str, silent_port: str, tmp_path: Path, linger_s: float
 ) -> None:
     """Few at the same time, as the machine is shared, and what counts is the best of three tries."""
     replies = {
         "healthy": Reply(), "silent": Reply(is_silent=True), "slow": Reply(delay_s=3.0), "500": Reply(500),
-        "drips": Reply(drip_s=0.2), "429": Reply(429, {"Retry-After": "30"}),
+        "drips": Reply(drip_s=0.2), "429": Reply(429, headers={"Retry-After": "30"}),
     }  # fmt: skip
     receivers = {name: make_receiver() for name in replies}
     for name, reply in replies.items():
@@ -112,7 +113,7 @@ def test_no_endpoint_keeps_a_process_from_ending(
 
 @pytest.mark.parametrize("linger_s", [0.0, 0.8], ids=["at once", "under way"])
 def test_what_was_not_sent_in_time_is_not_lost(
-    receiver: Receiver, usage_dir: Path, tmp_path: Path, linger_s: float
+    receiver: PostHogReceiver, usage_dir: Path, tmp_path: Path, linger_s: float
 ) -> None:
     receiver.reply(Reply(is_silent=True))
     Timed(tmp_path, "on", receiver.address, linger_s=linger_s).latency_s()
@@ -132,7 +133,7 @@ ENDS = {
 
 
 def test_the_exit_code_and_the_last_words_are_the_programs_own(
-    receiver: Receiver, script: Start, usage_dir: Path
+    receiver: PostHogReceiver, script: Start, usage_dir: Path
 ) -> None:
     receiver.reply(Reply(is_silent=True))
     source = """
@@ -164,7 +165,7 @@ def test_the_exit_code_and_the_last_words_are_the_programs_own(
         assert not (usage_dir / name.replace(" ", "_") / "off").exists()
 
 
-def test_a_program_that_is_interrupted_ends_as_such(receiver: Receiver, script: Start) -> None:
+def test_a_program_that_is_interrupted_ends_as_such(receiver: PostHogReceiver, script: Start) -> None:
     """Else a shell goes on with the next of a list of runs. Python forgets it if anything is compiled at the end."""
     source = """
     import sys
@@ -235,7 +236,7 @@ def test_who_says_no_pays_nothing(script: Start, usage_dir: Path) -> None:
     assert not usage_dir.exists()
 
 
-def test_who_says_yes_is_spared_the_clients_of_others(script: Start, receiver: Receiver) -> None:
+def test_who_says_yes_is_spared_the_clients_of_others(script: Start, receiver: PostHogReceiver) -> None:
     source = OFF.replace("assert not manager.enabled", "assert manager.enabled").replace(
         "threading.active_count() == 1", "1"
     )

@@ -18,7 +18,8 @@ from tachograph.guard import guard
 from tachograph.usage import ListOf, Measure, OtlpLogs, TelemetryManager, _spool
 from tachograph.usage._spool import keep_here
 from tests.conftest import wait_for
-from tests.usage.conftest import Absent, Receiver, Reply, spooled, wait_until_sent
+from tests.receiver import Reply
+from tests.usage.conftest import Absent, PostHogReceiver, spooled, wait_until_sent
 from tests.usage.test_transport import PROGRAM, Configure, Start, epochs, finish, ready
 
 
@@ -39,7 +40,7 @@ def event(number: int, **changes: object) -> bytes:
 # What lies there ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_kept_is_what_was_sent(configure: Configure, receiver: Receiver, usage_dir: Path) -> None:
+def test_what_is_kept_is_what_was_sent(configure: Configure, receiver: PostHogReceiver, usage_dir: Path) -> None:
     manager = configure(version="1.4.0")
     manager.send_config({"anything": 1})
     manager.send_event("train-progress", {"step": 512, "metrics": {"loss": float("nan")}})
@@ -57,7 +58,9 @@ def test_what_is_kept_is_what_was_sent(configure: Configure, receiver: Receiver,
 
 
 @pytest.mark.parametrize("choice", ["on", "local"])
-def test_only_the_owner_reads_any_of_it(configure: Configure, receiver: Receiver, usage_dir: Path, choice: str) -> None:
+def test_only_the_owner_reads_any_of_it(
+    configure: Configure, receiver: PostHogReceiver, usage_dir: Path, choice: str
+) -> None:
     before = os.umask(0o022)
     try:
         configure(choice=choice).send_event("train-start")
@@ -76,7 +79,7 @@ def test_only_the_owner_reads_any_of_it(configure: Configure, receiver: Receiver
 
 
 def test_what_is_recorded_here_alone_is_never_sent(
-    configure: Configure, receiver: Receiver, script: Start, usage_dir: Path
+    configure: Configure, receiver: PostHogReceiver, script: Start, usage_dir: Path
 ) -> None:
     finish(ready(script(PROGRAM, receiver.address, "local", 3)))
     assert len(spooled(usage_dir)) == 3
@@ -91,7 +94,7 @@ def test_what_is_recorded_here_alone_is_never_sent(
 
 
 def test_a_flood_blocks_nobody_and_every_loss_is_counted(
-    configure: Configure, receiver: Receiver, usage_dir: Path
+    configure: Configure, receiver: PostHogReceiver, usage_dir: Path
 ) -> None:
     receiver.reply(Reply(is_silent=True))
     manager = configure()
@@ -113,7 +116,7 @@ def test_a_flood_blocks_nobody_and_every_loss_is_counted(
 
 
 def test_what_is_told_while_the_network_hangs_is_soon_on_disk(
-    receiver: Receiver, script: Start, usage_dir: Path
+    receiver: PostHogReceiver, script: Start, usage_dir: Path
 ) -> None:
     """Else a process that is killed, which is what happens to those that hang, has told nothing."""
     source = PROGRAM.replace(
@@ -149,7 +152,7 @@ def test_a_disk_that_is_full_in_the_midst_of_a_line_is_counted(script: Start, us
 
 @pytest.mark.swallows
 def test_where_nothing_can_be_written_nothing_is_sent(
-    configure: Configure, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configure: Configure, receiver: PostHogReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder", encoding="utf-8")
     monkeypatch.setenv("TACHO_USAGE_DIR", str(tmp_path / "file" / "usage"))
@@ -171,9 +174,9 @@ def test_where_nothing_can_be_written_nothing_is_sent(
 
 @pytest.mark.parametrize("how", ["kept here", "deleted"])
 def test_who_takes_consent_back_is_heard_at_once(
-    configure: Configure, receiver: Receiver, usage_dir: Path, how: str
+    configure: Configure, receiver: PostHogReceiver, usage_dir: Path, how: str
 ) -> None:
-    receiver.reply(Reply(429, {"Retry-After": "1"}), Reply())
+    receiver.reply(Reply(429, headers={"Retry-After": "1"}), Reply())
     manager = configure()
     manager.send_event("train-start", {"num_epochs": 1})
     receiver.wait(1)
@@ -195,7 +198,7 @@ def test_who_takes_consent_back_is_heard_at_once(
 
 @pytest.mark.parametrize("how", ["kept here", "deleted"])
 def test_who_took_consent_back_is_not_forgotten_with_the_next_file(
-    configure: Configure, receiver: Receiver, usage_dir: Path, how: str
+    configure: Configure, receiver: PostHogReceiver, usage_dir: Path, how: str
 ) -> None:
     """A file that is full is followed by another, which must not begin where consent stood at the start."""
     manager = configure(events={"probed": {"values": ListOf("Values.", Measure("One."), 4000)}})
@@ -227,9 +230,9 @@ def test_what_was_kept_here_stays_here(configure: Configure, absent: Absent, scr
     assert len(spooled(usage_dir)) == 4
 
 
-def test_a_file_that_was_emptied_is_no_riddle(configure: Configure, receiver: Receiver, usage_dir: Path) -> None:
+def test_a_file_that_was_emptied_is_no_riddle(configure: Configure, receiver: PostHogReceiver, usage_dir: Path) -> None:
     """It is a plain file of the user's. Who empties it must not get a process that spins."""
-    receiver.reply(Reply(429, {"Retry-After": "0.2"}), Reply())
+    receiver.reply(Reply(429, headers={"Retry-After": "0.2"}), Reply())
     manager = configure()
     manager.send_event("train-start", {"num_epochs": 1})
     receiver.wait(1)
@@ -270,7 +273,7 @@ def test_nobody_sends_what_another_process_is_writing_until_it_is_gone(
 
 
 def test_a_process_that_is_killed_leaves_what_others_can_read_and_send(
-    receiver: Receiver, script: Start, usage_dir: Path
+    receiver: PostHogReceiver, script: Start, usage_dir: Path
 ) -> None:
     source = PROGRAM.replace(
         "sys.stdin.read()", "import time\nwhile True: manager.send_event('train-end'); time.sleep(0.001)"
@@ -296,7 +299,7 @@ def test_a_process_that_is_killed_leaves_what_others_can_read_and_send(
 
 
 def test_a_file_that_still_grows_is_not_pruned(
-    receiver: Receiver, script: Start, usage_dir: Path, configure: Configure
+    receiver: PostHogReceiver, script: Start, usage_dir: Path, configure: Configure
 ) -> None:
     """A training of weeks beside many short runs: it is the oldest file, and yet nobody's to delete."""
     source = PROGRAM.replace(
@@ -337,7 +340,7 @@ BROKEN = {
 @pytest.mark.swallows
 @pytest.mark.parametrize("kind", ["PostHog", "OtlpLogs"])
 def test_a_line_that_is_broken_costs_itself_and_nothing_more(
-    configure: Configure, receiver: Receiver, usage_dir: Path, kind: str
+    configure: Configure, receiver: PostHogReceiver, usage_dir: Path, kind: str
 ) -> None:
     manager = configure(endpoint=OtlpLogs(receiver.address) if kind == "OtlpLogs" else receiver.address)
     folder = usage_dir / "greyjacket"
@@ -366,7 +369,9 @@ def test_a_line_that_is_broken_costs_itself_and_nothing_more(
     receiver.problems.clear()  # PostHog takes a time that is none for now
 
 
-def test_large_events_are_not_torn_on_their_way(configure: Configure, receiver: Receiver, usage_dir: Path) -> None:
+def test_large_events_are_not_torn_on_their_way(
+    configure: Configure, receiver: PostHogReceiver, usage_dir: Path
+) -> None:
     fields = {"values": ListOf("Values.", Measure("One."), 4000)}
     manager = configure(events={"probed": fields}, choice="on")
     for _ in range(80):  # of 16 kB each
@@ -380,7 +385,7 @@ def test_large_events_are_not_torn_on_their_way(configure: Configure, receiver: 
 
 
 def test_a_process_that_is_reset_lets_go_of_its_file(
-    configure: Configure, receiver: Receiver, refusing: str, usage_dir: Path
+    configure: Configure, receiver: PostHogReceiver, refusing: str, usage_dir: Path
 ) -> None:
     def num_open() -> int:
         return sum(str(usage_dir) in file.path for file in psutil.Process().open_files())

@@ -19,7 +19,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from tachograph.usage import Choice, Count, JsonLines, ListOf, Measure, OtlpLogs, TelemetryManager
 from tests.conftest import Script, wait_for
-from tests.usage.conftest import Absent, Receiver, Reply, spooled, wait_until_sent
+from tests.receiver import Reply
+from tests.usage.conftest import Absent, PostHogReceiver, spooled, wait_until_sent
 
 Configure = Callable[..., TelemetryManager]
 Start = Callable[..., Script]
@@ -52,14 +53,14 @@ def ready(program: Script) -> Script:
     return program
 
 
-def epochs(receiver: Receiver) -> list[float]:
+def epochs(receiver: PostHogReceiver) -> list[float]:
     return [event["properties"]["num_epochs"] for event in receiver.events()]
 
 
 # PostHog -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_has_the_shape_that_posthog_takes(configure: Configure, receiver: Receiver) -> None:
+def test_a_batch_has_the_shape_that_posthog_takes(configure: Configure, receiver: PostHogReceiver) -> None:
     manager = configure(version="1.4.0")
     manager.send_event("train-start", {"max_steps": 512, "resumed": False, "num_epochs": math.inf})
     manager.send_event("train-end")
@@ -85,7 +86,7 @@ def test_a_batch_has_the_shape_that_posthog_takes(configure: Configure, receiver
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_the_same_receiver_takes_what_the_real_client_sends(receiver: Receiver, is_packed: bool) -> None:
+def test_the_same_receiver_takes_what_the_real_client_sends(receiver: PostHogReceiver, is_packed: bool) -> None:
     client = posthog.Posthog("phc_x", host=receiver.address, gzip=is_packed, disable_geoip=True, max_retries=0)
     client.capture("train-start", distinct_id="somebody", properties={"max_steps": 500})
     client.shutdown()
@@ -95,7 +96,7 @@ def test_the_same_receiver_takes_what_the_real_client_sends(receiver: Receiver, 
     assert ("Content-Encoding" in receiver.requests[0].headers) is is_packed
 
 
-def test_the_receiver_refuses_what_is_no_batch(configure: Configure, receiver: Receiver) -> None:
+def test_the_receiver_refuses_what_is_no_batch(configure: Configure, receiver: PostHogReceiver) -> None:
     """The check can fail: else the two tests above would say nothing."""
     from tachograph.posting import post
 
@@ -105,7 +106,7 @@ def test_the_receiver_refuses_what_is_no_batch(configure: Configure, receiver: R
     receiver.problems.clear()
 
 
-def test_another_user_of_posthog_in_the_process_is_left_alone(configure: Configure, receiver: Receiver) -> None:
+def test_another_user_of_posthog_in_the_process_is_left_alone(configure: Configure, receiver: PostHogReceiver) -> None:
     def state() -> dict[str, Any]:
         plain = (str, int, float, bool, type(None), list, dict)
         return {name: value for name, value in vars(posthog).items() if isinstance(value, plain) and name[0] != "_"}
@@ -117,7 +118,7 @@ def test_another_user_of_posthog_in_the_process_is_left_alone(configure: Configu
     assert state() == before
 
 
-def test_a_field_of_the_apps_own_is_not_overwritten(configure: Configure, receiver: Receiver) -> None:
+def test_a_field_of_the_apps_own_is_not_overwritten(configure: Configure, receiver: PostHogReceiver) -> None:
     """Either the name is refused when it is declared, or what it says arrives."""
     from tachograph.exceptions import ConfigError
 
@@ -129,7 +130,7 @@ def test_a_field_of_the_apps_own_is_not_overwritten(configure: Configure, receiv
     assert receiver.wait_for_events(1)[0]["properties"]["app"] == "studio"
 
 
-def test_batches_are_small_and_in_order(configure: Configure, receiver: Receiver) -> None:
+def test_batches_are_small_and_in_order(configure: Configure, receiver: PostHogReceiver) -> None:
     manager = configure()
     for number in range(250):
         manager.send_event("train-start", {"num_epochs": number % 90})
@@ -156,7 +157,7 @@ def plain(value: Any) -> Any:
 
 
 def test_otlp_is_what_a_collector_parses_and_says_it_all(
-    configure: Configure, receiver: Receiver, usage_dir: Path
+    configure: Configure, receiver: PostHogReceiver, usage_dir: Path
 ) -> None:
     events = {
         "probed": {
@@ -245,7 +246,7 @@ def test_a_file_that_cannot_be_written_yet_gets_it_later(
 
 FAILURES = {
     "500": Reply(500),
-    "429": Reply(429, {"Retry-After": "60"}),
+    "429": Reply(429, headers={"Retry-After": "60"}),
     "silent": Reply(is_silent=True),
     "refused": None,
 }
@@ -277,7 +278,7 @@ def test_what_does_not_arrive_waits_for_another_process(
 
 @pytest.mark.parametrize("status", [400, 413])
 def test_what_is_refused_for_good_is_given_up_and_counted(
-    configure: Configure, receiver: Receiver, usage_dir: Path, status: int
+    configure: Configure, receiver: PostHogReceiver, usage_dir: Path, status: int
 ) -> None:
     receiver.reply(Reply(status), Reply())
     manager = configure()
@@ -293,7 +294,7 @@ def test_what_is_refused_for_good_is_given_up_and_counted(
 
 
 def test_what_was_refused_for_good_is_not_sent_by_another_process(
-    receiver: Receiver, script: Start, usage_dir: Path
+    receiver: PostHogReceiver, script: Start, usage_dir: Path
 ) -> None:
     receiver.reply(Reply(400), Reply())
     first = ready(script(PROGRAM, receiver.address, "on", 3))
@@ -305,7 +306,7 @@ def test_what_was_refused_for_good_is_not_sent_by_another_process(
     assert [len(request.json()["batch"]) for request in receiver.requests] == [3, 1]
 
 
-def test_losses_are_still_known_when_all_is_over(configure: Configure, receiver: Receiver) -> None:
+def test_losses_are_still_known_when_all_is_over(configure: Configure, receiver: PostHogReceiver) -> None:
     receiver.reply(Reply(400))
     manager = configure()
     manager.send_event("train-start")
@@ -315,12 +316,12 @@ def test_losses_are_still_known_when_all_is_over(configure: Configure, receiver:
 
 
 def test_nobody_is_led_elsewhere(
-    configure: Configure, make_receiver: Callable[[], Receiver], receiver: Receiver
+    configure: Configure, make_receiver: Callable[[], PostHogReceiver], receiver: PostHogReceiver
 ) -> None:
     elsewhere = make_receiver()
     for status in (302, 308):
         TelemetryManager.reset()
-        receiver.reply(Reply(status, {"Location": f"{elsewhere.address}/batch/"}))
+        receiver.reply(Reply(status, headers={"Location": f"{elsewhere.address}/batch/"}))
         manager = configure()
         manager.send_event("train-start")
         wait_for(lambda manager=manager: manager.num_lost == 1, what="the loss")
@@ -348,8 +349,8 @@ def test_a_name_that_cannot_be_resolved_is_like_no_network(
     assert not list(usage_dir.rglob("*.sent"))
 
 
-def test_the_receiver_says_how_long_to_wait(configure: Configure, receiver: Receiver) -> None:
-    receiver.reply(Reply(429, {"Retry-After": "1"}), Reply())
+def test_the_receiver_says_how_long_to_wait(configure: Configure, receiver: PostHogReceiver) -> None:
+    receiver.reply(Reply(429, headers={"Retry-After": "1"}), Reply())
     manager = configure()
     manager.send_event("train-start", {"num_epochs": 1})
     receiver.wait(1)
@@ -363,8 +364,8 @@ def test_the_receiver_says_how_long_to_wait(configure: Configure, receiver: Rece
     assert manager.num_lost == 0
 
 
-def test_a_receiver_that_always_says_now_is_not_hammered(configure: Configure, receiver: Receiver) -> None:
-    receiver.reply(Reply(429, {"Retry-After": "0"}))
+def test_a_receiver_that_always_says_now_is_not_hammered(configure: Configure, receiver: PostHogReceiver) -> None:
+    receiver.reply(Reply(429, headers={"Retry-After": "0"}))
     configure().send_event("train-start")
     receiver.wait(1)
     time.sleep(2.2)
