@@ -254,6 +254,32 @@ def test_the_command(logs):
     assert json.loads(tacho("show", "x", "--log-dir", logs, "--json"))["alerts"][-1]["rule"] == "not_finite"
 
 
+@pytest.mark.parametrize(
+    ("ending", "says"),
+    [
+        ("raise ValueError('boom')", "The run failed: ValueError"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "The run crashed"),
+    ],
+)
+def test_a_run_that_failed_is_not_well(script, logs, ending, says):
+    script(
+        f"""
+        import os, signal, time, tachograph
+        with tachograph.init("x", log_dir={str(logs)!r}, console=False) as run:
+            for step in range(30):
+                run.log(train_loss=1.0 / (step + 1), step=step)
+            run.flush()
+            {ending}
+        """
+    ).wait()
+    shown = tacho("doctor", "x", "--log-dir", logs)
+    assert says in shown
+    assert "tacho show x says more" in shown
+    assert "Nothing wrong was found with its training" in shown
+    assert json.loads(tacho("doctor", "x", "--log-dir", logs, "--json"))["state"] in says
+    assert tacho("doctor", "x", "--log-dir", logs, "--fail-on", "critical", check=False).returncode == 1
+
+
 def test_the_command_explains(logs):
     shown = tacho("doctor", "--explain", "loss_spike", columns=100)
     assert "What it usually means" in shown

@@ -11,7 +11,7 @@ import msgspec
 from tachograph.diagnostics import Doctor, resolve_rules
 from tachograph.exceptions import RunNotFoundError
 from tachograph.foreign import describe, read_log
-from tachograph.journal import Alert, AlertBook, find_run, read_records, worst_first
+from tachograph.journal import Alert, AlertBook, RunFolder, RunState, find_run, overview, read_records, worst_first
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -27,11 +27,20 @@ class Diagnosis(msgspec.Struct):
     num_records: int
     num_alerts: int
     """How many alerts there were; of very many only the last are in `alerts`."""
+    state: RunState | None = None
+    """What became of the run; None if it is a log of another tool, or records."""
+    reason: str | None = None
+    """Why it ended, if it did not just finish."""
 
     @property
     def open_alerts(self) -> list[Alert]:
         """Alerts that were not resolved when the records ended, the worst first."""
         return worst_first(alert for alert in self.alerts if alert.is_open)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run itself ended badly, whatever the rules say of its training."""
+        return self.state in {RunState.FAILED, RunState.CRASHED}
 
 
 def diagnose(
@@ -57,7 +66,7 @@ def diagnose(
         ...     print(alert.severity, alert.title)
     """
     thresholds = resolve_rules(rules)
-    name, records = _records(source, log_dir)
+    name, records, folder = _records(source, log_dir)
     doctor, book, num_records = Doctor(thresholds), AlertBook(), 0
     has_recorded_hang = False
     for record in records:
@@ -70,20 +79,24 @@ def diagnose(
         for alert in doctor.take(record):
             if alert["rule"] != "hang" or not has_recorded_hang:
                 book.take(alert)
-    return Diagnosis(name, book.alerts(), doctor.signals, num_records, book.num_opened)
+    diagnosis = Diagnosis(name, book.alerts(), doctor.signals, num_records, book.num_opened)
+    if folder is not None:
+        run = overview(folder)
+        diagnosis.state, diagnosis.reason = run.state, run.reason
+    return diagnosis
 
 
 def _records(
     source: str | os.PathLike[str] | Iterable[dict[str, Any]], log_dir: str | os.PathLike[str] | None
-) -> tuple[str, Iterator[dict[str, Any]]]:
+) -> tuple[str, Iterator[dict[str, Any]], RunFolder | None]:
     if not isinstance(source, (str, os.PathLike)):
-        return "records", iter(source)
+        return "records", iter(source), None
     try:
         folder = find_run(source, log_dir)
-        return folder.name, read_records(folder.journal)
+        return folder.name, read_records(folder.journal), folder
     except RunNotFoundError:
         if not os.path.exists(source):
             raise
         if describe(source) is None and os.path.isdir(source):
             raise
-        return os.path.basename(os.fspath(source).rstrip(os.sep)), read_log(source)
+        return os.path.basename(os.fspath(source).rstrip(os.sep)), read_log(source), None

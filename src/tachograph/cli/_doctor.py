@@ -41,7 +41,7 @@ _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 @click.option(
     "--fail-on",
     type=click.Choice(SEVERITIES),
-    help="Exit with 1 if there is an alert as bad as this, or nothing to judge.",
+    help="Exit with 1 if there is an alert as bad as this, the run failed, or there is nothing to judge.",
 )
 def doctor(
     run: str | None,
@@ -71,7 +71,8 @@ def doctor(
     else:
         Console().print(_rendered(diagnosis))
     worst = max((severity_rank(alert.severity) for alert in diagnosis.alerts), default=-1)
-    if fail_on is not None and (worst >= severity_rank(fail_on) or not diagnosis.signals):
+    is_unwell = diagnosis.has_failed or not diagnosis.signals
+    if fail_on is not None and (is_unwell or worst >= severity_rank(fail_on)):
         raise SystemExit(1)
 
 
@@ -93,13 +94,16 @@ def _thresholds(settings: tuple[str, ...]) -> dict[str, Any]:
 
 def _rendered(diagnosis: Diagnosis) -> RenderableType:
     parts: list[RenderableType] = []
+    if diagnosis.has_failed:
+        parts += [_failure(diagnosis), Text()]
     over = [alert for alert in diagnosis.alerts if not alert.is_open]
     for alert in diagnosis.open_alerts:
         parts += [_in_full(alert), Text()]
     if over:
         parts += [Text("Over, or left behind:", style="dim"), *(_in_short(alert) for alert in over), Text()]
     if not diagnosis.alerts and diagnosis.signals:
-        parts += [Text("Nothing wrong was found.", style="green"), Text()]
+        where = " with its training" if diagnosis.has_failed else ""
+        parts += [Text(f"Nothing wrong was found{where}.", style="green"), Text()]
     elif not diagnosis.alerts:
         parts += [Text("Nothing could be judged.", style="yellow"), Text()]
     seen = ", ".join(f"{signal} ({safe(metric)})" for signal, metric in diagnosis.signals.items())
@@ -109,6 +113,13 @@ def _rendered(diagnosis: Diagnosis) -> RenderableType:
         missing = "There is no training loss: most rules need one, under a name such as train_loss."
         parts.append(Text(missing, style="yellow"))
     return Group(*parts)
+
+
+def _failure(diagnosis: Diagnosis) -> Text:
+    why = f": {safe(diagnosis.reason, 400)}" if diagnosis.reason else ""
+    return Text.assemble(
+        (f"The run {diagnosis.state}{why}.", "bold red"), (f" tacho show {safe(diagnosis.name)} says more.", "dim")
+    )
 
 
 def _headline(alert: Alert) -> Text:
