@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
+import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -28,7 +30,7 @@ def decorated(function: Function, make: Callable[[tuple[Any, ...]], AbstractCont
             with make(args):
                 items = function(*args, **kwargs)
                 try:
-                    item = await items.__anext__()
+                    item = await _begun_unseen(items)
                     while True:
                         try:
                             sent = yield item
@@ -56,6 +58,9 @@ def decorated(function: Function, make: Callable[[tuple[Any, ...]], AbstractCont
             with make(args):
                 return (yield from function(*args, **kwargs))
 
+        if getattr(getattr(function, "__code__", None), "co_flags", 0) & inspect.CO_ITERABLE_COROUTINE:
+            wrapper = types.coroutine(wrapper)  # as the function was, or nobody could await it
+
     else:
 
         @functools.wraps(function)
@@ -64,3 +69,16 @@ def decorated(function: Function, make: Callable[[tuple[Any, ...]], AbstractCont
                 return function(*args, **kwargs)
 
     return wrapper  # type: ignore[no-any-return] # it takes and returns what the function does
+
+
+def _begun_unseen(items: Any) -> Any:
+    """Begin an asynchronous generator that the event loop is not told of.
+
+    A loop that ends closes every one it knows, side by side. It knows the one around, which closes this one.
+    """
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        return items.__anext__()
+    finally:
+        sys.set_asyncgen_hooks(*hooks)

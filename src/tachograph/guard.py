@@ -6,12 +6,13 @@ With ``guard.strict`` it is raised again instead, which is how our own tests run
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["Guard", "called_by", "guard", "guarded"]
+__all__ = ["Guard", "called_by", "guard", "guarded", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -42,14 +43,11 @@ class Guard:
         """Count a fault that was caught elsewhere, and tell of it once."""
         self.num_faults += 1
         if len(self.faults) < _MOST_KEPT:
-            self.faults.append((place, f"{type(fault).__name__}: {fault}"[:_MOST_CHARS]))
+            with contextlib.suppress(Exception):  # it may fail to say what it is
+                self.faults.append((place, f"{type(fault).__name__}: {fault}"[:_MOST_CHARS]))
         if (place, type(fault)) not in self._told:
             self._told.add((place, type(fault)))
-            import logging
-
-            logging.getLogger("tachograph").warning(
-                "a telemetry fault was swallowed while %s: %s: %s", place, type(fault).__name__, fault
-            )
+            warn("a telemetry fault was swallowed while %s: %s: %s", place, type(fault).__name__, fault)
 
     def reset(self) -> None:
         """Forget what was counted, and in a forked child whatever the parent told."""
@@ -75,12 +73,24 @@ class _Guarded:
         if fault is None or not isinstance(fault, Exception):
             return False
         if self._tell is not None:
-            self._tell(self._place, fault)
+            try:
+                self._tell(self._place, fault)
+            except Exception:
+                if self._guard.strict:
+                    raise
         self._guard.caught(self._place, fault)
         return not self._guard.strict
 
 
 guard = Guard()
+
+
+def warn(text: str, *values: object) -> None:
+    """Say something in the `tachograph` logger, unless a handler of the program's or its end prevents it."""
+    with contextlib.suppress(Exception):
+        import logging
+
+        logging.getLogger("tachograph").warning(text, *values)
 
 
 def guarded(place: str) -> Callable[[_Function], _Function]:

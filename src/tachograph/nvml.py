@@ -68,13 +68,26 @@ class GpuProbe:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
             return list(every.items())
-        wanted = [item.strip() for item in visible.split(",") if item.strip()]
+        wanted = [self._whole(item.strip()) for item in visible.split(",") if item.strip()]
         devices = []
         for index, handle in every.items():
             uuid = _text(nvml.nvmlDeviceGetUUID(handle))
             if any(item == index or (item.startswith("GPU-") and uuid.startswith(item)) for item in wanted):
                 devices.append((index, handle))
         return devices
+
+    def _whole(self, item: str) -> str:
+        """Return the device that an entry of `CUDA_VISIBLE_DEVICES` names a part of, or else the entry."""
+        nvml = self._nvml
+        if item.startswith("MIG-GPU-"):
+            return item.removeprefix("MIG-").partition("/")[0]
+        if not item.startswith("MIG-"):
+            return item
+        try:
+            part = nvml.nvmlDeviceGetHandleByUUID(item)
+            return _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)))
+        except nvml.NVMLError:
+            return item
 
 
 def _may_have_driver() -> bool:

@@ -60,7 +60,58 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Follow none."""
 
 
-def post(address: Callable[[], str], body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> Answer:
+class _UnwantedError(Exception):
+    """Whoever wanted a message to be sent does so no longer."""
+
+
+class _Asking:
+    """A connection that asks, once it stands, whether the message is still wanted."""
+
+    is_wanted: Callable[[], bool]
+
+    def connect(self) -> None:
+        super().connect()  # type: ignore[misc] # there is one beside
+        if not self.is_wanted():
+            raise _UnwantedError
+
+
+class _Connection(_Asking, http.client.HTTPConnection):
+    pass
+
+
+class _SecureConnection(_Asking, http.client.HTTPSConnection):
+    pass
+
+
+class _Request(urllib.request.Request):
+    is_wanted: Callable[[], bool]
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, request: Any) -> Any:
+        return self.do_open(functools.partial(_asking, _Connection, request.is_wanted), request)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, request: Any) -> Any:
+        connect = functools.partial(_asking, _SecureConnection, request.is_wanted, context=_context())
+        return self.do_open(connect, request)
+
+
+def _asking(kind: type[Any], is_wanted: Callable[[], bool], host: str, **options: Any) -> Any:
+    connection = kind(host, **options)
+    connection.is_wanted = is_wanted
+    return connection
+
+
+def post(
+    address: Callable[[], str],
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    timeout_s: float,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> Answer:
     """Send a body and return the answer, whatever its status. Proxies of the environment are used.
 
     Args:
@@ -68,6 +119,7 @@ def post(address: Callable[[], str], body: bytes, headers: Mapping[str, str], *,
         body: what to send.
         headers: those beside the usual ones.
         timeout_s: longest wait for the connection, and for each part of the answer.
+        is_wanted: tells whether to send it still, once there is a connection, which may have taken long.
 
     Raises:
         DeliveryError: if there was no answer.
@@ -75,10 +127,12 @@ def post(address: Callable[[], str], body: bytes, headers: Mapping[str, str], *,
     deadline_s = time.monotonic() + timeout_s
     headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": f"tachograph/{__version__}", **headers}
     try:
-        request = urllib.request.Request(address(), body, headers, method="POST")  # noqa: S310 - checked at set-up
+        request = _Request(address(), body, headers, method="POST")  # checked at set-up
+        request.is_wanted = is_wanted  # here: an opener and its handlers hold each other, and would hold it
         opener = urllib.request.build_opener(
             _NoRedirects,
-            urllib.request.HTTPSHandler(context=_context()),
+            _Http,
+            _Https,
             *_proxies(urllib.parse.urlsplit(request.full_url).hostname or ""),
         )
         try:
@@ -148,6 +202,8 @@ def _wait_s(headers: Any) -> float | None:
 
 def _undelivered(error: Exception, timeout_s: float) -> DeliveryError:
     reason = getattr(error, "reason", error)
+    if isinstance(reason, _UnwantedError):
+        return DeliveryError("it is no longer wanted", may_retry=True)
     if isinstance(reason, TimeoutError):
         return DeliveryError(f"no answer within {timeout_s:g} s", may_retry=True)
     if isinstance(reason, ssl.SSLCertVerificationError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from typing import Any
 
@@ -74,6 +73,8 @@ def job_id() -> str:
     known = [os.environ.get(variable, "") for variable in _JOB_VARIABLES]
     address = os.environ.get("MASTER_ADDR", "")
     if address.startswith("127.") or address in {"", "localhost", "::1"}:
+        import socket
+
         known.append(socket.gethostname())  # then all are on one machine, and others may call theirs the same
     if any(known[: len(_JOB_VARIABLES)]):
         return ":".join(known)

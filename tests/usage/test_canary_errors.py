@@ -146,7 +146,7 @@ class Unspeakable(Exception):
 def errors(secret: str) -> Iterator[BaseException]:
     """Return what Python and a user can raise about a secret."""
     plain = (
-        ValueError, KeyError, RuntimeError, OSError, ImportError, ArithmeticError, StopIteration, Unspeakable,
+        ValueError, KeyError, RuntimeError, OSError, ImportError, ArithmeticError, LookupError, Unspeakable,
         AcmeMergerMeta, ConfigError,
     )  # fmt: skip
     yield from (kind(secret) for kind in plain)

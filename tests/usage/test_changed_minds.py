@@ -120,8 +120,7 @@ def test_ctrl_c_during_the_notice_leaves_nothing_configured(config, monkeypatch)
     monkeypatch.setattr(notice, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         TelemetryManager.configure(config)
-    with pytest.raises(ConfigError, match="not configured"):
-        TelemetryManager.get_instance("greyjacket")
+    assert "not configured" in TelemetryManager.get_instance("greyjacket").decision.reason
 
 
 # While a program runs ------------------------------------------------------------------------------------------------

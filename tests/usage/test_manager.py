@@ -50,22 +50,23 @@ def test_one_for_each_app():
     assert make() is first is TelemetryManager.get_instance() is TelemetryManager.get_instance("greyjacket")
     second = make(app="other")
     assert TelemetryManager.get_instance("other") is second is not first
-    with pytest.raises(ConfigError, match="name one of greyjacket, other"):
-        TelemetryManager.get_instance()
-    with pytest.raises(ConfigError, match="did you mean 'greyjacket'"):
-        TelemetryManager.get_instance("grayjacket")
+    nobody = TelemetryManager.get_instance()
+    assert "none is named: greyjacket, other" in nobody.decision.reason
+    assert "did you mean 'greyjacket'" in TelemetryManager.get_instance("grayjacket").decision.reason
+    assert not nobody.enabled
     TelemetryManager.reset("other")
     assert TelemetryManager.get_instance() is first
     TelemetryManager.reset()
-    with pytest.raises(ConfigError, match="TelemetryManager.configure"):
-        TelemetryManager.get_instance()
+    assert "call TelemetryManager.configure" in TelemetryManager.get_instance().decision.reason
+    with pytest.raises(ConfigError, match="a name in lower case"):
+        TelemetryManager.get_instance("Grey Jacket")
 
 
 def test_configured_differently_it_is_an_error():
     make()
     with pytest.raises(ConfigError, match=r"TelemetryManager.reset\('greyjacket'\)"):
         make(organizations=["meta-llama"])
-    with pytest.raises(ConfigError, match="already, and differently"):
+    with pytest.raises(ConfigError, match="already, with another choice"):
         TelemetryManager.configure(
             UsageConfig(app="greyjacket", organizations=["google"], config_map=MAP), choice="off"
         )

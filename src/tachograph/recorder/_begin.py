@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from tachograph import ranks
 from tachograph.clock import SystemClock, WallAnchor
 from tachograph.diagnostics import RuleSettings
 from tachograph.exceptions import ConfigError, NoRunError
-from tachograph.guard import guard
+from tachograph.guard import guard, warn
 from tachograph.journal import Claim, claim_run_folder, overview, read_records, this_process
 from tachograph.recorder._examiner import Examiner
 from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
@@ -185,9 +184,7 @@ def worker_run() -> Run | None:
         return None
     run = DisabledRun("worker", settings=Settings(enabled=False), writer=None)
     watch(run, hooks=False)
-    logging.getLogger("tachograph").warning(
-        "this worker process has no run: what it logs is not recorded; call tachograph.init() in it to have one"
-    )
+    warn("this worker process has no run: what it logs is not recorded; call tachograph.init() in it to have one")
     return run
 
 

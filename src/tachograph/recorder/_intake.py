@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -11,7 +10,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from tachograph.clock import Clock, SystemClock
-from tachograph.guard import guard
+from tachograph.guard import guard, warn
 from tachograph.recorder._backend import Backend
 from tachograph.recorder._control import ControlPanel
 from tachograph.recorder._entries import PRESSURE
@@ -181,7 +180,7 @@ class Intake:
             return
         self._is_told = True
         why = "was forked from the process that records it" if self._is_forked else f"has {self.status}"
-        logging.getLogger("tachograph").warning(
+        warn(
             "run %r %s: what is logged to it from here on is not recorded; call tachograph.init() for a run of its own",
             self.name,
             why,

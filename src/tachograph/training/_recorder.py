@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import logging
 import os
 import threading
 from collections import deque
@@ -14,7 +13,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from tachograph.exceptions import TachographError
-from tachograph.guard import guard
+from tachograph.guard import guard, warn
 from tachograph.recorder import PRESSURE, Entry, Run, error_fields, error_message, error_type
 from tachograph.records import Later
 from tachograph.training._attributes import Attributes
@@ -105,7 +104,7 @@ class TrainingRecorder:
         if what in self._told or len(self._told) >= 100:
             return
         self._told.add(what)
-        logging.getLogger("tachograph").warning("%s", what)
+        warn("%s", what)
         self.run.report("span_misused", "", what)
 
     # One Logger's recorder -----------------------------------------------------------------------------------------

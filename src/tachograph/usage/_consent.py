@@ -1,7 +1,8 @@
 """Whether anything is recorded or sent, and why: one resolver for programs and for `tacho usage status`.
 
-The first of these that says anything decides: what the program was told, `DO_NOT_TRACK` and the app's own variable, the
-choice that `tacho usage` stored, CI or an offline machine, the app's policy. In doubt it is off.
+The first of these that says anything decides: what the program was told, or the one that started it; `DO_NOT_TRACK` and
+the app's own variable; the choice that `tacho usage` stored; CI or an offline machine; the app's policy. In doubt it is
+off.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Literal, NamedTuple, get_args
 from tachograph.exceptions import ConfigError, nearest
 from tachograph.usage._folder import Mode, as_mode, stored_choice
 
-__all__ = ["Choices", "Decision", "Policy", "as_policy", "decide", "is_set", "less", "named_policy"]
+__all__ = ["Choices", "Decision", "Policy", "as_policy", "decide", "inherited_choice", "is_set", "less", "named_policy"]
 
 Policy = Literal["opt-in", "local", "opt-out"]
 Choices = Mode | bool | None
 
 _POLICIES: dict[Policy, tuple[Mode, str]] = {
-    "opt-in": ("off", "{app} asks first: nothing is recorded until you turn it on"),
+    "opt-in": ("off", "the policy of {app} is to record nothing until you turn it on"),
     "local": ("local", "the policy of {app} is to record on this machine and to send nothing"),
     "opt-out": ("on", "the policy of {app} is to send until you turn it off"),
 }
@@ -65,6 +66,10 @@ def decide(
     environ = os.environ if environ is None else environ
     if choice is not None:
         return Decision(as_mode(choice), "the program was told so", "choice")
+    whose, _, inherited = environ.get(inherited_choice(env_prefix), "").partition(":")
+    if whose == app:
+        mode: Mode = "local" if inherited == "local" else "off"
+        return Decision(mode, "the program that started this one was told so", "choice")
     said = {name: environ[name] for name in (f"{env_prefix}_DO_NOT_TRACK", "DO_NOT_TRACK") if name in environ}
     for name, value in said.items():
         text = value.strip().lower()
@@ -85,6 +90,11 @@ def decide(
                 return Decision("off", f"{circumstance}: {name} is set", "circumstance")
     mode, reason = _POLICIES[policy]
     return Decision(mode, reason.format(app=app), "policy")
+
+
+def inherited_choice(env_prefix: str) -> str:
+    """Return the variable by which a program that was told no lets those it starts know."""
+    return f"{env_prefix}_USAGE_CHOICE"
 
 
 def is_set(environ: Mapping[str, str], name: str) -> bool:

@@ -5,9 +5,10 @@ An endpoint is a plain value that says what it would send. What speaks to the ne
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -38,8 +39,8 @@ class Endpoint(Protocol):
         """Return the very bytes that some events are sent as."""
         ...
 
-    def send(self, events: Sequence[Event], timeout_s: float) -> None:
-        """Send some events.
+    def send(self, events: Sequence[Event], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
+        """Send some events, if that is still wanted when all is ready.
 
         Raises:
             DeliveryError: if they did not arrive.
@@ -68,6 +69,8 @@ class PostHog:
             raise ConfigError(f"api_key={self.api_key!r}: expected a text, the public key of the project (phc_…)")
         if not self.api_key and _is_posthogs(self.url):
             raise ConfigError("a PostHog endpoint needs api_key, the public key of the project (phc_…)")
+        if self.url.rstrip("/").endswith(("/e", "/capture")):
+            raise ConfigError(f"endpoint {self.url!r} takes single events; expected the address of the instance alone")
         if self.api_key.startswith(("phx_", "phs_")):
             raise ConfigError("api_key: this is a private key of PostHog, which anyone could read out of your package; "
                               "use the public key of the project (phc_…)")  # fmt: skip
@@ -75,7 +78,7 @@ class PostHog:
     @property
     def name(self) -> str:
         """The address."""
-        return f"{self.url.rstrip('/')}/batch/"
+        return f"{_with_path(self.url, '/batch')}/"
 
     def facts(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -85,9 +88,9 @@ class PostHog:
         """Return a batch."""
         return _json({"api_key": self.api_key, "batch": [_posthog_event(event) for event in events]})
 
-    def send(self, events: Sequence[Event], timeout_s: float) -> None:
+    def send(self, events: Sequence[Event], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
         """Send a batch."""
-        _post(self.name, self.body(events), {}, timeout_s)
+        _post(self.name, self.body(events), {}, timeout_s, is_wanted)
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,16 @@ class OtlpLogs:
 
     def __post_init__(self) -> None:
         _check_url(self.url)
+        given = self.headers
+        if not isinstance(given, Mapping) or not all(
+            isinstance(text, str) and text.isprintable() for item in given.items() for text in item
+        ):
+            raise ConfigError(f"OtlpLogs headers={given!r}: expected a mapping from names to texts of one line")
 
     @property
     def name(self) -> str:
         """The address."""
-        return f"{self.url.rstrip('/')}/v1/logs"
+        return _with_path(self.url, "/v1/logs")
 
     def facts(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -121,9 +129,9 @@ class OtlpLogs:
             resources.setdefault((event["app"], event.get("app_version", ""), event["run_id"]), []).append(event)
         return _json({"resourceLogs": [_resource(*key, items) for key, items in resources.items()]})
 
-    def send(self, events: Sequence[Event], timeout_s: float) -> None:
+    def send(self, events: Sequence[Event], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
         """Send a request."""
-        _post(self.name, self.body(events), self.headers, timeout_s)
+        _post(self.name, self.body(events), self.headers, timeout_s, is_wanted)
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,10 @@ class JsonLines:
     """
 
     path: str | os.PathLike[str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, (str, os.PathLike)) or not os.fspath(self.path):
+            raise ConfigError(f"JsonLines({self.path!r}): expected the path of a file")
 
     @property
     def name(self) -> str:
@@ -149,16 +161,16 @@ class JsonLines:
         """Return the lines."""
         return b"".join(_json(event) + b"\n" for event in events)
 
-    def send(self, events: Sequence[Event], timeout_s: float) -> None:
+    def send(self, events: Sequence[Event], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
         """Append the lines, in one piece: several processes may write."""
         from tachograph.posting import DeliveryError
 
         try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                os.write(descriptor, self.body(events))
-            finally:
-                os.close(descriptor)
+            with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", buffering=0) as file:
+                body = self.body(events)
+                if file.write(body) != len(body):
+                    file.write(b"\n")  # what follows begins a line of its own
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise DeliveryError(f"the file cannot be written: {error.strerror}", may_retry=True) from None
 
@@ -171,13 +183,13 @@ def as_endpoint(given: Any, api_key: str) -> Endpoint | None:
     """
     if isinstance(given, str) and given:
         return PostHog(given, api_key)
+    if given is not None and not isinstance(given, (PostHog, OtlpLogs, JsonLines)):
+        raise ConfigError(
+            f"endpoint={given!r}: expected the address of a PostHog instance, or a PostHog, OtlpLogs or JsonLines"
+        )
     if api_key:
         raise ConfigError("api_key belongs to an address: endpoint='https://…', or PostHog('https://…', api_key)")
-    if given is None or isinstance(given, (PostHog, OtlpLogs, JsonLines)):
-        return given
-    raise ConfigError(
-        f"endpoint={given!r}: expected the address of a PostHog instance, or a PostHog, OtlpLogs or JsonLines"
-    )
+    return given
 
 
 def endpoint_from(facts: Any) -> Endpoint | None:
@@ -206,6 +218,11 @@ def _check_url(url: Any) -> None:
         is_plain = False
     if not is_plain or not url.isprintable() or " " in url:
         raise ConfigError(f"endpoint {url!r}: expected a plain address, without user, password, query or spaces")
+
+
+def _with_path(url: str, path: str) -> str:
+    """Return an address with a path at its end, which may be there already."""
+    return url.rstrip("/").removesuffix(path) + path
 
 
 def _is_posthogs(url: str) -> bool:
@@ -288,7 +305,8 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _post(url: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> None:
+def _post(url: str, body: bytes, headers: Mapping[str, str], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
     from tachograph.posting import check, post
 
-    check(post(lambda: url, body, headers, timeout_s=timeout_s), lambda text, most: " ".join(text.split())[:most])
+    answer = post(lambda: url, body, headers, timeout_s=timeout_s, is_wanted=is_wanted)
+    check(answer, lambda text, most: " ".join(text.split())[:most])

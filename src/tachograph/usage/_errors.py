@@ -1,13 +1,13 @@
 """Errors of watched functions: which types, and where in the code of known packages. Never what they say.
 
-`KeyboardInterrupt`, `SystemExit`, `GeneratorExit` and a cancelled task are decisions, not failures: none is reported.
+`KeyboardInterrupt`, `SystemExit`, `GeneratorExit`, the end of an iterator and whatever was cancelled are decisions, not
+failures: none is reported.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import functools
 import inspect
 import os
 import sys
@@ -18,9 +18,10 @@ from typing import Any, TypeVar, overload
 
 from tachograph.decorator import decorated
 from tachograph.exceptions import ConfigError
+from tachograph.usage._manager import manager_of
 from tachograph.usage._quiet import quiet
 
-__all__ = ["error_properties", "send_errors"]
+__all__ = ["error_properties", "is_failure", "send_errors"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -89,23 +90,29 @@ class _Watch:
         chain = _chain.get()
         if self._chain is not None:
             _chain.set(None)
-        if isinstance(error, Exception) and not isinstance(error, (StopIteration, StopAsyncIteration)):
+        if error is not None and is_failure(error):
             with contextlib.suppress(RecursionError), quiet("reporting an error"):
                 self._report(error, chain or _GENERATORS)
 
-    def _report(self, error: Exception, chain: object) -> None:
+    def _report(self, error: BaseException, chain: object) -> None:
+        if isinstance(error, RecursionError) and self._chain is None and chain is not _GENERATORS:
+            return  # there is no room to tell of it here; the outermost has some
         # A mark, and no list of them: that would keep alive all that the frames of each refer to.
         marks = vars(error)
         mark = marks.get(_MARK) if self._chain is None else marks.pop(_MARK, None)
         if mark is chain:
             return
-        from tachograph.usage._manager import manager_of
-
         manager = manager_of(self._function, self._app)
         if manager is not None and manager.enabled:
             if self._chain is None:
                 marks[_MARK] = chain
             manager.send_error(error, self._function)
+
+
+def is_failure(error: BaseException) -> bool:
+    """Tell whether an exception is a failure, and not how a program, an iterator or a task is meant to end."""
+    cancelled = getattr(sys.modules.get("concurrent.futures"), "CancelledError", StopIteration)
+    return isinstance(error, Exception) and not isinstance(error, (StopIteration, StopAsyncIteration, cancelled))
 
 
 def error_properties(
@@ -125,8 +132,9 @@ def error_properties(
     properties["causes"] = [_type_of(cause, roots)[0] for cause in _causes(error)]
     members = getattr(error, "exceptions", None) if _is_group(error) else None
     properties["members"] = [_type_of(member, roots)[0] for member in (members or ())[:_MOST_CAUSES]]
-    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
-    if code is not None and (place := _place(code.co_filename, roots)):
+    inner = inspect.unwrap(function) if function is not None else None
+    code = getattr(inner, "__code__", None)
+    if code is not None and (place := _place(code.co_filename, getattr(inner, "__globals__", None), roots)):
         properties["function"] = f"{place}.{code.co_name}"
     return {name: value for name, value in properties.items() if value}
 
@@ -187,12 +195,12 @@ def _is_group(error: BaseException) -> bool:
 
 def _frames(trace: TracebackType | None, roots: Mapping[str, str]) -> list[dict[str, Any]]:
     frames: list[dict[str, Any]] = []
-    place_of = functools.cache(lambda filename: _place(filename, roots))
     while trace is not None:
-        code, line, trace = trace.tb_frame.f_code, trace.tb_lineno, trace.tb_next
+        frame, line, trace = trace.tb_frame, trace.tb_lineno, trace.tb_next
+        code = frame.f_code
         if code.co_filename == decorated.__code__.co_filename:
             continue  # it stands around every watched function
-        module = place_of(code.co_filename)
+        module = _place(code.co_filename, frame.f_globals, roots)
         if module is not None:
             frames.append({"module": module, "function": code.co_name, "line": line})
         elif not frames or frames[-1]["module"] != _OTHER_CODE:
@@ -200,17 +208,26 @@ def _frames(trace: TracebackType | None, roots: Mapping[str, str]) -> list[dict[
     return frames[-_MOST_FRAMES:]
 
 
-def _place(filename: str, roots: Mapping[str, str]) -> str | None:
-    """Return the module of a file, if it lies where a known package was imported from."""
+def _place(filename: str, names: Mapping[str, Any] | None, roots: Mapping[str, str]) -> str | None:
+    """Return the module of some code, if it lies where a known package was imported from.
+
+    Args:
+        filename: the file that it says it is from.
+        names: the global names that it sees.
+        roots: where known packages were imported from.
+    """
     path = os.path.realpath(filename)
     root = _root_of(filename, roots)
     if root is None or not path.endswith(".py"):
         return None
     inner = path[len(root) : -len(".py")].replace(os.sep, ".")
     module = f"{roots[root]}{inner}".removesuffix(".__init__")
-    # Anything can claim to come from a file; what was imported does.
-    loaded = (_file_of(found) for name in (module, "__main__") if (found := sys.modules.get(name)) is not None)
-    return module if any(os.path.realpath(file) == path for file in loaded) else None
+    # Any code can claim to come from a file; what was imported from it sees its names.
+    for name in (module, "__main__"):
+        found = sys.modules.get(name)
+        if found is not None and vars(found) is names and os.path.realpath(_file_of(found)) == path:
+            return module
+    return None
 
 
 def _root_of(filename: str, roots: Mapping[str, str]) -> str | None:
@@ -228,7 +245,17 @@ def _roots(own: Collection[str], known: Collection[str]) -> dict[str, str]:
     roots = {}
     for package in (*own, *known):
         for root in getattr(sys.modules.get(package), "__path__", ()):
-            is_installed = os.path.basename(os.path.dirname(os.path.realpath(root))) in _INSTALLED
-            if is_installed or package in own:
+            if package in own or _is_installed(package, os.path.realpath(root)):
                 roots[os.path.realpath(root)] = package
     return roots
+
+
+def _is_installed(package: str, root: str) -> bool:
+    """Tell whether a folder is what the distribution of a package's name installed, and not somebody's own."""
+    from importlib.metadata import distribution
+
+    try:
+        installed = os.path.realpath(str(distribution(package).locate_file(package)))
+    except Exception:  # noqa: BLE001 - there is none, or somebody broke its metadata
+        return False
+    return installed == root and os.path.basename(os.path.dirname(root)) in _INSTALLED

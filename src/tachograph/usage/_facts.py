@@ -33,11 +33,11 @@ def model_facts(model: Any) -> dict[str, Any]:
         "vocab_size": lambda: text.vocab_size,
         "num_experts": lambda: getattr(text, "num_local_experts", None) or text.num_experts,
         "attention": lambda: config._attn_implementation,
-        "quantization": lambda: _at(config, "quantization_config.quant_method") or "none",
+        "quantization": lambda: None if config is None else _at(config, "quantization_config.quant_method") or "none",
         "dtype": lambda: str(model.dtype).removeprefix("torch."),
-        "num_parameters": lambda: sum(parameter.numel() for parameter in model.parameters()),
+        "num_parameters": lambda: sum(map(_num_values, model.parameters())),
         "num_trainable_parameters": lambda: sum(
-            parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+            _num_values(parameter) for parameter in model.parameters() if parameter.requires_grad
         ),
     }
     return _answers(places)
@@ -59,6 +59,11 @@ def adapter_facts(config: Any) -> dict[str, Any]:
         "use_rslora": lambda: config.use_rslora,
     }
     return _answers(places)
+
+
+def _num_values(parameter: Any) -> int:
+    """Return how many numbers a parameter has, where DeepSpeed has spread it over processes, too."""
+    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
 def _answers(questions: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:

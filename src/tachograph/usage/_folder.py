@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -57,7 +58,7 @@ def usage_folder() -> Path:
     """Return the folder: `TACHO_USAGE_DIR`, else inside the state folder of the user."""
     chosen = os.environ.get("TACHO_USAGE_DIR")
     if chosen:
-        return Path(START, chosen)
+        return Path(START, os.path.expanduser(chosen))
     state = os.environ.get("XDG_STATE_HOME")
     home = Path(state) if state and os.path.isabs(state) else Path(os.path.expanduser("~")) / ".local" / "state"
     return home / "tachograph" / "usage"
@@ -72,15 +73,15 @@ def stored_choice(app: str) -> StoredChoice | None:
     """Return what the user chose for an app, or for all; off if it cannot be told."""
     path = usage_folder() / _CHOICES
     try:
-        choices = _read(path)
-        mode = choices.get(app, choices.get(EVERY))
+        choices = _read(_absolute(path))
     except (OSError, ValueError) as error:
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not path.is_symlink():
             return None
-        return StoredChoice("off", f"what you chose cannot be read from {path}: {type(error).__name__}")
-    if mode is None:
+        return StoredChoice("off", f"what you chose cannot be read from {path}: {_why(error)}")
+    name = app if app in choices else EVERY
+    if name not in choices:
         return None
-    whom = f" {app}" if app in choices and app != EVERY else ""
+    mode, whom = choices[name], "" if name == EVERY else f" {app}"
     if mode not in get_args(Mode):
         return StoredChoice("off", f"{path} holds a choice that is none; `tacho usage off` writes it anew")
     return StoredChoice(mode, f"you chose it with `tacho usage {mode}{whom}`")
@@ -99,7 +100,7 @@ def set_choice(mode: str, app: str | None = None) -> None:
         raise ConfigError("to send reports is agreed for each app by its name")
     path = usage_folder() / _CHOICES
     try:
-        make_private(path.parent)
+        make_private(_absolute(path).parent)
         with _locked(path.parent):
             choices = _choices_to_keep(path) if app is not None else {}
             _write(path, {**choices, app or EVERY: mode})
@@ -167,7 +168,7 @@ def tell_of(app: str, facts: Mapping[str, Any]) -> None:
 
 def make_private(folder: Path) -> None:
     """Make the folder of usage telemetry, or one in it, for its owner alone."""
-    usage_folder().parent.mkdir(parents=True, exist_ok=True)
+    _absolute(usage_folder()).parent.mkdir(parents=True, exist_ok=True)
     for each in (usage_folder(), folder):
         each.mkdir(mode=0o700, exist_ok=True)
 
@@ -179,11 +180,21 @@ def read_own(path: Path) -> bytes:
         OSError: if it cannot be read, or is no such file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for ever
-    with open(descriptor, "rb") as file:
+    try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_size > _MOST_BYTES:
-            raise PermissionError(f"{path} is no plain file of this user's")
-        return file.read(_MOST_BYTES)
+            raise PermissionError(errno.EACCES, "it is no plain file of this user's")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(_MOST_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _absolute(path: Path) -> Path:
+    """Refuse a place that depends on where the program happens to be, for want of a home folder."""
+    if not path.is_absolute():
+        raise PermissionError(errno.EACCES, "this user has no home folder; set TACHO_USAGE_DIR")
+    return path
 
 
 def _choices_to_keep(path: Path) -> dict[str, Any]:
@@ -193,8 +204,12 @@ def _choices_to_keep(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} cannot be read ({type(error).__name__}); `tacho usage off` turns it off for all and writes it anew"
+            f"{path} cannot be read ({_why(error)}); `tacho usage off` turns it off for all and writes it anew"
         ) from error
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tachograph.exceptions import ConfigError, nearest
+from tachograph.guard import warn
 from tachograph.ranks import stated_rank
 from tachograph.usage._config import KNOWN_PACKAGES, UsageConfig
 from tachograph.usage._consent import Choices, Decision, is_set, less
@@ -23,6 +24,7 @@ from tachograph.usage._process import (
     is_main_process,
     is_of_multiprocessing,
     made_run_id,
+    note_choice,
     note_fork,
     note_told,
     was_told,
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["TelemetryManager", "manager_of"]
 
 _EXIT_TIMEOUT_S = 0.8
-"""Longest time that the end of the process waits for the network."""
+"""Longest time that the end of the process waits for the network and the disk, of all apps together."""
+_DISK_TIMEOUT_S = 0.5
+"""How long an end that waits for nothing waits for the disk, which takes a moment."""
 
 
 class TelemetryManager:
@@ -50,8 +54,9 @@ class TelemetryManager:
 
     _instances: ClassVar[dict[str, TelemetryManager]] = {}
     _lock: ClassVar[Any] = threading.RLock()
+    _problems: ClassVar[set[str]] = set()
 
-    def __init__(self, config: UsageConfig, choice: Choices = None) -> None:
+    def __init__(self, config: UsageConfig, choice: Mode | None = None) -> None:
         self.config = config
         self.decision = config.decide(choice)
         debug = (f"{config.env_prefix}_USAGE_DEBUG", "TACHO_USAGE_DEBUG")
@@ -65,6 +70,7 @@ class TelemetryManager:
         self._made_run_id = False
         self._sender: Sender | None = None
         self._told_of_system = False
+        self._told_of_errors = False
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -87,17 +93,18 @@ class TelemetryManager:
         """
         if not isinstance(config, UsageConfig):
             raise ConfigError(f"configure takes a UsageConfig, not {type(config).__name__}")
-        choice = None if choice is None else as_mode(choice)
+        mode = None if choice is None else as_mode(choice)
         with cls._lock:
             known = cls._instances.get(config.app)
             if known is not None:
-                if known.config.facts() == config.facts() and known._choice == choice:
+                different = known._differences(config, mode)
+                if not different:
                     return known
                 raise ConfigError(
-                    f"usage telemetry of {config.app} is configured already, and differently; "
+                    f"usage telemetry of {config.app} is configured already, with another {' and '.join(different)}; "
                     f"TelemetryManager.reset({config.app!r}) forgets that"
                 )
-            manager = cls._instances[config.app] = cls(config, choice)
+            manager = cls._instances[config.app] = cls(config, mode)
         try:
             manager._begin()
         except BaseException:  # Ctrl-C while the notice stands there
@@ -109,31 +116,47 @@ class TelemetryManager:
     def get_instance(cls, app: str | None = None) -> TelemetryManager:
         """Return the manager of an app; its name may be left out where there is one.
 
+        Where it was not configured, or there are several and none is named, it is one that records nothing, and that
+        is said once: who imports a framework and calls its functions need not know of telemetry.
+
         Raises:
-            ConfigError: if it was not configured, or there are several and none is named.
+            ConfigError: if this cannot be the name of an app.
         """
         with cls._lock:
-            known = cls._instances
-            if app is None and len(known) == 1:
-                return next(iter(known.values()))
-            if app in known:
-                return known[app]
-            if app is None and known:
-                raise ConfigError(f"several apps are configured: name one of {', '.join(known)}")
+            known = dict(cls._instances)
+        if app is None and len(known) == 1:
+            return next(iter(known.values()))
+        if app in known:
+            return known[app]
+        if app is None and known:
+            problem = f"several apps have usage telemetry, of which none is named: {', '.join(known)}"
+        else:
             whose = "" if app is None else f" of {app}"
-            raise ConfigError(
-                f"usage telemetry{whose} is not configured: call TelemetryManager.configure(UsageConfig(...)) first"
-                f"{nearest(app or '', known)}"
-            )
+            remedy = "call TelemetryManager.configure(UsageConfig(...)) first"
+            problem = f"usage telemetry{whose} is not configured: {remedy}{nearest(app or '', known)}"
+        if problem not in cls._problems:
+            cls._problems.add(problem)
+            warn("%s; nothing is recorded", problem)
+        return cls._idle(app or "unknown", problem)
+
+    @classmethod
+    def _idle(cls, app: str, reason: str) -> TelemetryManager:
+        """Return a manager that does nothing."""
+        manager = cls(UsageConfig(app=app), "off")
+        manager.decision = manager.decision._replace(reason=reason)
+        return manager
 
     @classmethod
     def reset(cls, app: str | None = None) -> None:
         """Forget an app, or all: what tests do between them. Events that are queued are written down."""
         with cls._lock:
+            cls._problems.clear()
             for name in [app] if app is not None else list(cls._instances):
                 manager = cls._instances.pop(name, None)
                 if manager is not None:
                     manager.shutdown(timeout_s=0.0)
+                    if manager._choice is not None:
+                        note_choice(manager.config.env_prefix, name, None)
                     if manager._made_run_id:
                         forget_run_id(manager.config.env_prefix)
 
@@ -144,14 +167,33 @@ class TelemetryManager:
             timeout_s: longest time to wait for that.
             may_send: whether to try it now; else the next run does.
         """
+        now_s = time.monotonic()
+        self._close(may_send=may_send)
+        self._join(now_s + timeout_s, now_s + max(timeout_s, _DISK_TIMEOUT_S))
+
+    def _close(self, *, may_send: bool) -> None:
         with quiet("ending usage telemetry"):
             self._records = False
             if self._sender is not None:
                 self._sender.close(may_send=may_send)
-                self._sender.join(timeout_s)
+
+    def _join(self, deadline_s: float, disk_deadline_s: float) -> None:
+        with quiet("ending usage telemetry"):
+            if self._sender is not None:
+                self._sender.join(deadline_s, disk_deadline_s)
+
+    def _differences(self, config: UsageConfig, choice: Mode | None) -> list[str]:
+        """Return by what this is another than what would be configured now."""
+        before, now = self.config.facts(), config.facts()
+        return [
+            *(name for name, value in now.items() if value != before[name]),
+            *(["choice"] if choice != self._choice else []),
+        ]
 
     def _begin(self) -> None:
         _watch_forks()
+        if self._choice is not None:
+            note_choice(self.config.env_prefix, self.config.app, self._choice)
         if not self.is_debugged:
             self._tell_of_app()
             if self.decision.mode == "on" and not self.decision.is_explicit:
@@ -159,6 +201,7 @@ class TelemetryManager:
         self._records = self.decision.mode != "off" or self.is_debugged
         if self.enabled:
             _ = self.run_id  # before any process is started from here
+            _watch_exit()  # now: an end that has begun takes no more orders
 
     def _tell_of_app(self) -> None:
         """Let `tacho usage` know of the app. One who has said no finds nothing on the disk."""
@@ -191,6 +234,10 @@ class TelemetryManager:
             return self.decision.mode
         stored = stored_choice(self.config.app)
         return self.decision.mode if stored is None else less(self.decision.mode, stored.mode)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, in this process or another, is the manager of the same app there."""
+        return _manager_there, (self.config.app,)
 
     # Facts -----------------------------------------------------------------------------------------------------------
 
@@ -278,20 +325,25 @@ class TelemetryManager:
     def send_error(self, error: BaseException, function: Callable[..., Any] | None = None) -> None:
         """Tell of an exception: its type and where in the code of known packages it arose.
 
+        `KeyboardInterrupt`, `SystemExit` and whatever else is a decision and no failure is not told.
+
         Args:
             error: the exception.
             function: the function that let it pass, if it is to be named.
         """
         if self.enabled:
             with quiet("telling of an error"):
-                from tachograph.usage._errors import error_properties
+                from tachograph.usage._errors import error_properties, is_failure
 
+                if not isinstance(error, BaseException):
+                    raise ConfigError(f"send_error takes an exception, not {type(error).__name__}")
+                if not is_failure(error):
+                    return
                 self._record("error", error_properties(error, self.config.packages, KNOWN_PACKAGES, function))
-                if self.decision.mode == "on" and not self.is_debugged:
-                    import logging
-
-                    logging.getLogger("tachograph").warning(
-                        "%s reports this error anonymously, as run %s; `tacho usage log %s` shows what of it",
+                if self.decision.mode == "on" and not self.is_debugged and not self._told_of_errors:
+                    self._told_of_errors = True
+                    warn(
+                        "%s reports errors anonymously, this one as run %s; `tacho usage log %s` shows what of it",
                         self.config.app, self.run_id, self.config.app,
                     )  # fmt: skip
 
@@ -318,6 +370,11 @@ class TelemetryManager:
         self._told_of_system = False
         self._own_lock = threading.RLock()
         self._sender = None
+
+
+def _manager_there(app: str) -> TelemetryManager:
+    """Return the manager of an app; one that does nothing where the app is not configured."""
+    return TelemetryManager._instances.get(app) or TelemetryManager._idle(app, f"{app} is not configured here")
 
 
 def manager_of(function: Callable[..., Any], app: str | None) -> TelemetryManager | None:
@@ -369,9 +426,9 @@ def _end_all() -> None:
     # A module that is imported now would make Python forget that Ctrl-C ended it, and exit with another code.
     may_send = getattr(sys, "last_type", None) is not KeyboardInterrupt or "tachograph.posting" in sys.modules
     for manager in managers:
-        manager.shutdown(0.0, may_send=may_send)
+        manager._close(may_send=may_send)
     for manager in managers:
-        manager.shutdown(max(deadline_s - time.monotonic(), 0.0), may_send=may_send)
+        manager._join(deadline_s, deadline_s)
 
 
 def _after_fork() -> None:

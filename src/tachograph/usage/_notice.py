@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from time import sleep
+from typing import Any
 
 from tachograph.usage._config import UsageConfig
 
@@ -26,6 +28,8 @@ def give_notice(config: UsageConfig) -> bool:
         f"  Agree to it:   tacho usage on {config.app}     or  {config.env_prefix}_DO_NOT_TRACK=0\n"
         f"Nothing has been sent. {config.app} goes on in {PAUSE_S:.0f} seconds; Ctrl-C stops it.\n\n"
     )
+    if _is_nowhere(sys.stderr):
+        return False
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -33,3 +37,10 @@ def give_notice(config: UsageConfig) -> bool:
         return False
     sleep(PAUSE_S)
     return True
+
+
+def _is_nowhere(stream: Any) -> bool:
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), os.stat(os.devnull))
+    except (AttributeError, OSError, ValueError):
+        return False  # a stream without a file, say of a notebook

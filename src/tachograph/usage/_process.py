@@ -7,6 +7,8 @@ import re
 import sys
 
 from tachograph.ranks import group_rank
+from tachograph.usage._consent import inherited_choice
+from tachograph.usage._folder import Mode
 
 __all__ = [
     "forget_run_id",
@@ -16,6 +18,7 @@ __all__ = [
     "is_of_multiprocessing",
     "made_run_id",
     "new_id",
+    "note_choice",
     "note_fork",
     "note_told",
     "was_told",
@@ -81,6 +84,15 @@ def was_told(env_prefix: str, app: str) -> bool:
 def note_told(env_prefix: str, app: str, run_id: str) -> None:
     """Let processes that are started from here know that the user was given notice."""
     os.environ[_told(env_prefix)] = f"{app}:{run_id}"
+
+
+def note_choice(env_prefix: str, app: str, choice: Mode | None) -> None:
+    """Let processes that are started from here know that their user said no. A yes is not passed on."""
+    name = inherited_choice(env_prefix)
+    if choice in {"off", "local"}:
+        os.environ[name] = f"{app}:{choice}"
+    else:
+        os.environ.pop(name, None)
 
 
 def is_id(text: str) -> bool:

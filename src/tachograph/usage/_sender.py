@@ -23,7 +23,6 @@ __all__ = ["Sender"]
 _MOST_QUEUED = 1_000
 _MOST_PER_BATCH = 100
 _WRITE_GATHER_S = 0.05
-_WRITE_TIMEOUT_S = 0.5
 _GATHER_S = 0.5
 _TIMEOUT_S = 10.0
 _FIRST_WAIT_S = 5.0
@@ -87,12 +86,11 @@ class Sender:
         if not has_threads and self._queue:
             self._write()  # they could not be started, for the interpreter is ending
 
-    def join(self, timeout_s: float) -> None:
-        """Wait until that is done, for no longer than this; for the disk, which takes a moment, at least that."""
-        deadline_s = time.monotonic() + timeout_s
-        for thread, least_s in zip(self._threads, (_WRITE_TIMEOUT_S, 0.0), strict=False):
+    def join(self, deadline_s: float, disk_deadline_s: float) -> None:
+        """Wait until that is done, but no longer than until these times of `time.monotonic`."""
+        for thread, until_s in zip(self._threads, (disk_deadline_s, deadline_s), strict=False):
             if thread.is_alive():
-                thread.join(max(deadline_s - time.monotonic(), least_s))
+                thread.join(max(until_s - time.monotonic(), 0.0))
 
     def _start(self) -> None:
         targets = [self._write_all] if self._endpoint is None else [self._write_all, self._send_all]
@@ -174,6 +172,10 @@ class Sender:
     def _has_grown(self, spool: Spool | None, num_bytes: int) -> bool:
         return self._is_written or self._spool is not spool or (spool is not None and spool.num_bytes != num_bytes)
 
+    def _may_go(self, spool: Spool) -> bool:
+        """Tell whether, as of now, the user lets what is in a file go."""
+        return self._may_send and spool.may_be_sent and self._mode() == "on"
+
     def _deliver_left_over(self, own: Spool) -> None:
         """Send what earlier processes, or files of this one, left."""
         if self._endpoint is not None:
@@ -184,14 +186,14 @@ class Sender:
         """Send what waits in a file; leave it there if it does not arrive but may another time."""
         from tachograph.posting import DeliveryError
 
-        while spool.waits and time.monotonic() >= self._retry_at_s and self._may_send and self._mode() == "on":
+        while spool.waits and time.monotonic() >= self._retry_at_s and self._may_go(spool):
             read, end = spool.waiting(_MOST_PER_BATCH)
             events = [event for event in map(self._checked, read) if event is not None]
             is_refused = True
             with quiet("sending usage telemetry"):
                 try:
                     if events and self._endpoint is not None:
-                        self._endpoint.send(events, _TIMEOUT_S)
+                        self._endpoint.send(events, _TIMEOUT_S, lambda: self._may_go(spool))
                     self._wait_s, is_refused = _FIRST_WAIT_S, False
                 except DeliveryError as error:
                     if error.may_retry:

@@ -55,6 +55,8 @@ def _accelerators() -> tuple[str, list[dict[str, Any]]]:
         return "none", []
     if getattr(torch.version, "hip", None):
         return _asked("rocm", torch.cuda)
+    if torch.cuda.is_initialized():  # a device whose driver does not answer, as on a Jetson
+        return _asked("cuda", torch.cuda)
     mps = getattr(torch.backends, "mps", None)
     if mps is not None and mps.is_available():
         return "mps", [{}]  # which chip it is, only a program could tell

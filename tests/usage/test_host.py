@@ -1,0 +1,203 @@
+"""The program around is left alone: whatever goes wrong in telling of it, it goes on and ends as it would have."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import pickle
+import socket
+import textwrap
+import time
+import types
+
+import pytest
+
+from tachograph.usage import TelemetryManager, UsageConfig, send_errors
+from tachograph.usage._inspection import choose
+from tests.conftest import wait_for
+from tests.usage.conftest import spooled
+
+HEAD = """
+import sys
+from tachograph.usage import TelemetryManager, UsageConfig, send_errors
+"""
+
+
+@pytest.fixture
+def angry_handler():
+    """A program whose logging fails on every message."""
+
+    class Angry(logging.Handler):
+        def emit(self, record):
+            raise RuntimeError("no warnings allowed")
+
+    handler = Angry()
+    logging.getLogger().addHandler(handler)
+    yield
+    logging.getLogger().removeHandler(handler)
+
+
+@pytest.mark.swallows
+def test_logging_that_fails_does_not_reach_the_program(configure, angry_handler, usage_dir):
+    manager = configure(choice="local")
+
+    @send_errors
+    def train():
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        train()
+    manager.send_event("no-such-event")
+    manager.shutdown(5)
+    assert [event["event"] for event in spooled(usage_dir)] == ["error"]
+
+
+@pytest.mark.parametrize("mode", ["off", "local"])
+def test_a_failure_while_the_interpreter_ends_stays_what_it_is(script, mode):
+    out = script(
+        HEAD
+        + textwrap.dedent(
+            """
+            TelemetryManager.configure(UsageConfig(app="greyjacket"), choice=sys.argv[1])
+            class Resource:
+                @send_errors
+                def close(self):
+                    raise ValueError("mine")
+                def __del__(self):
+                    try:
+                        self.close()
+                    except Exception as error:
+                        sys.__stdout__.write(f"{type(error).__name__}: {error}")
+                        sys.__stdout__.flush()
+            resource = Resource()
+            """
+        ),
+        mode,
+    ).ok()
+    assert out == "ValueError: mine"
+
+
+def test_the_first_event_may_come_when_the_program_ends(script, usage_dir):
+    script(
+        HEAD
+        + textwrap.dedent(
+            """
+            import atexit
+            manager = TelemetryManager.configure(UsageConfig(app="greyjacket"))
+            atexit.register(lambda: manager.send_event("train-end", {"step": 7}))
+            """
+        )
+    ).ok()
+    assert [event["event"] for event in spooled(usage_dir)] == ["train-end"]
+
+
+def test_a_disk_that_hangs_holds_up_the_end_once_for_all_apps(script):
+    out = script(
+        HEAD
+        + textwrap.dedent(
+            """
+            import atexit, os, threading, time
+            write = os.write
+            def hang(file, data):
+                if threading.current_thread().name == "tachograph-usage":
+                    time.sleep(30)
+                return write(file, data)
+            os.write = hang
+            began = []
+            atexit.register(lambda: print(time.monotonic() - began[0], flush=True))
+            for app in ("one", "two", "three", "four"):
+                TelemetryManager.configure(UsageConfig(app=app)).send_event("train-start")
+            time.sleep(0.3)
+            atexit.register(lambda: began.append(time.monotonic()))
+            """
+        )
+    ).ok()
+    assert float(out) < 1.0
+
+
+def test_copies_of_a_manager_are_the_manager(configure):
+    manager = configure(choice="local", config_map={"lora_rank": lambda config: config["r"]})
+    assert copy.deepcopy(manager) is manager
+    data = pickle.dumps(manager)
+    assert pickle.loads(data) is manager
+    TelemetryManager.reset()
+    elsewhere = pickle.loads(data)
+    elsewhere.send_event("train-start")
+    assert (elsewhere.enabled, elsewhere.config.app) == (False, "greyjacket")
+
+
+def test_an_asynchronous_generator_that_is_left_behind_is_closed_as_ever(configure, usage_dir):
+    manager = configure(choice="local")
+    ends, complaints = [], []
+
+    @send_errors
+    async def items():
+        try:
+            while True:
+                yield 1
+        finally:
+            await asyncio.sleep(0.01)
+            ends.append("closed")
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+        left = items()
+        assert await left.__anext__() == 1
+        kept.append(left)
+
+    kept = []
+    asyncio.run(main())
+    assert (ends, complaints) == (["closed"], [])
+    manager.shutdown(5)
+    assert spooled(usage_dir) == []
+
+
+def test_a_coroutine_of_the_old_kind_can_still_be_awaited(configure):
+    configure(choice="local")
+
+    @send_errors
+    @types.coroutine
+    def old():
+        yield from asyncio.sleep(0).__await__()
+        return 3
+
+    async def main():
+        return await old()
+
+    assert asyncio.run(main()) == 3
+
+
+def test_nothing_leaves_once_it_is_turned_off_however_long_the_connection_took(configure, receiver, monkeypatch):
+    """The name of the receiver is looked up slowly; meanwhile the user says no."""
+    resolve, asked = socket.getaddrinfo, []
+
+    def slowly(*arguments, **named):
+        asked.append(arguments)
+        time.sleep(1.0)
+        return resolve(*arguments, **named)
+
+    choose("on", "greyjacket")
+    manager = configure(choice=None, endpoint=receiver.address.replace("127.0.0.1", "localhost"))
+    monkeypatch.setattr(socket, "getaddrinfo", slowly)
+    manager.send_event("train-start", {"max_steps": 3})
+    wait_for(lambda: asked)
+    assert choose("off", "greyjacket") == 1
+    manager.shutdown(3)
+    assert receiver.requests == []
+
+
+@pytest.mark.swallows
+def test_what_is_no_exception_is_refused_by_name(configure, caplog):
+    configure(choice="local").send_error("boom")
+    assert "ConfigError: send_error takes an exception, not str" in caplog.text
+
+
+def test_an_app_that_is_not_configured_says_so_once_and_harms_nobody(caplog):
+    for _ in range(2):
+        manager = TelemetryManager.get_instance("greyjacket")
+        manager.send_event("train-start")
+        assert not manager.enabled
+    assert caplog.text.count("usage telemetry of greyjacket is not configured") == 1
+    TelemetryManager.configure(UsageConfig(app="greyjacket"))
+    assert TelemetryManager.get_instance("greyjacket").enabled
