@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
+import sys
+import textwrap
 import time
 
 import pytest
@@ -113,8 +116,12 @@ def test_a_choice_for_all_takes_the_place_of_those_for_one():
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", '{"greyjacket": 1}', '{"greyjacket": "ON!"}', "\0\0", '{"*": ["on"]}']
-)
+    "content",
+    [
+        "", "{", "[]", "null", '{"greyjacket": 1}', '{"greyjacket": "ON!"}', "\0\0", '{"*": ["on"]}', '{"*": null}',
+        '{"*": "off", "greyjacket": null}',
+    ],
+)  # fmt: skip
 def test_a_choice_that_cannot_be_read_is_off(content):
     usage_folder().mkdir(parents=True)
     (usage_folder() / "choices.json").write_text(content)
@@ -130,6 +137,57 @@ def test_a_broken_file_is_not_overwritten_by_a_choice_for_one_app():
         set_choice("on", "greyjacket")
     set_choice("off")
     assert json.loads((usage_folder() / "choices.json").read_text()) == {"*": "off"}
+
+
+def test_a_user_without_a_home_has_said_no(monkeypatch, tmp_path):
+    """Else what was chosen would depend on where a program is started."""
+    monkeypatch.delenv("TACHO_USAGE_DIR")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "relative")
+    monkeypatch.chdir(tmp_path)
+    assert decide("greyjacket", "GREY", "opt-out", environ={}).mode == "off"
+    with pytest.raises(ConfigError, match="no home folder; set TACHO_USAGE_DIR"):
+        set_choice("off")
+    manager = TelemetryManager.configure(UsageConfig(app="greyjacket"), choice="local")
+    manager.send_event("train-start")
+    manager.shutdown(5)
+    assert manager.num_lost == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_may_be_named_from_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TACHO_USAGE_DIR", "~/told")
+    assert usage_folder() == tmp_path / "told"
+
+
+def test_reading_what_is_no_file_leaves_none_open():
+    (usage_folder() / "choices.json").mkdir(parents=True)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        assert decide("greyjacket", "GREY", "opt-out", environ={}).mode == "off"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(("choice", "is_heard"), [("off", True), ("local", True), ("on", False)])
+def test_a_no_is_heard_by_processes_that_are_started_from_here(script, tmp_path, choice, is_heard):
+    out = script(
+        """
+        import subprocess, sys
+        from tachograph.usage import JsonLines, TelemetryManager, UsageConfig
+        config = UsageConfig(app="greyjacket", endpoint=JsonLines("sent"))
+        is_child = sys.argv[1] == "child"
+        manager = TelemetryManager.configure(config, choice=None if is_child else sys.argv[1])
+        print(manager.decision.mode, manager.decision.source, flush=True)
+        if not is_child:
+            subprocess.run([sys.executable, __file__, "child"], check=True)
+        """,
+        choice,
+        cwd=tmp_path,
+    ).ok()
+    wanted = [choice, "choice"] if is_heard else ["local", "policy"]
+    assert out.split() == [choice, "choice", *wanted]
+    assert "GREYJACKET_USAGE_CHOICE" not in os.environ
 
 
 @pytest.mark.parametrize("choice", ["maybe", "", "ON", 1, 2.0])
@@ -200,6 +258,19 @@ def test_an_explicit_choice_or_another_policy_gives_none(opt_out, monkeypatch, c
     set_choice("on", "greyjacket")
     TelemetryManager.configure(opt_out)
     assert capsys.readouterr().err == ""
+
+
+def test_a_notice_into_the_void_is_none(script, tmp_path):
+    source = """
+        from tachograph.usage import JsonLines, TelemetryManager, UsageConfig
+        config = UsageConfig(app="greyjacket", endpoint=JsonLines("sent"), consent="opt-out")
+        decision = TelemetryManager.configure(config).decision
+        open("decided", "w").write(f"{decision.mode}: {decision.reason}")
+    """
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(source))
+    subprocess.run([sys.executable, path], cwd=tmp_path, stderr=subprocess.DEVNULL, check=True)
+    assert (tmp_path / "decided").read_text() == "local: nobody could be told that reports would be sent"
 
 
 def test_children_of_a_run_are_not_told_again(opt_out, monkeypatch, capsys):

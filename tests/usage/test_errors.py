@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures as futures
 import contextlib
 import gc
 import importlib
@@ -267,13 +268,16 @@ def test_coroutines_and_generators_are_watched_to_their_end(told):
     assert [error["type"] for error in told()] == ["ValueError", "KeyError", "IndexError"]
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
+@pytest.mark.parametrize(
+    "kind",
+    [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, asyncio.CancelledError, futures.CancelledError],
+)
 def test_decisions_are_not_failures(told, kind):
     @send_errors
     def stop():
         raise kind("secret")
 
-    raises(stop, kind)
+    TelemetryManager.get_instance().send_error(raises(stop, kind))
     assert told() == []
 
 
@@ -383,18 +387,40 @@ def test_a_module_of_the_users_is_theirs_whatever_it_is_called(tmp_path, monkeyp
     for name in ("chunk", "vllm.acme_merger"):
         module = importlib.import_module(name)
         raises(send_errors(module.fail))
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "vllm")
+        del sys.modules[name]
+    del sys.modules["vllm"]
     for error in told():
         assert error == {"type": "user exception", "base": "OSError", "frames": [{"module": "other code"}]}
 
 
-def test_code_that_claims_to_come_from_a_known_package_does_not(package, told):
-    place = package.__file__.replace("train.py", "acme_merger.py")
+@pytest.mark.parametrize("file", ["train.py", "acme_merger.py"])
+def test_code_that_claims_to_come_from_a_known_package_does_not(package, told, file):
+    place = package.__file__.replace("train.py", file)
     namespace = {}
     exec(compile("def secret_deal():\n    raise ValueError", place, "exec"), namespace)
     raises(send_errors(namespace["secret_deal"]))
     assert told() == [{"type": "ValueError", "frames": [{"module": "other code"}]}]
+
+
+def test_a_package_that_no_distribution_installed_is_somebodys_own(tmp_path, monkeypatch, told):
+    folder = tmp_path / "site-packages" / "xformers"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(
+        "class AcmeError(OSError):\n    pass\n\ndef fail():\n    raise AcmeError('x')\n"
+    )
+    monkeypatch.syspath_prepend(str(folder.parent))
+    raises(send_errors(importlib.import_module("xformers").fail))
+    del sys.modules["xformers"]
+    assert told() == [{"type": "user exception", "base": "OSError", "frames": [{"module": "other code"}]}]
+
+
+def test_too_deep_a_recursion_is_told_by_the_outermost(told):
+    @send_errors
+    def deeper():
+        return deeper()
+
+    raises(deeper, RecursionError)
+    assert [error["type"] for error in told()] == ["RecursionError"]
 
 
 def test_methods_of_classes_stay_what_they_are(told):

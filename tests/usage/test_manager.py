@@ -13,6 +13,7 @@ import pytest
 from tachograph.exceptions import ConfigError
 from tachograph.guard import guard
 from tachograph.usage import Count, JsonLines, TelemetryManager, UsageConfig
+from tachograph.usage._facts import model_facts
 from tachograph.usage._folder import app_folder
 from tachograph.usage._spool import kept_events
 
@@ -60,6 +61,15 @@ def test_one_for_each_app():
     assert "call TelemetryManager.configure" in TelemetryManager.get_instance().decision.reason
     with pytest.raises(ConfigError, match="a name in lower case"):
         TelemetryManager.get_instance("Grey Jacket")
+
+
+def test_a_model_is_told_as_far_as_it_is_known():
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 4)
+    assert "quantization" not in model_facts(model)
+    assert model_facts(model)["num_parameters"] == 16
+    model.weight.data, model.weight.ds_numel = torch.empty(0), 12  # as DeepSpeed leaves a part of a model
+    assert model_facts(model)["num_parameters"] == 16
 
 
 def test_configured_differently_it_is_an_error():
