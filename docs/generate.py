@@ -16,7 +16,8 @@ from tachograph.notify import EVENTS, PLACEHOLDERS, notify_table
 from tachograph.records import KINDS
 from tachograph.server._openapi import openapi
 from tachograph.settings import settings_table
-from tachograph.usage import UsageConfig, describe
+from tachograph.usage import UsageConfig
+from tachograph.usage._describe import describe_events
 
 DOCS = Path(__file__).parent
 
@@ -162,7 +163,7 @@ def pages() -> dict[Path, str]:
         api: api_page(api.read_text(encoding="utf-8")),
         notifications: notifications_page(notifications.read_text(encoding="utf-8")),
         usage: _with_tables(
-            usage.read_text(encoding="utf-8"), {"schemas": describe(UsageConfig(app="greyjacket")).splitlines()}
+            usage.read_text(encoding="utf-8"), {"schemas": describe_events(UsageConfig(app="greyjacket")).splitlines()}
         ),
     }
 

@@ -135,10 +135,12 @@ def test_a_training_with_evaluation_in_between(tmp_path):
     assert MIB < progress["cpu_memory"] <= progress["peak_cpu_memory"]
     assert not {"metrics", "metric_steps"} & set(progress)  # nothing is logged yet
     [end] = manager.sent("train-end")
-    last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+    history = trainer.state.log_history
+    last, evaluated = ([entry for entry in history if name in entry][-1] for name in ("loss", "eval_loss"))
     # The evaluation at step 12 and the summary come after it, and do not take its place.
-    assert end["metrics"] == {name: last[name] for name in ("loss", "learning_rate", "grad_norm")}
-    assert end["metric_steps"] == dict.fromkeys(end["metrics"], 10)
+    trained = {name: last[name] for name in ("loss", "learning_rate", "grad_norm")}
+    assert end["metrics"] == {**trained, "eval_loss": evaluated["eval_loss"]}
+    assert end["metric_steps"] == {**dict.fromkeys(trained, 10), "eval_loss": 12}
     assert end["train_loss"] == output.training_loss != end["metrics"]["loss"]
     assert (end["step"], end["start_step"], end["total_steps"], end["epochs_completed"]) == (12, 0, 12, 2)
     assert end["steps_per_second"] == pytest.approx(12 / end["total_s"], rel=0.05)
@@ -451,8 +453,9 @@ def test_all_metrics_and_where_they_come_from(training):
         "tokens_total": 4_096,
         "tokens_trainable": 1_024,
         "tokens_per_second_per_gpu": 812.5,
+        "eval_loss": 9.0,
     }
-    steps = {**dict.fromkeys(metrics, 40), "loss": 50, "tokens_per_second_per_gpu": 50}
+    steps = {**dict.fromkeys(metrics, 40), "loss": 50, "tokens_per_second_per_gpu": 50, "eval_loss": 50}
     [progress] = training.manager.sent("train-progress")
     end = training.end()
     assert (progress["metrics"], progress["metric_steps"]) == (metrics, steps)

@@ -167,6 +167,8 @@ def test_what_lies_on_the_disk_is_looked_at_before_it_is_sent(configure, absent)
     event = json.loads(path.read_text())
     lines = [
         {**event, "properties": {"max_steps": 3, "home": "/home/alice", "batch_size": "alice@acme.com"}},
+        {**event, "event": "config-loaded", "properties": {"method": "acme_merger", "lora_rank": "acme_merger"}},
+        {**event, "properties": {"max_steps": 51234567, "resumed": "acme_merger", "num_epochs": 1.23456}},
         {**event, "host": "gpu-box", "app_version": "1.0+alice"},
         {**event, "run_id": "alice"},
         {**event, "event": "train-secrets"},
@@ -175,17 +177,23 @@ def test_what_lies_on_the_disk_is_looked_at_before_it_is_sent(configure, absent)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     receiver = absent.comes()
     configure(endpoint=receiver.address).send_event("train-end")
-    receiver.wait_for_events(3)
-    assert b"alice" not in receiver.raw
-    assert b"gpu-box" not in receiver.raw
-    assert [event["event"] for event in receiver.events()] == ["train-end", "train-start", "train-start"]
+    receiver.wait_for_events(5)
+    assert not [secret for secret in (b"alice", b"gpu-box", b"acme_merger") if secret in receiver.raw]
+    told = [
+        {name: value for name, value in event["properties"].items() if name[0] != "$" and name != "app"}
+        for event in receiver.events()
+    ]
+    assert told[1:4] == [{"max_steps": 3}, {"method": "other"}, {"max_steps": 50_000_000, "num_epochs": 1.2}]
+    assert len(told) == 5
 
 
 def test_what_was_refused_is_not_called_sent(configure, receiver):
-    receiver.reply(Reply(401), Reply())
+    receiver.reply(Reply(401, b"no such\nkey"), Reply())
     manager = configure()
     manager.send_event("train-start")
     wait_for(lambda: states() == ["refused"])
+    [kept] = kept_events(app_folder("greyjacket"))
+    assert kept.refusal == "HTTP 401: no such key"
     manager.send_event("train-end")
     wait_for(lambda: states() == ["refused", "sent"])
 

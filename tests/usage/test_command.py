@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tachograph.cli import main
 from tachograph.usage import Count, Flag, JsonLines, TelemetryManager, UsageConfig
 from tachograph.usage._folder import app_folder, usage_folder
+from tests.receiver import Reply
 
 
 @pytest.fixture
@@ -70,6 +71,32 @@ def test_a_choice_holds_for_the_next_run(tacho, tmp_path):
         assert TelemetryManager.configure(config).decision.mode == mode
         TelemetryManager.reset()
     assert "greyjacket is off all the same: DO_NOT_TRACK is set to 1." in tacho("on", "greyjacket", DO_NOT_TRACK="1")
+
+
+def test_a_name_that_means_nobody_is_no_success(tacho):
+    ran(choice="local")
+    assert "to mean every app, name none" in tacho("off", "all", code=1)
+    assert "greyjackt has not run here yet; did you mean 'greyjacket'?" in tacho("off", "greyjackt")
+    [summary] = json.loads(tacho("status", "greyjackt", "--json"))
+    assert (summary["app"], summary["mode"]) == ("greyjackt", "off")
+    assert "those that have: greyjacket" in tacho("preview", "zzz", code=1)
+
+
+def test_what_was_refused_and_why(tacho, receiver):
+    receiver.reply(Reply(401, b"no such key"))
+    ran(endpoint=receiver.address, api_key="phc_x")
+    assert "refused      HTTP 401: no such key" in tacho("status")
+    assert "[HTTP 401: no such key]" in tacho("log")
+    assert json.loads(tacho("log", "--json").splitlines()[0])["refusal"] == "HTTP 401: no such key"
+    assert "2 of them had reached the receiver" in tacho("purge")
+
+
+def test_what_waits_for_another_receiver_does_not_wait_for_this_one(tacho, refusing, absent):
+    ran(endpoint=refusing, api_key="phc_x")
+    assert "2 events (2 waiting)" in tacho("status")
+    TelemetryManager.configure(UsageConfig(app="greyjacket", endpoint=absent.address, api_key="phc_x"), choice="local")
+    assert "2 events (2 local)" in tacho("status")
+    assert [event["event"] for event in json.loads(tacho("preview"))["batch"]] == ["system-info"]
 
 
 def test_to_agree_needs_a_name(tacho):

@@ -15,6 +15,7 @@ from tachograph.guard import guard
 from tachograph.usage import Count, JsonLines, TelemetryManager, UsageConfig
 from tachograph.usage._facts import model_facts
 from tachograph.usage._folder import app_folder
+from tachograph.usage._schemas import SCHEMAS
 from tachograph.usage._spool import kept_events
 
 MAP = {
@@ -66,6 +67,8 @@ def test_one_for_each_app():
 def test_a_model_is_told_as_far_as_it_is_known():
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(3, 4)
+    model.dtype = torch.bfloat16
+    assert SCHEMAS["model-load"].fields["dtype"].clean(model_facts(model)["dtype"], ()) == "bfloat16"
     assert "quantization" not in model_facts(model)
     assert model_facts(model)["num_parameters"] == 16
     model.weight.data, model.weight.ds_numel = torch.empty(0), 12  # as DeepSpeed leaves a part of a model
@@ -226,6 +229,15 @@ def test_only_the_main_process_speaks(monkeypatch, environ, enabled):
     assert len(told(manager)) == enabled
 
 
+def test_debug_says_what_the_map_does_not_find(monkeypatch, capsys):
+    monkeypatch.setenv("TACHO_USAGE_DEBUG", "1")
+    manager = make(config_map={"lora_rank": "lora.rank", "compile": lambda config: 1 / 0, "max_steps": "steps"})
+    manager.send_config({"lora": {"r": 8}, "steps": 3})
+    err = capsys.readouterr().err
+    assert "config_map finds nothing in this config for lora_rank, compile\n" in err
+    assert "left out" not in err
+
+
 def test_debug_prints_and_neither_keeps_nor_sends(monkeypatch, capsys, tmp_path):
     for variable in ("GREYJACKET_USAGE_DEBUG", "TACHO_USAGE_DEBUG"):
         monkeypatch.setenv(variable, "1")
@@ -236,7 +248,7 @@ def test_debug_prints_and_neither_keeps_nor_sends(monkeypatch, capsys, tmp_path)
             TelemetryManager.reset()
             err = capsys.readouterr().err
             assert "train-start: printed, neither kept nor sent" in err
-            assert "1 values left out" in err
+            assert "train-start: left out, for it is no such field or not of its kind: secret\n" in err
             assert json.loads(err[err.index("{") :])["properties"] == {"max_steps": 500}
         monkeypatch.delenv(variable)
     assert not (tmp_path / "sent").exists()

@@ -10,7 +10,10 @@ import rich_click as click
 
 from tachograph.cli._format import json_text, safe
 from tachograph.cli._options import json_option
+from tachograph.exceptions import nearest
+from tachograph.usage import Decision, JsonLines
 from tachograph.usage._inspection import AppState, all_apps, choose, decided_for, one_app, preview, purge
+from tachograph.usage._sender import MOST_PER_BATCH
 
 __all__ = ["usage"]
 
@@ -38,10 +41,13 @@ def usage() -> None:
 def status(app: str | None, as_json: bool) -> None:
     """Say what is decided for each app, and why; what it kept here; where it would send it."""
     states = [state for state in all_apps() if app in {None, state.app}]
-    if as_json:
-        click.echo(json_text([_summary(state) for state in states]))
-        return
     decision = decided_for(app)
+    if as_json:
+        summaries = [_summary(state) for state in states]
+        if not states and app is not None and decision is not None:
+            summaries.append({"app": app, **_decided(decision)})
+        click.echo(json_text(summaries))
+        return
     if states:
         click.echo("\n\n".join(map(_told, states)))
     elif decision is not None:
@@ -91,9 +97,10 @@ def show_preview(app: str | None, fields: bool) -> None:
         click.echo(f"{state.app} has nowhere to send it. As it would be kept here:", err=True)
         click.echo("\n".join(json.dumps(event, indent=2) for event in events))
         return
-    click.echo(f"POST {receiver.name}", err=True)
-    body = receiver.body(events)
-    click.echo("\n".join(json.dumps(json.loads(line), indent=2) for line in body.splitlines()))
+    click.echo(f"{'Lines of' if isinstance(receiver, JsonLines) else 'POST'} {receiver.name}", err=True)
+    for begin in range(0, len(events), MOST_PER_BATCH):
+        body = receiver.body(events[begin : begin + MOST_PER_BATCH])
+        click.echo("\n".join(json.dumps(json.loads(line), indent=2) for line in body.splitlines()))
 
 
 @usage.command("log")
@@ -106,12 +113,14 @@ def log(app: str | None, lines: int, as_json: bool) -> None:
     kept = state.events[-lines:]
     if as_json:
         for item in kept:
-            click.echo(json.dumps({"state": item.state, **item.event}))
+            refusal = {"refusal": item.refusal} if item.refusal else {}
+            click.echo(json.dumps({"state": item.state, **refusal, **item.event}))
         return
     for item in kept:
         properties = safe(json.dumps(item.event["properties"]), 2_000)
         click.echo(
             f"{safe(item.event['timestamp'], 40)}  {item.state:7}  {safe(item.event['event'], 60)}  {properties}"
+            + (f"  [{safe(item.refusal, 200)}]" if item.refusal else "")
         )
     if not kept:
         click.echo(f"{state.app} has recorded nothing here.")
@@ -128,7 +137,7 @@ def delete(app: str | None) -> None:
         if gone:
             run_ids = sorted({kept.event["run_id"] for kept in gone})
             click.echo(
-                f"  {len(gone)} of them had been sent, under these ids, which those who have them can look for:\n    "
+                f"  {len(gone)} of them had reached the receiver, under these ids, by which it can find them:\n    "
                 + "\n    ".join(safe(run_id, 40) for run_id in run_ids)
             )
     if not states:
@@ -144,8 +153,11 @@ def _withdraw(mode: str, app: str | None) -> None:
 
 def _now(mode: str, app: str | None) -> str:
     """Return what holds after a choice, which something stronger may overrule."""
+    states = all_apps()
     lines = [f"Stored: {mode} for {app or 'every app'}."]
-    for state in all_apps():
+    if app is not None and app not in {state.app for state in states}:
+        lines.append(f"{app} has not run here yet{nearest(app, [state.app for state in states]) or '.'}")
+    for state in states:
         if app in {None, state.app} and state.decision.mode != mode:
             lines.append(f"{state.app} is {state.decision.mode} all the same: {state.decision.reason}.")
     return "\n".join(lines)
@@ -155,6 +167,7 @@ def _told(state: AppState) -> str:
     where = state.config.receiver.name if state.config.receiver is not None else "nowhere"
     sends = "goes to" if state.decision.mode == "on" else "would go to"
     counts = ", ".join(f"{state.count(name)} {name}" for name in _STATES if state.count(name))
+    refusals = [kept.refusal for kept in state.events if kept.refusal]
     prefix = state.config.env_prefix
     return "\n".join(
         [
@@ -162,6 +175,7 @@ def _told(state: AppState) -> str:
             f"  why          {state.decision.reason}",
             f"  {sends:12} {safe(where, 200)}",
             f"  kept here    {_events(len(state.events))}{f' ({counts})' if counts else ''} in {state.folder}",
+            *([f"  refused      {safe(refusals[-1], 200)}"] if refusals else []),
             f"  see it       tacho usage preview {state.app}, tacho usage log {state.app}",
             f"  change it    tacho usage on|local|off {state.app}, or {prefix}_DO_NOT_TRACK=1",
         ]
@@ -171,14 +185,16 @@ def _told(state: AppState) -> str:
 def _summary(state: AppState) -> dict[str, Any]:
     return {
         "app": state.app,
-        "mode": state.decision.mode,
-        "reason": state.decision.reason,
-        "is_explicit": state.decision.is_explicit,
+        **_decided(state.decision),
         "policy": state.config.consent,
         "endpoint": state.config.receiver.name if state.config.receiver is not None else None,
         "folder": str(state.folder),
         "num_events": {name: state.count(name) for name in _STATES},
     }
+
+
+def _decided(decision: Decision) -> dict[str, Any]:
+    return {"mode": decision.mode, "reason": decision.reason, "is_explicit": decision.is_explicit}
 
 
 def _events(count: int) -> str:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from tachograph.usage._folder import set_choice
     from tachograph.usage._metrics import RuntimeMetrics, RuntimeMetricsTracker
+    from tachograph.usage._schemas import Schema
     from tachograph.usage.callback import TelemetryCallback as TelemetryCallback
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "PostHog",
     "RuntimeMetrics",
     "RuntimeMetricsTracker",
+    "Schema",
     "Seconds",
     "Size",
     "TelemetryManager",
@@ -69,6 +71,7 @@ _HOMES = {
     **dict.fromkeys(("Decision", "decide"), "_consent"),
     **dict.fromkeys(("JsonLines", "OtlpLogs", "PostHog"), "_endpoint"),
     **dict.fromkeys(("RuntimeMetrics", "RuntimeMetricsTracker"), "_metrics"),
+    "Schema": "_schemas",
     "TelemetryCallback": "callback",  # not in the list above: whoever imports all of it may not have transformers
     "describe": "_describe",
     "set_choice": "_folder",

@@ -21,6 +21,7 @@ _PREFIX = r"[A-Z][A-Z0-9_]{0,31}"
 _EVENT = r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*"
 _RESERVED = ("app", "app_version", "distinct_id")
 _FIELD = r"[a-z][a-z0-9_]{0,63}"
+_PATH = r"[^.\s]+(?:\.[^.\s]+)*"
 _PACKAGE = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 _ORGANIZATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
@@ -46,10 +47,12 @@ class UsageConfig:
         organizations: owners of models and datasets whose ids may be told.
         consent: what happens if the user says nothing: ``opt-in`` (nothing), ``local`` (recorded, not sent) or
             ``opt-out`` (sent, after a notice and a pause).
-        version: version of the framework; that of the installed distribution of its name if not given.
+        version: version of the framework; that of the installed distribution of its name if not given. What is no
+            version, such as ``unknown``, is left out.
         packages: packages of the framework, of which an error may name code; the one of its name if not given.
         config_map: for fields of the config events, where to find them in a config: a dotted path or a function of it.
-        events: more events, and more fields for those there are: ``{"name": {"field": Count("What it says.")}}``.
+        events: more events, and more fields for those there are: ``{"name": {"field": Count("What it says.")}}``, or
+            ``{"name": Schema("When it is recorded.", {"field": …})}``.
         docs_url: a page that says more, for the notice.
     """
 
@@ -62,7 +65,7 @@ class UsageConfig:
     version: str = ""
     packages: Sequence[str] = ()
     config_map: Mapping[str, str | Callable[[Any], Any]] = field(default_factory=dict)
-    events: Mapping[str, Mapping[str, Field]] = field(default_factory=dict)
+    events: Mapping[str, Mapping[str, Field] | Schema] = field(default_factory=dict)
     docs_url: str = ""
 
     def __post_init__(self) -> None:
@@ -87,8 +90,11 @@ class UsageConfig:
         if not isinstance(self.config_map, Mapping):
             raise ConfigError(f"config_map={self.config_map!r}: expected a mapping from fields to places in a config")
         for name, place in self.config_map.items():
-            if not isinstance(place, str) and not callable(place):
-                raise ConfigError(f"config_map[{name!r}]: expected a dotted path or a function, got {place!r}")
+            is_path = isinstance(place, str) and re.fullmatch(_PATH, place) is not None
+            if not is_path and not callable(place):
+                raise ConfigError(
+                    f"config_map[{name!r}]: expected a path such as 'lora.rank' or a function, got {place!r}"
+                )
             if name not in known:
                 raise ConfigError(
                     f"config_map: there is no field {name!r} in {CONFIG_EVENTS[0]}{nearest(str(name), known)}; "
@@ -140,24 +146,31 @@ def clean_version(version: Any) -> str:
     return cleaned if isinstance(cleaned, str) else ""
 
 
-def _merged(events: Mapping[str, Mapping[str, Field]]) -> dict[str, Schema]:
+def _merged(events: Mapping[str, Mapping[str, Field] | Schema]) -> dict[str, Schema]:
     """Return the built-in events with those of an app. What is said of one config event is said of both."""
     schemas = dict(SCHEMAS)
     if not isinstance(events, Mapping):
         raise ConfigError(f"events={events!r}: expected a mapping from names of events to their fields")
-    for event, fields in events.items():
+    for event, given in events.items():
+        doc, fields = given if isinstance(given, Schema) else ("", given)
         if event == "error":
             raise ConfigError("events: 'error' is made from an exception and has no fields but its own")
         _check("events", event, _EVENT, "a name such as 'dataset-packed'")
-        if not isinstance(fields, Mapping):
+        if not isinstance(fields, Mapping) or not isinstance(doc, str):
             raise ConfigError(f"events[{event!r}]: expected a mapping from names to fields such as Count('…')")
         for name, item in fields.items():
             _check(f"events[{event!r}]", name, _FIELD, "a name such as 'num_packs'")
             _check_field(f"events[{event!r}][{name!r}]", item)
+            if not isinstance(item.doc, str) or not item.doc.strip():
+                raise ConfigError(
+                    f"events[{event!r}][{name!r}]: say what it tells, for your users: Count('Packs made.')"
+                )
             if name in _RESERVED:
                 raise ConfigError(f"events[{event!r}]: {name!r} goes with every event already; use another name")
+            if event in SCHEMAS and name in SCHEMAS[event].fields:
+                raise ConfigError(f"events[{event!r}]: there is a field {name!r} already; use another name")
         for each in CONFIG_EVENTS if event in CONFIG_EVENTS else (event,):
-            old = schemas.get(each, Schema("An event of the app's own.", {}))
+            old = schemas.get(each, Schema(doc or "An event of the app's own.", {}))
             schemas[each] = Schema(old.doc, {**old.fields, **fields})
     return schemas
 
@@ -177,8 +190,12 @@ def _check_field(where: str, item: Any) -> None:
     if isinstance(item, Choice):
         from tachograph.usage._net import is_suspicious
 
+        if not item.words or not all(isinstance(word, str) for word in item.words.values()):
+            raise ConfigError(
+                f"{where}: expected words to choose from, as in Choice('How it is packed.', 'full', 'none')"
+            )
         for word in item.words.values():
-            if not isinstance(word, str) or is_suspicious(word):
+            if is_suspicious(word):
                 raise ConfigError(f"{where}: {word!r} looks like something private; choices are short, plain words")
 
 

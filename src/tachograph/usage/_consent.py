@@ -14,15 +14,26 @@ from typing import Literal, NamedTuple, get_args
 from tachograph.exceptions import ConfigError, nearest
 from tachograph.usage._folder import Mode, as_mode, stored_choice
 
-__all__ = ["Choices", "Decision", "Policy", "as_policy", "decide", "inherited_choice", "is_set", "less", "named_policy"]
+__all__ = [
+    "Choices",
+    "Decision",
+    "Policy",
+    "as_policy",
+    "decide",
+    "inherited_choice",
+    "is_set",
+    "less",
+    "named_policy",
+    "policy_text",
+]
 
 Policy = Literal["opt-in", "local", "opt-out"]
 Choices = Mode | bool | None
 
 _POLICIES: dict[Policy, tuple[Mode, str]] = {
-    "opt-in": ("off", "the policy of {app} is to record nothing until you turn it on"),
-    "local": ("local", "the policy of {app} is to record on this machine and to send nothing"),
-    "opt-out": ("on", "the policy of {app} is to send until you turn it off"),
+    "opt-in": ("off", "to record nothing until you turn it on"),
+    "local": ("local", "to record on this machine and to send nothing"),
+    "opt-out": ("on", "to send until you turn it off"),
 }
 _YES = {"1", "true", "yes", "on"}
 _NO = {"0", "false"}
@@ -88,8 +99,12 @@ def decide(
         for name in names:
             if is_set(environ, name):
                 return Decision("off", f"{circumstance}: {name} is set", "circumstance")
-    mode, reason = _POLICIES[policy]
-    return Decision(mode, reason.format(app=app), "policy")
+    return Decision(_POLICIES[policy][0], policy_text(app, policy), "policy")
+
+
+def policy_text(app: str, policy: Policy) -> str:
+    """Return in words what an app does if nobody says anything."""
+    return f"the policy of {app} is {_POLICIES[policy][1]}"
 
 
 def inherited_choice(env_prefix: str) -> str:

@@ -18,8 +18,8 @@ from tachograph.usage._process import is_id, new_id
 __all__ = ["checked_event", "make_event"]
 
 
-def make_event(config: UsageConfig, run_id: str, name: str, properties: dict[str, Any]) -> tuple[Event, int]:
-    """Return an event as it is kept and sent, and how many values were left out of it.
+def make_event(config: UsageConfig, run_id: str, name: str, properties: dict[str, Any]) -> Event:
+    """Return an event as it is kept and sent.
 
     Raises:
         ConfigError: if the app has no such event.
@@ -30,7 +30,7 @@ def make_event(config: UsageConfig, run_id: str, name: str, properties: dict[str
             f"there is no event {name!r}{nearest(name, schemas)}; "
             f"declare it with UsageConfig(events={{{name!r}: {{'field': Count('…')}}}})"
         )
-    cleaned, num_dropped = clean_fields(schemas[name].fields, properties, config.organizations)
+    cleaned = clean_fields(schemas[name].fields, properties, config.organizations)
     event = {
         "uuid": new_id(),
         "event": name,
@@ -40,27 +40,33 @@ def make_event(config: UsageConfig, run_id: str, name: str, properties: dict[str
         "app_version": config.version or _installed_version(config.app),
         "properties": caught(cleaned, config.organizations),
     }
-    return {key: value for key, value in event.items() if value != ""}, num_dropped
+    return {key: value for key, value in event.items() if value != ""}
 
 
-def checked_event(config: UsageConfig, fields: Mapping[str, Collection[str]], event: Event) -> Event | None:
+def checked_event(
+    config: UsageConfig, event: Event, fields: Mapping[str, Collection[str]] | None = None
+) -> Event | None:
     """Return what may be sent of an event that was read from the disk, where anyone may have written it.
 
     Args:
         config: of the app.
-        fields: names of the fields that each of its events has now.
         event: as it was read.
+        fields: names of the fields that its events have, for one who does not have the app's own schemas.
 
     Returns:
         None for what the app cannot have written, or no longer would.
     """
+    schemas, name, values = config.schemas, event["event"], event["properties"]
     is_ours = event["app"] == config.app and is_id(event["uuid"]) and is_id(event["run_id"])
-    is_known = event["event"] in fields and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", event["timestamp"])
-    if not is_ours or not is_known:
+    is_known = name in (schemas if fields is None else fields)
+    if not is_ours or not is_known or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", event["timestamp"]):
         return None
-    known = {name: value for name, value in event["properties"].items() if name in fields[event["event"]]}
+    if fields is None:
+        known = clean_fields(schemas[name].fields, values, config.organizations, again=True)
+    else:
+        known = {field: value for field, value in values.items() if field in fields[name]}
     version = clean_version(event.get("app_version"))
-    envelope = {name: event[name] for name in ("uuid", "event", "timestamp", "run_id", "app")}
+    envelope = {key: event[key] for key in ("uuid", "event", "timestamp", "run_id", "app")}
     about = {"app_version": version} if version else {}
     return {**envelope, **about, "properties": caught(known, config.organizations)}
 

@@ -34,7 +34,7 @@ def model_facts(model: Any) -> dict[str, Any]:
         "num_experts": lambda: getattr(text, "num_local_experts", None) or text.num_experts,
         "attention": lambda: config._attn_implementation,
         "quantization": lambda: None if config is None else _at(config, "quantization_config.quant_method") or "none",
-        "dtype": lambda: str(model.dtype).removeprefix("torch."),
+        "dtype": lambda: model.dtype,
         "num_parameters": lambda: sum(map(_num_values, model.parameters())),
         "num_trainable_parameters": lambda: sum(
             _num_values(parameter) for parameter in model.parameters() if parameter.requires_grad

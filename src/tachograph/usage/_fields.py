@@ -52,6 +52,7 @@ OTHER = "other"
 
 _LONGEST_TEXT = 200
 _LARGEST = 1e18
+_NUMBER = r"(?a)[+-]?\d{1,16}(?:\.\d{0,16})?(?:[eE][+-]?\d{1,2})?"
 _SMALLEST = 1e-12
 _GIB = 1 << 30
 
@@ -73,6 +74,10 @@ class Field:
         """Return what may be sent of a value, or `DROPPED`."""
         raise NotImplementedError
 
+    def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return what may be sent of what this field made, or of whatever stands in its place on the disk."""
+        return self.clean(value, organizations)
+
 
 class Flag(Field):
     """True or false."""
@@ -81,6 +86,8 @@ class Flag(Field):
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return a bool as it is."""
+        if isinstance(value, str):  # as some configs have it
+            value = {"true": True, "false": False}.get(value.strip().lower())
         return value if isinstance(value, bool) else DROPPED
 
 
@@ -105,6 +112,10 @@ class Size(Field):
         number = _real(value)
         return DROPPED if number is None or number < 0 else _coarse(number / _GIB)
 
+    def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return coarse GiB."""
+        return Seconds("").clean(value, organizations)
+
 
 class Seconds(Field):
     """A length of time, of which only the first digit is kept: 754 is sent as 700."""
@@ -124,10 +135,14 @@ class Measure(Field):
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the rounded number."""
-        if isinstance(value, float) and not math.isfinite(value):
-            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        if isinstance(value, Real) and not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if float(value) > 0 else "-Infinity"
         number = _real(value)
         return DROPPED if number is None else float(f"{number:.1e}") if abs(number) >= _SMALLEST else 0.0
+
+    def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the number, or the word for none."""
+        return value if value in ("NaN", "Infinity", "-Infinity") else self.clean(value, organizations)
 
 
 class Choice(Field):
@@ -136,17 +151,19 @@ class Choice(Field):
     Args:
         doc: what it says.
         *words: those that may be sent.
+        also: other words for some of them.
     """
 
-    def __init__(self, doc: str, *words: str) -> None:
+    def __init__(self, doc: str, *words: str, also: Mapping[str, str] | None = None) -> None:
         super().__init__(doc)
-        self.words = {str(word).lower(): word for word in words}
+        self.words = {str(word).lower(): word for word in (*words, *(also or {}).values())}
+        self._also = {other.lower(): word for other, word in (also or {}).items()}
         self.kind = f"one of {', '.join(map(str, [*words, OTHER]))}"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the word, as it is spelt here."""
-        text = _text(value)
-        return DROPPED if not text else self.words.get(text.strip().lower(), OTHER)
+        text = (_text(value) or "").strip().lower()
+        return DROPPED if not text else self.words.get(text) or self._also.get(text) or OTHER
 
 
 class ModelType(Field):
@@ -161,6 +178,11 @@ class ModelType(Field):
             return DROPPED
         auto = sys.modules.get("transformers.models.auto.configuration_auto")
         return text if text in getattr(auto, "CONFIG_MAPPING_NAMES", {}) else OTHER
+
+    def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the type; transformers, which knows them, need not be there any more."""
+        text = _text(value)
+        return text if text and re.fullmatch(r"(?a)[\w-]{1,60}", text) else DROPPED
 
 
 class Version(Field):
@@ -203,14 +225,19 @@ class Device(Field):
     _MODELS = (
         (
             "NVIDIA",
+            r"(?i)nvidia|tesla|geforce|quadro|titan|orin|thor",
             r"(?:GB?|B|H)\d{2,3}|GH200|A(?:100|10G?|16|2|30|40|800)|L(?:4|40S?|20)|T4G?|V100|P(?:100|40|4)|K80"
             r"|RTX (?:PRO )?(?:A\d{4}|\d{4})(?: Ti| SUPER| Ada| Laptop| Blackwell){0,2}|GTX \d{3,4}(?: Ti| SUPER)?"
             r"|TITAN (?:RTX|V|Xp)|Jetson|Orin|Thor",
         ),
-        ("AMD", r"MI\d{2,3}[AX]?|RX \d{4}(?: XTX| XT| GRE)?|Radeon (?:PRO )?(?:VII|W\d{4})"),
-        ("Apple", r"M\d{1,2}(?: Pro| Max| Ultra)?"),
-        ("Intel", r"Max \d{4}|Arc [AB]\d{3}|Gaudi ?\d"),
-        ("Ascend", r"910[A-C]?\d?|310P?\d?"),
+        (
+            "AMD",
+            r"(?i)amd|radeon|instinct",
+            r"MI\d{2,3}[AX]?|RX \d{4}(?: XTX| XT| GRE)?|Radeon (?:PRO )?(?:VII|W\d{4})",
+        ),
+        ("Apple", r"(?i)apple", r"M\d{1,2}(?: Pro| Max| Ultra)?"),
+        ("Intel", r"(?i)intel", r"Max \d{4}|Arc [AB]\d{3}|Gaudi ?\d"),
+        ("Ascend", r"(?i)ascend", r"910[A-C]?\d?|310P?\d?"),
     )
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
@@ -218,9 +245,11 @@ class Device(Field):
         text = _text(value)
         if not text:
             return DROPPED
-        for maker, models in self._MODELS:
+        text = re.sub(r"\((?:R|TM)\)|(?<=Ascend)(?=\d)", " ", text)
+        text = " ".join(text.split())
+        for maker, brands, models in self._MODELS:
             found = re.search(rf"(?a)(?<![A-Za-z0-9])(?:{models})(?![A-Za-z0-9])", text)
-            if found is not None and (maker.lower() in text.lower() or maker in {"NVIDIA", "AMD"}):
+            if found is not None and re.search(brands, text):
                 return f"{maker} {found[0]}"
         return OTHER
 
@@ -264,7 +293,13 @@ class Group(Field):
         """Return what the fields leave of a mapping."""
         if not isinstance(value, dict):
             return DROPPED
-        return clean_fields(self.fields, value, organizations)[0] or DROPPED
+        return clean_fields(self.fields, value, organizations) or DROPPED
+
+    def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return what the fields leave of what they made."""
+        if not isinstance(value, dict):
+            return DROPPED
+        return clean_fields(self.fields, value, organizations, again=True) or DROPPED
 
 
 class ListOf(Field):
@@ -284,9 +319,18 @@ class ListOf(Field):
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return what the field leaves of each value."""
+        if isinstance(value, str):
+            value = [value]  # as a config has it that names only one
         if type(value) not in (list, tuple):
             return DROPPED
         cleaned = [self.field.clean(item, organizations) for item in value[: self.most]]
+        return [item for item in cleaned if item is not DROPPED] or DROPPED
+
+    def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return what the field leaves of what it made of each."""
+        if type(value) is not list:
+            return DROPPED
+        cleaned = [self.field.clean_again(item, organizations) for item in value[: self.most]]
         return [item for item in cleaned if item is not DROPPED] or DROPPED
 
 
@@ -301,21 +345,26 @@ FIELD_TYPES = (Flag, Count, Size, Seconds, Measure, Choice, ModelType, Version, 
 
 
 def clean_fields(
-    fields: Mapping[str, Field], values: Mapping[str, Any], organizations: Collection[str]
-) -> tuple[dict[str, Any], int]:
-    """Return what may be sent of some values, and how many of them may not.
+    fields: Mapping[str, Field], values: Mapping[str, Any], organizations: Collection[str], *, again: bool = False
+) -> dict[str, Any]:
+    """Return what may be sent of some values. One that makes its field fail costs itself and nothing more.
 
-    A value that makes its field fail costs itself and nothing more.
+    Args:
+        fields: what may be sent, by name.
+        values: as they were given, or as these fields made them.
+        organizations: owners whose models may be named.
+        again: whether the fields made them.
     """
     cleaned: dict[str, Any] = {}
     for name, field in fields.items():
+        clean = field.clean_again if again else field.clean
         try:
-            value = field.clean(values[name], organizations) if name in values else DROPPED
+            value = clean(values[name], organizations) if name in values else DROPPED
         except Exception:  # noqa: BLE001, S112 - a value, or a key, is of a type that somebody else wrote
             continue
         if value is not DROPPED:
             cleaned[name] = value
-    return cleaned, len(values) - len(cleaned)
+    return cleaned
 
 
 def described(fields: Mapping[str, Field], prefix: str = "") -> dict[str, dict[str, str]]:
@@ -334,6 +383,8 @@ def described(fields: Mapping[str, Field], prefix: str = "") -> dict[str, dict[s
 
 def _real(value: Any) -> float | None:
     """Return a number that is finite and of a sane size. A tensor is none: reading it could wait for a device."""
+    if isinstance(value, str) and re.fullmatch(_NUMBER, value):
+        value = float(value)  # YAML takes 3e-4 for a text
     if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
         return None
     number = float(value)
@@ -355,6 +406,8 @@ def _coarse(number: float) -> float | int:
 def _text(value: Any) -> str | None:
     if isinstance(value, enum.Enum):
         value = value.value
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        value = str(value)
     if not isinstance(value, str):
         return None
     text = str.__str__(value)  # whatever a subclass of it says

@@ -133,6 +133,8 @@ def check_app(app: str) -> None:
     Raises:
         ConfigError: if it is none.
     """
+    if app == "all":
+        raise ConfigError("app='all': no app can have this name; to mean every app, name none")
     if not isinstance(app, str) or not re.fullmatch(_APP_NAME, app):
         raise ConfigError(f"app={app!r}: expected a name in lower case, such as 'axolotl'")
 

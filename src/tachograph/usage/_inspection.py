@@ -53,7 +53,8 @@ def one_app(app: str | None) -> AppState:
     if app is None:
         raise ConfigError("no app with usage telemetry has run here")
     check_app(app)
-    raise ConfigError(f"no app {app!r} with usage telemetry has run here{nearest(app, apps)}")
+    known = f"; those that have: {', '.join(apps)}" if apps else ""
+    raise ConfigError(f"no app {app!r} with usage telemetry has run here{nearest(app, apps) or known}")
 
 
 def decided_for(app: str | None) -> Decision | None:
@@ -88,10 +89,10 @@ def preview(state: AppState) -> list[Event]:
     from tachograph.usage._system import system_info
 
     fields = {event: about["fields"] for event, about in state.fields.items()}
-    waiting = [checked_event(state.config, fields, kept.event) for kept in state.events if kept.state == "waiting"]
+    waiting = [checked_event(state.config, kept.event, fields) for kept in state.events if kept.state == "waiting"]
     events = [event for event in waiting if event is not None]
     if not any(event["event"] == "system-info" for event in events):
-        events.append(make_event(state.config, new_id(), "system-info", system_info())[0])
+        events.append(make_event(state.config, new_id(), "system-info", system_info()))
     return events
 
 
@@ -112,8 +113,9 @@ def _state(facts: dict[str, Any]) -> AppState:
     decision = config.decide()
     if decision.source == "policy" and named_policy(facts.get("consent")) is None:
         decision = decision._replace(reason=f"what {app} said of its policy cannot be read, and it is taken for local")
-    folder = app_folder(app)
-    return AppState(app, config, decision, folder, list(kept_events(folder)), _fields(facts))
+    folder, receiver = app_folder(app), config.receiver
+    kept = list(kept_events(folder, None if receiver is None else receiver.name))
+    return AppState(app, config, decision, folder, kept, _fields(facts))
 
 
 def _config(facts: dict[str, Any]) -> UsageConfig:

@@ -295,7 +295,14 @@ class TelemetryManager:
             with quiet("telling of a config"):
                 from tachograph.usage._facts import config_facts
 
-                self.send_event(event, config_facts(config, self.config.config_map))
+                places = self.config.config_map
+                facts = config_facts(config, places)
+                if self.is_debugged and len(facts) < len(places):
+                    missing = ", ".join(name for name in places if name not in facts)
+                    sys.stderr.write(
+                        f"[{self.config.app} usage] config_map finds nothing in this config for {missing}\n"
+                    )
+                self.send_event(event, facts)
 
     def send_model(self, model: Any) -> None:
         """Tell of a model: `model-load`."""
@@ -343,24 +350,23 @@ class TelemetryManager:
                 if self.decision.mode == "on" and not self.is_debugged and not self._told_of_errors:
                     self._told_of_errors = True
                     warn(
-                        "%s reports errors anonymously, this one as run %s; `tacho usage log %s` shows what of it",
+                        "%s reports errors anonymously, this one as run %s; `tacho usage log %s` shows what it says",
                         self.config.app, self.run_id, self.config.app,
                     )  # fmt: skip
 
     def _record(self, event: str, properties: dict[str, Any]) -> None:
         from tachograph.usage._event import checked_event, make_event
 
-        made, num_dropped = make_event(self.config, self.run_id, event, properties)
+        made = make_event(self.config, self.run_id, event, properties)
         if self.is_debugged:
-            _print(made, num_dropped, self.decision)
+            _print(made, properties, self.decision)
             return
         with self._own_lock:
             if self._sender is None:
                 from tachograph.usage._sender import Sender
 
                 endpoint = self.config.receiver if self.decision.mode == "on" else None
-                fields = {name: schema.fields for name, schema in self.config.schemas.items()}
-                checked = functools.partial(checked_event, self.config, fields)
+                checked = functools.partial(checked_event, self.config)
                 self._sender = Sender(app_folder(self.config.app), endpoint, self._mode_now, checked)
                 _watch_exit()
         self._sender.put(made)
@@ -389,15 +395,19 @@ def manager_of(function: Callable[..., Any], app: str | None) -> TelemetryManage
     return next(iter(known.values())) if len(known) == 1 else None
 
 
-def _print(event: dict[str, Any], num_dropped: int, decision: Decision) -> None:
+def _print(event: dict[str, Any], given: dict[str, Any], decision: Decision) -> None:
     import json
 
-    dropped = f", {num_dropped} values left out" if num_dropped else ""
-    sys.stderr.write(
-        f"[{event['app']} usage] {event['event']}: printed, neither kept nor sent ({decision.mode}: {decision.reason})"
-        f"{dropped}\n{json.dumps(event, indent=2)}\n"
-    )
+    lines = [f"{event['event']}: printed, neither kept nor sent ({decision.mode}: {decision.reason})"]
+    dropped = [str(name) for name, value in given.items() if name not in event["properties"] and not _is_empty(value)]
+    if dropped:
+        lines.append(f"{event['event']}: left out, for it is no such field or not of its kind: {', '.join(dropped)}")
+    sys.stderr.write("".join(f"[{event['app']} usage] {line}\n" for line in lines) + json.dumps(event, indent=2) + "\n")
     sys.stderr.flush()
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (type(value) in (dict, list, tuple, str) and not value)
 
 
 _watched: set[str] = set()

@@ -26,7 +26,7 @@ def give_notice(config: UsageConfig) -> bool:
         f"  See it first:  tacho usage preview {config.app}\n{more}"
         f"  Turn it off:   tacho usage off {config.app}    or  {config.env_prefix}_DO_NOT_TRACK=1\n"
         f"  Agree to it:   tacho usage on {config.app}     or  {config.env_prefix}_DO_NOT_TRACK=0\n"
-        f"Nothing has been sent. {config.app} goes on in {PAUSE_S:.0f} seconds; Ctrl-C stops it.\n\n"
+        f"Nothing has been sent. {config.app} goes on in {PAUSE_S:.0f} seconds; Ctrl-C stops {config.app}.\n\n"
     )
     if _is_nowhere(sys.stderr):
         return False

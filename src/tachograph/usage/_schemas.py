@@ -44,6 +44,10 @@ PACKAGES = (
 CONFIG_EVENTS = ("config-loaded", "config-processed")
 
 _DTYPES = ("float32", "tf32", "bfloat16", "float16", "float8", "float8_e4m3fn", "float8_e5m2", "int8", "int4", "nf4")
+_ALSO_DTYPES = {
+    **{f"torch.{name}": name for name in _DTYPES},
+    "fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp8": "float8",
+}  # fmt: skip
 
 _METHODS = (
     "pretraining", "sft", "dpo", "kto", "orpo", "cpo", "simpo", "ipo", "grpo", "rloo", "ppo", "reward", "prm",
@@ -106,7 +110,7 @@ _CONFIG: dict[str, Field] = {
     "optimizer": Choice("Optimizer.", *_OPTIMIZERS),
     "scheduler": Choice("Learning-rate schedule.", *_SCHEDULERS),
     "warmup_steps": Count("Steps of warm-up."),
-    "dtype": Choice("Numbers that are computed with.", *_DTYPES),
+    "dtype": Choice("Numbers that are computed with.", *_DTYPES, also=_ALSO_DTYPES),
     "quantization": Choice("Numbers that weights are kept in.", *_QUANTIZATIONS),
     "attention": Choice("Implementation of attention.", *_ATTENTIONS),
     "gradient_checkpointing": Flag("Whether activations are computed again instead of kept."),
@@ -120,6 +124,7 @@ _CONFIG: dict[str, Field] = {
 
 MEASURED: dict[str, Field] = {
     "loss": Measure("Loss."),
+    "eval_loss": Measure("Loss of the latest evaluation."),
     "ppl": Measure("Perplexity."),
     "learning_rate": Measure("Learning rate."),
     "grad_norm": Measure("Gradient norm."),
@@ -173,7 +178,7 @@ SCHEMAS: dict[str, Schema] = {
             "hidden_size": Count("Width."),
             "vocab_size": Count("Entries of the vocabulary."),
             "num_experts": Count("Experts per layer."),
-            "dtype": Choice("Numbers of its weights.", *_DTYPES),
+            "dtype": Choice("Numbers of its weights.", *_DTYPES, also=_ALSO_DTYPES),
             "quantization": Choice("How it is quantised.", *_QUANTIZATIONS),
             "attention": _CONFIG["attention"],
         },

@@ -18,10 +18,10 @@ from tachograph.usage._endpoint import Endpoint, Event
 from tachograph.usage._quiet import quiet
 from tachograph.usage._spool import Spool, left_over, prune
 
-__all__ = ["Sender"]
+__all__ = ["MOST_PER_BATCH", "Sender"]
 
 _MOST_QUEUED = 1_000
-_MOST_PER_BATCH = 100
+MOST_PER_BATCH = 100
 _WRITE_GATHER_S = 0.05
 _GATHER_S = 0.5
 _TIMEOUT_S = 10.0
@@ -187,18 +187,19 @@ class Sender:
         from tachograph.posting import DeliveryError
 
         while spool.waits and time.monotonic() >= self._retry_at_s and self._may_go(spool):
-            read, end = spool.waiting(_MOST_PER_BATCH)
+            read, end = spool.waiting(MOST_PER_BATCH)
             events = [event for event in map(self._checked, read) if event is not None]
-            is_refused = True
+            refusal: str | None = "it could not be sent"
             with quiet("sending usage telemetry"):
                 try:
                     if events and self._endpoint is not None:
                         self._endpoint.send(events, _TIMEOUT_S, lambda: self._may_go(spool))
-                    self._wait_s, is_refused = _FIRST_WAIT_S, False
+                    self._wait_s, refusal = _FIRST_WAIT_S, None
                 except DeliveryError as error:
+                    refusal = str(error)
                     if error.may_retry:
                         self._retry_at_s = time.monotonic() + max(self._wait_s, error.wait_s or 0.0)
                         self._wait_s = min(self._wait_s * 2, _LONGEST_WAIT_S)
                         return
-            self.num_lost += len(events) if is_refused else 0
-            spool.done(end, is_refused=is_refused)
+            self.num_lost += len(events) if refusal is not None else 0
+            spool.done(end, refusal)

@@ -1,8 +1,8 @@
 """Events on disk: files of JSON lines, which are the queue, the record for the user, and what is deleted.
 
 The name of a file says whether its events may be sent (`.on.jsonl`) or stay here (`.local.jsonl`), and for which
-receiver they were written. Beside it, `.sent` says how many of its bytes are done with, and which were refused. Taking
-back consent is a change of names.
+receiver they were written. Beside it, `.sent` says how many of its bytes are done with, and which were refused and why.
+Taking back consent is a change of names.
 """
 
 from __future__ import annotations
@@ -115,12 +115,14 @@ class Spool:
             lines.pop()
         return [event for line in lines if (event := _event(line))], begin + sum(map(len, lines))
 
-    def done(self, end: int, *, is_refused: bool = False) -> None:
-        """Remember that all up to here arrived, or was refused for good."""
+    def done(self, end: int, refusal: str | None = None) -> None:
+        """Remember that all up to here arrived, or that it was refused for good and why."""
         import json
 
-        refused = [*self._marks.refused, (self._marks.done, end)] if is_refused else self._marks.refused
-        self._marks = _Marks(end, refused[-100:])
+        refused = self._marks.refused
+        if refusal is not None:
+            refused = [*refused, (self._marks.done, end, refusal)][-100:]
+        self._marks = _Marks(end, refused)
         path = self.path if self.path.exists() else _as_local(self.path)
         if path.exists():
             descriptor = os.open(_mark_of(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -139,29 +141,36 @@ class Kept(NamedTuple):
     event: Event
     state: str
     """``sent``, ``refused``, ``waiting`` or ``local``."""
+    refusal: str = ""
+    """What the receiver said to it, if it refused it."""
 
 
 class _Marks(NamedTuple):
     done: int
-    refused: list[tuple[int, int]]
+    refused: list[tuple[int, int, str]]
 
 
-def kept_events(folder: Path) -> Iterator[Kept]:
-    """Return all events of an app, oldest first."""
+def kept_events(folder: Path, receiver: str | None = None) -> Iterator[Kept]:
+    """Return all events of an app, oldest first.
+
+    Args:
+        folder: of the app.
+        receiver: who is sent them now; for another, and after two weeks, none of them waits. None for whoever it was.
+    """
     for path in _files(folder):
         marks, position = _marks(path), 0
-        waits = "waiting" if _may_send(path) else "local"
         try:
             lines = read_own(path).splitlines(keepends=True)
+            waits = "waiting" if _may_send(path) and _is_for(path, receiver) and not _is_too_old(path) else "local"
         except OSError:
             continue  # deleted just now, or not ours
         for line in lines:
             position += len(line)
             event = _event(line)
             if event:
-                is_refused = any(begin < position <= end for begin, end in marks.refused)
-                state = "refused" if is_refused else "sent" if position <= marks.done else waits
-                yield Kept(event, state)
+                refusals = [why for begin, end, why in marks.refused if begin < position <= end]
+                state = "refused" if refusals else "sent" if position <= marks.done else waits
+                yield Kept(event, state, *refusals[:1])
 
 
 def keep_here(folder: Path) -> None:
@@ -184,11 +193,10 @@ def _keep(path: Path) -> None:
 def left_over(folder: Path, own: Path, receiver: str) -> Iterator[Spool]:
     """Open, one after the other, the files in which processes that are gone left something for the same receiver."""
     for path in _files(folder):
-        if path == own or not path.name.endswith(f"-{_tag(receiver)}{_MAY_BE_SENT}"):
+        if path == own or not _may_send(path) or not _is_for(path, receiver):
             continue
         try:
-            about = path.stat()
-            if about.st_size <= _marks(path).done or time.time() - about.st_mtime > _LONGEST_WAIT_S:
+            if path.stat().st_size <= _marks(path).done or _is_too_old(path):
                 continue
             spool = Spool(path)
         except OSError:
@@ -239,6 +247,14 @@ def _may_send(path: Path) -> bool:
     return path.name.endswith(_MAY_BE_SENT)
 
 
+def _is_for(path: Path, receiver: str | None) -> bool:
+    return receiver is None or path.name.endswith(f"-{_tag(receiver)}{_MAY_BE_SENT}")
+
+
+def _is_too_old(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime > _LONGEST_WAIT_S
+
+
 def _as_local(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(_MAY_BE_SENT).removesuffix(_STAYS) + _STAYS)
 
@@ -252,7 +268,7 @@ def _marks(path: Path) -> _Marks:
 
     try:
         values = json.loads(read_own(_mark_of(path)))
-        refused = [(int(begin), int(end)) for begin, end in values["refused"]]
+        refused = [(int(begin), int(end), str(why)) for begin, end, why in values["refused"]]
         return _Marks(int(values["done"]), refused)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return _Marks(0, [])

@@ -22,6 +22,7 @@ TIME_SINCE_LAST = 60
 
 _METRICS = {
     "loss": "loss",
+    "eval_loss": "eval_loss",
     "ppl": "ppl",
     "learning_rate": "learning_rate",
     "grad_norm": "grad_norm",
