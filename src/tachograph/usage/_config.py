@@ -13,7 +13,7 @@ from tachograph.usage._consent import Choices, Decision, Policy, as_policy, deci
 from tachograph.usage._endpoint import Endpoint, as_endpoint
 from tachograph.usage._fields import FIELD_TYPES, Choice, Field, Group, ListOf, Version, described
 from tachograph.usage._folder import check_app
-from tachograph.usage._schemas import CONFIG_EVENTS, SCHEMAS, Schema
+from tachograph.usage._schemas import CONFIG_EVENTS, PACKAGES, SCHEMAS, Schema
 
 __all__ = ["KNOWN_PACKAGES", "UsageConfig", "clean_version"]
 
@@ -25,11 +25,7 @@ _PATH = r"[^.\s]+(?:\.[^.\s]+)*"
 _PACKAGE = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 _ORGANIZATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
-KNOWN_PACKAGES = (
-    "accelerate", "bitsandbytes", "datasets", "deepspeed", "flash_attn", "huggingface_hub", "keras", "lightning",
-    "liger_kernel", "lm_eval", "mamba_ssm", "numpy", "optimum", "peft", "pytorch_lightning", "ray", "safetensors",
-    "tachograph", "tokenizers", "torch", "torchao", "transformers", "triton", "trl", "vllm", "xformers",
-)  # fmt: skip
+KNOWN_PACKAGES = tuple(name.replace("-", "_") for name in PACKAGES)
 """Packages whose code an error may name, beside those of the app, where they are installed."""
 
 

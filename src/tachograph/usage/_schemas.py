@@ -39,7 +39,7 @@ PACKAGES = (
     "safetensors", "sentencepiece", "tachograph", "tokenizers", "torch", "torchao", "transformers", "triton", "trl",
     "vllm", "xformers",
 )  # fmt: skip
-"""Distributions whose version is told, if they are installed."""
+"""Distributions whose version is told, if they are installed, and whose code an error may name."""
 
 CONFIG_EVENTS = ("config-loaded", "config-processed")
 

@@ -133,6 +133,8 @@ class Sender:
                 prune(self._folder, spool.path)
             spool.append(events)
             num_lost = 0
+            if spool.may_be_sent and self._mode() != "on":
+                spool.stay()  # they said no while it was being written
             with self._wake:
                 self._spool = spool
                 self._wake.notify_all()
