@@ -195,12 +195,16 @@ def _is_group(error: BaseException) -> bool:
 
 def _frames(trace: TracebackType | None, roots: Mapping[str, str]) -> list[dict[str, Any]]:
     frames: list[dict[str, Any]] = []
+    places: dict[tuple[str, int], str | None] = {}  # of a recursion there are thousands, all from one
     while trace is not None:
         frame, line, trace = trace.tb_frame, trace.tb_lineno, trace.tb_next
         code = frame.f_code
         if code.co_filename == decorated.__code__.co_filename:
             continue  # it stands around every watched function
-        module = _place(code.co_filename, frame.f_globals, roots)
+        key = code.co_filename, id(frame.f_globals)
+        if key not in places:
+            places[key] = _place(code.co_filename, frame.f_globals, roots)
+        module = places[key]
         if module is not None:
             frames.append({"module": module, "function": code.co_name, "line": line})
         elif not frames or frames[-1]["module"] != _OTHER_CODE:
