@@ -44,6 +44,10 @@ class Manager:
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.last_words: list[Any] = []
+
+    def before_end(self, last_word: Any) -> None:
+        self.last_words = [last_word]
 
     def send_event(self, name: str, properties: dict[str, Any]) -> None:
         fields = SCHEMAS[name].fields
@@ -432,6 +436,57 @@ def test_the_batch_size_is_the_one_that_was_found(tmp_path, clock):
     training.args.auto_find_batch_size = True
     training.begin()
     assert [start["batch_size"] for start in training.manager.sent("train-start")] == [64, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(None, "unfinished"), (KeyboardInterrupt, "interrupted"), (ValueError, "failed")]
+)
+def test_a_training_that_does_not_finish_is_told_when_the_process_ends(training, monkeypatch, error, outcome):
+    if error is not None:
+        monkeypatch.setattr(sys, "last_type", error, raising=False)
+    training.step(7, 1)
+    [last_word] = training.manager.last_words
+    for _ in range(2):
+        last_word()
+    [end] = training.manager.sent("train-end")
+    assert (end["outcome"], end["step"], end["total_steps"]) == (outcome, 7, 1)
+
+
+def test_a_training_that_does_not_finish_is_told_when_another_begins(training):
+    training.step(7, 1)
+    training.begin()
+    training.step(8, 2)
+    training.end()
+    outcomes = [(end["outcome"], end["step"]) for end in training.manager.sent("train-end")]
+    assert outcomes == [("unfinished", 7), ("finished", 8)]
+    training.manager.last_words[0]()
+    assert len(training.manager.sent("train-end")) == 2
+
+
+def test_an_error_that_ends_the_process_ends_the_training(script, tmp_path):
+    process = script(
+        """
+        import torch, transformers
+        from tachograph.usage import TelemetryCallback, TelemetryManager, UsageConfig
+        TelemetryManager.configure(UsageConfig(app="greyjacket"))
+        class Fail(transformers.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                if state.global_step == 3:
+                    raise ValueError("boom")
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=32, **sizes))
+        data = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 16
+        args = transformers.TrainingArguments("out", use_cpu=True, report_to=[], per_device_train_batch_size=2)
+        transformers.Trainer(model, args, train_dataset=data, callbacks=[TelemetryCallback(), Fail()]).train()
+        """,
+        cwd=tmp_path,
+        env={"TACHO_USAGE_DIR": str(tmp_path / "usage"), "CI": ""},
+    )
+    code, _, err = process.wait(120)
+    assert (code, "boom" in err) == (1, True)
+    lines = [line for path in (tmp_path / "usage").rglob("*.jsonl") for line in path.read_text().splitlines()]
+    last = json.loads(lines[-1])
+    assert (last["event"], last["properties"]["outcome"], last["properties"]["step"]) == ("train-end", "failed", 3)
 
 
 # What the trainer logs -----------------------------------------------------------------------------------------------

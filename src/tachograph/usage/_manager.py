@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -71,6 +72,7 @@ class TelemetryManager:
         self._sender: Sender | None = None
         self._told_of_system = False
         self._told_of_errors = False
+        self._last_words: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -171,7 +173,20 @@ class TelemetryManager:
         self._close(may_send=may_send)
         self._join(now_s + timeout_s, now_s + max(timeout_s, _DISK_TIMEOUT_S))
 
+    def before_end(self, last_word: Callable[[], None]) -> None:
+        """Call a method when the process ends, before that is too late to record anything.
+
+        Args:
+            last_word: a method of an object, if that is still there.
+        """
+        words = [word for word in self._last_words if word() not in (None, last_word)]
+        self._last_words = [*words, weakref.WeakMethod(last_word)]
+
     def _close(self, *, may_send: bool) -> None:
+        with quiet("ending usage telemetry"):
+            words, self._last_words = self._last_words, []
+            for word in filter(None, (reference() for reference in words)):
+                word()
         with quiet("ending usage telemetry"):
             self._records = False
             if self._sender is not None:
@@ -374,6 +389,7 @@ class TelemetryManager:
     def _forget_parent(self) -> None:
         """Begin anew in a child of `fork`: what is queued is the parent's to send, and every lock may be held."""
         self._told_of_system = False
+        self._last_words = []
         self._own_lock = threading.RLock()
         self._sender = None
 

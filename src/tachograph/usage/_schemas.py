@@ -227,8 +227,15 @@ SCHEMAS: dict[str, Schema] = {
         },
     ),
     "train-end": Schema(
-        "Training has ended.",
+        "Training has ended, or the process has before it could.",
         {
+            "outcome": Choice(
+                "How: by Ctrl-C, an error that nobody caught, or in a way unseen, if not as it should.",
+                "finished",
+                "interrupted",
+                "failed",
+                "unfinished",
+            ),
             "step": Count("Steps done."),
             "start_step": Count("Steps done before this process began."),
             "total_s": Seconds("How long it took."),

@@ -6,7 +6,7 @@ It passes raw numbers on; the schemas of the events round them. Nothing is told 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, Protocol
 
@@ -61,6 +61,8 @@ class _Manager(Protocol):
 
     def send_event(self, name: str, properties: dict[str, Any], /) -> object: ...
 
+    def before_end(self, last_word: Callable[[], None], /) -> object: ...
+
 
 class TelemetryCallback(TrainerCallback):
     """Tells how a `Trainer`'s training begins, goes on and ends: ``Trainer(…, callbacks=[TelemetryCallback()])``.
@@ -98,9 +100,10 @@ class TelemetryCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Training begins, or goes on from a checkpoint."""
-        self._tracker = None
+        self._end_unfinished()
         if not self._manager.enabled:
             return
+        self._manager.before_end(self._end_unfinished)
         self._tracker = RuntimeMetricsTracker()
         self._start_step = self._last_report_step = state.global_step
         self._epoch, self._last_report_s = None, 0.0
@@ -121,17 +124,25 @@ class TelemetryCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Training is over."""
-        tracker = self._tracker
+        if self._tracker is not None:
+            self._tracker.update_memory_metrics()
+            self._end(self._tracker, state.global_step, "finished")
+
+    @_guarded
+    def _end_unfinished(self) -> None:
+        """Tell of a training that did not come to its end: another begins, or the process ends."""
+        if self._tracker is not None:
+            self._end(self._tracker, self._tracker.metrics.current_step or self._start_step, _outcome())
+
+    def _end(self, tracker: RuntimeMetricsTracker, step: int, outcome: str) -> None:
         self._tracker = None
-        if tracker is None:
-            return
-        tracker.update_memory_metrics()
         figures = tracker.metrics.to_dict()
         self._send(
             "train-end",
             **{ours: figures.get(name) for name, ours in _TOTALS.items()},
             **_peaks(tracker),
-            step=state.global_step,
+            outcome=outcome,
+            step=step,
             start_step=self._start_step,
             train_loss=self._train_loss,
             metrics=dict(self._metrics),
@@ -255,6 +266,12 @@ def _peaks(tracker: RuntimeMetricsTracker) -> dict[str, Any]:
         "peak_gpu_memory": [peak_bytes for _index, peak_bytes in sorted(metrics.peak_gpu_memory.items())],
         "peak_gpu_memory_source": next(iter(metrics.gpu_peak_memory_source.values()), None),
     }
+
+
+def _outcome() -> str:
+    """Return how a training ended that did not finish, as far as the interpreter knows."""
+    error = getattr(sys, "last_type", None)  # what nobody caught
+    return "unfinished" if error is None else "interrupted" if error is KeyboardInterrupt else "failed"
 
 
 def _planned(count: int | None) -> int | None:
