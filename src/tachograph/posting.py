@@ -132,7 +132,7 @@ def post(
         opener = urllib.request.build_opener(
             _NoRedirects,
             _Http,
-            _Https,
+            _Https(context=_context()),
             *_proxies(urllib.parse.urlsplit(request.full_url).hostname or ""),
         )
         try:

@@ -27,7 +27,7 @@ def usage_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """A folder of the test's own, nobody who has said anything, and nothing left behind."""
     known = {*_consent._AUTOMATIC, *_consent._OFFLINE, *_RANKS, *_PROXIES, *(name.upper() for name in _PROXIES)}
     for name in list(os.environ):
-        if name in known or name.endswith(("DO_NOT_TRACK", "_USAGE_RUN_ID", "_USAGE_DEBUG", "_USAGE_CHOICE")):
+        if name in known or "_USAGE_" in name or name.endswith("DO_NOT_TRACK"):
             monkeypatch.delenv(name)
     folder = tmp_path / "usage"
     monkeypatch.setenv("TACHO_USAGE_DIR", str(folder))

@@ -184,10 +184,34 @@ def test_a_no_is_heard_by_processes_that_are_started_from_here(script, tmp_path,
         """,
         choice,
         cwd=tmp_path,
+        env={"DO_NOT_TRACK": "0"},
     ).ok()
-    wanted = [choice, "choice"] if is_heard else ["local", "policy"]
+    wanted = [choice, "choice"] if is_heard else ["on", "environment"]
     assert out.split() == [choice, "choice", *wanted]
-    assert "GREYJACKET_USAGE_CHOICE" not in os.environ
+    assert not [name for name in os.environ if "USAGE_CHOICE" in name]
+
+
+def test_a_no_that_was_passed_on_is_the_least(monkeypatch):
+    """Two apps with one prefix, an inherited no beside others, and a program that forgets what it was told itself."""
+    made = [UsageConfig(app=app, env_prefix="ACME", endpoint=JsonLines("x")) for app in ("acme-train", "acme-eval")]
+    for config, choice in zip(made, ("off", "on"), strict=True):
+        TelemetryManager.configure(config, choice=choice)
+    assert [config.decide().mode for config in made] == ["off", "local"]
+    TelemetryManager.reset()
+    assert [config.decide().mode for config in made] == ["local", "local"]
+    for passed_on, environ, wanted in (
+        ("local", {"DO_NOT_TRACK": "1"}, "off"),
+        ("local", {"DO_NOT_TRACK": "0"}, "local"),
+        ("local", {"CI": "1"}, "off"),
+        ("off", {"DO_NOT_TRACK": "0"}, "off"),
+        ("junk", {}, "off"),
+    ):
+        said = {"TACHO_USAGE_CHOICE_GREY_JACKET": passed_on, **environ}
+        assert decide("grey-jacket", "GREY", "opt-out", environ=said).mode == wanted
+    monkeypatch.setenv("TACHO_USAGE_CHOICE_ACME_TRAIN", "off")
+    TelemetryManager.configure(made[0], choice="off")
+    TelemetryManager.reset()
+    assert os.environ["TACHO_USAGE_CHOICE_ACME_TRAIN"] == "off"
 
 
 @pytest.mark.parametrize("choice", ["maybe", "", "ON", 1, 2.0])

@@ -18,7 +18,7 @@ from tachograph.doctor import Diagnosis, diagnose
 from tachograph.exceptions import ConfigError
 from tachograph.journal import Alert
 from tachograph.records import SEVERITIES, severity_rank
-from tachograph.settings import as_switch
+from tachograph.settings import Settings, as_switch
 
 __all__ = ["alert_lines", "doctor"]
 
@@ -69,7 +69,8 @@ def doctor(
     if as_json:
         click.echo(json_text(msgspec.to_builtins(diagnosis)))
     else:
-        Console().print(_rendered(diagnosis))
+        where = "" if log_dir == Settings().log_dir else f" --log-dir {log_dir}"
+        Console().print(_rendered(diagnosis, f"tacho show {run}{where}"))
     worst = max((severity_rank(alert.severity) for alert in diagnosis.alerts), default=-1)
     is_unwell = diagnosis.has_failed or not diagnosis.signals
     if fail_on is not None and (is_unwell or worst >= severity_rank(fail_on)):
@@ -92,10 +93,12 @@ def _thresholds(settings: tuple[str, ...]) -> dict[str, Any]:
     return rules
 
 
-def _rendered(diagnosis: Diagnosis) -> RenderableType:
+def _rendered(diagnosis: Diagnosis, more: str) -> RenderableType:
     parts: list[RenderableType] = []
     if diagnosis.has_failed:
-        parts += [_failure(diagnosis), Text()]
+        why = f": {safe(diagnosis.reason, 400)}" if diagnosis.reason else ""
+        failure = (f"The run {diagnosis.state}{why}.", "bold red")
+        parts += [Text.assemble(failure, (f" {safe(more, 400)} says more.", "dim")), Text()]
     over = [alert for alert in diagnosis.alerts if not alert.is_open]
     for alert in diagnosis.open_alerts:
         parts += [_in_full(alert), Text()]
@@ -113,13 +116,6 @@ def _rendered(diagnosis: Diagnosis) -> RenderableType:
         missing = "There is no training loss: most rules need one, under a name such as train_loss."
         parts.append(Text(missing, style="yellow"))
     return Group(*parts)
-
-
-def _failure(diagnosis: Diagnosis) -> Text:
-    why = f": {safe(diagnosis.reason, 400)}" if diagnosis.reason else ""
-    return Text.assemble(
-        (f"The run {diagnosis.state}{why}.", "bold red"), (f" tacho show {safe(diagnosis.name)} says more.", "dim")
-    )
 
 
 def _headline(alert: Alert) -> Text:

@@ -77,10 +77,16 @@ def decide(
     environ = os.environ if environ is None else environ
     if choice is not None:
         return Decision(as_mode(choice), "the program was told so", "choice")
-    whose, _, inherited = environ.get(inherited_choice(env_prefix), "").partition(":")
-    if whose == app:
-        mode: Mode = "local" if inherited == "local" else "off"
-        return Decision(mode, "the program that started this one was told so", "choice")
+    decision = _decide(app, env_prefix, policy, environ)
+    inherited = environ.get(inherited_choice(app))
+    if inherited is not None:
+        mode = less(decision.mode, "local" if inherited == "local" else "off")
+        if mode != decision.mode:
+            return Decision(mode, "the program that started this one was told so", "choice")
+    return decision
+
+
+def _decide(app: str, env_prefix: str, policy: Policy, environ: Mapping[str, str]) -> Decision:
     said = {name: environ[name] for name in (f"{env_prefix}_DO_NOT_TRACK", "DO_NOT_TRACK") if name in environ}
     for name, value in said.items():
         text = value.strip().lower()
@@ -107,9 +113,9 @@ def policy_text(app: str, policy: Policy) -> str:
     return f"the policy of {app} is {_POLICIES[policy][1]}"
 
 
-def inherited_choice(env_prefix: str) -> str:
+def inherited_choice(app: str) -> str:
     """Return the variable by which a program that was told no lets those it starts know."""
-    return f"{env_prefix}_USAGE_CHOICE"
+    return f"TACHO_USAGE_CHOICE_{app.replace('-', '_').upper()}"
 
 
 def is_set(environ: Mapping[str, str], name: str) -> bool:

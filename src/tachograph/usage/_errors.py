@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import inspect
 import os
 import sys
@@ -33,6 +34,8 @@ _MARK = "__tachograph_reported__"
 _GENERATORS = object()
 """The chain of generators that nothing watched has called."""
 _INSTALLED = ("site-packages", "dist-packages")
+_OTHER_NAMES = {"triton": ("pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu")}
+"""Distributions that install a package of another name."""
 _STANDARD_LIBRARY = os.path.dirname(os.path.realpath(os.__file__))
 
 _chain: ContextVar[object | None] = ContextVar("tachograph_usage_chain", default=None)
@@ -254,12 +257,17 @@ def _roots(own: Collection[str], known: Collection[str]) -> dict[str, str]:
     return roots
 
 
+@functools.cache
 def _is_installed(package: str, root: str) -> bool:
     """Tell whether a folder is what the distribution of a package's name installed, and not somebody's own."""
     from importlib.metadata import distribution
 
-    try:
-        installed = os.path.realpath(str(distribution(package).locate_file(package)))
-    except Exception:  # noqa: BLE001 - there is none, or somebody broke its metadata
+    if os.path.basename(os.path.dirname(root)) not in _INSTALLED:
         return False
-    return installed == root and os.path.basename(os.path.dirname(root)) in _INSTALLED
+    for name in (package, *_OTHER_NAMES.get(package, ())):
+        try:
+            if os.path.realpath(str(distribution(name).locate_file(package))) == root:
+                return True
+        except Exception:  # noqa: BLE001, S112 - there is none, or somebody broke its metadata
+            continue
+    return False

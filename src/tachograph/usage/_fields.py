@@ -330,7 +330,8 @@ class ListOf(Field):
         """Return what the field leaves of what it made of each."""
         if type(value) is not list:
             return DROPPED
-        cleaned = [self.field.clean_again(item, organizations) for item in value[: self.most]]
+        again = [item if item == REDACTED else self.field.clean_again(item, organizations) for item in value]
+        cleaned = again[: self.most]
         return [item for item in cleaned if item is not DROPPED] or DROPPED
 
 
@@ -360,6 +361,8 @@ def clean_fields(
         clean = field.clean_again if again else field.clean
         try:
             value = clean(values[name], organizations) if name in values else DROPPED
+            if again and value is DROPPED and values.get(name) == REDACTED:
+                value = REDACTED  # the second net has been there
         except Exception:  # noqa: BLE001, S112 - a value, or a key, is of a type that somebody else wrote
             continue
         if value is not DROPPED:

@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +27,7 @@ from tachograph.usage._process import (
     note_choice,
     note_fork,
     note_told,
+    restore_choice,
     was_told,
 )
 from tachograph.usage._quiet import quiet
@@ -63,6 +63,7 @@ class TelemetryManager:
         debug = (f"{config.env_prefix}_USAGE_DEBUG", "TACHO_USAGE_DEBUG")
         self.is_debugged = any(is_set(os.environ, name) for name in debug)
         self._choice = choice
+        self._noted_before: str | None = None
         self._stated_rank = stated_rank()
         self._home = os.getpid()
         self._records = False
@@ -72,7 +73,7 @@ class TelemetryManager:
         self._sender: Sender | None = None
         self._told_of_system = False
         self._told_of_errors = False
-        self._last_words: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._last_words: list[Callable[[], None]] = []
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -158,7 +159,7 @@ class TelemetryManager:
                 if manager is not None:
                     manager.shutdown(timeout_s=0.0)
                     if manager._choice is not None:
-                        note_choice(manager.config.env_prefix, name, None)
+                        restore_choice(name, manager._noted_before)
                     if manager._made_run_id:
                         forget_run_id(manager.config.env_prefix)
 
@@ -174,18 +175,18 @@ class TelemetryManager:
         self._join(now_s + timeout_s, now_s + max(timeout_s, _DISK_TIMEOUT_S))
 
     def before_end(self, last_word: Callable[[], None]) -> None:
-        """Call a method when the process ends, before that is too late to record anything.
+        """Call something when the process ends, before it is too late to record anything."""
+        self._last_words.append(last_word)
 
-        Args:
-            last_word: a method of an object, if that is still there.
-        """
-        words = [word for word in self._last_words if word() not in (None, last_word)]
-        self._last_words = [*words, weakref.WeakMethod(last_word)]
+    def not_before_end(self, last_word: Callable[[], None]) -> None:
+        """Do not call it, for there is nothing left to say."""
+        with contextlib.suppress(ValueError):
+            self._last_words.remove(last_word)
 
     def _close(self, *, may_send: bool) -> None:
         with quiet("ending usage telemetry"):
             words, self._last_words = self._last_words, []
-            for word in filter(None, (reference() for reference in words)):
+            for word in words:
                 word()
         with quiet("ending usage telemetry"):
             self._records = False
@@ -208,7 +209,7 @@ class TelemetryManager:
     def _begin(self) -> None:
         _watch_forks()
         if self._choice is not None:
-            note_choice(self.config.env_prefix, self.config.app, self._choice)
+            self._noted_before = note_choice(self.config.app, self._choice)
         if not self.is_debugged:
             self._tell_of_app()
             if self.decision.mode == "on" and not self.decision.is_explicit:
@@ -447,6 +448,9 @@ def _watch_forks() -> None:
 
 def _end_all() -> None:
     """End all managers, which together wait no longer than one."""
+    if "end" in _watched:
+        return  # a child of `fork` has this on its list twice
+    _watched.add("end")
     deadline_s = time.monotonic() + _EXIT_TIMEOUT_S
     managers = list(TelemetryManager._instances.values())
     # A module that is imported now would make Python forget that Ctrl-C ended it, and exit with another code.
@@ -459,7 +463,7 @@ def _end_all() -> None:
 
 def _after_fork() -> None:
     note_fork()
-    _watched.discard("exit")  # `multiprocessing` clears exit handlers in its children
+    _watched.difference_update(("exit", "end"))  # `multiprocessing` clears exit handlers in its children
     TelemetryManager._lock = threading.RLock()
     for manager in TelemetryManager._instances.values():
         manager._forget_parent()

@@ -21,6 +21,7 @@ __all__ = [
     "note_choice",
     "note_fork",
     "note_told",
+    "restore_choice",
     "was_told",
 ]
 
@@ -86,13 +87,23 @@ def note_told(env_prefix: str, app: str, run_id: str) -> None:
     os.environ[_told(env_prefix)] = f"{app}:{run_id}"
 
 
-def note_choice(env_prefix: str, app: str, choice: Mode | None) -> None:
-    """Let processes that are started from here know that their user said no. A yes is not passed on."""
-    name = inherited_choice(env_prefix)
-    if choice in {"off", "local"}:
-        os.environ[name] = f"{app}:{choice}"
+def note_choice(app: str, choice: Mode) -> str | None:
+    """Let processes that are started from here know that their user said no; return what they knew before.
+
+    A yes is not passed on.
+    """
+    name = inherited_choice(app)
+    before = os.environ.get(name)
+    restore_choice(app, None if choice == "on" else choice)
+    return before
+
+
+def restore_choice(app: str, noted: str | None) -> None:
+    """Let them know what they knew before."""
+    if noted is None:
+        os.environ.pop(inherited_choice(app), None)
     else:
-        os.environ.pop(name, None)
+        os.environ[inherited_choice(app)] = noted
 
 
 def is_id(text: str) -> bool:

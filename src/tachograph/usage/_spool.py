@@ -268,7 +268,7 @@ def _marks(path: Path) -> _Marks:
 
     try:
         values = json.loads(read_own(_mark_of(path)))
-        refused = [(int(begin), int(end), str(why)) for begin, end, why in values["refused"]]
+        refused = [(int(begin), int(end), "".join(map(str, why))) for begin, end, *why in values["refused"]]
         return _Marks(int(values["done"]), refused)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return _Marks(0, [])

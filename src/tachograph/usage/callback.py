@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tachograph.guard import called_by
+from tachograph.usage._manager import TelemetryManager
 from tachograph.usage._metrics import RuntimeMetricsTracker
 
 __all__ = ["TIME_SINCE_LAST", "TelemetryCallback"]
@@ -63,6 +64,8 @@ class _Manager(Protocol):
 
     def before_end(self, last_word: Callable[[], None], /) -> object: ...
 
+    def not_before_end(self, last_word: Callable[[], None], /) -> object: ...
+
 
 class TelemetryCallback(TrainerCallback):
     """Tells how a `Trainer`'s training begins, goes on and ends: ``Trainer(…, callbacks=[TelemetryCallback()])``.
@@ -71,18 +74,16 @@ class TelemetryCallback(TrainerCallback):
     those of this process: on resuming, steps and time before do not count, and `start_step` says where it went on.
 
     Args:
-        manager: who sends the events; that of the application, if nothing is said.
+        manager: who sends the events; that of the application when training begins, if nothing is said.
     """
 
     report_interval_steps = 100
     """Steps between two reports of progress."""
 
     def __init__(self, manager: _Manager | None = None) -> None:
-        if manager is None:
-            from tachograph.usage._manager import TelemetryManager
-
-            manager = TelemetryManager.get_instance()
-        self._manager: _Manager = manager
+        self._manager = manager
+        self._told: _Manager | None = None
+        """Who is told of the training that is under way."""
         self._tracker: RuntimeMetricsTracker | None = None
         """There is one from the beginning of training to its end."""
         self._start_step = 0
@@ -101,9 +102,10 @@ class TelemetryCallback(TrainerCallback):
     ) -> None:
         """Training begins, or goes on from a checkpoint."""
         self._end_unfinished()
-        if not self._manager.enabled:
+        self._told = self._manager if self._manager is not None else TelemetryManager.get_instance()
+        if not self._told.enabled:
             return
-        self._manager.before_end(self._end_unfinished)
+        self._told.before_end(self._end_unfinished)
         self._tracker = RuntimeMetricsTracker()
         self._start_step = self._last_report_step = state.global_step
         self._epoch, self._last_report_s = None, 0.0
@@ -136,6 +138,8 @@ class TelemetryCallback(TrainerCallback):
 
     def _end(self, tracker: RuntimeMetricsTracker, step: int, outcome: str) -> None:
         self._tracker = None
+        if self._told is not None:
+            self._told.not_before_end(self._end_unfinished)
         figures = tracker.metrics.to_dict()
         self._send(
             "train-end",
@@ -254,9 +258,9 @@ class TelemetryCallback(TrainerCallback):
 
     def _send(self, event: str, **properties: Any) -> None:
         """Send what is known: None, and a group or list with nothing in it, is left out."""
-        self._manager.send_event(
-            event, {name: value for name, value in properties.items() if value is not None and value not in ({}, [])}
-        )
+        known = {name: value for name, value in properties.items() if value is not None and value not in ({}, [])}
+        if self._told is not None:
+            self._told.send_event(event, known)
 
 
 def _peaks(tracker: RuntimeMetricsTracker) -> dict[str, Any]:
