@@ -1,8 +1,8 @@
 """Whether anything is recorded or sent, and why: one resolver for programs and for `tacho usage status`.
 
-The first of these that says anything decides: what the program was told, or the one that started it; `DO_NOT_TRACK` and
-the app's own variable; the choice that `tacho usage` stored; CI or an offline machine; the app's policy. In doubt it is
-off.
+The first of these that says anything decides: what the program was told; `DO_NOT_TRACK` and the app's own variable; the
+choice that `tacho usage` stored; CI or an offline machine; the app's policy. In doubt it is off. A no that the program
+was told which started this one counts beside all but the first, and the least of the two holds.
 """
 
 from __future__ import annotations

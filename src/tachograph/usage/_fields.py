@@ -6,11 +6,12 @@ Each field takes what it understands and makes something coarse of it. What it d
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any, Final
 
@@ -291,15 +292,16 @@ class Group(Field):
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return what the fields leave of a mapping."""
-        if not isinstance(value, dict):
-            return DROPPED
-        return clean_fields(self.fields, value, organizations) or DROPPED
+        return self._cleaned(value, organizations, again=False)
 
     def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
         """Return what the fields leave of what they made."""
+        return self._cleaned(value, organizations, again=True)
+
+    def _cleaned(self, value: Any, organizations: Collection[str], *, again: bool) -> Any:
         if not isinstance(value, dict):
             return DROPPED
-        return clean_fields(self.fields, value, organizations, again=True) or DROPPED
+        return clean_fields(self.fields, value, organizations, again=again) or DROPPED
 
 
 class ListOf(Field):
@@ -323,16 +325,17 @@ class ListOf(Field):
             value = [value]  # as a config has it that names only one
         if type(value) not in (list, tuple):
             return DROPPED
-        cleaned = [self.field.clean(item, organizations) for item in value[: self.most]]
-        return [item for item in cleaned if item is not DROPPED] or DROPPED
+        return self._understood(self.field.clean(item, organizations) for item in value[: self.most])
 
     def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
         """Return what the field leaves of what it made of each."""
         if type(value) is not list:
             return DROPPED
-        again = [item if item == REDACTED else self.field.clean_again(item, organizations) for item in value]
-        cleaned = again[: self.most]
-        return [item for item in cleaned if item is not DROPPED] or DROPPED
+        return self._understood(_again(self.field, item, organizations) for item in value[: self.most])
+
+    @staticmethod
+    def _understood(items: Iterable[Any]) -> Any:
+        return [item for item in items if item is not DROPPED] or DROPPED
 
 
 def kinds() -> dict[str, str]:
@@ -358,16 +361,19 @@ def clean_fields(
     """
     cleaned: dict[str, Any] = {}
     for name, field in fields.items():
-        clean = field.clean_again if again else field.clean
+        clean = functools.partial(_again, field) if again else field.clean
         try:
             value = clean(values[name], organizations) if name in values else DROPPED
-            if again and value is DROPPED and values.get(name) == REDACTED:
-                value = REDACTED  # the second net has been there
         except Exception:  # noqa: BLE001, S112 - a value, or a key, is of a type that somebody else wrote
             continue
         if value is not DROPPED:
             cleaned[name] = value
     return cleaned
+
+
+def _again(field: Field, value: Any, organizations: Collection[str]) -> Any:
+    """Return what may be sent of what a field made, or that the second net has been there."""
+    return REDACTED if value == REDACTED else field.clean_again(value, organizations)
 
 
 def described(fields: Mapping[str, Field], prefix: str = "") -> dict[str, dict[str, str]]:

@@ -100,7 +100,7 @@ def set_choice(mode: str, app: str | None = None) -> None:
         raise ConfigError("to send reports is agreed for each app by its name")
     path = usage_folder() / _CHOICES
     try:
-        make_private(_absolute(path).parent)
+        make_private(path.parent)
         with _locked(path.parent):
             choices = _choices_to_keep(path) if app is not None else {}
             _write(path, {**choices, app or EVERY: mode})
