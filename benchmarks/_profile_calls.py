@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tachograph as tacho
 from benchmarks._children import answer
 from benchmarks._measure import Burst, Rows, Spread, bare_loop, make_rows, time_ns
-from tachograph.integrations._trace import StepTracer
+from tachograph.integrations._common.tracer import StepTracer
 
 __all__ = ["TIMED"]
 

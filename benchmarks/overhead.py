@@ -20,9 +20,9 @@ import torch
 
 import tachograph as tacho
 from benchmarks._measure import Spread
-from tachograph.integrations._job import Plan
-from tachograph.integrations._observer import Observer
-from tachograph.integrations._patches import Patches
+from tachograph.integrations._common.job import Plan
+from tachograph.integrations._common.loop_observer import Observer
+from tachograph.integrations._common.torch_patches import Patches
 
 __all__: list[str] = []
 

@@ -12,10 +12,10 @@ import rich_click as click
 
 from tachograph.cli import main
 from tachograph.diagnostics import RULES, SIGNALS, Rule, threshold_table
-from tachograph.notify import EVENTS, PLACEHOLDERS, notify_table
 from tachograph.records import KINDS
 from tachograph.server._openapi import openapi
 from tachograph.settings import settings_table
+from tachograph.sinks.notify import EVENTS, PLACEHOLDERS, notify_table
 from tachograph.usage import UsageConfig
 from tachograph.usage._describe import describe_events
 

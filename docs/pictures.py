@@ -14,7 +14,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 import tachograph
-from tachograph.demo import train
+from tachograph.cli._demo_training import train
 
 PICTURES = Path(__file__).parent / "pictures"
 PORT = 8599
@@ -89,7 +89,7 @@ def make_runs(logs: Path) -> subprocess.Popen[bytes]:
         for step in range(301, 700):
             run.log({"train_loss": 3 / (1 + step / 50)}, step=step)
         run.log_validation({"loss": 0.21}, step=step)
-    trainer = "import sys, time; from tachograph.demo import train\n"
+    trainer = "import sys, time; from tachograph.cli._demo_training import train\n"
     trainer += "train(name=sys.argv[1], log_dir=sys.argv[2], num_steps=20000, on_step=lambda *_: time.sleep(0.004))"
     doomed = subprocess.Popen([sys.executable, "-c", trainer, "oom-killed", str(logs)], stdout=subprocess.DEVNULL)
     live = subprocess.Popen([sys.executable, "-c", trainer, "greyjacket", str(logs)], stdout=subprocess.DEVNULL)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tachograph.guard import guard
+from tachograph._base.guard import guard
 from tachograph.recorder._process import live_runs
 
 

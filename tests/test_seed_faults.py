@@ -17,7 +17,8 @@ import pytest
 import tachograph
 from tachograph.cli._show import render, summary
 from tachograph.exceptions import RunNameError
-from tachograph.journal import RunFolder, RunState, read, write_requests
+from tachograph.journal import RunFolder, RunState, write_requests
+from tachograph.reader import read
 from tests.conftest import lines_of, wait_for
 
 QUICK = {"system_interval_s": 0, "git": False, "flush_interval_s": 0.05}

@@ -9,7 +9,7 @@ import pytest
 
 import tachograph
 from tachograph.exceptions import ConfigError
-from tachograph.journal import read
+from tachograph.reader import read
 from tachograph.recorder._facts import config_facts, samples_per_step
 from tachograph.settings import Settings, resolve_settings, settings_table
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from tachograph._version import __version__
 
 if TYPE_CHECKING:
-    from tachograph.completions import Completions
+    from tachograph._init import init, init_from_config
     from tachograph.exceptions import TachographError
     from tachograph.integrations.torch import track, watch
-    from tachograph.journal import RunHistory, RunState, Series, read
-    from tachograph.profiler import ProfilingConfig, profile, profiling, set_profiling
-    from tachograph.recorder import Control, Run, current_run, log
-    from tachograph.setup import init, init_from_config
-    from tachograph.training import (
+    from tachograph.journal import RunState
+    from tachograph.reader import RunHistory, Series, read
+    from tachograph.recorder import Completions, Control, Run, current_run, log
+    from tachograph.spans import (
+        ProfilingConfig,
         Span,
         application,
         backward,
@@ -61,6 +61,9 @@ if TYPE_CHECKING:
         on_validation_start,
         optimizer_init,
         optimizer_update,
+        profile,
+        profiling,
+        set_profiling,
         set_training_config,
         testing_iteration,
         testing_loop,
@@ -143,24 +146,23 @@ __all__ = [
 ]
 
 _NAMES = {
-    "tachograph.completions": {"Completions"},
-    "tachograph.doctor": {"diagnose"},
+    "tachograph.diagnostics.offline": {"diagnose"},
     "tachograph.exceptions": {"TachographError"},
     "tachograph.integrations.torch": {"track", "watch"},
-    "tachograph.journal": {"RunHistory", "RunState", "Series", "read"},
-    "tachograph.profiler": {"ProfilingConfig", "profile", "profiling", "set_profiling"},
-    "tachograph.recorder": {"Control", "Run", "current_run", "log"},
-    "tachograph.setup": {"init", "init_from_config"},
+    "tachograph.journal": {"RunState"},
+    "tachograph.reader": {"RunHistory", "Series", "read"},
+    "tachograph.recorder": {"Completions", "Control", "Run", "current_run", "log"},
+    "tachograph._init": {"init", "init_from_config"},
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
-"""Where a public name comes from; all others are of `tachograph.training`."""
+"""Where a public name comes from; all others are of `tachograph.spans`."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that importing the package costs next to nothing."""
     if name not in __all__:
         raise AttributeError(f"module 'tachograph' has no attribute {name!r}")
-    home = _HOMES.get(name, "tachograph.training")
+    home = _HOMES.get(name, "tachograph.spans")
     from importlib import import_module
 
     value = globals()[name] = getattr(import_module(home), name)

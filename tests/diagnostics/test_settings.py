@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tachograph.diagnostics import RULES, Rule, explain, resolve_rules, rules, threshold_table
-from tachograph.diagnostics._desk import SEVERITIES
+from tachograph.diagnostics._alert_tracker import SEVERITIES
 from tachograph.diagnostics._signals import SIGNALS
 from tachograph.exceptions import ConfigError
 from tachograph.records import KINDS

@@ -9,7 +9,8 @@ import time
 import pandas as pd
 
 import tachograph
-from tachograph.journal import RunState, read
+from tachograph.journal import RunState
+from tachograph.reader import read
 from tests.conftest import wait_for
 
 TRAIN = """

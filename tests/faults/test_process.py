@@ -11,7 +11,8 @@ import time
 import pytest
 
 import tachograph
-from tachograph.journal import RunState, read
+from tachograph.journal import RunState
+from tachograph.reader import read
 from tests.conftest import lines_of, wait_for
 
 WORKERS = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import tachograph
-from tachograph.journal import read
+from tachograph.reader import read
 from tests.conftest import lines_of
 
 

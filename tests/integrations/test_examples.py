@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tachograph.journal import list_runs, read
+from tachograph.journal import list_runs
+from tachograph.reader import read
 
 # What a framework embeds records no run; tests/usage runs that one.
 FOLDER = Path(__file__).parents[2] / "examples"

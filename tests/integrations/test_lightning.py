@@ -16,7 +16,8 @@ import torch
 import tachograph
 from tachograph.exceptions import ConfigError, LogDirError, RunNameError
 from tachograph.integrations.lightning import TachographCallback, TachographLogger
-from tachograph.journal import RunFolder, read, read_ranks, write_requests
+from tachograph.journal import RunFolder, write_requests
+from tachograph.reader import read, read_ranks
 from tests.conftest import lines_of
 
 pytestmark = [

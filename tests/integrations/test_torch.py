@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import tachograph as tacho  # noqa: E402
 from tachograph.exceptions import ConfigError  # noqa: E402
-from tachograph.integrations._observer import shared  # noqa: E402
+from tachograph.integrations._common.loop_observer import shared  # noqa: E402
 from tests.conftest import lines_of  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -38,7 +38,7 @@ def as_before():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
-    from tachograph.integrations._observer import share
+    from tachograph.integrations._common.loop_observer import share
 
     share(None)
     assert torch.autograd.backward is BACKWARD

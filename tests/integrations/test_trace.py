@@ -21,10 +21,11 @@ from torch.profiler import schedule as torch_schedule
 
 import tachograph as tacho
 from tachograph.exceptions import ControlError
-from tachograph.integrations import _trace
-from tachograph.integrations._trace import StepTracer
-from tachograph.integrations._trace_session import TraceSession, why_not
-from tachograph.journal import RunFolder, ask_trainer, list_traces, open_trace, write_requests
+from tachograph.integrations._common import tracer as _trace
+from tachograph.integrations._common.trace_session import TraceSession, why_not
+from tachograph.integrations._common.tracer import StepTracer
+from tachograph.journal import RunFolder, write_requests
+from tachograph.reader import ask_trainer, list_traces, open_trace
 from tests.conftest import wait_for
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -396,7 +397,7 @@ def test_at_most_twenty_are_kept(loop):
 
 
 def test_a_trace_that_takes_too_long_is_ended_and_kept(loop, monkeypatch):
-    monkeypatch.setattr("tachograph.integrations._trace_session._LONGEST_S", 0.0)
+    monkeypatch.setattr("tachograph.integrations._common.trace_session._LONGEST_S", 0.0)
     request = loop.ask(100)
     loop.step(2)
     answer = loop.answer(request)

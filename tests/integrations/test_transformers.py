@@ -13,7 +13,7 @@ import pytest
 
 import tachograph as tacho
 from tachograph.exceptions import LogDirError, TachographError
-from tachograph.journal import ask_trainer, read
+from tachograph.reader import ask_trainer, read
 from tests.conftest import lines_of, wait_for
 
 torch = pytest.importorskip("torch")

@@ -18,8 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 import tachograph  # noqa: E402
 from tachograph.exceptions import ConfigError  # noqa: E402
-from tachograph.integrations._trl_samples import READERS  # noqa: E402
 from tachograph.integrations.trl import CompletionCapture, capture_completions  # noqa: E402
+from tachograph.integrations.trl._samples import READERS  # noqa: E402
 
 pytestmark = [
     pytest.mark.xdist_group("transformers"),

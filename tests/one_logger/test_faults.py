@@ -35,8 +35,8 @@ from tachograph.one_logger import (
     training_loop,
     validation_loop,
 )
+from tachograph.spans import recorder_of
 from tachograph.testing import MemoryRun
-from tachograph.training import recorder_of
 from tests.one_logger.conftest import exported, journal
 from tests.one_logger.test_exporters import Collector
 

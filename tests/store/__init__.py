@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tachograph.journal import MetricSummary, RunFolder, RunHistory
+from tachograph.journal import RunFolder
+from tachograph.reader import MetricSummary, RunHistory
 from tachograph.records import encode
 from tachograph.store import Line, StoredRun
 from tests.conftest import Script

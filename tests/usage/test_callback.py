@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tachograph.guard import guard
+from tachograph._base.guard import guard
 from tachograph.usage import TelemetryManager, UsageConfig, _metrics
 from tachograph.usage._schemas import SCHEMAS
 from tests.usage.test_runtime_metrics import MIB, Accelerator, Clock, Metal

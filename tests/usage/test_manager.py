@@ -10,8 +10,8 @@ import uuid
 
 import pytest
 
+from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
-from tachograph.guard import guard
 from tachograph.usage import Count, JsonLines, TelemetryManager, UsageConfig
 from tachograph.usage._facts import model_facts
 from tachograph.usage._folder import app_folder

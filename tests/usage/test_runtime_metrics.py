@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tachograph.guard import guard
+from tachograph._base.guard import guard
 from tachograph.usage import _metrics
 from tachograph.usage._metrics import RuntimeMetrics, RuntimeMetricsTracker
 

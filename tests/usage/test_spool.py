@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tachograph.guard import guard
+from tachograph._base.guard import guard
 from tachograph.usage import ListOf, Measure, OtlpLogs, TelemetryManager, _spool
 from tachograph.usage._spool import keep_here
 from tests.conftest import wait_for

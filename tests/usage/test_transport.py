@@ -98,7 +98,7 @@ def test_the_same_receiver_takes_what_the_real_client_sends(receiver: PostHogRec
 
 def test_the_receiver_refuses_what_is_no_batch(configure: Configure, receiver: PostHogReceiver) -> None:
     """The check can fail: else the two tests above would say nothing."""
-    from tachograph.posting import post
+    from tachograph._base.http import post
 
     post(lambda: f"{receiver.address}/batch/", b'{"api_key":"phc_x","batch":[{"event":"x"}]}', {}, timeout_s=5)
     post(lambda: f"{receiver.address}/capture/", b"{}", {}, timeout_s=5)

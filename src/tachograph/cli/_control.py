@@ -13,15 +13,8 @@ from rich.console import Console
 from tachograph.cli._format import add_row, json_text, listing, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.exceptions import ControlError
-from tachograph.journal import (
-    LOG_EVERY_MAX,
-    LOG_EVERY_MIN,
-    PROFILE_STEPS_MAX,
-    JournalFollower,
-    RunHistory,
-    ask_trainer,
-    read,
-)
+from tachograph.journal import LOG_EVERY_MAX, LOG_EVERY_MIN, PROFILE_STEPS_MAX, JournalFollower
+from tachograph.reader import RunHistory, ask_trainer, read
 
 __all__ = ["control"]
 

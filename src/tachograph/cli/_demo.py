@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tachograph.cli._options import log_dir_option
 from tachograph.cli._show import render
 from tachograph.cli._ui import run_dashboard
-from tachograph.journal import read
+from tachograph.reader import read
 
 __all__ = ["demo"]
 
@@ -40,7 +40,7 @@ def demo(
 
 
 def _train(log_dir: str, name: str, steps: int, log_every: int, seed: int) -> None:
-    from tachograph.demo import train
+    from tachograph.cli._demo_training import train
 
     console = Console()
     columns = (TextColumn("training"), BarColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())

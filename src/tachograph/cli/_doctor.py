@@ -14,9 +14,9 @@ from rich.text import Text
 from tachograph.cli._format import add_row, duration, grid, json_text, listing, number, safe
 from tachograph.cli._options import json_option, log_dir_option
 from tachograph.diagnostics import RULES, explain, threshold_table
-from tachograph.doctor import Diagnosis, diagnose
+from tachograph.diagnostics.offline import Diagnosis, diagnose
 from tachograph.exceptions import ConfigError
-from tachograph.journal import Alert
+from tachograph.reader import Alert
 from tachograph.records import SEVERITIES, severity_rank
 from tachograph.settings import Settings, as_switch
 

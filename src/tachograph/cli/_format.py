@@ -14,9 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tachograph._base.text import duration as said
 from tachograph.journal import RunState
 from tachograph.records import to_json
-from tachograph.wording import duration as said
 
 __all__ = [
     "add_row",

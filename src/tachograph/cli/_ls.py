@@ -11,7 +11,8 @@ from rich.text import Text
 
 from tachograph.cli._format import add_row, ago, bar, duration, json_text, listing, number, safe, state_text
 from tachograph.cli._options import json_option, log_dir_option
-from tachograph.journal import RunOverview, RunState, list_runs, overview
+from tachograph.journal import RunState, list_runs
+from tachograph.reader import RunOverview, overview
 
 __all__ = ["ls"]
 

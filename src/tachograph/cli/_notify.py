@@ -12,7 +12,8 @@ import rich_click as click
 from tachograph.cli._format import json_text, safe
 from tachograph.cli._options import json_option
 from tachograph.exceptions import ConfigError
-from tachograph.notify import (
+from tachograph.settings import read_config
+from tachograph.sinks.notify import (
     CHANNELS,
     EVENTS,
     Channel,
@@ -24,7 +25,6 @@ from tachograph.notify import (
     sample_message,
     warnings_of,
 )
-from tachograph.settings import read_config
 
 __all__ = ["notify"]
 

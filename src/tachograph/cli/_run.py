@@ -13,7 +13,7 @@ from tachograph.cli._options import log_dir_option
 from tachograph.settings import resolve_settings
 
 if TYPE_CHECKING:
-    from tachograph.injection import Launch
+    from tachograph.integrations.zero_code import Launch
 
 __all__ = ["run"]
 
@@ -40,7 +40,7 @@ def run(
     PyTorch loops, Hugging Face and Lightning trainers are recognised, also under `torchrun` and `accelerate launch`.
     The exit code is that of the program.
     """
-    from tachograph.injection import launch
+    from tachograph.integrations.zero_code import launch
 
     if command[0].startswith("-") and command[0] != "-m":
         raise click.NoSuchOption(command[0])

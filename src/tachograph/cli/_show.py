@@ -30,7 +30,8 @@ from tachograph.cli._format import (
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.cli._time import length_s, render_time, short_time, summarise_time
-from tachograph.journal import RankView, RunHistory, RunState, hold_run_folder, is_csv_current, read, rebuild_csv
+from tachograph.journal import RunState, hold_run_folder, is_csv_current, rebuild_csv
+from tachograph.reader import RankView, RunHistory, read
 
 __all__ = ["show", "summary"]
 

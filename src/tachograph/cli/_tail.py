@@ -12,7 +12,8 @@ from rich.text import Text
 
 from tachograph.cli._format import json_text, moment, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
-from tachograph.journal import JournalFollower, RunFolder, RunState, find_run, overview
+from tachograph.journal import JournalFollower, RunFolder, RunState, find_run
+from tachograph.reader import overview
 
 __all__ = ["tail"]
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tachograph.cli._format import add_row, duration, listing, moment, number, safe, size
-from tachograph.journal import Attempt, Goodput, RunHistory, RunState, SpanGroup
+from tachograph.journal import RunState
+from tachograph.reader import Attempt, Goodput, RunHistory, SpanGroup
 
 __all__ = ["length_s", "render_time", "short_time", "summarise_time"]
 

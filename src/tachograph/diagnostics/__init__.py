@@ -2,7 +2,7 @@
 records.
 """
 
-from tachograph.diagnostics._doctor import Doctor
+from tachograph.diagnostics._engine import Doctor
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import ThresholdRow, explain, resolve_rules, threshold_table
 from tachograph.diagnostics._signals import SIGNALS

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from tachograph.diagnostics._desk import Desk
-from tachograph.diagnostics._gauge import Gauge, Listener, Now
+from tachograph.diagnostics._alert_tracker import Desk
+from tachograph.diagnostics._signal_stats import Gauge, Listener, Now
 
 __all__ = ["Rule", "RuleSettings"]
 

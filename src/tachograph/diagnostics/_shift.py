@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from tachograph.diagnostics._gauge import BLOCK, Gauge, median
+from tachograph.diagnostics._signal_stats import BLOCK, Gauge, median
 
 __all__ = ["Shift", "ShiftFinder"]
 

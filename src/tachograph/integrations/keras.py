@@ -15,12 +15,12 @@ from typing import Any
 
 import keras
 
-from tachograph import ranks
+from tachograph._base import ranks
+from tachograph._base.guard import called_by, guard
 from tachograph.exceptions import ConfigError
-from tachograph.guard import called_by, guard
-from tachograph.integrations._job import ASK_EVERY, Job, Names, Plan
+from tachograph.integrations._common.job import ASK_EVERY, Job, Names, Plan
 from tachograph.recorder import Run
-from tachograph.training import Span, checkpoint_save, testing_loop, timed_span, validation_loop
+from tachograph.spans import Span, checkpoint_save, testing_loop, timed_span, validation_loop
 
 __all__ = ["TachographCallback"]
 

@@ -16,10 +16,10 @@ from typing import Any
 import ray
 from ray.train import UserCallback
 
+from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
-from tachograph.guard import guard
-from tachograph.integrations._job import Job, Plan, name_from
-from tachograph.integrations._metrics import sort_metrics
+from tachograph.integrations._common.job import Job, Plan, name_from
+from tachograph.integrations._common.metrics import sort_metrics
 from tachograph.recorder import Run
 from tachograph.records import check_run_name
 from tachograph.settings import resolve_settings

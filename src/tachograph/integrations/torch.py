@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from tachograph.exceptions import ConfigError
-from tachograph.integrations._job import Plan
-from tachograph.integrations._models import model_facts
-from tachograph.integrations._observer import Observer, share, shared
-from tachograph.integrations._patches import Patches
+from tachograph.integrations._common.job import Plan
+from tachograph.integrations._common.loop_observer import Observer, share, shared
+from tachograph.integrations._common.models import model_facts
+from tachograph.integrations._common.torch_patches import Patches
 from tachograph.recorder import Run
 
 __all__ = ["Watch", "track", "watch"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from tachograph.exceptions import LogDirError, RunNameError
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import RunState, read_heartbeat, this_process
-from tachograph.journal._overview import overview
+from tachograph.reader._overview import overview
 from tachograph.records import check_run_name
 
 try:

@@ -75,7 +75,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     num_critical_alerts: int = 0
     """Of the open ones, those that are critical."""
     job: str = ""
-    """What all processes of a distributed job call it; see `tachograph.ranks`."""
+    """What all processes of a distributed job call it; see `tachograph._base.ranks`."""
 
 
 def this_process() -> ProcessIdentity:

@@ -17,7 +17,7 @@ from tachograph.one_logger._export_config import ExporterConfig
 from tachograph.one_logger._exporter import BaseExporter, Exporter, ExportError
 from tachograph.one_logger._json_exporters import BaseJsonExporter, FileExporter, LoggerExporter
 from tachograph.one_logger._provider import OneLoggerProvider, TrainingTelemetryProvider
-from tachograph.training import (
+from tachograph.spans import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     ApplicationType,
     Attribute,
@@ -96,8 +96,8 @@ from tachograph.training import (
     validation_loop,
     zero_grad,
 )
-from tachograph.training._event import EventName
-from tachograph.training._span import SpanName
+from tachograph.spans._event import EventName
+from tachograph.spans._span import SpanName
 
 if TYPE_CHECKING:
     from tachograph.one_logger._lightning import TimeEventCallback as TimeEventCallback

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tachograph.exceptions import ConfigError, nearest
-from tachograph.training import ApplicationType, CheckPointStrategy
-from tachograph.training._parameters import ParameterSource
+from tachograph.spans import ApplicationType, CheckPointStrategy
+from tachograph.spans._parameters import ParameterSource
 
 __all__ = [
     "LoggerConfig",

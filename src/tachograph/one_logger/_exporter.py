@@ -9,7 +9,7 @@ import enum
 from abc import ABC, abstractmethod
 
 from tachograph.exceptions import TachographError
-from tachograph.training import ErrorEvent, Event, Span, TelemetryDataError
+from tachograph.spans import ErrorEvent, Event, Span, TelemetryDataError
 
 __all__ = ["BaseExporter", "ExportError", "Exporter"]
 

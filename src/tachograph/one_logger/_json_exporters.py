@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tachograph.one_logger._exporter import BaseExporter, ExportError
-from tachograph.training import ErrorEvent, Event, Span, TelemetryDataError
+from tachograph.spans import ErrorEvent, Event, Span, TelemetryDataError
 
 __all__ = ["BaseJsonExporter", "FileExporter", "LoggerExporter"]
 

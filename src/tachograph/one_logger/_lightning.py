@@ -11,15 +11,15 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
-from tachograph.guard import guard
-from tachograph.integrations._job import Plan
+from tachograph.integrations._common.job import Plan
 from tachograph.integrations.lightning import TachographCallback
 from tachograph.integrations.lightning._bases import lightning_class, packages
 from tachograph.integrations.lightning._session import Session
 from tachograph.one_logger._provider import TrainingTelemetryProvider
 from tachograph.recorder import Run
-from tachograph.training import (
+from tachograph.spans import (
     Span,
     on_app_end,
     on_app_start,

@@ -13,26 +13,26 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tachograph import ranks
+from tachograph._base import ranks
+from tachograph._base.guard import guard
+from tachograph._init import init
 from tachograph.exceptions import ConfigError, TachographError
-from tachograph.guard import guard
 from tachograph.one_logger._config import LoggerConfig, OneLoggerConfig, TrainingTelemetryConfig
 from tachograph.one_logger._export_config import ExporterConfig, make_exporters, read_exporter_configs
 from tachograph.one_logger._exporter import Exporter
 from tachograph.one_logger._relay import ExporterSink
 from tachograph.recorder import DisabledRun, Run, latest_run
-from tachograph.setup import init
 from tachograph.sinks import SinkFollower
-from tachograph.training import (
+from tachograph.spans import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     ExportCustomizationMode,
     TrainingRecorder,
     get_recorder,
     recorder_of,
 )
-from tachograph.training._current import set_run_maker
-from tachograph.training._filter import SpanFilter
-from tachograph.training._parameters import metadata_list
+from tachograph.spans._current import set_run_maker
+from tachograph.spans._filter import SpanFilter
+from tachograph.spans._parameters import metadata_list
 
 __all__ = ["OneLoggerProvider", "TrainingTelemetryProvider"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from tachograph.journal import RunFolder
 from tachograph.one_logger._exporter import Exporter
 from tachograph.records import RESERVED_FIELDS, finite
-from tachograph.training import (
+from tachograph.spans import (
     Attributes,
     ErrorEvent,
     Event,
@@ -21,8 +21,8 @@ from tachograph.training import (
     TelemetryDataError,
     TracingTimestamp,
 )
-from tachograph.training._attributes import attributes_of
-from tachograph.training._recorder import EVENT_FIELDS
+from tachograph.spans._attributes import attributes_of
+from tachograph.spans._recorder import EVENT_FIELDS
 
 __all__ = ["ExporterSink"]
 

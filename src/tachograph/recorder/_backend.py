@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any, Protocol
 
 from tachograph.journal import RunFolder
-from tachograph.recorder._entries import Entry
+from tachograph.recorder._buffer_items import Entry
 from tachograph.recorder._writer import Losses
 
 __all__ = ["Backend", "Companion", "Follower", "Source"]

@@ -1,129 +1,147 @@
-"""Samples of what a model was given and what came of it, made ready for one record that is never too large."""
+"""`Completions`: samples of what a model is trained on or answers, kept in a small buffer and recorded now and then.
+
+Example:
+    >>> completions = tachograph.Completions(run, every=100)
+    >>> for step in range(1_000):
+    ...     completions.add(step, prompt=prompt, completion=answer, reward=reward)
+    ...     completions.maybe_flush(step)
+    >>> completions.flush()
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from types import TracebackType
 from typing import Any
 
-from tachograph.records import Problem, settle, to_json
+from tachograph._base.guard import guard
+from tachograph.exceptions import ConfigError
+from tachograph.recorder._completion_rows import completion_row
+from tachograph.recorder._run import LightRun, Run
+from tachograph.recorder._start import current_run
 
-__all__ = ["completion_fields", "completion_row", "text_of"]
-
-_MOST_CELL_CHARS = 8_000
-_MOST_ROW_CHARS = 200_000
-_MOST_CELLS = 200
-_MOST_ROWS = 1_000
-_MOST_RECORD_BYTES = 1_000_000
+__all__ = ["Completions"]
 
 
-class _Row(dict[str, Any]):
-    """A row that was made ready, and need not be again."""
+class Completions:
+    """A bounded buffer of samples that becomes one `completions` record every so many steps.
 
-
-def completion_row(cells: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row that nobody can change any more: without what is None, conversations as texts, long texts cut."""
-    if type(cells) is _Row:
-        return cells
-    row = _Row()
-    num_chars = 0
-    for name, value in settle(_as_texts(cells)).items():
-        if len(row) >= _MOST_CELLS:
-            row["cells"] = Problem("cells", f"a row of completions has more than {_MOST_CELLS} cells")
-            break
-        if isinstance(value, list):
-            value = to_json(value)  # noqa: PLW2901 - a cell is one value
-        if isinstance(value, str):
-            value = _cut(value, min(_MOST_CELL_CHARS, _MOST_ROW_CHARS - num_chars))  # noqa: PLW2901
-            num_chars += len(value)
-        row[name] = value
-    return row
-
-
-def _as_texts(cells: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: text_of(value) if _is_conversation(value) else value for name, value in cells.items() if value is not None
-    }
-
-
-def _cut(text: str, most_chars: int) -> str:
-    num_chars = getattr(text, "num_chars", len(text))  # what `settle` has cut already knows how long it was
-    if num_chars <= most_chars:
-        return text
-    return f"{text[: max(most_chars, 0)]}… [cut, {num_chars} characters]"
-
-
-def completion_fields(
-    rows: Iterable[Mapping[str, Any]], step: int | None, table: str, num_dropped: int = 0
-) -> dict[str, Any]:
-    """Return the fields of a `completions` record; of what is too much for one, the oldest rows go and are counted.
-
-    Args:
-        rows: as `completion_row` returns them, oldest first.
-        step: the step of the record, and of rows that do not say theirs.
-        table: which table the rows belong to.
-        num_dropped: rows that were dropped before.
+    When it is full the oldest sample goes, and the next record says how many went. On a run that records nothing, and
+    on ranks other than the first, nothing is kept. As a context manager it records what is left at the end.
     """
-    given = [row if step is None or "step" in row else {"step": step, **row} for row in rows]
-    kept: list[Mapping[str, Any]] = []
-    num_bytes = 0
-    for row in reversed(given[-_MOST_ROWS:]):
-        num_bytes += _size_bytes(row)
-        if kept and num_bytes > _MOST_RECORD_BYTES:
-            break
-        kept.append(row)
-    kept.reverse()
-    columns = dict.fromkeys(name for row in kept for name, value in row.items() if not isinstance(value, Problem))
-    num_dropped += len(given) - len(kept)
-    return {
-        **({} if step is None else {"global_step": step}),
-        "table": table,
-        "columns": sorted(columns, key=lambda name: name != "step"),  # stable: the others as they first appeared
-        "rows": kept,
-        **({"num_dropped": num_dropped} if num_dropped else {}),
-    }
+
+    def __init__(
+        self, run: Run | None = None, *, every: int = 100, max_buffer: int = 128, table: str = "completions"
+    ) -> None:
+        """Get ready to record samples.
+
+        Args:
+            run: where to record; without it, the current run.
+            every: steps between two records.
+            max_buffer: samples that are kept between them, at most.
+            table: a name for samples that belong together.
+
+        Raises:
+            ConfigError: if a number is below 1 or not whole, or the table has no name.
+            NoRunError: if no run is given and there is none.
+        """
+        self.every = _whole("every", every, "how many steps lie between two records, such as 100")
+        self.max_buffer = _whole("max_buffer", max_buffer, "how many samples are kept between them, such as 128")
+        if not isinstance(table, str) or not table:
+            raise ConfigError(f'table={table!r}: give the table a name, such as "completions"')
+        self.table = table
+        self.run = current_run() if run is None else run
+        self._rows: deque[dict[str, Any]] = deque(maxlen=self.max_buffer)
+        self._num_dropped = 0
+        self._last_step: int | None = None
+        self._flushed_step: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"Completions({self.table!r}, {len(self)} of {self.max_buffer} buffered, every {self.every} steps)"
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether samples are kept: not by a run that is disabled, nor on ranks other than the first."""
+        return self.run.enabled and not isinstance(self.run, LightRun)
+
+    def add(
+        self,
+        step: int,
+        *,
+        prompt: Any = None,
+        completion: Any = None,
+        chosen: Any = None,
+        rejected: Any = None,
+        **fields: Any,
+    ) -> None:
+        """Keep a sample until the next record. What is None is absent.
+
+        Args:
+            step: the step that the sample belongs to.
+            prompt: a text, or messages as chat templates take them; so the other three.
+            completion: what the model answered, or was taught to.
+            chosen: of two answers, the one that is preferred.
+            rejected: the other one.
+            fields: whatever belongs to the sample: rewards, advantages, labels; numbers, texts and 0-d tensors.
+        """
+        if not self.is_recording:
+            return
+        with guard("keeping a completion"):
+            number = _as_step(step)
+            texts = {"prompt": prompt, "completion": completion, "chosen": chosen, "rejected": rejected}
+            row = completion_row({"step": number, **texts, **fields})
+            self._see(number)
+            self._num_dropped += len(self._rows) == self.max_buffer
+            self._rows.append(row)
+            self._last_step = number
+
+    def maybe_flush(self, step: int) -> bool:
+        """Record what is buffered if enough steps have passed since the last time; return whether it was."""
+        if not self._rows or not self.is_recording:
+            return False
+        with guard("recording completions"):
+            number = _as_step(step)
+            if number - self._see(number) >= self.every:
+                return self.flush(number)
+        return False
+
+    def flush(self, step: int | None = None) -> bool:
+        """Record what is buffered now; return whether there was anything."""
+        if not self._rows or not self.is_recording:
+            return False
+        with guard("recording completions"):
+            number = self._last_step if step is None else _as_step(step)
+            rows, num_dropped = list(self._rows), self._num_dropped
+            self._rows.clear()
+            self._num_dropped = 0
+            self._flushed_step = number
+            self.run.log_completions(rows, step=number, table=self.table, num_dropped=num_dropped)
+            return True
+        return False
+
+    def __enter__(self) -> Completions:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.flush()
+
+    def _see(self, step: int) -> int:
+        """Return the step from which the next interval counts; one that begins late or goes back counts anew."""
+        if self._flushed_step is None or step < self._flushed_step:
+            self._flushed_step = max(0, (step - 1) // self.every * self.every)
+        return self._flushed_step
 
 
-def _size_bytes(row: Mapping[str, Any]) -> int:
-    texts = [text for item in row.items() for text in item if isinstance(text, str)]
-    return sum(len(text) if text.isascii() else len(text.encode("utf-8", "replace")) for text in texts) + 24 * len(row)
+def _whole(name: str, value: Any, meaning: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r}: must be a whole number of at least 1; it says {meaning}")
+    return value
 
 
-def _is_conversation(value: Any) -> bool:
-    """Tell whether a value is a list of messages as chat templates take them."""
-    return (
-        isinstance(value, Sequence)
-        and not isinstance(value, (str, bytes))
-        and len(value) > 0
-        and all(isinstance(message, Mapping) and ("role" in message or "content" in message) for message in value)
-    )
-
-
-def text_of(messages: Any) -> str:
-    """Return a conversation as one text; a single answer is its content alone, and a text is itself."""
-    if isinstance(messages, str):
-        return messages
-    if not _is_conversation(messages):
-        return str(messages)
-    if len(messages) == 1 and messages[0].get("role") == "assistant" and not messages[0].get("tool_calls"):
-        return _content(messages[0].get("content"))
-    return "\n".join(f"{message.get('role', '?')}: {_said(message)}" for message in messages)
-
-
-def _said(message: Mapping[str, Any]) -> str:
-    said = [_content(message.get("content"))]
-    if message.get("tool_calls"):
-        said.append(f"[calls {message['tool_calls']}]")
-    return " ".join(filter(None, said))
-
-
-def _content(content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence):  # parts: texts, pictures and so on
-        return "".join(
-            str(part.get("text", f"[{part.get('type', 'part')}]")) if isinstance(part, Mapping) else str(part)
-            for part in content
-        )
-    return str(content)
+def _as_step(step: Any) -> int:
+    return step if type(step) is int else int(step)

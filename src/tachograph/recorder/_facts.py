@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
+from tachograph._base.nvml import GpuProbe
 from tachograph._version import __version__
-from tachograph.nvml import GpuProbe
 from tachograph.records import mask_arguments, mask_text
 
 __all__ = ["config_facts", "git_facts", "samples_per_step", "system_facts"]

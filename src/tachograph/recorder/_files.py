@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tachograph import ranks
-from tachograph.clock import Clock
+from tachograph._base import ranks
+from tachograph._base.clock import Clock
 from tachograph.journal import (
     Appender,
     Claim,

@@ -9,11 +9,11 @@ from gc import is_tracked
 from time import perf_counter
 from typing import Any, Literal
 
-from tachograph.clock import Clock, SystemClock
-from tachograph.guard import guard, warn
+from tachograph._base.clock import Clock, SystemClock
+from tachograph._base.guard import guard, warn
 from tachograph.recorder._backend import Backend
+from tachograph.recorder._buffer_items import PRESSURE
 from tachograph.recorder._control import ControlPanel
-from tachograph.recorder._entries import PRESSURE
 from tachograph.records import is_array, settle
 from tachograph.settings import Settings
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from tachograph.guard import guard
+from tachograph._base.guard import guard
 from tachograph.journal import forget_claims
 from tachograph.recorder._run import Run
 

@@ -15,18 +15,10 @@ from typing import Any
 
 import msgspec
 
-from tachograph import ranks
-from tachograph.clock import Clock
-from tachograph.journal import (
-    Appender,
-    ControlFile,
-    Heartbeat,
-    RunFolder,
-    atomic_write,
-    find_job,
-    this_process,
-    uptime_s,
-)
+from tachograph._base import ranks
+from tachograph._base.clock import Clock
+from tachograph.journal import Appender, ControlFile, Heartbeat, RunFolder, atomic_write, this_process, uptime_s
+from tachograph.reader import find_job
 
 __all__ = ["RankFiles"]
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
-from tachograph.clock import Clock, SystemClock
-from tachograph.guard import guard
+from tachograph._base.clock import Clock, SystemClock
+from tachograph._base.guard import guard
 from tachograph.journal import RunFolder
 from tachograph.recorder._backend import Backend, Companion, Follower, Source
-from tachograph.recorder._completions import completion_fields, completion_row
+from tachograph.recorder._completion_rows import completion_fields, completion_row
 from tachograph.recorder._control import Control, Number
 from tachograph.recorder._errors import error_fields
 from tachograph.recorder._intake import Intake

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from tachograph.guard import guard
-from tachograph.nvml import GpuProbe
+from tachograph._base.guard import guard
+from tachograph._base.nvml import GpuProbe
 
 __all__ = ["SystemSampler", "memory_fields"]
 

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tachograph.clock import Clock, WallAnchor
-from tachograph.guard import guard
-from tachograph.recorder._entries import Entry, FlushMark, Note
-from tachograph.recorder._examiner import Examiner
+from tachograph._base.clock import Clock, WallAnchor
+from tachograph._base.guard import guard
+from tachograph.recorder._buffer_items import Entry, FlushMark, Note
 from tachograph.recorder._files import Files, Tell
-from tachograph.recorder._pipeline import Piece, Pipeline
+from tachograph.recorder._live_diagnostics import Examiner
+from tachograph.recorder._record_builder import Piece, Pipeline
 from tachograph.recorder._system import memory_fields
 from tachograph.records import StepTable, encode
 from tachograph.settings import Settings

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from tachograph.journal import Alert
+from tachograph.reader import Alert
 from tachograph.records import marked
 from tachograph.server._models import Alerts, AlertView, Severity
 from tachograph.store import StoredRun

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tachograph.journal import list_traces, open_trace
+from tachograph.reader import list_traces, open_trace
 from tachograph.records import finite
 from tachograph.server._faults import ApiError
 from tachograph.server._models import Traces, TraceView

@@ -9,17 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from tachograph.exceptions import ConfigError
-from tachograph.journal import (
-    REQUESTS,
-    Attempt,
-    RunDigest,
-    RunOverview,
-    RunState,
-    ask_trainer,
-    has_trainer,
-    overview,
-    state_at_end,
-)
+from tachograph.journal import REQUESTS, RunState, state_at_end
+from tachograph.reader import Attempt, RunDigest, RunOverview, ask_trainer, has_trainer, overview
 from tachograph.records import POINT_KINDS, finite, marked
 from tachograph.server._models import (
     CURSOR_PATTERN,

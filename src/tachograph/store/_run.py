@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tachograph.journal import Alike, JournalFollower, MetricSummary, RunDigest, RunFolder, Span, grouped, has_trainer
+from tachograph.journal import JournalFollower, RunFolder
+from tachograph.reader import Alike, MetricSummary, RunDigest, Span, grouped, has_trainer
 from tachograph.records import POINT_KINDS, decode, encode, finite
 from tachograph.store._cache import CacheFolder
 from tachograph.store._columns import Axis, Rows, SeriesPart

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tachograph.exceptions import RunNotFoundError, nearest
-from tachograph.journal import RunFolder, RunOverview, RunState, overview
+from tachograph.journal import RunFolder, RunState
+from tachograph.reader import RunOverview, overview
 from tachograph.store._run import StoredRun
 
 __all__ = ["Store"]

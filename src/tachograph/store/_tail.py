@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tachograph.journal import NOT_METRICS, Alike, times_of
+from tachograph.reader import NOT_METRICS, Alike, times_of
 from tachograph.records import METRIC_KINDS, finite, is_number, step_of
 from tachograph.store._columns import Rows, SeriesPart, Stretch
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tachograph.journal import Span
+from tachograph.reader import Span
 
 __all__ = ["Heap", "SpanTable", "SpanView"]
 

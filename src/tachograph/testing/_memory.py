@@ -6,11 +6,11 @@ import itertools
 from collections import deque
 from typing import Any
 
-from tachograph.clock import WallAnchor
+from tachograph._base.clock import WallAnchor
 from tachograph.journal import Request
 from tachograph.recorder import Run
-from tachograph.recorder._entries import Entry, Note
-from tachograph.recorder._pipeline import Pipeline
+from tachograph.recorder._buffer_items import Entry, Note
+from tachograph.recorder._record_builder import Pipeline
 from tachograph.recorder._writer import Losses
 from tachograph.records import StepTable, decode, encode
 from tachograph.settings import resolve_settings

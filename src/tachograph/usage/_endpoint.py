@@ -163,7 +163,7 @@ class JsonLines:
 
     def send(self, events: Sequence[Event], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
         """Append the lines, in one piece: several processes may write."""
-        from tachograph.posting import DeliveryError
+        from tachograph._base.http import DeliveryError
 
         try:
             with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", buffering=0) as file:
@@ -306,7 +306,7 @@ def _json(value: Any) -> bytes:
 
 
 def _post(url: str, body: bytes, headers: Mapping[str, str], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
-    from tachograph.posting import check, post
+    from tachograph._base.http import check, post
 
     answer = post(lambda: url, body, headers, timeout_s=timeout_s, is_wanted=is_wanted)
     check(answer, lambda text, most: " ".join(text.split())[:most])

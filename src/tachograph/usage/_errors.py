@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from types import ModuleType, TracebackType
 from typing import Any, TypeVar, overload
 
-from tachograph.decorator import decorated
+from tachograph._base.decorator import decorated
 from tachograph.exceptions import ConfigError
 from tachograph.usage._manager import manager_of
 from tachograph.usage._quiet import quiet

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tachograph._base.guard import warn
+from tachograph._base.ranks import stated_rank
 from tachograph.exceptions import ConfigError, nearest
-from tachograph.guard import warn
-from tachograph.ranks import stated_rank
 from tachograph.usage._config import KNOWN_PACKAGES, UsageConfig
 from tachograph.usage._consent import Choices, Decision, is_set, less
 from tachograph.usage._folder import Mode, app_folder, as_mode, stored_choice, tell_of
@@ -454,7 +454,7 @@ def _end_all() -> None:
     deadline_s = time.monotonic() + _EXIT_TIMEOUT_S
     managers = list(TelemetryManager._instances.values())
     # A module that is imported now would make Python forget that Ctrl-C ended it, and exit with another code.
-    may_send = getattr(sys, "last_type", None) is not KeyboardInterrupt or "tachograph.posting" in sys.modules
+    may_send = getattr(sys, "last_type", None) is not KeyboardInterrupt or "tachograph._base.http" in sys.modules
     for manager in managers:
         manager._close(may_send=may_send)
     for manager in managers:

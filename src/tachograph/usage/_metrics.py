@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from tachograph.guard import guard
+from tachograph._base.guard import guard
 
 __all__ = ["RuntimeMetrics", "RuntimeMetricsTracker"]
 

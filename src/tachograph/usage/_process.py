@@ -6,7 +6,7 @@ import os
 import re
 import sys
 
-from tachograph.ranks import group_rank
+from tachograph._base.ranks import group_rank
 from tachograph.usage._consent import inherited_choice
 from tachograph.usage._folder import Mode
 

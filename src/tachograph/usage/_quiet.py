@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from tachograph._base.guard import guard
 from tachograph.exceptions import TachographError
-from tachograph.guard import guard
 
 __all__ = ["quiet"]
 

@@ -186,7 +186,7 @@ class Sender:
 
     def _deliver(self, spool: Spool) -> None:
         """Send what waits in a file; leave it there if it does not arrive but may another time."""
-        from tachograph.posting import DeliveryError
+        from tachograph._base.http import DeliveryError
 
         while spool.waits and time.monotonic() >= self._retry_at_s and self._may_go(spool):
             read, end = spool.waiting(MOST_PER_BATCH)

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from tachograph.nvml import GpuProbe
+from tachograph._base.nvml import GpuProbe
 from tachograph.usage._quiet import quiet
 from tachograph.usage._schemas import PACKAGES
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tachograph.guard import called_by
+from tachograph._base.guard import called_by
 from tachograph.usage._manager import TelemetryManager
 from tachograph.usage._metrics import RuntimeMetricsTracker
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from tachograph.diagnostics._gauge import median
 from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._signal_stats import median
 from tachograph.diagnostics._text import duration, percent
 from tachograph.records import finite
 

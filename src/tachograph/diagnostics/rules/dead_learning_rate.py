@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from tachograph.diagnostics._gauge import BLOCK, Gauge
 from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._signal_stats import BLOCK, Gauge
 from tachograph.diagnostics._text import figure
 from tachograph.records import finite
 

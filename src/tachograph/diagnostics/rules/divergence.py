@@ -8,8 +8,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tachograph.diagnostics._gauge import BLOCK, Gauge, median
 from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._signal_stats import BLOCK, Gauge, median
 from tachograph.diagnostics._text import figure
 
 __all__ = ["Divergence"]

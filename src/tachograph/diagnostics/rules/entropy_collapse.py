@@ -8,8 +8,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tachograph.diagnostics._gauge import Gauge
 from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._signal_stats import Gauge
 from tachograph.diagnostics._text import figure, percent
 
 __all__ = ["EntropyCollapse"]

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from tachograph.diagnostics._line import slope_of
 from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._slope import slope_of
 from tachograph.diagnostics._text import duration, figure
 from tachograph.records import finite
 

@@ -7,9 +7,9 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from tachograph.diagnostics._gauge import BLOCK, Gauge
-from tachograph.diagnostics._line import slope_of
 from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._signal_stats import BLOCK, Gauge
+from tachograph.diagnostics._slope import slope_of
 from tachograph.diagnostics._text import figure, percent
 
 __all__ = ["Plateau"]

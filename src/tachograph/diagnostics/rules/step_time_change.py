@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tachograph.diagnostics._gauge import Gauge
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._shift import ShiftFinder
+from tachograph.diagnostics._signal_stats import Gauge
 from tachograph.diagnostics._text import duration, factor
 
 __all__ = ["StepTimeChange"]

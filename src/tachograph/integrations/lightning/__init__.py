@@ -11,9 +11,9 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, TypeVar
 
+from tachograph._base.guard import called_by, guard
 from tachograph.exceptions import ConfigError, TachographError
-from tachograph.guard import called_by, guard
-from tachograph.integrations._job import ASK_EVERY, Asked, Names, Plan, is_interactive
+from tachograph.integrations._common.job import ASK_EVERY, Asked, Names, Plan, is_interactive
 from tachograph.integrations.lightning._bases import Joining
 from tachograph.integrations.lightning._facts import job_parameters
 from tachograph.integrations.lightning._logger import TachographLogger, named_for
@@ -21,7 +21,7 @@ from tachograph.integrations.lightning._session import Session
 from tachograph.integrations.lightning._steps import LoggedMetrics, Steps
 from tachograph.integrations.lightning._watch import watch_checkpoints, watch_clipping, watch_fetching
 from tachograph.recorder import Run
-from tachograph.training import Span, recorder_of, testing_loop, timed_span, validation_loop
+from tachograph.spans import Span, recorder_of, testing_loop, timed_span, validation_loop
 
 __all__ = ["TachographCallback", "TachographLogger"]
 

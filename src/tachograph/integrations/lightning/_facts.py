@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tachograph.integrations._models import adapter_config, model_facts
+from tachograph.integrations._common.models import adapter_config, model_facts
 from tachograph.integrations.lightning._bases import package_of
 
 __all__ = ["config_of", "facts_of", "hparams_of", "job_parameters", "version_of"]

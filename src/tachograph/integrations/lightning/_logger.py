@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tachograph.guard import guard
-from tachograph.integrations._job import Plan
+from tachograph._base.guard import guard
+from tachograph.integrations._common.job import Plan
 from tachograph.integrations.lightning._bases import Joining
 from tachograph.integrations.lightning._session import Session
 from tachograph.integrations.lightning._steps import logged

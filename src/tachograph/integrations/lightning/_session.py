@@ -11,13 +11,13 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from tachograph.guard import guard
-from tachograph.integrations._job import Job, Names, Plan, is_run
+from tachograph._base.guard import guard
+from tachograph.integrations._common.job import Job, Names, Plan, is_run
 from tachograph.integrations.lightning._facts import config_of, facts_of, version_of
 from tachograph.integrations.lightning._steps import Steps
 from tachograph.recorder import Run, latest_run
 from tachograph.settings import resolve_settings
-from tachograph.training import Span, checkpoint_load, checkpoint_save, recorder_of
+from tachograph.spans import Span, checkpoint_load, checkpoint_save, recorder_of
 
 __all__ = ["CHECKPOINT_KEY", "Session", "is_best"]
 

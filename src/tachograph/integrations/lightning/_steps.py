@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
-from tachograph.integrations._iteration import gradient_norm
-from tachograph.integrations._job import Job, Names
-from tachograph.integrations._phases import Marks
+from tachograph.integrations._common.iteration import gradient_norm
+from tachograph.integrations._common.job import Job, Names
+from tachograph.integrations._common.phases import Marks
 
 __all__ = ["LoggedMetrics", "Steps"]
 

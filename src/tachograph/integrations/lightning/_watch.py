@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from tachograph.guard import guard
+from tachograph._base.guard import guard
 from tachograph.integrations.lightning._session import Session
 from tachograph.integrations.lightning._steps import Steps
 

@@ -1,0 +1,183 @@
+"""A small real model, trained with telemetry on: two spirals, a three-layer network, Adam, in plain numpy.
+
+One batch has its labels the wrong way round, so that diagnosis has something to find.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tachograph._init import init
+from tachograph.recorder import Run
+from tachograph.spans import (
+    application,
+    backward,
+    checkpoint_save,
+    data_loading,
+    forward,
+    model_init,
+    optimizer_update,
+    set_training_config,
+    training_iteration,
+    training_loop,
+    validation_loop,
+)
+
+__all__ = ["train"]
+
+Array = npt.NDArray[np.float64]
+
+_BATCH_SIZE = 256
+_HIDDEN = 128
+
+
+def train(
+    *,
+    name: str = "demo",
+    log_dir: str = "./logs",
+    num_steps: int = 2000,
+    log_every: int = 1,
+    seed: int = 0,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> str:
+    """Train, record, and return the run's folder."""
+    config = {
+        "model": "mlp-2-128-128-1",
+        "optimizer": "adam",
+        "learning_rate": 3e-3,
+        "lr_scheduler": "cosine",
+        "batch_size": _BATCH_SIZE,
+        "max_steps": num_steps,
+        "seed": seed,
+    }
+    random = np.random.default_rng(seed)
+    held_out = _spirals(random, 1024)
+    with (
+        init(name, config=config, log_dir=log_dir, log_every=log_every, tags=["demo"], perf_tag="demo-numpy") as run,
+        application(),
+    ):
+        with model_init() as span:
+            model = _Network(random)
+            span.add_attribute("num_params", model.num_params)
+        set_training_config(flops_per_sample=6 * model.num_params)
+        lr_scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
+        best = math.inf
+        broken_step = min(3 * num_steps // 5, 3000)
+        with training_loop(train_iterations_start=0):
+            for step in range(num_steps):
+                lr = 3e-3 * lr_scale.value * 0.5 * (1 + math.cos(math.pi * step / num_steps))
+                with data_loading():
+                    points, labels = _spirals(random, _BATCH_SIZE)
+                    labels = 1 - labels if step == broken_step else labels
+                with training_iteration():
+                    loss, grad_norm = model.step(points, labels, lr)
+                    run.log({"train_loss": loss, "lr": lr, "grad_norm": grad_norm}, step=step)
+                on_step(step, loss)
+                if step % 250 == 249 or step == num_steps - 1:
+                    with validation_loop():
+                        val_loss, accuracy = model.evaluate(*held_out)
+                    run.log_validation({"loss": val_loss, "accuracy": accuracy}, step=step)
+                    _save(model, run, step, is_best=val_loss < best)
+                    best = min(best, val_loss)
+                if run.should_checkpoint:
+                    _save(model, run, step)
+                if run.should_stop:
+                    break
+    return run.path or ""
+
+
+def _save(model: _Network, run: Run, step: int, *, is_best: bool = False) -> None:
+    with checkpoint_save(step):
+        path = model.save(run)
+    run.log_checkpoint(path, step=step, is_best=is_best)
+
+
+def _spirals(random: np.random.Generator, num_points: int) -> tuple[Array, Array]:
+    labels = random.integers(0, 2, num_points)
+    radius = np.sqrt(random.random(num_points)) * 3 * np.pi
+    angle = radius + labels * np.pi
+    points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1) / 5
+    return points + random.normal(0, 0.03, points.shape), labels.astype(np.float64)
+
+
+class _Network:
+    """A multilayer perceptron with its gradients written out."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        sizes = (2, _HIDDEN, _HIDDEN, 1)
+        self.params: list[Array] = []
+        for fan_in, fan_out in itertools.pairwise(sizes):
+            self.params.append(random.normal(0, math.sqrt(2 / fan_in), (fan_in, fan_out)))
+            self.params.append(np.zeros(fan_out))
+        self._first = [np.zeros_like(param) for param in self.params]
+        self._second = [np.zeros_like(param) for param in self.params]
+        self._num_steps = 0
+
+    @property
+    def num_params(self) -> int:
+        return sum(param.size for param in self.params)
+
+    def step(self, points: Array, labels: Array, lr: float) -> tuple[float, float]:
+        """Take one step of Adam; return the loss and the gradient's norm."""
+        with forward():
+            activations = self._forward(points)
+            loss = _cross_entropy(activations[-1], labels)
+        with backward():
+            gradients = self._backward(activations, labels)
+        with optimizer_update():
+            self._update(gradients, lr)
+        return loss, math.sqrt(sum(float((change * change).sum()) for change in gradients))
+
+    def _backward(self, activations: list[Array], labels: Array) -> list[Array]:
+        gradient = (_sigmoid(activations[-1]) - labels[:, None]) / len(labels)
+        gradients: list[Array] = []
+        for layer in (2, 1, 0):
+            gradients[:0] = [activations[layer].T @ gradient, gradient.sum(axis=0)]
+            if layer:
+                gradient = (gradient @ self.params[2 * layer].T) * (activations[layer] > 0)
+        return gradients
+
+    def _update(self, gradients: list[Array], lr: float) -> None:
+        self._num_steps += 1
+        for index, change in enumerate(gradients):
+            self._first[index] += 0.1 * (change - self._first[index])
+            self._second[index] += 0.001 * (change * change - self._second[index])
+            mean = self._first[index] / (1 - 0.9**self._num_steps)
+            spread = np.sqrt(self._second[index] / (1 - 0.999**self._num_steps)) + 1e-8
+            self.params[index] -= lr * mean / spread
+
+    def evaluate(self, points: Array, labels: Array) -> tuple[float, float]:
+        """Return loss and accuracy."""
+        logits = self._forward(points)[-1]
+        return _cross_entropy(logits, labels), float(((logits[:, 0] > 0) == (labels > 0.5)).mean())
+
+    def save(self, run: Run) -> str:
+        """Save the weights beside the journal."""
+        path = os.path.join(run.path or ".", "model.npz")
+        arrays: dict[str, Any] = {f"param_{index}": param for index, param in enumerate(self.params)}
+        np.savez(path, **arrays)
+        return path
+
+    def _forward(self, points: Array) -> list[Array]:
+        activations = [points]
+        for layer in range(3):
+            values = activations[-1] @ self.params[2 * layer] + self.params[2 * layer + 1]
+            activations.append(np.maximum(values, 0) if layer < 2 else values)
+        return activations
+
+
+def _sigmoid(values: Array) -> Array:
+    result: Array = 1 / (1 + np.exp(-np.clip(values, -30, 30)))
+    return result
+
+
+def _cross_entropy(logits: Array, labels: Array) -> float:
+    values = logits[:, 0]
+    return float(np.mean(np.logaddexp(0, values) - labels * values))

@@ -1,9 +1,0 @@
-"""Logs of other tools as records: CSV, JSON lines, TensorBoard event files, and the Trainer's `trainer_state.json`.
-
-Nothing in a file is executed. What cannot be read as a number is left out.
-"""
-
-from tachograph.foreign._find import describe, read_log
-from tachograph.foreign._rows import STEP_NAMES, TIME_NAMES
-
-__all__ = ["STEP_NAMES", "TIME_NAMES", "describe", "read_log"]

@@ -1,0 +1,212 @@
+"""From settings and facts to a run that records, and the run that is current."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from tachograph._base import ranks
+from tachograph._base.clock import SystemClock, WallAnchor
+from tachograph._base.guard import guard, warn
+from tachograph.diagnostics import RuleSettings
+from tachograph.exceptions import ConfigError, NoRunError
+from tachograph.journal import Claim, claim_run_folder, read_records, this_process
+from tachograph.reader import overview
+from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
+from tachograph.recorder._files import RunFiles, Tell
+from tachograph.recorder._live_diagnostics import Examiner
+from tachograph.recorder._process import latest_run, live_runs, watch
+from tachograph.recorder._rank_files import RankFiles
+from tachograph.recorder._record_builder import Pipeline
+from tachograph.recorder._run import DisabledRun, LightRun, Run
+from tachograph.recorder._system import SystemSampler
+from tachograph.recorder._writer import Writer
+from tachograph.records import SCHEMA_VERSION, Problem, mask_mapping, plain
+from tachograph.settings import Settings
+
+__all__ = ["begin_run", "current_run", "log", "worker_run"]
+
+
+def begin_run(
+    name: str,
+    settings: Settings,
+    *,
+    config: Any = None,
+    resume: bool = False,
+    tags: Iterable[str] = (),
+    facts: Mapping[str, Any] | None = None,
+    any_rank: bool = False,
+    rules: Mapping[str, RuleSettings] | None = None,
+) -> Run:
+    """Claim the folder, write the `start` record and return the run, which is the current one from now on."""
+    problems: list[Problem] = []
+    snapshot = _snapshot(config, problems)
+    known = {**config_facts(snapshot), **(facts or {})}
+    rank = 0 if any_rank else ranks.rank()
+    run: Run
+    if not settings.enabled:
+        run = DisabledRun(name, settings=settings, writer=None, facts=known)
+        watch(run, hooks=False)
+        return run
+    if rank > 0:
+        run = _record_rank(name, rank, settings, known)
+        watch(run, hooks=settings.hooks)
+        return run
+    claim = claim_run_folder(settings.log_dir, name, resume=resume)
+    try:
+        own = {"tags": [str(tag) for tag in tags], "config": snapshot}
+        start = {**known, **own}
+        run = _record(claim, settings, start, problems, rules)
+    except BaseException:
+        claim.release()
+        raise
+    watch(run, hooks=settings.hooks)
+    return run
+
+
+def _record(
+    claim: Claim,
+    settings: Settings,
+    start: dict[str, Any],
+    problems: list[Problem],
+    rules: Mapping[str, RuleSettings] | None,
+) -> Run:
+    clock = SystemClock()
+    folder = claim.folder
+    first = _first_start(claim) if claim.resumed else {}
+    run_id = str(first.get("run_id") or os.urandom(8).hex())
+    anchor = WallAnchor(clock)
+    pipeline = Pipeline(
+        anchor,
+        log_every=settings.log_every,
+        samples_per_step=samples_per_step(start),
+        last_step=overview(folder).step if claim.resumed else None,
+    )
+
+    def make_files(tell: Tell, breathe: Callable[[], None]) -> RunFiles:
+        return RunFiles(claim, run_id, clock, csv=settings.csv, tell=tell, breathe=breathe)
+
+    writer = Writer(make_files, settings, pipeline, anchor, clock)
+    files = writer.files
+    assert isinstance(files, RunFiles)  # noqa: S101 - made above
+    identity = {"run_name": folder.name, "run_id": run_id, "schema": SCHEMA_VERSION, "resumed": claim.resumed}
+    # Derived from what a resumed run keeps, so that all attempts of a run are in one session without being told.
+    identity["session_tag"] = settings.session_tag or first.get("session_tag") or f"{folder.name}-{run_id[:8]}"
+    if settings.perf_tag:
+        identity["perf_tag"] = settings.perf_tag
+    around = {"log_every": settings.log_every, "world_size": ranks.world_size(), **_guarded_facts(settings)}
+    ours = {**identity, **around, "process": this_process()}
+    facts = {**ours, **start, **ours}  # ours come first, and what the user calls the same does not count
+    run = Run(
+        folder.name,
+        settings=settings,
+        writer=writer,
+        run_id=run_id,
+        folder=folder,
+        resumed=claim.resumed,
+        facts=facts,
+    )
+    writer.examiner = Examiner(rules, run.say) if rules else None
+    writer.note("start", facts)
+    for problem in problems:
+        writer.note("telemetry_error", {"kind": "value_not_stored", "field": problem.where, "reason": problem.reason})
+    writer.poll_controls = lambda: run._panel.poll(writer.files.control_file)
+    writer.log_every = lambda: run.log_every
+    files.on_move = run._moved
+    writer.call_trainer = run._take_detour
+    writer.gather = run.gather
+    writer.start()
+    for line in claim.notes:
+        run.say(line)
+    run.say(f"run_name={folder.name}")
+    path = os.path.join(settings.log_dir, folder.name, "metrics.jsonl")  # as the user wrote it
+    run.say(f"Logging to {path} (and metrics.csv)" if settings.csv else f"Logging to {path}")
+    writer.flush(settings.flush_interval_s)
+    run._choose_way()
+    if settings.system_interval_s:
+        run._sampler = SystemSampler(str(folder.path), settings.system_interval_s, run._take_sample)
+        run._sampler.start()
+    return run
+
+
+def _record_rank(name: str, rank: int, settings: Settings, known: Mapping[str, Any]) -> Run:
+    """Begin the light journal of a rank that is not the first."""
+    settings = msgspec.structs.replace(settings, csv=False, control_interval_s=0, system_interval_s=0)
+    clock = SystemClock()
+    anchor = WallAnchor(clock)
+    pipeline = Pipeline(anchor, log_every=settings.log_every)
+    writer = Writer(
+        lambda tell, breathe: RankFiles(settings.log_dir, name, rank, clock),
+        settings,
+        pipeline,
+        anchor,
+        clock,
+    )
+    own = {"rank": rank, "local_rank": ranks.local_rank(), "world_size": ranks.world_size()}
+    facts = {name: value for name, value in own.items() if value is not None}
+    run = LightRun(name, settings=settings, writer=writer, facts={**known, **facts})
+    writer.gather = run.gather
+    writer.note("start", {"schema": SCHEMA_VERSION, **facts, "process": this_process()})
+    writer.start()
+    run._choose_way()
+    return run
+
+
+def current_run() -> Run:
+    """Return the run begun last that has not ended.
+
+    Raises:
+        NoRunError: if there is none.
+    """
+    runs = live_runs()
+    if not runs:
+        raise NoRunError("no run is being recorded: call tachograph.init(...) first, or log to the Run it returned")
+    return runs[-1]
+
+
+def log(metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: Any = None, **named: Any) -> None:
+    """Record metrics of a training step in the current run; see `Run.log`.
+
+    Raises:
+        NoRunError: if no run was begun in this process. After a run has ended, nothing is raised any more.
+    """
+    run = latest_run() or worker_run() or current_run()
+    run.log(metrics, step, **named)
+
+
+def worker_run() -> Run | None:
+    """In a worker process that has no run, return one that records nothing: telemetry must not kill a worker."""
+    import multiprocessing
+
+    if multiprocessing.parent_process() is None:
+        return None
+    run = DisabledRun("worker", settings=Settings(enabled=False), writer=None)
+    watch(run, hooks=False)
+    warn("this worker process has no run: what it logs is not recorded; call tachograph.init() in it to have one")
+    return run
+
+
+def _snapshot(config: Any, problems: list[Problem]) -> dict[str, Any]:
+    if config is None:
+        return {}
+    snapshot = plain(config, "config", problems)
+    if not isinstance(snapshot, dict):
+        raise ConfigError(f"config={type(config).__name__}: a dict, a dataclass or a namespace is expected")
+    return mask_mapping(snapshot)
+
+
+def _guarded_facts(settings: Settings) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    with guard("collecting system facts"):
+        facts.update(system_facts())
+    if settings.git:
+        with guard("asking git"):
+            facts["git"] = git_facts()
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _first_start(claim: Claim) -> dict[str, Any]:
+    return next((record for record in read_records(claim.folder.journal) if record["event"] == "start"), {})

@@ -1,0 +1,194 @@
+"""What is said about spans and events: names with values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from tachograph.exceptions import ConfigError, TachographError
+from tachograph.records import settle
+from tachograph.spans._names import text_of
+
+__all__ = ["Attribute", "AttributeValue", "Attributes", "AttributeSet", "Field", "attribute_of", "attributes_of"]
+
+AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
+
+_PLAIN = frozenset({str, bool, int, float, type(None)})
+
+_Self = TypeVar("_Self", bound="Attributes")
+_SetSelf = TypeVar("_SetSelf", bound="AttributeSet")
+
+
+@dataclass
+class Attribute:
+    """One name with its value: a text, a bool, a number, or a list of one of these."""
+
+    name: str
+    value: AttributeValue
+
+    def __post_init__(self) -> None:
+        if type(self.value) not in _PLAIN and not isinstance(self.value, Enum):
+            # What may change, or hold on to a graph of tensors, is copied or read now.
+            kept = list(self.value) if isinstance(self.value, (list, tuple)) else settle({self.name: self.value})
+            self.value = kept.get(self.name, kept) if isinstance(kept, dict) else kept  # type: ignore[assignment]
+        if isinstance(self.value, list) and self.value:
+            first = (int, float) if isinstance(self.value[0], (int, float)) else type(self.value[0])
+            if not all(isinstance(item, first) for item in self.value):
+                kinds = ", ".join(sorted({type(item).__name__ for item in self.value}))
+                raise ConfigError(f"attribute {self.name!r}: the items of a list must be of one type, got {kinds}")
+
+
+class Attributes(dict[str, Attribute]):
+    """Attributes by name.
+
+    Example:
+        >>> Attributes({"optimizer": "adam"}).add("lr", 3e-4).to_json()
+        {'optimizer': 'adam', 'lr': 0.0003}
+    """
+
+    def __init__(self, dictionary: Any = None) -> None:
+        super().__init__()
+        if dictionary is not None and not isinstance(dictionary, Mapping):
+            raise ConfigError(f"attributes are expected as a dict, got {dictionary!r:.80}")
+        for name, value in (dictionary or {}).items():
+            self.add(name, value.value if isinstance(value, Attribute) else value)
+
+    def add(self: _Self, name: str | Enum, value: AttributeValue) -> _Self:
+        """Set one attribute; return the same object, so that calls can be chained."""
+        self.add_attribute(Attribute(text_of(name), value))
+        return self
+
+    def add_attribute(self, attribute: Attribute) -> Attribute:
+        """Set one attribute."""
+        self[attribute.name] = attribute
+        return attribute
+
+    def add_attributes(self, attributes: Attributes) -> None:
+        """Set several attributes."""
+        self.update(attributes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return names and plain values."""
+        return {name: _plain(attribute.value) for name, attribute in self.items()}
+
+    @classmethod
+    def from_json(cls: type[_Self], data: Mapping[str, Any] | None) -> _Self:
+        """Make attributes from names and values."""
+        attributes = cls.__new__(cls)
+        Attributes.__init__(attributes, data)
+        return attributes
+
+    @classmethod
+    def merge(cls: type[_Self], a: Attributes | None = None, b: Attributes | None = None) -> _Self:
+        """Return both together; where both have a name, the second wins."""
+        merged = cls.from_json(None)
+        merged.update(a or {})
+        merged.update(b or {})
+        return merged
+
+    def get_bool_value(self, name: str) -> bool | None:
+        """Return a bool, or None if there is no such attribute."""
+        value: bool | None = self._typed(name, bool)
+        return value
+
+    def get_int_value(self, name: str) -> int | None:
+        """Return a whole number, or None if there is no such attribute."""
+        value: int | None = self._typed(name, int)
+        return value
+
+    def get_float_value(self, name: str) -> float | None:
+        """Return a number, or None if there is no such attribute."""
+        value: float | None = self._typed(name, (float, int))
+        return value
+
+    def get_str_value(self, name: str) -> str | None:
+        """Return a text, or None if there is no such attribute."""
+        value: str | None = self._typed(name, str)
+        return value
+
+    def _typed(self, name: str, wanted: Any) -> Any:
+        if name not in self:
+            return None
+        value = self[name].value
+        if not isinstance(value, wanted):
+            raise TachographError(f"attribute {name!r} is {value!r}, which is not what was asked for")
+        return value
+
+
+def attribute_of(name: str, value: Any, complain: Callable[[str], None]) -> Attribute:
+    """Return an attribute; of a value that cannot be one, as a text, with a complaint."""
+    try:
+        return Attribute(name, value)
+    except ConfigError as error:
+        complain(f"{error}; it is stored as a text")
+        return Attribute(name, str(value)[:1000])
+
+
+def attributes_of(given: Any, complain: Callable[[str], None]) -> Attributes:
+    """Return attributes as they are, or made of names and values; see `attribute_of`."""
+    if isinstance(given, Attributes):
+        return given
+    attributes = Attributes()
+    if not isinstance(given, Mapping):
+        complain(f"attributes are expected as a dict, got {given!r:.80}")
+        return attributes
+    for name, value in given.items():
+        attributes.add_attribute(attribute_of(text_of(name), value, complain))
+    return attributes
+
+
+class Field:
+    """An attribute that a set of attributes has; reading it gives the value, or None where it may be missing."""
+
+    def __init__(self, kind: str, *, required: bool = True) -> None:
+        self.kind = kind
+        self.required = required
+        self.name = ""
+
+    def __set_name__(self, _owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, attributes: Any, _owner: type | None = None) -> Any:
+        if attributes is None:
+            return self
+        if self.name in attributes:
+            return attributes[self.name].value
+        if self.required:
+            raise TachographError(f"{type(attributes).__name__} has no {self.name!r}, which it needs")
+        return None
+
+
+class AttributeSet(Attributes):
+    """Attributes with known names. A subclass lists them as `Field`s; `create` takes them by place or by name."""
+
+    @classmethod
+    def fields(cls) -> dict[str, Field]:
+        """Return the known attributes, in the order in which `create` takes them."""
+        return {name: field for name, field in vars(cls).items() if isinstance(field, Field)}
+
+    @classmethod
+    def create(cls: type[_SetSelf], *values: Any, **named: Any) -> _SetSelf:
+        """Make a set; an optional attribute that is None is left out.
+
+        Raises:
+            ConfigError: if an attribute is missing that must be there, or one is given that is not known.
+        """
+        fields = cls.fields()
+        if len(values) > len(fields):
+            raise ConfigError(f"{cls.__name__} takes at most {len(fields)} values, got {len(values)}")
+        given = dict(zip(fields, values, strict=False))
+        for name, value in named.items():
+            if name not in fields or name in given:
+                problem = "is given twice" if name in given else f"is not one of {', '.join(fields)}"
+                raise ConfigError(f"{cls.__name__}: {name!r} {problem}")
+            given[name] = value
+        missing = [name for name, field in fields.items() if field.required and given.get(name) is None]
+        if missing:
+            raise ConfigError(f"{cls.__name__} needs {', '.join(missing)}")
+        return cls.from_json({name: value for name, value in given.items() if value is not None})
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value

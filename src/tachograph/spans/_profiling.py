@@ -1,0 +1,148 @@
+"""The two ways to time: a decorator for functions, a context manager for blocks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from time import perf_counter
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from tachograph._base.decorator import decorated
+from tachograph.exceptions import ConfigError
+from tachograph.spans._profile_stats import record
+from tachograph.spans._profiling_config import ProfilingConfig, checked, present
+
+__all__ = ["profile", "profiling"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class profiling(msgspec.Struct, gc=False, eq=False):  # noqa: N801 - used like a function, with one call less
+    """Time a block: ``with tachograph.profiling("forward"): ...``.
+
+    Costs about a microsecond, and less where no run is being recorded. The exception of a block passes unchanged, and
+    its time counts. An object may be entered again and again, also inside itself, but by one thread at a time.
+
+    Args:
+        name: what the block is called in the charts, after `profiling/`.
+        config: what to record of it, instead of what `set_profiling` said.
+
+    Raises:
+        ConfigError: if the config is something else.
+    """
+
+    name: str
+    config: ProfilingConfig | None = None
+    _starts: Any = None
+
+    def __enter__(self) -> None:
+        if self.config is not None:
+            checked(self.config)
+        self._starts = (perf_counter(), self._starts)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stop_s = perf_counter()
+        start_s, self._starts = self._starts
+        standard = present.config
+        config = self.config or standard
+        if config.enabled and standard.enabled:
+            record(self.name, stop_s - start_s, config)
+
+
+@overload
+def profile(function: Function, /) -> Function: ...
+
+
+@overload
+def profile(*, name: str | None = None, config: ProfilingConfig | None = None) -> Callable[[Function], Function]: ...
+
+
+def profile(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    config: ProfilingConfig | None = None,
+) -> Any:
+    """Time each call of a function: ``@tachograph.profile``.
+
+    A method is named after the class of its object, as in `Trainer.step`. Of a coroutine or a generator the whole way
+    is timed, from its first step to its end, waiting included.
+
+    Args:
+        function: what to time, if it is used without arguments.
+        name: what it is called in the charts, after `profiling/`.
+        config: what to record of it, instead of what `set_profiling` said.
+
+    Raises:
+        ConfigError: if it stands before something that is no function, or an argument is wrong.
+
+    Example:
+        >>> @tachograph.profile(config=tachograph.ProfilingConfig(log_interval=10))
+        ... def collate(samples): ...
+    """
+    checked(config)
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ConfigError(f'name={name!r}: a name is expected, such as "forward"')
+    if function is None:
+        return lambda function: _profiled(function, name, config)
+    return _profiled(function, name, config)
+
+
+_LONG = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+"""What goes on after the call of it has returned."""
+
+
+def _profiled(function: Any, name: str | None, config: ProfilingConfig | None) -> Any:
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(_profiled(function.__func__, name, config))
+    if isinstance(function, type) or not callable(function):
+        what = "a class" if isinstance(function, type) else f"a {type(function).__name__}"
+        raise ConfigError(
+            f"@tachograph.profile before {what}: it times functions; put it before those to time, below @property "
+            'and the like, or use `with tachograph.profiling("name")`'
+        )
+    fixed, method = (name, "") if name is not None else _names(function)
+    if any(is_long(function) for is_long in _LONG):
+        return decorated(function, lambda args: profiling(fixed or f"{_class_name(args)}.{method}", config))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        standard = present.config
+        chosen = config or standard
+        if not (chosen.enabled and standard.enabled):
+            return function(*args, **kwargs)
+        start_s = perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            stop_s = perf_counter()
+            record(fixed or f"{_class_name(args)}.{method}", stop_s - start_s, chosen)
+
+    return call
+
+
+def _names(function: Any) -> tuple[str | None, str]:
+    """Return the name of a function; of one that is called on an object, None, and its name in the class."""
+    own = getattr(function, "__self__", None)
+    if inspect.ismethod(function) and own is not None:
+        return f"{_class_name((own,))}.{function.__name__}", ""
+    full = str(getattr(function, "__qualname__", "") or type(function).__qualname__).rpartition("<locals>.")[2]
+    owner, _, last = full.rpartition(".")
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    takes_object = code is not None and code.co_argcount > 0 and code.co_varnames[0] in {"self", "cls"}
+    return (None, last) if owner and takes_object else (full, "")
+
+
+def _class_name(args: tuple[Any, ...]) -> str:
+    """Return the class of what a method was called on, or the class itself if it was called on that."""
+    if not args:
+        return "?"  # it was called with its object as a keyword argument
+    own = args[0]
+    return own.__name__ if isinstance(own, type) else type(own).__name__

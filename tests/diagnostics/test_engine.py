@@ -1,0 +1,503 @@
+"""The doctor as a whole: hostile values, columns and records, resumes, what it costs, and what readers make of it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tachograph.diagnostics import Doctor, resolve_rules
+from tachograph.diagnostics._signals import SIGNALS
+from tachograph.reader import AlertBook
+from tachograph.records import encode
+from tests.conftest import Script
+from tests.diagnostics import (
+    START,
+    Record,
+    brief,
+    checked,
+    diagnose,
+    falling,
+    level,
+    lives_of,
+    series,
+    statuses,
+    step,
+    system,
+)
+
+NAMES = ("time", "global_step", "loss", "grad_norm", "lr", "sec_per_step", "kl", "entropy", "loss_scale", "batch_size")
+
+
+def troubled(source: random.Random, num: int) -> list[list[float]]:
+    """Return the rows of a run in which one thing after the other goes wrong."""
+    rows = []
+    for at in range(num):
+        loss = 2 + 8 * math.exp(-at / 200) + source.gauss(0, 0.05)
+        phase = at % 4000
+        loss += 5.0 if phase in (600, 640, 900) else 3.0 if 1500 <= phase < 1800 else 0.0
+        norm = abs(source.gauss(1, 0.2)) * (50 if 2000 <= phase < 2100 else 1)
+        took_s = 0.1 * (1 + source.gauss(0, 0.02)) * (1.2 if phase > 3000 else 1.0) + (
+            9.0 if source.random() < 0.01 else 0
+        )
+        kl = 0.05 * source.lognormvariate(0, 0.3) + (3.0 if phase == 700 else 0.0)
+        rows.append(
+            [
+                1e9 + 0.1 * at,
+                at,
+                math.nan if phase == 2500 else loss,
+                math.inf if phase in (2700, 2701, 2702, 3300) else norm,
+                1e-3 if phase < 3500 else 1e-4,
+                took_s,
+                kl,
+                2 * math.exp(-at / 500),
+                65536.0 if phase < 2800 else 65536.0 / 2 ** min(10, (phase - 2800) // 5),
+                64 if phase < 3700 else 128,
+            ]
+        )
+    return rows
+
+
+def by_record(rows: list[list[Any]]) -> list[Record]:
+    doctor = Doctor()
+    return [alert for row in rows for alert in doctor.take({"event": "step", **dict(zip(NAMES, row, strict=True))})]
+
+
+def by_columns(rows: list[list[Any]], cuts: list[int]) -> list[Record]:
+    doctor, alerts = Doctor(), []
+    for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+        alerts += doctor.take_steps(NAMES, [value for row in rows[begin:end] for value in row])
+    return alerts
+
+
+# Records and columns -----------------------------------------------------------------------------------------------
+
+
+def test_columns_and_records_of_a_troubled_run_give_the_same_alerts() -> None:
+    rows = troubled(random.Random(1), 8000)
+    told = checked(by_record(rows))
+    assert len({alert["rule"] for alert in told}) >= 8, brief(told)
+    for size in (1, 16, 100, 8000):
+        assert [encode(alert) for alert in by_columns(rows, list(range(size, 8000, size)))] == list(map(encode, told))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.data())
+def test_however_the_rows_are_cut_the_alerts_are_the_same(data: st.DataObject) -> None:
+    rows = troubled(random.Random(data.draw(st.integers(0, 20))), 900)
+    odd = st.sampled_from([0.0, -0.0, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf, 1e6, 3, -7.5, 10**250])
+    for at, place, value in data.draw(
+        st.lists(st.tuples(st.integers(0, 899), st.integers(2, len(NAMES) - 1), odd), max_size=60)
+    ):
+        for index in range(at, min(900, at + data.draw(st.sampled_from([1, 20, 200])))):
+            rows[index][place] = value
+    cuts = sorted(data.draw(st.sets(st.integers(1, 899), max_size=12)))
+    told = [encode(alert) for alert in by_record(rows)]
+    assert [encode(alert) for alert in by_columns(rows, cuts)] == told
+
+
+def test_records_and_columns_can_take_turns() -> None:
+    rows = troubled(random.Random(2), 4000)
+    doctor, alerts = Doctor(), []
+    for begin in range(0, 4000, 50):
+        part = rows[begin : begin + 50]
+        if begin % 100:
+            alerts += doctor.take_steps(NAMES, [value for row in part for value in row])
+        else:
+            for row in part:
+                alerts += doctor.take({"event": "step", **dict(zip(NAMES, row, strict=True))})
+    assert list(map(encode, alerts)) == list(map(encode, by_record(rows)))
+
+
+def test_steps_with_an_evaluation_in_them_are_the_same_in_columns() -> None:
+    source, names = random.Random(1), ("time", "global_step", "val_loss", "sec_per_step")
+    records, columns, told = Doctor(), Doctor(), ([], [])
+    times = [*level(source, 1000, 0.1, 0.02), *level(source, 1000, 0.12, 0.02)]
+    for at, took_s in enumerate(times):
+        row = [1000.0 + at, at, 2.0, took_s]
+        told[0].extend(records.take({"event": "step", **dict(zip(names, row, strict=True))}))
+        told[1].extend(columns.take_steps(names, row))
+    assert list(map(encode, told[0])) == list(map(encode, told[1]))
+
+
+def test_numbers_of_numpy_give_alerts_that_can_be_written() -> None:
+    numpy = pytest.importorskip("numpy")
+    doctor, alerts = Doctor(), []
+    for row in troubled(random.Random(1), 3000):
+        kinds = [float, int, numpy.float32, numpy.float64, numpy.float32, numpy.float64, *[numpy.float64] * 4]
+        alerts += doctor.take_steps(NAMES, [kind(value) for kind, value in zip(kinds, row, strict=True)])
+    assert len(checked(alerts)) > 5
+
+
+def test_a_step_of_numpy_can_be_written() -> None:
+    numpy = pytest.importorskip("numpy")
+    alerts = []
+    doctor = Doctor()
+    for at in range(100):
+        alerts += doctor.take_steps(
+            ("time", "global_step", "loss"), [1000.0 + at, numpy.int64(at), math.nan if at == 50 else 2.0 + at % 3]
+        )
+    assert checked(alerts)
+
+
+# Hostile values ----------------------------------------------------------------------------------------------------
+
+JUNK: list[Any] = [
+    None,
+    "1.5",
+    "",
+    True,
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e308,
+    -1e308,
+    10**290,
+    10**400,
+    -3,
+    0,
+    0.0,
+    1.5,
+    [1.0],
+    {"a": 1},
+]
+METRICS = [names[0] for names in SIGNALS.values()]
+SYSTEM = [
+    *("cpu_mem_rss_mb", "host_mem_available_gb", "host_mem_used_pct", "gpu_alloc_retries"),
+    *("gpu/0/util_pct", "gpu/0/mem_used_gb", "gpu/0/mem_total_gb", "gpu//util_pct", "gpu/", "gpu/x"),
+]
+
+
+def junk(source: random.Random, num: int) -> Iterator[Record]:
+    """Yield records in which nothing is as it should be."""
+    for at in range(num):
+        head: Record = {"time": source.choice([at, at, None, "x", math.nan, -5, 1e308])}
+        head["global_step"] = source.choice([at, at, at - 500, None, 2**70, 1.5, "x", True, -1])
+        kind = source.choice(
+            ["step"] * 12
+            + ["system"] * 4
+            + ["validation", "epoch", "checkpoint", "span", "span_stop", "control_change", "error", "test", "to_come"]
+        )
+        names = SYSTEM if kind == "system" else METRICS
+        fields = {name: source.choice(JUNK) for name in names if source.random() < 0.8}
+        if kind in ("checkpoint", "span", "span_stop", "control_change"):
+            fields = {
+                "name": source.choice(["lr", "batch_size", "checkpoint_save_sync", None, 7]),
+                "save_s": source.choice(JUNK),
+                "duration_s": source.choice(JUNK),
+            }
+        record = {"event": kind, **head, **fields}
+        for name in source.sample(sorted(record), 2):
+            if name != "event" and source.random() < 0.3:
+                del record[name]
+        yield record
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_that_can_be_in_a_record_breaks_it(seed: int) -> None:
+    doctor = Doctor()
+    for record in junk(random.Random(seed), 3000):
+        for alert in doctor.take(record):
+            encode(alert)
+        for alert in doctor.tick(float(record["time"] or 0) if isinstance(record.get("time"), (int, float)) else 0.0):
+            encode(alert)
+
+
+def constant(value: Any) -> Callable[[int], Any]:
+    return lambda at: value
+
+
+HOSTILE: dict[str, Callable[[int], Any]] = {
+    "huge": constant(1e308),
+    "below zero": constant(-4.0),
+    "huge and below": lambda at: 1e308 if at % 3 else -1e308,
+    "tiny": lambda at: 5e-324 * (at % 4),
+    "whole and huge": lambda at: 10**299 + at,
+    "from nothing to much": lambda at: 0.001 if at < 500 else 1e300,
+    "all kinds of sizes": lambda at: 10.0 ** ((at * 7919) % 600 - 300),
+    "a constant with one blip": lambda at: 2.0 if at != 700 else 3.0,
+    "up and down": lambda at: float(at % 2),
+    "missing": lambda at: None if at % 2 else 1.0,
+    "nothing": constant(0.0),
+    "nothing, then something": lambda at: 0.0 if at < 500 else 0.01 * (1 + at % 3),
+    "nothing, now and then something": lambda at: 0.1 if at % 37 == 0 else 0.0,
+}
+
+
+def of_every_metric(value_at: Callable[[int], Any], num: int = 2000) -> list[Record]:
+    doctor, alerts = Doctor(), []
+    for at in range(num):
+        value = value_at(at)
+        alerts += doctor.take(step(at, **dict.fromkeys(METRICS, value)))
+        alerts += doctor.take(system(at, **dict.fromkeys(SYSTEM, value)))
+    for alert in alerts:
+        encode(alert)
+    return alerts
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_series_that_no_run_should_have_do_not_break_it_and_are_not_a_flood(what: str) -> None:
+    alerts = of_every_metric(HOSTILE[what])
+    assert sum(alert["status"] == "updated" for alert in alerts) < 60, brief(alerts[:20])
+
+
+def test_steps_that_go_back_are_missing_or_have_no_time_do_not_matter() -> None:
+    losses = falling(random.Random(1), 1500)
+    losses[1000] += 4.0
+    usual = [alert["rule"] for alert in diagnose(series("loss", losses))]
+    back = [step(at % 300, loss=loss) for at, loss in enumerate(losses)]
+    bare = [{"event": "step", "loss": loss} for loss in losses]
+    gaps = [step(at * at, loss=loss) for at, loss in enumerate(losses)]
+    for records in (back, gaps):
+        assert [alert["rule"] for alert in diagnose(records)] == usual
+    doctor = Doctor()
+    alerts = [alert for record in bare for alert in doctor.take(record)]
+    assert [alert["rule"] for alert in alerts] == usual
+    assert alerts[0]["global_step"] == 1000  # counted, where nobody says it
+    assert all(alert.get("time") is None for alert in alerts)
+
+
+def test_alerts_in_a_journal_are_not_looked_at_again() -> None:
+    alerts = diagnose(series("loss", [*level(random.Random(1), 100, 2.0), math.nan]))
+    assert alerts and Doctor().take(alerts[0]) == []
+
+
+# A life ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_resume_leaves_what_was_open_behind_and_begins_anew() -> None:
+    doctor, losses = Doctor(prefix="x-"), falling(random.Random(1), 1000)
+    first = [alert for record in series("loss", [*losses, math.nan]) for alert in doctor.take(record)]
+    assert [alert["id"] for alert in first] == ["x-1"] and doctor.num_open == (1, 1)
+    assert doctor.take({**START, "max_steps": 3000}) == [] and doctor.num_open == (0, 0)
+    # It resumes from an earlier step, higher than where it was: no spike, no divergence, no reset.
+    second = [alert for record in series("loss", losses[200:], 200) for alert in doctor.take(record)]
+    assert second == []
+    third = [alert for record in series("loss", [math.nan] * 3, 1000) for alert in doctor.take(record)]
+    assert [(alert["id"], alert["status"]) for alert in third] == [("x-2", "opened")]
+
+
+def test_ids_are_unique_over_attempts_and_rules() -> None:
+    doctor, ids = Doctor(), []
+    for attempt in range(3):
+        doctor.take(START)
+        told = doctor.take_steps(NAMES, [value for row in troubled(random.Random(attempt), 4000) for value in row])
+        ids += [alert["id"] for alert in checked(told) if alert["status"] == "opened"]
+    assert len(ids) == len(set(ids)) > 12
+
+
+def test_what_is_absorbed_is_closed_and_stays_silent_until_the_other_is_over() -> None:
+    source = random.Random(3)
+    losses = level(source, 1000, 2.0, 0.02)
+    losses[500] = 6.0
+    losses[510] = math.nan
+    losses[520] = losses[530] = 9.0  # would be spikes
+    losses[900] = 6.0
+    alerts = diagnose(series("loss", losses))
+    first, last = lives_of(alerts, "loss_spike")
+    assert statuses(first)[-1] == "resolved" and first[-1]["outcome"] == "part of not_finite now"
+    assert first[-1]["global_step"] == 510 and last[0]["global_step"] == 900
+    assert last[0]["evidence"]["num_spikes"] == 1
+
+
+def test_a_rule_that_is_off_says_nothing_and_silences_nobody() -> None:
+    losses = level(random.Random(3), 600, 2.0, 0.02)
+    losses[500], losses[505] = 6.0, math.nan
+    alerts = diagnose(series("loss", losses), {"not_finite": False})
+    assert {alert["rule"] for alert in alerts} == {"loss_spike"} and not any(
+        alert.get("outcome", "").startswith("part of") for alert in alerts
+    )
+
+
+def test_an_alert_says_when_it_is_told() -> None:
+    (alert,) = diagnose(series("loss", [*level(random.Random(1), 100, 2.0), math.nan]))
+    assert (alert["event"], alert["time"], alert["global_step"]) == ("alert", 1100.0, 100)
+
+
+def test_metrics_go_by_the_names_that_frameworks_use() -> None:
+    for signal in ("loss", "grad_norm"):
+        for name in SIGNALS[signal]:
+            values = [*level(random.Random(1), 100, 2.0), *[math.nan] * 3]
+            (alert,) = diagnose(series(name, values))
+            assert alert["evidence"]["metric"] == name
+
+
+# What it costs -----------------------------------------------------------------------------------------------------
+
+
+def test_memory_does_not_grow_with_the_run() -> None:
+    doctor, source = Doctor(), random.Random(1)
+
+    def go_on(first: int, num_rows: int) -> None:
+        rows = troubled(source, num_rows)
+        doctor.take_steps(NAMES, [value for row in rows for value in row])
+        for at in range(first, first + num_rows // 10):
+            doctor.take(
+                system(
+                    at,
+                    **{
+                        "gpu/0/util_pct": 50.0 + at % 9,
+                        "cpu_mem_rss_mb": 9000 + at % 7,
+                        "host_mem_available_gb": 50.0,
+                        "gpu/0/mem_used_gb": 40.0,
+                        "gpu/0/mem_total_gb": 80.0,
+                        "gpu_alloc_retries": at // 3,
+                    },
+                )
+            )
+            doctor.take({"event": "validation", "time": 1.0 * at, "global_step": at, "val_loss": 2.0 + at % 5})
+            doctor.take({"event": "checkpoint", "time": 1000.0 * at, "save_s": 2.0})
+
+    go_on(0, 8000)
+    tracemalloc.start()
+    try:
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        go_on(800, 12_000)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000  # what is kept has been replaced by what is counted now; it is not more
+
+
+def test_time_per_step_does_not_grow_with_the_run() -> None:
+    doctor, rows = Doctor(), troubled(random.Random(1), 4000)
+    values, took_s = [value for row in rows for value in row], []
+    for _ in range(12):
+        begin = time.perf_counter()
+        doctor.take_steps(NAMES, values)
+        took_s.append(time.perf_counter() - begin)
+    assert min(took_s[-4:]) < 2.5 * min(took_s[:4])
+
+
+def test_records_of_ever_new_shapes_are_not_all_remembered() -> None:
+    doctor = Doctor()
+    for at in range(300):
+        doctor.take(step(at, loss=2.0, **{f"a/{at}": 1.0}))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for at in range(300, 3000):
+            doctor.take(step(at, loss=2.0 + at % 3, **{f"a/{at}": 1.0}))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 500_000
+
+
+def test_nothing_heavy_is_imported(script: Callable[..., Script]) -> None:
+    source = """
+        import sys
+        import tachograph.diagnostics
+        print(sorted({"numpy", "torch", "pandas", "scipy", "starlette", "duckdb", "psutil"} & set(sys.modules)))
+    """
+    assert script(source).ok().strip() == "[]"
+
+
+# What readers make of it -------------------------------------------------------------------------------------------
+
+
+def folded(records: list[Record]) -> AlertBook:
+    book = AlertBook()
+    for record in records:
+        book.take(record)
+    return book
+
+
+def test_a_reader_sees_the_life_of_every_alert() -> None:
+    doctor = Doctor()
+    told = doctor.take_steps(NAMES, [value for row in troubled(random.Random(1), 4000) for value in row])
+    book = folded([START, *told])
+    opened = [alert for alert in told if alert["status"] == "opened"]
+    assert [alert.id for alert in book.alerts()] == [alert["id"] for alert in opened]
+    assert (
+        len(book.open_alerts()),
+        sum(alert.severity == "critical" for alert in book.open_alerts()),
+    ) == doctor.num_open
+    for alert in book.alerts():
+        life = [record for record in told if record["id"] == alert.id]
+        assert alert.rule == life[0]["rule"] and alert.is_open == (life[-1]["status"] != "resolved")
+        assert (alert.opened_time, alert.opened_step) == (life[0]["time"], life[0]["global_step"])
+        assert (alert.updated_time, alert.updated_step) == (life[-1]["time"], life[-1]["global_step"])
+        assert alert.title == [record["title"] for record in life if "title" in record][-1]
+        for record in life:
+            alert_evidence = record.get("evidence", {})
+            assert alert_evidence.keys() <= alert.evidence.keys()
+        assert alert.evidence.items() >= [record["evidence"] for record in life if "evidence" in record][-1].items()
+        assert alert.meaning == life[0]["meaning"] and alert.advice == life[0]["advice"]
+        assert alert.severity == life[-1]["severity"]
+        if not alert.is_open:
+            assert alert.outcome == life[-1]["outcome"] and alert.resolved_step == life[-1]["global_step"]
+            assert alert.resolved_time == life[-1]["time"]
+
+
+def test_a_reader_sees_that_a_resume_left_alerts_behind() -> None:
+    told = diagnose(series("loss", [*level(random.Random(1), 100, 2.0), math.nan]))
+    book = folded([START, *told, START])
+    (alert,) = book.alerts()
+    assert not alert.is_open and alert.resolved_step is None and alert.attempt == 0 and book.open_alerts() == []
+
+
+def test_a_spike_that_recovers_is_one_occurrence_as_it_ended() -> None:
+    losses = level(random.Random(1), 1000, 2.0, 0.02)
+    losses[500] = losses[560] = 6.0
+    (alert,) = folded(diagnose(series("loss", losses))).alerts()
+    assert [occurrence["step"] for occurrence in alert.occurrences] == [500, 560]
+    assert [occurrence["class"] for occurrence in alert.occurrences] == ["recovering"] * 2
+    assert alert.num_occurrences == 2
+
+
+def test_occurrences_of_different_steps_are_all_counted() -> None:
+    kls = level(random.Random(1), 1000, 0.05, 0.1)
+    for at in (500, 520, 540):
+        kls[at] = 5.0
+    (alert,) = folded(diagnose(series("kl", kls))).alerts()
+    assert [occurrence["step"] for occurrence in alert.occurrences] == [500, 520, 540] and alert.num_occurrences == 3
+
+
+def test_a_record_can_be_shown_to_two_doctors() -> None:
+    """Rules do not change what they are shown."""
+    records = list(series("loss", [*level(random.Random(1), 100, 2.0), math.nan]))
+    copies = [dict(record) for record in records]
+    assert list(map(encode, diagnose(records))) == list(map(encode, diagnose(records)))
+    assert list(map(encode, records)) == list(map(encode, copies))
+
+
+def test_a_doctor_without_rules_says_nothing() -> None:
+    doctor = Doctor({})
+    rows = [value for row in troubled(random.Random(1), 1000) for value in row]
+    assert doctor.take_steps(NAMES, rows) == [] and doctor.tick(1e9) == [] and doctor.num_open == (0, 0)
+    assert Doctor(resolve_rules(None)).take_steps(NAMES, rows)
+
+
+@pytest.mark.parametrize("every", [200, 500])
+def test_a_fault_that_comes_back_again_and_again_is_one_alert(every: int) -> None:
+    losses = falling(random.Random(1), 30_000)
+    for at in range(1000, 30_000, every):
+        losses[at] = math.nan
+    alerts = diagnose(series("loss", losses), {"plateau": False})
+    assert len({alert["id"] for alert in alerts}) == 3
+    assert len(alerts) < 150
+    book = AlertBook()
+    for alert in alerts:
+        book.take(alert)
+    assert [alert.is_open for alert in book.alerts()] == [False, False, True]
+    assert book.alerts()[-1].num_occurrences == len(alerts) - 4  # but for the first two, which were opened and resolved
+
+
+def test_it_is_over_when_it_has_stayed_away_for_long() -> None:
+    losses = falling(random.Random(1), 30_000)
+    for at in range(1000, 5000, 500):
+        losses[at] = math.nan
+    alerts = diagnose(series("loss", losses), {"plateau": False})
+    assert alerts[-1]["status"] == "resolved"
+    assert 4500 + 4 * 400 < alerts[-1]["global_step"] < 8000

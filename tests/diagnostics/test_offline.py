@@ -1,0 +1,312 @@
+"""`tacho doctor` and `tachograph.diagnose`, over runs and over logs of other tools."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gzip
+import json
+import math
+import random
+
+import pytest
+
+import tachograph
+from tachograph.exceptions import ConfigError, RunNotFoundError
+from tachograph.importers import describe, read_log
+from tests.cli.test_cli import tacho
+from tests.conftest import wait_for
+
+
+def rows(count: int = 400, spike_at: int = 200):
+    source = random.Random(3)
+    for step in range(count):
+        loss = 2 + 3 / (1 + step / 30) + source.gauss(0, 0.03)
+        yield step, loss * 4 if step == spike_at else loss
+
+
+def spikes(diagnosis):
+    return [alert.opened_step for alert in diagnosis.alerts if alert.rule == "loss_spike"]
+
+
+def test_csv(tmp_path):
+    path = tmp_path / "log.csv"
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", "loss", "learning_rate", "note"])
+        writer.writerows([step, loss, 1e-3, "text, with comma"] for step, loss in rows())
+    diagnosis = tachograph.diagnose(path)
+    assert spikes(diagnosis) == [200]
+    assert diagnosis.signals == {"loss": "loss", "lr": "learning_rate"}
+    assert (diagnosis.name, diagnosis.num_records) == ("log.csv", 400)
+
+
+def test_csv_of_other_countries_and_packed(tmp_path):
+    path = tmp_path / "log.csv.gz"
+    with gzip.open(path, "wt") as file:
+        file.write("iteration;train/loss\n")
+        file.writelines(f"{step};{loss}\n" for step, loss in rows())
+    assert spikes(tachograph.diagnose(path)) == [200]
+
+
+def test_json_lines_of_another_tool(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with open(path, "w") as file:
+        for step, loss in rows():
+            file.write(
+                json.dumps({"_step": step, "train/loss": loss if step != 300 else math.nan, "x": {"y": 1}}) + "\n"
+            )
+        file.write('[1, 2]\nnot json\n{"_step": 400, "train/l')
+    diagnosis = tachograph.diagnose(path)
+    assert spikes(diagnosis) == [200]
+    assert [alert.opened_step for alert in diagnosis.alerts if alert.rule == "not_finite"] == [300]
+
+
+def test_our_own_journal_under_another_name(tmp_path, logs):
+    with tachograph.init("x", log_dir=logs, git=False, system_interval_s=0, console=False) as run:
+        for step, loss in rows():
+            run.log(train_loss=loss, step=step)
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes((logs / "x" / "metrics.jsonl").read_bytes())
+    assert spikes(tachograph.diagnose(copy)) == spikes(tachograph.diagnose("x", logs)) == [200]
+
+
+def test_the_history_of_a_trainer(tmp_path):
+    history = [
+        {"step": 10 * step, "loss": loss, "learning_rate": 1e-4, "grad_norm": 1.0} for step, loss in rows(120, 100)
+    ]
+    for index, loss in enumerate([1.0, 0.8, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]):
+        history.insert(14 * (index + 1) + index, {"step": 140 * (index + 1) - 10, "eval_loss": loss, "epoch": index})
+    history.append({"step": 1200, "train_loss": 2.2, "train_runtime": 10.0})
+    state = json.dumps({"global_step": 1200, "log_history": history, "best_metric": math.nan})
+    older, newer = tmp_path / "out" / "checkpoint-900", tmp_path / "out" / "checkpoint-1200"
+    for folder, text in ((older, '{"log_history": []}'), (newer, state)):
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(text)
+    for source in (newer / "trainer_state.json", newer, tmp_path / "out"):
+        diagnosis = tachograph.diagnose(source)
+        assert spikes(diagnosis) == [1000]
+        (overfitting,) = [alert for alert in diagnosis.alerts if alert.rule == "overfitting"]
+        assert overfitting.evidence["best_step"] == 410
+        assert diagnosis.signals["val_loss"] == "eval_loss"
+
+
+def test_tensorboard_files(tmp_path):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(tmp_path / "board"))
+    for step, loss in rows():
+        summary = Summary(value=[Summary.Value(tag="train/loss", simple_value=loss)])
+        writer.add_event(Event(step=step, wall_time=1e9 + step, summary=summary))
+    writer.close()
+    (file,) = (tmp_path / "board").iterdir()
+    for source in (file, tmp_path / "board"):
+        diagnosis = tachograph.diagnose(source)
+        assert spikes(diagnosis) == [200]
+        assert diagnosis.signals["step_s"] == "sec_per_step"
+
+
+def test_records_from_memory():
+    records = ({"event": "step", "time": 1e9 + step, "global_step": step, "train_loss": loss} for step, loss in rows())
+    assert spikes(tachograph.diagnose(records)) == [200]
+    assert spikes(tachograph.diagnose(list(read_none()))) == []
+
+
+def read_none():
+    yield from ()
+
+
+def test_step_times_come_from_timestamps(tmp_path):
+    path = tmp_path / "log.csv"
+    begin = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
+    with open(path, "w") as file:
+        file.write("timestamp,step,loss\n")
+        for step in range(10):
+            moment = begin + datetime.timedelta(seconds=2 * step)
+            file.write(f"{moment.isoformat()},{step * 5},1.0\n")
+    records = list(read_log(path))
+    assert [record.get("sec_per_step") for record in records] == [None, *[0.4] * 9]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("state.json", "{}", "holds neither a `log_history`"),
+        ("state.json", "{", "is not valid JSON"),
+        ("state.json", "[" * 100_000, "is not valid JSON"),
+        ("log.csv.gz", "not packed", "cannot read"),
+        ("log.txt", "x", "is not a log that is known"),
+        ("log.csv", "", None),
+        ("log.csv", "\x00\x00\x00\n\x00,\x00", None),
+        ("log.jsonl", "\n\n[]\n3\n", None),
+        ("log.csv", "step,loss\n1e400,2\nnan,3\n,\n5\n6,7,8,9\n", None),
+    ],
+)
+def test_files_that_are_not_what_they_should_be(tmp_path, name, content, says):
+    path = tmp_path / name
+    path.write_text(content)
+    if says is None:
+        assert tachograph.diagnose(path).alerts == []
+        return
+    with pytest.raises(ConfigError) as error:
+        tachograph.diagnose(path)
+    assert says in str(error.value)
+    assert name in str(error.value)
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path):
+    path = tmp_path / "bomb.csv.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(b"step,loss\n" + bytes(40 << 20))
+    with pytest.raises(ConfigError, match="has a line of more than 16 MiB"):
+        tachograph.diagnose(path)
+
+
+def test_a_packed_file_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path):
+    path = tmp_path / "log.csv.gz"
+    path.write_bytes(gzip.compress(b"step,loss\n" + b"".join(b"%d,%f\n" % row for row in rows()))[:-200])
+    assert tachograph.diagnose(path).num_records > 100
+
+
+def test_a_folder_of_several_boards(tmp_path):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    def write(folder):
+        writer = EventFileWriter(str(tmp_path / folder))
+        for step, loss in rows():
+            summary = Summary(value=[Summary.Value(tag="train_loss", simple_value=loss)])
+            writer.add_event(Event(step=step, wall_time=1e9 + step, summary=summary))
+        writer.close()
+
+    write("board/version_0")
+    assert spikes(tachograph.diagnose(tmp_path / "board")) == [200]
+    write("board/version_1")
+    with pytest.raises(ConfigError, match="holds several runs: name one of version_0, version_1"):
+        tachograph.diagnose(tmp_path / "board")
+
+
+def test_a_hang_that_was_recorded_is_told_again(logs):
+    rules = {"hang": {"least_s": 1.0, "times_longest": 1.5}}
+    with tachograph.init("x", log_dir=logs, rules=rules, git=False, system_interval_s=0, console=False) as run:
+        run.log(train_loss=1.0, step=0)
+        run.flush()
+        wait_for(lambda: b'"rule":"hang"' in run.folder.journal.read_bytes(), 15, "the alert")
+    assert [alert.rule for alert in tachograph.diagnose("x", logs).alerts] == ["hang"]
+    assert "1 alert" in tacho("ls", "--log-dir", logs)
+
+
+def test_nothing_to_judge_is_not_nothing_wrong(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("a;b\n1,5;2,5\n")
+    assert "Nothing could be judged" in tacho("doctor", path)
+    assert tacho("doctor", path, "--fail-on", "critical", check=False).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "signal"),
+    [
+        ("lr-AdamW", "lr"),
+        ("Learning Rate", "lr"),
+        ("Loss/train", "loss"),
+        ("lm loss", "loss"),
+        ("train_loss_step", "loss"),
+        ("valid_loss", "val_loss"),
+        ("grad-norm", "grad_norm"),
+        ("test/loss", None),
+    ],
+)
+def test_names_of_other_tools(name, signal):
+    records = [{"event": "step", "time": 1.0, "global_step": 1, name: 1.0}]
+    assert list(tachograph.diagnose(records).signals) == ([signal] if signal else [])
+
+
+def test_what_is_not_there(tmp_path):
+    with pytest.raises(RunNotFoundError):
+        tachograph.diagnose(tmp_path / "nothing.csv")
+    with pytest.raises(RunNotFoundError):
+        tachograph.diagnose(tmp_path)
+    assert describe(tmp_path) is None
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_log(tmp_path / "nothing")
+
+
+def test_the_command(logs):
+    with tachograph.init("x", log_dir=logs, git=False, system_interval_s=0, console=False) as run:
+        for step, loss in rows():
+            run.log({"train_loss": math.nan if step > 350 else loss, "[red]odd[/red]\x1b[2J": 1.0}, step=step)
+    shown = tacho("doctor", "x", "--log-dir", logs)
+    assert "critical" in shown
+    assert "train_loss is NaN at step 351" in shown
+    assert "Loss spike at step 200" in shown
+    assert "tacho doctor --explain not_finite" in shown
+    found = json.loads(tacho("doctor", "x", "--log-dir", logs, "--json"))
+    assert {alert["rule"] for alert in found["alerts"]} == {"loss_spike", "not_finite"}
+    assert found["signals"]["loss"] == "train_loss"
+    assert tacho("doctor", "x", "--log-dir", logs, "--fail-on", "critical", check=False).returncode == 1
+    off = ["--set", "not_finite=off", "--set", "loss_spike.sigmas=200"]
+    assert "Nothing wrong was found" in tacho("doctor", "x", "--log-dir", logs, "--fail-on", "info", *off)
+    shown = tacho("show", "x", "--log-dir", logs)
+    assert "train_loss is NaN at step 351" in shown
+    assert json.loads(tacho("show", "x", "--log-dir", logs, "--json"))["alerts"][-1]["rule"] == "not_finite"
+
+
+@pytest.mark.parametrize(
+    ("ending", "says"),
+    [
+        ("raise ValueError('boom')", "The run failed: ValueError"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "The run crashed"),
+    ],
+)
+def test_a_run_that_failed_is_not_well(script, logs, ending, says):
+    script(
+        f"""
+        import os, signal, time, tachograph
+        with tachograph.init("x", log_dir={str(logs)!r}, console=False) as run:
+            for step in range(30):
+                run.log(train_loss=1.0 / (step + 1), step=step)
+            run.flush()
+            {ending}
+        """
+    ).wait()
+    shown = tacho("doctor", "x", "--log-dir", logs)
+    assert says in shown
+    assert "tacho show x --log-dir" in shown
+    assert "Nothing wrong was found with its training" in shown
+    assert json.loads(tacho("doctor", "x", "--log-dir", logs, "--json"))["state"] in says
+    assert tacho("doctor", "x", "--log-dir", logs, "--fail-on", "critical", check=False).returncode == 1
+
+
+def test_the_command_explains(logs):
+    shown = tacho("doctor", "--explain", "loss_spike", columns=100)
+    assert "What it usually means" in shown
+    assert "loss_spike.sigmas" in shown
+    assert "hang" in tacho("doctor", "--rules")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "name a run or a log file"),
+        (["--explain", "spike"], "did you mean 'loss_spike'?"),
+        (["nothing"], "no run 'nothing'"),
+        (["x", "--set", "loss_spike"], "RULE.THRESHOLD=NUMBER or RULE=off is expected"),
+        (["x", "--set", "loss_spike.sigmas=-1"], "rules.loss_spike.sigmas"),
+        (["x", "--set", "spikes=off"], "unknown rule"),
+    ],
+)
+def test_the_command_says_what_is_wrong(tmp_path, arguments, says):
+    done = tacho("doctor", *arguments, "--log-dir", tmp_path, check=False)
+    assert done.returncode != 0
+    assert says in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
+def test_a_log_without_a_loss_says_so(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,accuracy\n1,0.5\n")
+    shown = tacho("doctor", path)
+    assert "There is no training loss" in shown

@@ -1,0 +1,206 @@
+"""What a program prints under `tacho run` arrives as it was printed, and the last of it is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import termios
+import time
+from typing import Any
+
+import pytest
+
+from tests.integrations.zero_code.conftest import TACHO, Tacho
+
+
+def on_a_terminal(tacho: Tacho, *command: str, size: tuple[int, int] = (40, 123)) -> tuple[int, bytes]:
+    """Run a command with a terminal for its standard streams, as a shell does."""
+    pid, terminal = pty.fork()
+    if not pid:
+        try:
+            os.chdir(tacho.folder)
+            os.execvp(command[0], list(command))
+        finally:
+            os._exit(99)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(terminal, 65536):
+            shown += data
+            if b"resize me" in data:
+                fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 77, 0, 0))
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
+
+
+def test_on_a_terminal(tacho, python):
+    """It is a terminal of the same size, and what is shown is the same to the last byte."""
+    tacho.write(
+        "show.py",
+        """
+        import os, sys, time
+        time.sleep(0.3)  # until the terminal has its size
+        print(*(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)), os.get_terminal_size())
+        for percent in range(0, 101, 50):
+            print(f"\\r{percent} %", end="", file=sys.stderr, flush=True)
+        print("\\x1b[1mbold\\x1b[0m\\ttab")
+        for number in range(20):
+            print("out", number)
+            print("err", number, file=sys.stderr)
+        """,
+    )
+    without = on_a_terminal(tacho, python, "show.py")
+    code, shown = on_a_terminal(tacho, *TACHO, "--", python, "show.py")
+    last = shown.rindex(b"[telemetry]")
+    assert (code, shown[:last]) == without
+    assert b"True True True os.terminal_size(columns=123, lines=40)" in shown
+    (log,) = tacho.records("show", "log")
+    assert log["stream"] == "output", "one stream, or lines of one could overtake those of the other"
+    assert log["text"].splitlines()[1] == "100 %bold\ttab"
+
+
+def test_a_terminal_that_changes_its_size(tacho, python):
+    tacho.write(
+        "show.py",
+        """
+        import os, signal, time
+        signal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size().columns, flush=True))
+        print("resize me", flush=True)
+        end_s = time.monotonic() + 1
+        while time.monotonic() < end_s:
+            time.sleep(0.05)
+        """,
+    )
+    _, shown = on_a_terminal(tacho, *TACHO, "--", python, "show.py")
+    assert b"77" in shown
+
+
+def test_interrupted_at_the_terminal(tacho, python):
+    """Ctrl-C reaches the program once."""
+    tacho.write(
+        "wait.py",
+        """
+        import signal, sys, time
+        count = []
+        signal.signal(signal.SIGINT, lambda *_: count.append(1))
+        print("ready", flush=True)
+        time.sleep(1)
+        sys.exit(10 + len(count))
+        """,
+    )
+    pid, terminal = pty.fork()
+    if not pid:
+        try:
+            os.chdir(tacho.folder)
+            os.execvp(TACHO[0], [*TACHO, "--", python, "wait.py"])
+        finally:
+            os._exit(99)
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(terminal, 65536):
+            if b"ready" in data:
+                os.write(terminal, b"\x03")
+            shown += data
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 11, shown
+
+
+def test_bytes_of_any_kind(tacho, python):
+    """Ten megabytes, binary, unicode, no newline at the end; to a pipe and to a file."""
+    tacho.write(
+        "noise.py",
+        """
+        import sys
+        out = sys.stdout.buffer
+        out.write(bytes(range(256)) * 40_000)
+        out.write("\\nüñí → 完\\x00 \\rone\\rtwo\\nlast".encode())
+        """,
+    )
+    without = tacho.bare(python, "noise.py").stdout
+    assert len(without) > 10_000_000
+    assert tacho.run(python, "noise.py").stdout == without
+    with open(tacho.folder / "file", "wb") as file:
+        assert tacho.run(python, "noise.py", stdout=file).returncode == 0
+    assert (tacho.folder / "file").read_bytes() == without
+    for name in ("noise", "noise-2"):
+        (log,) = tacho.records(name, "log")
+        assert log["num_bytes"] == len(without)
+        assert log["text"].endswith("\ntwo\nlast")
+        assert len(log["text"]) <= 17_000
+
+
+def test_both_streams_into_one_file_keep_their_order(tacho, python):
+    source = "import os\nfor number in range(300): os.write(1 + number % 2, b'%d\\n' % number)\nos._exit(1)"
+    with open(tacho.folder / "file", "wb") as file:
+        assert tacho.run(python, "-c", source, stdout=file, stderr=subprocess.STDOUT).returncode == 1
+    lines = (tacho.folder / "file").read_text().splitlines()
+    assert lines[:-1] == [str(number) for number in range(300)]
+    shown = tacho.bare(python, "-m", "tachograph", "show", tacho.runs()[0]).stdout
+    assert b"the last of output" in shown and b"  299" in shown
+
+
+def test_secrets_are_masked_in_the_record_only(tacho, python):
+    secret = "sk-" + "a1B2c3D4e5F6g7H8i9J0" * 2
+    done = tacho.run(python, "-c", f"print('OPENAI_API_KEY={secret}')")
+    assert secret.encode() in done.stdout
+    journal = (tacho.folder / "logs" / tacho.runs()[0] / "metrics.jsonl").read_text()
+    assert "OPENAI_API_KEY" in journal
+    assert f"={secret}" not in str(tacho.records(tacho.runs()[0], "log"))
+
+
+def test_a_reader_that_leaves(tacho, python):
+    """As in ``tacho run … | head -1``: the program hears of it as it would without."""
+    source = "import sys\nwhile True: print('x' * 1000)"
+    for start in ([python], [*TACHO, "--", python]):
+        process = subprocess.Popen(
+            [*start, "-c", source], cwd=tacho.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        process.stdout.readline()
+        process.stdout.close()
+        with process.stderr:
+            assert b"BrokenPipeError" in process.stderr.read()
+        assert process.wait(20) == 1
+    assert tacho.records(tacho.runs()[0], "error")[0]["error_type"] == "BrokenPipeError"
+
+
+def test_a_reader_that_is_slow_gets_all(tacho, python):
+    """The program has ended long before the last of its output is read, as in ``| less``."""
+    source = "print('x' * 60_000)\n" * 2
+    process = tacho.start(python, "-c", source)
+    time.sleep(3.0)
+    out, _ = process.communicate(timeout=20)
+    assert len(out) == 120_002
+    assert process.returncode == 0
+
+
+def test_a_stream_that_is_closed(tacho, python):
+    for closed in ("1>&-", "2>&-", "0<&-"):
+        line = f"exec {' '.join(TACHO)} -- {python} -c 'import sys; sys.exit(9)' {closed}"
+        assert subprocess.run(["sh", "-c", line], cwd=tacho.folder, capture_output=True, check=False).returncode == 9
+
+
+def test_no_output(tacho, python):
+    done = tacho.run(python, "-c", "print('printed')", options=("--no-output",))
+    assert done.stdout == b"printed\n"
+    assert not tacho.records(tacho.runs()[0], "log")
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_stream_that_does_not_wait(tacho, python, streams):
+    """Whoever started us made the pipe non-blocking: nothing is lost."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    more: dict[str, Any] = {"stderr": writer} if streams == 2 else {"stderr": subprocess.DEVNULL}
+    process = tacho.start(python, "-c", "print('x' * 1_000_000)", stdout=writer, **more)
+    os.close(writer)
+    time.sleep(0.5)
+    data = b""
+    while block := os.read(reader, 65536):
+        data += block
+    os.close(reader)
+    assert process.wait(20) == 0
+    assert data.startswith(b"x" * 1_000_000 + b"\n")

@@ -1,0 +1,265 @@
+"""The CSV mirror: wide, growing, and never different from the journal."""
+
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+import time
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tachograph
+from tachograph.journal import RunFolder, is_csv_current, read_records, rebuild_csv
+from tachograph.journal._csv import FIRST_COLUMNS, CsvMirror
+from tests.conftest import lines_of
+
+
+def rows_of(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def check_against_journal(folder):
+    """The mirror has a row for each record, with the same values, and a rebuild gives the same bytes."""
+    rows = rows_of(folder / "metrics.csv")
+    records = list(read_records(folder / "metrics.jsonl"))
+    assert len(rows) == len(records)
+    for row, record in zip(rows, records, strict=True):
+        for name, cell in row.items():
+            value = record.get(name)
+            if value is None:
+                assert cell == "" or name == "more"
+            elif isinstance(value, bool):
+                assert cell == str(value).lower()
+            elif isinstance(value, (int, float)):
+                assert float(cell) == value or (math.isnan(float(cell)) and math.isnan(value))
+            elif isinstance(value, str):
+                assert cell == value.replace("\n", "\\n")
+    before = (folder / "metrics.csv").read_bytes()
+    rebuild_csv(RunFolder(folder))
+    assert (folder / "metrics.csv").read_bytes() == before
+    return rows
+
+
+def test_columns_grow_and_every_value_is_there(logs):
+    with tachograph.init("x", log_dir=str(logs)) as run:
+        for step in range(100):
+            run.log(
+                {"train_loss": 1.0 / (step + 1), **{f"m{index}": step * 0.1 for index in range(step // 10)}}, step=step
+            )
+        run.log({"text": 'a "quoted", text\nof two lines', "nan": math.nan, "inf": -math.inf}, step=100)
+        run.log_validation({"loss": 0.5}, step=100)
+    rows = check_against_journal(logs / "x")
+    header = list(rows[0])
+    assert tuple(header[: len(FIRST_COLUMNS)]) == FIRST_COLUMNS
+    last = rows[-3]
+    assert (last["nan"], last["inf"]) == ("NaN", "-Infinity")
+    frame = pd.read_csv(logs / "x" / "metrics.csv")
+    assert math.isinf(frame["inf"].dropna().iloc[-1])
+
+
+def test_keys_in_another_order_land_in_their_columns(logs):
+    with tachograph.init("x", log_dir=str(logs)) as run:
+        for step in range(50):
+            run.log({"a": 1.0, "b": 2.0, "lr": 3.0}, step=3 * step)
+            run.log({"lr": 3.0, "b": 2.0, "a": 1.0}, step=3 * step + 1)
+            run.log({"b": 2.0}, step=3 * step + 2)
+    rows = [row for row in check_against_journal(logs / "x") if row["event"] == "step"]
+    assert {(row["a"], row["b"], row["lr"]) for row in rows} == {("1.0", "2.0", "3.0"), ("", "2.0", "")}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from(["train_loss", "lr", "a", "b,c", 'd"e', "ü", "f g", "time", "epoch"]),
+            st.floats() | st.integers(-(2**70), 2**70) | st.booleans() | st.text(max_size=5) | st.none(),
+            max_size=5,
+        ),
+        max_size=40,
+    ),
+    st.integers(1, 3),
+)
+def test_whatever_is_logged_the_mirror_is_the_journal(logs, metrics, log_every):
+    shutil.rmtree(logs, ignore_errors=True)
+    with tachograph.init(
+        "x",
+        log_dir=str(logs),
+        console=False,
+        git=False,
+        system_interval_s=0,
+        log_every=log_every,
+        flush_interval_s=0.01,
+    ) as run:
+        for step, values in enumerate(metrics):
+            run.log(values, step=step)
+    lines_of(logs / "x")
+    rows = rows_of(logs / "x" / "metrics.csv")
+    assert len(rows) == len(lines_of(logs / "x"))
+    before = (logs / "x" / "metrics.csv").read_bytes()
+    rebuild_csv(RunFolder(logs / "x"))
+    assert (logs / "x" / "metrics.csv").read_bytes() == before
+
+
+def test_rebuilding_mends_anything(logs):
+    with tachograph.init("x", log_dir=str(logs)) as run:
+        for step in range(10):
+            run.log(a=float(step), step=step)
+    path = logs / "x" / "metrics.csv"
+    good = path.read_bytes()
+    folder = RunFolder(logs / "x")
+    for damaged in (b"", good[: len(good) // 2], good + b"torn,ro", b"garbage\n" * 1000):
+        path.write_bytes(damaged)
+        assert not is_csv_current(folder)
+        assert rebuild_csv(folder) == len(lines_of(logs / "x"))
+        assert path.read_bytes() == good
+        assert is_csv_current(folder)
+    path.unlink()
+    shutil.rmtree(folder.private)
+    rebuild_csv(folder)
+    assert path.read_bytes() == good
+
+
+@pytest.mark.parametrize("damage", ["csv deleted", "cursor deleted", "torn row", "foreign file", "cursor too far"])
+def test_resuming_mends_the_mirror(logs, damage):
+    with tachograph.init("x", log_dir=str(logs)) as run:
+        for step in range(10):
+            run.log(a=float(step), step=step)
+    folder = RunFolder(logs / "x")
+    if damage == "csv deleted":
+        folder.csv.unlink()
+    elif damage == "cursor deleted":
+        folder.csv_cursor.unlink()
+    elif damage == "torn row":
+        folder.csv.write_bytes(folder.csv.read_bytes() + b"step,17")
+    elif damage == "foreign file":
+        folder.csv.write_text("a,b\n1,2\n")
+    else:
+        folder.csv_cursor.write_text('{"journal_bytes":99999999,"csv_bytes":5,"columns":["event"]}')
+    with tachograph.init("x", log_dir=str(logs), resume=True) as run:
+        for step in range(10, 20):
+            run.log(a=float(step), b=1.0, step=step)
+    check_against_journal(logs / "x")
+
+
+def test_the_mirror_can_be_left_out(logs, capsys):
+    tachograph.init("x", log_dir=str(logs), csv=False).finish()
+    assert not (logs / "x" / "metrics.csv").exists()
+    assert "metrics.csv" not in capsys.readouterr().out
+
+
+def test_many_rows_with_forty_new_columns_are_not_quadratic(tmp_path):
+    """The time for 400,000 rows whose columns appear one by one, against the same rows with all columns at once."""
+
+    def mirror(folder, num_columns_at):
+        folder.mkdir()
+        run = RunFolder(folder)
+        run.private.mkdir()
+        mirror = CsvMirror(run)
+        num_rows, size, took_s = 0, 0, 0.0
+        with open(run.journal, "wb") as journal:
+            while num_rows < 400_000:
+                names = ["time", "global_step", *(f"c{index}" for index in range(num_columns_at(num_rows)))]
+                values = ",".join(f'"{name}":{number}' for number, name in enumerate(names))
+                line = b'{"event":"step",' + values.encode() + b',"nan_inf_detected":false}\n'
+                journal.write(line * 5000)
+                journal.flush()
+                size += 5000 * len(line)
+                began_s = time.process_time()
+                mirror.catch_up(size, budget_s=60)
+                took_s += time.process_time() - began_s
+                num_rows += 5000
+        began_s = time.process_time()
+        assert mirror.catch_up(size, budget_s=600, force=True)
+        mirror.close()
+        return took_s + time.process_time() - began_s
+
+    growing_s = mirror(tmp_path / "growing", lambda row: 1 + row // 10_000)
+    at_once_s = mirror(tmp_path / "at_once", lambda row: 20)
+    with open(tmp_path / "growing" / "metrics.csv", "rb") as file:
+        assert sum(1 for _ in file) == 400_001
+    assert growing_s < 4 * at_once_s, f"{growing_s:.1f} s against {at_once_s:.1f} s"
+
+
+def test_names_without_end_share_a_column(logs):
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
+        for step in range(3000):
+            run.log({f"name_{step}": float(step), "train_loss": 0.5}, step=step)
+        run.flush(30)
+    rows = check_against_journal(logs / "x")
+    assert len(rows[0]) == 2001
+    last = [row for row in rows if row["event"] == "step"][-1]
+    assert last["more"] == '{"name_2999":2999.0}'
+    assert last["train_loss"] == "0.5"
+
+
+def test_shapes_without_end_do_not_fill_the_memory(logs):
+    import random
+
+    names = [f"m{number}" for number in range(40)]
+    picks = random.Random(0)
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
+        for step in range(3000):
+            run.log(dict.fromkeys(picks.sample(names, 8), 1.0), step=step)
+        run.flush(30)
+        assert len(run._writer.files._mirror._layouts) <= 256
+        assert len(run._writer._glue) <= 256
+        assert len(run._writer._pipeline._shapes) <= 256
+
+
+def test_the_journal_is_written_while_a_large_mirror_is_rewritten(logs):
+    """A new column in a large file takes its time; records do not wait for it."""
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0, flush_interval_s=0.05) as run:
+        mirror = run._writer.files._mirror
+        run.log(a=1.0, step=0)
+        run.flush()
+        real, seen = mirror._breathe, []
+
+        def breathe():
+            run.log(a=2.0, step=len(seen) + 1)
+            before = (logs / "x" / "metrics.jsonl").stat().st_size
+            real()
+            seen.append((logs / "x" / "metrics.jsonl").stat().st_size > before)
+
+        mirror._breathe = breathe
+        run.log(new_name=1.0, step=1000)
+        run.flush()
+        mirror._breathe = real
+    assert seen
+    assert all(seen)
+    check_against_journal(logs / "x")
+
+
+@pytest.mark.parametrize("change", ["lines dropped", "journal deleted", "offset in a line", "zero", "negative"])
+def test_a_cursor_that_is_not_true_any_more_is_not_believed(logs, change):
+    import json
+
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
+        for step in range(50):
+            run.log(a=float(step), step=step)
+    folder = RunFolder(logs / "x")
+    if change == "lines dropped":
+        folder.journal.write_bytes(b"".join(folder.journal.read_bytes().splitlines(keepends=True)[:-4]))
+    elif change == "journal deleted":
+        folder.journal.unlink()
+    else:
+        cursor = json.loads(folder.csv_cursor.read_bytes())
+        cursor["journal_bytes"] = {"offset in a line": cursor["journal_bytes"] - 7, "zero": 0, "negative": -5}[change]
+        folder.csv_cursor.write_text(json.dumps(cursor))
+    config = {f"name_{number}": "x" * 50 for number in range(100)}
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0, resume=True, config=config) as run:
+        for step in range(50, 60):
+            run.log(a=float(step), step=step)
+    check_against_journal(logs / "x")
+
+
+def test_a_metric_named_like_the_column_for_all_others(logs):
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
+        run.log({"more": 1.5, "x": 1.0}, step=0)
+        run.log({"more": 2.5, "y": 7.0}, step=1)
+    rows = check_against_journal(logs / "x")
+    assert [row["more_"] for row in rows if row["event"] == "step"] == ["1.5", "2.5"]

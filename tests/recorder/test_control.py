@@ -1,0 +1,243 @@
+"""`control.json`: asked by readers, applied by the trainer, and never trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+
+import pytest
+
+import tachograph
+from tachograph.journal import ControlFile, RunFolder, write_requests
+from tachograph.journal._control_file import ControlFileError, read_requests
+from tachograph.reader import read
+from tests.conftest import wait_for
+
+SETTINGS = {"control_interval_s": 0.05, "flush_interval_s": 0.05, "system_interval_s": 0, "git": False}
+
+
+def acks(folder):
+    return [
+        (record["control"], record["status"])
+        for record in read(folder).latest("event")
+        if record.get("name") == "control_ack"
+    ]
+
+
+class Loop:
+    """A training loop in the background that goes on until it is asked to stop."""
+
+    def __init__(self, run):
+        self.run = run
+        self.num_checkpoints = 0
+        self.stopped = threading.Event()
+        self._quit = threading.Event()
+        self._thread = threading.Thread(target=self._train)
+        self._thread.start()
+
+    def _train(self):
+        for step in range(10**9):
+            self.run.log(a=float(step), step=step)
+            self.num_checkpoints += self.run.should_checkpoint
+            if self.run.should_stop or self._quit.is_set():
+                break
+            time.sleep(0.002)
+        self.stopped.set()
+
+    def end(self):
+        self._quit.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def loop(logs):
+    run = tachograph.init("x", log_dir=str(logs), control_gap_s=0.5, **SETTINGS)
+    run.control("lr_scale", 1.0, min=0.1, max=10.0)
+    loop = Loop(run)
+    yield loop
+    loop.end()
+    run.finish()
+
+
+def test_the_file_is_there_from_the_start(logs):
+    with tachograph.init("x", log_dir=str(logs)):
+        content = json.loads((logs / "x" / "control.json").read_bytes())
+    assert content["log_every"] == 1
+    assert content["timestamp"] == pytest.approx(time.time(), abs=60)
+
+
+def test_the_format_of_old_is_understood(loop, logs):
+    (logs / "x" / "control.json").write_text(json.dumps({"log_every": 100, "timestamp": time.time()}))
+    wait_for(lambda: loop.run.log_every == 100)
+    change = wait_for(lambda: loop.run.flush() and read(logs / "x").latest("control_change"))[0]
+    assert (change["name"], change["old"], change["new"], change["source"]) == ("log_every", 1, 100, "file")
+    loop.end()
+    loop.run.flush()
+    steps = read(logs / "x").series("a").steps
+    after = steps[steps > steps[steps % 100 != 0][-1]] if (steps % 100 != 0).any() else steps
+    assert len(after) == 0 or (after % 100 == 0).all()
+
+
+def test_asking_for_several_things(loop, logs):
+    folder = RunFolder(logs / "x")
+    write_requests(folder, {"lr_scale": 2.0}, source="cli")
+    write_requests(folder, {"log_every": 50}, source="dashboard")
+    wait_for(lambda: loop.run.log_every == 50)
+    wait_for(lambda: ("lr_scale", "applied") in acks(logs / "x"))
+    changes = read(logs / "x").latest("control_change")
+    assert {(change["name"], change["new"]) for change in changes} == {("lr_scale", 2.0), ("log_every", 50)}
+
+
+def test_a_later_request_waits_and_the_newest_wins(loop, logs):
+    folder = RunFolder(logs / "x")
+    write_requests(folder, {"lr_scale": 2.0}, source="cli")
+    wait_for(lambda: ("lr_scale", "applied") in acks(logs / "x"))
+    applied_s = time.monotonic()
+    write_requests(folder, {"lr_scale": 3.0}, source="cli")
+    wait_for(lambda: acks(logs / "x").count(("lr_scale", "pending")) == 2)
+    write_requests(folder, {"lr_scale": 4.0}, source="cli")
+    wait_for(lambda: acks(logs / "x").count(("lr_scale", "applied")) == 2)
+    assert time.monotonic() - applied_s >= 0.3
+    changes = [change["new"] for change in read(logs / "x").latest("control_change")]
+    assert changes == [2.0, 4.0]
+    assert ("lr_scale", "superseded") in acks(logs / "x")
+
+
+def test_checkpoint_now_and_stop(loop, logs):
+    folder = RunFolder(logs / "x")
+    for number in (1, 2):
+        write_requests(folder, {"checkpoint_now": True}, source="cli")
+        wait_for(lambda number=number: loop.num_checkpoints == number)
+    write_requests(folder, {"stop": True}, source="cli")
+    assert loop.stopped.wait(5)
+    assert loop.num_checkpoints == 2
+
+
+def test_what_an_earlier_attempt_was_asked_is_over(logs):
+    with tachograph.init("x", log_dir=str(logs), **SETTINGS):
+        write_requests(RunFolder(logs / "x"), {"stop": True, "log_every": 500}, source="cli")
+    with tachograph.init("x", log_dir=str(logs), resume=True, **SETTINGS) as run:
+        for step in range(50):
+            run.log(a=1.0, step=step)
+            time.sleep(0.005)
+        assert not run.should_stop
+        assert run.log_every == 1
+
+
+HOSTILE = {
+    "empty": b"",
+    "not json": b"{log_every: 5",
+    "not an object": b"[1, 2]",
+    "a number": b"7",
+    "huge": b'{"log_every": 5, "x": "' + b"x" * 200_000 + b'"}',
+    "deep": b"[" * 60_000,
+    "bytes": bytes(range(256)),
+    "wrong type": b'{"log_every": "fast"}',
+    "nested": b'{"log_every": {"value": 5}}',
+    "null": b'{"log_every": null}',
+    "huge number": b'{"log_every": 1' + b"0" * 400 + b"}",
+    "unknown name": b'{"learning_rate": 5}',
+    "odd ids": b'{"log_every": "x", "ids": [1, 2], "timestamp": {}, "source": 7}',
+    "path": b'{"../../etc/passwd": 1}',
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_bad_file_is_ignored_and_told_once(logs, content):
+    with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
+        run.log(a=1.0)
+        path = logs / "x" / "control.json"
+        path.write_bytes(content)
+        told = wait_for(lambda: read(logs / "x").latest("telemetry_error"))
+        os.utime(path)
+        time.sleep(0.2)
+        run.log(a=2.0)
+        assert run.log_every == 1
+        assert len(told) == len(read(logs / "x").latest("telemetry_error")) == 1
+        write_requests(RunFolder(logs / "x"), {"log_every": 10}, source="cli")  # and a good one works again
+        wait_for(lambda: run.log(a=3.0) or run.log_every == 10)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder", "unreadable"])
+def test_a_file_that_is_no_file(logs, tmp_path, kind):
+    with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
+        path = logs / "x" / "control.json"
+        path.unlink()
+        if kind == "link":
+            (tmp_path / "other.json").write_text('{"log_every": 500}')
+            path.symlink_to(tmp_path / "other.json")
+        elif kind == "dangling link":
+            path.symlink_to(tmp_path / "nothing")
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            path.write_text('{"log_every": 500}')
+            path.chmod(0)
+            if os.getuid() == 0:
+                path.unlink()  # root can read anything: what is left to test is that a missing file is no fault
+        for _ in range(30):
+            run.log(a=1.0)
+            time.sleep(0.01)
+        assert run.log_every == 1
+        errors = read(logs / "x").latest("telemetry_error")
+        assert len(errors) == (0 if kind == "unreadable" and os.getuid() == 0 else 1)
+
+
+def test_an_unreadable_file_says_why(tmp_path, script, open_folder):
+    folder = RunFolder(open_folder)
+    folder.control.write_text("{}")
+    folder.control.chmod(0)
+    out = script(
+        """
+        import os, sys
+        from tachograph.journal import RunFolder
+        from tachograph.journal._control_file import ControlFileError, read_requests
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        try:
+            read_requests(RunFolder(sys.argv[1]))
+        except ControlFileError as error:
+            print(error)
+        """,
+        open_folder,
+    ).ok()
+    assert "Permission denied" in out
+
+
+def test_two_askers_at_once_lose_nothing(logs):
+    folder = RunFolder(logs)
+    logs.mkdir()
+
+    def ask(name):
+        for number in range(50):
+            write_requests(folder, {f"{name}{number}": number}, source="test")
+
+    askers = [threading.Thread(target=ask, args=(name,)) for name in "abcd"]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert len(read_requests(folder)) == 200
+
+
+def test_the_same_request_is_returned_once(tmp_path):
+    folder = RunFolder(tmp_path)
+    file = ControlFile(folder)
+    file.reset({"log_every": 1}, 0.0)
+    assert file.poll() == []
+    write_requests(folder, {"log_every": 7}, source="a")
+    assert [request.value for request in file.poll()] == [7]
+    assert file.poll() == []
+    write_requests(folder, {"other": 1}, source="b")
+    assert [request.name for request in file.poll()] == ["other"]
+    write_requests(folder, {"log_every": 7}, source="a")  # asked again: a new request
+    assert [request.name for request in file.poll()] == ["log_every"]
+    folder.control.write_text("nonsense")
+    with pytest.raises(ControlFileError):
+        file.poll()
+    assert file.poll() == []

@@ -1,0 +1,264 @@
+"""Diagnosis of runs as they are recorded: what is in the journal with no dashboard open, and what is read of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import time
+
+import pytest
+
+import tachograph
+from tachograph.exceptions import ConfigError
+from tachograph.reader import AlertBook, overview
+from tests.conftest import lines_of, wait_for
+
+QUIET = {"git": False, "console": False, "system_interval_s": 0}
+
+
+def losses(count: int, seed: int = 1):
+    source = random.Random(seed)
+    return [2 + 3 / (1 + step / 30) + source.gauss(0, 0.03) for step in range(count)]
+
+
+def alerts_of(folder):
+    return [record for record in lines_of(folder) if record["event"] == "alert"]
+
+
+def test_a_spike_is_in_the_journal_once_with_its_life(logs):
+    values = losses(600)
+    values[300] *= 4
+    with tachograph.init("x", log_dir=logs, **QUIET) as run:
+        for step, loss in enumerate(values):
+            run.log({"train_loss": loss, "lr": 1e-3, "grad_norm": 1.0 + loss / 10}, step=step)
+    told = [alert for alert in alerts_of(logs / "x") if alert["rule"] == "loss_spike"]
+    assert [alert["status"] for alert in told] == ["opened", "updated", "resolved"]
+    assert len({alert["id"] for alert in told}) == 1
+    (alert,) = [alert for alert in tachograph.read(logs / "x").alerts if alert.rule == "loss_spike"]
+    assert (alert.opened_step, alert.is_open, alert.severity) == (300, False, "warning")
+    assert alert.evidence["peak"] == pytest.approx(values[300])
+    assert alert.evidence["class"] == "recovering"
+    assert alert.num_occurrences == len(alert.occurrences) == 1
+    assert alert.occurrences[0]["recovery_values"] <= 2
+    assert alert.meaning and alert.advice
+
+
+def test_an_alert_stands_behind_the_record_that_caused_it_and_before_the_end(logs):
+    with tachograph.init("x", log_dir=logs, **QUIET) as run:
+        for step in range(100):
+            run.log(train_loss=math.nan if step == 99 else 1.0 + step % 3, step=step)
+    events = [record["event"] for record in lines_of(logs / "x")]
+    assert events[-3:] == ["step", "alert", "end"]
+
+
+def test_what_is_found_while_recording_is_found_again_afterwards(logs):
+    values = losses(1500, seed=5)
+    values[500] = math.nan
+    for step in (700, 703, 900):
+        values[step] *= 3
+    values[1200:] = [value * (1 + index / 20) for index, value in enumerate(values[1200:])]
+    with tachograph.init("x", log_dir=logs, **QUIET) as run:
+        for step, loss in enumerate(values):
+            run.log({"train_loss": loss, "grad_norm": loss}, step=step)
+            if step % 100 == 99:
+                run.log_validation({"loss": loss + 0.1}, step=step)
+                run.flush()
+
+    def lives(alerts):
+        return [
+            (a.rule, a.severity, a.opened_step, a.resolved_step, a.title) for a in alerts if a.rule != "step_outliers"
+        ]
+
+    recorded = lives(tachograph.read(logs / "x").alerts)
+    assert {rule for rule, *_ in recorded} >= {"not_finite", "loss_spike", "divergence"}
+    assert lives(tachograph.diagnose(logs / "x").alerts) == recorded
+
+
+def test_open_alerts_are_counted_in_the_heartbeat_and_the_list(logs):
+    run = tachograph.init("x", log_dir=logs, **QUIET)
+    for step in range(2000):
+        run.log(train_loss=math.nan if step > 50 else 1.0 + step % 3, step=step)
+    run.flush()
+    run.finish()
+    shown = overview(run.folder)
+    assert (shown.num_open_alerts, shown.num_critical_alerts) == (1, 1)
+    assert os.stat(run.folder.journal).st_size > 100_000  # the alert is far above the tail that a list reads
+
+
+def test_a_resumed_run_leaves_old_alerts_behind(logs):
+    for attempt in range(2):
+        with tachograph.init("x", log_dir=logs, resume=True, **QUIET) as run:
+            for step in range(40):
+                loss = math.nan if attempt == 0 and step == 39 else 1.0 + step % 3
+                run.log(train_loss=loss, step=40 * attempt + step)
+    history = tachograph.read(logs / "x")
+    assert [alert.is_open for alert in history.alerts] == [False]
+    assert history.alerts[0].resolved_time is None
+    assert history.open_alerts == []
+    assert overview(history.folder).num_open_alerts == 0
+
+
+def test_rules_are_set_at_init_by_config_and_environment(logs, monkeypatch):
+    def rules_that_fired(**settings):
+        with tachograph.init("x", log_dir=logs, **QUIET, **settings) as run:
+            for step in range(50):
+                run.log(train_loss=math.nan if step == 49 else 1.0 + step % 3, step=step)
+        return [alert["rule"] for alert in alerts_of(run.folder.path)]
+
+    assert rules_that_fired() == ["not_finite"]
+    assert rules_that_fired(diagnose=False) == []
+    assert rules_that_fired(rules={"not_finite": False}) == []
+    assert rules_that_fired(section={"rules": {"not_finite": False}}) == []
+    monkeypatch.setenv("TACHO_RULES", '{"not_finite": false}')
+    assert rules_that_fired() == []
+    assert rules_that_fired(rules={}) == ["not_finite"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ({"loss_spikes": True}, "unknown rule rules.loss_spikes; did you mean 'loss_spike'?"),
+        ({"loss_spike": {"sigma": 3}}, "unknown threshold rules.loss_spike.sigma; did you mean 'sigmas'?"),
+        ({"loss_spike": {"sigmas": "many"}}, "rules.loss_spike.sigmas: expected `float`, got `str`"),
+        ({"loss_spike": {"sigmas": 0.5}}, "rules.loss_spike.sigmas: expected `float` >= 2.0"),
+        ({"loss_spike": 3}, "rules.loss_spike=3: true, false or thresholds are expected, such as {'sigmas': 5.5}"),
+        ([], "rules=[]: a dict is expected, such as rules={'plateau': False}"),
+    ],
+)
+def test_wrong_rules_are_told_at_once(logs, rules, says):
+    with pytest.raises(ConfigError) as error:
+        tachograph.init("x", log_dir=logs, rules=rules)
+    assert str(error.value) == says
+    assert not logs.exists()
+
+
+def test_wrong_rules_in_the_environment(logs, monkeypatch):
+    monkeypatch.setenv("TACHO_RULES", "plateau=false")
+    with pytest.raises(ConfigError, match="environment variable TACHO_RULES: a JSON object is expected"):
+        tachograph.init("x", log_dir=logs)
+
+
+def test_a_person_who_watches_sees_one_line(logs, capsys):
+    with tachograph.init("x", log_dir=logs, git=False, system_interval_s=0) as run:
+        for step in range(100):
+            run.log(train_loss=math.nan if step >= 50 else 1.0 + step % 3, step=step)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "critical" in line]
+    assert lines == ["[telemetry] critical: train_loss is NaN at step 50 (tacho doctor --explain not_finite)"]
+
+
+@pytest.mark.swallows
+def test_a_rule_that_fails_costs_the_diagnosis_and_nothing_else(logs, monkeypatch):
+    from tachograph.diagnostics.rules import RULES
+
+    def broken(self, gauge):
+        raise ZeroDivisionError("in a rule")
+
+    monkeypatch.setattr(RULES["plateau"], "on_block", broken)
+    with tachograph.init("x", log_dir=logs, **QUIET) as run:
+        for step in range(100):
+            run.log(train_loss=1.0 + step % 3, step=step)
+    records = lines_of(logs / "x")
+    assert sum(record["event"] == "step" for record in records) == 100
+    (told,) = [record for record in records if record["event"] == "telemetry_error"]
+    assert told["kind"] == "diagnosis_stopped"
+    assert told["reason"] == "ZeroDivisionError: in a rule"
+
+
+def test_a_hang_dumps_the_stacks_of_all_threads(logs, script):
+    program = script(
+        """
+        import sys, threading, time, tachograph
+        def waits_for_a_rank_that_died():
+            time.sleep(60)
+        run = tachograph.init("x", log_dir=sys.argv[1], rules={"hang": {"least_s": 1.5, "times_longest": 2}})
+        for step in range(30):
+            run.log(train_loss=1.0 + step % 3, step=step)
+            time.sleep(0.02)
+        threading.Thread(target=time.sleep, args=(60,), name="a data worker", daemon=True).start()
+        waits_for_a_rank_that_died()
+        """,
+        logs,
+    )
+    path = logs / "x" / "metrics.jsonl"
+    wait_for(lambda: path.exists() and b'"rule":"hang"' in path.read_bytes(), 20, "the alert")
+    (alert,) = alerts_of(logs / "x")
+    assert (alert["severity"], alert["status"], alert["global_step"]) == ("critical", "opened", 29)
+    stacks = (logs / "x" / alert["evidence"]["stacks"]).read_text()
+    assert "waits_for_a_rank_that_died" in stacks
+    assert "Thread a data worker" in stacks
+    assert stacks.index("MainThread") < stacks.index("a data worker")
+    program.process.send_signal(signal.SIGKILL)
+
+
+def test_a_loop_that_goes_on_ends_the_hang(logs):
+    rules = {"hang": {"least_s": 1.0, "times_longest": 1.5}}
+    with tachograph.init("x", log_dir=logs, rules=rules, **QUIET) as run:
+        run.log(train_loss=1.0, step=0)
+        run.flush()
+        wait_for(lambda: b'"rule":"hang"' in run.folder.journal.read_bytes(), 15, "the alert")
+        run.log(train_loss=1.0, step=1)
+        wait_for(lambda: b'"status":"resolved"' in run.folder.journal.read_bytes(), 15, "its end")
+    assert [alert["status"] for alert in alerts_of(logs / "x")] == ["opened", "resolved"]
+
+
+def test_steps_that_wait_in_a_window_are_no_hang(logs):
+    rules = {"hang": {"least_s": 1.5, "times_longest": 1.5, "first_step_s": 1.5}}
+    with tachograph.init("x", log_dir=logs, rules=rules, log_every=1000, **QUIET) as run:
+        begin = time.monotonic()
+        while time.monotonic() - begin < 4:
+            run.log(train_loss=1.0)
+            time.sleep(0.05)
+    assert alerts_of(logs / "x") == []
+
+
+def test_recording_with_windows_finds_what_lies_between(logs):
+    values = losses(4000)
+    values[2005] *= 5
+    values[3003] = math.nan
+    with tachograph.init("x", log_dir=logs, log_every=10, **QUIET) as run:
+        for step, loss in enumerate(values):
+            run.log(train_loss=loss, step=step)
+    found = {alert.rule: alert for alert in tachograph.read(logs / "x").alerts}
+    assert found["loss_spike"].evidence["peak"] == pytest.approx(values[2005])
+    assert 2005 <= found["loss_spike"].opened_step < 2015
+    assert 3003 <= found["not_finite"].opened_step < 3013
+
+
+def test_alerts_do_not_slow_the_loop(logs):
+    def seconds(**settings):
+        with tachograph.init("x", log_dir=logs, csv=False, **QUIET, **settings) as run:
+            begin = time.perf_counter()
+            for step in range(3000):
+                run.log({"train_loss": 1.0, "lr": 1e-3, "grad_norm": 1.0}, step=step)
+            return time.perf_counter() - begin
+
+    seconds()
+    times = [(seconds(), seconds(diagnose=False)) for _ in range(5)]
+    assert min(on for on, _ in times) < 5 * min(off for _, off in times) + 0.01
+
+
+def test_the_book_survives_what_others_write():
+    book = AlertBook()
+    for record in [
+        {"event": "alert"},
+        {
+            "event": "alert",
+            "id": 3,
+            "severity": 7,
+            "advice": "no list",
+            "evidence": [],
+            "occurrence": "no",
+            "time": "x",
+        },
+        {"event": "alert", "id": "a", "rule": None, "status": "resolved", "global_step": 1.5},
+    ]:
+        book.take(record)
+    json.dumps([alert.id for alert in book.alerts()])
+    assert [alert.is_open for alert in book.alerts()] == [True, True, False]
+    for index in range(2000):
+        book.take({"event": "alert", "id": f"n{index}", "status": "opened"})
+    assert len(book.alerts()) <= 500
+    assert book.num_opened == 2003

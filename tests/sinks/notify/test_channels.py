@@ -1,0 +1,299 @@
+"""Each channel against a real server that checks signatures, drops connections, answers slowly or wrongly."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import ssl
+import subprocess
+import threading
+import time
+
+import pytest
+
+from tachograph.sinks.notify import DeliveryError, open_channels, resolve_notify
+from tachograph.sinks.notify.lark import signature
+from tests.receiver import Reply
+from tests.sinks.notify.conftest import WebhookReceiver, message
+
+NASTY = '<b>&amp;</b> *x* _y_ `z` [a](http://evil) <@U1> <!here> @everyone @here <at user_id="all">all</at>\n# head'
+
+
+def channel(**settings):
+    return open_channels(resolve_notify(settings))[0]
+
+
+def sent(receiver, *, to=None, **settings):
+    to.send(message(**settings), 5.0)
+    return receiver.requests[-1]
+
+
+# Lark ----------------------------------------------------------------------------------------------------------------
+
+TAKEN = Reply(body=b'{"code": 0, "msg": "success", "data": {}}')
+
+
+def test_the_signature_of_lark_is_the_one_it_documents():
+    assert signature(1794703920, "sec") == "kRtv2u+2PURJfqmBZmpE3kxKr3gLJr4h188Cdgkek80="
+
+
+def test_lark_text_is_signed(receiver):
+    receiver.reply(TAKEN)
+    lark = channel(lark={"url": f"{receiver.address}/hook", "secret": "sec", "style": "text"})
+    told = sent(receiver, to=lark).json()
+    key = f"{told['timestamp']}\nsec".encode()
+    assert told["sign"] == base64.b64encode(hmac.new(key, b"", hashlib.sha256).digest()).decode()
+    assert abs(told["timestamp"] - time.time()) < 5
+    assert told["msg_type"] == "text"
+    for part in (
+        "Loss spike",
+        "greyjacket",
+        "jackets",
+        "120 of 500",
+        "4.2",
+        "NaN",
+        "12 min 34 s",
+        "Lower the learning",
+    ):
+        assert part in told["content"]["text"]
+    assert "http://runs/#/run/greyjacket" in told["content"]["text"]
+
+
+def test_lark_card_without_a_secret_is_not_signed(receiver):
+    receiver.reply(TAKEN)
+    told = sent(receiver, to=channel(lark=f"{receiver.address}/hook")).json()
+    assert set(told) == {"msg_type", "card"}
+    assert told["msg_type"] == "interactive"
+    assert told["card"]["header"]["template"] == "orange"
+    assert told["card"]["header"]["title"]["content"] == "[jackets/greyjacket] Loss spike"
+    assert told["card"]["elements"][-1]["actions"][0]["url"] == "http://runs/#/run/greyjacket"
+
+
+@pytest.mark.parametrize("style", ["text", "card"])
+def test_lark_mentions_nobody_and_reads_no_markup(receiver, style):
+    receiver.reply(TAKEN)
+    lark = channel(lark={"url": receiver.address, "style": style})
+    request = sent(receiver, to=lark, title=NASTY[:100], reason=NASTY, run=NASTY[:50])
+    assert b"<at" not in request.body
+    assert b"lark_md" not in request.body
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason", "may_retry"),
+    [
+        (Reply(body=b'{"code": 19021, "msg": "sign match fail"}'), "Lark answers code 19021: sign match fail", False),
+        (Reply(body=b'{"code": 11232, "msg": "frequency limited"}'), "Lark answers code 11232", True),
+        (Reply(body=b"<html>hello</html>"), "the answer is not Lark's", False),
+        (Reply(body=b'["code", 0]'), "the answer is not Lark's", False),
+        (Reply(500, b"oops"), "HTTP 500: oops", True),
+    ],
+)
+def test_lark_answers_200_to_what_it_refuses(receiver, reply, reason, may_retry):
+    receiver.reply(reply)
+    with pytest.raises(DeliveryError) as failure:
+        sent(receiver, to=channel(lark=receiver.address))
+    assert reason in str(failure.value)
+    assert failure.value.may_retry is may_retry
+
+
+# Slack ---------------------------------------------------------------------------------------------------------------
+
+
+def test_slack_gets_everything_escaped(receiver):
+    told = sent(receiver, to=channel(slack=receiver.address), reason=NASTY).json()
+    texts = [block["text"]["text"] for block in told["blocks"] if "text" in block]
+    assert texts[0] == "*[jackets/greyjacket] Loss spike*"
+    assert texts[-1] == "<http://runs/#/run/greyjacket|Open the run>"
+    assert "&lt;!here&gt;" in texts[1]
+    for text in [told["text"], *texts[:-1]]:
+        assert "<" not in text
+        assert ">" not in text
+    assert {"type": "mrkdwn", "text": "*train_loss*\n4.2", "verbatim": True} in told["blocks"][1]["fields"]
+
+
+@pytest.mark.parametrize("body", [b"invalid_token", b"", b"<html>", b"okay"])
+def test_slack_says_ok_or_it_did_not_arrive(receiver, body):
+    receiver.reply(Reply(body=body))
+    with pytest.raises(DeliveryError, match="instead of ok"):
+        sent(receiver, to=channel(slack=receiver.address))
+
+
+# Discord -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [200, 204])
+def test_discord_pings_nobody_and_reads_no_markup(receiver, status):
+    receiver.reply(Reply(status, b""))
+    told = sent(receiver, to=channel(discord=receiver.address), reason=NASTY).json()
+    assert told["allowed_mentions"] == {"parse": []}
+    embed = told["embeds"][0]
+    assert "\\*x\\*" in embed["description"]
+    assert "\\<\\@U1\\>" in embed["description"]
+    assert "@everyone" not in embed["description"].replace("\\@", "")
+    assert embed["url"] == "http://runs/#/run/greyjacket"
+    assert {"name": "train\\_loss", "value": "4.2", "inline": True} in embed["fields"]
+
+
+def test_discord_says_how_long_to_wait(receiver):
+    receiver.reply(Reply(429, b'{"message": "slow down", "retry_after": 0.75, "global": false}', {"Retry-After": "1"}))
+    with pytest.raises(DeliveryError, match="HTTP 429") as failure:
+        sent(receiver, to=channel(discord=receiver.address))
+    assert (failure.value.may_retry, failure.value.wait_s) == (True, 0.75)
+
+
+# Any webhook ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_webhook_gets_all_that_is_known_and_can_prove_who_sent_it(receiver):
+    hook = channel(webhook={"url": f"{receiver.address}/in?x=1", "secret": "sec", "authorization": "Bearer abc"})
+    request = sent(receiver, to=hook)
+    headers = request.headers
+    wanted = hmac.new(b"sec", headers["X-Tachograph-Timestamp"].encode() + b"." + request.body, hashlib.sha256)
+    assert headers["X-Tachograph-Signature"] == f"sha256={wanted.hexdigest()}"
+    assert abs(int(headers["X-Tachograph-Timestamp"]) - time.time()) < 5
+    assert headers["Authorization"] == "Bearer abc"
+    assert headers["X-Tachograph-Event"] == "alert"
+    assert request.path == "/in?x=1"
+    told = request.json()
+    assert told["id"] == headers["X-Tachograph-Id"]
+    assert told["metrics"] == {"train_loss": 4.2, "lr": "NaN"}
+    assert told["advice"] == ["Lower the learning rate."]
+    assert told["step"] == 120
+
+
+def test_a_template_is_filled_and_never_executed(receiver):
+    template = {
+        "routing_key": "r", "n": 3, "text": "{title} of {run} at {step}: {reason}", "step": "{step}",
+        "values": "{metrics}", "list": ["{advice}", "{{literal}}"], "inline": "{metrics}; {advice}",
+    }  # fmt: skip
+    run = '{reason} {0.__class__} %s ${x} "}],'
+    told = sent(receiver, to=channel(webhook={"url": receiver.address, "template": template}), run=run).json()
+    assert told == {
+        "routing_key": "r", "n": 3, "text": f"Loss spike of {run} at 120: train_loss rose to 4.2", "step": 120,
+        "values": {"train_loss": 4.2, "lr": "NaN"}, "list": [["Lower the learning rate."], "{literal}"],
+        "inline": "train_loss 4.2, lr NaN; Lower the learning rate.",
+    }  # fmt: skip
+
+
+def test_without_a_secret_there_is_no_signature(receiver):
+    headers = sent(receiver, to=channel(webhook=receiver.address)).headers
+    assert not [name for name in headers if "Signature" in name or "Timestamp" in name or name == "Authorization"]
+
+
+# HTTP, whoever answers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(receiver, make_receiver, status):
+    other = make_receiver()
+    receiver.reply(Reply(status, b"", {"Location": f"{other.address}/elsewhere"}))
+    with pytest.raises(DeliveryError, match=f"HTTP {status}: it leads to another address") as failure:
+        sent(receiver, to=channel(webhook={"url": receiver.address, "secret": "sec"}))
+    assert not failure.value.may_retry
+    assert other.requests == []
+    assert other.address not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("reply", "may_retry", "wait_s"),
+    [
+        (Reply(500), True, None),
+        (Reply(503, headers={"Retry-After": "7"}), True, 7.0),
+        (Reply(429, headers={"Retry-After": "99999999"}), True, 3600.0),
+        (Reply(429, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), True, 0.0),
+        (Reply(429, headers={"Retry-After": "soon"}), True, None),
+        (Reply(400), False, None),
+        (Reply(401), False, None),
+        (Reply(404, headers={"Retry-After": "7"}), False, 7.0),
+        (Reply(is_dropped=True), True, None),
+    ],
+)
+def test_what_is_worth_another_try(receiver, reply, may_retry, wait_s):
+    receiver.reply(reply)
+    with pytest.raises(DeliveryError) as failure:
+        sent(receiver, to=channel(webhook=receiver.address))
+    assert (failure.value.may_retry, failure.value.wait_s) == (may_retry, wait_s)
+
+
+def test_nobody_there(receiver):
+    receiver.close()
+    with pytest.raises(DeliveryError, match="it cannot be reached: Connection refused") as failure:
+        channel(webhook=receiver.address).send(message(), 1.0)
+    assert failure.value.may_retry
+    with pytest.raises(DeliveryError, match="it cannot be reached") as failure:
+        channel(webhook="http://no-such-host.invalid/x").send(message(), 1.0)
+    assert "no-such-host" not in str(failure.value)
+
+
+def test_no_answer(receiver):
+    receiver.reply(Reply(delay_s=30))
+    began_s = time.monotonic()
+    with pytest.raises(DeliveryError, match="no answer within 0.3 s") as failure:
+        channel(slack=receiver.address).send(message(), 0.3)
+    assert time.monotonic() - began_s < 2
+    assert failure.value.may_retry
+
+
+def test_an_answer_without_end_is_not_read_to_the_end(receiver):
+    receiver.reply(Reply(is_endless=True))
+    with pytest.raises(DeliveryError, match="instead of ok") as failure:
+        channel(slack=receiver.address).send(message(), 5.0)
+    assert len(str(failure.value)) < 200
+
+
+def test_an_untrusted_certificate_is_refused(tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    subprocess.run([*make, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = WebhookReceiver()
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    try:
+        with pytest.raises(DeliveryError, match="certificate is not trusted") as failure:
+            channel(slack=server.address.replace("http", "https")).send(message(), 5.0)
+        assert not failure.value.may_retry
+        assert server.requests == []
+    finally:
+        server.close()
+
+
+def test_a_proxy_of_the_environment_is_used(receiver, monkeypatch):
+    monkeypatch.setenv("http_proxy", receiver.address)
+    channel(slack="http://hooks.example.org/services/x").send(message(), 5.0)
+    assert receiver.requests[0].path == "http://hooks.example.org/services/x"
+
+
+# Lengths -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["x", "&", "*", "好", "\N{FIRE}", '"'])
+def test_the_limits_of_each_channel(receiver, text):
+    long = {
+        "title": text * 200, "run": text * 200, "project": text * 200, "reason": text * 2_000, "meaning": text * 500,
+        "advice": (text * 300,) * 5, "host": text * 200, "metrics": {f"{text * 190}{n}": 1.0 for n in range(10)},
+    }  # fmt: skip
+    receiver.reply(TAKEN)
+    for style in ("card", "text"):
+        assert len(sent(receiver, to=channel(lark={"url": receiver.address, "style": style}), **long).body) <= 20_000
+    receiver.reply(Reply())
+    told = sent(receiver, to=channel(slack=receiver.address), **long).json()
+    assert len(told["blocks"]) <= 50
+    assert all(len(block["text"]["text"]) <= 3_000 for block in told["blocks"] if "text" in block)
+    assert all(len(field["text"]) <= 2_000 for block in told["blocks"] for field in block.get("fields", []))
+    assert all(len(block.get("fields", [])) <= 10 for block in told["blocks"])
+    embed = sent(receiver, to=channel(discord=receiver.address), **long).json()["embeds"][0]
+    fields = embed["fields"]
+    assert len(embed["title"]) <= 256
+    assert len(embed["description"]) <= 4_096
+    assert len(fields) <= 25
+    assert sum(len(field["name"]) + len(field["value"]) for field in fields) <= 6_000 - 256 - 3_000
+    if text == "&":
+        assert told["blocks"][0]["text"]["text"].endswith(("&amp;*", "…*"))  # no half of an escape
+
+
+def test_threads_do_not_stay(receiver):
+    before = threading.active_count()
+    sent(receiver, to=channel(slack=receiver.address))
+    assert threading.active_count() <= before + 1  # of the server

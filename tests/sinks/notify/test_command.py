@@ -1,0 +1,87 @@
+"""`tacho notify test`, as a person or a program runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tachograph.sinks.notify import EVENTS, notify_table
+from tests.receiver import Reply
+
+
+def tacho(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "tachograph", "notify", "test", *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "COLUMNS": "200", **environment},
+    )  # fmt: skip
+
+
+def test_nothing_configured_says_how():
+    done = tacho()
+    assert done.returncode == 1
+    assert "export TACHO_NOTIFY_SLACK_URL=" in done.stdout
+    assert "notify:" in done.stdout
+
+
+def test_every_setting_is_listed():
+    command = [sys.executable, "-m", "tachograph", "notify", "settings"]
+    environment = {**os.environ, "COLUMNS": "200"}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    read = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, env=environment).stdout
+    assert [row["env"] for row in json.loads(read)] == [row.env for row in notify_table()]
+    for row in notify_table():
+        assert row.env in shown
+
+
+def test_each_channel_is_tried_and_told(receiver, make_receiver):
+    broken = make_receiver()
+    broken.reply(Reply(404, b"no_service at canary-path-of-slack"))
+    environment = {
+        "TACHO_NOTIFY_WEBHOOK_URL": receiver.address,
+        "TACHO_NOTIFY_SLACK_URL": f"{broken.address}/canary-path-of-slack",
+    }
+    done = tacho("--event", "error", **environment)
+    assert done.returncode == 1
+    assert "webhook: arrived in 0." in done.stdout
+    assert "slack: failed after 0." in done.stdout
+    assert "HTTP 404: no_service at [masked]" in done.stdout
+    assert "notify.webhook has no secret" in done.stdout
+    assert "canary" not in done.stdout + done.stderr
+    assert receiver.events() == ["error"]
+    assert "tacho notify test" in receiver.requests[0].json()["reason"]
+    assert len(broken.requests) == 1
+
+    done = tacho("--channel", "webhook", "--json", **environment)
+    assert done.returncode == 0
+    assert [(item["channel"], item["arrived"]) for item in json.loads(done.stdout)] == [("webhook", True)]
+    done = tacho("--channel", "lark", **environment)
+    assert done.returncode == 1
+    assert "configured are slack, webhook" in done.stderr
+
+
+def test_a_config_file(receiver, tmp_path):
+    path = tmp_path / "train.yaml"
+    path.write_text(
+        f"telemetry:\n  notify:\n    webhook: {{url: '{receiver.address}', secret: s}}\n    project: jackets\n"
+    )
+    assert tacho("--config", path, "--event", "milestone").returncode == 0
+    told = receiver.requests[0].json()
+    assert (told["title"], told["project"]) == ("Reached train_loss < 0.5", "jackets")
+    path.write_text("telemetry:\n  notify:\n    slack: {url: canary}\n")
+    done = tacho("--config", path)
+    assert done.returncode == 1
+    assert "telemetry.notify.slack.url: an address" in done.stderr
+    assert "canary" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_there_is_a_sample_of_every_event(event):
+    from tachograph.sinks.notify import resolve_notify, sample_message
+
+    sample = sample_message(event, resolve_notify(), host="gpu-box")
+    assert sample.event == event
+    assert sample.run == "sample-run"

@@ -1,0 +1,152 @@
+"""Whole programs: one that completes, raises, is terminated, forks, is resumed, is not rank 0, is left alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.conftest import lines_of, wait_for
+from tests.receiver import Reply
+
+TRAIN = """
+    import sys, time, tachograph
+    logs, address, end = sys.argv[1:4]
+    notify = {"webhook": address, "milestones": ["train_loss < 0.5"]}
+    run = tachograph.init("x", log_dir=logs, notify=notify, resume=True, git=False, system_interval_s=0)
+    for step in range(5):
+        run.log(train_loss=1.0 / (step + 1), lr=3e-4, step=step)
+    if end == "raises":
+        raise ValueError("boom")
+    if end == "waits":
+        print("ready", flush=True)
+        time.sleep(60)
+    if end == "exits":
+        sys.exit(3)
+    if end == "finishes":
+        run.finish()
+"""
+
+
+def events(receiver):
+    return sorted(receiver.events())
+
+
+@pytest.mark.parametrize("end", ["finishes", "simply ends"])
+def test_a_program_that_completes(logs, script, receiver, end):
+    script(TRAIN, logs, receiver.address, end).ok()
+    assert events(receiver) == ["complete", "milestone", "start"]
+    last = next(request.json() for request in receiver.requests if request.json()["event"] == "complete")
+    assert (last["step"], last["metrics"]["train_loss"], last["metrics"]["lr"]) == (4, 0.2, 3e-4)
+    assert last["reason"] == ""
+
+
+@pytest.mark.parametrize(("end", "reason"), [("raises", "ValueError: boom"), ("exits", "exit code 3")])
+def test_a_program_that_fails(logs, script, receiver, end, reason):
+    code, _, _ = script(TRAIN, logs, receiver.address, end).wait()
+    assert code in (1, 3)
+    assert events(receiver) == ["error", "milestone", "start"]
+    assert next(item.json() for item in receiver.requests if item.json()["event"] == "error")["reason"] == reason
+
+
+def test_a_program_whose_loss_is_no_number(logs, script, receiver):
+    """From the training loop through the rules to the receiver."""
+    script(
+        """
+        import math, sys, tachograph
+        with tachograph.init("x", log_dir=sys.argv[1], notify={"webhook": sys.argv[2]}, git=False) as run:
+            for step in range(120):
+                run.log(train_loss=math.nan if step == 60 else 1.0 + step % 3, step=step)
+        """,
+        logs,
+        receiver.address,
+    ).ok()
+    told = {request.json()["event"]: request.json() for request in receiver.requests}
+    assert sorted(told) == ["alert", "complete", "resolved", "start"]
+    assert (told["alert"]["title"], told["alert"]["severity"]) == ("train_loss is NaN at step 60", "critical")
+    assert told["alert"]["advice"]
+    assert told["resolved"]["title"] == "Resolved: train_loss is NaN at step 60"
+
+
+def test_a_program_that_is_terminated(logs, script, receiver):
+    program = script(TRAIN, logs, receiver.address, "waits")
+    assert program.process.stdout.readline()
+    while "ready" not in program.process.stdout.readline():
+        pass
+    program.process.send_signal(signal.SIGTERM)
+    assert program.wait()[0] == -signal.SIGTERM
+    assert events(receiver) == ["error", "milestone", "start"]
+    assert next(item.json() for item in receiver.requests if item.json()["event"] == "error")["reason"] == "SIGTERM"
+
+
+def test_a_program_that_is_killed_and_resumed(logs, script, receiver):
+    program = script(TRAIN, logs, receiver.address, "waits")
+    receiver.wait(2)
+    saved = logs / "x" / ".tacho" / "notify.json"
+    # Killed before it knows that a message arrived, it would send it again.
+    wait_for(lambda: not json.loads(saved.read_bytes())["queues"]["webhook"]["waiting"], what="the answers")
+    program.process.kill()
+    program.wait()
+    assert events(receiver) == ["milestone", "start"]
+    script(TRAIN, logs, receiver.address, "finishes").ok()
+    assert events(receiver) == ["complete", "milestone", "start", "start"]
+    again = receiver.requests[2].json()
+    assert again["title"] == "Training resumed"
+    assert "ended without a word" in again["reason"]
+
+
+def test_a_receiver_that_never_answers_does_not_keep_the_process(logs, script, receiver):
+    receiver.reply(Reply(delay_s=60))
+    program = script(TRAIN, logs, receiver.address, "simply ends", env={"TACHO_EXIT_TIMEOUT_S": "1"})
+    began_s = time.monotonic()
+    out = program.ok(20)
+    assert time.monotonic() - began_s < 6  # the start of Python and of the run included
+    assert "webhook: 3 messages could not be sent in time; a resume within the hour sends them" in out
+    receiver.reply(Reply())
+    receiver.released.set()
+    receiver.requests.clear()
+    script(TRAIN, logs, receiver.address, "finishes").ok()
+    assert events(receiver) == ["complete", "complete", "milestone", "start", "start"]
+    kinds = [record["kind"] for record in lines_of(logs / "x") if record["event"] == "telemetry_error"]
+    assert kinds == ["notification_late"]
+
+
+def test_only_rank_0_tells(logs, script, receiver):
+    script(TRAIN, logs, receiver.address, "finishes", env={"RANK": "1", "WORLD_SIZE": "2"}).ok()
+    assert receiver.requests == []
+    script(TRAIN, logs, receiver.address, "finishes", env={"RANK": "0", "WORLD_SIZE": "2"}).ok()
+    assert events(receiver) == ["complete", "milestone", "start"]
+
+
+def test_a_forked_child_sends_nothing(logs, script, receiver):
+    script(
+        """
+        import os, sys, time, tachograph
+        run = tachograph.init("x", log_dir=sys.argv[1], notify={"webhook": sys.argv[2]}, git=False)
+        pid = os.fork()
+        if pid == 0:
+            run.event("from_the_child")
+            run.finish("failed", reason="child")
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        run.finish()
+        """,
+        logs,
+        receiver.address,
+    ).ok()
+    assert events(receiver) == ["complete", "start"]
+
+
+def test_who_notifies_nobody_imports_nothing_for_it(logs, script):
+    out = script(
+        """
+        import sys, tachograph
+        tachograph.init("x", log_dir=sys.argv[1], git=False, console=False).finish()
+        print(sorted({"urllib.request", "http.client", "smtplib", "tachograph.sinks.notify.slack"} & set(sys.modules)))
+        """,
+        logs,
+    ).ok()
+    assert out.strip() == "[]", f"{sys.version}: {out}"

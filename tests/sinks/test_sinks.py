@@ -1,0 +1,186 @@
+"""Sinks follow the journal: with the real third parties, offline, and with one that fails."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+
+import tachograph
+from tachograph.journal import RunFolder
+from tachograph.reader import read
+from tachograph.sinks import SinkFollower
+from tests.conftest import wait_for
+
+
+def scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    from tensorboard.util import tensor_util
+
+    return {
+        tag: [(event.step, float(tensor_util.make_ndarray(event.tensor_proto))) for event in events.Tensors(tag)]
+        for tag in events.Tags()["tensors"]
+    }
+
+
+def test_tensorboard_gets_every_number(logs):
+    for first in (0, 10):  # the second attempt goes on where the first left off
+        with tachograph.init(
+            "x", log_dir=str(logs), tensorboard=True, resume=True, git=False, system_interval_s=0.1
+        ) as run:
+            wait_for(lambda: list(read(logs / "x").records("system")))
+            for step in range(first, first + 10):
+                run.log(train_loss=math.nan if step == 3 else float(step), phase="warm-up", step=step)
+            run.log_validation({"loss": 0.5}, step=first + 9)
+    found = scalars(logs / "x" / "tensorboard")
+    assert [step for step, _ in found["train_loss"]] == list(range(20))
+    assert math.isnan(found["train_loss"][3][1])
+    assert found["val_loss"] == [(9, 0.5), (19, 0.5)]
+    assert "system/host_mem_used_pct" in found
+    assert "phase" not in found
+
+
+def test_wandb_offline_gets_the_run(logs, monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    config = {"lr": 0.125, "api_key": "opaque"}
+    with tachograph.init("x", log_dir=str(logs), wandb=True, config=config, git=False, exit_timeout_s=60) as run:
+        for step in range(50):
+            run.log(train_loss=1.0 / (step + 1), step=step)
+    files = list((logs / "x").rglob("*.wandb"))
+    assert len(files) == 1
+    assert run.id in files[0].name
+    # W&B's own process writes the file, and may still be at it.
+    assert wait_for(lambda: files[0].read_bytes().count(b"train_loss") >= 50, 30)
+    assert b"opaque" not in files[0].read_bytes()
+    assert read(logs / "x").latest("telemetry_error") == []
+
+
+def test_a_missing_package_is_told_at_once_with_the_remedy(logs, script):
+    code, _out, err = script(
+        """
+        import sys
+        sys.modules["tensorboard"] = None  # as if it were not installed
+        import tachograph
+        tachograph.init("x", log_dir=sys.argv[1], tensorboard=True)
+        """,
+        logs,
+    ).wait()
+    assert code == 1
+    assert "pip install 'tachograph[tensorboard]'" in err.strip().splitlines()[-1]
+    assert not logs.exists()
+
+
+class Flaky:
+    """Fails a few times, then works; takes its time if told to."""
+
+    name = "flaky"
+
+    def __init__(self, num_failures=0, slow_s=0.0):
+        self.left = num_failures
+        self.slow_s = slow_s
+        self.records: list[dict[str, Any]] = []
+
+    def open(self, folder, start):
+        self.run_name = start["run_name"]
+
+    def write(self, records):
+        if self.left > 0:
+            self.left -= 1
+            raise ConnectionError("down, token=hf_" + "x" * 30)
+        time.sleep(self.slow_s)
+        self.records += records
+
+    def close(self):
+        pass
+
+
+def test_a_sink_that_fails_loses_nothing_and_is_told_once(logs):
+    sink = Flaky(num_failures=2)
+    with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
+        run.add_follower(SinkFollower(run.folder, sink, run.report))
+        for step in range(100):
+            run.log(a=float(step), step=step)
+        wait_for(lambda: sink.records, 15)
+    assert [record["a"] for record in sink.records if record["event"] == "step"] == [float(step) for step in range(100)]
+    assert sink.records[-1]["event"] == "end"
+    told = read(logs / "x").latest("telemetry_error")
+    assert [record["kind"] for record in told] == ["sink_failed"]
+    assert "hf_x" not in told[0]["reason"]
+
+
+def test_a_sink_that_hangs_does_not_keep_the_process(logs, capsys):
+    run = tachograph.init("x", log_dir=str(logs), git=False, exit_timeout_s=1.0)
+    run.add_follower(SinkFollower(run.folder, Flaky(slow_s=30.0), run.report))
+    run.log(a=1.0)
+    began_s = time.monotonic()
+    assert run.finish() is True  # the journal is whole
+    assert time.monotonic() - began_s < 3
+    assert "flaky did not take all records of 'x'; they are in the journal" in capsys.readouterr().out
+
+
+def test_each_sink_has_a_cursor_of_its_own(logs):
+    with tachograph.init("x", log_dir=str(logs), git=False) as run:
+        run.log(a=1.0)
+    folder = RunFolder(logs / "x")
+
+    def follow():
+        sink = Flaky()
+        follower = SinkFollower(folder, sink, lambda *_: None)
+        follower.start()
+        assert follower.close(10)
+        return sink.records
+
+    assert [record["event"] for record in follow()][-1] == "end"
+    assert follow() == []
+    (folder.private / "sink-flaky.json").unlink()
+    assert len(follow()) > 0
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_sinks_are_not_imported_unless_asked_for(logs, script, name):
+    script(
+        f"""
+        import sys, tachograph
+        with tachograph.init("x", log_dir=sys.argv[1]) as run:
+            run.log(a=1.0)
+        assert {name!r} not in sys.modules
+        """,
+        logs,
+    ).ok()
+
+
+def test_a_journal_that_was_put_back_is_not_handed_on_twice(logs):
+    import shutil
+
+    sink = Flaky()
+    with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
+        run.add_follower(SinkFollower(run.folder, sink, run.report))
+        for step in range(50):
+            run.log(a=float(step), step=step)
+        wait_for(lambda: sum(record["event"] == "step" for record in sink.records) == 50, 10)
+        wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
+        wait_for((logs / "x" / "metrics.jsonl").exists)
+        for step in range(50, 80):
+            run.log(a=float(step), step=step)
+    assert [record["a"] for record in sink.records if record["event"] == "step"] == [float(step) for step in range(80)]
+
+
+def test_a_sink_is_opened_again_after_a_failure(logs):
+    class Counting(Flaky):
+        num_opened = 0
+
+        def open(self, folder, start):
+            self.num_opened += 1
+
+    sink = Counting(num_failures=1)
+    with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
+        run.add_follower(SinkFollower(run.folder, sink, run.report))
+        run.log(a=1.0)
+        wait_for(lambda: sink.records, 15)
+    assert sink.num_opened == 2

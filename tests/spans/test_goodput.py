@@ -1,0 +1,269 @@
+"""Where the time went: over attempts, crashes and resumes, with numbers known beforehand."""
+
+from __future__ import annotations
+
+import io
+import signal
+import time
+
+import pytest
+from rich.console import Console
+
+import tachograph
+from tachograph.cli._show import render, summary
+from tachograph.reader import RunHistory
+from tachograph.records import encode
+from tests.conftest import wait_for
+
+T0 = 1_700_000_000.0
+
+
+def journal(tmp_path, *records: dict) -> RunHistory:
+    folder = tmp_path / "x"
+    folder.mkdir()
+    lines = [encode({"event": record.pop("event"), "time": T0 + record.pop("at"), **record}) for record in records]
+    (folder / "metrics.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    return tachograph.read(folder)
+
+
+def start(at, **more):
+    return {"event": "start", "at": at, "run_id": "0" * 16, **more}
+
+
+def loop(at, first):
+    attributes = {"train_iterations_start": first}
+    return {"event": "span_start", "at": at, "span_id": f"loop{at}", "name": "training_loop", "attributes": attributes}
+
+
+def window(at, step, iterations, sec, **shares):
+    fields = {f"window/share_{name}": share for name, share in shares.items()}
+    return {
+        "event": "step", "at": at, "global_step": step, "window/iterations": iterations, "window/sec": sec, **fields,
+    }  # fmt: skip
+
+
+def saved(at, kept):
+    return {"event": "event", "at": at, "name": "save_checkpoint_success", "productive_train_iterations": kept}
+
+
+def parts(history: RunHistory) -> dict[str, float]:
+    goodput = history.goodput
+    assert goodput is not None
+    return {name: pytest.approx(value) for name, value in goodput_dict(goodput).items() if value}
+
+
+def goodput_dict(goodput) -> dict[str, float]:
+    return {name: getattr(goodput, name) for name in goodput.__struct_fields__}
+
+
+def test_a_run_that_finished(tmp_path):
+    history = journal(
+        tmp_path,
+        start(0),
+        {"event": "span", "at": 8, "span_id": "a", "name": "checkpoint_load", "duration_s": 4},  # part of start-up
+        loop(10, 0),
+        window(60, 49, 50, 50, iteration=0.5, data=0.2, checkpoint=0.1, validation=0.1, other=0.1),
+        {"event": "span_stop", "at": 60, "span_id": "loop10", "name": "training_loop", "duration_s": 50},
+        {"event": "span_start", "at": 60, "span_id": "v", "name": "validation_loop"},
+        {"event": "span", "at": 65, "span_id": "c", "parent_id": "v", "name": "checkpoint_save_sync", "duration_s": 3},
+        {"event": "span_stop", "at": 70, "span_id": "v", "name": "validation_loop", "duration_s": 10},
+        {"event": "span", "at": 90, "span_id": "t", "name": "testing_loop", "duration_s": 20},
+        {"event": "end", "at": 100, "status": "finished"},
+    )
+    assert goodput_dict(history.goodput) == {
+        "wall_s": 100.0, "productive_s": 25.0, "start_up_s": 10.0, "data_s": 10.0, "checkpoint_s": 8.0,
+        "validation_s": 12.0, "testing_s": 20.0, "lost_s": 0.0, "down_s": 0.0, "unreported_s": 0.0, "idle_s": 15.0,
+    }  # fmt: skip
+    assert history.goodput.share == 0.25
+
+
+def test_what_a_crash_cost_is_what_had_to_be_done_again(tmp_path):
+    history = journal(
+        tmp_path,
+        start(0),
+        loop(10, 0),
+        window(30, 19, 20, 20, iteration=1.0),
+        saved(30, 20),
+        window(50, 39, 20, 20, iteration=1.0),
+        {"event": "system", "at": 55, "cpu_pct": 1.0},  # the last sign of life
+        start(100, resumed=True),
+        loop(120, 20),
+        window(140, 39, 20, 20, iteration=1.0),
+        {"event": "end", "at": 150, "status": "finished"},
+    )
+    assert goodput_dict(history.goodput) == {
+        "wall_s": 150.0, "productive_s": 40.0, "start_up_s": 30.0, "data_s": 0.0, "checkpoint_s": 0.0,
+        "validation_s": 0.0, "testing_s": 0.0, "lost_s": 25.0, "down_s": 45.0, "unreported_s": 0.0, "idle_s": 10.0,
+    }  # fmt: skip
+
+
+def test_a_window_is_lost_in_part(tmp_path):
+    history = journal(
+        tmp_path,
+        start(0),
+        loop(0, 0),
+        window(40, 39, 40, 40, iteration=1.0),
+        start(40, resumed=True),
+        loop(40, 30),
+        window(50, 39, 10, 10, iteration=1.0),
+        {"event": "end", "at": 50, "status": "finished"},
+    )
+    assert parts(history) == {"wall_s": 50.0, "productive_s": 40.0, "lost_s": 10.0}
+
+
+@pytest.mark.parametrize(("checkpoints", "productive_s"), [([saved(30, 20)], 20.0), ([], 0.0)])
+def test_a_run_that_failed_keeps_what_is_in_its_last_checkpoint(tmp_path, checkpoints, productive_s):
+    history = journal(
+        tmp_path,
+        start(0),
+        loop(0, 0),
+        window(30, 29, 30, 30, iteration=1.0),
+        *checkpoints,
+        {"event": "end", "at": 30, "status": "failed"},
+    )
+    assert history.goodput.productive_s == pytest.approx(productive_s)
+    assert history.goodput.lost_s == pytest.approx(30.0 - productive_s)
+
+
+def test_checkpoints_that_were_logged_count_too(tmp_path):
+    history = journal(
+        tmp_path,
+        start(0),
+        loop(0, 0),
+        window(30, 29, 30, 30, iteration=1.0),
+        {"event": "checkpoint", "at": 30, "global_step": 9, "checkpoint_path": "x"},
+        {"event": "end", "at": 30, "status": "failed"},
+    )
+    assert parts(history) == {"wall_s": 30.0, "productive_s": 10.0, "lost_s": 20.0}
+
+
+def test_a_job_that_tells_when_it_really_began(tmp_path):
+    history = journal(
+        tmp_path,
+        start(100),
+        {"event": "span_start", "at": 0, "span_id": "a", "name": "application"},
+        loop(110, 0),
+        window(150, 39, 40, 40, iteration=1.0),
+        {"event": "end", "at": 150, "status": "finished"},
+    )
+    assert parts(history) == {"wall_s": 150.0, "productive_s": 40.0, "start_up_s": 110.0}
+
+
+def test_without_iterations_there_is_none(tmp_path):
+    history = journal(tmp_path, start(0), {"event": "step", "at": 5, "global_step": 1, "train_loss": 1.0})
+    assert history.goodput is None
+    assert summary(history)["goodput"] is None
+
+
+def show(history: RunHistory, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(render(history))
+    return console.file.getvalue()
+
+
+LOOP = """
+import os, sys, time
+import tachograph as tacho
+
+with tacho.init("x", log_dir=sys.argv[1], resume=True, system_interval_s=0, git=False, flush_interval_s=0.05):
+    tacho.set_training_config(log_every_n_train_iterations=5, global_batch_size=4)
+    first = int(sys.argv[2])
+    with tacho.application(), tacho.training_loop(first):
+        for step in range(first, 20):
+            with tacho.training_iteration():
+                with tacho.forward():
+                    time.sleep(0.01)
+            if step % 10 == 9:
+                with tacho.checkpoint_save(step):
+                    time.sleep(0.02)
+            if step == int(sys.argv[3]):
+                with tacho.timed_span("stuck"):
+                    print("stuck", flush=True)
+                    time.sleep(60)
+"""
+
+
+def test_long_spans_are_seen_while_open_and_after_kill_9(script, logs):
+    child = script(LOOP, logs, 0, 16)
+    assert child.process.stdout is not None
+    while child.process.stdout.readline() != "stuck\n":
+        pass
+
+    def open_spans() -> list[str]:
+        return [span.name for span in tachograph.read(logs / "x").spans() if span.status == "open"]
+
+    wait_for(lambda: open_spans() == ["application", "training_loop", "stuck"], what="the open spans")
+    live = tachograph.read(logs / "x")
+    assert live.span_groups["application"].seconds(time.time()) > 0.1
+    assert "going on" in show(live)
+    child.process.send_signal(signal.SIGKILL)
+    child.process.wait()
+    dead = tachograph.read(logs / "x")
+    assert {span.name: span.status for span in dead.spans()} == {
+        "application": "died", "training_loop": "died", "stuck": "died", "checkpoint_save_sync": "ok",
+    }  # fmt: skip
+    assert "died in it" in show(dead)
+    assert dead.goodput.lost_s > 0.04  # of 17 iterations, those after the checkpoint at 9
+    script(LOOP, logs, 10, 99).ok()
+    whole = tachograph.read(logs / "x")
+    assert len(whole.attempts) == 2
+    assert whole.session_tag == dead.session_tag  # a resume lands in the same session
+    statuses = [(span.attempt, span.name, span.status) for span in whole.spans()]
+    assert (0, "stuck", "died") in statuses and (1, "training_loop", "ok") in statuses
+    assert whole.goodput.productive_s == pytest.approx(0.2, rel=0.6)
+    assert 0.0 < whole.goodput.share < 1.0
+
+
+def test_what_people_see(tmp_path):
+    history = journal(
+        tmp_path,
+        start(0, session_tag="job-7"),
+        {"event": "span_start", "at": 0, "span_id": "app", "name": "application"},
+        loop(10, 0) | {"parent_id": "app"},
+        window(60, 49, 50, 50, forward=0.25, backward=0.25, data=0.25, other=0.25),
+        {
+            "event": "event", "at": 60, "name": "training_metrics_update", "num_iterations": 50,
+            "avg_iteration_time_sec": 0.5, "window_iterations": 50, "window_iteration_sec_p50": 0.5,
+            "window_iteration_sec_p95": 0.75, "window_samples_per_sec": 64.0, "window_mfu": 0.4,
+        },
+        saved(60, 50) | {"current_iteration": 49, "checkpoint_directory": "out/step49", "checkpoint_size": 2_000_000},
+        {"event": "span_stop", "at": 60, "span_id": "loop10", "name": "training_loop", "duration_s": 50},
+        {"event": "span_stop", "at": 70, "span_id": "app", "name": "application", "duration_s": 70},
+        {"event": "end", "at": 70, "status": "finished"},
+    )  # fmt: skip
+    text = show(history)
+    for expected in (
+        "job-7", "50 iterations, 500 ms on average; last 50: p50 500 ms, p95 750 ms; 64 samples/s; MFU 40.0%",
+        "application", "  training_loop", "· waiting for data", "out/step49", "2.0 MB",
+        "goodput  35.7%  25 s of training that counts in 1 min 10 s", "start-up", "waiting for data",
+    ):  # fmt: skip
+        assert expected in text, text
+    assert show(history, width=60)
+
+
+HOSTILE = [
+    {"event": "span_stop", "at": 1, "span_id": "never-started", "name": "x", "duration_s": 1},
+    {"event": "span_start", "at": 1, "span_id": 7, "name": "x"},
+    {"event": "span_start", "at": 1, "span_id": "a", "parent_id": "b", "name": "a"},
+    {"event": "span_start", "at": 1, "span_id": "b", "parent_id": "a", "name": "b"},
+    {"event": "span_start", "at": 1, "span_id": "a", "name": "a"},
+    {"event": "span", "at": 1, "span_id": "c", "parent_id": "c", "name": "c", "duration_s": -5},
+    {"event": "span", "at": 1, "span_id": "d", "name": "d", "duration_s": float("nan")},
+    {"event": "span", "at": 1, "span_id": "e", "name": "e", "duration_s": "long"},
+    {"event": "span", "at": 1, "span_id": "f", "name": {"a": 1}, "attributes": "none", "duration_s": 1},
+    {"event": "span", "at": 1, "span_id": "g", "name": "\x1b[31mred", "duration_s": 10**300},
+    {"event": "span_start", "at": 1, "span_id": "h", "name": "training_loop", "attributes": [1]},
+    {"event": "step", "at": 2, "global_step": "x", "window/sec": 3, "window/iterations": 1},
+    {"event": "step", "at": 2, "global_step": 3, "window/sec": float("inf"), "window/iterations": -1},
+    {"event": "step", "at": 2, "global_step": 3, "window/sec": 1.0, "window/iterations": 0, "window/share_data": "x"},
+    {"event": "event", "at": 2, "name": "save_checkpoint_success", "productive_train_iterations": "all"},
+    {"event": "event", "at": 2, "name": "training_metrics_update", "num_iterations": None},
+]
+
+
+def test_a_journal_that_makes_no_sense_is_shown_all_the_same(tmp_path):
+    history = journal(tmp_path, start(0), *[dict(record) for record in HOSTILE])
+    assert isinstance(history.spans(), list)
+    text = show(history)
+    assert "\x1b[31m" not in text
+    assert summary(history)["spans"] is not None

@@ -1,0 +1,489 @@
+"""`profile` and `profiling`: what is timed, what is recorded of it, and what it must never do."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import random
+import sys
+import threading
+import time
+
+import pytest
+
+import tachograph as tacho
+from tachograph.diagnostics import Doctor
+from tachograph.exceptions import ConfigError
+from tachograph.spans import _ledger
+from tachograph.spans._profile_stats import Meter
+from tests.conftest import lines_of, wait_for
+
+SETTINGS = {"flush_interval_s": 0.05, "system_interval_s": 0, "git": False, "console": False}
+EVERY = tacho.ProfilingConfig(min_duration_ms=0)
+
+
+@pytest.fixture(autouse=True)
+def standard():
+    tacho.set_profiling(EVERY)
+    yield
+    tacho.set_profiling(tacho.ProfilingConfig())
+
+
+def counts(run) -> dict[str, int]:
+    """How many calls of each name were recorded."""
+    found: dict[str, int] = {}
+    for record in run.records:
+        if record["event"] == "profile":
+            for series, value in record.items():
+                if series.endswith("/count"):
+                    name = series.removeprefix("profiling/").removesuffix("/count")
+                    found[name] = found.get(name, 0) + value
+    return found
+
+
+# What is asked for -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"log_interval": 0}, "log_interval=0: a whole number of at least 1"),
+        ({"log_interval": -1}, "log_interval=-1"),
+        ({"log_interval": 1.5}, "log_interval=1.5"),
+        ({"log_interval": True}, "log_interval=True"),
+        ({"min_duration_ms": -0.1}, "min_duration_ms=-0.1"),
+        ({"min_duration_ms": math.nan}, "min_duration_ms=nan"),
+        ({"min_duration_ms": math.inf}, "min_duration_ms=inf"),
+        ({"min_duration_ms": "1"}, "min_duration_ms='1'"),
+        ({"enabled": 1}, "enabled=1: True or False"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_once(values, told):
+    with pytest.raises(ConfigError, match=told):
+        tacho.ProfilingConfig(**values)
+
+
+def test_a_config_cannot_be_spoilt_afterwards():
+    with pytest.raises(AttributeError):
+        tacho.ProfilingConfig().log_interval = 0
+
+
+def test_the_defaults():
+    config = tacho.ProfilingConfig()
+    assert (config.enabled, config.min_duration_ms, config.log_interval) == (True, 0.1, 1)
+
+
+def test_wrong_arguments_are_refused_where_they_are_given():
+    for wrong in ({"name": ""}, {"name": 3}, {"config": {"log_interval": 2}}):
+        with pytest.raises(ConfigError):
+            tacho.profile(**wrong)
+    with pytest.raises(ConfigError, match="before a class"):
+        tacho.profile(type("Trainer", (), {}))
+    with pytest.raises(ConfigError, match="before a property"):
+        tacho.profile(property(lambda self: 1))
+    with pytest.raises(ConfigError, match="ProfilingConfig is expected"), tacho.profiling("x", config=3):
+        pass
+    with pytest.raises(ConfigError, match="enabled=False"):
+        tacho.set_profiling(None)
+
+
+# Names -------------------------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    @tacho.profile
+    def step(self, value=0):
+        return value + 1
+
+    @tacho.profile()
+    def save(self):
+        return "saved"
+
+    @tacho.profile(name="loading")
+    def load(self):
+        return "loaded"
+
+    @staticmethod
+    @tacho.profile
+    def collate(samples):
+        return sum(samples)
+
+    @tacho.profile
+    @staticmethod
+    def pad(samples):
+        return len(samples)
+
+    @classmethod
+    @tacho.profile
+    def make(cls):
+        return cls()
+
+    @tacho.profile
+    @classmethod
+    def build(cls):
+        return cls()
+
+    def plain(self):
+        return "plain"
+
+
+class SpecialTrainer(Trainer):
+    pass
+
+
+@tacho.profile
+def evaluate(a, *, b=2):
+    """Evaluate."""
+    return a + b
+
+
+def test_names(tacho_run):
+    @tacho.profile
+    def inner():
+        return 1
+
+    trainer = SpecialTrainer.make()
+    assert [trainer.step(), trainer.step(value=4), trainer.save(), trainer.load()] == [1, 5, "saved", "loaded"]
+    assert [Trainer().step(), trainer.collate([1, 2]), Trainer.pad([1]), type(Trainer.build())] == [1, 3, 1, Trainer]
+    assert (evaluate(1, b=3), inner(), tacho.profile(trainer.plain)()) == (4, 1, "plain")
+    with tacho.profiling("forward"):
+        pass
+    assert counts(tacho_run) == {
+        "SpecialTrainer.make": 1,
+        "SpecialTrainer.step": 2,
+        "SpecialTrainer.save": 1,
+        "loading": 1,
+        "Trainer.step": 1,
+        "Trainer.collate": 1,
+        "Trainer.pad": 1,
+        "Trainer.build": 1,
+        "evaluate": 1,
+        "inner": 1,
+        "SpecialTrainer.plain": 1,
+        "forward": 1,
+    }
+
+
+def test_a_decorated_function_is_still_what_it_was():
+    assert (evaluate.__name__, evaluate.__doc__) == ("evaluate", "Evaluate.")
+    assert str(inspect.signature(evaluate)) == "(a, *, b=2)"
+
+
+# What is recorded --------------------------------------------------------------------------------------------------
+
+
+def test_a_window_says_mean_p95_count_and_total(tacho_run):
+    for _ in range(3):
+        with tacho.profiling("wait"):
+            time.sleep(0.01)
+    (record,) = [record for record in tacho_run.records if record["event"] == "profile"]
+    assert list(record) == [
+        "event",
+        "time",
+        "profiling/wait",
+        "profiling/wait/p95",
+        "profiling/wait/count",
+        "profiling/wait/total",
+    ]
+    assert 0.01 <= record["profiling/wait"] <= record["profiling/wait/p95"] < 1
+    assert record["profiling/wait/count"] == 3
+    assert record["profiling/wait/total"] == pytest.approx(3 * record["profiling/wait"])
+    tacho.log(train_loss=1.0, step=7)
+    evaluate(1)
+    later = [record for record in tacho_run.records if record["event"] == "profile"][1:]
+    assert [(record["global_step"], "profiling/wait" in record) for record in later] == [(7, False)]
+
+
+def test_the_percentile_is_one_of_the_durations():
+    meter = Meter("x")
+    meter.queue.extend(map(float, range(1, 101)))
+    assert list(meter.take().values()) == [50.5, 95.0, 100, 5050.0]
+    meter.queue.append(3.0)
+    assert list(meter.take().values()) == [3.0, 3.0, 1, 3.0]
+    assert meter.take() == {}
+
+
+def test_of_very_many_calls_the_count_is_exact_the_percentile_sampled_and_little_is_kept():
+    before = random.getstate()
+    meter = Meter("x")
+    for number in range(200_000):
+        meter.queue.append(float(number % 2_000))
+        if len(meter.queue) >= 4096:
+            meter.relieve()
+            assert not meter.queue
+    assert len(meter._samples) <= 8192
+    mean_s, p95_s, count, total_s = meter.take().values()
+    assert (count, total_s, mean_s) == (200_000, 100 * sum(range(2_000)), 999.5)
+    assert p95_s == pytest.approx(1900, abs=40)
+    assert random.getstate() == before
+
+
+def test_a_short_call_is_neither_recorded_nor_counted(tacho_run):
+    config = tacho.ProfilingConfig(min_duration_ms=5, log_interval=2)
+    for duration_s in (0.005, 0.0049, 0.004, 0.006, 0.001, 0.007):  # of the long ones, the first and the second
+        _ledger.record("work", duration_s, config)
+    (told,) = [each for each in tacho_run.records if each["event"] == "profile"]
+    assert (told["profiling/work/count"], told["profiling/work/total"]) == (2, 0.011)
+    tacho.set_profiling(tacho.ProfilingConfig(min_duration_ms=60_000))
+    evaluate(1)
+    assert counts(tacho_run) == {"work": 2}
+
+
+@pytest.mark.parametrize(("interval", "num"), [(1, 30), (2, 16), (10, 4), (100, 1)])
+def test_the_first_and_every_nth_is_recorded(tacho_run, interval, num):
+    tacho.set_profiling(tacho.ProfilingConfig(min_duration_ms=0, log_interval=interval))
+    for _ in range(30):
+        evaluate(1)
+        with tacho.profiling("block"):
+            pass
+    assert counts(tacho_run) == {"evaluate": num, "block": num}
+
+
+def test_an_exception_passes_and_its_time_counts(tacho_run):
+    error = ValueError("mine")
+
+    @tacho.profile
+    def fails():
+        raise error
+
+    with pytest.raises(ValueError) as raised:
+        fails()
+    with pytest.raises(ValueError) as raised_in_block, tacho.profiling("block"):
+        raise error
+    assert raised.value is raised_in_block.value is error
+    assert counts(tacho_run) == {"fails": 1, "block": 1}
+
+
+def test_off_is_off(tacho_run):
+    timed = tacho.profile(name="own", config=EVERY)(lambda: 1)
+    tacho.set_profiling(tacho.ProfilingConfig(enabled=False))
+    evaluate(1)
+    timed()
+    list(tacho.profile(name="generator")(count_down)(2))
+    with tacho.profiling("block"), tacho.profiling("own block", config=EVERY):
+        pass
+    assert counts(tacho_run) == {}
+    tacho.set_profiling(EVERY)
+    with tacho.profiling("off", config=tacho.ProfilingConfig(enabled=False)):
+        timed()
+    assert counts(tacho_run) == {"own": 1}
+
+
+def count_down(number):
+    while number:
+        got = yield number
+        number = got if got is not None else number - 1
+    return "done"
+
+
+def test_generators_are_timed_to_their_end(tacho_run):
+    timed = tacho.profile(count_down)
+    generator = timed(3)
+    assert [next(generator), generator.send(1)] == [3, 1]
+    assert counts(tacho_run) == {}
+    with pytest.raises(StopIteration, match="done"):
+        next(generator)
+    assert list(timed(2)) == [2, 1]
+    unfinished = timed(2)
+    next(unfinished)
+    unfinished.close()
+    assert counts(tacho_run) == {"count_down": 3}
+
+
+class Server:
+    @tacho.profile
+    async def answer(self, number):
+        await asyncio.sleep(0.01)
+        return number * 2
+
+    @tacho.profile
+    async def stream(self, number):
+        for item in range(number):
+            try:
+                yield item
+            except KeyError:
+                yield "caught"
+
+
+def test_coroutines_are_timed_with_their_waiting(tacho_run):
+    async def main():
+        server = Server()
+        assert await asyncio.gather(server.answer(1), server.answer(2)) == [2, 4]
+        assert [item async for item in server.stream(3)] == [0, 1, 2]
+        items = server.stream(2)
+        assert await items.__anext__() == 0
+        assert await items.athrow(KeyError()) == "caught"
+        await items.aclose()
+
+    assert inspect.iscoroutinefunction(Server.answer)
+    assert inspect.isasyncgenfunction(Server.stream)
+    asyncio.run(main())
+    records = [record for record in tacho_run.records if record["event"] == "profile"]
+    assert counts(tacho_run) == {"Server.answer": 2, "Server.stream": 2}
+    assert records[0]["profiling/Server.answer"] >= 0.01
+
+
+def test_a_block_that_is_kept_may_be_entered_inside_itself(tacho_run):
+    block = tacho.profiling("kept")
+    with block:
+        time.sleep(0.002)
+        with block:
+            pass
+    with block:
+        pass
+    (record,) = [record for record in tacho_run.records if record["event"] == "profile"]
+    assert record["profiling/kept/count"] == 3
+    assert 0.002 <= record["profiling/kept/total"] < 0.5
+
+
+# Which run ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_run_nothing_happens():
+    assert evaluate(1) == 3
+    with tacho.profiling("x"):
+        pass
+
+
+def test_after_the_end_of_a_run_nothing_happens(logs, caplog):
+    with tacho.init("x", log_dir=logs, **SETTINGS):
+        evaluate(1)
+    evaluate(1)
+    assert not caplog.records
+    assert tacho.read(logs / "x").series("profiling/evaluate/count").values.tolist() == [1]
+
+
+def test_a_disabled_run_records_nothing(logs):
+    with tacho.init("x", log_dir=logs, enabled=False):
+        evaluate(1)
+    assert not logs.exists()
+
+
+def test_the_current_run_gets_it(logs):
+    with tacho.init("outer", log_dir=logs, **SETTINGS):
+        evaluate(1)
+        with tacho.init("inner", log_dir=logs, **SETTINGS):
+            evaluate(1)
+            evaluate(1)
+        evaluate(1)
+    found = {
+        name: tacho.read(logs / name).series("profiling/evaluate/count").values.sum() for name in ("outer", "inner")
+    }
+    assert found == {"outer": 2, "inner": 2}
+
+
+def test_it_is_in_the_journal_within_a_second_without_another_call(logs):
+    with tacho.init("x", log_dir=logs, **SETTINGS) as run:
+        run.log(a=1.0, step=5)
+        run.flush()
+        evaluate(1)
+        began_s = time.monotonic()
+        (record,) = wait_for(lambda: list(tacho.read(logs / "x").records("profile")))
+        assert time.monotonic() - began_s < 3  # a second, on a machine with nothing else to do
+        assert record["global_step"] == 5
+        for _ in range(100):
+            evaluate(1)
+            time.sleep(0.005)
+    assert lines_of(logs / "x")[-1]["event"] == "end"
+    history = tacho.read(logs / "x")
+    assert len(list(history.records("profile"))) <= 3 + (time.monotonic() - began_s) / 0.9  # the last besides
+    assert history.series("profiling/evaluate/count").values.sum() == 101
+    assert history.metrics["profiling/evaluate"].kind == "profile"
+    assert history.latest("profile") == []
+
+
+def test_threads_lose_nothing(logs):
+    def work():
+        for _ in range(5_000):
+            with tacho.profiling("shared"):
+                pass
+
+    with tacho.init("x", log_dir=logs, **SETTINGS) as run:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        run.flush()
+    assert tacho.read(logs / "x").series("profiling/shared/count").values.sum() == 20_000
+
+
+def test_a_queue_that_grows_fast_is_emptied_meanwhile(tacho_run):
+    for _ in range(20_000):
+        with tacho.profiling("fast"):
+            pass
+        (ledger,) = tacho_run.sources
+        assert len(ledger.meters["fast"].queue) <= 4096
+    assert counts(tacho_run) == {"fast": 20_000}
+
+
+def test_the_mirror_has_it(logs):
+    with tacho.init("x", log_dir=logs, **SETTINGS):
+        evaluate(1)
+    head, *rows = (logs / "x" / "metrics.csv").read_text().splitlines()
+    (row,) = [dict(zip(head.split(","), row.split(","), strict=True)) for row in rows if row.startswith("profile,")]
+    assert row["profiling/evaluate/count"] == "1"
+
+
+def test_rules_do_not_look_at_it():
+    doctor = Doctor()
+    for second in range(100):
+        doctor.take({"event": "profile", "time": float(second), "train_loss": math.nan, "global_step": second})
+    assert doctor.signals == {}
+
+
+def test_names_without_end_are_bounded_and_told(tacho_run):
+    for number in range(300):
+        with tacho.profiling(f"step {number}"):
+            pass
+    assert len(counts(tacho_run)) == 200
+    (told,) = [record for record in tacho_run.records if record["event"] == "telemetry_error"]
+    assert (told["kind"], told["field"]) == ("too_many_names", "step 200")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+def test_a_forked_child_records_nothing_and_the_parent_goes_on(script, logs):
+    script(
+        """
+        import os, sys, tachograph as tacho
+        tacho.set_profiling(tacho.ProfilingConfig(min_duration_ms=0))
+        with tacho.init("x", log_dir=sys.argv[1], git=False, console=False):
+            with tacho.profiling("before"): pass
+            pid = os.fork()
+            if pid == 0:
+                for _ in range(10_000):
+                    with tacho.profiling("child"): pass
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            with tacho.profiling("after"): pass
+        """,
+        logs,
+    ).ok()
+    metrics = tacho.read(logs / "x").metrics
+    assert {name for name in metrics if name.endswith("/count")} == {"profiling/before/count", "profiling/after/count"}
+
+
+def test_each_rank_has_its_own(script, logs):
+    source = """
+        import os, sys, time, tachograph as tacho
+        tacho.set_profiling(tacho.ProfilingConfig(min_duration_ms=0))
+        with tacho.init("x", log_dir=sys.argv[1], git=False, console=False, flush_interval_s=0.05):
+            for _ in range(1 + int(os.environ["RANK"])):
+                with tacho.profiling("forward"): pass
+            sys.stdin.readline()
+        """
+    ranks = [
+        script(source, logs, env={"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": "29999"}) for rank in (0, 1)
+    ]
+    path = logs / "x" / "ranks" / "00001.jsonl"
+    wait_for(lambda: path.exists() and b'"profile"' in path.read_bytes(), 30)
+    for process in reversed(ranks):
+        assert process.process.stdin is not None
+        process.process.stdin.write("\n")
+        process.process.stdin.flush()
+        process.ok()
+    own = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sum(record.get("profiling/forward/count", 0) for record in own) == 2
+    assert tacho.read(logs / "x").series("profiling/forward/count").values.sum() == 1
