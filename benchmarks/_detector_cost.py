@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import NamedTuple
 
-from tachograph.diagnostics import Doctor
+from tachograph.diagnostics import RuleEngine
 from tachograph.records import StepTable
 
 _NAMES = ("time", "global_step", "train_loss", "lr", "grad_norm", "sec_per_step", "samples_per_sec")
@@ -26,7 +26,7 @@ def cost_us() -> Cost:
     tables = list(_tables())
     ours, encoding = [], []
     for _ in range(7):
-        doctor = Doctor()
+        doctor = RuleEngine()
         ours.append(_timed(lambda doctor=doctor: [doctor.take_steps(_NAMES, values) for values in tables]))
         encoding.append(_timed(lambda: [StepTable.encode(_NAMES, values, _ROWS) for values in tables]))
     per_step = 1e6 / (_ROWS * _TABLES)

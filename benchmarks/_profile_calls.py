@@ -28,13 +28,13 @@ def _clock_twice(rows: Rows, first_step: int) -> None:
 
 
 def _blocks(rows: Rows, first_step: int) -> None:
-    block = tacho.profiling
+    block = tacho.profile_block
     for _step, _metrics in enumerate(rows, first_step):
         with block("x"):
             pass
 
 
-@tacho.profile
+@tacho.profile_function
 def _function() -> None:
     pass
 
@@ -46,7 +46,7 @@ def _functions(rows: Rows, first_step: int) -> None:
 
 
 class _Trainer:
-    @tacho.profile
+    @tacho.profile_function
     def step(self) -> None:
         pass
 
@@ -92,7 +92,7 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
     timed = TIMED[name]
     rows = make_rows(_NUM_CALLS)
     costs_ns, ratios = [], []
-    tacho.set_profiling(tacho.ProfilingConfig(timed.enabled, timed.min_duration_ms))
+    tacho.configure_profiling(tacho.ProfilingConfig(timed.enabled, timed.min_duration_ms))
     run = tacho.init("bench", log_dir=folder, console=False) if timed.has_run else None
     step = 0
     deadline_s = time.monotonic() + _BUDGET_S

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tachograph as tacho
 from benchmarks._children import answer
 from benchmarks._measure import Burst, Rows, Spread, append_tuples, bare_loop, make_rows, time_ns
+from tachograph import spans
 
 __all__ = ["SPANS", "iterations"]
 
@@ -58,7 +59,7 @@ def _customs(rows: Rows, first_step: int) -> None:
 
 
 def _callbacks(rows: Rows, first_step: int) -> None:
-    start, end = tacho.on_training_single_iteration_start, tacho.on_training_single_iteration_end
+    start, end = spans.on_training_single_iteration_start, spans.on_training_single_iteration_end
     for _step, _metrics in enumerate(rows, first_step):
         start()
         end()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from benchmarks._detector_cost import cost_us
 from benchmarks._detector_data import Label, Logs, Record, Run, folder, load
-from tachograph.diagnostics import Doctor
+from tachograph.diagnostics import RuleEngine
 
 Steps = list[int]
 _TOLERANCE = 2
@@ -21,7 +21,7 @@ _TOLERANCE = 2
 
 
 def diagnose(records: Iterable[Record]) -> list[Record]:
-    doctor = Doctor()
+    doctor = RuleEngine()
     return [alert for record in records for alert in doctor.take(record)]
 
 

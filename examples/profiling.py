@@ -12,26 +12,26 @@ class Trainer:
         self.model = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.ReLU(), torch.nn.Linear(256, 2))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
 
-    @tacho.profile  # profiling/Trainer.batch; in a subclass, its name would stand there
+    @tacho.profile_function  # profiling/Trainer.batch; in a subclass, its name would stand there
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Make some samples."""
         inputs = torch.randn(256, 32)
         return inputs, (inputs.sum(1) > 0).long()
 
-    @tacho.profile
+    @tacho.profile_function
     def step(self) -> float:
         """Train on a batch."""
         inputs, labels = self.batch()
-        with tacho.profiling("forward"):  # profiling/forward
+        with tacho.profile_block("forward"):  # profiling/forward
             loss = torch.nn.functional.cross_entropy(self.model(inputs), labels)
-        with tacho.profiling("backward"):
+        with tacho.profile_block("backward"):
             self.optimizer.zero_grad()
             loss.backward()
         self.optimizer.step()
         return loss.item()
 
 
-@tacho.profile(name="evaluate", config=tacho.ProfilingConfig(min_duration_ms=1, log_interval=2))
+@tacho.profile_function(name="evaluate", config=tacho.ProfilingConfig(min_duration_ms=1, log_interval=2))
 def accuracy(trainer: Trainer) -> float:
     """Measure on new samples; of its calls, the first and every second is recorded, if it took a millisecond."""
     inputs, labels = trainer.batch()

@@ -95,7 +95,7 @@ def test_the_public_face():
     assert tachograph.__all__ == sorted(tachograph.__all__)
     for name in tachograph.__all__:
         assert getattr(tachograph, name) is not None
-    assert set(tachograph._HOMES) < set(tachograph.__all__)
+    assert {*tachograph._MODULE_OF, "__version__"} == set(tachograph.__all__)
     assert dir(tachograph) == tachograph.__all__
 
 

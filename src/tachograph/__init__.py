@@ -6,6 +6,8 @@ Example:
     ...     for step in range(100):
     ...         run.log({"train_loss": 1 / (step + 1)}, step=step)
     >>> tacho.read("logs/greyjacket").series("train_loss").values
+
+One Logger's `on_*` callbacks are in `tachograph.spans` and, with the rest of its API, in `tachograph.one_logger`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from tachograph._version import __version__
 
 if TYPE_CHECKING:
     from tachograph._init import init, init_from_config
+    from tachograph.diagnostics.offline import diagnose
     from tachograph.exceptions import TachographError
     from tachograph.integrations.torch import track, watch
     from tachograph.journal import RunState
@@ -29,41 +32,16 @@ if TYPE_CHECKING:
         checkpoint_finalization,
         checkpoint_load,
         checkpoint_save,
+        configure_profiling,
         data_loading,
         dataloader_init,
         distributed_init,
         forward,
         model_init,
-        on_app_end,
-        on_app_start,
-        on_dataloader_init_end,
-        on_dataloader_init_start,
-        on_distributed_init_end,
-        on_distributed_init_start,
-        on_load_checkpoint_end,
-        on_load_checkpoint_start,
-        on_model_init_end,
-        on_model_init_start,
-        on_optimizer_init_end,
-        on_optimizer_init_start,
-        on_save_checkpoint_end,
-        on_save_checkpoint_start,
-        on_save_checkpoint_success,
-        on_testing_end,
-        on_testing_start,
-        on_train_end,
-        on_train_start,
-        on_training_single_iteration_end,
-        on_training_single_iteration_start,
-        on_validation_end,
-        on_validation_single_iteration_end,
-        on_validation_single_iteration_start,
-        on_validation_start,
         optimizer_init,
         optimizer_update,
-        profile,
-        profiling,
-        set_profiling,
+        profile_block,
+        profile_function,
         set_training_config,
         testing_iteration,
         testing_loop,
@@ -91,6 +69,7 @@ __all__ = [
     "checkpoint_finalization",
     "checkpoint_load",
     "checkpoint_save",
+    "configure_profiling",
     "current_run",
     "data_loading",
     "dataloader_init",
@@ -101,37 +80,11 @@ __all__ = [
     "init_from_config",
     "log",
     "model_init",
-    "on_app_end",
-    "on_app_start",
-    "on_dataloader_init_end",
-    "on_dataloader_init_start",
-    "on_distributed_init_end",
-    "on_distributed_init_start",
-    "on_load_checkpoint_end",
-    "on_load_checkpoint_start",
-    "on_model_init_end",
-    "on_model_init_start",
-    "on_optimizer_init_end",
-    "on_optimizer_init_start",
-    "on_save_checkpoint_end",
-    "on_save_checkpoint_start",
-    "on_save_checkpoint_success",
-    "on_testing_end",
-    "on_testing_start",
-    "on_train_end",
-    "on_train_start",
-    "on_training_single_iteration_end",
-    "on_training_single_iteration_start",
-    "on_validation_end",
-    "on_validation_single_iteration_end",
-    "on_validation_single_iteration_start",
-    "on_validation_start",
     "optimizer_init",
     "optimizer_update",
-    "profile",
-    "profiling",
+    "profile_block",
+    "profile_function",
     "read",
-    "set_profiling",
     "set_training_config",
     "testing_iteration",
     "testing_loop",
@@ -145,27 +98,54 @@ __all__ = [
     "zero_grad",
 ]
 
-_NAMES = {
+# The module that defines each public name. The names are imported on first use, so `import tachograph` stays cheap.
+_MODULES = {
+    "tachograph._init": {"init", "init_from_config"},
     "tachograph.diagnostics.offline": {"diagnose"},
     "tachograph.exceptions": {"TachographError"},
     "tachograph.integrations.torch": {"track", "watch"},
     "tachograph.journal": {"RunState"},
     "tachograph.reader": {"RunHistory", "Series", "read"},
     "tachograph.recorder": {"Completions", "Control", "Run", "current_run", "log"},
-    "tachograph._init": {"init", "init_from_config"},
+    "tachograph.spans": {
+        "ProfilingConfig",
+        "Span",
+        "application",
+        "backward",
+        "checkpoint_finalization",
+        "checkpoint_load",
+        "checkpoint_save",
+        "configure_profiling",
+        "data_loading",
+        "dataloader_init",
+        "distributed_init",
+        "forward",
+        "model_init",
+        "optimizer_init",
+        "optimizer_update",
+        "profile_block",
+        "profile_function",
+        "set_training_config",
+        "testing_iteration",
+        "testing_loop",
+        "timed_span",
+        "training_iteration",
+        "training_loop",
+        "validation_iteration",
+        "validation_loop",
+        "zero_grad",
+    },
 }
-_HOMES = {name: home for home, names in _NAMES.items() for name in names}
-"""Where a public name comes from; all others are of `tachograph.spans`."""
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that importing the package costs next to nothing."""
-    if name not in __all__:
+    """Import a public name when it is first used."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'tachograph' has no attribute {name!r}")
-    home = _HOMES.get(name, "tachograph.spans")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(home), name)
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
     return value
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tachograph.diagnostics import resolve_rules
-from tachograph.exceptions import ConfigError, nearest
-from tachograph.recorder import Run, begin_run
+from tachograph.exceptions import ConfigError, did_you_mean
+from tachograph.recorder import Run, start_run
 from tachograph.records import check_run_name
 from tachograph.settings import Settings, read_config, resolve_settings
 from tachograph.sinks import SINKS, SinkFollower, load_sink
@@ -77,12 +77,12 @@ def init(
     thresholds = resolve_rules(_rules(rules, rules_section)) if chosen.diagnose else None
     name = name or time.strftime("run-%Y%m%d_%H%M%S")
     began_s = time.time()
-    run = begin_run(
+    run = start_run(
         name, chosen, config=config, resume=resume, tags=tags, facts=facts, any_rank=any_rank, rules=thresholds
     )
     if run.folder is not None:
         for sink in sinks:
-            run.add_follower(SinkFollower(run.folder, sink, run.report))
+            run.add_follower(SinkFollower(run.folder, sink, run.report_error))
     if wanted is not None:
         _notify(run, *wanted, began_s)
     return run
@@ -120,9 +120,11 @@ def _notify(run: Run, settings: NotifySettings, channels: list[Channel], began_s
     if run.folder is None or not channels:
         return
     for line in warnings_of(settings):
-        run.say(line)
-    run.say(f"notifying {', '.join(channel.name for channel in channels)}")
-    run.add_follower(NotifyFollower(run.folder, settings, channels, report=run.report, say=run.say, began_s=began_s))
+        run.print_line(line)
+    run.print_line(f"notifying {', '.join(channel.name for channel in channels)}")
+    run.add_follower(
+        NotifyFollower(run.folder, settings, channels, report=run.report_error, say=run.print_line, began_s=began_s)
+    )
 
 
 def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **settings: Any) -> Run:
@@ -151,7 +153,7 @@ def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **setti
     known = (*Settings.__struct_fields__, "notify", "rules")
     for key in section:
         if key not in known:
-            raise ConfigError(f"unknown key telemetry.{key}{nearest(str(key), known)}")
+            raise ConfigError(f"unknown key telemetry.{key}{did_you_mean(str(key), known)}")
     return init(settings.pop("name", None) or _name(values), config=values, section=section, **settings)
 
 

@@ -26,7 +26,7 @@ __all__ = [
     "RunNotFoundError",
     "ServeError",
     "TachographError",
-    "nearest",
+    "did_you_mean",
 ]
 
 
@@ -62,7 +62,7 @@ class ServeError(TachographError, OSError):
     """The dashboard cannot listen on the address it was given."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest of the known names, or an empty string."""
     import difflib
 

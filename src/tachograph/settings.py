@@ -14,9 +14,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, did_you_mean
 
-__all__ = ["Settings", "SettingRow", "as_switch", "read_config", "resolve_settings", "settings_table"]
+__all__ = ["Settings", "SettingRow", "parse_switch", "read_config", "resolve_settings", "settings_table"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,7 +106,7 @@ def resolve_settings(arguments: Mapping[str, Any], section: Mapping[str, Any] | 
     for origin, given in (("", arguments), ("telemetry.", section or {})):
         for name in given:
             if name not in Settings.__struct_fields__:
-                raise ConfigError(f"unknown setting {origin}{name}{nearest(name, Settings.__struct_fields__)}")
+                raise ConfigError(f"unknown setting {origin}{name}{did_you_mean(name, Settings.__struct_fields__)}")
     return Settings(**values)
 
 
@@ -118,7 +118,7 @@ _FALSE = {"0", "false", "no", "off"}
 _TRUE = {"1", "true", "yes", "on"}
 
 
-def as_switch(value: Any) -> Any:
+def parse_switch(value: Any) -> Any:
     """Return true or false for a text that says so, and anything else as it is."""
     if not isinstance(value, str):
         return value
@@ -151,7 +151,7 @@ def _checked(name: str, value: Any, origin: str) -> Any:
     wanted = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
     given = value
     if wanted.__origin__ is bool:
-        value = as_switch(value)
+        value = parse_switch(value)
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if wanted.__origin__ is not bool and isinstance(value, bool):

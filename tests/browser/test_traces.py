@@ -15,14 +15,14 @@ TRAINER = """
 import sys, time, torch, tachograph as tacho
 from tachograph.integrations._trace import StepTracer
 torch.set_num_threads(1)
-tacho.set_profiling(tacho.ProfilingConfig(min_duration_ms=0))
+tacho.configure_profiling(tacho.ProfilingConfig(min_duration_ms=0))
 often = {"control_interval_s": 0.1, "flush_interval_s": 0.05, "system_interval_s": 0}
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 with tacho.init("greyjacket", log_dir=sys.argv[1], console=False, **often) as run:
     tracer = StepTracer(run)
     for step in range(100_000):
-        with tacho.profiling("forward"):
+        with tacho.profile_block("forward"):
             loss = model(torch.ones(2, 8)).pow(2).sum()
         optimizer.zero_grad()
         loss.backward()

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tachograph.diagnostics import RULES, Doctor, resolve_rules
+from tachograph.diagnostics import RULES, RuleEngine, resolve_rules
 from tachograph.records import decode, encode
 
 Record = dict[str, Any]
@@ -61,7 +61,7 @@ def cosine(num: int, peak: float = 3e-4, warm_up: int = 100) -> Callable[[int], 
 
 def diagnose(records: Iterable[Record], rules: dict[str, Any] | None = None) -> list[Record]:
     """Show records to all rules, and return the alert records, which must be such as can be written and read."""
-    doctor = Doctor(resolve_rules(rules))
+    doctor = RuleEngine(resolve_rules(rules))
     return checked([alert for record in records for alert in doctor.take(record)])
 
 

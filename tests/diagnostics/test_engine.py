@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tachograph.diagnostics import Doctor, resolve_rules
+from tachograph.diagnostics import RuleEngine, resolve_rules
 from tachograph.diagnostics._signals import SIGNALS
-from tachograph.reader import AlertBook
+from tachograph.reader import AlertHistory
 from tachograph.records import encode
 from tests.conftest import Script
 from tests.diagnostics import (
@@ -67,12 +67,12 @@ def troubled(source: random.Random, num: int) -> list[list[float]]:
 
 
 def by_record(rows: list[list[Any]]) -> list[Record]:
-    doctor = Doctor()
+    doctor = RuleEngine()
     return [alert for row in rows for alert in doctor.take({"event": "step", **dict(zip(NAMES, row, strict=True))})]
 
 
 def by_columns(rows: list[list[Any]], cuts: list[int]) -> list[Record]:
-    doctor, alerts = Doctor(), []
+    doctor, alerts = RuleEngine(), []
     for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
         alerts += doctor.take_steps(NAMES, [value for row in rows[begin:end] for value in row])
     return alerts
@@ -106,7 +106,7 @@ def test_however_the_rows_are_cut_the_alerts_are_the_same(data: st.DataObject) -
 
 def test_records_and_columns_can_take_turns() -> None:
     rows = troubled(random.Random(2), 4000)
-    doctor, alerts = Doctor(), []
+    doctor, alerts = RuleEngine(), []
     for begin in range(0, 4000, 50):
         part = rows[begin : begin + 50]
         if begin % 100:
@@ -119,7 +119,7 @@ def test_records_and_columns_can_take_turns() -> None:
 
 def test_steps_with_an_evaluation_in_them_are_the_same_in_columns() -> None:
     source, names = random.Random(1), ("time", "global_step", "val_loss", "sec_per_step")
-    records, columns, told = Doctor(), Doctor(), ([], [])
+    records, columns, told = RuleEngine(), RuleEngine(), ([], [])
     times = [*level(source, 1000, 0.1, 0.02), *level(source, 1000, 0.12, 0.02)]
     for at, took_s in enumerate(times):
         row = [1000.0 + at, at, 2.0, took_s]
@@ -130,7 +130,7 @@ def test_steps_with_an_evaluation_in_them_are_the_same_in_columns() -> None:
 
 def test_numbers_of_numpy_give_alerts_that_can_be_written() -> None:
     numpy = pytest.importorskip("numpy")
-    doctor, alerts = Doctor(), []
+    doctor, alerts = RuleEngine(), []
     for row in troubled(random.Random(1), 3000):
         kinds = [float, int, numpy.float32, numpy.float64, numpy.float32, numpy.float64, *[numpy.float64] * 4]
         alerts += doctor.take_steps(NAMES, [kind(value) for kind, value in zip(kinds, row, strict=True)])
@@ -140,7 +140,7 @@ def test_numbers_of_numpy_give_alerts_that_can_be_written() -> None:
 def test_a_step_of_numpy_can_be_written() -> None:
     numpy = pytest.importorskip("numpy")
     alerts = []
-    doctor = Doctor()
+    doctor = RuleEngine()
     for at in range(100):
         alerts += doctor.take_steps(
             ("time", "global_step", "loss"), [1000.0 + at, numpy.int64(at), math.nan if at == 50 else 2.0 + at % 3]
@@ -203,7 +203,7 @@ def junk(source: random.Random, num: int) -> Iterator[Record]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_that_can_be_in_a_record_breaks_it(seed: int) -> None:
-    doctor = Doctor()
+    doctor = RuleEngine()
     for record in junk(random.Random(seed), 3000):
         for alert in doctor.take(record):
             encode(alert)
@@ -233,7 +233,7 @@ HOSTILE: dict[str, Callable[[int], Any]] = {
 
 
 def of_every_metric(value_at: Callable[[int], Any], num: int = 2000) -> list[Record]:
-    doctor, alerts = Doctor(), []
+    doctor, alerts = RuleEngine(), []
     for at in range(num):
         value = value_at(at)
         alerts += doctor.take(step(at, **dict.fromkeys(METRICS, value)))
@@ -258,7 +258,7 @@ def test_steps_that_go_back_are_missing_or_have_no_time_do_not_matter() -> None:
     gaps = [step(at * at, loss=loss) for at, loss in enumerate(losses)]
     for records in (back, gaps):
         assert [alert["rule"] for alert in diagnose(records)] == usual
-    doctor = Doctor()
+    doctor = RuleEngine()
     alerts = [alert for record in bare for alert in doctor.take(record)]
     assert [alert["rule"] for alert in alerts] == usual
     assert alerts[0]["global_step"] == 1000  # counted, where nobody says it
@@ -267,14 +267,14 @@ def test_steps_that_go_back_are_missing_or_have_no_time_do_not_matter() -> None:
 
 def test_alerts_in_a_journal_are_not_looked_at_again() -> None:
     alerts = diagnose(series("loss", [*level(random.Random(1), 100, 2.0), math.nan]))
-    assert alerts and Doctor().take(alerts[0]) == []
+    assert alerts and RuleEngine().take(alerts[0]) == []
 
 
 # A life ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_resume_leaves_what_was_open_behind_and_begins_anew() -> None:
-    doctor, losses = Doctor(prefix="x-"), falling(random.Random(1), 1000)
+    doctor, losses = RuleEngine(prefix="x-"), falling(random.Random(1), 1000)
     first = [alert for record in series("loss", [*losses, math.nan]) for alert in doctor.take(record)]
     assert [alert["id"] for alert in first] == ["x-1"] and doctor.num_open == (1, 1)
     assert doctor.take({**START, "max_steps": 3000}) == [] and doctor.num_open == (0, 0)
@@ -286,7 +286,7 @@ def test_a_resume_leaves_what_was_open_behind_and_begins_anew() -> None:
 
 
 def test_ids_are_unique_over_attempts_and_rules() -> None:
-    doctor, ids = Doctor(), []
+    doctor, ids = RuleEngine(), []
     for attempt in range(3):
         doctor.take(START)
         told = doctor.take_steps(NAMES, [value for row in troubled(random.Random(attempt), 4000) for value in row])
@@ -334,7 +334,7 @@ def test_metrics_go_by_the_names_that_frameworks_use() -> None:
 
 
 def test_memory_does_not_grow_with_the_run() -> None:
-    doctor, source = Doctor(), random.Random(1)
+    doctor, source = RuleEngine(), random.Random(1)
 
     def go_on(first: int, num_rows: int) -> None:
         rows = troubled(source, num_rows)
@@ -370,7 +370,7 @@ def test_memory_does_not_grow_with_the_run() -> None:
 
 
 def test_time_per_step_does_not_grow_with_the_run() -> None:
-    doctor, rows = Doctor(), troubled(random.Random(1), 4000)
+    doctor, rows = RuleEngine(), troubled(random.Random(1), 4000)
     values, took_s = [value for row in rows for value in row], []
     for _ in range(12):
         begin = time.perf_counter()
@@ -380,7 +380,7 @@ def test_time_per_step_does_not_grow_with_the_run() -> None:
 
 
 def test_records_of_ever_new_shapes_are_not_all_remembered() -> None:
-    doctor = Doctor()
+    doctor = RuleEngine()
     for at in range(300):
         doctor.take(step(at, loss=2.0, **{f"a/{at}": 1.0}))
     tracemalloc.start()
@@ -406,15 +406,15 @@ def test_nothing_heavy_is_imported(script: Callable[..., Script]) -> None:
 # What readers make of it -------------------------------------------------------------------------------------------
 
 
-def folded(records: list[Record]) -> AlertBook:
-    book = AlertBook()
+def folded(records: list[Record]) -> AlertHistory:
+    book = AlertHistory()
     for record in records:
         book.take(record)
     return book
 
 
 def test_a_reader_sees_the_life_of_every_alert() -> None:
-    doctor = Doctor()
+    doctor = RuleEngine()
     told = doctor.take_steps(NAMES, [value for row in troubled(random.Random(1), 4000) for value in row])
     book = folded([START, *told])
     opened = [alert for alert in told if alert["status"] == "opened"]
@@ -473,10 +473,10 @@ def test_a_record_can_be_shown_to_two_doctors() -> None:
 
 
 def test_a_doctor_without_rules_says_nothing() -> None:
-    doctor = Doctor({})
+    doctor = RuleEngine({})
     rows = [value for row in troubled(random.Random(1), 1000) for value in row]
     assert doctor.take_steps(NAMES, rows) == [] and doctor.tick(1e9) == [] and doctor.num_open == (0, 0)
-    assert Doctor(resolve_rules(None)).take_steps(NAMES, rows)
+    assert RuleEngine(resolve_rules(None)).take_steps(NAMES, rows)
 
 
 @pytest.mark.parametrize("every", [200, 500])
@@ -487,7 +487,7 @@ def test_a_fault_that_comes_back_again_and_again_is_one_alert(every: int) -> Non
     alerts = diagnose(series("loss", losses), {"plateau": False})
     assert len({alert["id"] for alert in alerts}) == 3
     assert len(alerts) < 150
-    book = AlertBook()
+    book = AlertHistory()
     for alert in alerts:
         book.take(alert)
     assert [alert.is_open for alert in book.alerts()] == [False, False, True]

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from tachograph.diagnostics._signal_stats import BLOCK, Gauge, Listener, Now, median
+from tachograph.diagnostics._signal_stats import BLOCK, Listener, Now, SignalStats, median
 
 
 class Ear(Listener):
@@ -20,24 +20,24 @@ class Ear(Listener):
         self.blocks: list[list[float]] = []
         self.is_odd = is_odd
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         self.blocks.append(list(gauge.values))
 
-    def on_loud(self, gauge: Gauge, value: float) -> bool:
+    def on_loud(self, gauge: SignalStats, value: float) -> bool:
         self.loud.append(value)
         return self.is_odd
 
-    def on_not_finite(self, gauge: Gauge, value: float) -> None:
+    def on_not_finite(self, gauge: SignalStats, value: float) -> None:
         self.not_finite.append(value)
 
 
-def gauge_with(ear: Ear, band: tuple[float, float] | None = (6.0, 0.0)) -> Gauge:
-    gauge = Gauge("loss", Now(), band)
+def gauge_with(ear: Ear, band: tuple[float, float] | None = (6.0, 0.0)) -> SignalStats:
+    gauge = SignalStats("loss", Now(), band)
     gauge.listeners = [ear]
     return gauge
 
 
-def calm(gauge: Gauge, num: int, value: float = 2.0, spread: float = 0.1, seed: int = 1) -> list[float]:
+def calm(gauge: SignalStats, num: int, value: float = 2.0, spread: float = 0.1, seed: int = 1) -> list[float]:
     source = random.Random(seed)
     values = [source.gauss(value, spread) for _ in range(num)]
     for each in values:

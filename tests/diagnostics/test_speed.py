@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tachograph.diagnostics import Doctor, resolve_rules
+from tachograph.diagnostics import RuleEngine, resolve_rules
 from tests.diagnostics import (
     SEEDS,
     START,
@@ -191,7 +191,7 @@ def test_the_share_of_waiting_is_a_setting(source: random.Random) -> None:
 # Hang --------------------------------------------------------------------------------------------------------------
 
 
-def watch(doctor: Doctor, seconds: range, every_s: int | None) -> list[Record]:
+def watch(doctor: RuleEngine, seconds: range, every_s: int | None) -> list[Record]:
     """Let time pass, second by second, with a step now and then."""
     alerts: list[Record] = []
     for second in seconds:
@@ -204,7 +204,7 @@ def watch(doctor: Doctor, seconds: range, every_s: int | None) -> list[Record]:
 
 
 def test_a_run_that_stands_still_and_goes_on() -> None:
-    doctor = Doctor()
+    doctor = RuleEngine()
     alerts = watch(doctor, range(600), 1)
     assert alerts == []
     alerts = watch(doctor, range(600, 2000), None)
@@ -220,14 +220,14 @@ def test_a_run_that_stands_still_and_goes_on() -> None:
 
 
 def test_a_run_with_long_steps_is_given_longer() -> None:
-    doctor = Doctor()
+    doctor = RuleEngine()
     assert watch(doctor, range(3000), 250) == []
     assert watch(doctor, range(3000, 4000), None) == []  # five times 250 s after the last step, at 2750 s
     assert watch(doctor, range(4000, 4100), None)[0]["rule"] == "hang"
 
 
 def test_loading_and_compiling_may_take_their_time() -> None:
-    doctor = Doctor()
+    doctor = RuleEngine()
     doctor.take({**START, "time": 0.0})
     assert watch(doctor, range(1800), None) == []
     (opened,) = watch(doctor, range(1800, 3000), None)
@@ -238,7 +238,7 @@ def test_loading_and_compiling_may_take_their_time() -> None:
     "event", ["span", "span_start", "event", "validation", "checkpoint", "epoch", "a_kind_to_come"]
 )
 def test_any_record_of_the_training_code_is_progress(event: str) -> None:
-    doctor = Doctor(resolve_rules({"hang": {"least_s": 10, "times_longest": 1.5}}))
+    doctor = RuleEngine(resolve_rules({"hang": {"least_s": 10, "times_longest": 1.5}}))
     assert watch(doctor, range(20), 1) == []
     for second in range(20, 200):
         assert doctor.take({"event": event, "time": float(second)}) == []
@@ -247,7 +247,7 @@ def test_any_record_of_the_training_code_is_progress(event: str) -> None:
 
 @pytest.mark.parametrize("event", ["system", "profile", "alert", "telemetry_error", "control_change"])
 def test_what_goes_on_without_the_training_code_is_no_progress(event: str) -> None:
-    doctor = Doctor(resolve_rules({"hang": {"least_s": 10}}))
+    doctor = RuleEngine(resolve_rules({"hang": {"least_s": 10}}))
     watch(doctor, range(20), 1)
     told: list[Record] = []
     for second in range(20, 60):
@@ -257,7 +257,7 @@ def test_what_goes_on_without_the_training_code_is_no_progress(event: str) -> No
 
 
 def test_a_clock_that_goes_back_is_no_hang() -> None:
-    doctor = Doctor()
+    doctor = RuleEngine()
     watch(doctor, range(5000, 5100), 1)
     assert watch(doctor, range(100, 350), None) == []
 

@@ -25,7 +25,7 @@ from tachograph.integrations._common import tracer as _trace
 from tachograph.integrations._common.trace_session import TraceSession, why_not
 from tachograph.integrations._common.tracer import StepTracer
 from tachograph.journal import RunFolder, write_requests
-from tachograph.reader import ask_trainer, list_traces, open_trace
+from tachograph.reader import list_traces, open_trace, request_control
 from tests.conftest import wait_for
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -147,7 +147,7 @@ def test_the_newest_request_wins(loop):
 def test_what_is_no_number_of_steps_is_refused(loop, steps):
     assert "a whole number from 1 to 1000" in loop.rejected(loop.ask(steps))
     with pytest.raises(ControlError, match="a whole number from 1 to 1000"):
-        ask_trainer(tacho.read(loop.folder.path), {"profile_steps": steps}, source="cli")
+        request_control(tacho.read(loop.folder.path), {"profile_steps": steps}, source="cli")
     loop.step(2)
     assert list_traces(loop.folder) == []
 

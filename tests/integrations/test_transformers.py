@@ -13,7 +13,7 @@ import pytest
 
 import tachograph as tacho
 from tachograph.exceptions import LogDirError, TachographError
-from tachograph.reader import ask_trainer, read
+from tachograph.reader import read, request_control
 from tests.conftest import lines_of, wait_for
 
 torch = pytest.importorskip("torch")
@@ -216,7 +216,7 @@ class Asks(transformers.TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == self.at_step:
             history = read(self.run, self.logs)
-            ids = set(ask_trainer(history, self.values, source="test").values())
+            ids = set(request_control(history, self.values, source="test").values())
 
             def is_heard() -> bool:
                 history.refresh()

@@ -326,7 +326,7 @@ def test_a_read_only_folder_can_be_read(open_folder, script):
     out = script(
         """
         import os, sys
-        import tachograph, tachograph.journal, numpy
+        import tachograph, tachograph.reader, numpy
         if os.getuid() == 0:
             os.setgid(65534)
             os.setuid(65534)

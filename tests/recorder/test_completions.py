@@ -11,7 +11,7 @@ import pytest
 import tachograph
 from tachograph import Completions
 from tachograph.exceptions import ConfigError, NoRunError
-from tachograph.records import Later
+from tachograph.records import LazyValue
 from tests.conftest import lines_of
 
 OPTIONS = {"console": False, "system_interval_s": 0, "git": False}
@@ -183,7 +183,7 @@ def test_values_of_any_kind(run):
         reward=values[0],
         advantage=math.nan,
         high=math.inf,
-        later=Later(lambda: 7),
+        later=LazyValue(lambda: 7),
         nested={"a": 1, "b": {"c": True}},
         odd=object(),
     )

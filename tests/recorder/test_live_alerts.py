@@ -13,7 +13,7 @@ import pytest
 
 import tachograph
 from tachograph.exceptions import ConfigError
-from tachograph.reader import AlertBook, overview
+from tachograph.reader import AlertHistory, overview
 from tests.conftest import lines_of, wait_for
 
 QUIET = {"git": False, "console": False, "system_interval_s": 0}
@@ -241,7 +241,7 @@ def test_alerts_do_not_slow_the_loop(logs):
 
 
 def test_the_book_survives_what_others_write():
-    book = AlertBook()
+    book = AlertHistory()
     for record in [
         {"event": "alert"},
         {

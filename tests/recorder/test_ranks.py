@@ -13,8 +13,8 @@ import pytest
 
 import tachograph as tacho
 from tachograph._base import ranks
-from tachograph.journal import RunFolder
-from tachograph.reader import find_job, read, read_ranks
+from tachograph.journal import RunFolder, find_job
+from tachograph.reader import read, read_ranks
 from tests.conftest import lines_of, wait_for
 
 NOBODY = (0, 1)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tachograph.records import OMIT, Problem, StepTable, decode, encode, plain, settle, to_json
+from tachograph.records import OMIT, StepTable, ValueProblem, decode, encode, freeze, to_json, to_plain
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     ["NaN", "Infinity", "-Infinity", "\\NaN", "\\\\NaN", "\\-Infinity", "xNaN", "null", "\\"]
@@ -119,8 +119,8 @@ class ZeroDimensional:
     ],
 )
 def test_values_of_a_training_script(value, expected):
-    problems: list[Problem] = []
-    result = plain(value, "x", problems)
+    problems: list[ValueProblem] = []
+    result = to_plain(value, "x", problems)
     assert same(result, expected)
     assert problems == []
     encode({"event": "step", "x": result})
@@ -135,14 +135,14 @@ class Stubborn:
     "value", [object(), Stubborn(), 1j, np.complex64(1), np.zeros(2000), b"bytes", lambda: None, open]
 )
 def test_what_cannot_be_stored_is_named(value):
-    problems: list[Problem] = []
-    assert plain({"keep": 1, "drop": value}, "metrics", problems) == {"keep": 1}
+    problems: list[ValueProblem] = []
+    assert to_plain({"keep": 1, "drop": value}, "metrics", problems) == {"keep": 1}
     assert [problem.where for problem in problems] == ["metrics.drop"]
 
 
 def test_a_long_text_is_cut_and_told():
-    problems: list[Problem] = []
-    result = plain("x" * 10_000_000, "prompt", problems)
+    problems: list[ValueProblem] = []
+    result = to_plain("x" * 10_000_000, "prompt", problems)
     assert len(result) < 70_000
     assert "10000000 characters" in result
     assert len(problems) == 1
@@ -151,22 +151,22 @@ def test_a_long_text_is_cut_and_told():
 def test_a_value_that_contains_itself_ends():
     endless: dict[str, object] = {}
     endless["me"] = endless
-    problems: list[Problem] = []
-    plain(endless, "x", problems)
+    problems: list[ValueProblem] = []
+    to_plain(endless, "x", problems)
     assert len(problems) == 1
 
 
 def test_settling_copies_what_could_change():
     array = np.array(1.0)
     inner = {"b": 1}
-    settled = settle({"array": array, "a": inner, "text": "x" * 100_000, "bad": object()})
+    settled = freeze({"array": array, "a": inner, "text": "x" * 100_000, "bad": object()})
     array += 1
     inner["b"] = 2
     assert settled["array"] == 1.0
     assert settled["a/b"] == 1
     assert len(settled["text"]) <= 70_000
-    assert isinstance(settled["bad"], Problem)
-    assert plain(settled["bad"], "bad", []) is OMIT
+    assert isinstance(settled["bad"], ValueProblem)
+    assert to_plain(settled["bad"], "bad", []) is OMIT
 
 
 ROWS = st.lists(

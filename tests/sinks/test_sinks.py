@@ -103,7 +103,7 @@ class Flaky:
 def test_a_sink_that_fails_loses_nothing_and_is_told_once(logs):
     sink = Flaky(num_failures=2)
     with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
-        run.add_follower(SinkFollower(run.folder, sink, run.report))
+        run.add_follower(SinkFollower(run.folder, sink, run.report_error))
         for step in range(100):
             run.log(a=float(step), step=step)
         wait_for(lambda: sink.records, 15)
@@ -116,7 +116,7 @@ def test_a_sink_that_fails_loses_nothing_and_is_told_once(logs):
 
 def test_a_sink_that_hangs_does_not_keep_the_process(logs, capsys):
     run = tachograph.init("x", log_dir=str(logs), git=False, exit_timeout_s=1.0)
-    run.add_follower(SinkFollower(run.folder, Flaky(slow_s=30.0), run.report))
+    run.add_follower(SinkFollower(run.folder, Flaky(slow_s=30.0), run.report_error))
     run.log(a=1.0)
     began_s = time.monotonic()
     assert run.finish() is True  # the journal is whole
@@ -160,7 +160,7 @@ def test_a_journal_that_was_put_back_is_not_handed_on_twice(logs):
 
     sink = Flaky()
     with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
-        run.add_follower(SinkFollower(run.folder, sink, run.report))
+        run.add_follower(SinkFollower(run.folder, sink, run.report_error))
         for step in range(50):
             run.log(a=float(step), step=step)
         wait_for(lambda: sum(record["event"] == "step" for record in sink.records) == 50, 10)
@@ -180,7 +180,7 @@ def test_a_sink_is_opened_again_after_a_failure(logs):
 
     sink = Counting(num_failures=1)
     with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
-        run.add_follower(SinkFollower(run.folder, sink, run.report))
+        run.add_follower(SinkFollower(run.folder, sink, run.report_error))
         run.log(a=1.0)
         wait_for(lambda: sink.records, 15)
     assert sink.num_opened == 2

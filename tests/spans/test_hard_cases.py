@@ -14,6 +14,7 @@ from tachograph import (
     checkpoint_save,
     forward,
     set_training_config,
+    spans,
     timed_span,
     training_iteration,
     training_loop,
@@ -97,16 +98,16 @@ def test_a_burst_of_spans_loses_nothing(logs):
 
 @pytest.mark.swallows
 def test_a_fault_costs_one_record_and_nothing_is_counted_twice(logs, tmp_path, monkeypatch):
-    from tachograph.spans._aggregator import Ledger
+    from tachograph.spans._aggregator import SpanAggregator
 
-    take = Ledger._take
+    take = SpanAggregator._take
 
     def break_sometimes(self, span, latest):
         if span.name == "poison":
             raise RuntimeError("as planned")
         return take(self, span, latest)
 
-    monkeypatch.setattr(Ledger, "_take", break_sometimes)
+    monkeypatch.setattr(SpanAggregator, "_take", break_sometimes)
     with tachograph.init("x", log_dir=str(logs), **QUICK):
         with training_loop(0):
             for index in range(300):
@@ -303,8 +304,8 @@ def test_a_checkpoint_that_was_reported_again_keeps_no_more(tacho_run):
             if step == 2:
                 with checkpoint_save(2):
                     pass
-        tachograph.on_save_checkpoint_success(2)
-        tachograph.on_save_checkpoint_success(5)  # of which nobody told that it began
+        spans.on_save_checkpoint_success(2)
+        spans.on_save_checkpoint_success(5)  # of which nobody told that it began
     saved = [record for record in tacho_run.records if record.get("name") == "save_checkpoint_success"]
     assert [record["productive_train_iterations"] for record in saved] == [3, 3, 3]
 
@@ -582,8 +583,8 @@ def test_what_has_ended_is_let_go():
         watch(run, hooks=False)
         twice = training_iteration()
         with training_loop(0):
-            tachograph.on_training_single_iteration_start()
-            tachograph.on_training_single_iteration_end()
+            spans.on_training_single_iteration_start()
+            spans.on_training_single_iteration_end()
             with twice, twice:
                 pass
         run.finish()
@@ -651,7 +652,7 @@ def test_a_thread_goes_on_in_the_run_that_goes_on():
     steps = [threading.Event() for _ in range(2)]
 
     def work() -> None:
-        tachograph.on_training_single_iteration_start()  # and never its end
+        spans.on_training_single_iteration_start()  # and never its end
         steps[0].set()
         steps[1].wait(5)
         for _ in range(5):

@@ -14,9 +14,9 @@ import time
 import pytest
 
 import tachograph as tacho
-from tachograph.diagnostics import Doctor
+from tachograph.diagnostics import RuleEngine
 from tachograph.exceptions import ConfigError
-from tachograph.spans import _ledger
+from tachograph.spans import _profile_stats
 from tachograph.spans._profile_stats import Meter
 from tests.conftest import lines_of, wait_for
 
@@ -26,9 +26,9 @@ EVERY = tacho.ProfilingConfig(min_duration_ms=0)
 
 @pytest.fixture(autouse=True)
 def standard():
-    tacho.set_profiling(EVERY)
+    tacho.configure_profiling(EVERY)
     yield
-    tacho.set_profiling(tacho.ProfilingConfig())
+    tacho.configure_profiling(tacho.ProfilingConfig())
 
 
 def counts(run) -> dict[str, int]:
@@ -78,49 +78,49 @@ def test_the_defaults():
 def test_wrong_arguments_are_refused_where_they_are_given():
     for wrong in ({"name": ""}, {"name": 3}, {"config": {"log_interval": 2}}):
         with pytest.raises(ConfigError):
-            tacho.profile(**wrong)
-    with pytest.raises(ConfigError, match="before a class"):
-        tacho.profile(type("Trainer", (), {}))
+            tacho.profile_function(**wrong)
+    with pytest.raises(ConfigError, match="cannot decorate a class"):
+        tacho.profile_function(type("Trainer", (), {}))
     with pytest.raises(ConfigError, match="before a property"):
-        tacho.profile(property(lambda self: 1))
-    with pytest.raises(ConfigError, match="ProfilingConfig is expected"), tacho.profiling("x", config=3):
+        tacho.profile_function(property(lambda self: 1))
+    with pytest.raises(ConfigError, match="ProfilingConfig is expected"), tacho.profile_block("x", config=3):
         pass
     with pytest.raises(ConfigError, match="enabled=False"):
-        tacho.set_profiling(None)
+        tacho.configure_profiling(None)
 
 
 # Names -------------------------------------------------------------------------------------------------------------
 
 
 class Trainer:
-    @tacho.profile
+    @tacho.profile_function
     def step(self, value=0):
         return value + 1
 
-    @tacho.profile()
+    @tacho.profile_function()
     def save(self):
         return "saved"
 
-    @tacho.profile(name="loading")
+    @tacho.profile_function(name="loading")
     def load(self):
         return "loaded"
 
     @staticmethod
-    @tacho.profile
+    @tacho.profile_function
     def collate(samples):
         return sum(samples)
 
-    @tacho.profile
+    @tacho.profile_function
     @staticmethod
     def pad(samples):
         return len(samples)
 
     @classmethod
-    @tacho.profile
+    @tacho.profile_function
     def make(cls):
         return cls()
 
-    @tacho.profile
+    @tacho.profile_function
     @classmethod
     def build(cls):
         return cls()
@@ -133,22 +133,22 @@ class SpecialTrainer(Trainer):
     pass
 
 
-@tacho.profile
+@tacho.profile_function
 def evaluate(a, *, b=2):
     """Evaluate."""
     return a + b
 
 
 def test_names(tacho_run):
-    @tacho.profile
+    @tacho.profile_function
     def inner():
         return 1
 
     trainer = SpecialTrainer.make()
     assert [trainer.step(), trainer.step(value=4), trainer.save(), trainer.load()] == [1, 5, "saved", "loaded"]
     assert [Trainer().step(), trainer.collate([1, 2]), Trainer.pad([1]), type(Trainer.build())] == [1, 3, 1, Trainer]
-    assert (evaluate(1, b=3), inner(), tacho.profile(trainer.plain)()) == (4, 1, "plain")
-    with tacho.profiling("forward"):
+    assert (evaluate(1, b=3), inner(), tacho.profile_function(trainer.plain)()) == (4, 1, "plain")
+    with tacho.profile_block("forward"):
         pass
     assert counts(tacho_run) == {
         "SpecialTrainer.make": 1,
@@ -176,7 +176,7 @@ def test_a_decorated_function_is_still_what_it_was():
 
 def test_a_window_says_mean_p95_count_and_total(tacho_run):
     for _ in range(3):
-        with tacho.profiling("wait"):
+        with tacho.profile_block("wait"):
             time.sleep(0.01)
     (record,) = [record for record in tacho_run.records if record["event"] == "profile"]
     assert list(record) == [
@@ -223,20 +223,20 @@ def test_of_very_many_calls_the_count_is_exact_the_percentile_sampled_and_little
 def test_a_short_call_is_neither_recorded_nor_counted(tacho_run):
     config = tacho.ProfilingConfig(min_duration_ms=5, log_interval=2)
     for duration_s in (0.005, 0.0049, 0.004, 0.006, 0.001, 0.007):  # of the long ones, the first and the second
-        _ledger.record("work", duration_s, config)
+        _profile_stats.record("work", duration_s, config)
     (told,) = [each for each in tacho_run.records if each["event"] == "profile"]
     assert (told["profiling/work/count"], told["profiling/work/total"]) == (2, 0.011)
-    tacho.set_profiling(tacho.ProfilingConfig(min_duration_ms=60_000))
+    tacho.configure_profiling(tacho.ProfilingConfig(min_duration_ms=60_000))
     evaluate(1)
     assert counts(tacho_run) == {"work": 2}
 
 
 @pytest.mark.parametrize(("interval", "num"), [(1, 30), (2, 16), (10, 4), (100, 1)])
 def test_the_first_and_every_nth_is_recorded(tacho_run, interval, num):
-    tacho.set_profiling(tacho.ProfilingConfig(min_duration_ms=0, log_interval=interval))
+    tacho.configure_profiling(tacho.ProfilingConfig(min_duration_ms=0, log_interval=interval))
     for _ in range(30):
         evaluate(1)
-        with tacho.profiling("block"):
+        with tacho.profile_block("block"):
             pass
     assert counts(tacho_run) == {"evaluate": num, "block": num}
 
@@ -244,29 +244,29 @@ def test_the_first_and_every_nth_is_recorded(tacho_run, interval, num):
 def test_an_exception_passes_and_its_time_counts(tacho_run):
     error = ValueError("mine")
 
-    @tacho.profile
+    @tacho.profile_function
     def fails():
         raise error
 
     with pytest.raises(ValueError) as raised:
         fails()
-    with pytest.raises(ValueError) as raised_in_block, tacho.profiling("block"):
+    with pytest.raises(ValueError) as raised_in_block, tacho.profile_block("block"):
         raise error
     assert raised.value is raised_in_block.value is error
     assert counts(tacho_run) == {"fails": 1, "block": 1}
 
 
 def test_off_is_off(tacho_run):
-    timed = tacho.profile(name="own", config=EVERY)(lambda: 1)
-    tacho.set_profiling(tacho.ProfilingConfig(enabled=False))
+    timed = tacho.profile_function(name="own", config=EVERY)(lambda: 1)
+    tacho.configure_profiling(tacho.ProfilingConfig(enabled=False))
     evaluate(1)
     timed()
-    list(tacho.profile(name="generator")(count_down)(2))
-    with tacho.profiling("block"), tacho.profiling("own block", config=EVERY):
+    list(tacho.profile_function(name="generator")(count_down)(2))
+    with tacho.profile_block("block"), tacho.profile_block("own block", config=EVERY):
         pass
     assert counts(tacho_run) == {}
-    tacho.set_profiling(EVERY)
-    with tacho.profiling("off", config=tacho.ProfilingConfig(enabled=False)):
+    tacho.configure_profiling(EVERY)
+    with tacho.profile_block("off", config=tacho.ProfilingConfig(enabled=False)):
         timed()
     assert counts(tacho_run) == {"own": 1}
 
@@ -279,7 +279,7 @@ def count_down(number):
 
 
 def test_generators_are_timed_to_their_end(tacho_run):
-    timed = tacho.profile(count_down)
+    timed = tacho.profile_function(count_down)
     generator = timed(3)
     assert [next(generator), generator.send(1)] == [3, 1]
     assert counts(tacho_run) == {}
@@ -293,12 +293,12 @@ def test_generators_are_timed_to_their_end(tacho_run):
 
 
 class Server:
-    @tacho.profile
+    @tacho.profile_function
     async def answer(self, number):
         await asyncio.sleep(0.01)
         return number * 2
 
-    @tacho.profile
+    @tacho.profile_function
     async def stream(self, number):
         for item in range(number):
             try:
@@ -326,7 +326,7 @@ def test_coroutines_are_timed_with_their_waiting(tacho_run):
 
 
 def test_a_block_that_is_kept_may_be_entered_inside_itself(tacho_run):
-    block = tacho.profiling("kept")
+    block = tacho.profile_block("kept")
     with block:
         time.sleep(0.002)
         with block:
@@ -343,7 +343,7 @@ def test_a_block_that_is_kept_may_be_entered_inside_itself(tacho_run):
 
 def test_without_a_run_nothing_happens():
     assert evaluate(1) == 3
-    with tacho.profiling("x"):
+    with tacho.profile_block("x"):
         pass
 
 
@@ -397,7 +397,7 @@ def test_it_is_in_the_journal_within_a_second_without_another_call(logs):
 def test_threads_lose_nothing(logs):
     def work():
         for _ in range(5_000):
-            with tacho.profiling("shared"):
+            with tacho.profile_block("shared"):
                 pass
 
     with tacho.init("x", log_dir=logs, **SETTINGS) as run:
@@ -412,9 +412,9 @@ def test_threads_lose_nothing(logs):
 
 def test_a_queue_that_grows_fast_is_emptied_meanwhile(tacho_run):
     for _ in range(20_000):
-        with tacho.profiling("fast"):
+        with tacho.profile_block("fast"):
             pass
-        (ledger,) = tacho_run.sources
+        (ledger,) = tacho_run.collectors
         assert len(ledger.meters["fast"].queue) <= 4096
     assert counts(tacho_run) == {"fast": 20_000}
 
@@ -428,7 +428,7 @@ def test_the_mirror_has_it(logs):
 
 
 def test_rules_do_not_look_at_it():
-    doctor = Doctor()
+    doctor = RuleEngine()
     for second in range(100):
         doctor.take({"event": "profile", "time": float(second), "train_loss": math.nan, "global_step": second})
     assert doctor.signals == {}
@@ -436,7 +436,7 @@ def test_rules_do_not_look_at_it():
 
 def test_names_without_end_are_bounded_and_told(tacho_run):
     for number in range(300):
-        with tacho.profiling(f"step {number}"):
+        with tacho.profile_block(f"step {number}"):
             pass
     assert len(counts(tacho_run)) == 200
     (told,) = [record for record in tacho_run.records if record["event"] == "telemetry_error"]
@@ -448,16 +448,16 @@ def test_a_forked_child_records_nothing_and_the_parent_goes_on(script, logs):
     script(
         """
         import os, sys, tachograph as tacho
-        tacho.set_profiling(tacho.ProfilingConfig(min_duration_ms=0))
+        tacho.configure_profiling(tacho.ProfilingConfig(min_duration_ms=0))
         with tacho.init("x", log_dir=sys.argv[1], git=False, console=False):
-            with tacho.profiling("before"): pass
+            with tacho.profile_block("before"): pass
             pid = os.fork()
             if pid == 0:
                 for _ in range(10_000):
-                    with tacho.profiling("child"): pass
+                    with tacho.profile_block("child"): pass
                 os._exit(0)
             assert os.waitpid(pid, 0)[1] == 0
-            with tacho.profiling("after"): pass
+            with tacho.profile_block("after"): pass
         """,
         logs,
     ).ok()
@@ -468,10 +468,10 @@ def test_a_forked_child_records_nothing_and_the_parent_goes_on(script, logs):
 def test_each_rank_has_its_own(script, logs):
     source = """
         import os, sys, time, tachograph as tacho
-        tacho.set_profiling(tacho.ProfilingConfig(min_duration_ms=0))
+        tacho.configure_profiling(tacho.ProfilingConfig(min_duration_ms=0))
         with tacho.init("x", log_dir=sys.argv[1], git=False, console=False, flush_interval_s=0.05):
             for _ in range(1 + int(os.environ["RANK"])):
-                with tacho.profiling("forward"): pass
+                with tacho.profile_block("forward"): pass
             sys.stdin.readline()
         """
     ranks = [

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from typing_extensions import assert_type
 
 import tachograph as tacho
-from tachograph import Control, Run, RunHistory, RunState, Span
+from tachograph import Control, Run, RunHistory, RunState, Span, spans
 from tachograph.one_logger import Attributes, Exporter, FileExporter, TrainingTelemetryProvider
 from tachograph.usage import Count, ListOf, PostHog, Size, TelemetryManager, UsageConfig, send_errors
 
@@ -40,13 +40,13 @@ def read() -> None:
     assert_type(values, npt.NDArray[np.float64])
 
 
-def spans() -> None:
+def span_types() -> None:
     with tacho.application() as app, tacho.training_loop(train_iterations_start=0), tacho.training_iteration():
         assert_type(app, Span)
         app.add_attribute("a", [1, 2])
     with tacho.timed_span("x", Attributes({"b": 1})) as span:
         assert_type(span.parent_span, Span | None)
-    assert_type(tacho.on_app_start(), Span)
+    assert_type(spans.on_app_start(), Span)
 
     @tacho.timed_span("work")
     def work(number: int) -> str:
@@ -57,18 +57,18 @@ def spans() -> None:
 
 
 def profiling() -> None:
-    @tacho.profile
+    @tacho.profile_function
     def work(number: int) -> str:
         return str(number)
 
-    @tacho.profile(name="x", config=tacho.ProfilingConfig(enabled=True, min_duration_ms=0.5, log_interval=10))
+    @tacho.profile_function(name="x", config=tacho.ProfilingConfig(enabled=True, min_duration_ms=0.5, log_interval=10))
     def other(number: int) -> int:
         return number
 
     assert_type(work(3), str)
     assert_type(other(3), int)
-    with tacho.profiling("forward", config=tacho.ProfilingConfig()):
-        tacho.set_profiling(tacho.ProfilingConfig(enabled=False))
+    with tacho.profile_block("forward", config=tacho.ProfilingConfig()):
+        tacho.configure_profiling(tacho.ProfilingConfig(enabled=False))
 
 
 def one_logger(exporter: Exporter) -> None:

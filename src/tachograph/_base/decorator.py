@@ -10,12 +10,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-__all__ = ["decorated"]
+__all__ = ["wrap_calls"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def decorated(function: Function, make: Callable[[tuple[Any, ...]], AbstractContextManager[Any]]) -> Function:
+def wrap_calls(function: Function, make: Callable[[tuple[Any, ...]], AbstractContextManager[Any]]) -> Function:
     """Return a function of which each call has a context manager of its own around it, to its very end.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["Guard", "called_by", "guard", "guarded", "warn"]
+__all__ = ["Guard", "guarded_callback", "guard", "guarded", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -39,7 +39,7 @@ class Guard:
         """
         return _Guarded(self, place, tell)
 
-    def caught(self, place: str, fault: BaseException) -> None:
+    def report(self, place: str, fault: BaseException) -> None:
         """Count a fault that was caught elsewhere, and tell of it once."""
         self.num_faults += 1
         if len(self.faults) < _MOST_KEPT:
@@ -78,7 +78,7 @@ class _Guarded:
             except Exception:
                 if self._guard.strict:
                     raise
-        self._guard.caught(self._place, fault)
+        self._guard.report(self._place, fault)
         return not self._guard.strict
 
 
@@ -102,7 +102,7 @@ def guarded(place: str) -> Callable[[_Function], _Function]:
             try:
                 function(*arguments, **named)
             except Exception as fault:
-                guard.caught(place, fault)
+                guard.report(place, fault)
                 if guard.strict:
                     raise
 
@@ -111,6 +111,6 @@ def guarded(place: str) -> Callable[[_Function], _Function]:
     return decorate
 
 
-def called_by(who: str) -> Callable[[_Function], _Function]:
+def guarded_callback(who: str) -> Callable[[_Function], _Function]:
     """Guard the methods that a framework calls, and name them in what is told of a fault."""
     return lambda function: guarded(f"{who} called {function.__name__}")(function)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tachograph._version import __version__
 
-__all__ = ["Answer", "DeliveryError", "check", "post"]
+__all__ = ["HttpResponse", "DeliveryError", "check_response", "post"]
 
 _MOST_ANSWER_BYTES = 64 << 10
 _LONGEST_WAIT_S = 3_600.0
@@ -37,7 +37,7 @@ class DeliveryError(Exception):
         self.wait_s = wait_s
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """What the receiver said."""
 
     status: int
@@ -111,7 +111,7 @@ def post(
     *,
     timeout_s: float,
     is_wanted: Callable[[], bool] = lambda: True,
-) -> Answer:
+) -> HttpResponse:
     """Send a body and return the answer, whatever its status. Proxies of the environment are used.
 
     Args:
@@ -140,7 +140,7 @@ def post(
         except urllib.error.HTTPError as error:
             response = error
         with response:
-            return Answer(response.status or 0, _text(response, deadline_s), _wait_s(response.headers))
+            return HttpResponse(response.status or 0, _text(response, deadline_s), _wait_s(response.headers))
     except Exception as error:  # noqa: BLE001 - many of them quote the address
         failure = _undelivered(error, timeout_s)
     try:
@@ -161,7 +161,7 @@ def _context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def check(answer: Answer, clean: Callable[[str, int], str]) -> None:
+def check_response(answer: HttpResponse, clean: Callable[[str, int], str]) -> None:
     """Raise `DeliveryError` unless the status says that the message was taken."""
     status = answer.status
     if 200 <= status < 300:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["duration"]
+__all__ = ["format_duration"]
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a length of time in its two largest units."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -14,7 +14,7 @@ from tachograph.cli._format import add_row, json_text, listing, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.exceptions import ControlError
 from tachograph.journal import LOG_EVERY_MAX, LOG_EVERY_MIN, PROFILE_STEPS_MAX, JournalFollower
-from tachograph.reader import RunHistory, ask_trainer, read
+from tachograph.reader import RunHistory, read, request_control
 
 __all__ = ["control"]
 
@@ -66,7 +66,7 @@ def control(
         _list(history, as_json=as_json)
         return
     follower = JournalFollower(history.folder.journal, history.folder.journal.stat().st_size)
-    ids = ask_trainer(history, wanted, source="cli")
+    ids = request_control(history, wanted, source="cli")
     answers = _wait(follower, ids, wait_s)
     if as_json:
         click.echo(json_text({"requested": wanted, "ids": ids, "answers": answers}))

@@ -18,7 +18,7 @@ from tachograph.diagnostics.offline import Diagnosis, diagnose
 from tachograph.exceptions import ConfigError
 from tachograph.reader import Alert
 from tachograph.records import SEVERITIES, severity_rank
-from tachograph.settings import Settings, as_switch
+from tachograph.settings import Settings, parse_switch
 
 __all__ = ["alert_lines", "doctor"]
 
@@ -83,7 +83,7 @@ def _thresholds(settings: tuple[str, ...]) -> dict[str, Any]:
     for text in settings:
         name, equals, value = text.partition("=")
         rule, dot, threshold = name.strip().partition(".")
-        switch = as_switch(value)
+        switch = parse_switch(value)
         if not equals or (not dot and not isinstance(switch, bool)):
             raise ConfigError(f"--set {text}: RULE.THRESHOLD=NUMBER or RULE=off is expected, as in loss_spike.sigmas=8")
         if not dot:

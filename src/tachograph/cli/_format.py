@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tachograph._base.text import duration as said
+from tachograph._base.text import format_duration
 from tachograph.journal import RunState
 from tachograph.records import to_json
 
@@ -81,7 +81,7 @@ def number(value: Any) -> str:
 
 def duration(seconds: float | None) -> str:
     """Return a length of time as people say it; a dash where there is none."""
-    return "–" if seconds is None or not math.isfinite(seconds) else said(seconds)
+    return "–" if seconds is None or not math.isfinite(seconds) else format_duration(seconds)
 
 
 def ago(time_s: float | None) -> str:

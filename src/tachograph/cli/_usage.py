@@ -10,7 +10,7 @@ import rich_click as click
 
 from tachograph.cli._format import json_text, safe
 from tachograph.cli._options import json_option
-from tachograph.exceptions import nearest
+from tachograph.exceptions import did_you_mean
 from tachograph.usage import Decision, JsonLines
 from tachograph.usage._inspection import AppState, all_apps, choose, decided_for, one_app, preview, purge
 from tachograph.usage._sender import MOST_PER_BATCH
@@ -156,7 +156,7 @@ def _now(mode: str, app: str | None) -> str:
     states = all_apps()
     lines = [f"Stored: {mode} for {app or 'every app'}."]
     if app is not None and app not in {state.app for state in states}:
-        lines.append(f"{app} has not run here yet{nearest(app, [state.app for state in states]) or '.'}")
+        lines.append(f"{app} has not run here yet{did_you_mean(app, [state.app for state in states]) or '.'}")
     for state in states:
         if app in {None, state.app} and state.decision.mode != mode:
             lines.append(f"{state.app} is {state.decision.mode} all the same: {state.decision.reason}.")

@@ -2,7 +2,7 @@
 records.
 """
 
-from tachograph.diagnostics._engine import Doctor
+from tachograph.diagnostics._engine import RuleEngine
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import ThresholdRow, explain, resolve_rules, threshold_table
 from tachograph.diagnostics._signals import SIGNALS
@@ -11,7 +11,7 @@ from tachograph.diagnostics.rules import RULES
 __all__ = [
     "RULES",
     "SIGNALS",
-    "Doctor",
+    "RuleEngine",
     "Rule",
     "RuleSettings",
     "ThresholdRow",

@@ -11,13 +11,13 @@ from tachograph.records import SEVERITIES
 if TYPE_CHECKING:
     from tachograph.diagnostics._rule import Rule
 
-__all__ = ["Desk"]
+__all__ = ["AlertTracker"]
 
 _MOST_TOLD = 100
 """Times that a fault of one alert is told; after that, at each power of two."""
 
 
-class _Life:
+class OpenAlert:
     """An alert that is open, or that is over but may come back any moment."""
 
     def __init__(self, rule: Rule, alert_id: str, lingers: float) -> None:
@@ -36,7 +36,7 @@ class _Life:
         return self.count <= _MOST_TOLD or self.count & (self.count - 1) == 0
 
 
-class Desk:
+class AlertTracker:
     """Gives alerts their ids, sees that one fault is one alert, and collects the records to be written.
 
     A fault that comes back again and again is one alert too: from its third time on an alert stays open for a while
@@ -52,7 +52,7 @@ class Desk:
         self.outbox: list[dict[str, Any]] = []
         self._prefix = prefix
         self._num_opened = 0
-        self._lives: dict[tuple[str, str], _Life] = {}
+        self._lives: dict[tuple[str, str], OpenAlert] = {}
         self._past: dict[tuple[str, str], tuple[int, float]] = {}
         self.num_lingering = 0
         """Alerts whose fault is over, but which may come back any moment."""
@@ -126,11 +126,11 @@ class Desk:
         self.num_lingering = 0
         self.is_reinforcement = False
 
-    def _opened(self, rule: Rule, place: tuple[str, str]) -> _Life:
+    def _opened(self, rule: Rule, place: tuple[str, str]) -> OpenAlert:
         self._num_opened += 1
         num_before, over_at = self._past.get(place, (0, 0.0))
         lingers = 4 * max(self._clock() - over_at, 0.0) if num_before >= 2 else 0.0
-        return _Life(rule, f"{self._prefix}{self._num_opened}", lingers)
+        return OpenAlert(rule, f"{self._prefix}{self._num_opened}", lingers)
 
     def _absorb(self, rule: Rule) -> None:
         for absorbed in rule.absorbs:
@@ -139,7 +139,7 @@ class Desk:
                 if name == absorbed:
                     self.over(name, key, f"part of {rule.name} now", absorbed_by=rule.name)
 
-    def _close(self, place: tuple[str, str], life: _Life) -> None:
+    def _close(self, place: tuple[str, str], life: OpenAlert) -> None:
         del self._lives[place]
         self.num_lingering -= 1
         self._past[place] = (self._past.get(place, (0, 0.0))[0] + 1, self._clock())

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from tachograph.diagnostics._alert_tracker import Desk
+from tachograph.diagnostics._alert_tracker import AlertTracker
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import resolve_rules
-from tachograph.diagnostics._signal_stats import Gauge, Listener, Now
+from tachograph.diagnostics._signal_stats import Listener, Now, SignalStats
 from tachograph.diagnostics._signals import is_reward, signal_of
 from tachograph.diagnostics.rules import RULES
-from tachograph.records import METRIC_KINDS, finite, is_number, step_of
+from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
 
-__all__ = ["Doctor"]
+__all__ = ["RuleEngine"]
 
 EXPECTED_CHANGE = "expected_change"
 """An event by which the training code says that what follows is not like what was before."""
@@ -54,7 +54,7 @@ class _Plan(NamedTuple):
     evaluations: list[_Item]
 
 
-class Doctor:
+class RuleEngine:
     """Takes records in order; see the module.
 
     Example:
@@ -71,9 +71,9 @@ class Doctor:
         """
         chosen = resolve_rules(None) if rules is None else rules
         self._now = Now()
-        self._desk = Desk(self._now, prefix)
+        self._desk = AlertTracker(self._now, prefix)
         self._desk.change = self._changed
-        self._gauges: dict[str, Gauge] = {}
+        self._gauges: dict[str, SignalStats] = {}
         self._rules: list[Rule] = [
             RULES[name](thresholds, self._desk, self._gauges) for name, thresholds in chosen.items()
         ]
@@ -107,7 +107,7 @@ class Doctor:
             return []
         if event == "start":
             self._start_over()
-        time_s = finite(record.get("time"))
+        time_s = finite_or_none(record.get("time"))
         if time_s is not None:
             self._now.time_s = time_s
         if event not in _NOT_PROGRESS:
@@ -202,11 +202,14 @@ class Doctor:
 
     def _of_window(self, record: dict[str, Any], signal: str, name: str, value: float) -> float:
         """Return what to take of a metric: of a window of steps, what is most remarkable."""
-        num_not_finite, num_steps = finite(record.get(f"{name}/nonfinite")), finite(record.get("window_steps"))
+        num_not_finite, num_steps = (
+            finite_or_none(record.get(f"{name}/nonfinite")),
+            finite_or_none(record.get("window_steps")),
+        )
         # One gradient that overflowed among many is a skipped step; one loss is a fault.
         if num_not_finite and (signal != "grad_norm" or 2 * num_not_finite >= (num_steps or 1.0)):
             return math.nan
-        highest = finite(record.get(f"{name}/max"))
+        highest = finite_or_none(record.get(f"{name}/max"))
         gauge = self._gauges.get(signal)
         if gauge is not None and highest is not None and highest >= gauge.loud_above:
             return highest
@@ -249,14 +252,14 @@ class Doctor:
                 takers.append(partial(rule.on_value, signal, metric))
         return takers
 
-    def _gauge(self, signal: str, metric: str) -> Gauge | None:
+    def _gauge(self, signal: str, metric: str) -> SignalStats | None:
         """Return the gauge of a signal, made when its first metric appears; None if no rule listens."""
         listeners: list[Listener] = [rule for rule in self._rules if signal in rule.hears]
         if signal == "lr":
             listeners.append(_LrWatch(self._changed))
         if listeners and signal not in self._gauges:
             band = next(filter(None, (rule.band(signal) for rule in self._rules if signal in rule.hears)), None)
-            gauge = self._gauges[signal] = Gauge(signal, self._now, band)
+            gauge = self._gauges[signal] = SignalStats(signal, self._now, band)
             gauge.metric = metric
             gauge.listeners = list(listeners)
         return self._gauges.get(signal)
@@ -316,11 +319,11 @@ class _LrWatch(Listener):
         self._changed = changed
         self._changes = _Changes()
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Watch around where it is now."""
         self._watch(gauge, gauge.last or 0.0)
 
-    def on_loud(self, gauge: Gauge, value: float) -> bool:
+    def on_loud(self, gauge: SignalStats, value: float) -> bool:
         """Tell of a change."""
         if value != gauge.last:
             self._watch(gauge, value)
@@ -328,6 +331,6 @@ class _LrWatch(Listener):
                 self._changed("lr")
         return False
 
-    def _watch(self, gauge: Gauge, value: float) -> None:
+    def _watch(self, gauge: SignalStats, value: float) -> None:
         gauge.low = value / _LR_FACTOR
         gauge.ask(self, value * _LR_FACTOR)

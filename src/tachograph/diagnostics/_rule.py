@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from tachograph.diagnostics._alert_tracker import Desk
-from tachograph.diagnostics._signal_stats import Gauge, Listener, Now
+from tachograph.diagnostics._alert_tracker import AlertTracker
+from tachograph.diagnostics._signal_stats import Listener, Now, SignalStats
 
 __all__ = ["Rule", "RuleSettings"]
 
@@ -39,7 +39,7 @@ class Rule(Listener):
     """Rules whose alerts are part of the same fault: they are closed when it opens, and silent while it is open."""
     Thresholds: ClassVar[type[RuleSettings]] = RuleSettings
 
-    def __init__(self, thresholds: Any, desk: Desk, gauges: dict[str, Gauge]) -> None:
+    def __init__(self, thresholds: Any, desk: AlertTracker, gauges: dict[str, SignalStats]) -> None:
         """Get ready.
 
         Args:

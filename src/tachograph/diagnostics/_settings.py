@@ -9,7 +9,7 @@ import msgspec
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics.rules import RULES
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, did_you_mean
 
 __all__ = ["ThresholdRow", "explain", "resolve_rules", "threshold_table"]
 
@@ -46,7 +46,7 @@ def resolve_rules(given: Mapping[str, Any] | None) -> dict[str, RuleSettings]:
     given = given or {}
     for name in given:
         if name not in RULES:
-            raise ConfigError(f"unknown rule rules.{name}{nearest(str(name), RULES)}")
+            raise ConfigError(f"unknown rule rules.{name}{did_you_mean(str(name), RULES)}")
     chosen = {}
     for name, rule in RULES.items():
         wanted = given.get(name, True)
@@ -64,7 +64,7 @@ def _thresholds(rule: type[Rule], values: Any) -> RuleSettings:
     known = rule.Thresholds.__struct_fields__
     for name in values:
         if name not in known:
-            raise ConfigError(f"unknown threshold rules.{rule.name}.{name}{nearest(str(name), known)}")
+            raise ConfigError(f"unknown threshold rules.{rule.name}.{name}{did_you_mean(str(name), known)}")
     for name, value in values.items():
         if isinstance(value, bool):
             raise ConfigError(f"rules.{rule.name}.{name}: a number is expected, got {value!r}")
@@ -87,5 +87,5 @@ def explain(name: str) -> type[Rule]:
         ConfigError: if there is none.
     """
     if name not in RULES:
-        raise ConfigError(f"there is no rule {name!r}{nearest(name, RULES)}; the rules are: {', '.join(RULES)}")
+        raise ConfigError(f"there is no rule {name!r}{did_you_mean(name, RULES)}; the rules are: {', '.join(RULES)}")
     return RULES[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from tachograph.diagnostics._signal_stats import BLOCK, Gauge, median
+from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
 
 __all__ = ["Shift", "ShiftFinder"]
 
@@ -41,7 +41,7 @@ class ShiftFinder:
         self._blocks.clear()
         self._merging, self._merged_s = [], 0.0
 
-    def take(self, gauge: Gauge, step: int | None) -> Shift | None:
+    def take(self, gauge: SignalStats, step: int | None) -> Shift | None:
         """Take a block, and return the shift upwards that it confirms."""
         self._merging.append(gauge.values)
         self._merged_s += BLOCK * (gauge.level or 0.0)

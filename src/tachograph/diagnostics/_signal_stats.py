@@ -16,7 +16,7 @@ import math
 from collections import deque
 from operator import mul
 
-__all__ = ["BLOCK", "Gauge", "Listener", "Now", "median"]
+__all__ = ["BLOCK", "SignalStats", "Listener", "Now", "median"]
 
 BLOCK = 16
 _MIDDLE = BLOCK // 2
@@ -42,18 +42,18 @@ class Now:
 class Listener:
     """Hears of a signal."""
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Sixteen more values are known, and what they say of level and spread."""
 
-    def on_loud(self, gauge: Gauge, value: float) -> bool:
+    def on_loud(self, gauge: SignalStats, value: float) -> bool:
         """Hear of a value far above the level, or that it asked for; tell whether it is too odd to count as normal."""
         return False
 
-    def on_not_finite(self, gauge: Gauge, value: float) -> None:
+    def on_not_finite(self, gauge: SignalStats, value: float) -> None:
         """Hear of a value that is NaN or infinite."""
 
 
-class Gauge:
+class SignalStats:
     """Follows one signal; see the module.
 
     Attributes:

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from tachograph.diagnostics import Doctor, resolve_rules
+from tachograph.diagnostics import RuleEngine, resolve_rules
 from tachograph.exceptions import RunNotFoundError
 from tachograph.importers import describe, read_log
 from tachograph.journal import RunFolder, RunState, find_run, read_records
-from tachograph.reader import Alert, AlertBook, overview, worst_first
+from tachograph.reader import Alert, AlertHistory, overview, worst_first
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -68,7 +68,7 @@ def diagnose(
     """
     thresholds = resolve_rules(rules)
     name, records, folder = _records(source, log_dir)
-    doctor, book, num_records = Doctor(thresholds), AlertBook(), 0
+    doctor, book, num_records = RuleEngine(thresholds), AlertHistory(), 0
     has_recorded_hang = False
     for record in records:
         num_records += 1

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from tachograph._base import ranks
-from tachograph._base.guard import called_by, guard
+from tachograph._base.guard import guard, guarded_callback
 from tachograph.exceptions import ConfigError
 from tachograph.integrations._common.job import ASK_EVERY, Job, Names, Plan
 from tachograph.recorder import Run
@@ -27,7 +27,7 @@ __all__ = ["TachographCallback"]
 
 _SAVING = ("save", "save_weights")
 
-_guarded = called_by("Keras")
+_guarded = guarded_callback("Keras")
 
 
 class TachographCallback(keras.callbacks.Callback):
@@ -283,7 +283,7 @@ class TachographCallback(keras.callbacks.Callback):
         if recorder is not None and self._test is not None and self._test_batch_s is not None:
             is_test = self._test.name == Names.TESTING_LOOP
             name = Names.TESTING_SINGLE_ITERATION if is_test else Names.VALIDATION_SINGLE_ITERATION
-            recorder.took(name, self._test_batch_s, perf_counter(), self._test)
+            recorder.add_finished_span(name, self._test_batch_s, perf_counter(), self._test)
         self._test_batch_s = None
 
     @_guarded

@@ -15,8 +15,10 @@ from tachograph.journal._control_file import (
     write_requests,
 )
 from tachograph.journal._csv import CsvMirror, is_csv_current, rebuild_csv
+from tachograph.journal._ends import current_state
 from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs
 from tachograph.journal._follower import JournalFollower, read_records
+from tachograph.journal._jobs import find_job
 from tachograph.journal._liveness import Heartbeat, ProcessIdentity, RunState, state_at_end, this_process, uptime_s
 
 __all__ = [
@@ -38,6 +40,8 @@ __all__ = [
     "RunState",
     "atomic_write",
     "claim_run_folder",
+    "current_state",
+    "find_job",
     "find_run",
     "forget_claims",
     "hold_run_folder",

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tachograph.exceptions import LogDirError, RunNameError
+from tachograph.journal._ends import TAIL_BYTES, read_ends
 from tachograph.journal._folder import RunFolder
-from tachograph.journal._liveness import RunState, read_heartbeat, this_process
-from tachograph.reader._overview import overview
+from tachograph.journal._liveness import RunState, read_heartbeat, this_process, writer_of
 from tachograph.records import check_run_name
 
 try:
@@ -149,8 +149,9 @@ def _lock(folder: RunFolder, key: str) -> bool:
 
 def _looks_alive(folder: RunFolder) -> bool:
     """Ask the heartbeat, for writers that our lock cannot see. Only what another process said counts."""
-    found = overview(folder)
-    return found.state is RunState.RUNNING and found.process != this_process()
+    heartbeat = read_heartbeat(folder.heartbeat)
+    ends = read_ends(folder, TAIL_BYTES, heartbeat)
+    return ends.state(heartbeat) is RunState.RUNNING and writer_of(ends.start, heartbeat) != this_process()
 
 
 @contextlib.contextmanager

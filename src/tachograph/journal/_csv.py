@@ -63,7 +63,7 @@ _ESCAPES = {
     "\t": "\t",
 }
 
-Piece = StepTable | dict[str, Any]
+Encodable = StepTable | dict[str, Any]
 
 
 class _Cursor(msgspec.Struct):
@@ -117,7 +117,7 @@ class CsvMirror:
             self._columns = {name: index for index, name in enumerate(cursor.columns)}
             self._csv_bytes, self.journal_bytes = cursor.csv_bytes, cursor.journal_bytes
 
-    def add(self, pieces: Sequence[Piece], start: int, end: int) -> None:
+    def add(self, pieces: Sequence[Encodable], start: int, end: int) -> None:
         """Mirror what was just appended to the journal between two offsets, if nothing is missing before it."""
         if self.journal_bytes != start or not pieces:
             return
@@ -246,7 +246,7 @@ class CsvMirror:
         # The saved cursor speaks of the old file; without it a crash costs a rebuild, with it a wrong file.
         self._save_cursor()
 
-    def _rows(self, piece: Piece) -> bytes:
+    def _rows(self, piece: Encodable) -> bytes:
         if not isinstance(piece, StepTable):
             return self._row(piece)
         if OTHERS in self._columns and not self._columns.keys() >= set(piece.names):
@@ -350,7 +350,7 @@ def _room_for(names: Iterable[str], columns: Mapping[str, int]) -> list[str]:
     return new if len(new) <= room else [*new[:room], OTHERS]
 
 
-def _names(pieces: Iterable[Piece]) -> Iterable[str]:
+def _names(pieces: Iterable[Encodable]) -> Iterable[str]:
     for piece in pieces:
         yield from piece.names if isinstance(piece, StepTable) else _mirrored(piece)
 

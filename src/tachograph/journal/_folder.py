@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tachograph.exceptions import RunNotFoundError, nearest
+from tachograph.exceptions import RunNotFoundError, did_you_mean
 
 __all__ = ["RunFolder", "atomic_write", "find_run", "list_runs", "read_small"]
 
@@ -158,5 +158,5 @@ def find_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None
     known = [folder.name for folder in list_runs(log_dir)]
     if not known:
         raise RunNotFoundError(f"no run {given!r}: there are no runs in {os.fspath(log_dir)!r}; pass --log-dir")
-    hint = nearest(given, known) or f"; there is {', '.join(map(repr, known[:5]))}{' …' if len(known) > 5 else ''}"
+    hint = did_you_mean(given, known) or f"; there is {', '.join(map(repr, known[:5]))}{' …' if len(known) > 5 else ''}"
     raise RunNotFoundError(f"no run {given!r} in {os.fspath(log_dir)!r}{hint}")

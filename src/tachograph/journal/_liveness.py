@@ -23,7 +23,7 @@ __all__ = [
     "Heartbeat",
     "ProcessIdentity",
     "RunState",
-    "judge",
+    "infer_state",
     "read_heartbeat",
     "state_at_end",
     "this_process",
@@ -109,7 +109,7 @@ def state_at_end(end: Mapping[str, Any]) -> RunState:
     return RunState.FINISHED if end.get("status") == "finished" else RunState.FAILED
 
 
-def judge(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> RunState:
+def infer_state(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> RunState:
     """Judge a run that has no `end` record."""
     process = writer_of(start, heartbeat)
     if heartbeat is not None and heartbeat.process != process:

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.spans import ApplicationType, CheckPointStrategy
 from tachograph.spans._parameters import ParameterSource
 
@@ -35,7 +35,7 @@ class _Config:
         fields = (*self.REQUIRED, *self.DEFAULTS)
         for name in values:
             if name not in fields:
-                raise ConfigError(f"{type(self).__name__} has no field {name!r}{nearest(name, fields)}")
+                raise ConfigError(f"{type(self).__name__} has no field {name!r}{did_you_mean(name, fields)}")
         missing = [name for name in self.REQUIRED if values.get(name) is None]
         if missing:
             raise ConfigError(f"{type(self).__name__} needs {', '.join(missing)}")

@@ -225,8 +225,8 @@ class TrainingTelemetryProvider:
                 exporter.close()
         else:
             for index, exporter in enumerate(self._exporters):
-                sink = ExporterSink(exporter, _cursor_name(exporter, index), run.report)
-                follower = SinkFollower(run.folder, sink, run.report, from_start=not run.resumed)
+                sink = ExporterSink(exporter, _cursor_name(exporter, index), run.report_error)
+                follower = SinkFollower(run.folder, sink, run.report_error, from_start=not run.resumed)
                 self._followers.append(follower)
                 run.add_follower(follower)
         return recorder

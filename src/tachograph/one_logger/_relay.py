@@ -10,7 +10,7 @@ from typing import Any
 
 from tachograph.journal import RunFolder
 from tachograph.one_logger._exporter import Exporter
-from tachograph.records import RESERVED_FIELDS, finite
+from tachograph.records import RESERVED_FIELDS, finite_or_none
 from tachograph.spans import (
     Attributes,
     ErrorEvent,
@@ -166,7 +166,7 @@ def _moment(record: dict[str, Any]) -> TracingTimestamp:
 
 
 def _number(record: dict[str, Any], name: str) -> float:
-    return finite(record.get(name)) or 0.0
+    return finite_or_none(record.get(name)) or 0.0
 
 
 def _said(record: dict[str, Any], name: str) -> Attributes:

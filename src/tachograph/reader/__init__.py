@@ -1,20 +1,20 @@
 """The read side: everything that a run's records say, computed from its folder alone."""
 
-from tachograph.reader._alerts import Alert, AlertBook, worst_first
-from tachograph.reader._control_requests import ask_trainer, has_trainer
-from tachograph.reader._digest import Alike, Attempt, ControlView, RunDigest, grouped, times_of
+from tachograph.reader._alerts import Alert, AlertHistory, worst_first
+from tachograph.reader._control_requests import accepts_requests, request_control
+from tachograph.reader._digest import Attempt, ControlView, RecordBatch, RunDigest, batch_records, times_of
 from tachograph.reader._goodput import Goodput
 from tachograph.reader._history import RunHistory, Series, read
 from tachograph.reader._metrics import NOT_METRICS, MetricSummary
 from tachograph.reader._overview import RunOverview, overview
-from tachograph.reader._ranks import RankView, find_job, read_ranks
-from tachograph.reader._spans import Span, SpanGroup
+from tachograph.reader._ranks import RankView, read_ranks
+from tachograph.reader._spans import RecordedSpan, SpanGroup
 from tachograph.reader._traces import TraceFile, list_traces, open_trace, trace_name
 
 __all__ = [
     "Alert",
-    "AlertBook",
-    "Alike",
+    "AlertHistory",
+    "RecordBatch",
     "Attempt",
     "ControlView",
     "Goodput",
@@ -25,13 +25,12 @@ __all__ = [
     "RunHistory",
     "RunOverview",
     "Series",
-    "Span",
+    "RecordedSpan",
     "SpanGroup",
     "TraceFile",
-    "ask_trainer",
-    "find_job",
-    "grouped",
-    "has_trainer",
+    "request_control",
+    "batch_records",
+    "accepts_requests",
     "list_traces",
     "open_trace",
     "overview",

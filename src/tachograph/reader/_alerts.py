@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from tachograph.records import finite, severity_rank, step_of
+from tachograph.records import finite_or_none, severity_rank, step_of
 
-__all__ = ["Alert", "AlertBook", "worst_first"]
+__all__ = ["Alert", "AlertHistory", "worst_first"]
 
 _MOST_KEPT = 500
 _MOST_OCCURRENCES = 200
@@ -46,7 +46,7 @@ class Alert(msgspec.Struct):
     """Whether it was neither resolved nor left behind by a process that ended before a resume."""
 
 
-class AlertBook:
+class AlertHistory:
     """Takes `alert` records in order and keeps what they say of each alert."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class AlertBook:
             severity="info",
             title=str(record.get("title") or rule),
             attempt=max(self._attempt, 0),
-            opened_time=finite(record.get("time")),
+            opened_time=finite_or_none(record.get("time")),
             opened_step=step_of(record),
         )
 
@@ -110,7 +110,7 @@ def _update(alert: Alert, record: dict[str, Any]) -> None:
     if isinstance(record.get("evidence"), dict):
         is_last = record.get("status") == "resolved"
         alert.evidence = {**(alert.evidence if is_last else {}), **record["evidence"]}
-    alert.updated_time, alert.updated_step = finite(record.get("time")), step_of(record)
+    alert.updated_time, alert.updated_step = finite_or_none(record.get("time")), step_of(record)
     occurrence = record.get("occurrence")
     if isinstance(occurrence, dict):
         last = alert.occurrences[-1].get("step") if alert.occurrences else None

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tachograph.exceptions import ControlError, nearest
+from tachograph.exceptions import ControlError, did_you_mean
 from tachograph.journal._control_file import PROFILE_STEPS_MAX, REQUESTS, is_number_of_steps, write_requests
 from tachograph.journal._liveness import RunState
 from tachograph.reader._digest import RunDigest
 
-__all__ = ["ask_trainer", "has_trainer"]
+__all__ = ["request_control", "accepts_requests"]
 
 
-def has_trainer(digest: RunDigest) -> bool:
+def accepts_requests(digest: RunDigest) -> bool:
     """Tell whether there may be somebody to ask."""
     return digest.state in {RunState.RUNNING, RunState.STALE}
 
 
-def ask_trainer(digest: RunDigest, values: Mapping[str, Any], *, source: str) -> dict[str, str]:
+def request_control(digest: RunDigest, values: Mapping[str, Any], *, source: str) -> dict[str, str]:
     """Ask for new values, a checkpoint, a trace or a stop; return the id that the answer to each will bear.
 
     Raises:
         ControlError: if the run has ended, has no such control, or cannot be written to, or the value cannot be meant.
     """
-    if not has_trainer(digest):
+    if not accepts_requests(digest):
         raise ControlError(f"{digest.name!r} has {digest.state}: there is no trainer to ask")
     known = [*digest.controls, *REQUESTS]
     for name in values:
         if name not in known:
-            raise ControlError(f"{digest.name!r} has no control {name!r}{nearest(name, known)}")
+            raise ControlError(f"{digest.name!r} has no control {name!r}{did_you_mean(name, known)}")
     if "profile_steps" in values and not is_number_of_steps(values["profile_steps"]):
         raise ControlError(f"profile_steps={values['profile_steps']!r}: a whole number from 1 to {PROFILE_STEPS_MAX}")
     try:

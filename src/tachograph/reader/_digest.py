@@ -13,13 +13,13 @@ import msgspec
 
 from tachograph.journal._control_file import LOG_EVERY_MAX, LOG_EVERY_MIN
 from tachograph.journal._folder import RunFolder
-from tachograph.journal._liveness import RunState, judge, read_heartbeat, state_at_end
-from tachograph.reader._alerts import Alert, AlertBook
+from tachograph.journal._liveness import RunState, infer_state, read_heartbeat, state_at_end
+from tachograph.reader._alerts import Alert, AlertHistory
 from tachograph.reader._goodput import Goodput, GoodputMeter
-from tachograph.reader._spans import SPAN_KINDS, Span, SpanBook, SpanGroup
-from tachograph.records import POINT_KINDS, finite, step_of
+from tachograph.reader._spans import SPAN_KINDS, RecordedSpan, SpanGroup, SpanTreeBuilder
+from tachograph.records import POINT_KINDS, finite_or_none, step_of
 
-__all__ = ["Alike", "Attempt", "ControlView", "RunDigest", "grouped", "time_of", "times_of"]
+__all__ = ["RecordBatch", "Attempt", "ControlView", "RunDigest", "batch_records", "time_of", "times_of"]
 
 _MOST_KEPT = 1_000
 _MOST_NAMES = 200
@@ -49,7 +49,7 @@ class ControlView(msgspec.Struct):
     """What the trainer last said to a request: pending, applied, clamped, unchanged, superseded or rejected."""
 
 
-class Alike(NamedTuple):
+class RecordBatch(NamedTuple):
     """Neighbours of one kind that have the same names in the same order."""
 
     names: tuple[str, ...]
@@ -64,12 +64,12 @@ class Alike(NamedTuple):
         return event
 
 
-def grouped(records: Iterable[dict[str, Any]]) -> Iterator[Alike]:
+def batch_records(records: Iterable[dict[str, Any]]) -> Iterator[RecordBatch]:
     """Put neighbours that are alike together."""
     for key, group in itertools.groupby(records, key=lambda record: (record["event"], *record)):
         alike = list(group)
         is_plain = key[0] == "step" and len(alike) > 8 and "global_step" in key and "window/sec" not in key
-        yield Alike(key[1:], alike, is_plain and all(step_of(record) is not None for record in alike))
+        yield RecordBatch(key[1:], alike, is_plain and all(step_of(record) is not None for record in alike))
 
 
 class RunDigest:
@@ -86,11 +86,11 @@ class RunDigest:
         self._latest: dict[tuple[str, str], deque[tuple[int, dict[str, Any]]]] = {}
         self._num_kept = itertools.count()
         self._num_lost_records = 0
-        self._alerts = AlertBook()
-        self._spans = SpanBook()
+        self._alerts = AlertHistory()
+        self._spans = SpanTreeBuilder()
         self._goodput = GoodputMeter()
 
-    def take(self, alike: Alike) -> list[Span]:
+    def take(self, alike: RecordBatch) -> list[RecordedSpan]:
         """Take neighbours that are alike; return the spans that they complete."""
         records = alike.records
         if not alike.are_plain_steps:
@@ -118,7 +118,7 @@ class RunDigest:
         last = self._attempts[-1] if self._attempts else None
         if last is not None and last.end is not None:
             return state_at_end(last.end)
-        return judge(last.start if last else None, read_heartbeat(self.folder.heartbeat))
+        return infer_state(last.start if last else None, read_heartbeat(self.folder.heartbeat))
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -210,7 +210,7 @@ class RunDigest:
     def _tag(self, name: str) -> Any:
         return self._attempts[-1].start.get(name) if self._attempts else None
 
-    def open_spans(self) -> list[Span]:
+    def open_spans(self) -> list[RecordedSpan]:
         """Return the spans that were begun and have not ended, oldest first."""
         return self._spans.open_spans()
 
@@ -241,14 +241,14 @@ class RunDigest:
         """Records that are known to be missing, as telemetry itself counted them."""
         return self._num_lost_records
 
-    def _take(self, record: dict[str, Any]) -> list[Span]:
+    def _take(self, record: dict[str, Any]) -> list[RecordedSpan]:
         event = record["event"]
         self._counts[event] = self._counts.get(event, 0) + 1
         if event == "start" or not self._attempts:
             self._attempts.append(Attempt(index=len(self._attempts), start=record if event == "start" else {}))
         attempt = self._attempts[-1]
         attempt.num_records += 1
-        if (time_s := finite(record.get("time"))) is not None:
+        if (time_s := finite_or_none(record.get("time"))) is not None:
             attempt.last_time = max(time_s, attempt.last_time or 0.0)  # a span may say when it really began
         if event == "step":
             _take_step(attempt, record)
@@ -263,9 +263,9 @@ class RunDigest:
             self._num_lost_records += number if isinstance(number, int) else 0
         return self._take_time(record)
 
-    def _take_time(self, record: dict[str, Any]) -> list[Span]:
+    def _take_time(self, record: dict[str, Any]) -> list[RecordedSpan]:
         """Take what says where the time went."""
-        ended: list[Span] = []
+        ended: list[RecordedSpan] = []
         if record["event"] in SPAN_KINDS or record["event"] == "start":
             last_time = self._attempts[-2].last_time if len(self._attempts) > 1 else None
             if record["event"] == "start" and last_time is not None:
@@ -294,9 +294,9 @@ def times_of(records: list[dict[str, Any]]) -> list[float]:
     times = [record.get("time") for record in records]
     if set(map(type, times)) == {float} and math.isfinite(sum(times)):  # type: ignore[arg-type]
         return times  # type: ignore[return-value]
-    return [math.nan if (time_s := finite(value)) is None else time_s for value in times]
+    return [math.nan if (time_s := finite_or_none(value)) is None else time_s for value in times]
 
 
 def time_of(record: dict[str, Any]) -> float:
     """Return when a record was made; 0 if it does not say."""
-    return finite(record.get("time")) or 0.0
+    return finite_or_none(record.get("time")) or 0.0

@@ -14,8 +14,8 @@ import msgspec
 
 from tachograph._base.timeline import Timeline
 from tachograph.journal._liveness import RunState
-from tachograph.reader._spans import Span
-from tachograph.records import finite
+from tachograph.reader._spans import RecordedSpan
+from tachograph.records import finite_or_none
 
 __all__ = ["Goodput", "GoodputMeter"]
 
@@ -102,7 +102,7 @@ class GoodputMeter:
         """Take any record but a step without a window."""
         event: str = record["event"]
         self._begins = self._begins or event == "start"
-        time_s = finite(record.get("time"))
+        time_s = finite_or_none(record.get("time"))
         if time_s is None:
             return
         if self._begins:
@@ -119,7 +119,7 @@ class GoodputMeter:
         elif event == "event" and record.get("name") == "save_checkpoint_success":
             self._take_save(attempt, record, time_s)
         elif event == "event" and record.get("name") == "training_metrics_update":
-            attempt.reported_s = finite(record.get("total_iteration_time_sec")) or 0.0
+            attempt.reported_s = finite_or_none(record.get("total_iteration_time_sec")) or 0.0
         elif event == "checkpoint" and type(record.get("global_step")) is int:
             self._kept_steps = max(self._kept_steps, record["global_step"] + 1)
         attempt.kept_steps = self._kept_steps
@@ -129,7 +129,7 @@ class GoodputMeter:
         if self._attempts and math.isfinite(time_s):
             self._attempts[-1].last = max(self._attempts[-1].last, time_s)
 
-    def take_span(self, span: Span) -> None:
+    def take_span(self, span: RecordedSpan) -> None:
         """Take a span that has ended, or in which the process died."""
         if not self._attempts:
             return
@@ -146,16 +146,22 @@ class GoodputMeter:
         self._kept_steps = max(self._kept_steps, kept)
         told = attempt.windows[-1] if attempt.windows else None
         num_untold = kept - (told.step + 1 if told else attempt.first_step or 0)
-        untold_s = (finite(record.get("productive_train_iterations_sec")) or 0.0) - attempt.reported_s
+        untold_s = (finite_or_none(record.get("productive_train_iterations_sec")) or 0.0) - attempt.reported_s
         begin = told.end if told else attempt.first_loop
         if num_untold > 0 and untold_s > 0 and begin is not None:
             attempt.saved = _Window(begin, time_s, kept - 1, num_untold, {"iteration": min(untold_s, time_s - begin)})
 
     def _take_window(self, attempt: _Attempt, record: dict[str, Any], time_s: float) -> None:
-        sec, step, count = finite(record["window/sec"]), record.get("global_step"), record.get("window/iterations")
+        sec, step, count = (
+            finite_or_none(record["window/sec"]),
+            record.get("global_step"),
+            record.get("window/iterations"),
+        )
         if sec is None or sec < 0 or type(step) is not int or type(count) is not int:
             return
-        shares = {phase: finite(record.get(f"window/share_{phase}")) for phase in (*_TRAINING, *_BESIDE, "failed")}
+        shares = {
+            phase: finite_or_none(record.get(f"window/share_{phase}")) for phase in (*_TRAINING, *_BESIDE, "failed")
+        }
         seconds = {phase: sec * min(1.0, max(0.0, share)) for phase, share in shares.items() if share is not None}
         for phase, spent_s in seconds.items():
             self.phase_s[phase] = self.phase_s.get(phase, 0.0) + spent_s

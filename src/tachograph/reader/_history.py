@@ -7,15 +7,15 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from tachograph.exceptions import RunNotFoundError, nearest
+from tachograph.exceptions import RunNotFoundError, did_you_mean
 from tachograph.journal._folder import RunFolder, find_run
 from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._liveness import RunState
-from tachograph.reader._digest import Attempt, RunDigest, grouped, time_of
-from tachograph.reader._metrics import MetricBook, MetricSummary
+from tachograph.reader._digest import Attempt, RunDigest, batch_records, time_of
+from tachograph.reader._metrics import MetricSummaries, MetricSummary
 from tachograph.reader._ranks import RankView, read_ranks
-from tachograph.reader._spans import Span, SpanBook, in_order
-from tachograph.records import METRIC_KINDS, finite, is_number, step_of
+from tachograph.reader._spans import RecordedSpan, SpanTreeBuilder, in_order
+from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,7 @@ class RunHistory(RunDigest):
         super().__init__(folder)
         self._follower = JournalFollower(folder.journal)
         self._num_restarts = 0
-        self._metrics = MetricBook()
+        self._metrics = MetricSummaries()
         self.refresh()
 
     def __repr__(self) -> str:
@@ -71,8 +71,8 @@ class RunHistory(RunDigest):
             if self._follower.num_restarts != self._num_restarts:  # the file was replaced: begin again
                 self._num_restarts = self._follower.num_restarts
                 self._forget()
-                self._metrics = MetricBook()
-            for alike in grouped(records):
+                self._metrics = MetricSummaries()
+            for alike in batch_records(records):
                 self.take(alike)
                 self._metrics.take(alike)
             num_new += len(records)
@@ -83,10 +83,10 @@ class RunHistory(RunDigest):
         """A summary of each metric that `series` knows, in order of appearance."""
         return self._metrics.summaries
 
-    def spans(self, name: str | None = None) -> list[Span]:
+    def spans(self, name: str | None = None) -> list[RecordedSpan]:
         """Return the spans, all or of one name: each after the one around it, and otherwise as they began."""
-        book = SpanBook()
-        found: list[Span] = []
+        book = SpanTreeBuilder()
+        found: list[RecordedSpan] = []
         last_time = 0.0
         for record in read_records(self.folder.journal):
             found += book.take(record, last_time)
@@ -151,13 +151,13 @@ class RunHistory(RunDigest):
                 step = known
             value: Any = record.get(name)
             if is_number(value):
-                time = finite(record.get("time"))
+                time = finite_or_none(record.get("time"))
                 steps.append(step)
                 values.append(value)
                 times.append(math.nan if time is None else time)
                 attempts.append(attempt)
         if not values:
-            raise KeyError(f"run {self.name!r} has no metric {name!r}{nearest(name, self.metrics)}")
+            raise KeyError(f"run {self.name!r} has no metric {name!r}{did_you_mean(name, self.metrics)}")
         series = Series(
             steps=np.array(steps, dtype=np.int64),
             values=np.array(values, dtype=np.float64),

@@ -6,10 +6,10 @@ import math
 
 import msgspec
 
-from tachograph.reader._digest import Alike
+from tachograph.reader._digest import RecordBatch
 from tachograph.records import METRIC_KINDS, is_number, step_of
 
-__all__ = ["NOT_METRICS", "MetricBook", "MetricSummary"]
+__all__ = ["NOT_METRICS", "MetricSummaries", "MetricSummary"]
 
 NOT_METRICS = frozenset({"event", "time", "global_step"})
 """Fields of a metric record that are where a point lies, not what it says."""
@@ -51,14 +51,14 @@ class MetricSummary(msgspec.Struct):
         self.add(last, step)
 
 
-class MetricBook:
+class MetricSummaries:
     """Sums up every metric of a run."""
 
     def __init__(self) -> None:
         self.summaries: dict[str, MetricSummary] = {}
         self._step: int | None = None
 
-    def take(self, alike: Alike) -> None:
+    def take(self, alike: RecordBatch) -> None:
         """Take neighbours that are alike; what has no step of its own was recorded at the last one."""
         records = alike.records
         if alike.are_plain_steps:

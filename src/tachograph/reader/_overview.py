@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from tachograph.journal._ends import TAIL_BYTES, JournalEnds, read_ends
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import (
     Heartbeat,
     ProcessIdentity,
     RunState,
-    judge,
     read_heartbeat,
-    state_at_end,
     writer_of,
 )
-from tachograph.reader._alerts import AlertBook
-from tachograph.records import decode, decode_block, is_number, step_of
+from tachograph.reader._alerts import AlertHistory
+from tachograph.records import is_number, step_of
 
 __all__ = ["RunOverview", "overview"]
 
-_HEAD_BYTES = 1 << 20
-_TAIL_BYTES = 16 << 10
 _TAIL_BYTES_FOR_LOSS = 128 << 10
-_BEGIN_BYTES = 16 << 10
 _MOST_TAIL_BYTES = 8 << 20
 
 
@@ -88,13 +83,12 @@ def _target(records: Sequence[Mapping[str, Any]]) -> int | None:
 def overview(folder: RunFolder) -> RunOverview:
     """Summarise a run without reading all of it."""
     heartbeat = read_heartbeat(folder.heartbeat)
-    ends = _ends(folder, _TAIL_BYTES, heartbeat)
-    if not ends.has_step() and ends.size_bytes > _TAIL_BYTES:
-        ends = _ends(folder, _MOST_TAIL_BYTES, heartbeat)
-    elif not ends.has_loss() and ends.size_bytes > _TAIL_BYTES:
-        ends = _ends(folder, _TAIL_BYTES_FOR_LOSS, heartbeat)
+    ends = read_ends(folder, TAIL_BYTES, heartbeat)
+    if not ends.has_step() and ends.size_bytes > TAIL_BYTES:
+        ends = read_ends(folder, _MOST_TAIL_BYTES, heartbeat)
+    elif not ends.has_loss() and ends.size_bytes > TAIL_BYTES:
+        ends = read_ends(folder, _TAIL_BYTES_FOR_LOSS, heartbeat)
     tail, start, end = ends.tail, ends.start, ends.end
-    state = judge(start or None, heartbeat) if end is None else state_at_end(end)
     first_time = _number(ends.head[0].get("time")) if ends.head else None
     last_time = _number(tail[-1].get("time")) if tail else first_time
     tags = start.get("tags")
@@ -102,7 +96,7 @@ def overview(folder: RunFolder) -> RunOverview:
     steps = [record for record in tail if record["event"] != "event"]  # an event may be about an earlier step
     return RunOverview(
         name=folder.name,
-        state=state,
+        state=ends.state(heartbeat),
         started=first_time,
         updated=last_time,
         duration_s=max(0.0, last_time - first_time) if last_time is not None and first_time is not None else None,
@@ -125,34 +119,9 @@ def overview(folder: RunFolder) -> RunOverview:
     )
 
 
-class _Ends(NamedTuple):
-    """The first record of a journal, those with which the present attempt began, and the last ones."""
-
-    head: list[dict[str, Any]]
-    begin: list[dict[str, Any]]
-    tail: list[dict[str, Any]]
-    size_bytes: int
-
-    @property
-    def start(self) -> dict[str, Any]:
-        found = (record for record in [*reversed(self.tail), *self.begin, *self.head] if record["event"] == "start")
-        return next(found, {})
-
-    @property
-    def end(self) -> dict[str, Any] | None:
-        found = next((record for record in reversed(self.tail) if record["event"] in {"start", "end"}), None)
-        return found if found is not None and found["event"] == "end" else None
-
-    def has_step(self) -> bool:
-        return any("global_step" in record for record in self.tail)
-
-    def has_loss(self) -> bool:
-        return any("train_loss" in record or "window/latest_loss" in record for record in self.tail)
-
-
-def _num_alerts(ends: _Ends, heartbeat: Heartbeat | None) -> tuple[int, int]:
+def _num_alerts(ends: JournalEnds, heartbeat: Heartbeat | None) -> tuple[int, int]:
     """Return how many alerts are open, and critical: by the writer's own count, and by what it has recorded since."""
-    book = AlertBook()
+    book = AlertHistory()
     for record in ends.tail:
         if record["event"] in {"start", "alert"}:
             book.take(record)
@@ -162,36 +131,6 @@ def _num_alerts(ends: _Ends, heartbeat: Heartbeat | None) -> tuple[int, int]:
         return told
     counted = (heartbeat.num_open_alerts, heartbeat.num_critical_alerts)
     return counted if ends.size_bytes <= heartbeat.journal_bytes else max(told, counted)
-
-
-def _ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) -> _Ends:
-    begins_at = heartbeat.start_bytes if heartbeat else 0
-    try:
-        with open(folder.journal, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            head = _lines(file.readline(_HEAD_BYTES))
-            begin: list[dict[str, Any]] = []
-            if 0 < begins_at < size - num_bytes:
-                file.seek(begins_at)
-                begin = _lines(file.read(_BEGIN_BYTES))
-            file.seek(max(0, size - num_bytes))
-            return _Ends(head, begin, _lines(file.read()), size)
-    except OSError:
-        return _Ends([], [], [], 0)
-
-
-def _lines(block: bytes) -> list[dict[str, Any]]:
-    first, last = block.find(b"\n") + 1, block.rfind(b"\n") + 1
-    whole = decode_block(block[:last] if block.startswith(b"{") else block[first:last])
-    if whole is not None:
-        return whole
-    records = []
-    for line in block[:last].split(b"\n"):
-        try:
-            records.append(decode(line))
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            continue  # the block begins in the middle of a line, or the line is bad
-    return records
 
 
 def _last(records: list[dict[str, Any]], name: str) -> Any:
@@ -205,7 +144,7 @@ def _latest_step(records: list[dict[str, Any]]) -> int | None:
     return logged if told is None else told if logged is None else max(logged, told)
 
 
-def _overall_pace(ends: _Ends) -> float | None:
+def _overall_pace(ends: JournalEnds) -> float | None:
     """Return seconds per step, from the first step of the present attempt that is known to the last."""
     began = _number(ends.start.get("time")) or 0.0
     points = [(step, time) for step, time in _steps([*ends.begin, *ends.tail]) if time >= began]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -12,13 +11,10 @@ import msgspec
 
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._follower import read_records
-from tachograph.journal._liveness import RunState, judge, read_heartbeat, state_at_end
-from tachograph.reader._overview import overview
-from tachograph.records import finite
+from tachograph.journal._liveness import RunState, infer_state, read_heartbeat, state_at_end
+from tachograph.records import finite_or_none
 
-__all__ = ["RankView", "find_job", "read_ranks"]
-
-_MOST_FOLDERS = 200
+__all__ = ["RankView", "read_ranks"]
 
 
 class RankView(msgspec.Struct, kw_only=True):
@@ -38,36 +34,6 @@ class RankView(msgspec.Struct, kw_only=True):
     """The last of them."""
     reason: str | None = None
     """Why it ended, if it said so."""
-
-
-def find_job(log_dir: str, job: str, since_s: float, name: str | None = None) -> RunFolder | None:
-    """Return the run that rank 0 of a job is recording, or None as long as there is none.
-
-    Args:
-        log_dir: the folder that holds the runs.
-        job: what `tachograph._base.ranks.job_id` returns in all processes of the job.
-        since_s: wall time since when a sign of life of rank 0 counts even if its run has ended by now.
-        name: what the run was asked to be called, to which rank 0 may have added a number; None: anything.
-    """
-    if not job:
-        return None
-    found: list[tuple[float, str]] = []
-    with contextlib.suppress(OSError), os.scandir(log_dir) as entries:
-        for entry in entries:
-            folder = RunFolder(entry.path)
-            with contextlib.suppress(OSError):
-                found.append((folder.heartbeat.stat().st_mtime, entry.path))
-    for _, path in sorted(found, reverse=True)[:_MOST_FOLDERS]:
-        folder = RunFolder(path)
-        heartbeat = read_heartbeat(folder.heartbeat)
-        if heartbeat is None or heartbeat.job != job:
-            continue
-        if name is not None and not re.fullmatch(rf"{re.escape(name)}(-\d+)?", folder.name):
-            continue
-        # An earlier run of the job, or an earlier job that was called the same, has ended.
-        if heartbeat.time >= since_s or overview(folder).state is RunState.RUNNING:
-            return folder
-    return None
 
 
 def read_ranks(folder: RunFolder) -> list[RankView]:
@@ -90,7 +56,7 @@ def _view(rank: int, records: Iterable[dict[str, Any]], folder: RunFolder) -> Ra
     view = RankView(rank=rank, state=RunState.STALE)
     for record in records:
         kind = record["event"]
-        view.last_time = finite(record.get("time")) or view.last_time
+        view.last_time = finite_or_none(record.get("time")) or view.last_time
         if kind == "start":
             start, end, view.num_errors, view.error = record, None, 0, None
         elif kind == "end":
@@ -101,7 +67,7 @@ def _view(rank: int, records: Iterable[dict[str, Any]], folder: RunFolder) -> Ra
         elif kind == "event" and record.get("name") == "training_metrics_update":
             latest = record.get("current_iteration")
             view.num_iterations = latest + 1 if isinstance(latest, int) else None
-            view.mean_iteration_s = finite(record.get("window_iteration_sec_mean"))
+            view.mean_iteration_s = finite_or_none(record.get("window_iteration_sec_mean"))
     process = start.get("process")
     if isinstance(process, dict):
         view.host, view.pid = process.get("host"), process.get("pid")
@@ -109,5 +75,5 @@ def _view(rank: int, records: Iterable[dict[str, Any]], folder: RunFolder) -> Ra
         view.state, view.reason = state_at_end(end), end.get("reason")
     else:
         heartbeat = folder.heartbeat if rank == 0 else folder.rank_heartbeat(rank)
-        view.state = judge(start, read_heartbeat(heartbeat))
+        view.state = infer_state(start, read_heartbeat(heartbeat))
     return view

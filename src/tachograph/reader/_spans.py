@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from tachograph.records import finite
+from tachograph.records import finite_or_none
 
-__all__ = ["SPAN_KINDS", "Span", "SpanBook", "SpanGroup", "in_order"]
+__all__ = ["SPAN_KINDS", "RecordedSpan", "SpanTreeBuilder", "SpanGroup", "in_order"]
 
 SPAN_KINDS = frozenset({"span_start", "span_stop", "span"})
 
@@ -20,7 +20,7 @@ _DEEPEST = 40
 _MOST_KNOWN = 10_000
 
 
-class Span(msgspec.Struct, kw_only=True):
+class RecordedSpan(msgspec.Struct, kw_only=True):
     """A stretch of time with a name, as it was recorded."""
 
     id: str
@@ -60,7 +60,7 @@ class SpanGroup(msgspec.Struct, kw_only=True):
         return self.total_s + max(0.0, self.num_open * now_s - self.open_starts)
 
 
-class SpanBook:
+class SpanTreeBuilder:
     """Puts spans together from the records of a journal, in order."""
 
     def __init__(self) -> None:
@@ -68,13 +68,13 @@ class SpanBook:
         """The outermost spans, added up."""
         self.num_not_grouped = 0
         """Spans of names for which there was no room."""
-        self._open: dict[str, Span] = {}
+        self._open: dict[str, RecordedSpan] = {}
         self._groups: dict[str, SpanGroup] = {}
         self._ended: dict[str, SpanGroup] = {}
         self._num_groups = 0
         self._attempt = -1
 
-    def take(self, record: dict[str, Any], last_time: float | None = None) -> list[Span]:
+    def take(self, record: dict[str, Any], last_time: float | None = None) -> list[RecordedSpan]:
         """Take a record of any kind; return the spans that it completes.
 
         Args:
@@ -89,7 +89,10 @@ class SpanBook:
         span_id = record.get("span_id")
         if event not in SPAN_KINDS or not isinstance(span_id, str):
             return []
-        time_s, duration_s = finite(record.get("time")) or 0.0, max(0.0, finite(record.get("duration_s")) or 0.0)
+        time_s, duration_s = (
+            finite_or_none(record.get("time")) or 0.0,
+            max(0.0, finite_or_none(record.get("duration_s")) or 0.0),
+        )
         if span_id in self._ended or (event == "span_start" and span_id in self._open):
             return []  # told twice
         if event == "span_start":
@@ -111,7 +114,7 @@ class SpanBook:
             span.attributes = record["attributes"]
         return [_ended(span, group, duration_s, str(record.get("status", "ok")))]
 
-    def close(self, last_time: float | None = None) -> list[Span]:
+    def close(self, last_time: float | None = None) -> list[RecordedSpan]:
         """Take it that the process has died; return the spans it was in."""
         died = []
         for span in self._open.values():
@@ -123,11 +126,11 @@ class SpanBook:
         self._open, self._groups, self._ended = {}, {}, {}
         return died
 
-    def open_spans(self) -> list[Span]:
+    def open_spans(self) -> list[RecordedSpan]:
         """Return the spans that have not stopped, oldest first."""
         return list(self._open.values())
 
-    def _begin(self, span: Span) -> None:
+    def _begin(self, span: RecordedSpan) -> None:
         group = self._group(span)
         span.depth = group.depth
         group.num_open += 1
@@ -135,7 +138,7 @@ class SpanBook:
         self._open[span.id] = span
         self._groups[span.id] = group
 
-    def _group(self, span: Span) -> SpanGroup:
+    def _group(self, span: RecordedSpan) -> SpanGroup:
         parent = self._groups.get(span.parent_id or "") or self._ended.get(span.parent_id or "")
         level = self.roots if parent is None else parent.children
         depth = 0 if parent is None else parent.depth + 1
@@ -152,15 +155,15 @@ class SpanBook:
         return group
 
 
-def in_order(spans: list[Span]) -> list[Span]:
+def in_order(spans: list[RecordedSpan]) -> list[RecordedSpan]:
     """Return spans with each after the one around it; a parent that is not there, or is its own, counts as none."""
     by_id = {span.id: span for span in spans}
-    children: dict[str | None, list[Span]] = {}
+    children: dict[str | None, list[RecordedSpan]] = {}
     for span in sorted(spans, key=lambda span: (span.attempt, span.start, span.id)):
         if span.parent_id not in by_id or span.parent_id == span.id:
             span.parent_id = None
         children.setdefault(span.parent_id, []).append(span)
-    ordered: list[Span] = []
+    ordered: list[RecordedSpan] = []
     waiting = children.pop(None, [])[::-1]
     while waiting or children:
         if not waiting:  # what is left goes round in circles
@@ -176,7 +179,7 @@ def in_order(spans: list[Span]) -> list[Span]:
     return ordered
 
 
-def _ended(span: Span, group: SpanGroup, duration_s: float, status: str) -> Span:
+def _ended(span: RecordedSpan, group: SpanGroup, duration_s: float, status: str) -> RecordedSpan:
     span.duration_s, span.status = duration_s, status
     group.count += 1
     group.total_s += duration_s
@@ -186,9 +189,9 @@ def _ended(span: Span, group: SpanGroup, duration_s: float, status: str) -> Span
     return span
 
 
-def _span(span_id: str, record: dict[str, Any], start: float, attempt: int) -> Span:
+def _span(span_id: str, record: dict[str, Any], start: float, attempt: int) -> RecordedSpan:
     parent, attributes = record.get("parent_id"), record.get("attributes")
-    return Span(
+    return RecordedSpan(
         id=span_id,
         name=str(record.get("name", "?")),
         start=start,

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tachograph.journal import Appender, CsvMirror, RunFolder, hold_run_folder
-from tachograph.records import Problem, encode, plain
+from tachograph.records import ValueProblem, encode, to_plain
 
-__all__ = ["add_epilogue"]
+__all__ = ["append_after_exit"]
 
 _MIRROR_BUDGET_S = 5.0
 
 
-def add_epilogue(folder: RunFolder, notes: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
+def append_after_exit(folder: RunFolder, notes: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
     """Append records to a run that nobody records any more; return False if somebody does.
 
     Args:
@@ -27,9 +27,9 @@ def add_epilogue(folder: RunFolder, notes: Sequence[tuple[str, Mapping[str, Any]
     with hold_run_folder(folder) as is_ours:
         if not is_ours:
             return False
-        problems: list[Problem] = []
+        problems: list[ValueProblem] = []
         now_s = time.time()
-        records = [{"event": event, "time": now_s, **plain(fields, event, problems)} for event, fields in notes]
+        records = [{"event": event, "time": now_s, **to_plain(fields, event, problems)} for event, fields in notes]
         mirror = CsvMirror(folder) if folder.csv.exists() else None
         if mirror is not None:
             mirror.load()

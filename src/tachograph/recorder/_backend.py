@@ -6,18 +6,18 @@ from collections import deque
 from typing import Any, Protocol
 
 from tachograph.journal import RunFolder
-from tachograph.recorder._buffer_items import Entry
-from tachograph.recorder._writer import Losses
+from tachograph.recorder._buffer_items import BufferItem
+from tachograph.recorder._writer import LossCounter
 
-__all__ = ["Backend", "Companion", "Follower", "Source"]
+__all__ = ["Backend", "SpanRecorder", "Follower", "Collector"]
 
 
 class Backend(Protocol):
     """What takes the entries of a run: the writer, or a list in a test."""
 
-    buffer: deque[Entry]
-    losses: Losses
-    taken_s: float
+    buffer: deque[BufferItem]
+    losses: LossCounter
+    drained_s: float
     """When entries were last taken from the buffer, on `time.monotonic`."""
 
     @property
@@ -25,11 +25,11 @@ class Backend(Protocol):
         """Whether something came in that its owner could still change."""
         ...
 
-    def note(self, event: str, fields: dict[str, Any]) -> None:
+    def add_record(self, event: str, fields: dict[str, Any]) -> None:
         """Queue a record that is not a step."""
         ...
 
-    def put(self, entry: Entry, *, must: bool = False) -> bool:
+    def put(self, entry: BufferItem, *, must: bool = False) -> bool:
         """Queue any entry, unless the buffer is full; return whether it was queued."""
         ...
 
@@ -54,7 +54,7 @@ class Backend(Protocol):
         ...
 
 
-class Companion(Protocol):
+class SpanRecorder(Protocol):
     """A layer above that records into a run what `log` does not."""
 
     def close(self) -> None:
@@ -66,10 +66,10 @@ class Companion(Protocol):
         ...
 
 
-class Source(Protocol):
+class Collector(Protocol):
     """A layer above that collects by itself, and is asked now and then what it has."""
 
-    def gather(self) -> None:
+    def collect(self) -> None:
         """Record what there is. Called by the writer's thread, about every second."""
         ...
 

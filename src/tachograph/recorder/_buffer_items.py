@@ -9,18 +9,26 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-__all__ = ["Entry", "FlushMark", "Guest", "LOSSES", "Note", "PRESSURE", "StepEntry"]
+__all__ = [
+    "BufferItem",
+    "FlushMarker",
+    "DeferredRecord",
+    "LOSS_NAMES",
+    "PendingRecord",
+    "BACKPRESSURE_SIZE",
+    "StepItem",
+]
 
-StepEntry = tuple[float, Any, dict[str, Any]]
+StepItem = tuple[float, Any, dict[str, Any]]
 
-LOSSES = ("train_loss", "loss", "train/loss")
+LOSS_NAMES = ("train_loss", "loss", "train/loss")
 """Names under which people log the training loss; the first that is there counts."""
 
-PRESSURE = 4096
+BACKPRESSURE_SIZE = 4096
 """When more entries than this wait, `log` takes the long way: it wakes the writer, and may drop."""
 
 
-class Note:
+class PendingRecord:
     """A record that is not a step, in order with the steps around it."""
 
     __slots__ = ("event", "fields", "steady_s")
@@ -31,7 +39,7 @@ class Note:
         self.fields = fields
 
 
-class Guest:
+class DeferredRecord:
     """An entry of a layer above, which says what to record when its turn comes."""
 
     __slots__ = ()
@@ -39,16 +47,18 @@ class Guest:
     goes_beside: ClassVar[bool] = False
     """Whether it may wait until the steps around it are written, so that it does not break up their table."""
 
-    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[Note]:
+    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[PendingRecord]:
         """Return what to record. Called in the writer's thread, with the latest metrics that said the loss."""
         raise NotImplementedError
 
-    def notes_of_all(self, guests: Sequence[Guest], latest: Iterable[Mapping[str, Any] | None]) -> Iterable[Note]:
+    def notes_of_all(
+        self, guests: Sequence[DeferredRecord], latest: Iterable[Mapping[str, Any] | None]
+    ) -> Iterable[PendingRecord]:
         """Return what to record of several that go beside, of which this is one, each with what `notes` gets."""
         return [note for guest, metrics in zip(guests, latest, strict=False) for note in guest.notes(metrics)]
 
 
-class FlushMark:
+class FlushMarker:
     """Set once everything before it is in the file."""
 
     __slots__ = ("written",)
@@ -57,4 +67,4 @@ class FlushMark:
         self.written = threading.Event()
 
 
-Entry = StepEntry | Note | Guest | FlushMark
+BufferItem = StepItem | PendingRecord | DeferredRecord | FlushMarker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tachograph.records import Problem, settle, to_json
+from tachograph.records import ValueProblem, freeze, to_json
 
 __all__ = ["completion_fields", "completion_row", "text_of"]
 
@@ -26,9 +26,9 @@ def completion_row(cells: Mapping[str, Any]) -> dict[str, Any]:
         return cells
     row = _Row()
     num_chars = 0
-    for name, value in settle(_as_texts(cells)).items():
+    for name, value in freeze(_as_texts(cells)).items():
         if len(row) >= _MOST_CELLS:
-            row["cells"] = Problem("cells", f"a row of completions has more than {_MOST_CELLS} cells")
+            row["cells"] = ValueProblem("cells", f"a row of completions has more than {_MOST_CELLS} cells")
             break
         if isinstance(value, list):
             value = to_json(value)  # noqa: PLW2901 - a cell is one value
@@ -46,7 +46,7 @@ def _as_texts(cells: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cut(text: str, most_chars: int) -> str:
-    num_chars = getattr(text, "num_chars", len(text))  # what `settle` has cut already knows how long it was
+    num_chars = getattr(text, "num_chars", len(text))  # what `freeze` has cut already knows how long it was
     if num_chars <= most_chars:
         return text
     return f"{text[: max(most_chars, 0)]}… [cut, {num_chars} characters]"
@@ -72,7 +72,7 @@ def completion_fields(
             break
         kept.append(row)
     kept.reverse()
-    columns = dict.fromkeys(name for row in kept for name, value in row.items() if not isinstance(value, Problem))
+    columns = dict.fromkeys(name for row in kept for name, value in row.items() if not isinstance(value, ValueProblem))
     num_dropped += len(given) - len(kept)
     return {
         **({} if step is None else {"global_step": step}),

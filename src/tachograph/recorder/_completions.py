@@ -17,7 +17,7 @@ from typing import Any
 from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
 from tachograph.recorder._completion_rows import completion_row
-from tachograph.recorder._run import LightRun, Run
+from tachograph.recorder._run import RankRun, Run
 from tachograph.recorder._start import current_run
 
 __all__ = ["Completions"]
@@ -65,7 +65,7 @@ class Completions:
     @property
     def is_recording(self) -> bool:
         """Whether samples are kept: not by a run that is disabled, nor on ranks other than the first."""
-        return self.run.enabled and not isinstance(self.run, LightRun)
+        return self.run.enabled and not isinstance(self.run, RankRun)
 
     def add(
         self,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from tachograph.exceptions import ControlError, nearest
+from tachograph.exceptions import ControlError, did_you_mean
 from tachograph.journal import (
     LOG_EVERY_MAX,
     LOG_EVERY_MIN,
@@ -24,7 +24,7 @@ from tachograph.journal import (
     Request,
     is_number_of_steps,
 )
-from tachograph.records import is_settled
+from tachograph.records import is_frozen
 
 __all__ = ["Control", "ControlPanel"]
 
@@ -73,7 +73,7 @@ class ControlPanel:
     ) -> None:
         self._gap_s = gap_s
         self._steady_s = steady_s
-        self._note = note
+        self._add_record = note
         self._call_trainer = call_trainer
         self._controls: dict[str, Control[Any]] = {}
         self._waiting: dict[str, _Change] = {}
@@ -110,7 +110,7 @@ class ControlPanel:
             raise ControlError(f"control {name!r}: {value!r} is not between min={minimum!r} and max={maximum!r}")
         control = self._controls[name] = Control(name, value, minimum, maximum)
         fields = {"name": "control_registered", "control": name, "value": value, "min": minimum, "max": maximum}
-        self._note("event", {key: item for key, item in fields.items() if item is not None})
+        self._add_record("event", {key: item for key, item in fields.items() if item is not None})
         return control
 
     def add_log_every(self, value: int) -> None:
@@ -130,7 +130,7 @@ class ControlPanel:
             requests = []
             if str(fault) not in self._told:
                 self._told.add(str(fault))
-                self._note(
+                self._add_record(
                     "telemetry_error",
                     {"kind": "control_file", "field": "control.json", "reason": f"control.json {fault}; ignored"},
                 )
@@ -147,7 +147,7 @@ class ControlPanel:
             control = self._controls[name]
             old, control.value = control.value, change.value
             self._changed_s[name] = self._steady_s()
-            self._note(
+            self._add_record(
                 "control_change", {"name": name, "old": old, "new": change.value, "source": change.request.source}
             )
             self._acknowledge(change.request, "clamped" if change.clamped else "applied", value=change.value)
@@ -196,7 +196,7 @@ class ControlPanel:
         control = self._controls.get(request.name)
         if control is None:
             known = [*self._controls, *REQUESTS]
-            self._reject(request, f"there is no control {request.name!r}{nearest(request.name, known)}")
+            self._reject(request, f"there is no control {request.name!r}{did_you_mean(request.name, known)}")
             return
         value = _fitting(request.value, control.value)
         if value is None:
@@ -257,12 +257,12 @@ class ControlPanel:
         key = f"{request.name}:{reason}"
         if key not in self._told and len(self._told) < 100:
             self._told.add(key)
-            self._note("telemetry_error", {"kind": "control_rejected", "field": request.name, "reason": reason})
+            self._add_record("telemetry_error", {"kind": "control_rejected", "field": request.name, "reason": reason})
 
     def _acknowledge(self, request: Request, status: str, **more: Any) -> None:
-        asked = request.value if is_settled(request.value) else f"{request.value!r:.100}"
+        asked = request.value if is_frozen(request.value) else f"{request.value!r:.100}"
         fields = {"name": "control_ack", "control": request.name, "status": status, "requested": asked}
-        self._note("event", {**fields, "id": request.id, "source": request.source, **more})
+        self._add_record("event", {**fields, "id": request.id, "source": request.source, **more})
 
 
 def _fitting(value: Any, like: Any) -> Any:

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from tachograph._base.clock import Clock, SystemClock
 from tachograph._base.guard import guard, warn
 from tachograph.recorder._backend import Backend
-from tachograph.recorder._buffer_items import PRESSURE
+from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE
 from tachograph.recorder._control import ControlPanel
-from tachograph.records import is_array, settle
+from tachograph.records import freeze, is_array
 from tachograph.settings import Settings
 
 __all__ = ["Intake"]
@@ -24,7 +24,7 @@ _YIELD_S = 0.0005
 _STUCK_AFTER_S = 0.25
 
 
-class _Detour:
+class _SlowPath:
     """Stands in for the buffer and is always full, so that `log` takes the long way."""
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class _Detour:
         """Never reached: nothing is appended to a full buffer."""
 
 
-_DETOUR = _Detour()
+_SLOW_PATH = _SlowPath()
 
 
 class Intake:
@@ -62,11 +62,11 @@ class Intake:
         self._careful_calls = _CAREFUL_CALLS
         self._is_forked = False
         self._is_told = False
-        self._buffer: Any = _DETOUR
+        self._buffer: Any = _SLOW_PATH
         self._panel = ControlPanel(
             gap_s=settings.control_gap_s,
             steady_s=self._clock.steady_s,
-            note=self._note,
+            note=self._add_record,
             call_trainer=self._take_detour,
         )
         self._panel.add_log_every(settings.log_every)
@@ -100,13 +100,13 @@ class Intake:
         except Exception as fault:  # noqa: BLE001 - whatever was passed, training goes on
             self._refuse(fault, metrics)
 
-    def _note(self, event: str, fields: dict[str, Any]) -> None:
+    def _add_record(self, event: str, fields: dict[str, Any]) -> None:
         if self._writer is None:
             return
         if self.status != "running" or self._is_forked:
             self._tell_once()
             return
-        self._writer.note(event, fields)
+        self._writer.add_record(event, fields)
 
     def _log_slowly(self, metrics: dict[str, Any], step: Any) -> None:
         """Log with everything that the fast way leaves out; see `_choose_way` for when it is open."""
@@ -122,13 +122,13 @@ class Intake:
             if self._careful_calls:
                 # Whoever logs arrays usually does so from the start: then every call is looked at, for good.
                 self._careful_calls -= not any(map(is_array, metrics.values()))
-            metrics = settle(metrics)
+            metrics = freeze(metrics)
         if step is not None and type(step) is not int:
-            step = settle({"global_step": step}).get("global_step", step)
-        if len(writer.buffer) > PRESSURE:
+            step = freeze({"global_step": step}).get("global_step", step)
+        if len(writer.buffer) > BACKPRESSURE_SIZE:
             self._make_room(writer)
         if len(writer.buffer) >= self._settings.buffer_size:
-            writer.losses.count("the buffer was full")
+            writer.losses.add("the buffer was full")
         else:
             writer.buffer.append((self._clock.steady_s(), step, metrics))
         self._choose_way()
@@ -141,7 +141,7 @@ class Intake:
         """
         writer.wake()
         time.sleep(0)
-        while len(writer.buffer) >= self._settings.buffer_size and time.monotonic() < writer.taken_s + _STUCK_AFTER_S:
+        while len(writer.buffer) >= self._settings.buffer_size and time.monotonic() < writer.drained_s + _STUCK_AFTER_S:
             time.sleep(_YIELD_S)
 
     def _choose_way(self) -> None:
@@ -153,25 +153,25 @@ class Intake:
             and not self._careful_calls
             and not (writer is not None and writer.saw_array)
             and not self._panel.has_ready
-            and self._settings.buffer_size >= PRESSURE
+            and self._settings.buffer_size >= BACKPRESSURE_SIZE
             and type(self._clock) is SystemClock
         )
-        self._buffer = writer.buffer if writer is not None and is_fast else _DETOUR
+        self._buffer = writer.buffer if writer is not None and is_fast else _SLOW_PATH
 
     def _take_detour(self) -> None:
         """Make the next `log` take the long way. Called by the writer's thread."""
-        self._buffer = _DETOUR
+        self._buffer = _SLOW_PATH
 
     def _refuse(self, fault: Exception, metrics: object) -> None:
         writer = self._writer
         if isinstance(fault, (TypeError, ValueError)) and not isinstance(metrics, Mapping):
             reason = f"log() takes a dict of metrics, got {type(metrics).__name__}; the record is lost"
             if writer is not None:
-                writer.losses.count(reason)
+                writer.losses.add(reason)
             return
-        guard.caught("logging a step", fault)
+        guard.report("logging a step", fault)
         if writer is not None:
-            writer.losses.count("a fault inside telemetry")
+            writer.losses.add("a fault inside telemetry")
         if guard.strict:
             raise fault
 

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from tachograph._base.guard import guard
-from tachograph.diagnostics import Doctor, RuleSettings
-from tachograph.recorder._record_builder import Piece
+from tachograph.diagnostics import RuleEngine, RuleSettings
+from tachograph.recorder._record_builder import Encodable
 from tachograph.records import StepTable
 
-__all__ = ["Examiner"]
+__all__ = ["LiveDiagnostics"]
 
 _MOST_LINES = 20
 _MOST_DUMPS = 10
 
 
-class Examiner:
+class LiveDiagnostics:
     """A doctor for a run that is being recorded."""
 
     def __init__(self, rules: Mapping[str, RuleSettings], say: Callable[[str], None]) -> None:
@@ -33,16 +33,16 @@ class Examiner:
             rules: the rules with their thresholds.
             say: prints a line for the person who watches the run.
         """
-        self._doctor: Doctor | None = Doctor(rules, prefix=f"{os.urandom(3).hex()}-")
+        self._doctor: RuleEngine | None = RuleEngine(rules, prefix=f"{os.urandom(3).hex()}-")
         self._say = say
         self._num_lines = 0
         self._num_dumps = 0
         self.fault = ""
         """Why it has given up, if it has."""
 
-    def examine(self, pieces: list[Piece], folder: Path) -> list[Piece]:
+    def examine(self, pieces: list[Encodable], folder: Path) -> list[Encodable]:
         """Return the pieces with the alerts that they give rise to, each behind what caused it."""
-        result: list[Piece] = []
+        result: list[Encodable] = []
         for piece in pieces:
             result.append(piece)
             if isinstance(piece, StepTable):
@@ -51,7 +51,7 @@ class Examiner:
                 result += self._alerts(folder, "take", piece)
         return result
 
-    def tick(self, time_s: float, folder: Path) -> list[Piece]:
+    def tick(self, time_s: float, folder: Path) -> list[Encodable]:
         """Return the alerts that the time that has passed gives rise to."""
         return self._alerts(folder, "tick", time_s)
 
@@ -65,7 +65,7 @@ class Examiner:
         """How many alerts are open, and how many of these are critical."""
         return self._doctor.num_open if self._doctor is not None else (0, 0)
 
-    def _alerts(self, folder: Path, method: str, *arguments: Any) -> list[Piece]:
+    def _alerts(self, folder: Path, method: str, *arguments: Any) -> list[Encodable]:
         if self._doctor is None:
             return []
         try:
@@ -77,7 +77,7 @@ class Examiner:
         except Exception as fault:
             self._doctor = None  # it would come again with every step
             self.fault = f"{type(fault).__name__}: {fault}"
-            guard.caught("diagnosing the run", fault)
+            guard.report("diagnosing the run", fault)
             if guard.strict:
                 raise
             return []

@@ -17,8 +17,16 @@ import msgspec
 
 from tachograph._base import ranks
 from tachograph._base.clock import Clock
-from tachograph.journal import Appender, ControlFile, Heartbeat, RunFolder, atomic_write, this_process, uptime_s
-from tachograph.reader import find_job
+from tachograph.journal import (
+    Appender,
+    ControlFile,
+    Heartbeat,
+    RunFolder,
+    atomic_write,
+    find_job,
+    this_process,
+    uptime_s,
+)
 
 __all__ = ["RankFiles"]
 

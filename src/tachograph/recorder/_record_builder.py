@@ -8,21 +8,30 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tachograph._base.clock import WallAnchor
-from tachograph.recorder._buffer_items import LOSSES, Entry, Guest, Note, StepEntry
+from tachograph.recorder._buffer_items import LOSS_NAMES, BufferItem, DeferredRecord, PendingRecord, StepItem
 from tachograph.recorder._window import ARRAY_CAME_LATE, StepWindow
-from tachograph.records import OMIT, RESERVED_FIELDS, Problem, StepTable, is_array, is_settled, mask_mapping, plain
+from tachograph.records import (
+    OMIT,
+    RESERVED_FIELDS,
+    StepTable,
+    ValueProblem,
+    is_array,
+    is_frozen,
+    mask_mapping,
+    to_plain,
+)
 
-__all__ = ["Pipeline"]
+__all__ = ["RecordBuilder"]
 
-Piece = StepTable | dict[str, Any]
+Encodable = StepTable | dict[str, Any]
 
-_LOSSES = frozenset(LOSSES)
+_LOSSES = frozenset(LOSS_NAMES)
 _MOST_PROBLEMS = 200
 _MOST_STEPS = 1 << 62
 _OWN_FIELDS = RESERVED_FIELDS | {"global_step", "sec_per_step", "samples_per_sec", "nan_inf_detected"}
 
 
-class Pipeline:
+class RecordBuilder:
     """Turns what was logged into records, in order."""
 
     def __init__(
@@ -48,9 +57,9 @@ class Pipeline:
         self.saw_array = False
         """Whether an array came in that its owner can still change."""
 
-    def process(self, entries: Iterable[Entry]) -> list[Piece]:
+    def process(self, entries: Iterable[BufferItem]) -> list[Encodable]:
         """Return the records of some entries. Nothing is kept back but an unfinished window."""
-        pieces: list[Piece] = []
+        pieces: list[Encodable] = []
         rest = iter(entries)
         entry = next(rest, None)
         while entry is not None:
@@ -59,23 +68,23 @@ class Pipeline:
                 continue
             if type(entry) is tuple and self._window is not None:
                 pieces += self._windowed(self._window, *entry)
-            elif type(entry) is Note:
+            elif type(entry) is PendingRecord:
                 pieces += self._noted(entry)
-            elif isinstance(entry, Guest) and entry.goes_beside:
+            elif isinstance(entry, DeferredRecord) and entry.goes_beside:
                 entry = self._several(entry, rest, pieces)
                 continue
-            elif isinstance(entry, Guest):
+            elif isinstance(entry, DeferredRecord):
                 pieces += self._hosted(entry.notes(self._latest))
             entry = next(rest, None)
         if self._window is not None and self._window.is_due:
             pieces += self._window_record()
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[Encodable]:
         """Return what an unfinished window holds."""
         return self._window_record()
 
-    def _problem(self, problem: Problem, steady_s: float) -> list[Piece]:
+    def _problem(self, problem: ValueProblem, steady_s: float) -> list[Encodable]:
         """Return a `telemetry_error` record for a problem, the first time it is met."""
         if problem.where in self._told or len(self._told) > _MOST_PROBLEMS:
             return []
@@ -88,7 +97,7 @@ class Pipeline:
 
     # Steps, the fast way: a table of rows with the same names ------------------------------------------------------
 
-    def _steps(self, first: StepEntry, rest: Iterator[Entry], pieces: list[Piece]) -> Entry | None:
+    def _steps(self, first: StepItem, rest: Iterator[BufferItem], pieces: list[Encodable]) -> BufferItem | None:
         """Put a step and those after it that have the same names into a table; return the entry that ends it.
 
         This loop is most of what the writer does per step: everything in it is a local.
@@ -103,8 +112,8 @@ class Pipeline:
         offset_s, samples = self._anchor.offset_s, self._samples_per_step
         values: list[Any] = []
         append = values.append
-        entry: Entry | None = first
-        beside: list[Guest] = []
+        entry: BufferItem | None = first
+        beside: list[DeferredRecord] = []
         latest: list[Mapping[str, Any] | None] = []
         says_loss = not _LOSSES.isdisjoint(keys)
         while True:
@@ -117,7 +126,7 @@ class Pipeline:
                 append(samples * num_steps / took_s)
             last_step, last_s = step, steady_s
             entry = next(rest, None)
-            while isinstance(entry, Guest) and entry.goes_beside:
+            while isinstance(entry, DeferredRecord) and entry.goes_beside:
                 beside.append(entry)
                 latest.append(metrics if says_loss else self._latest)
                 entry = next(rest, None)
@@ -150,7 +159,7 @@ class Pipeline:
         own = ("sec_per_step", "samples_per_sec") if self._samples_per_step else ("sec_per_step",)
         return ("time", "global_step", *keys, *own)
 
-    def _finish_table(self, names: tuple[str, ...], values: list[Any], pieces: list[Piece]) -> None:
+    def _finish_table(self, names: tuple[str, ...], values: list[Any], pieces: list[Encodable]) -> None:
         width = len(names)
         table = StepTable.encode(names, values, len(values) // width)
         if table is not None:
@@ -162,8 +171,8 @@ class Pipeline:
 
     # Steps, one by one ---------------------------------------------------------------------------------------------
 
-    def _records(self, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Piece]:
-        pieces: list[Piece] = []
+    def _records(self, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Encodable]:
+        pieces: list[Encodable] = []
         if not _LOSSES.isdisjoint(metrics):
             self._latest = metrics
         self._step = number = self._number(step, metrics, steady_s, pieces)
@@ -173,39 +182,39 @@ class Pipeline:
         self._add_pace(record, number, steady_s)
         return pieces + self._finished(record, steady_s)
 
-    def _finished(self, record: dict[str, Any], steady_s: float) -> list[Piece]:
+    def _finished(self, record: dict[str, Any], steady_s: float) -> list[Encodable]:
         """Make the values plain, mark what is not finite, attach what waits."""
-        problems: list[Problem] = []
+        problems: list[ValueProblem] = []
         record = self._plain(record, problems)
         if self.attach:
             for name, value in self.attach.items():
                 record.setdefault(name, value)
             self.attach = {}
         record.setdefault("nan_inf_detected", any(map(_is_not_finite, record.values())))
-        pieces: list[Piece] = [record]
+        pieces: list[Encodable] = [record]
         for problem in problems:
             pieces += self._problem(problem, steady_s)
         return pieces
 
-    def _plain(self, record: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    def _plain(self, record: dict[str, Any], problems: list[ValueProblem]) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for name, value in record.items():
             if not name.isascii():
                 name = name.encode("utf-8", "backslashreplace").decode()  # noqa: PLW2901 - lone surrogates are not JSON
-            if is_settled(value):
+            if is_frozen(value):
                 result[name] = value
                 continue
             if is_array(value):
                 # A numpy array that came the fast way: its owner may have changed it since. Missing beats wrong.
                 self.saw_array = True
-                problems.append(Problem(name, ARRAY_CAME_LATE))
+                problems.append(ValueProblem(name, ARRAY_CAME_LATE))
                 continue
-            converted = plain(value, name, problems)
+            converted = to_plain(value, name, problems)
             if converted is not OMIT:
                 result[name] = converted
-        return result if all(map(is_settled, result.values())) else mask_mapping(result)
+        return result if all(map(is_frozen, result.values())) else mask_mapping(result)
 
-    def _number(self, step: Any, metrics: dict[str, Any], steady_s: float, pieces: list[Piece]) -> int:
+    def _number(self, step: Any, metrics: dict[str, Any], steady_s: float, pieces: list[Encodable]) -> int:
         """Settle the step's number; see `Run.log` for the rule."""
         given = metrics.get("global_step") if step is None else step
         if given is not None:
@@ -218,7 +227,7 @@ class Pipeline:
                 return whole
             except Exception:  # noqa: BLE001 - whatever was given as a step
                 reason = f"step={given!r:.80} is not a step; the record got the one that was due instead"
-                pieces += self._problem(Problem("global_step", reason), steady_s)
+                pieces += self._problem(ValueProblem("global_step", reason), steady_s)
         if self._step is None:
             return 0
         return self._step + 1 if self._counts_steps else self._step
@@ -235,8 +244,8 @@ class Pipeline:
 
     # Windows of steps ----------------------------------------------------------------------------------------------
 
-    def _windowed(self, window: StepWindow, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Piece]:
-        pieces: list[Piece] = []
+    def _windowed(self, window: StepWindow, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Encodable]:
+        pieces: list[Encodable] = []
         if not _LOSSES.isdisjoint(metrics):
             self._latest = metrics
         self._step = number = self._number(step, metrics, steady_s, pieces)
@@ -245,7 +254,7 @@ class Pipeline:
         window.add(number, steady_s, metrics)
         return pieces
 
-    def _window_record(self) -> list[Piece]:
+    def _window_record(self) -> list[Encodable]:
         window = self._window
         if window is None or window.num_logs == 0:
             return []
@@ -266,28 +275,28 @@ class Pipeline:
 
     # Everything else -----------------------------------------------------------------------------------------------
 
-    def _hosted(self, notes: Iterable[Note]) -> list[Piece]:
+    def _hosted(self, notes: Iterable[PendingRecord]) -> list[Encodable]:
         return [piece for note in notes for piece in self._noted(note)]
 
-    def _several(self, first: Guest, rest: Iterator[Entry], pieces: list[Piece]) -> Entry | None:
+    def _several(self, first: DeferredRecord, rest: Iterator[BufferItem], pieces: list[Encodable]) -> BufferItem | None:
         """Handle guests that come one after the other, all at once; return the entry that ends them."""
         guests = [first]
         entry = next(rest, None)
-        while isinstance(entry, Guest) and entry.goes_beside:
+        while isinstance(entry, DeferredRecord) and entry.goes_beside:
             guests.append(entry)
             entry = next(rest, None)
         pieces += self._hosted(first.notes_of_all(guests, itertools.repeat(self._latest)))
         return entry
 
-    def _noted(self, note: Note) -> list[Piece]:
-        pieces: list[Piece] = []
+    def _noted(self, note: PendingRecord) -> list[Encodable]:
+        pieces: list[Encodable] = []
         if note.event == "control_change" and note.fields.get("name") == "log_every":
             pieces += self._window_record()
             log_every = int(note.fields["new"])
             self._window = StepWindow(log_every) if log_every > 1 else None
         elif note.event == "end":
             pieces += self._window_record()
-        problems: list[Problem] = []
+        problems: list[ValueProblem] = []
         record: dict[str, Any] = {"event": note.event, "time": self._anchor.wall_s(note.steady_s)}
         if note.event == "profile" and self._step is not None:
             record["global_step"] = self._step  # which those who collect beside the loop do not know

@@ -13,16 +13,16 @@ from typing import Any, Literal
 from tachograph._base.clock import Clock, SystemClock
 from tachograph._base.guard import guard
 from tachograph.journal import RunFolder
-from tachograph.recorder._backend import Backend, Companion, Follower, Source
+from tachograph.recorder._backend import Backend, Collector, Follower, SpanRecorder
 from tachograph.recorder._completion_rows import completion_fields, completion_row
 from tachograph.recorder._control import Control, Number
 from tachograph.recorder._errors import error_fields
 from tachograph.recorder._intake import Intake
 from tachograph.recorder._system import SystemSampler
-from tachograph.records import Later, Problem, settle
+from tachograph.records import LazyValue, ValueProblem, freeze
 from tachograph.settings import Settings
 
-__all__ = ["DisabledRun", "LightRun", "Run"]
+__all__ = ["DisabledRun", "RankRun", "Run"]
 
 
 class Run(Intake):
@@ -43,12 +43,12 @@ class Run(Intake):
         "_followers",
         "_on_finish",
         "_sampler",
-        "companion",
+        "collectors",
         "facts",
         "folder",
         "id",
         "resumed",
-        "sources",
+        "span_recorder",
     )
 
     def __init__(
@@ -65,8 +65,8 @@ class Run(Intake):
     ) -> None:
         super().__init__(name, settings, writer, clock or SystemClock())
         self.facts = facts or {}
-        self.companion: Companion | None = None
-        self.sources: list[Source] = []
+        self.span_recorder: SpanRecorder | None = None
+        self.collectors: list[Collector] = []
         self.id = run_id
         self.folder = folder
         self.resumed = resumed
@@ -97,21 +97,21 @@ class Run(Intake):
     def log_epoch(self, epoch: int, metrics: Mapping[str, Any] | None = None, *, step: int | None = None) -> None:
         """Record the end of an epoch, with its metrics."""
         with guard("logging an epoch"):
-            self._note_metrics("epoch", {"epoch": epoch}, metrics, step)
+            self._add_metrics("epoch", {"epoch": epoch}, metrics, step)
 
     def log_validation(
         self, metrics: Mapping[str, Any], *, step: int | None = None, epoch: int | None = None, prefix: str = "val_"
     ) -> None:
         """Record results on held-out data; ``{"loss": …}`` becomes ``val_loss``."""
         with guard("logging a validation"):
-            self._note_metrics("validation", {"epoch": epoch}, _prefixed(metrics, prefix), step)
+            self._add_metrics("validation", {"epoch": epoch}, _prefixed(metrics, prefix), step)
 
     def log_test(
         self, metrics: Mapping[str, Any], *, step: int | None = None, epoch: int | None = None, prefix: str = "test_"
     ) -> None:
         """Record results on test data; ``{"loss": …}`` becomes ``test_loss``."""
         with guard("logging a test"):
-            self._note_metrics("test", {"epoch": epoch}, _prefixed(metrics, prefix), step)
+            self._add_metrics("test", {"epoch": epoch}, _prefixed(metrics, prefix), step)
 
     def log_checkpoint(
         self,
@@ -124,14 +124,14 @@ class Run(Intake):
         """Record that a checkpoint was saved, with its size if the file is there."""
         with guard("logging a checkpoint"):
             place = os.path.abspath(path)  # looked at later, when the loop may have changed its folder
-            size_bytes = Later(lambda: os.path.getsize(place) if os.path.isfile(place) else None)
+            size_bytes = LazyValue(lambda: os.path.getsize(place) if os.path.isfile(place) else None)
             fields = {"checkpoint_path": os.fspath(path), "is_best": is_best, "size_bytes": size_bytes}
-            self._note_metrics("checkpoint", fields, metrics, step)
+            self._add_metrics("checkpoint", fields, metrics, step)
 
     def event(self, name: str, /, *, step: int | None = None, **attributes: Any) -> None:
         """Record that something happened: ``run.event("curriculum_switch", stage=2)``."""
         with guard("logging an event"):
-            self._note_metrics("event", {"name": name}, attributes, step)
+            self._add_metrics("event", {"name": name}, attributes, step)
 
     def log_completions(
         self,
@@ -150,12 +150,12 @@ class Run(Intake):
             if self._writer is not None:
                 settled = [completion_row(row) for row in rows]
                 if settled or num_dropped:
-                    self._note("completions", completion_fields(settled, step, table, num_dropped))
+                    self._add_record("completions", completion_fields(settled, step, table, num_dropped))
 
     def log_error(self, error: BaseException, *, fatal: bool = False, where: str | None = None) -> None:
         """Record an exception of the training code with its traceback."""
         with guard("logging an error"):
-            self._note("error", error_fields(error, fatal=fatal, where=where))
+            self._add_record("error", error_fields(error, fatal=fatal, where=where))
 
     # Control -------------------------------------------------------------------------------------------------------
 
@@ -221,15 +221,15 @@ class Run(Intake):
             return self._is_forked or self._writer is None or self._writer.close(timeout_s)
         if self._sampler is not None:
             self._sampler.stop()
-        if self.companion is not None:
+        if self.span_recorder is not None:
             with guard("closing spans"):
-                self.companion.close()
-        for source in list(self.sources):
+                self.span_recorder.close()
+        for source in list(self.collectors):
             with guard("recording what was collected"):
                 source.close()
         deadline_s = time.monotonic() + timeout_s
         fields = {"status": status, "reason": reason}
-        self._note("end", {name: value for name, value in fields.items() if value is not None})
+        self._add_record("end", {name: value for name, value in fields.items() if value is not None})
         self.status = status
         self._take_detour()
         written = True
@@ -237,21 +237,21 @@ class Run(Intake):
             written = self._writer.close(timeout_s)
             if not written:
                 how = f" within {timeout_s:g} s" if time.monotonic() >= deadline_s else ""
-                self.say(f"the last records of {self.name!r} could not be written{how}")
+                self.print_line(f"the last records of {self.name!r} could not be written{how}")
         for follower in self._followers:
             follower.close(0)  # all of them first, so that one that hangs takes no time from the others
         for follower in self._followers:
             if not follower.close(deadline_s - time.monotonic()):
-                self.say(f"{follower.name} did not take all records of {self.name!r}; they are in the journal")
+                self.print_line(f"{follower.name} did not take all records of {self.name!r}; they are in the journal")
         if self._on_finish is not None:
             with guard("taking back hooks"):
                 self._on_finish(self)
         return written
 
-    def gather(self) -> None:
+    def collect(self) -> None:
         """Record what was collected since the last time. Called by the writer's thread."""
-        for source in list(self.sources):
-            source.gather()
+        for source in list(self.collectors):
+            source.collect()
 
     def add_follower(self, follower: Follower) -> None:
         """Start something that follows the journal until the run ends, and stop it then, within the deadline."""
@@ -282,31 +282,31 @@ class Run(Intake):
 
     # Inside --------------------------------------------------------------------------------------------------------
 
-    def _note_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
+    def _add_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
         if self._writer is None:
             return
         if metrics is not None and not isinstance(metrics, Mapping):
-            metrics = {"metrics": Problem("metrics", f"a dict was expected, got {type(metrics).__name__}")}
+            metrics = {"metrics": ValueProblem("metrics", f"a dict was expected, got {type(metrics).__name__}")}
         given = {name: value for name, value in {**fields, "global_step": step}.items() if value is not None}
         theirs = {f"{name}_" if name in given else name: value for name, value in (metrics or {}).items()}
-        self._note(event, settle({**given, **theirs}))
+        self._add_record(event, freeze({**given, **theirs}))
 
     def _moved(self, folder: RunFolder, reason: str) -> None:
         self.folder, self.name = folder, folder.name
         for follower in self._followers:
             follower.move(folder)
-        self.say(reason)
+        self.print_line(reason)
 
     def _take_sample(self, sample: dict[str, Any]) -> None:
         if self.status == "running" and self._writer is not None:
-            self._writer.note("system", sample)
+            self._writer.add_record("system", sample)
 
-    def report(self, kind: str, field: str, reason: str) -> None:
+    def report_error(self, kind: str, field: str, reason: str) -> None:
         """Record a fault of telemetry itself."""
         if self.status == "running":
-            self._note("telemetry_error", {"kind": kind, "field": field, "reason": reason})
+            self._add_record("telemetry_error", {"kind": kind, "field": field, "reason": reason})
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line for the person who watches the run."""
         if not self._settings.console:
             return
@@ -322,9 +322,9 @@ class Run(Intake):
         self._take_detour()
         self._sampler = None
         self._followers = []
-        if self.companion is not None:
-            self.companion.forget()
-        for source in list(self.sources):
+        if self.span_recorder is not None:
+            self.span_recorder.forget()
+        for source in list(self.collectors):
             source.forget()
         if self._writer is not None:
             self._writer.abandon()
@@ -339,7 +339,7 @@ class DisabledRun(Run):
         """Do nothing."""
 
 
-class LightRun(Run):
+class RankRun(Run):
     """The run as a rank other than the first sees it: spans, events and errors go into a journal of its own.
 
     Metrics are rank 0's, for they are the same for all ranks or were reduced over them.
@@ -353,9 +353,9 @@ class LightRun(Run):
     def log_completions(self, rows: Any, **options: Any) -> None:
         """Do nothing."""
 
-    def _note_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
+    def _add_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
         if event == "event":
-            super()._note_metrics(event, fields, metrics, step)
+            super()._add_metrics(event, fields, metrics, step)
 
 
 def _prefixed(metrics: Any, prefix: str) -> Any:

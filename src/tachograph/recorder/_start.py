@@ -17,20 +17,20 @@ from tachograph.journal import Claim, claim_run_folder, read_records, this_proce
 from tachograph.reader import overview
 from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
 from tachograph.recorder._files import RunFiles, Tell
-from tachograph.recorder._live_diagnostics import Examiner
+from tachograph.recorder._live_diagnostics import LiveDiagnostics
 from tachograph.recorder._process import latest_run, live_runs, watch
 from tachograph.recorder._rank_files import RankFiles
-from tachograph.recorder._record_builder import Pipeline
-from tachograph.recorder._run import DisabledRun, LightRun, Run
+from tachograph.recorder._record_builder import RecordBuilder
+from tachograph.recorder._run import DisabledRun, RankRun, Run
 from tachograph.recorder._system import SystemSampler
 from tachograph.recorder._writer import Writer
-from tachograph.records import SCHEMA_VERSION, Problem, mask_mapping, plain
+from tachograph.records import SCHEMA_VERSION, ValueProblem, mask_mapping, to_plain
 from tachograph.settings import Settings
 
-__all__ = ["begin_run", "current_run", "log", "worker_run"]
+__all__ = ["start_run", "current_run", "log", "worker_run"]
 
 
-def begin_run(
+def start_run(
     name: str,
     settings: Settings,
     *,
@@ -42,7 +42,7 @@ def begin_run(
     rules: Mapping[str, RuleSettings] | None = None,
 ) -> Run:
     """Claim the folder, write the `start` record and return the run, which is the current one from now on."""
-    problems: list[Problem] = []
+    problems: list[ValueProblem] = []
     snapshot = _snapshot(config, problems)
     known = {**config_facts(snapshot), **(facts or {})}
     rank = 0 if any_rank else ranks.rank()
@@ -71,7 +71,7 @@ def _record(
     claim: Claim,
     settings: Settings,
     start: dict[str, Any],
-    problems: list[Problem],
+    problems: list[ValueProblem],
     rules: Mapping[str, RuleSettings] | None,
 ) -> Run:
     clock = SystemClock()
@@ -79,7 +79,7 @@ def _record(
     first = _first_start(claim) if claim.resumed else {}
     run_id = str(first.get("run_id") or os.urandom(8).hex())
     anchor = WallAnchor(clock)
-    pipeline = Pipeline(
+    pipeline = RecordBuilder(
         anchor,
         log_every=settings.log_every,
         samples_per_step=samples_per_step(start),
@@ -109,21 +109,23 @@ def _record(
         resumed=claim.resumed,
         facts=facts,
     )
-    writer.examiner = Examiner(rules, run.say) if rules else None
-    writer.note("start", facts)
+    writer.examiner = LiveDiagnostics(rules, run.print_line) if rules else None
+    writer.add_record("start", facts)
     for problem in problems:
-        writer.note("telemetry_error", {"kind": "value_not_stored", "field": problem.where, "reason": problem.reason})
+        writer.add_record(
+            "telemetry_error", {"kind": "value_not_stored", "field": problem.where, "reason": problem.reason}
+        )
     writer.poll_controls = lambda: run._panel.poll(writer.files.control_file)
     writer.log_every = lambda: run.log_every
     files.on_move = run._moved
     writer.call_trainer = run._take_detour
-    writer.gather = run.gather
+    writer.collect = run.collect
     writer.start()
     for line in claim.notes:
-        run.say(line)
-    run.say(f"run_name={folder.name}")
+        run.print_line(line)
+    run.print_line(f"run_name={folder.name}")
     path = os.path.join(settings.log_dir, folder.name, "metrics.jsonl")  # as the user wrote it
-    run.say(f"Logging to {path} (and metrics.csv)" if settings.csv else f"Logging to {path}")
+    run.print_line(f"Logging to {path} (and metrics.csv)" if settings.csv else f"Logging to {path}")
     writer.flush(settings.flush_interval_s)
     run._choose_way()
     if settings.system_interval_s:
@@ -137,7 +139,7 @@ def _record_rank(name: str, rank: int, settings: Settings, known: Mapping[str, A
     settings = msgspec.structs.replace(settings, csv=False, control_interval_s=0, system_interval_s=0)
     clock = SystemClock()
     anchor = WallAnchor(clock)
-    pipeline = Pipeline(anchor, log_every=settings.log_every)
+    pipeline = RecordBuilder(anchor, log_every=settings.log_every)
     writer = Writer(
         lambda tell, breathe: RankFiles(settings.log_dir, name, rank, clock),
         settings,
@@ -147,9 +149,9 @@ def _record_rank(name: str, rank: int, settings: Settings, known: Mapping[str, A
     )
     own = {"rank": rank, "local_rank": ranks.local_rank(), "world_size": ranks.world_size()}
     facts = {name: value for name, value in own.items() if value is not None}
-    run = LightRun(name, settings=settings, writer=writer, facts={**known, **facts})
-    writer.gather = run.gather
-    writer.note("start", {"schema": SCHEMA_VERSION, **facts, "process": this_process()})
+    run = RankRun(name, settings=settings, writer=writer, facts={**known, **facts})
+    writer.collect = run.collect
+    writer.add_record("start", {"schema": SCHEMA_VERSION, **facts, "process": this_process()})
     writer.start()
     run._choose_way()
     return run
@@ -189,10 +191,10 @@ def worker_run() -> Run | None:
     return run
 
 
-def _snapshot(config: Any, problems: list[Problem]) -> dict[str, Any]:
+def _snapshot(config: Any, problems: list[ValueProblem]) -> dict[str, Any]:
     if config is None:
         return {}
-    snapshot = plain(config, "config", problems)
+    snapshot = to_plain(config, "config", problems)
     if not isinstance(snapshot, dict):
         raise ConfigError(f"config={type(config).__name__}: a dict, a dataclass or a namespace is expected")
     return mask_mapping(snapshot)

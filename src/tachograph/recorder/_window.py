@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tachograph.records import OMIT, Problem, is_array, is_settled, plain
+from tachograph.records import OMIT, ValueProblem, is_array, is_frozen, to_plain
 
 __all__ = ["ARRAY_CAME_LATE", "StepWindow"]
 
@@ -28,7 +28,7 @@ class StepWindow:
         self._waiting: list[dict[str, Any]] = []
         self._stats: dict[str, _Stats] = {}
         self._latest: dict[str, Any] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[ValueProblem] = []
         self.saw_array = False
         self.num_logs = 0
         self.num_steps = 0
@@ -87,7 +87,7 @@ class StepWindow:
         if not waiting:
             return
         for name, column in zip(waiting[0], zip(*(metrics.values() for metrics in waiting), strict=True), strict=True):
-            numbers = column if all(map(is_settled, column)) else self._plain(name, column)
+            numbers = column if all(map(is_frozen, column)) else self._plain(name, column)
             if not numbers:
                 continue
             self._latest[name] = numbers[-1]
@@ -98,9 +98,9 @@ class StepWindow:
     def _plain(self, name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:
         if any(map(is_array, column)):  # as in the pipeline: missing beats wrong
             self.saw_array = True
-            self.problems.append(Problem(name, ARRAY_CAME_LATE))
+            self.problems.append(ValueProblem(name, ARRAY_CAME_LATE))
             column = tuple(value for value in column if not is_array(value))
-        values = (plain(value, name, self.problems) for value in column)
+        values = (to_plain(value, name, self.problems) for value in column)
         return tuple(value for value in values if value is not OMIT)
 
 

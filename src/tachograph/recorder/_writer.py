@@ -15,15 +15,15 @@ from typing import Any
 
 from tachograph._base.clock import Clock, WallAnchor
 from tachograph._base.guard import guard
-from tachograph.recorder._buffer_items import Entry, FlushMark, Note
+from tachograph.recorder._buffer_items import BufferItem, FlushMarker, PendingRecord
 from tachograph.recorder._files import Files, Tell
-from tachograph.recorder._live_diagnostics import Examiner
-from tachograph.recorder._record_builder import Piece, Pipeline
+from tachograph.recorder._live_diagnostics import LiveDiagnostics
+from tachograph.recorder._record_builder import Encodable, RecordBuilder
 from tachograph.recorder._system import memory_fields
 from tachograph.records import StepTable, encode
 from tachograph.settings import Settings
 
-__all__ = ["Losses", "Writer"]
+__all__ = ["LossCounter", "Writer"]
 
 _CHUNK = 256
 """Entries encoded in one go; bounds how long the interpreter is held."""
@@ -35,7 +35,7 @@ _GATHER_S = 0.9
 """With a look every half second, what was collected is written after a second at most."""
 
 
-class Losses:
+class LossCounter:
     """Counts what could not be kept, from any thread."""
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class Losses:
         self._unreported: dict[str, int] = {}
         self.num_records = 0
 
-    def count(self, reason: str, num_records: int = 1) -> None:
+    def add(self, reason: str, num_records: int = 1) -> None:
         """Count lost records."""
         with self._lock:
             self.num_records += num_records
             self._unreported[reason] = self._unreported.get(reason, 0) + num_records
 
-    def take(self) -> dict[str, int]:
+    def drain(self) -> dict[str, int]:
         """Return what was not reported yet."""
         if not self._unreported:
             return {}
@@ -66,7 +66,7 @@ class Writer:
         self,
         make_files: Callable[[Tell, Callable[[], None]], Files],
         settings: Settings,
-        pipeline: Pipeline,
+        pipeline: RecordBuilder,
         anchor: WallAnchor,
         clock: Clock,
     ) -> None:
@@ -89,15 +89,15 @@ class Writer:
         self._due: dict[str, float] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
-        self.examiner: Examiner | None = None
-        self.gather: Callable[[], None] = lambda: None
+        self.examiner: LiveDiagnostics | None = None
+        self.collect: Callable[[], None] = lambda: None
         """Asks those who collect by themselves what they have."""
         self.poll_controls: Callable[[], None] = lambda: None
         self.call_trainer: Callable[[], None] = lambda: None
         self.log_every: Callable[[], int] = lambda: settings.log_every
-        self.buffer: deque[Entry] = deque()
-        self.losses = Losses()
-        self.taken_s = 0.0
+        self.buffer: deque[BufferItem] = deque()
+        self.losses = LossCounter()
+        self.drained_s = 0.0
         """When entries were last taken from the buffer; a caller with a full buffer looks whether we are at work."""
 
     def start(self) -> None:
@@ -110,12 +110,12 @@ class Writer:
         """Whether something came in that its owner could still change; `log` is more careful from then on."""
         return self._pipeline.saw_array
 
-    def note(self, event: str, fields: dict[str, Any]) -> None:
+    def add_record(self, event: str, fields: dict[str, Any]) -> None:
         """Queue a record that is not a step."""
-        if not self.put(Note(self._clock.steady_s(), event, fields), must=event == "end"):
-            self.losses.count("the buffer was full")
+        if not self.put(PendingRecord(self._clock.steady_s(), event, fields), must=event == "end"):
+            self.losses.add("the buffer was full")
 
-    def put(self, entry: Entry, *, must: bool = False) -> bool:
+    def put(self, entry: BufferItem, *, must: bool = False) -> bool:
         """Queue any entry, unless the buffer is full; return whether it was queued, and leave it to count a loss."""
         if len(self.buffer) >= self._settings.buffer_size + 1024 and not must:
             return False
@@ -135,7 +135,7 @@ class Writer:
         """Wait until what was logged so far is in the file; return False if that took longer than the time given."""
         if threading.current_thread() is self._thread:
             return False
-        mark = FlushMark()
+        mark = FlushMarker()
         self.buffer.append(mark)
         self._wake.put(True)
         return mark.written.wait(max(timeout_s, 0.0)) and not self.files.has_pending
@@ -165,10 +165,10 @@ class Writer:
             with guard("closing the journal"):
                 self._last_tick()
         except BaseException as fault:  # noqa: BLE001 - in strict mode; the test that caused it will see it
-            guard.caught("writing the journal", fault)
+            guard.report("writing the journal", fault)
         finally:
             for entry in self.buffer:
-                if type(entry) is FlushMark:
+                if type(entry) is FlushMarker:
                     entry.written.set()
             self.files.release()
 
@@ -215,17 +215,17 @@ class Writer:
                 if self._pipeline.saw_array:
                     self.call_trainer()
             finally:
-                self.taken_s = time.monotonic()
+                self.drained_s = time.monotonic()
                 for entry in chunk:
-                    if type(entry) is FlushMark:
+                    if type(entry) is FlushMarker:
                         entry.written.set()
 
-    def _records(self, chunk: list[Entry]) -> list[Piece]:
+    def _records(self, chunk: list[BufferItem]) -> list[Encodable]:
         """Make records of a chunk; if that fails, of each entry by itself, so that a fault costs one record."""
         try:
             return self._pipeline.process(chunk)
         except Exception:  # noqa: BLE001 - told below, for the entry that causes it
-            pieces: list[Piece] = []
+            pieces: list[Encodable] = []
             for entry in chunk:
                 try:
                     pieces += self._pipeline.process([entry])
@@ -233,9 +233,9 @@ class Writer:
                     self._lost_one(fault)
             return pieces
 
-    def _encoded(self, pieces: list[Piece]) -> tuple[bytes, list[Piece]]:
+    def _encoded(self, pieces: list[Encodable]) -> tuple[bytes, list[Encodable]]:
         lines: list[bytes] = []
-        kept: list[Piece] = []
+        kept: list[Encodable] = []
         for piece in pieces:
             try:
                 lines.append(piece.lines(self._glue) if isinstance(piece, StepTable) else encode(piece) + b"\n")
@@ -245,40 +245,40 @@ class Writer:
         return b"".join(lines), kept
 
     def _lost_one(self, fault: Exception) -> None:
-        self.losses.count(f"a record could not be made: {type(fault).__name__}: {fault!s:.200}")
+        self.losses.add(f"a record could not be made: {type(fault).__name__}: {fault!s:.200}")
 
-    def _write(self, pieces: list[Piece]) -> None:
+    def _write(self, pieces: list[Encodable]) -> None:
         if self.examiner is not None and pieces:
             pieces = self.examiner.examine(pieces, self.files.folder.path)
             self._report_examiner(self.examiner)
         data, kept = self._encoded(pieces)
         num_dropped = self.files.append(data, kept)
         if num_dropped:
-            self.losses.count("the disk could not be written", num_dropped)
+            self.losses.add("the disk could not be written", num_dropped)
 
-    def _report_examiner(self, examiner: Examiner) -> None:
+    def _report_examiner(self, examiner: LiveDiagnostics) -> None:
         if examiner.fault:
             self.examiner = None
             self._tell("diagnosis_stopped", "rules", reason=examiner.fault)
 
     def _tell(self, kind: str, field: str, **more: Any) -> None:
-        self.note("telemetry_error", {"kind": kind, "field": field, **more})
+        self.add_record("telemetry_error", {"kind": kind, "field": field, **more})
 
     def _report_losses(self) -> None:
-        for reason, num_records in self.losses.take().items():
-            self.note("telemetry_error", {"kind": "records_lost", "num_records": num_records, "reason": reason})
+        for reason, num_records in self.losses.drain().items():
+            self.add_record("telemetry_error", {"kind": "records_lost", "num_records": num_records, "reason": reason})
 
     def _look_after(self) -> None:
         if self._is_due("check", _CHECK_S):
             jump_s = self._anchor.follow()
             if jump_s is not None:
-                self.note("event", {"name": "clock_set", "jump_s": round(jump_s, 3)})
+                self.add_record("event", {"name": "clock_set", "jump_s": round(jump_s, 3)})
             self.files.check()
         if self.examiner is not None and self._is_due("examine", _CHECK_S):
             self._write(self.examiner.tick(self._anchor.wall_s(self._clock.steady_s()), self.files.folder.path))
         if self._is_due("gather", _GATHER_S):
             with guard("recording what was collected"):
-                self.gather()
+                self.collect()
         if self._is_due("heartbeat", _HEARTBEAT_S):
             self._beat()
         if self._settings.control_interval_s and self._is_due("control", self._settings.control_interval_s):

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["decode", "decode_block", "encode", "marked", "to_json"]
+__all__ = ["decode", "decode_block", "encode", "mark_non_finite", "to_json"]
 
 _FROM_TEXT = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TAILS = ("NaN", "Infinity")
@@ -31,7 +31,7 @@ def encode(record: dict[str, Any]) -> bytes:
     # msgspec writes non-finite numbers as null: only a line with a null, or with a text that could be taken for
     # one of ours, needs the slow walk.
     if b"null" in line or _MARKS[0] in line or _MARKS[1] in line:
-        line = _encode(marked(record))
+        line = _encode(mark_non_finite(record))
     return line if line.isascii() else _one_line(line)
 
 
@@ -73,10 +73,10 @@ def decode_block(block: bytes) -> list[dict[str, Any]] | None:
 
 def to_json(value: Any) -> str:
     """Return valid JSON for plain values that may hold NaN or infinities, as the journal would write them."""
-    return _encode(marked(value)).decode()
+    return _encode(mark_non_finite(value)).decode()
 
 
-def marked(value: Any) -> Any:
+def mark_non_finite(value: Any) -> Any:
     """Return plain values with NaN and infinities as the texts that stand for them."""
     if isinstance(value, float):
         if math.isfinite(value):
@@ -85,9 +85,9 @@ def marked(value: Any) -> Any:
     if isinstance(value, str):
         return "\\" + value if value.lstrip("\\") in _FROM_TEXT else value
     if isinstance(value, dict):
-        return {name: marked(item) for name, item in value.items()}
+        return {name: mark_non_finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [marked(item) for item in value]
+        return [mark_non_finite(item) for item in value]
     return value
 
 

@@ -1,7 +1,7 @@
 """Any value a training script has, turned into one that JSON has.
 
 Nothing heavy is imported to recognise a numpy scalar or a tensor: they are told by what they can do. What cannot be
-stored becomes a `Problem`; the rest of the record is kept.
+stored becomes a `ValueProblem`; the rest of the record is kept.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tachograph.records._masking import mask_text
 
 __all__ = [
     "MAX_STRING_CHARS",
-    "Later",
-    "Problem",
-    "finite",
-    "happened",
+    "LazyValue",
+    "ValueProblem",
+    "finite_or_none",
+    "wait_for_event",
     "is_array",
     "is_number",
-    "is_settled",
-    "plain",
-    "settle",
+    "is_frozen",
+    "to_plain",
+    "freeze",
     "step_of",
 ]
 
@@ -47,14 +47,14 @@ _LARGEST_STEP = 2**53  # beyond, a float does not tell neighbours apart
 _SETTLED = frozenset({float, int, bool, type(None)})
 
 
-class Problem(NamedTuple):
+class ValueProblem(NamedTuple):
     """Why a value is not, or not wholly, in the record."""
 
     where: str
     reason: str
 
 
-class Later:
+class LazyValue:
     """A value that the writer works out, because finding it could take time."""
 
     __slots__ = ("find",)
@@ -70,7 +70,7 @@ class _Omit:
 OMIT = _Omit()
 
 
-def is_settled(value: object) -> bool:
+def is_frozen(value: object) -> bool:
     """Tell whether a value is a plain number, bool or None that nobody can change behind our back."""
     return type(value) in _SETTLED and (type(value) is not int or -_HUGE < value < _HUGE)
 
@@ -91,26 +91,28 @@ def step_of(record: Mapping[str, Any]) -> int | None:
     return step if type(step) is int and -_LARGEST_STEP < step < _LARGEST_STEP else None
 
 
-def finite(value: object) -> float | None:
+def finite_or_none(value: object) -> float | None:
     """Return a value read from a journal as a float, or None if it is no finite number."""
     return float(value) if is_number(value) and math.isfinite(value) else None  # type: ignore[arg-type]
 
 
-def plain(value: Any, where: str, problems: list[Problem], depth: int = 0) -> Any:
+def to_plain(value: Any, where: str, problems: list[ValueProblem], depth: int = 0) -> Any:
     """Return the value as JSON types, or `OMIT`; what was left out or cut is appended to `problems`."""
     if type(value) is int and not -_HUGE < value < _HUGE:
-        problems.append(Problem(where, "a whole number of more than 300 digits cannot be stored"))
+        problems.append(ValueProblem(where, "a whole number of more than 300 digits cannot be stored"))
         return OMIT
     if type(value) in _SETTLED:
         return value
     try:
         return _plain(value, where, problems, depth)
     except Exception as error:  # noqa: BLE001 - foreign __float__, item(), to_dict() can raise anything
-        problems.append(Problem(where, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}"))
+        problems.append(
+            ValueProblem(where, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
+        )
         return OMIT
 
 
-def settle(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def freeze(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Copy metrics so that nothing the caller does later can change them; nested ones get ``outer/inner`` names.
 
     Runs in the caller's thread, so it never waits for an accelerator: a tensor that lives on one is copied there and
@@ -124,15 +126,17 @@ def settle(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def _settle_into(settled: dict[str, Any], prefix: str, metrics: Mapping[Any, Any], depth: int) -> None:
     for key, value in metrics.items():
         if len(settled) >= MAX_VALUES:
-            settled[prefix or "metrics"] = Problem(prefix or "metrics", f"more than {MAX_VALUES} values in one record")
+            settled[prefix or "metrics"] = ValueProblem(
+                prefix or "metrics", f"more than {MAX_VALUES} values in one record"
+            )
             return
         try:
             name = prefix + (key if type(key) is str else str(key))[:MAX_NAME_CHARS]
         except Exception as error:  # noqa: BLE001 - a foreign __str__
             name = f"{prefix}?"
-            settled[name] = Problem(name, f"a name could not be read: {type(error).__name__}: {error}")
+            settled[name] = ValueProblem(name, f"a name could not be read: {type(error).__name__}: {error}")
             continue
-        if type(value) in _SETTLED or type(value) is Later:
+        if type(value) in _SETTLED or type(value) is LazyValue:
             settled[name] = value
         elif type(value) is str:
             # Cut here, not in the writer: a waiting record must not hold megabytes. The writer reports the cut.
@@ -141,7 +145,7 @@ def _settle_into(settled: dict[str, Any], prefix: str, metrics: Mapping[Any, Any
             if depth < MAX_METRIC_DEPTH:
                 _settle_into(settled, f"{name}/", value, depth + 1)
             else:
-                settled[name] = Problem(name, f"nested deeper than {MAX_METRIC_DEPTH} levels")
+                settled[name] = ValueProblem(name, f"nested deeper than {MAX_METRIC_DEPTH} levels")
         else:
             settled[name] = _settled(value, name)
 
@@ -152,9 +156,9 @@ def _settled(value: Any, name: str) -> Any:
         if device is not None:
             return _on_device(value, name, device)
     except Exception as error:  # noqa: BLE001 - foreign code
-        return Problem(name, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
-    problems: list[Problem] = []
-    result = plain(value, name, problems)
+        return ValueProblem(name, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
+    problems: list[ValueProblem] = []
+    result = to_plain(value, name, problems)
     return problems[0] if result is OMIT else result
 
 
@@ -169,22 +173,22 @@ class _LongText(str):
         return text
 
 
-def _plain(value: Any, where: str, problems: list[Problem], depth: int) -> Any:  # noqa: PLR0912
-    if isinstance(value, Problem):
+def _plain(value: Any, where: str, problems: list[ValueProblem], depth: int) -> Any:  # noqa: PLR0912
+    if isinstance(value, ValueProblem):
         problems.append(value)
         return OMIT
-    if isinstance(value, Later):
-        return plain(value.find(), where, problems, depth + 1)
+    if isinstance(value, LazyValue):
+        return to_plain(value.find(), where, problems, depth + 1)
     if isinstance(value, str) and not isinstance(value, enum.Enum):
         return _text(value, where, problems)
     if isinstance(value, enum.Enum):
-        return plain(value.value, where, problems, depth + 1)
+        return to_plain(value.value, where, problems, depth + 1)
     if isinstance(value, float):
         return float(value)
     if isinstance(value, int):
-        return plain(int(value), where, problems, depth + 1)
+        return to_plain(int(value), where, problems, depth + 1)
     if depth >= MAX_DEPTH:
-        problems.append(Problem(where, f"nested deeper than {MAX_DEPTH} levels"))
+        problems.append(ValueProblem(where, f"nested deeper than {MAX_DEPTH} levels"))
         return OMIT
     if isinstance(value, Mapping):
         return _mapping(value, where, problems, depth)
@@ -203,26 +207,28 @@ def _plain(value: Any, where: str, problems: list[Problem], depth: int) -> Any: 
     fields = _fields(value)
     if fields is not None:
         return _mapping(fields, where, problems, depth)
-    problems.append(Problem(where, f"values of type {type(value).__module__}.{type(value).__name__} cannot be stored"))
+    problems.append(
+        ValueProblem(where, f"values of type {type(value).__module__}.{type(value).__name__} cannot be stored")
+    )
     return OMIT
 
 
-def _text(value: Any, where: str, problems: list[Problem]) -> str:
+def _text(value: Any, where: str, problems: list[ValueProblem]) -> str:
     text = str(value)
     num_chars = getattr(value, "num_chars", len(text))
     if num_chars > MAX_STRING_CHARS:
         text = f"{text[:MAX_STRING_CHARS]}… [cut, {num_chars} characters]"
-        problems.append(Problem(where, f"a text of {num_chars} characters was cut to {MAX_STRING_CHARS}"))
+        problems.append(ValueProblem(where, f"a text of {num_chars} characters was cut to {MAX_STRING_CHARS}"))
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates are not valid JSON
     return mask_text(text)
 
 
-def _mapping(value: Mapping[Any, Any], where: str, problems: list[Problem], depth: int) -> dict[str, Any]:
+def _mapping(value: Mapping[Any, Any], where: str, problems: list[ValueProblem], depth: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, item in value.items():
         name = key if type(key) is str and key.isascii() else _text(key, where, problems)
-        converted = plain(item, f"{where}.{name}" if where else name, problems, depth + 1)
+        converted = to_plain(item, f"{where}.{name}" if where else name, problems, depth + 1)
         if converted is not OMIT:
             result[name] = converted
         if len(problems) >= MAX_PROBLEMS:
@@ -230,28 +236,28 @@ def _mapping(value: Mapping[Any, Any], where: str, problems: list[Problem], dept
     return result
 
 
-def _sequence(value: Any, where: str, problems: list[Problem], depth: int) -> Any:
+def _sequence(value: Any, where: str, problems: list[ValueProblem], depth: int) -> Any:
     if len(value) > MAX_ITEMS:
-        problems.append(Problem(where, f"a {type(value).__name__} of {len(value)} items was cut to {MAX_ITEMS}"))
+        problems.append(ValueProblem(where, f"a {type(value).__name__} of {len(value)} items was cut to {MAX_ITEMS}"))
     items = list(value)[:MAX_ITEMS]
-    converted = [plain(item, f"{where}[{index}]", problems, depth + 1) for index, item in enumerate(items)]
+    converted = [to_plain(item, f"{where}[{index}]", problems, depth + 1) for index, item in enumerate(items)]
     return [None if item is OMIT else item for item in converted]
 
 
-def _array(value: Any, where: str, problems: list[Problem], depth: int) -> Any:
+def _array(value: Any, where: str, problems: list[ValueProblem], depth: int) -> Any:
     num_items = math.prod(int(size) for size in value.shape)
     if num_items == 1:
         item = value.item() if hasattr(value, "item") else value.numpy().item()
         if type(item) is type(value):
             item = float(item)  # numpy's long double is its own item
         if isinstance(item, complex):
-            problems.append(Problem(where, "a complex number cannot be stored; log its real and imaginary parts"))
+            problems.append(ValueProblem(where, "a complex number cannot be stored; log its real and imaginary parts"))
             return OMIT
-        return plain(item, where, problems, depth + 1)
+        return to_plain(item, where, problems, depth + 1)
     if num_items <= MAX_ITEMS:
-        return plain(value.tolist(), where, problems, depth + 1)
+        return to_plain(value.tolist(), where, problems, depth + 1)
     shape = tuple(int(size) for size in value.shape)
-    problems.append(Problem(where, f"an array of shape {shape} is not a metric; log a number made of it"))
+    problems.append(ValueProblem(where, f"an array of shape {shape} is not a metric; log a number made of it"))
     return OMIT
 
 
@@ -269,7 +275,9 @@ def _accelerator(value: Any) -> str | None:
 def _on_device(value: Any, name: str, library: str) -> Any:
     try:
         if math.prod(int(size) for size in value.shape) != 1:
-            return Problem(name, f"an array of shape {tuple(value.shape)} is not a metric; log a number made of it")
+            return ValueProblem(
+                name, f"an array of shape {tuple(value.shape)} is not a metric; log a number made of it"
+            )
         # torch tensors can be changed in place and hold their graph; jax arrays do neither.
         if library != "torch":
             return value
@@ -279,7 +287,7 @@ def _on_device(value: Any, name: str, library: str) -> Any:
         except Exception:  # noqa: BLE001 - such as no memory that can be pinned; read by the writer, which then waits
             return value.clone()
     except Exception as error:  # noqa: BLE001 - foreign code
-        return Problem(name, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
+        return ValueProblem(name, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
 
 
 def _on_its_way(value: Any, name: str) -> Any:
@@ -292,14 +300,14 @@ def _on_its_way(value: Any, name: str) -> Any:
     if device.type != "cuda":
         return value.clone()
     if torch.cuda.is_current_stream_capturing():
-        return Problem(name, "a tensor cannot be logged while a CUDA graph is captured; log it after the replay")
+        return ValueProblem(name, "a tensor cannot be logged while a CUDA graph is captured; log it after the replay")
     host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
     host.copy_(value, non_blocking=True)
     route = (device.index, torch._C._cuda_getCurrentRawStream(device.index))
     journey = _journeys.get(route) or _journeys.setdefault(route, _Journey(*route))
     number = next(journey.numbers)
     journey.num_left = number
-    return Later(lambda: journey.arrived(host, number))
+    return LazyValue(lambda: journey.arrived(host, number))
 
 
 class _Journey:
@@ -329,7 +337,7 @@ class _Journey:
             )
             event = cuda.Event()
             event.record(stream)
-            if not happened(event):
+            if not wait_for_event(event):
                 raise TimeoutError(f"the device did not get there within {LONGEST_WAIT_S:g} s")
             self._num_arrived = num_left
         return host.item()
@@ -338,7 +346,7 @@ class _Journey:
 _journeys: dict[tuple[int, int], _Journey] = {}
 
 
-def happened(event: Any) -> bool:
+def wait_for_event(event: Any) -> bool:
     """Wait, but not for long, until a device has come to an event, by asking: to synchronise would stop its queue."""
     until_s = time.monotonic() + LONGEST_WAIT_S
     while not event.query():

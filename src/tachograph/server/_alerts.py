@@ -7,7 +7,7 @@ from typing import Any, get_args
 import msgspec
 
 from tachograph.reader import Alert
-from tachograph.records import marked
+from tachograph.records import mark_non_finite
 from tachograph.server._models import Alerts, AlertView, Severity
 from tachograph.store import StoredRun
 
@@ -82,7 +82,7 @@ def _cut(text: str, longest: int) -> str:
 
 
 def _values(values: dict[str, Any]) -> dict[str, Any]:
-    small: dict[str, Any] = marked(_small(values, 0))
+    small: dict[str, Any] = mark_non_finite(_small(values, 0))
     return small
 
 

@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route as Rule
 from starlette.types import ASGIApp
 
-from tachograph.exceptions import nearest
+from tachograph.exceptions import did_you_mean
 from tachograph.server._access import Access, Gate, set_cookie
 from tachograph.server._faults import ApiError, fault_response
 from tachograph.server._live import watch
@@ -131,7 +131,7 @@ def _query(wanted: type[msgspec.Struct] | None, request: Request) -> Any:
     values: dict[str, Any] = {}
     for name, value in items:
         if name not in fields:
-            raise ApiError(400, "bad_query", f"unknown parameter {name[:80]!r}{nearest(name[:80], fields)}")
+            raise ApiError(400, "bad_query", f"unknown parameter {name[:80]!r}{did_you_mean(name[:80], fields)}")
         if _is_list(fields[name]):
             values.setdefault(name, []).append(value)
         elif name in values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tachograph.records import marked
+from tachograph.records import mark_non_finite
 from tachograph.server._models import CompletionQuery, Completions
 from tachograph.store import StoredRun, read_rows
 
@@ -28,7 +28,7 @@ def completions(run: StoredRun, query: CompletionQuery) -> Completions:
         version=version,
         tables=list(dict.fromkeys(place.table for place in known))[:_MOST_TABLES],
         columns=sorted(columns, key=lambda name: name != "step")[:_MOST_COLUMNS],
-        rows=marked(found.rows),
+        rows=mark_non_finite(found.rows),
         is_whole=found.is_whole,
         steps=_thinned(steps),
         num_rows=sum(place.num_rows() for place in places),

@@ -9,7 +9,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tachograph.reader import list_traces, open_trace
-from tachograph.records import finite
+from tachograph.records import finite_or_none
 from tachograph.server._faults import ApiError
 from tachograph.server._models import Traces, TraceView
 from tachograph.store import StoredRun
@@ -35,7 +35,7 @@ def traces(run: StoredRun) -> Traces:
                 first_step=found.first_step,
                 num_steps=found.num_steps,
                 size_bytes=found.size_bytes,
-                duration_s=finite(told.get(found.name, {}).get("duration_s")),
+                duration_s=finite_or_none(told.get(found.name, {}).get("duration_s")),
             )
             for found in reversed(list_traces(run.folder))
         ],

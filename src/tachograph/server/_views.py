@@ -10,8 +10,8 @@ import msgspec
 
 from tachograph.exceptions import ConfigError
 from tachograph.journal import REQUESTS, RunState, state_at_end
-from tachograph.reader import Attempt, RunDigest, RunOverview, ask_trainer, has_trainer, overview
-from tachograph.records import POINT_KINDS, finite, marked
+from tachograph.reader import Attempt, RunDigest, RunOverview, accepts_requests, overview, request_control
+from tachograph.records import POINT_KINDS, finite_or_none, mark_non_finite
 from tachograph.server._models import (
     CURSOR_PATTERN,
     Answer,
@@ -77,18 +77,18 @@ _CURSOR = re.compile(CURSOR_PATTERN)
 
 def line(run: RunOverview) -> RunLine:
     """Return one line of the list."""
-    pace_s = finite(run.pace_s) or finite(run.sec_per_step)
-    step_s = finite(run.recent_pace_s) or finite(run.sec_per_step) or pace_s
+    pace_s = finite_or_none(run.pace_s) or finite_or_none(run.sec_per_step)
+    step_s = finite_or_none(run.recent_pace_s) or finite_or_none(run.sec_per_step) or pace_s
     is_running = run.state is RunState.RUNNING
     num_left = run.max_steps - run.num_done if run.max_steps and run.num_done is not None else None
     return RunLine(
         name=run.name,
         state=run.state,
-        started=finite(run.started),
-        updated=finite(run.updated),
-        duration_s=finite(run.duration_s),
+        started=finite_or_none(run.started),
+        updated=finite_or_none(run.updated),
+        duration_s=finite_or_none(run.duration_s),
         step=run.step,
-        stepped=finite(run.stepped),
+        stepped=finite_or_none(run.stepped),
         max_steps=run.max_steps,
         progress=run.progress,
         eta_s=max(0.0, num_left * pace_s) if is_running and num_left is not None and pace_s is not None else None,
@@ -138,16 +138,16 @@ def detail(run: StoredRun) -> RunDetail:
             path=str(run.folder.path),
             perf_tag=[tag] if isinstance(tag, str) else tag or [],
             attempts=[_attempt(attempt, digest) for attempt in digest.attempts],
-            config=marked(digest.config),
-            facts=marked({name: value for name, value in start.items() if name not in _NOT_FACTS}),
-            system=marked({name: start[name] for name in _SYSTEM if start.get(name) is not None}),
-            git=marked(start["git"]) if isinstance(start.get("git"), dict) else {},
+            config=mark_non_finite(digest.config),
+            facts=mark_non_finite({name: value for name, value in start.items() if name not in _NOT_FACTS}),
+            system=mark_non_finite({name: start[name] for name in _SYSTEM if start.get(name) is not None}),
+            git=mark_non_finite(start["git"]) if isinstance(start.get("git"), dict) else {},
             goodput=None if goodput is None else _goodput(goodput),
             phases_s=digest.phases,
             num_records=digest.counts,
             num_lost_records=digest.num_lost_records,
             num_bad_lines=run.num_bad_lines,
-            checkpoints=marked(_checkpoints(digest)[-_MOST_CHECKPOINTS:]),
+            checkpoints=mark_non_finite(_checkpoints(digest)[-_MOST_CHECKPOINTS:]),
         )
 
 
@@ -178,7 +178,7 @@ def _attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
     return AttemptView(
         index=attempt.index,
         state=state,
-        started=finite(attempt.start.get("time")),
+        started=finite_or_none(attempt.start.get("time")),
         updated=attempt.last_time,
         first_step=attempt.first_step,
         last_step=attempt.last_step,
@@ -206,8 +206,8 @@ def metrics(run: StoredRun) -> Metrics:
                 count=item.count,
                 last=number(item.last),
                 last_step=item.last_step,
-                low=finite(item.low),
-                high=finite(item.high),
+                low=finite_or_none(item.low),
+                high=finite_or_none(item.high),
                 num_not_finite=item.num_not_finite,
             )
             for name, item in run.metrics().items()
@@ -277,7 +277,7 @@ def spans(run: StoredRun, query: SpanQuery) -> SpanView:
 def span(run: StoredRun, span_id: str) -> SpanDetail | None:
     """Return what was recorded of a span."""
     found = [record for record in run.kept_records() if record.get("span_id") == span_id]
-    return SpanDetail(records=marked(found[:1_000])) if found else None
+    return SpanDetail(records=mark_non_finite(found[:1_000])) if found else None
 
 
 def records(run: StoredRun, query: RecordQuery) -> Records:
@@ -291,9 +291,11 @@ def records(run: StoredRun, query: RecordQuery) -> Records:
             wanted = known if query.routine else [record for record in known if not _is_routine(record)]
             num_left_out += len(known) - len(wanted)
             found += wanted[-query.limit :]
-        found.sort(key=lambda record: finite(record.get("time")) or 0.0)
+        found.sort(key=lambda record: finite_or_none(record.get("time")) or 0.0)
         counts = run.digest.counts
-        return Records(version=run.version, num_records=counts, num_left_out=num_left_out, records=marked(found[::-1]))
+        return Records(
+            version=run.version, num_records=counts, num_left_out=num_left_out, records=mark_non_finite(found[::-1])
+        )
 
 
 def _is_routine(record: dict[str, Any]) -> bool:
@@ -306,21 +308,21 @@ def controls(run: StoredRun) -> Controls:
         digest = run.digest
         return Controls(
             version=run.version,
-            is_open=has_trainer(digest),
+            is_open=accepts_requests(digest),
             controls=[
                 Control(
                     name=name,
                     kind=_kind(view.value),
                     value=_value(view.value),
-                    min=finite(view.min),
-                    max=finite(view.max),
+                    min=finite_or_none(view.min),
+                    max=finite_or_none(view.max),
                 )
                 for name, view in digest.controls.items()
                 if name not in REQUESTS
             ],
             requests=list(REQUESTS),
             answers=[_answer(record) for record in digest.latest("event", "control_ack")[::-1][:100]],
-            changes=marked(digest.latest("control_change")[::-1][:100]),
+            changes=mark_non_finite(digest.latest("control_change")[::-1][:100]),
         )
 
 
@@ -329,7 +331,7 @@ def _kind(value: Any) -> Literal["bool", "int", "float"]:
 
 
 def _value(value: Any) -> float | bool | None:
-    return value if isinstance(value, bool) else finite(value)
+    return value if isinstance(value, bool) else finite_or_none(value)
 
 
 def _answer(record: dict[str, Any]) -> Answer:
@@ -337,14 +339,14 @@ def _answer(record: dict[str, Any]) -> Answer:
         id=str(record["id"]) if "id" in record else None,
         control=str(record.get("control", "?")),
         status=str(record.get("status", "?")),
-        time=finite(record.get("time")) or 0.0,
-        value=marked(record.get("value", record.get("requested"))),
+        time=finite_or_none(record.get("time")) or 0.0,
+        value=mark_non_finite(record.get("value", record.get("requested"))),
         reason=str(record["reason"]) if record.get("reason") else None,
-        wait_s=finite(record.get("wait_s")),
+        wait_s=finite_or_none(record.get("wait_s")),
     )
 
 
 def request_controls(run: StoredRun, request: ControlRequest) -> Requested:
     """Ask the trainer."""
     with run.lock:
-        return Requested(ask_trainer(run.digest, request.values, source="dashboard"))
+        return Requested(request_control(run.digest, request.values, source="dashboard"))

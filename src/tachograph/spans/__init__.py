@@ -46,19 +46,19 @@ from tachograph.spans._callbacks import (
 from tachograph.spans._context import (
     application,
     backward,
-    begin_application,
     checkpoint_finalization,
     checkpoint_load,
     checkpoint_save,
     data_loading,
     dataloader_init,
     distributed_init,
-    end_application,
     forward,
     model_init,
     optimizer_init,
     optimizer_update,
     set_training_config,
+    start_application,
+    stop_application,
     testing_iteration,
     testing_loop,
     timed_span,
@@ -84,8 +84,8 @@ from tachograph.spans._names import (
     StandardTrainingJobEventName,
     StandardTrainingJobSpanName,
 )
-from tachograph.spans._profiling import profile, profiling
-from tachograph.spans._profiling_config import ProfilingConfig, set_profiling
+from tachograph.spans._profiling import profile_block, profile_function
+from tachograph.spans._profiling_config import ProfilingConfig, configure_profiling
 from tachograph.spans._recorder import TrainingRecorder
 from tachograph.spans._span import ShortSpan, Span, current_span
 from tachograph.spans._timestamp import Timer, TracingTimestamp
@@ -126,7 +126,7 @@ __all__ = [
     "ValidationMetricsUpdateAttributes",
     "application",
     "backward",
-    "begin_application",
+    "start_application",
     "checkpoint_finalization",
     "checkpoint_load",
     "checkpoint_save",
@@ -134,7 +134,7 @@ __all__ = [
     "data_loading",
     "dataloader_init",
     "distributed_init",
-    "end_application",
+    "stop_application",
     "forward",
     "get_recorder",
     "model_init",
@@ -165,10 +165,10 @@ __all__ = [
     "on_validation_start",
     "optimizer_init",
     "optimizer_update",
-    "profile",
-    "profiling",
+    "profile_function",
+    "profile_block",
     "recorder_of",
-    "set_profiling",
+    "configure_profiling",
     "set_training_config",
     "testing_iteration",
     "testing_loop",

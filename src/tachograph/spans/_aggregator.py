@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tachograph._base.guard import guard
-from tachograph.recorder import LOSSES, Guest, Note
-from tachograph.records import OMIT, Later, Problem, plain
+from tachograph.recorder import LOSS_NAMES, DeferredRecord, PendingRecord
+from tachograph.records import OMIT, LazyValue, ValueProblem, to_plain
 from tachograph.spans._attribute_sets import (
     SaveCheckpointSuccessEventAttributes,
     SyncCheckpointMetricsUpdateAttributes,
@@ -26,12 +26,12 @@ from tachograph.spans._names import StandardTrainingJobSpanName as Names
 from tachograph.spans._parameters import Parameters
 from tachograph.spans._progress import Job, Loop, Stats
 from tachograph.spans._span import ShortSpan, Span, outward
-from tachograph.spans._span_records import SpanNotes
+from tachograph.spans._span_records import SpanRecords
 
 if TYPE_CHECKING:
     from tachograph.spans._recorder import TrainingRecorder
 
-__all__ = ["DEFAULT_EVERY", "Call", "Ledger"]
+__all__ = ["DEFAULT_EVERY", "Call", "SpanAggregator"]
 
 DEFAULT_EVERY = 50
 """Iterations between looks whether an update is due, where nobody says after how many it is: then it goes by time."""
@@ -64,20 +64,20 @@ class _Plan(NamedTuple):
 
     keeps: bool
     phase: str | None
-    start: Callable[[Span], list[Note]] | None
-    stop: Callable[[Span], list[Note]] | None
+    start: Callable[[Span], list[PendingRecord]] | None
+    stop: Callable[[Span], list[PendingRecord]] | None
 
 
-class Call(Guest):
+class Call(DeferredRecord):
     """Something for the ledger to do when everything before it is done."""
 
     __slots__ = ("_act", "_ledger")
 
-    def __init__(self, ledger: Ledger, act: Callable[[], list[Note]]) -> None:
+    def __init__(self, ledger: SpanAggregator, act: Callable[[], list[PendingRecord]]) -> None:
         self._ledger = ledger
         self._act = act
 
-    def notes(self, latest: Mapping[str, Any] | None) -> list[Note]:
+    def notes(self, latest: Mapping[str, Any] | None) -> list[PendingRecord]:
         """Do it."""
         try:
             return self._act()
@@ -85,12 +85,12 @@ class Call(Guest):
             return self._ledger._lost(fault)
 
 
-class Ledger:
+class SpanAggregator:
     """Keeps the books of one run's spans."""
 
     def __init__(self, recorder: TrainingRecorder) -> None:
         self._recorder = recorder
-        self.notes = SpanNotes(recorder)
+        self.notes = SpanRecords(recorder)
         self.parameters = self._told = Parameters()
         self._job = Job()
         self._plans: dict[object, _Plan] = {}
@@ -98,12 +98,12 @@ class Ledger:
         self._default_loop: Loop | None = None
         self._latest: Mapping[str, Any] | None = None
         self._checkpoints = Checkpoints()
-        self._starts: dict[str, Callable[[Span], list[Note]]] = {
+        self._starts: dict[str, Callable[[Span], list[PendingRecord]]] = {
             Names.TRAINING_LOOP: self._loop_began,
             Names.CHECKPOINT_SAVE_SYNC: self._save_began,
             Names.CHECKPOINT_SAVE_ASYNC: self._save_began,
         }
-        self._stops: dict[str, Callable[[Span], list[Note]]] = {
+        self._stops: dict[str, Callable[[Span], list[PendingRecord]]] = {
             Names.TRAINING_SINGLE_ITERATION: self._iteration_ended,
             Names.TRAINING_LOOP: self._loop_ended,
             Names.VALIDATION_SINGLE_ITERATION: self._held_out_iteration_ended,
@@ -116,28 +116,28 @@ class Ledger:
 
     # Spans as records ----------------------------------------------------------------------------------------------
 
-    def take(self, span: Span, latest: Mapping[str, Any] | None) -> list[Note]:
+    def take(self, span: Span, latest: Mapping[str, Any] | None) -> list[PendingRecord]:
         """Return what to record of a span, which comes when it has begun and when it has ended, or only then."""
         try:
             return self._take(span, latest)
         except Exception as fault:  # noqa: BLE001 - a fault costs what is known of one span
             return self._lost(fault)
 
-    def _lost(self, fault: Exception) -> list[Note]:
-        guard.caught("recording a span", fault)
+    def _lost(self, fault: Exception) -> list[PendingRecord]:
+        guard.report("recording a span", fault)
         self._recorder.count_loss("a fault inside telemetry")
         if guard.strict:
             raise fault
         return []
 
-    def _take(self, span: Span, latest: Mapping[str, Any] | None) -> list[Note]:
+    def _take(self, span: Span, latest: Mapping[str, Any] | None) -> list[PendingRecord]:
         self._latest = latest
         plan = self._plans.get(span.name) or self._plan(span)
         more = span._more
         if isinstance(span, ShortSpan) and not (plan.keeps and more is not None):
             return self._ended(plan, span)
         assert more is not None  # noqa: S101 - made when it began
-        notes: list[Note] = []
+        notes: list[PendingRecord] = []
         if not more.is_started:
             more.is_started = True
             notes += plan.start(span) if plan.start is not None else []
@@ -149,9 +149,9 @@ class Ledger:
             notes += self.notes.end(span)
         return notes
 
-    def take_all(self, spans: Sequence[Span], latest: Iterable[Mapping[str, Any] | None]) -> list[Note]:
+    def take_all(self, spans: Sequence[Span], latest: Iterable[Mapping[str, Any] | None]) -> list[PendingRecord]:
         """Return what to record of short spans that ended one after the other: most are iterations and phases."""
-        notes: list[Note] = []
+        notes: list[PendingRecord] = []
         metrics = list(itertools.islice(latest, len(spans)))
         phase_parent: Span | None = None
         place_of_phase: tuple[Loop | None, Span | None] = (None, None)
@@ -172,7 +172,7 @@ class Ledger:
         return notes
 
     def _iterations(
-        self, spans: Sequence[Span], place: int, metrics: Sequence[Mapping[str, Any] | None], notes: list[Note]
+        self, spans: Sequence[Span], place: int, metrics: Sequence[Mapping[str, Any] | None], notes: list[PendingRecord]
     ) -> int:
         """Take iterations of a loop that follow each other, up to where a report may be due; return the next place.
 
@@ -219,7 +219,7 @@ class Ledger:
             self._plans[span.name] = plan
         return plan
 
-    def use_filter(self, chosen: SpanFilter) -> list[Note]:
+    def use_filter(self, chosen: SpanFilter) -> list[PendingRecord]:
         """Record other spans from now on."""
         self.notes.filter = chosen
         self._plans = {}
@@ -227,7 +227,7 @@ class Ledger:
 
     # Iterations and their phases -----------------------------------------------------------------------------------
 
-    def _ended(self, plan: _Plan, span: Span) -> list[Note]:
+    def _ended(self, plan: _Plan, span: Span) -> list[PendingRecord]:
         if plan.phase is not None:
             self._add_phase(plan.phase, span, *self._place_of_phase(span))
         return plan.stop(span) if plan.stop is not None else []
@@ -270,7 +270,7 @@ class Ledger:
     def _loop_around(self, span: Span) -> Span | None:
         return next((outer for outer in outward(span._parent) if outer in self._loops), None)
 
-    def _loop_began(self, span: Span) -> list[Note]:
+    def _loop_began(self, span: Span) -> list[PendingRecord]:
         notes = self.finish(span.start_s or 0.0)
         # Steps are those of the outermost loop, or of the first of several at a time.
         is_inner = bool(self._loops) or any(outer.name == _ITERATION for outer in outward(span._parent))
@@ -282,7 +282,7 @@ class Ledger:
         self._loops[span] = loop
         return notes
 
-    def _iteration_ended(self, span: Span) -> list[Note]:
+    def _iteration_ended(self, span: Span) -> list[PendingRecord]:
         loop_span, loop = self._loop_of(span)
         start_s, stop_s = span.start_s or 0.0, span.stop_s or 0.0
         if span._more is not None and span._more.status != "ok":
@@ -313,7 +313,7 @@ class Ledger:
             return past == 0
         return now_s >= loop.deadline_s
 
-    def _report(self, loop_span: Span | None, loop: Loop, steady_s: float) -> list[Note]:
+    def _report(self, loop_span: Span | None, loop: Loop, steady_s: float) -> list[PendingRecord]:
         """Return what there is to say of the iterations since the last report, if there are any."""
         loop.release_all()
         if not loop.num_waiting:
@@ -322,7 +322,7 @@ class Ledger:
         if not self.parameters.is_train_iterations_enabled:
             return []
         loss = _loss(self._latest)
-        wall_s = self._recorder.moments.wall_s
+        wall_s = self._recorder.times.wall_s
         fields = {
             **job,
             "latest_loss": loss,
@@ -338,9 +338,9 @@ class Ledger:
         step |= {f"window/{name}": value for name, value in window.items()}
         if loss is not None:
             step["window/latest_loss"] = loss
-        return [*notes, Note(steady_s, "step", step)]
+        return [*notes, PendingRecord(steady_s, "step", step)]
 
-    def _rest(self, loop: Loop, steady_s: float) -> list[Note]:
+    def _rest(self, loop: Loop, steady_s: float) -> list[PendingRecord]:
         """Return where the time went since the last report, in which no iteration was completed."""
         if not loop.shares.seconds or loop.job is not self._job:
             return []
@@ -348,9 +348,9 @@ class Ledger:
         if not self.parameters.is_train_iterations_enabled:
             return []
         fields = {f"window/{name}": value for name, value in window.items()}
-        return [Note(steady_s, "step", {"global_step": max(0, loop.job.completed - 1), **fields})]
+        return [PendingRecord(steady_s, "step", {"global_step": max(0, loop.job.completed - 1), **fields})]
 
-    def _loop_ended(self, span: Span) -> list[Note]:
+    def _loop_ended(self, span: Span) -> list[PendingRecord]:
         loop = self._loops.pop(span, None)
         if loop is None:
             return []
@@ -360,20 +360,20 @@ class Ledger:
             self._loops[around].shares.add("iteration", span.start_s or 0.0, span.stop_s or 0.0)
         return notes
 
-    def finish(self, steady_s: float) -> list[Note]:
+    def finish(self, steady_s: float) -> list[PendingRecord]:
         """Report iterations outside of any loop that were not reported yet: a loop begins, or the run ends."""
         loop, self._default_loop = self._default_loop, None
         return self._report(None, loop, steady_s) if loop is not None else []
 
     # Validation and testing ----------------------------------------------------------------------------------------
 
-    def _held_out_iteration_ended(self, span: Span) -> list[Note]:
+    def _held_out_iteration_ended(self, span: Span) -> list[PendingRecord]:
         stats = self._job.validation if span.name == Names.VALIDATION_SINGLE_ITERATION else self._job.testing
         if span._more is None or span._more.status == "ok":
             stats.add((span.stop_s or 0.0) - (span.start_s or 0.0))
         return []
 
-    def _validation_ended(self, span: Span) -> list[Note]:
+    def _validation_ended(self, span: Span) -> list[PendingRecord]:
         job = self._settle()
         since, job.validated_at = job.validated_at, job.completed
         if not self.parameters.is_validation_iterations_enabled:
@@ -381,7 +381,7 @@ class Ledger:
         known = ValidationMetricsUpdateAttributes.create(**_held_out(job, job.validation, since))
         return self.notes.event(span, span.stop_s or 0.0, Events.VALIDATION_METRICS_UPDATE, known.to_json())
 
-    def _testing_ended(self, span: Span) -> list[Note]:
+    def _testing_ended(self, span: Span) -> list[PendingRecord]:
         job = self._settle()
         since, job.tested_at = job.tested_at, job.completed
         if not self.parameters.is_test_iterations_enabled:
@@ -398,7 +398,7 @@ class Ledger:
                 loop.fold(self.parameters)
         return self._job
 
-    def _save_began(self, span: Span) -> list[Note]:
+    def _save_began(self, span: Span) -> list[PendingRecord]:
         job = self._settle()
         step = _int(span, "current_iteration")
         strategy = "async" if span.name == Names.CHECKPOINT_SAVE_ASYNC else "sync"
@@ -406,15 +406,15 @@ class Ledger:
         return []
 
     def saved(
-        self, span: Span | None, base: Span, step: int | None, steady_s: float, path: str | None, size: Later | None
-    ) -> list[Note]:
+        self, span: Span | None, base: Span, step: int | None, steady_s: float, path: str | None, size: LazyValue | None
+    ) -> list[PendingRecord]:
         """Take it that a checkpoint is safe, and return what to record."""
         if not self.parameters.is_save_checkpoint_enabled:
             return []
         job = self._settle()
         if step is None:
             step = max(0, job.completed - 1)
-        wall_s = self._recorder.moments.wall_s
+        wall_s = self._recorder.times.wall_s
         strategy = self._checkpoints.strategy_of(step, self.parameters.save_checkpoint_strategy.value)
         attributes = SaveCheckpointSuccessEventAttributes.create(
             checkpoint_strategy=strategy,
@@ -427,7 +427,7 @@ class Ledger:
         owner = base if strategy == "async" or span is None else span
         return self.notes.event(owner, steady_s, Events.SAVE_CHECKPOINT_SUCCESS, attributes.to_json())
 
-    def _save_ended(self, span: Span) -> list[Note]:
+    def _save_ended(self, span: Span) -> list[PendingRecord]:
         if not self.parameters.is_save_checkpoint_enabled:
             return []
         waited = self._checkpoints.waited((span.stop_s or 0.0) - (span.start_s or 0.0))
@@ -436,12 +436,12 @@ class Ledger:
 
     # Parameters ----------------------------------------------------------------------------------------------------
 
-    def begin_with(self, parameters: Parameters) -> list[Note]:
+    def begin_with(self, parameters: Parameters) -> list[PendingRecord]:
         """Use values that nobody has to be told: they are what the run's own facts say."""
         self.parameters = self._told = parameters
         return []
 
-    def change(self, parameters: Parameters, base: Span, steady_s: float, *, tells: bool) -> list[Note]:
+    def change(self, parameters: Parameters, base: Span, steady_s: float, *, tells: bool) -> list[PendingRecord]:
         """Use other values from now on, and return what to record of them."""
         self._settle()
         self.parameters = parameters
@@ -460,11 +460,11 @@ def _held_out(job: Job, stats: Stats, since: int) -> dict[str, Any]:
 def _loss(metrics: Mapping[str, Any] | None) -> float | None:
     if metrics is None:
         return None
-    for name in LOSSES:
+    for name in LOSS_NAMES:
         if name not in metrics:
             continue
-        problems: list[Problem] = []
-        value = plain(metrics[name], name, problems)
+        problems: list[ValueProblem] = []
+        value = to_plain(metrics[name], name, problems)
         if value is not OMIT and isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
     return None

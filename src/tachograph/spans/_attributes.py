@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from tachograph.exceptions import ConfigError, TachographError
-from tachograph.records import settle
+from tachograph.records import freeze
 from tachograph.spans._names import text_of
 
 __all__ = ["Attribute", "AttributeValue", "Attributes", "AttributeSet", "Field", "attribute_of", "attributes_of"]
@@ -31,7 +31,7 @@ class Attribute:
     def __post_init__(self) -> None:
         if type(self.value) not in _PLAIN and not isinstance(self.value, Enum):
             # What may change, or hold on to a graph of tensors, is copied or read now.
-            kept = list(self.value) if isinstance(self.value, (list, tuple)) else settle({self.name: self.value})
+            kept = list(self.value) if isinstance(self.value, (list, tuple)) else freeze({self.name: self.value})
             self.value = kept.get(self.name, kept) if isinstance(kept, dict) else kept  # type: ignore[assignment]
         if isinstance(self.value, list) and self.value:
             first = (int, float) if isinstance(self.value[0], (int, float)) else type(self.value[0])

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from tachograph.spans._context import (
     application,
-    begin_application,
     checkpoint_span,
-    end_application,
+    start_application,
     step_of,
+    stop_application,
     training_loop,
 )
 from tachograph.spans._current import get_recorder
@@ -55,7 +55,7 @@ _SAVES = (Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC)
 
 def _start(span: Span, start_time_msec: float | None) -> Span:
     recorder = get_recorder()
-    recorder.begin(span, recorder.moments.of_msec(start_time_msec, "start_time_msec"))
+    recorder.begin(span, recorder.times.of_msec(start_time_msec, "start_time_msec"))
     return span
 
 
@@ -68,25 +68,25 @@ def _start_iteration(name: Names, loop: Names, start_time_msec: float | None) ->
     span = ShortSpan(name)
     if start_time_msec is not None:
         return _start(span, start_time_msec)
-    recorder.loose[name] = span
+    recorder.detached[name] = span
     return span.__enter__()
 
 
 def _end_iteration(name: Names, finish_time_msec: float | None) -> None:
     recorder = get_recorder()
     span = _open(recorder, name)
-    recorder.loose.pop(name, None)
+    recorder.detached.pop(name, None)
     if span is not None and finish_time_msec is None:
         span.__exit__(None, None, None)
     elif span is not None:
-        recorder.end(span, recorder.moments.of_msec(finish_time_msec, "finish_time_msec"))
+        recorder.end(span, recorder.times.of_msec(finish_time_msec, "finish_time_msec"))
 
 
 def _end(finish_time_msec: float | None, *names: SpanName) -> None:
     recorder = get_recorder()
     span = _open(recorder, *names)
     if span is not None:
-        recorder.end(span, recorder.moments.of_msec(finish_time_msec, "finish_time_msec"))
+        recorder.end(span, recorder.times.of_msec(finish_time_msec, "finish_time_msec"))
 
 
 def _open(recorder: TrainingRecorder, *names: SpanName) -> Span | None:
@@ -94,13 +94,13 @@ def _open(recorder: TrainingRecorder, *names: SpanName) -> Span | None:
         span = recorder.find_open(name)
         if span is not None:
             return span
-    recorder.complain(f"no open span {text_of(names[0])!r} to end; was its start callback called?")
+    recorder.report_misuse(f"no open span {text_of(names[0])!r} to end; was its start callback called?")
     return None
 
 
 def on_app_start(start_time_msec: float | None = None) -> Span:
     """The program begins. Begins a run as well if there is none that goes on."""
-    return begin_application(application(), start_time_msec=start_time_msec)
+    return start_application(application(), start_time_msec=start_time_msec)
 
 
 def on_app_end(finish_time_msec: float | None = None) -> None:
@@ -108,7 +108,7 @@ def on_app_end(finish_time_msec: float | None = None) -> None:
     recorder = get_recorder()
     span = _open(recorder, StandardSpanName.APPLICATION)
     if span is not None:
-        end_application(span, recorder.moments.of_msec(finish_time_msec, "finish_time_msec"))
+        stop_application(span, recorder.times.of_msec(finish_time_msec, "finish_time_msec"))
 
 
 def on_distributed_init_start(start_time_msec: float | None = None) -> Span:
@@ -233,7 +233,7 @@ def on_save_checkpoint_success(global_step: int | None = None, time_msec: float 
     """A checkpoint is safe: with the strategy ``sync`` before `on_save_checkpoint_end`, with ``async`` at any time."""
     recorder = get_recorder()
     span = recorder.find_open(Names.CHECKPOINT_SAVE_SYNC)
-    recorder.saved(step_of(global_step, recorder), span, at_s=recorder.moments.of_msec(time_msec, "time_msec"))
+    recorder.saved(step_of(global_step, recorder), span, at_s=recorder.times.of_msec(time_msec, "time_msec"))
 
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:

@@ -27,7 +27,7 @@ from tachograph.spans._span import ShortSpan, Span, SpanName, enter_twin, entere
 __all__ = [
     "application",
     "backward",
-    "begin_application",
+    "start_application",
     "checkpoint_finalization",
     "checkpoint_load",
     "checkpoint_save",
@@ -35,7 +35,7 @@ __all__ = [
     "data_loading",
     "dataloader_init",
     "distributed_init",
-    "end_application",
+    "stop_application",
     "forward",
     "model_init",
     "optimizer_init",
@@ -68,14 +68,14 @@ class _ApplicationSpan(Span, eq=False):
     def __enter__(self) -> Span:
         if self.start_s is not None:
             return enter_twin(self)
-        return begin_application(self, self._run_name)
+        return start_application(self, self._run_name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         span = entered_here(self)
         if span.stop_s is None:
-            end_application(span, error=error)
+            stop_application(span, error=error)
         if span is not self:
             leave_twin(self, span)
 
@@ -106,12 +106,14 @@ def application(name: str | None = None, *, run: Run | None = None) -> Span:
     return span
 
 
-def begin_application(span: Span, run_name: str | None = None, start_time_msec: float | None = None) -> Span:
+def start_application(span: Span, run_name: str | None = None, start_time_msec: float | None = None) -> Span:
     """Begin an application's span, and a run if there is none that goes on."""
     recorder = span.recorder or fresh_recorder(run_name)
     if run_name is not None and not recorder.run.name.startswith(run_name):
-        recorder.run.say(f"application({run_name!r}): the run {recorder.run.name!r} goes on; the name is not used")
-    recorder.begin(span, recorder.moments.of_msec(start_time_msec, "start_time_msec"))
+        recorder.run.print_line(
+            f"application({run_name!r}): the run {recorder.run.name!r} goes on; the name is not used"
+        )
+    recorder.begin(span, recorder.times.of_msec(start_time_msec, "start_time_msec"))
     recorder.base = span
     if recorder.owns_run and recorder.owner is None:
         recorder.owner = span
@@ -135,7 +137,7 @@ def begin_application(span: Span, run_name: str | None = None, start_time_msec: 
     return span
 
 
-def end_application(span: Span, stop_s: float | None = None, *, error: BaseException | None = None) -> None:
+def stop_application(span: Span, stop_s: float | None = None, *, error: BaseException | None = None) -> None:
     """End an application's span and all that is open in it, and the run if the application began it."""
     recorder = span.recorder
     if recorder is None:
@@ -246,7 +248,7 @@ def training_iteration(*, num_samples: int | None = None, num_tokens: int | None
         try:
             number = _count(name, value)
         except ConfigError as error:  # an iteration goes on
-            get_recorder().complain(f"{error}; the iteration is counted without it")
+            get_recorder().report_misuse(f"{error}; the iteration is counted without it")
             continue
         if number is not None:
             given[name] = number
@@ -420,7 +422,7 @@ def step_of(value: Any, recorder: TrainingRecorder) -> int | None:
     try:
         return _whole(value)
     except Exception:  # noqa: BLE001 - a tensor's item() may raise anything
-        recorder.complain(f"global_step={value!r:.80} is not a whole number; the checkpoint is recorded without it")
+        recorder.report_misuse(f"global_step={value!r:.80} is not an integer; checkpoint recorded without a step")
         return None
 
 

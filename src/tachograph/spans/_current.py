@@ -25,17 +25,17 @@ def recorder_of(run: Run) -> TrainingRecorder:
     """Return what records the spans of a run; there is one for each run."""
     if not isinstance(run, Run):
         raise ConfigError(f"run={run!r:.80}: a Run is expected, as tachograph.init(...) returns it")
-    if not isinstance(run.companion, TrainingRecorder):
+    if not isinstance(run.span_recorder, TrainingRecorder):
         with _locks[-1]:
-            if not isinstance(run.companion, TrainingRecorder):
-                run.companion = TrainingRecorder(run)
-    return run.companion
+            if not isinstance(run.span_recorder, TrainingRecorder):
+                run.span_recorder = TrainingRecorder(run)
+    return run.span_recorder
 
 
 def find_parent() -> Span:
     """Return the open span around the present place, or what stands for the run if there is none."""
     span = current_span.get()
-    while span is not None and (span.stop_s is not None or (span.recorder is not None and span.recorder.is_over)):
+    while span is not None and (span.stop_s is not None or (span.recorder is not None and span.recorder.is_closed)):
         span = span._parent
     if span is not None and span.name and span.recorder is not None:
         return span

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.spans._attribute_sets import TrainingTelemetryAttributes
 from tachograph.spans._names import ApplicationType, CheckPointStrategy
 
@@ -72,7 +72,9 @@ class ParameterSource:
         for key, value in values.items():
             name = key.removesuffix("_or_fn")
             if name not in Parameters.__struct_fields__:
-                raise ConfigError(f"unknown training parameter {key!r}{nearest(name, Parameters.__struct_fields__)}")
+                raise ConfigError(
+                    f"unknown training parameter {key!r}{did_you_mean(name, Parameters.__struct_fields__)}"
+                )
             if value is not None:
                 named[name] = value if callable(value) else _checked(name, value, key)
         self._given.update(named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tachograph._base.timeline import Timeline
 
-__all__ = ["PHASES", "Shares"]
+__all__ = ["PHASES", "PhaseTimes"]
 
 PHASES = (
     "data",
@@ -22,7 +22,7 @@ outside of all is called `other`.
 """
 
 
-class Shares:
+class PhaseTimes:
     """Sums up stretches of time by phase.
 
     What is told first keeps its time: an inner stretch ends, and is told, before the one around it, which then gets

@@ -17,7 +17,7 @@ from tachograph._base.guard import guard
 from tachograph.recorder import Run, latest_run
 from tachograph.spans._profiling_config import ProfilingConfig
 
-__all__ = ["Ledger", "Meter", "record"]
+__all__ = ["ProfileStats", "Meter", "record"]
 
 _FOLD_AT = 4096
 """Durations that wait in a queue; then it is emptied by whoever adds to it."""
@@ -83,15 +83,15 @@ class Meter:
 _random = random.Random()  # of its own: that of the training code must go on as without us  # noqa: S311
 
 
-class Ledger:
+class ProfileStats:
     """The meters of one run; the run's source of `profile` records."""
 
-    __slots__ = ("_is_full", "is_over", "meters", "run")
+    __slots__ = ("_is_full", "is_closed", "meters", "run")
 
     def __init__(self, run: Run | None) -> None:
         self.run = run
         self.meters: dict[str, Meter] = {}
-        self.is_over = run is None or not run.enabled or run.status != "running" or run._is_forked
+        self.is_closed = run is None or not run.enabled or run.status != "running" or run._is_forked
         self._is_full = False
 
     def add(self, name: Any) -> Meter | None:
@@ -101,36 +101,36 @@ class Ledger:
             if not self._is_full and self.run is not None:
                 self._is_full = True
                 reason = f"more than {_MOST_NAMES} names are timed; further ones are not recorded"
-                self.run.report("too_many_names", text[:200], f"{reason}; do not put numbers into the names")
+                self.run.report_error("too_many_names", text[:200], f"{reason}; do not put numbers into the names")
             return None
         return self.meters.setdefault(text, Meter(text))
 
     # As a source of the run ----------------------------------------------------------------------------------------
 
-    def gather(self) -> None:
+    def collect(self) -> None:
         """Record what was timed since the last time."""
         fields: dict[str, Any] = {}
         for meter in list(self.meters.values()):
             fields.update(meter.take())
         if fields and self.run is not None:
-            self.run._note("profile", fields)
+            self.run._add_record("profile", fields)
 
     def close(self) -> None:
         """Record the rest, and take nothing more."""
-        self.gather()
-        self.is_over = True
+        self.collect()
+        self.is_closed = True
 
     def forget(self) -> None:
         """In a forked child: take nothing more, for the run is the parent's."""
-        self.is_over = True
+        self.is_closed = True
         self.meters = {}  # whose locks may be held by threads that are not here
 
 
 class _Present:
-    __slots__ = ("ledger",)
+    __slots__ = ("aggregator",)
 
     def __init__(self) -> None:
-        self.ledger = Ledger(None)
+        self.aggregator = ProfileStats(None)
 
 
 _present = _Present()
@@ -142,11 +142,11 @@ def record(name: Any, duration_s: float, config: ProfilingConfig) -> None:
     try:
         if duration_s * 1000.0 < config.min_duration_ms:
             return
-        ledger = _present.ledger
+        ledger = _present.aggregator
         run = latest_run()
         if ledger.run is not run:
-            ledger = _present.ledger = _ledger_of(run)
-        if ledger.is_over:
+            ledger = _present.aggregator = _ledger_of(run)
+        if ledger.is_closed:
             return
         meter = ledger.meters.get(name) or ledger.add(name)
         if meter is None:
@@ -160,16 +160,20 @@ def record(name: Any, duration_s: float, config: ProfilingConfig) -> None:
         if len(queue) >= _FOLD_AT:
             meter.relieve()
     except Exception as fault:
-        guard.caught("timing", fault)
+        guard.report("timing", fault)
         if guard.strict:
             raise
 
 
-def _ledger_of(run: Run | None) -> Ledger:
-    known = next((source for source in run.sources if isinstance(source, Ledger)), None) if run is not None else None
+def _ledger_of(run: Run | None) -> ProfileStats:
+    known = (
+        next((source for source in run.collectors if isinstance(source, ProfileStats)), None)
+        if run is not None
+        else None
+    )
     if known is not None:
         return known
-    ledger = Ledger(run)
-    if run is not None and not ledger.is_over:
-        run.sources.append(ledger)
+    ledger = ProfileStats(run)
+    if run is not None and not ledger.is_closed:
+        run.collectors.append(ledger)
     return ledger

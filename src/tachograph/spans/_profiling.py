@@ -11,25 +11,25 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from tachograph._base.decorator import decorated
+from tachograph._base.decorator import wrap_calls
 from tachograph.exceptions import ConfigError
 from tachograph.spans._profile_stats import record
 from tachograph.spans._profiling_config import ProfilingConfig, checked, present
 
-__all__ = ["profile", "profiling"]
+__all__ = ["profile_function", "profile_block"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class profiling(msgspec.Struct, gc=False, eq=False):  # noqa: N801 - used like a function, with one call less
-    """Time a block: ``with tachograph.profiling("forward"): ...``.
+class profile_block(msgspec.Struct, gc=False, eq=False):  # noqa: N801 - used like a function, with one call less
+    """Time a block: ``with tachograph.profile_block("forward"): ...``.
 
     Costs about a microsecond, and less where no run is being recorded. The exception of a block passes unchanged, and
     its time counts. An object may be entered again and again, also inside itself, but by one thread at a time.
 
     Args:
         name: what the block is called in the charts, after `profiling/`.
-        config: what to record of it, instead of what `set_profiling` said.
+        config: what to record of it, instead of what `configure_profiling` said.
 
     Raises:
         ConfigError: if the config is something else.
@@ -56,21 +56,23 @@ class profiling(msgspec.Struct, gc=False, eq=False):  # noqa: N801 - used like a
 
 
 @overload
-def profile(function: Function, /) -> Function: ...
+def profile_function(function: Function, /) -> Function: ...
 
 
 @overload
-def profile(*, name: str | None = None, config: ProfilingConfig | None = None) -> Callable[[Function], Function]: ...
+def profile_function(
+    *, name: str | None = None, config: ProfilingConfig | None = None
+) -> Callable[[Function], Function]: ...
 
 
-def profile(
+def profile_function(
     function: Callable[..., Any] | None = None,
     /,
     *,
     name: str | None = None,
     config: ProfilingConfig | None = None,
 ) -> Any:
-    """Time each call of a function: ``@tachograph.profile``.
+    """Time each call of a function: ``@tachograph.profile_function``.
 
     A method is named after the class of its object, as in `Trainer.step`. Of a coroutine or a generator the whole way
     is timed, from its first step to its end, waiting included.
@@ -78,13 +80,13 @@ def profile(
     Args:
         function: what to time, if it is used without arguments.
         name: what it is called in the charts, after `profiling/`.
-        config: what to record of it, instead of what `set_profiling` said.
+        config: what to record of it, instead of what `configure_profiling` said.
 
     Raises:
         ConfigError: if it stands before something that is no function, or an argument is wrong.
 
     Example:
-        >>> @tachograph.profile(config=tachograph.ProfilingConfig(log_interval=10))
+        >>> @tachograph.profile_function(config=tachograph.ProfilingConfig(log_interval=10))
         ... def collate(samples): ...
     """
     checked(config)
@@ -105,12 +107,12 @@ def _profiled(function: Any, name: str | None, config: ProfilingConfig | None) -
     if isinstance(function, type) or not callable(function):
         what = "a class" if isinstance(function, type) else f"a {type(function).__name__}"
         raise ConfigError(
-            f"@tachograph.profile before {what}: it times functions; put it before those to time, below @property "
-            'and the like, or use `with tachograph.profiling("name")`'
+            f"@tachograph.profile_function cannot decorate {what}: put it on the functions to time, below @property, "
+            'or use `with tachograph.profile_block("name")`'
         )
     fixed, method = (name, "") if name is not None else _names(function)
     if any(is_long(function) for is_long in _LONG):
-        return decorated(function, lambda args: profiling(fixed or f"{_class_name(args)}.{method}", config))
+        return wrap_calls(function, lambda args: profile_block(fixed or f"{_class_name(args)}.{method}", config))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ import msgspec
 
 from tachograph.exceptions import ConfigError
 
-__all__ = ["ProfilingConfig", "checked", "present", "set_profiling"]
+__all__ = ["ProfilingConfig", "checked", "present", "configure_profiling"]
 
 
 class ProfilingConfig(msgspec.Struct, frozen=True):
@@ -53,14 +53,14 @@ class _Present:
 present = _Present()
 
 
-def set_profiling(config: ProfilingConfig) -> None:
+def configure_profiling(config: ProfilingConfig) -> None:
     """Say what is timed from now on, wherever no other config is given.
 
     With ``enabled=False`` nothing is timed anywhere, whatever config was given to a function or a block.
 
     Example:
-        >>> tachograph.set_profiling(tachograph.ProfilingConfig(log_interval=10))
-        >>> tachograph.set_profiling(tachograph.ProfilingConfig(enabled=False))
+        >>> tachograph.configure_profiling(tachograph.ProfilingConfig(log_interval=10))
+        >>> tachograph.configure_profiling(tachograph.ProfilingConfig(enabled=False))
     """
     if config is None:
         raise ConfigError("config=None: give a ProfilingConfig; ProfilingConfig(enabled=False) turns profiling off")

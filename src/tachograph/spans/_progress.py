@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tachograph.spans._parameters import Parameters
-from tachograph.spans._phase_times import PHASES, Shares
+from tachograph.spans._phase_times import PHASES, PhaseTimes
 
 __all__ = ["Job", "Loop", "Stats"]
 
@@ -144,7 +144,7 @@ class Loop:
         self._num_samples: int | None = None
         self._num_tokens: int | None = None
         self._flops: float | None = None
-        self.shares = Shares(start_s)
+        self.shares = PhaseTimes(start_s)
 
     @property
     def num_waiting(self) -> int:

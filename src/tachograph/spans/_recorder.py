@@ -1,4 +1,4 @@
-"""`TrainingRecorder`: records the spans of one run. This is the training thread's side; `Ledger` is the writer's."""
+"""`TrainingRecorder`: records the spans of one run, on the training thread; `SpanAggregator` is the writer's side."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any, Literal
 
 from tachograph._base.guard import guard, warn
 from tachograph.exceptions import TachographError
-from tachograph.recorder import PRESSURE, Entry, Run, error_fields, error_message, error_type
-from tachograph.records import Later
-from tachograph.spans._aggregator import Call, Ledger
+from tachograph.recorder import BACKPRESSURE_SIZE, BufferItem, Run, error_fields, error_message, error_type
+from tachograph.records import LazyValue
+from tachograph.spans._aggregator import Call, SpanAggregator
 from tachograph.spans._attributes import Attributes
 from tachograph.spans._event import ErrorEvent, Event
 from tachograph.spans._filter import ExportCustomizationMode, SpanFilter
 from tachograph.spans._names import text_of
 from tachograph.spans._parameters import Parameters, ParameterSource
 from tachograph.spans._span import ShortSpan, Span, SpanName, current_span, new_span, outward, pass_over_ended
-from tachograph.spans._time_converter import Moments, SpanIds
+from tachograph.spans._time_converter import SpanIds, TimeConverter
 from tachograph.spans._timestamp import TracingTimestamp
 
 __all__ = ["TrainingRecorder"]
@@ -57,19 +57,19 @@ class TrainingRecorder:
         """Called once, before what is open is ended: for those who know of something that is not recorded yet."""
         self.owner: Span | None = None
         """The application with which a run that was begun for it ends."""
-        self.moments = Moments(run, self.complain)
-        self.now = self.moments.now
+        self.times = TimeConverter(run, self.report_misuse)
+        self.now = self.times.now
         self.ids = SpanIds(run)
         self._writer = run._writer if run.status == "running" and not run._is_forked else None
-        self.buffer: deque[Entry] = self._writer.buffer if self._writer is not None else deque(maxlen=0)
+        self.buffer: deque[BufferItem] = self._writer.buffer if self._writer is not None else deque(maxlen=0)
         self.root = Span("", recorder=self, start_s=self.now())
         self.base = self.root
         self.filter = SpanFilter()
         self.begins_short = False
-        self.is_over = False
+        self.is_closed = False
         """Whether nothing is recorded any more, for the run has ended or is a parent's."""
-        self.ledger = Ledger(self)
-        self.loose: dict[str, Span] = {}
+        self.aggregator = SpanAggregator(self)
+        self.detached: dict[str, Span] = {}
         """Iterations begun by a callback, which may be ended in another thread or task."""
         self._lock = threading.RLock()
         self._open: dict[Span, None] = {}
@@ -89,7 +89,7 @@ class TrainingRecorder:
             self._source.update({"perf_tag": facts.get("perf_tag") or None})
         self.parameters = self._source.ask(lambda reason: None)
         """What was known of the job when it was last asked for."""
-        self.ledger.begin_with(self.parameters)
+        self.aggregator.begin_with(self.parameters)
 
     # Faults --------------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class TrainingRecorder:
         """Return what keeps a fault inside from reaching the training code, unless it is to be propagated."""
         return _NO_GUARD if self.propagates else guard(place, functools.partial(_tell_fault, self.run))
 
-    def complain(self, what: str) -> None:
+    def report_misuse(self, what: str) -> None:
         """Tell of a mistake in the use of spans: once, in the journal; raised if faults are to be propagated."""
         if self.propagates:
             raise TachographError(what)
@@ -105,7 +105,7 @@ class TrainingRecorder:
             return
         self._told.add(what)
         warn("%s", what)
-        self.run.report("span_misused", "", what)
+        self.run.report_error("span_misused", "", what)
 
     # One Logger's recorder -----------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class TrainingRecorder:
         """Begin a span, which is the current one from now on."""
         span = new_span(Span, span_name, span_attributes, start_event_attributes, recorder=self)
         span._parent = parent_span
-        self.begin(span, self.moments.of_timestamp(start_time, "start_time"))
+        self.begin(span, self.times.of_timestamp(start_time, "start_time"))
         return span
 
     def stop(
@@ -130,20 +130,20 @@ class TrainingRecorder:
         stop_time: TracingTimestamp | None = None,
     ) -> None:
         """End a span."""
-        self.end(span, self.moments.of_timestamp(stop_time, "stop_time"), stop_attributes=stop_event_attributes)
+        self.end(span, self.times.of_timestamp(stop_time, "stop_time"), stop_attributes=stop_event_attributes)
 
     def event(self, span: Span | Event, event: Event | None = None) -> Event:
         """Record that something happened, in a span, or in the current one if only the event is given."""
         if isinstance(span, Event):
             return self.event(self.current, span)
         if not isinstance(event, Event):
-            self.complain(f"an event is expected, such as Event.create('name'), got {event or span!r:.80}")
+            self.report_misuse(f"an event is expected, such as Event.create('name'), got {event or span!r:.80}")
             return Event.create(str(event or span))
         with self.guarded("recording an event"):
             if span.stop_s is not None:
-                self.complain(f"an event {event.name_str!r} came after the end of span {span.name_str!r}")
+                self.report_misuse(f"an event {event.name_str!r} came after the end of span {span.name_str!r}")
             span.keep_event(event)
-            steady_s = self.moments.of_timestamp(event.timestamp, f"the time of event {event.name_str!r}")
+            steady_s = self.times.of_timestamp(event.timestamp, f"the time of event {event.name_str!r}")
             if isinstance(event, ErrorEvent):
                 self._about(span, "error", _error_fields(event), steady_s)
             else:
@@ -163,7 +163,7 @@ class TrainingRecorder:
         """Record that telemetry data is missing or wrong."""
         with self.guarded("recording an error of telemetry"):
             more = f"; {attributes.to_json()}" if attributes else ""
-            self.run.report("telemetry_data_error", "", f"{error_message}{more}")
+            self.run.report_error("telemetry_data_error", "", f"{error_message}{more}")
 
     def get_active_spans_by_name(self, span_name: SpanName) -> list[Span]:
         """Return the open spans of a name, oldest first."""
@@ -188,7 +188,7 @@ class TrainingRecorder:
             span = span._parent
         if inside is not None:
             return None
-        loose = self.loose.get(text_of(span_name))
+        loose = self.detached.get(text_of(span_name))
         if loose is not None and loose.active:
             return loose
         found = self.get_active_spans_by_name(span_name)
@@ -245,7 +245,7 @@ class TrainingRecorder:
                 state = "has not begun" if span.start_s is None else "has ended already"
                 is_known = span.more.status == "left_open"  # the application ended it
                 if error is None and self._writer is not None and not is_known:
-                    self.complain(f"span {span.name_str!r} {state} and cannot be ended")
+                    self.report_misuse(f"span {span.name_str!r} {state} and cannot be ended")
                 return
             more = span.more
             more.status = status if error is None else "left" if _is_no_error(error) else "error"
@@ -264,7 +264,7 @@ class TrainingRecorder:
         with self._lock:
             spans = list(itertools.islice(self._open, _MOST_OPEN // 10))
         place = next((place for place, span in enumerate(spans) if span.name == name), len(spans) - 1)
-        self.complain(f"more than {_MOST_OPEN} spans are open, such as {text_of(name)!r}; the oldest are ended")
+        self.report_misuse(f"more than {_MOST_OPEN} spans are open, such as {text_of(name)!r}; the oldest are ended")
         self.end(spans[place], status="left_open")
         for span in spans[place + 1 : place + 3]:
             pass_over_ended(span)  # or a chain of ended ones would grow
@@ -276,14 +276,14 @@ class TrainingRecorder:
             outer = (outer for outer in outward(span._parent) if outer.stop_s is None and outer.name == span.name)
             self.base = next(outer, self.root)
 
-    def took(self, name: SpanName, start_s: float, stop_s: float, parent: Span) -> None:
+    def add_finished_span(self, name: SpanName, start_s: float, stop_s: float, parent: Span) -> None:
         """Record an iteration or a phase that is over, for those who learn of it afterwards."""
-        self.done(ShortSpan(name, None, self, start_s, None, parent), stop_s)
+        self.finish_span(ShortSpan(name, None, self, start_s, None, parent), stop_s)
 
-    def done(self, span: Span, stop_s: float) -> None:
+    def finish_span(self, span: Span, stop_s: float) -> None:
         """Record the end of a short span whose beginning was only noted: made, but never entered."""
         span.stop_s = stop_s
-        if len(self.buffer) > PRESSURE:
+        if len(self.buffer) > BACKPRESSURE_SIZE:
             self.take_slowly(span)
         else:
             self.buffer.append(span)
@@ -302,7 +302,7 @@ class TrainingRecorder:
     def count_loss(self, reason: str) -> None:
         """Count a record that could not be made."""
         if self.run._writer is not None:  # also after the end, while the writer still works
-            self.run._writer.losses.count(reason)
+            self.run._writer.losses.add(reason)
 
     def _record_error(self, span: Span, error: BaseException, now_s: float) -> None:
         """Record an exception in the innermost span it leaves; those around it only say that it passed."""
@@ -315,13 +315,13 @@ class TrainingRecorder:
 
     def _about(self, span: Span, event: str, fields: Mapping[str, Any], steady_s: float | None = None) -> None:
         at_s = self.now() if steady_s is None else steady_s
-        self.put(Call(self.ledger, lambda: self.ledger.notes.about(span, at_s, event, fields)))
+        self.put(Call(self.aggregator, lambda: self.aggregator.notes.about(span, at_s, event, fields)))
 
-    def put(self, entry: Entry, *, must: bool = False, counts: bool = True) -> bool:
+    def put(self, entry: BufferItem, *, must: bool = False, counts: bool = True) -> bool:
         """Queue an entry for the writer; return whether it was taken."""
         if self._writer is None:
             return False
-        if len(self.buffer) > PRESSURE:
+        if len(self.buffer) > BACKPRESSURE_SIZE:
             self.run._make_room(self._writer)
         is_taken = self._writer.put(entry, must=must)
         if counts and not is_taken:
@@ -341,9 +341,9 @@ class TrainingRecorder:
                 is said elsewhere.
         """
         self._source.update(parameters)
-        known = self.parameters = self._source.ask(self.complain)
+        known = self.parameters = self._source.ask(self.report_misuse)
         if tells == "never":
-            self.put(Call(self.ledger, lambda: self.ledger.begin_with(known)), must=True)
+            self.put(Call(self.aggregator, lambda: self.aggregator.begin_with(known)), must=True)
         else:
             self.use(known, tells=tells == "now")
         return known
@@ -351,13 +351,13 @@ class TrainingRecorder:
     def use(self, known: Parameters, *, tells: bool) -> None:
         """Use parameters from now on, and perhaps record what has changed since they were recorded last."""
         base, now_s = self.base, self.now()
-        self.put(Call(self.ledger, lambda: self.ledger.change(known, base, now_s, tells=tells)), must=True)
+        self.put(Call(self.aggregator, lambda: self.aggregator.change(known, base, now_s, tells=tells)), must=True)
 
     def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
         """Choose which spans are recorded one by one from now on."""
         chosen = self.filter = SpanFilter(mode, names)
         self.begins_short = chosen.keeps_short
-        self.put(Call(self.ledger, lambda: self.ledger.use_filter(chosen)), must=True)
+        self.put(Call(self.aggregator, lambda: self.aggregator.use_filter(chosen)), must=True)
 
     def saved(
         self,
@@ -369,9 +369,9 @@ class TrainingRecorder:
         """Record that the checkpoint of a step is safe."""
         base, now_s = self.base, self.now() if at_s is None else at_s
         place = os.path.abspath(path) if path is not None else None
-        size = Later(lambda: _size_bytes(place)) if place is not None else None
+        size = LazyValue(lambda: _size_bytes(place)) if place is not None else None
         text = os.fspath(path) if path is not None else None
-        self.put(Call(self.ledger, lambda: self.ledger.saved(span, base, step, now_s, text, size)))
+        self.put(Call(self.aggregator, lambda: self.aggregator.saved(span, base, step, now_s, text, size)))
 
     # The end -------------------------------------------------------------------------------------------------------
 
@@ -391,13 +391,13 @@ class TrainingRecorder:
         """End what is still open and report what was not reported yet; called when the run ends."""
         if self._writer is None:
             return
-        self.hear_last_words()
+        self.run_before_close()
         self.close_open()
         now_s = self.now()
-        self.put(Call(self.ledger, lambda: self.ledger.finish(now_s)), must=True)
+        self.put(Call(self.aggregator, lambda: self.aggregator.finish(now_s)), must=True)
         self.forget()
 
-    def hear_last_words(self) -> None:
+    def run_before_close(self) -> None:
         """Let those who know of something that is not recorded yet tell it."""
         while self.before_close:
             with self.guarded("hearing last words"):
@@ -406,7 +406,7 @@ class TrainingRecorder:
     def forget(self) -> None:
         """Record nothing any more."""
         self._writer = None
-        self.is_over = self.begins_short = True  # so that short spans look for another run as well
+        self.is_closed = self.begins_short = True  # so that short spans look for another run as well
         self.buffer = deque(maxlen=0)
         self.base = self.root
         self._lock = threading.RLock()  # in a forked child, a thread of the parent may have held it
@@ -419,12 +419,12 @@ class TrainingRecorder:
         for left in (self.root, *self._open):
             left.stop_s = self.now()
         self._open.clear()
-        self.loose.clear()
+        self.detached.clear()
 
 
 def _tell_fault(run: Run, place: str, fault: Exception) -> None:
     """Put a fault into the journal: it is never only a line in a log."""
-    run.report("fault", "", f"{type(fault).__name__} while {place}: {fault!s:.300}")
+    run.report_error("fault", "", f"{type(fault).__name__} while {place}: {fault!s:.300}")
 
 
 def _is_no_error(error: BaseException) -> bool:

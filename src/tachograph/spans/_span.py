@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
-from tachograph._base.decorator import decorated
+from tachograph._base.decorator import wrap_calls
 from tachograph.exceptions import TachographError
-from tachograph.recorder import Guest, Note
+from tachograph.recorder import DeferredRecord, PendingRecord
 from tachograph.spans._attributes import Attribute, Attributes, AttributeValue, attribute_of, attributes_of
 from tachograph.spans._event import Event
 from tachograph.spans._names import StandardEventName, StandardSpanAttributeName, text_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tachograph.spans._recorder import TrainingRecorder
 
 __all__ = [
-    "More",
+    "SpanExtras",
     "ShortSpan",
     "Span",
     "SpanName",
@@ -57,7 +57,7 @@ _get = current_span.get
 _set = current_span.set
 
 
-class More:
+class SpanExtras:
     """What few spans have."""
 
     __slots__ = (
@@ -93,7 +93,7 @@ class More:
         """For the writer: whether the start is in the journal."""
 
 
-class Span(Guest, msgspec.Struct, eq=False):
+class Span(DeferredRecord, msgspec.Struct, eq=False):
     """A stretch of time with a name; made by `timed_span` and the context managers, or by `Span.create`.
 
     Example:
@@ -107,7 +107,7 @@ class Span(Guest, msgspec.Struct, eq=False):
     start_s: float | None = None
     stop_s: float | None = None
     _parent: Span | None = None
-    _more: More | None = None
+    _more: SpanExtras | None = None
 
     @classmethod
     def create(
@@ -131,10 +131,10 @@ class Span(Guest, msgspec.Struct, eq=False):
     # What it is ----------------------------------------------------------------------------------------------------
 
     @property
-    def more(self) -> More:
+    def more(self) -> SpanExtras:
         """What few spans have, made when it is asked for."""
         if self._more is None:
-            self._more = More()
+            self._more = SpanExtras()
         return self._more
 
     @property
@@ -198,7 +198,7 @@ class Span(Guest, msgspec.Struct, eq=False):
     def wall_s(self, steady_s: float) -> float:
         """Return the wall time of a reading of the clock the span was timed with."""
         if self.recorder is not None:
-            return self.recorder.moments.wall_s(steady_s)
+            return self.recorder.times.wall_s(steady_s)
         return steady_s + self.more.wall_offset_s
 
     def duration_msec(self) -> int:
@@ -216,7 +216,7 @@ class Span(Guest, msgspec.Struct, eq=False):
     def add_attribute(self, name: str | Enum, value: AttributeValue) -> Attribute:
         """Say something about it. What cannot be an attribute is stored as a text."""
         if self.stop_s is not None and self.recorder is not None:
-            self.recorder.complain(f"attribute {text_of(name)!r} came after the end of span {self.name_str!r}")
+            self.recorder.report_misuse(f"attribute {text_of(name)!r} came after the end of span {self.name_str!r}")
         return self.updated_attributes.add_attribute(attribute_of(text_of(name), value, _complainer(self)))
 
     def add_attributes(self, attributes: Attributes | Mapping[str, Any]) -> None:
@@ -296,7 +296,7 @@ class Span(Guest, msgspec.Struct, eq=False):
 
     def __call__(self, function: _Function) -> _Function:
         """Use it as a decorator: each call of the function is a span of its own."""
-        return decorated(function, lambda _args: self._again())
+        return wrap_calls(function, lambda _args: self._again())
 
     def _again(self) -> Span:
         """Return a span like this one that has not begun."""
@@ -319,13 +319,15 @@ class Span(Guest, msgspec.Struct, eq=False):
 
     # As an entry of the buffer -------------------------------------------------------------------------------------
 
-    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[Note]:
+    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[PendingRecord]:
         """Return what to record of it; it is in the buffer when it begins and again when it has ended."""
-        return self.recorder.ledger.take(self, latest) if self.recorder is not None else ()
+        return self.recorder.aggregator.take(self, latest) if self.recorder is not None else ()
 
-    def notes_of_all(self, guests: Sequence[Any], latest: Iterable[Mapping[str, Any] | None]) -> Iterable[Note]:
+    def notes_of_all(
+        self, guests: Sequence[Any], latest: Iterable[Mapping[str, Any] | None]
+    ) -> Iterable[PendingRecord]:
         """Return what to record of several short spans, of which this is one."""
-        return self.recorder.ledger.take_all(guests, latest) if self.recorder is not None else ()
+        return self.recorder.aggregator.take_all(guests, latest) if self.recorder is not None else ()
 
 
 class ShortSpan(Span, eq=False, gc=False):
@@ -419,7 +421,7 @@ def _edge(span: Span, name: StandardEventName, steady_s: float | None, attribute
 def _complainer(span: Span) -> Callable[[str], None]:
     """Return what tells of a mistake in what is said about a span."""
     recorder = span.recorder
-    return lambda what: recorder.complain(f"span {span.name_str!r}: {what}") if recorder is not None else None
+    return lambda what: recorder.report_misuse(f"span {span.name_str!r}: {what}") if recorder is not None else None
 
 
 def outward(span: Span | None) -> Iterator[Span]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tachograph.recorder import Note
+from tachograph.recorder import PendingRecord
 from tachograph.spans._attributes import Attributes
 from tachograph.spans._filter import SpanFilter
 from tachograph.spans._span import Span, outward
@@ -13,29 +13,29 @@ from tachograph.spans._span import Span, outward
 if TYPE_CHECKING:
     from tachograph.spans._recorder import TrainingRecorder
 
-__all__ = ["SpanNotes"]
+__all__ = ["SpanRecords"]
 
 
-class SpanNotes:
+class SpanRecords:
     """Makes the records of one run's spans, in the writer's thread."""
 
     def __init__(self, recorder: TrainingRecorder) -> None:
         self._recorder = recorder
         self.filter = SpanFilter()
 
-    def about(self, span: Span | None, steady_s: float, event: str, fields: Mapping[str, Any]) -> list[Note]:
+    def about(self, span: Span | None, steady_s: float, event: str, fields: Mapping[str, Any]) -> list[PendingRecord]:
         """Return a record that belongs to a span, or to the one around it if that is not recorded itself."""
         kept = self._kept(span)
         if kept is None:
-            return [Note(steady_s, event, dict(fields))]
+            return [PendingRecord(steady_s, event, dict(fields))]
         notes = self.start(kept)
-        notes.append(Note(steady_s, event, {**fields, "span_id": self._recorder.ids.text_of(kept)}))
+        notes.append(PendingRecord(steady_s, event, {**fields, "span_id": self._recorder.ids.text_of(kept)}))
         return notes
 
     def _kept(self, span: Span | None) -> Span | None:
         return next((outer for outer in outward(span) if outer.name and self.filter.keeps(outer.name_str)), None)
 
-    def start(self, span: Span) -> list[Note]:
+    def start(self, span: Span) -> list[PendingRecord]:
         """Return the start of a span, and of those around it, unless they are in the journal."""
         if not self.filter.keeps(span.name_str):
             return []
@@ -45,17 +45,17 @@ class SpanNotes:
             inner.more.is_written = True
             chain.append(inner)
             inner = self._kept(inner._parent)
-        notes: list[Note] = []
+        notes: list[PendingRecord] = []
         for begun in reversed(chain):
-            notes.append(Note(begun.start_s or 0.0, "span_start", self._head(begun, inner)))
+            notes.append(PendingRecord(begun.start_s or 0.0, "span_start", self._head(begun, inner)))
             inner = begun
         return notes
 
-    def end(self, span: Span) -> list[Note]:
+    def end(self, span: Span) -> list[PendingRecord]:
         """Return the end of a span, or all of it if nothing of it is in the journal."""
         more = span.more
         assert span.start_s is not None and span.stop_s is not None  # noqa: S101 - it has ended
-        notes: list[Note] = []
+        notes: list[PendingRecord] = []
         if more.is_written:
             event = "span_stop"
             fields: dict[str, Any] = {"span_id": self._recorder.ids.text_of(span), "name": span.name_str}
@@ -69,7 +69,7 @@ class SpanNotes:
             fields["status"] = more.status
         if more.attributes or more.updated or more.stop_attributes:
             fields |= _said(attributes=span.attributes, stop_attributes=more.stop_attributes)
-        notes.append(Note(span.stop_s, event, fields))
+        notes.append(PendingRecord(span.stop_s, event, fields))
         return notes
 
     def _head(self, span: Span, parent: Span | None) -> dict[str, Any]:
@@ -82,7 +82,9 @@ class SpanNotes:
             fields |= _said(attributes=span.attributes, start_attributes=more.start_attributes)
         return fields
 
-    def event(self, span: Span | None, steady_s: float, name: str, attributes: Mapping[str, Any]) -> list[Note]:
+    def event(
+        self, span: Span | None, steady_s: float, name: str, attributes: Mapping[str, Any]
+    ) -> list[PendingRecord]:
         """Return an event of a span."""
         step = attributes.get("current_iteration")
         fields = {"name": str(name), **({"global_step": step} if step is not None else {}), **attributes}

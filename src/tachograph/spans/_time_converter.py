@@ -16,12 +16,12 @@ from tachograph.recorder import Run
 from tachograph.spans._span import Span
 from tachograph.spans._timestamp import TracingTimestamp, check_moment
 
-__all__ = ["Moments", "SpanIds"]
+__all__ = ["TimeConverter", "SpanIds"]
 
 _CLOCKS_AGREE_S = 3600.0
 
 
-class Moments:
+class TimeConverter:
     """Turns times of callers into readings of the run's steady clock, and back."""
 
     def __init__(self, run: Run, complain: Callable[[str], None]) -> None:

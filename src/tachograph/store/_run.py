@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from tachograph.journal import JournalFollower, RunFolder
-from tachograph.reader import Alike, MetricSummary, RunDigest, Span, grouped, has_trainer
-from tachograph.records import POINT_KINDS, decode, encode, finite
+from tachograph.reader import MetricSummary, RecordBatch, RecordedSpan, RunDigest, accepts_requests, batch_records
+from tachograph.records import POINT_KINDS, decode, encode, finite_or_none
 from tachograph.store._cache import CacheFolder
 from tachograph.store._columns import Axis, Rows, SeriesPart
 from tachograph.store._completions import CompletionIndex, stubbed
@@ -113,7 +113,7 @@ class StoredRun:
     @property
     def started(self) -> float:
         """When the run began, in unix time; 0 if nothing says so."""
-        return finite(self.digest.attempts[0].start.get("time")) or 0.0 if self.digest.attempts else 0.0
+        return finite_or_none(self.digest.attempts[0].start.get("time")) or 0.0 if self.digest.attempts else 0.0
 
     @property
     def num_bad_lines(self) -> int:
@@ -148,7 +148,7 @@ class StoredRun:
         self._open()
 
     def _take(self, records: list[dict[str, Any]]) -> None:
-        for alike in grouped(records):
+        for alike in batch_records(records):
             is_plain = alike.event in POINT_KINDS and "window/sec" not in alike.names
             if alike.event == "start":
                 self._tail.begin_attempt()
@@ -164,10 +164,10 @@ class StoredRun:
         known = self.digest.attempts
         if record["event"] == "start" and known:
             known[-1].last_time = attempts[len(known) - 1].last_time
-        for alike in grouped([record]):
+        for alike in batch_records([record]):
             self._digest(alike)
 
-    def _digest(self, alike: Alike) -> None:
+    def _digest(self, alike: RecordBatch) -> None:
         for span in self.digest.take(alike):
             self._spans.add(span)
         if alike.event == "completions":
@@ -184,7 +184,7 @@ class StoredRun:
             return True
         is_worth_it = self._follower.offset - self._tail_start >= _LEAST_SEGMENT_BYTES
         is_tried = self._next_commit > self._tail_start + self._segment_bytes  # and could not be written
-        return is_end and is_worth_it and not is_tried and not has_trainer(self.digest)
+        return is_end and is_worth_it and not is_tried and not accepts_requests(self.digest)
 
     def _commit(self) -> None:
         """Make a segment of the tail, unless another reader has, or there is no room for one."""
@@ -319,10 +319,10 @@ class StoredRun:
         with self.lock:
             return self._spans.view(self._unfinished_spans(), low, high, num_points=num_points, most=most)
 
-    def _unfinished_spans(self) -> list[Span]:
+    def _unfinished_spans(self) -> list[RecordedSpan]:
         """Return the spans without an end: they go on, or the process died in them."""
         spans = [msgspec.structs.replace(span, status="open") for span in self.digest.open_spans()]
-        if not has_trainer(self.digest):
+        if not accepts_requests(self.digest):
             last_time = self.digest.attempts[-1].last_time or 0.0
             for span in spans:
                 span.duration_s, span.status = max(0.0, last_time - span.start), "died"

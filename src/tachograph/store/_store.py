@@ -10,7 +10,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
 
-from tachograph.exceptions import RunNotFoundError, nearest
+from tachograph.exceptions import RunNotFoundError, did_you_mean
 from tachograph.journal import RunFolder, RunState
 from tachograph.reader import RunOverview, overview
 from tachograph.store._run import StoredRun
@@ -52,7 +52,7 @@ class Store:
         """
         folder = self._folder(name)
         if folder is None:
-            known = nearest(name, self._listed.keys() - {name}) if len(name) <= 200 else ""
+            known = did_you_mean(name, self._listed.keys() - {name}) if len(name) <= 200 else ""
             raise RunNotFoundError(f"no run {name[:200]!r} in the log folder{known}")
         run = self._open.get(name) or StoredRun(folder)  # which may take a while, so nobody else waits for it
         with self._lock:

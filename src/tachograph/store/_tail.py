@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tachograph.reader import NOT_METRICS, Alike, times_of
-from tachograph.records import METRIC_KINDS, finite, is_number, step_of
+from tachograph.reader import NOT_METRICS, RecordBatch, times_of
+from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
 from tachograph.store._columns import Rows, SeriesPart, Stretch
 
 __all__ = ["SeriesStats", "Tail"]
@@ -124,7 +124,7 @@ class Tail:
         """Forget what the process before said last."""
         self.epoch = math.nan
 
-    def take(self, alike: Alike, attempt: int) -> None:
+    def take(self, alike: RecordBatch, attempt: int) -> None:
         """Take neighbours that are alike; what has no step of its own was recorded at the last one."""
         names, records = alike.names, alike.records
         if alike.event not in METRIC_KINDS:
@@ -149,7 +149,7 @@ class Tail:
                 series = self._series[stream_name, name] = _Series()
             series.extend(first_row, column, steps, self._order)
 
-    def _steps(self, alike: Alike) -> list[int | None]:
+    def _steps(self, alike: RecordBatch) -> list[int | None]:
         if alike.are_plain_steps:
             steps = [record["global_step"] for record in alike.records]
             self.step = steps[-1]
@@ -161,12 +161,12 @@ class Tail:
             found.append(self.step)
         return found
 
-    def _epochs(self, alike: Alike) -> list[float]:
+    def _epochs(self, alike: RecordBatch) -> list[float]:
         if "epoch" not in alike.names:
             return [self.epoch] * len(alike.records)
         found = []
         for record in alike.records:
-            if (epoch := finite(record["epoch"])) is not None:
+            if (epoch := finite_or_none(record["epoch"])) is not None:
                 self.epoch = epoch
             found.append(self.epoch)
         return found

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tachograph.reader import Span
+from tachograph.reader import RecordedSpan
 
 __all__ = ["Heap", "SpanTable", "SpanView"]
 
@@ -71,7 +71,7 @@ class SpanTable:
     def __len__(self) -> int:
         return len(self._start)
 
-    def add(self, span: Span) -> None:
+    def add(self, span: RecordedSpan) -> None:
         """Take a span that has ended."""
         if len(self._start) >= _MOST_SPANS:
             self.num_left_out += 1
@@ -93,7 +93,7 @@ class SpanTable:
         return (min(self._start), max(self._end)) if self._start else None
 
     def view(
-        self, open_spans: list[Span], low: float | None, high: float | None, *, num_points: int, most: int
+        self, open_spans: list[RecordedSpan], low: float | None, high: float | None, *, num_points: int, most: int
     ) -> SpanView:
         """Return what is to be seen between two times.
 
@@ -173,7 +173,7 @@ class SpanTable:
         ]
 
 
-def _is_seen(span: Span, low: float | None, high: float | None) -> bool:
+def _is_seen(span: RecordedSpan, low: float | None, high: float | None) -> bool:
     ends_before = low is not None and span.duration_s is not None and span.start + span.duration_s < low
     return not ends_before and (high is None or span.start <= high)
 
@@ -185,13 +185,13 @@ def _key(span_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(span_id.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
-def _parents(ids: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64], open_spans: list[Span]) -> list[int]:
+def _parents(ids: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64], open_spans: list[RecordedSpan]) -> list[int]:
     index = {key: place for place, key in enumerate(ids.tolist())}
     index.update({_key(span.id): len(ids) + place for place, span in enumerate(open_spans)})
     return [index.get(key, -1) if key else -1 for key in parents.tolist()]
 
 
-def _add_open(view: SpanView, open_spans: list[Span]) -> None:
+def _add_open(view: SpanView, open_spans: list[RecordedSpan]) -> None:
     places = {span_id: place for place, span_id in enumerate(view.id)}
     names = {name: place for place, name in enumerate(view.names)}
     for span in open_spans:

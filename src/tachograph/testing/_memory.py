@@ -9,9 +9,9 @@ from typing import Any
 from tachograph._base.clock import WallAnchor
 from tachograph.journal import Request
 from tachograph.recorder import Run
-from tachograph.recorder._buffer_items import Entry, Note
-from tachograph.recorder._record_builder import Pipeline
-from tachograph.recorder._writer import Losses
+from tachograph.recorder._buffer_items import BufferItem, PendingRecord
+from tachograph.recorder._record_builder import RecordBuilder
+from tachograph.recorder._writer import LossCounter
 from tachograph.records import StepTable, decode, encode
 from tachograph.settings import resolve_settings
 from tachograph.testing._clock import FakeClock
@@ -40,7 +40,7 @@ class MemoryRun(Run):
     def records(self) -> list[dict[str, Any]]:
         """Everything recorded so far, as a reader of the journal would get it."""
         if self.status == "running":
-            self.gather()  # a real run does this about every second
+            self.collect()  # a real run does this about every second
         self._memory.flush(0)
         return self._memory.records
 
@@ -63,20 +63,20 @@ class _Memory:
     def __init__(self, clock: FakeClock, log_every: int) -> None:
         self._clock = clock
         self._anchor = WallAnchor(clock)
-        self._pipeline = Pipeline(self._anchor, log_every=log_every)
-        self.buffer: deque[Entry] = deque()
-        self.losses = Losses()
-        self.taken_s = 0.0
+        self._pipeline = RecordBuilder(self._anchor, log_every=log_every)
+        self.buffer: deque[BufferItem] = deque()
+        self.losses = LossCounter()
+        self.drained_s = 0.0
         self.records: list[dict[str, Any]] = []
 
     @property
     def saw_array(self) -> bool:
         return self._pipeline.saw_array
 
-    def note(self, event: str, fields: dict[str, Any]) -> None:
-        self.put(Note(self._clock.steady_s(), event, fields))
+    def add_record(self, event: str, fields: dict[str, Any]) -> None:
+        self.put(PendingRecord(self._clock.steady_s(), event, fields))
 
-    def put(self, entry: Entry, *, must: bool = False) -> bool:
+    def put(self, entry: BufferItem, *, must: bool = False) -> bool:
         self.buffer.append(entry)
         return True
 
@@ -92,8 +92,8 @@ class _Memory:
         for piece in self._pipeline.process(entries):
             lines = piece.lines({}) if isinstance(piece, StepTable) else encode(piece)
             self.records += [decode(line) for line in lines.splitlines()]
-        for reason, num_records in self.losses.take().items():
-            self.note("telemetry_error", {"kind": "records_lost", "num_records": num_records, "reason": reason})
+        for reason, num_records in self.losses.drain().items():
+            self.add_record("telemetry_error", {"kind": "records_lost", "num_records": num_records, "reason": reason})
         return self.flush(timeout_s) if self.buffer else True
 
     def close(self, timeout_s: float) -> bool:

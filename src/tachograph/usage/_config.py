@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.usage._consent import Choices, Decision, Policy, as_policy, decide
 from tachograph.usage._endpoint import Endpoint, as_endpoint
 from tachograph.usage._fields import FIELD_TYPES, Choice, Field, Group, ListOf, Version, described
@@ -93,7 +93,7 @@ class UsageConfig:
                 )
             if name not in known:
                 raise ConfigError(
-                    f"config_map: there is no field {name!r} in {CONFIG_EVENTS[0]}{nearest(str(name), known)}; "
+                    f"config_map: there is no field {name!r} in {CONFIG_EVENTS[0]}{did_you_mean(str(name), known)}; "
                     f"declare it with events={{{CONFIG_EVENTS[0]!r}: {{{name!r}: …}}}}"
                 )
 

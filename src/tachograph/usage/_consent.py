@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.usage._folder import Mode, as_mode, stored_choice
 
 __all__ = [
@@ -137,7 +137,7 @@ def as_policy(policy: str) -> Policy:
     known = named_policy(policy)
     if known is None:
         names = get_args(Policy)
-        raise ConfigError(f"consent={policy!r}: expected one of {', '.join(names)}{nearest(str(policy), names)}")
+        raise ConfigError(f"consent={policy!r}: expected one of {', '.join(names)}{did_you_mean(str(policy), names)}")
     return known
 
 

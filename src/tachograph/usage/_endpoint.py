@@ -306,7 +306,7 @@ def _json(value: Any) -> bytes:
 
 
 def _post(url: str, body: bytes, headers: Mapping[str, str], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
-    from tachograph._base.http import check, post
+    from tachograph._base.http import check_response, post
 
     answer = post(lambda: url, body, headers, timeout_s=timeout_s, is_wanted=is_wanted)
-    check(answer, lambda text, most: " ".join(text.split())[:most])
+    check_response(answer, lambda text, most: " ".join(text.split())[:most])

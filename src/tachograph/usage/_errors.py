@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from types import ModuleType, TracebackType
 from typing import Any, TypeVar, overload
 
-from tachograph._base.decorator import decorated
+from tachograph._base.decorator import wrap_calls
 from tachograph.exceptions import ConfigError
 from tachograph.usage._manager import manager_of
 from tachograph.usage._quiet import quiet
@@ -67,7 +67,7 @@ def _watched(function: Any, app: str | None) -> Any:
     if not callable(function) or isinstance(function, type):
         raise ConfigError(f"@send_errors is for functions and methods, not for {function!r}; put it on each of its own")
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-    return decorated(function, lambda _arguments: _Watch(function, app, is_generator=is_generator))
+    return wrap_calls(function, lambda _arguments: _Watch(function, app, is_generator=is_generator))
 
 
 class _Watch:
@@ -202,7 +202,7 @@ def _frames(trace: TracebackType | None, roots: Mapping[str, str]) -> list[dict[
     while trace is not None:
         frame, line, trace = trace.tb_frame, trace.tb_lineno, trace.tb_next
         code = frame.f_code
-        if code.co_filename == decorated.__code__.co_filename:
+        if code.co_filename == wrap_calls.__code__.co_filename:
             continue  # it stands around every watched function
         key = code.co_filename, id(frame.f_globals)
         if key not in places:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.usage._config import UsageConfig, clean_version
 from tachograph.usage._endpoint import Event
 from tachograph.usage._fields import clean_fields
@@ -27,7 +27,7 @@ def make_event(config: UsageConfig, run_id: str, name: str, properties: dict[str
     schemas = config.schemas
     if name not in schemas:
         raise ConfigError(
-            f"there is no event {name!r}{nearest(name, schemas)}; "
+            f"there is no event {name!r}{did_you_mean(name, schemas)}; "
             f"declare it with UsageConfig(events={{{name!r}: {{'field': Count('…')}}}})"
         )
     cleaned = clean_fields(schemas[name].fields, properties, config.organizations)

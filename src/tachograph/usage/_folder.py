@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, did_you_mean
 
 __all__ = [
     "EVERY",
@@ -123,7 +123,7 @@ def as_mode(choice: str | bool | None) -> Mode:
             return mode  # type: ignore[no-any-return]
     known = get_args(Mode)
     raise ConfigError(
-        f"{choice!r} is no choice for usage telemetry; use one of {', '.join(known)}{nearest(str(choice), known)}"
+        f"{choice!r} is no choice for usage telemetry; use one of {', '.join(known)}{did_you_mean(str(choice), known)}"
     )
 
 

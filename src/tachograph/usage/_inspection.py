@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.usage._config import UsageConfig
 from tachograph.usage._consent import Decision, decide, named_policy
 from tachograph.usage._endpoint import Endpoint, Event, endpoint_from
@@ -54,7 +54,7 @@ def one_app(app: str | None) -> AppState:
         raise ConfigError("no app with usage telemetry has run here")
     check_app(app)
     known = f"; those that have: {', '.join(apps)}" if apps else ""
-    raise ConfigError(f"no app {app!r} with usage telemetry has run here{nearest(app, apps) or known}")
+    raise ConfigError(f"no app {app!r} with usage telemetry has run here{did_you_mean(app, apps) or known}")
 
 
 def decided_for(app: str | None) -> Decision | None:

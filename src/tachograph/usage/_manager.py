@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tachograph._base.guard import warn
 from tachograph._base.ranks import stated_rank
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.usage._config import KNOWN_PACKAGES, UsageConfig
 from tachograph.usage._consent import Choices, Decision, is_set, less
 from tachograph.usage._folder import Mode, app_folder, as_mode, stored_choice, tell_of
@@ -136,7 +136,7 @@ class TelemetryManager:
         else:
             whose = "" if app is None else f" of {app}"
             remedy = "call TelemetryManager.configure(UsageConfig(...)) first"
-            problem = f"usage telemetry{whose} is not configured: {remedy}{nearest(app or '', known)}"
+            problem = f"usage telemetry{whose} is not configured: {remedy}{did_you_mean(app or '', known)}"
         if problem not in cls._problems:
             cls._problems.add(problem)
             warn("%s; nothing is recorded", problem)

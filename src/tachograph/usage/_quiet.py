@@ -21,6 +21,6 @@ def quiet(place: str) -> Iterator[None]:
     try:
         yield
     except Exception as fault:
-        guard.caught(place, fault if isinstance(fault, TachographError) else _Unsaid(type(fault).__name__))
+        guard.report(place, fault if isinstance(fault, TachographError) else _Unsaid(type(fault).__name__))
         if guard.strict:
             raise

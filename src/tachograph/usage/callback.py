@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tachograph._base.guard import called_by
+from tachograph._base.guard import guarded_callback
 from tachograph.usage._manager import TelemetryManager
 from tachograph.usage._metrics import RuntimeMetricsTracker
 
@@ -51,7 +51,7 @@ reset meanwhile can be missed.
 _ALMOST = 1e-6
 """An epoch is counted in floating point, so its end may be missed by this much."""
 
-_guarded = called_by("the trainer")
+_guarded = guarded_callback("the trainer")
 
 
 class _Manager(Protocol):

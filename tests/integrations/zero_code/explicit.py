@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tachograph as tacho
+from tachograph import spans
 
 SCRIPTS: dict[str, Callable[[], None]] = {}
 NUM_STEPS = 6
@@ -72,12 +73,12 @@ def own_spans() -> None:
 def own_callbacks() -> None:
     model, optimizer, loader = parts()
     tacho.init("own_callbacks", console=False)
-    tacho.on_train_start(train_iterations_start=0)
+    spans.on_train_start(train_iterations_start=0)
     for batch in loader:
-        tacho.on_training_single_iteration_start()
+        spans.on_training_single_iteration_start()
         learn(model, optimizer, batch)
-        tacho.on_training_single_iteration_end()
-    tacho.on_train_end()
+        spans.on_training_single_iteration_end()
+    spans.on_train_end()
 
 
 @script

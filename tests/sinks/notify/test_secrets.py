@@ -115,7 +115,7 @@ def test_a_mistake_of_our_own_quotes_no_secret(receiver, logs, caplog):
 
     channel.send = stumble
     with tachograph.init("x", log_dir=str(logs), git=False) as run:
-        follower = NotifyFollower(run.folder, settings, [channel], report=run.report, say=run.say, began_s=0.0)
+        follower = NotifyFollower(run.folder, settings, [channel], report=run.report_error, say=run.say, began_s=0.0)
         run.add_follower(follower)
     assert len(receiver.requests) == 1
     assert "a telemetry fault was swallowed while notifying slack" in caplog.text

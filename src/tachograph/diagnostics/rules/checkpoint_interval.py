@@ -12,7 +12,7 @@ from msgspec import Meta
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._signal_stats import median
 from tachograph.diagnostics._text import duration, percent
-from tachograph.records import finite
+from tachograph.records import finite_or_none
 
 __all__ = ["CheckpointInterval"]
 
@@ -58,10 +58,10 @@ class CheckpointInterval(Rule):
 
     def on_record(self, record: dict[str, Any]) -> None:
         """Take a save, if the record is of one."""
-        time_s = finite(record.get("time"))
-        took_s = finite(record.get("save_s"))
+        time_s = finite_or_none(record.get("time"))
+        took_s = finite_or_none(record.get("save_s"))
         if record["event"] != "checkpoint":
-            took_s = finite(record.get("duration_s")) if record.get("name") in _SAVES else None
+            took_s = finite_or_none(record.get("duration_s")) if record.get("name") in _SAVES else None
         if time_s is None or took_s is None or took_s < 0:
             return
         if self._saves and 0 <= time_s - self._saves[-1][0] < took_s:

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import BLOCK, Gauge
+from tachograph.diagnostics._signal_stats import BLOCK, SignalStats
 from tachograph.diagnostics._text import figure
-from tachograph.records import finite
+from tachograph.records import finite_or_none
 
 __all__ = ["DeadLearningRate"]
 
@@ -51,9 +51,9 @@ class DeadLearningRate(Rule):
 
     def on_record(self, record: dict[str, Any]) -> None:
         """Learn how many steps are planned."""
-        self._max_steps = finite(record.get("max_steps"))
+        self._max_steps = finite_or_none(record.get("max_steps"))
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Look for zeros, or for a loss that stands."""
         signal, values = gauge.signal, gauge.values
         is_dead = values[-1] <= 0 if signal == "lr" else self._stands(values)

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import BLOCK, Gauge, median
+from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
 from tachograph.diagnostics._text import figure
 
 __all__ = ["Divergence"]
@@ -92,7 +92,7 @@ class Divergence(Rule):
         else:
             self._is_lenient = True
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Keep the best level; ask for values far above it; see whether whole blocks are."""
         level, first = gauge.level, gauge.first
         if level is None or first is None or self.desk.is_reinforcement:
@@ -127,7 +127,7 @@ class Divergence(Rule):
             self._best, self._best_step = smoothed, self.now.step
         return self._best
 
-    def on_loud(self, gauge: Gauge, value: float) -> bool:
+    def on_loud(self, gauge: SignalStats, value: float) -> bool:
         """See whether most of the last values were that high, and were not before."""
         if self._best is None or gauge.first is None or self.is_open() or self.desk.is_reinforcement:
             return False
@@ -153,7 +153,7 @@ class Divergence(Rule):
         gauge.ask(self, None)
         return False
 
-    def _runs_away(self, gauge: Gauge, value: float, place: int) -> bool:
+    def _runs_away(self, gauge: SignalStats, value: float, place: int) -> bool:
         """Tell whether there were several values lately that are beyond anything."""
         if value > self.thresholds.runaway * max(abs(gauge.first or 0.0), abs(self._best or 0.0)):
             self._far.append(place)
@@ -181,7 +181,7 @@ class Divergence(Rule):
             share = 0.5 * abs(best)  # nothing was gained that could be lost
         return max(share, 0.1 * abs(best), limits.sigmas * self._width, limits.least_gain * gained)
 
-    def _tell(self, gauge: Gauge, value: float, limit: float, window: int, since: int | None) -> None:
+    def _tell(self, gauge: SignalStats, value: float, limit: float, window: int, since: int | None) -> None:
         evidence = {
             "metric": gauge.metric,
             "value": value,

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import figure, percent
 
 __all__ = ["EntropyCollapse"]
@@ -53,7 +53,7 @@ class EntropyCollapse(Rule):
         """Ask for the spread."""
         return math.inf, 0.0
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Compare the entropy with the first, and the reward with before."""
         if gauge.level is None:
             return

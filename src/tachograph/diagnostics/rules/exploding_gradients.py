@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import factor, figure
 
 __all__ = ["ExplodingGradients"]
@@ -54,7 +54,7 @@ class ExplodingGradients(Rule):
         self._num_blocks = 0
         self._young: deque[float] = deque()
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Compare the block with the run so far."""
         level = gauge.level
         if level is None or level <= 0:
@@ -79,7 +79,7 @@ class ExplodingGradients(Rule):
         self._largest = max(0.98 * self._largest, level)  # a warm-up is forgotten in time
         self._num_blocks += 1
 
-    def _tell(self, gauge: Gauge, usual: float) -> None:
+    def _tell(self, gauge: SignalStats, usual: float) -> None:
         middle = gauge.values[len(gauge.values) // 2]
         evidence = {
             "metric": gauge.metric,

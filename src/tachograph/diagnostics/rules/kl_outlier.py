@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import factor, figure
 
 __all__ = ["KlOutlier"]
@@ -53,7 +53,7 @@ class KlOutlier(Rule):
         """Say which values it wants to hear of."""
         return self.thresholds.sigmas, self.thresholds.least_share
 
-    def on_loud(self, gauge: Gauge, value: float) -> bool:
+    def on_loud(self, gauge: SignalStats, value: float) -> bool:
         """Tell of a value that is far off."""
         level = gauge.level
         if level is None or value < self.thresholds.least:
@@ -71,7 +71,7 @@ class KlOutlier(Rule):
         self.found(title, evidence={"metric": gauge.metric, "count": self._count, **spot}, occurrence=spot)
         return True
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """See whether it is over."""
         if self.is_open() and gauge.num_taken - self._last_at >= self.thresholds.quiet_values:
             self.over(f"none in the last {self.thresholds.quiet_values} values")

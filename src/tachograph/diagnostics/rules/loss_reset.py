@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import figure
 
 __all__ = ["LossReset"]
@@ -51,7 +51,7 @@ class LossReset(Rule):
         self._jump: dict[str, Any] | None = None
         self._calm_below = 0.0
 
-    def on_loud(self, gauge: Gauge, value: float) -> bool:
+    def on_loud(self, gauge: SignalStats, value: float) -> bool:
         """See whether a loud value is the first one come back, and whether the next one stays up."""
         if self._jump is not None:
             jump, self._jump = self._jump, None
@@ -87,7 +87,7 @@ class LossReset(Rule):
         )
         self.desk.change("restart")
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Close it once the new story has a level of its own."""
         if self.is_open() and gauge.num_values >= 64:
             self.over(f"judged anew from there; the loss is at {figure(gauge.level)}")

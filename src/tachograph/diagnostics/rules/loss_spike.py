@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import factor, figure
 
 __all__ = ["LossSpike"]
@@ -84,7 +84,7 @@ class LossSpike(Rule):
             self.over("training started again with fresh weights")
             self.reset()
 
-    def on_loud(self, gauge: Gauge, value: float) -> bool:
+    def on_loud(self, gauge: SignalStats, value: float) -> bool:
         """Begin a spike, or see how it goes on."""
         if self._spike is not None:
             return self._go_on(self._spike, gauge, value)
@@ -115,7 +115,7 @@ class LossSpike(Rule):
             self._tell(gauge, self._spike)
         return True
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """See whether a spike that did not recover has done so after all, and whether all is calm."""
         if self._spike is not None:
             return
@@ -141,7 +141,7 @@ class LossSpike(Rule):
             return {}
         return {"grad_norm": gauge.last, "grad_norm_before": gauge.level}
 
-    def _go_on(self, spike: dict[str, Any], gauge: Gauge, value: float) -> bool:
+    def _go_on(self, spike: dict[str, Any], gauge: SignalStats, value: float) -> bool:
         spike["values"] += 1
         spike["peak"] = max(spike["peak"], value)
         self._num_calm = self._num_calm + 1 if value < self._calm_below else 0
@@ -162,7 +162,7 @@ class LossSpike(Rule):
                 self._tell(gauge, {**spike, "level_after": value if is_back else gauge.level})
         return value >= gauge.loud_above
 
-    def _tell(self, gauge: Gauge, spike: dict[str, Any]) -> None:
+    def _tell(self, gauge: SignalStats, spike: dict[str, Any]) -> None:
         before = spike["level_before"]
         rise = f", {factor(spike['peak'] / before)} its level" if before > 0 and spike["peak"] > 2 * before else ""
         title = f"Loss spike at step {spike['step']}: {figure(spike['peak'])}, from {figure(before)}{rise}"

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._text import figure
-from tachograph.records import finite
+from tachograph.records import finite_or_none
 
 __all__ = ["LowGpuUtilisation"]
 
@@ -53,7 +53,7 @@ class LowGpuUtilisation(Rule):
         if self.now.step is None or step is None or self.now.step == step:
             return
         for name, value in record.items():
-            if name.startswith("gpu/") and name.endswith("/util_pct") and (share := finite(value)) is not None:
+            if name.startswith("gpu/") and name.endswith("/util_pct") and (share := finite_or_none(value)) is not None:
                 self._samples.setdefault(name, deque(maxlen=self.thresholds.samples)).append(share)
         self._judge()
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._slope import slope_of
 from tachograph.diagnostics._text import duration, figure
-from tachograph.records import finite
+from tachograph.records import finite_or_none
 
 __all__ = ["MemoryGrowth"]
 
@@ -60,16 +60,19 @@ class MemoryGrowth(Rule):
 
     def on_record(self, record: dict[str, Any]) -> None:
         """Take a sample of the host and of each GPU."""
-        time_s = finite(record.get("time"))
+        time_s = finite_or_none(record.get("time"))
         if time_s is None:
             return
-        rss_mb, free_gb = finite(record.get("cpu_mem_rss_mb")), finite(record.get("host_mem_available_gb"))
+        rss_mb, free_gb = (
+            finite_or_none(record.get("cpu_mem_rss_mb")),
+            finite_or_none(record.get("host_mem_available_gb")),
+        )
         if rss_mb is not None and free_gb is not None:
             self._take("cpu_mem_rss_mb", "the process", time_s, rss_mb / 1024, rss_mb / 1024 + free_gb)
         for name, value in record.items():
             if name.startswith("gpu/") and name.endswith("/mem_used_gb"):
-                total = finite(record.get(f"{name[: -len('used_gb')]}total_gb"))
-                used = finite(value)
+                total = finite_or_none(record.get(f"{name[: -len('used_gb')]}total_gb"))
+                used = finite_or_none(value)
                 if used is not None and total is not None:
                     self._take(name, f"GPU {name.split('/')[1]}", time_s, used, total)
 

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._text import figure
-from tachograph.records import finite
+from tachograph.records import finite_or_none
 
 __all__ = ["NearOom"]
 
@@ -51,7 +51,7 @@ class NearOom(Rule):
 
     def on_record(self, record: dict[str, Any]) -> None:
         """Look at a sample."""
-        retries, used = finite(record.get("gpu_alloc_retries")), finite(record.get("host_mem_used_pct"))
+        retries, used = finite_or_none(record.get("gpu_alloc_retries")), finite_or_none(record.get("host_mem_used_pct"))
         if retries is not None:
             before, self._retries = self._retries, retries
             self._num_calm += 1
@@ -66,7 +66,7 @@ class NearOom(Rule):
             elif self._num_calm >= self.thresholds.calm_samples:
                 self.over("no allocation had to be tried again for a while", key="gpu")
         if used is not None and used >= self.thresholds.host_used_pct and not self.is_open("host"):
-            left = finite(record.get("host_mem_available_gb"))
+            left = finite_or_none(record.get("host_mem_available_gb"))
             evidence = {"metric": "host_mem_used_pct", "used_pct": used, "available_gb": left, "step": self.now.step}
             title = f"Host memory is {figure(used)} % full"
             self.found(

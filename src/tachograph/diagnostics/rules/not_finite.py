@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import figure
 
 __all__ = ["NotFinite"]
@@ -60,7 +60,7 @@ class NotFinite(Rule):
             self.over("training started again with fresh weights", key="loss")
             self._seen_at.pop("loss", None)
 
-    def on_not_finite(self, gauge: Gauge, value: float) -> None:
+    def on_not_finite(self, gauge: SignalStats, value: float) -> None:
         """Count those in a row."""
         signal, taken = gauge.signal, gauge.num_taken
         self._streak[signal] = self._streak.get(signal, 0) + 1 if self._seen_at.get(signal) == taken else 1
@@ -74,7 +74,7 @@ class NotFinite(Rule):
         if signal == "loss" or is_in_trouble or self._streak[signal] >= wanted:
             self._tell(signal, gauge.metric, value, gauge.level)
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """See whether it is over."""
         seen_at, wanted = self._seen_at.get(gauge.signal), self.thresholds.values_to_resolve
         if seen_at is not None and gauge.num_taken - seen_at >= wanted:

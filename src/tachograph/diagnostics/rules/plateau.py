@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import BLOCK, Gauge
+from tachograph.diagnostics._signal_stats import BLOCK, SignalStats
 from tachograph.diagnostics._slope import slope_of
 from tachograph.diagnostics._text import figure, percent
 
@@ -80,7 +80,7 @@ class Plateau(Rule):
         self.over(_CHANGES.get(what, f"the {what} changed"))
         self._points, self._waiting, self._blocks_per_point = [], [], 1
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Take a level; look at the line through the last third of them."""
         if gauge.level is None or self.desk.is_reinforcement:
             return
@@ -99,7 +99,7 @@ class Plateau(Rule):
         if is_known and len(self._points) % 8 == 0:
             self._judge(gauge, self._points[-len(self._points) // 3 :])
 
-    def _judge(self, gauge: Gauge, points: list[_Point]) -> None:
+    def _judge(self, gauge: SignalStats, points: list[_Point]) -> None:
         gain, error = _gain([point.level for point in points])
         level = abs(points[-1].level)
         most = (gain + 2 * error) / level if level > 0 else math.inf
@@ -116,7 +116,7 @@ class Plateau(Rule):
             return True
         return 0 < last <= 1.1 * first and last >= self.thresholds.least_lr_share * self._lr_peak
 
-    def _tell(self, gauge: Gauge, gain: float, most: float, points: list[_Point]) -> None:
+    def _tell(self, gauge: SignalStats, gain: float, most: float, points: list[_Point]) -> None:
         begin, num_values = points[0].step, BLOCK * self._blocks_per_point * len(points)
         level = gauge.level or 0.0
         evidence = {

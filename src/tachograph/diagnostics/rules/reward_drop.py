@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import figure, percent
 
 __all__ = ["RewardDrop"]
@@ -52,7 +52,7 @@ class RewardDrop(Rule):
         """Ask for the spread."""
         return math.inf, 0.0
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Compare with the peak."""
         level, sigma = gauge.level, gauge.sigma
         if level is None or sigma is None:

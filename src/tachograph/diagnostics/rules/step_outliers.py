@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import duration, factor
 
 __all__ = ["StepOutliers"]
@@ -68,7 +68,7 @@ class StepOutliers(Rule):
         """Say which values it wants to hear of."""
         return 0.0, self.thresholds.least_share
 
-    def on_loud(self, gauge: Gauge, value: float) -> bool:
+    def on_loud(self, gauge: SignalStats, value: float) -> bool:
         """Note a slow step; see whether there are too many."""
         limits, level = self.thresholds, gauge.level or 0.0
         if level <= 0 or level < limits.least_step_s:
@@ -99,7 +99,7 @@ class StepOutliers(Rule):
             self.found(title, f"The last was step {self.now.step} with {duration(value)}.", evidence=evidence)
         return True
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """See whether it is over."""
         if self.is_open() and self._places[-1][0] < gauge.num_taken - self.thresholds.window_values:
             self.over(f"no such step in the last {self.thresholds.window_values}")

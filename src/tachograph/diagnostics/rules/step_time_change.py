@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._shift import ShiftFinder
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import duration, factor
 
 __all__ = ["StepTimeChange"]
@@ -57,7 +57,7 @@ class StepTimeChange(Rule):
         if what == "batch":
             self._finder.clear()
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Look for a clean shift."""
         shift = self._finder.take(gauge, self.now.step)
         if self.is_open():

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._shift import ShiftFinder
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import duration, percent
 
 __all__ = ["ThroughputRegression"]
@@ -67,7 +67,7 @@ class ThroughputRegression(Rule):
             self._finder.clear()
             self.over("the batch size changed")
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Look for a shift."""
         if self.is_open():
             middle = gauge.values[len(gauge.values) // 2]

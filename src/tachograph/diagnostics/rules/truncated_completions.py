@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import percent
 
 __all__ = ["TruncatedCompletions"]
@@ -38,7 +38,7 @@ class TruncatedCompletions(Rule):
 
     thresholds: Thresholds
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Look at the last sixteen values."""
         share = sum(gauge.values) / len(gauge.values)
         if self.is_open():

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import figure
 
 __all__ = ["VanishingGradients"]
@@ -48,7 +48,7 @@ class VanishingGradients(Rule):
         self._mean_log: float | None = None
         self._num_blocks = 0
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Compare the block with zero, and with the run so far."""
         largest, level = gauge.values[-1], gauge.level or 0.0
         is_known = self._mean_log is not None and self._num_blocks >= self.thresholds.warm_up_blocks
@@ -64,7 +64,7 @@ class VanishingGradients(Rule):
             self._mean_log = log if self._mean_log is None else self._mean_log + 0.05 * (log - self._mean_log)
             self._num_blocks += 1
 
-    def _tell(self, gauge: Gauge, largest: float) -> None:
+    def _tell(self, gauge: SignalStats, largest: float) -> None:
         usual = math.exp(self._mean_log) if self._mean_log is not None else None
         evidence = {
             "metric": gauge.metric,

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import Gauge
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import percent
 
 __all__ = ["ZeroVarianceRewards"]
@@ -42,7 +42,7 @@ class ZeroVarianceRewards(Rule):
 
     thresholds: Thresholds
 
-    def on_block(self, gauge: Gauge) -> None:
+    def on_block(self, gauge: SignalStats) -> None:
         """Look at the last sixteen values."""
         if gauge.signal == "reward_std":
             if "zero_variance_share" in self.gauges:

@@ -9,7 +9,7 @@ from tachograph.integrations._common.job import Names
 from tachograph.integrations._common.phases import Marks
 from tachograph.reader import overview
 from tachograph.recorder import Run
-from tachograph.records import Later, settle
+from tachograph.records import LazyValue, freeze
 
 __all__ = ["Compiled", "Iteration", "gradient_norm", "loss_of", "number_of", "steps_before", "total_of"]
 
@@ -114,7 +114,7 @@ def number_of(value: Any) -> Any:
         return None
     if value.device.type == "cpu":
         return value.item()
-    return settle({"value": value}).get("value") if value.device.type == "cuda" else None
+    return freeze({"value": value}).get("value") if value.device.type == "cuda" else None
 
 
 def total_of(losses: list[Any]) -> Any:
@@ -127,9 +127,9 @@ def total_of(losses: list[Any]) -> Any:
         return sum(losses)
 
     def find() -> float:
-        return sum(float(loss.find() if isinstance(loss, Later) else loss) for loss in losses)
+        return sum(float(loss.find() if isinstance(loss, LazyValue) else loss) for loss in losses)
 
-    return Later(find)
+    return LazyValue(find)
 
 
 def gradient_norm(groups: list[dict[str, Any]]) -> Any:

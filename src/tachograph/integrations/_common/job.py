@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tachograph._base import ranks
 from tachograph._base.guard import guard
 from tachograph._init import init
-from tachograph.exceptions import ConfigError, TachographError, nearest
+from tachograph.exceptions import ConfigError, TachographError, did_you_mean
 from tachograph.integrations._common.phases import Marks
 from tachograph.integrations._common.tracer import StepTracer
 from tachograph.journal import RunFolder, read_records
@@ -26,9 +26,9 @@ from tachograph.spans import (
     StandardTrainingJobSpanName,
     TrainingRecorder,
     application,
-    begin_application,
-    end_application,
     recorder_of,
+    start_application,
+    stop_application,
     training_loop,
 )
 
@@ -170,7 +170,7 @@ class Job:
         self.world_size = ranks.world_size()
         self._recorder = recorder_of(live)
         if self.owns_run:
-            self._application = begin_application(application(run=live), start_time_msec=_process_start_msec())
+            self._application = start_application(application(run=live), start_time_msec=_process_start_msec())
             atexit.register(self._close_application)
         known = {"framework": self._framework, "method": method, "version": version, **facts}
         live.event("instrumented", **{key: value for key, value in known.items() if value is not None})
@@ -186,7 +186,7 @@ class Job:
         except TachographError as mistake:
             if not _forgives:
                 raise
-            guard.caught("beginning a run", mistake)
+            guard.report("beginning a run", mistake)
             run = init(enabled=False)
         self.owns_run = True
         _owners.append(self)
@@ -200,7 +200,7 @@ class Job:
             try:
                 self._recorder.configure({name: value}, tells="later")
             except ConfigError as error:
-                self._recorder.complain(str(error))
+                self._recorder.report_misuse(str(error))
 
     def finish(self, error: BaseException | None = None) -> None:
         """End the run, if it was begun for this job."""
@@ -214,7 +214,7 @@ class Job:
         if not self.owns_run or run is None or run.status != "running":
             return
         if self._application is not None and self._application.active:
-            end_application(self._application, error=error)
+            stop_application(self._application, error=error)
         if error is None:
             run.finish()
         else:
@@ -232,7 +232,7 @@ class Job:
             self.end_loop()
             self._close_tracer()
             if self._application is not None and self._application.active and self.is_open:
-                end_application(self._application)
+                stop_application(self._application)
 
     def before_end(self, tell: Callable[[], None]) -> None:
         """Have something called before the run ends, however it does, as long as records can still be made."""
@@ -241,7 +241,7 @@ class Job:
 
     def _hear_last_words(self) -> None:
         if self._recorder is not None:
-            self._recorder.hear_last_words()
+            self._recorder.run_before_close()
 
     def let_go(self, tell: Callable[[], None]) -> None:
         """Look at the run no more, which goes on; what was to be called before it ends is not."""
@@ -293,8 +293,8 @@ class Job:
     def phase(self, name: Names, start_s: float, stop_s: float) -> None:
         """Record a phase of the present iteration, between two times of `perf_counter`."""
         parent = self._iteration or self._loop
-        if parent is not None and self._recorder is not None and not self._recorder.is_over:
-            self._recorder.took(name, start_s, stop_s, parent)
+        if parent is not None and self._recorder is not None and not self._recorder.is_closed:
+            self._recorder.add_finished_span(name, start_s, stop_s, parent)
 
     def end_iteration(
         self, stop_s: float | None = None, *, begins_next: bool = False, marks: Marks | None = None
@@ -308,11 +308,11 @@ class Job:
         """
         at_s = perf_counter() if stop_s is None else stop_s
         iteration, self._iteration = self._iteration, None
-        if iteration is not None and self._recorder is not None and not self._recorder.is_over:
+        if iteration is not None and self._recorder is not None and not self._recorder.is_closed:
             if marks is not None and len(marks):
                 marks.submit(self._recorder, iteration, at_s)
             else:
-                self._recorder.done(iteration, at_s)
+                self._recorder.finish_span(iteration, at_s)
         self._num_done += 1
         self._between_steps()
         if begins_next:
@@ -392,7 +392,7 @@ def _check(name: str | None, settings: Mapping[str, Any]) -> None:
     known = {*Settings.__struct_fields__, "tags", "notify", "rules", "resume", "any_rank"}
     for setting in settings:
         if setting not in known:
-            raise ConfigError(f"unknown setting {setting!r}{nearest(setting, known)}")
+            raise ConfigError(f"unknown setting {setting!r}{did_you_mean(setting, known)}")
     resolve_settings({key: value for key, value in settings.items() if key in Settings.__struct_fields__})
 
 

@@ -156,7 +156,7 @@ class Observer:
         run = self._job.run
         if run is None or run.status != "running":
             run = latest_run()
-        recorder = run.companion if run is not None else None
+        recorder = run.span_recorder if run is not None else None
         return isinstance(recorder, TrainingRecorder) and recorder.driver not in {None, "pytorch"}
 
     def _part(self) -> Iteration:

@@ -30,8 +30,8 @@ def is_marked_by_hand(run: Run | None) -> bool:
         if span.name is _ITERATION and span.stop_s is None:
             return True
         span = span._parent
-    recorder = run.companion if run is not None else None
-    if not isinstance(recorder, TrainingRecorder) or not recorder.loose:
+    recorder = run.span_recorder if run is not None else None
+    if not isinstance(recorder, TrainingRecorder) or not recorder.detached:
         return False
-    loose = recorder.loose.get(str(_ITERATION))
+    loose = recorder.detached.get(str(_ITERATION))
     return loose is not None and loose.active

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from time import perf_counter
 from typing import Any
 
-from tachograph.recorder import Guest, Note
-from tachograph.records import happened
+from tachograph.recorder import DeferredRecord, PendingRecord
+from tachograph.records import wait_for_event
 from tachograph.spans import ShortSpan, Span, StandardTrainingJobSpanName, TrainingRecorder
 
 __all__ = ["Marks"]
@@ -75,11 +75,11 @@ class Marks:
         for place in range(1, len(self._names)):
             name = self._names[place]
             if name is not None:
-                recorder.took(name, self._times_s[place - 1], self._times_s[place], iteration)
-        recorder.done(iteration, stop_s)
+                recorder.add_finished_span(name, self._times_s[place - 1], self._times_s[place], iteration)
+        recorder.finish_span(iteration, stop_s)
 
 
-class _DevicePhases(Guest):
+class _DevicePhases(DeferredRecord):
     """An iteration whose phases the writer works out when the device has come to their ends."""
 
     __slots__ = ("_events", "_iteration", "_names", "_recorder", "_start_s")
@@ -93,12 +93,12 @@ class _DevicePhases(Guest):
         self._names = names
         self._events = events
 
-    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[Note]:
+    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[PendingRecord]:
         """Return what to record of the phases, and of the iteration."""
-        take = self._recorder.ledger.take
+        take = self._recorder.aggregator.take
         if self._events:
             self._measure()
-        notes: list[Note] = []
+        notes: list[PendingRecord] = []
         # Put one after the other into the time in which the iteration was fed to the device. What the device did
         # meanwhile may be of the iteration before: as long as they are alike, the shares are right.
         start_s = self._start_s
@@ -113,7 +113,7 @@ class _DevicePhases(Guest):
     def _measure(self) -> None:
         """Take the shares of the phases from the events."""
         events = self._events
-        if not happened(events[-1]):
+        if not wait_for_event(events[-1]):
             return  # the device is far behind, or stuck
         lengths_s = [first.elapsed_time(second) / 1000 for first, second in itertools.pairwise(events)]
         pool = _pools.setdefault(events[0].device.index, [])

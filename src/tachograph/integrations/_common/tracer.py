@@ -50,7 +50,7 @@ class StepTracer:
         self._is_closed = not run.enabled
         if run.enabled:
             self._panel.num_tracers += 1
-            run.sources.append(self)
+            run.collectors.append(self)
 
     def step(self, number: int | None = None) -> None:
         """Hear that a step is done; a trace begins and ends here.
@@ -164,7 +164,7 @@ class StepTracer:
 
     # As a source of the run ----------------------------------------------------------------------------------------
 
-    def gather(self) -> None:
+    def collect(self) -> None:
         """Do nothing: a trace is told when it is stored."""
 
     def close(self) -> None:
@@ -189,8 +189,8 @@ class StepTracer:
             if waiting is not None:
                 self._panel.answer(waiting, "rejected", reason="the run ended before the next step")
         self._is_closed = True
-        if self in self._run.sources:
-            self._run.sources.remove(self)
+        if self in self._run.collectors:
+            self._run.collectors.remove(self)
 
     def forget(self) -> None:
         """In a forked child: the trace is the parent's."""

@@ -33,8 +33,8 @@ class Validation:
     def batch_done(self, now_s: float) -> None:
         """Say that a batch is done, and the next is asked for."""
         span = self._span
-        if span is not None and span.recorder is not None and not span.recorder.is_over:
-            span.recorder.took(Names.VALIDATION_SINGLE_ITERATION, self._batch_s, now_s, span)
+        if span is not None and span.recorder is not None and not span.recorder.is_closed:
+            span.recorder.add_finished_span(Names.VALIDATION_SINGLE_ITERATION, self._batch_s, now_s, span)
         self._batch_s = now_s
 
     def end(self, job: Job, now_s: float) -> None:

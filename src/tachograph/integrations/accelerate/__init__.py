@@ -22,7 +22,7 @@ from tachograph.integrations._common.metrics import sort_metrics
 from tachograph.integrations._common.models import model_facts
 from tachograph.integrations.accelerate._watch import AcceleratorWatch
 from tachograph.recorder import Run
-from tachograph.records import Problem, check_run_name, mask_mapping, plain
+from tachograph.records import ValueProblem, check_run_name, mask_mapping, to_plain
 
 __all__ = ["TachographTracker"]
 
@@ -84,8 +84,8 @@ class TachographTracker(GeneralTracker):
         is_known = self._job.is_open
         run = self._begin(values)
         if is_known or not self._job.owns_run:
-            problems: list[Problem] = []
-            run.event("config", config=mask_mapping(plain(dict(values), "config", problems)))
+            problems: list[ValueProblem] = []
+            run.event("config", config=mask_mapping(to_plain(dict(values), "config", problems)))
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Record metrics under their own names, and under those that the dashboard and the rules know.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, TypeVar
 
-from tachograph._base.guard import called_by, guard
+from tachograph._base.guard import guard, guarded_callback
 from tachograph.exceptions import ConfigError, TachographError
 from tachograph.integrations._common.job import ASK_EVERY, Asked, Names, Plan, is_interactive
 from tachograph.integrations.lightning._bases import Joining
@@ -31,7 +31,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def _hook(function: _Function) -> _Function:
     """Keep a fault of ours from the trainer, and do nothing where another callback of ours is at work."""
-    call = called_by("Lightning")(function)
+    call = guarded_callback("Lightning")(function)
 
     @functools.wraps(function)
     def safely(self: TachographCallback, *arguments: Any, **named: Any) -> None:
@@ -66,8 +66,8 @@ class _EvaluationHooks(Joining):
 
     def _batch_done(self, name: Names) -> None:
         span = self._evaluation
-        if span is not None and span.recorder is not None and not span.recorder.is_over:
-            span.recorder.took(name, self._batch_s, perf_counter(), span)
+        if span is not None and span.recorder is not None and not span.recorder.is_closed:
+            span.recorder.add_finished_span(name, self._batch_s, perf_counter(), span)
 
     @_hook
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

@@ -11,7 +11,7 @@ from tachograph.integrations.lightning._bases import Joining
 from tachograph.integrations.lightning._session import Session
 from tachograph.integrations.lightning._steps import logged
 from tachograph.recorder import Run
-from tachograph.records import OMIT, plain
+from tachograph.records import OMIT, to_plain
 
 __all__ = ["TachographLogger", "named_for"]
 
@@ -187,5 +187,5 @@ class TachographLogger(Joining):
 def _is_same(value: Any, known: Mapping[str, Any], name: str) -> bool:
     if name not in known:
         return False
-    first, second = plain(value, name, []), plain(known[name], name, [])
+    first, second = to_plain(value, name, []), to_plain(known[name], name, [])
     return first is not OMIT and bool(first == second)

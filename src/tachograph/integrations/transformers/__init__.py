@@ -17,7 +17,7 @@ import transformers
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from tachograph._base.guard import called_by, guard
+from tachograph._base.guard import guard, guarded_callback
 from tachograph.exceptions import ConfigError, TachographError
 from tachograph.integrations._common.job import ASK_EVERY, RUN_FILE, Job, Names, Plan, is_run
 from tachograph.integrations._common.models import model_facts
@@ -37,7 +37,7 @@ from tachograph.spans import Span, checkpoint_load, checkpoint_save, testing_loo
 __all__ = ["TachographCallback"]
 
 
-_guarded = called_by("the trainer")
+_guarded = guarded_callback("the trainer")
 
 
 class TachographCallback(TrainerCallback):
@@ -371,7 +371,7 @@ class TachographCallback(TrainerCallback):
         if recorder is not None and self._evaluation is not None:
             is_test = self._evaluation.name == Names.TESTING_LOOP
             name = Names.TESTING_SINGLE_ITERATION if is_test else Names.VALIDATION_SINGLE_ITERATION
-            recorder.took(name, self._batch_s, now_s, self._evaluation)
+            recorder.add_finished_span(name, self._batch_s, now_s, self._evaluation)
         self._batch_s = now_s
 
     @_guarded

@@ -147,9 +147,9 @@ def _said_of(error: BaseException) -> dict[str, Any]:
     """Return the fields of a record of an exception that nobody handled."""
     if isinstance(error, Exception):
         from tachograph.recorder import error_fields
-        from tachograph.records import plain
+        from tachograph.records import to_plain
 
-        fields: dict[str, Any] = plain(error_fields(error, fatal=True), "error", [])
+        fields: dict[str, Any] = to_plain(error_fields(error, fatal=True), "error", [])
         return fields
     # After Ctrl-C nothing may be imported: many a module runs `exec`, by which Python forgets to end by the signal.
     places, trace = [], error.__traceback__

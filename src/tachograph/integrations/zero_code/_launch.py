@@ -20,7 +20,7 @@ from tachograph.integrations.zero_code._launch_spec import Order, Word, words
 from tachograph.integrations.zero_code._output import Output, tee
 from tachograph.journal import RunFolder, RunState
 from tachograph.reader import overview
-from tachograph.recorder import add_epilogue
+from tachograph.recorder import append_after_exit
 from tachograph.records import check_run_name
 
 __all__ = ["Launch", "launch"]
@@ -273,13 +273,13 @@ def _record_end(
     run.event("instrumented", framework="none", method="launch", reason=why or "no training was seen")
     end = _end(returncode)
     if error is not None and returncode:
-        run._note("error", dict(error))
+        run._add_record("error", dict(error))
         end["reason"] = error["error_type"]
     for event, fields in _logs(output):
-        run._note(event, fields)
+        run._add_record(event, fields)
     run.finish(end["status"], reason=end["reason"])
     if run.folder is not None:
-        add_epilogue(run.folder, [("end", end)])
+        append_after_exit(run.folder, [("end", end)])
     return run.path
 
 
@@ -299,4 +299,4 @@ def _close(folder: RunFolder, end: Mapping[str, Any], output: Output | None) -> 
         if found.reason and (end["status"] == "finished" or found.state is RunState.FAILED):
             end["reason"] = found.reason
     with contextlib.suppress(OSError):  # a full disk, or the folder was deleted: what the program recorded is there
-        add_epilogue(folder, [*_logs(output), ("end", end)])
+        append_after_exit(folder, [*_logs(output), ("end", end)])

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from tachograph._base.text import duration
+from tachograph._base.text import format_duration
 
 __all__ = [
     "Message",
@@ -97,7 +97,7 @@ def fields_of(message: Message) -> list[tuple[str, str]]:
     if message.severity != "info":
         fields.append(("Severity", message.severity))
     if message.duration_s is not None:
-        fields.append(("Duration", duration(message.duration_s)))
+        fields.append(("Duration", format_duration(message.duration_s)))
     fields.append(("Host", message.host))
     # A message that comes late, because a channel was down, must say so.
     fields.append(("When", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(message.time))))

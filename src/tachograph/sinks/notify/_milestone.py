@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tachograph.exceptions import ConfigError
-from tachograph.records import MASK, finite
+from tachograph.records import MASK, finite_or_none
 
 __all__ = ["Milestone"]
 
@@ -44,7 +44,7 @@ class Milestone:
 
     def value_if_met(self, record: Mapping[str, Any]) -> float | None:
         """Return the metric's value in a record if it passes the threshold; NaN and infinities never do."""
-        value = finite(record.get(self._field))
+        value = finite_or_none(record.get(self._field))
         return value if value is not None and self._is_met(value, self.threshold) else None
 
 

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.records import MASK, mask_text
-from tachograph.settings import as_switch
+from tachograph.settings import parse_switch
 from tachograph.sinks.notify._milestone import Milestone
 from tachograph.sinks.notify._secret import Secret
 from tachograph.sinks.notify._settings import CHANNELS, EVENTS, EmailSettings, NotifySettings, env_name, plain_type
@@ -85,7 +85,7 @@ def _leaves(section: Any, prefix: str) -> dict[str, _Given]:
         name = "on" if key is True else str(key)  # YAML takes the bare word `on` for true
         if name not in NotifySettings.__struct_fields__:
             raise ConfigError(
-                f"unknown key {prefix}{_shown_key(name)}{nearest(name, NotifySettings.__struct_fields__)}"
+                f"unknown key {prefix}{_shown_key(name)}{did_you_mean(name, NotifySettings.__struct_fields__)}"
             )
         if name in CHANNELS:
             leaves |= _channel_leaves(name, value, prefix)
@@ -105,7 +105,7 @@ def _channel_leaves(channel: str, value: Any, prefix: str) -> dict[str, _Given]:
         )
     for key in value:
         if key not in CHANNELS[channel].__struct_fields__:
-            hint = nearest(str(key), CHANNELS[channel].__struct_fields__)
+            hint = did_you_mean(str(key), CHANNELS[channel].__struct_fields__)
             raise ConfigError(f"unknown key {prefix}{channel}.{_shown_key(key)}{hint}")
     return {
         f"{channel}.{key}": _Given(item, f"{prefix}{channel}.{key}")
@@ -165,9 +165,9 @@ def _value(wanted: Any, value: Any, origin: str) -> Any:
     if get_origin(base) is tuple:
         return _list(value, origin)
     if get_origin(base) is Literal and value not in get_args(base):
-        hint = nearest(str(value), get_args(base))
+        hint = did_you_mean(str(value), get_args(base))
         raise ConfigError(f"{origin}: one of {', '.join(get_args(base))} is expected, got {_shown(value)}{hint}")
-    given, value = value, as_switch(value) if base is bool else value
+    given, value = value, parse_switch(value) if base is bool else value
     try:
         if isinstance(value, bool) and base is not bool:
             raise msgspec.ValidationError(f"Expected `{base.__name__}`")
@@ -234,7 +234,7 @@ def _email(values: dict[str, Any], given: Mapping[str, _Given]) -> EmailSettings
 def _check(values: dict[str, Any], given: Mapping[str, _Given]) -> None:
     for event in values.get("on", ()):
         if event not in EVENTS:
-            hint = nearest(event, EVENTS) or f"; known are {', '.join(EVENTS)}"
+            hint = did_you_mean(event, EVENTS) or f"; known are {', '.join(EVENTS)}"
             raise ConfigError(f"{given['on'].origin}: there is no event {_shown(event)}{hint}")
     for text in values.get("milestones", ()):
         Milestone(text, given["milestones"].origin)

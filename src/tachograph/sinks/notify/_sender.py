@@ -178,7 +178,7 @@ class Sender:
             self._forget(message)
             self.num_lost += 1
             told = RuntimeError(self._channel.clean(f"{type(fault).__name__}: {fault}"))
-            guard.caught(f"notifying {self.name}", told)
+            guard.report(f"notifying {self.name}", told)
         else:
             self._forget(message)
             self._num_failures, self._not_before_s, self.failure = 0, 0.0, ""

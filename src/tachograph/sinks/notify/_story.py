@@ -7,7 +7,16 @@ from typing import Any
 
 import msgspec
 
-from tachograph.records import METRIC_KINDS, SEVERITIES, finite, is_number, marked, mask_text, severity_rank, step_of
+from tachograph.records import (
+    METRIC_KINDS,
+    SEVERITIES,
+    finite_or_none,
+    is_number,
+    mark_non_finite,
+    mask_text,
+    severity_rank,
+    step_of,
+)
 from tachograph.sinks.notify._message import Message, link_to, number_text, one_line, tidy
 from tachograph.sinks.notify._milestone import Milestone
 from tachograph.sinks.notify._settings import NotifySettings
@@ -79,7 +88,7 @@ class Story:
         for name in self._settings.metrics:
             value = record.get(name)
             if is_number(value):
-                state.metrics[name] = marked(value)
+                state.metrics[name] = mark_non_finite(value)
         if not self._milestones:
             return []
         told = (self._milestone(milestone, record) for milestone in self._milestones)
@@ -105,8 +114,8 @@ class Story:
         state.run_id = str(record.get("run_id", ""))
         state.host = one_line(record.get("host") or "")
         state.project = one_line(self._settings.project or _project(record.get("config")))
-        state.started_s = finite(record.get("time"))
-        max_steps = finite(record.get("max_steps"))
+        state.started_s = finite_or_none(record.get("time"))
+        max_steps = finite_or_none(record.get("max_steps"))
         state.max_steps = int(max_steps) if max_steps else None
         state.error = ""
         reason = "The attempt before it ended without a word: it was killed, or the machine was." if was_open else ""
@@ -175,7 +184,7 @@ class Story:
         self, record: dict[str, Any], event: str, key: str, title: str, *, reason: str, **more: Any
     ) -> Message:
         state = self.state
-        time_s = finite(record.get("time")) or 0.0
+        time_s = finite_or_none(record.get("time")) or 0.0
         step = step_of(record) if event in {"alert", "milestone"} else None
         return Message(
             key=key,

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tachograph.exceptions import ConfigError, nearest
+from tachograph.exceptions import ConfigError, did_you_mean
 
 __all__ = ["PLACEHOLDERS", "filled", "parse_template"]
 
@@ -56,7 +56,7 @@ def parse_template(template: Any, origin: str) -> Any:
     for text in _texts(template, origin):
         for place in _PLACE.finditer(text):
             if place[1] is not None and place[1] not in PLACEHOLDERS:
-                hint = nearest(place[1], PLACEHOLDERS) or f"; known are {', '.join(PLACEHOLDERS)}"
+                hint = did_you_mean(place[1], PLACEHOLDERS) or f"; known are {', '.join(PLACEHOLDERS)}"
                 raise ConfigError(
                     f"{origin}: nothing is known for {{{place[1]:.40}}}{hint}. For a brace write it twice"
                 )

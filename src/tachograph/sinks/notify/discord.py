@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from tachograph._base.http import Answer, check, post
-from tachograph.records import finite
+from tachograph._base.http import HttpResponse, check_response, post
+from tachograph.records import finite_or_none
 from tachograph.sinks.notify._message import Message, advice_of, fields_of, fitted, subject_of
 from tachograph.sinks.notify._secret import Cleaner
 from tachograph.sinks.notify._settings import DiscordSettings
@@ -33,7 +33,7 @@ class DiscordChannel:
     def send(self, message: Message, timeout_s: float) -> None:
         """Send a message."""
         answer = post(self._url.reveal, msgspec.json.encode(_payload(message)), {}, timeout_s=timeout_s)
-        check(answer._replace(wait_s=_wait_s(answer)), self.clean)
+        check_response(answer._replace(wait_s=_wait_s(answer)), self.clean)
 
 
 def open_channel(settings: DiscordSettings) -> DiscordChannel:
@@ -41,9 +41,9 @@ def open_channel(settings: DiscordSettings) -> DiscordChannel:
     return DiscordChannel(settings)
 
 
-def _wait_s(answer: Answer) -> float | None:
+def _wait_s(answer: HttpResponse) -> float | None:
     """Return the finer of the two ways in which Discord says how long to wait."""
-    given = finite(answer.json().get("retry_after")) if answer.status == 429 else None
+    given = finite_or_none(answer.json().get("retry_after")) if answer.status == 429 else None
     return answer.wait_s if given is None else min(max(given, 0.0), 3_600.0)
 
 

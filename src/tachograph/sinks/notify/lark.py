@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from tachograph._base.http import DeliveryError, check, post
+from tachograph._base.http import DeliveryError, check_response, post
 from tachograph.sinks.notify._message import Message, advice_of, cut, fields_of, subject_of, text_of
 from tachograph.sinks.notify._secret import Cleaner, Secret
 from tachograph.sinks.notify._settings import LarkSettings
@@ -50,7 +50,7 @@ class LarkChannel:
             if len(body) <= _MOST_BYTES:
                 break
         answer = post(self._settings.url.reveal, body, {}, timeout_s=timeout_s)
-        check(answer, self.clean)
+        check_response(answer, self.clean)
         said = answer.json()
         code = said.get("code", said.get("StatusCode"))
         if code != 0:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tachograph._base.http import DeliveryError, check, post
+from tachograph._base.http import DeliveryError, check_response, post
 from tachograph.sinks.notify._message import Message, advice_of, fields_of, fitted, subject_of
 from tachograph.sinks.notify._secret import Cleaner
 from tachograph.sinks.notify._settings import SlackSettings
@@ -30,7 +30,7 @@ class SlackChannel:
     def send(self, message: Message, timeout_s: float) -> None:
         """Send a message."""
         answer = post(self._url.reveal, msgspec.json.encode(_payload(message)), {}, timeout_s=timeout_s)
-        check(answer, self.clean)
+        check_response(answer, self.clean)
         if answer.text.strip() != "ok":
             raise DeliveryError(f"Slack answers {self.clean(answer.text, 100)!r} instead of ok")
 

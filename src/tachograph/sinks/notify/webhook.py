@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from tachograph._base.http import check, post
+from tachograph._base.http import check_response, post
 from tachograph.sinks.notify._message import Message
 from tachograph.sinks.notify._secret import Cleaner
 from tachograph.sinks.notify._settings import WebhookSettings
@@ -42,7 +42,7 @@ class WebhookChannel:
             timestamp = str(int(time.time()))
             headers["X-Tachograph-Timestamp"] = timestamp
             headers["X-Tachograph-Signature"] = f"sha256={signature(timestamp, body, settings.secret.reveal())}"
-        check(post(settings.url.reveal, body, headers, timeout_s=timeout_s), self.clean)
+        check_response(post(settings.url.reveal, body, headers, timeout_s=timeout_s), self.clean)
 
 
 def open_channel(settings: WebhookSettings) -> WebhookChannel:
