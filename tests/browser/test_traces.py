@@ -13,7 +13,7 @@ from tests.conftest import lines_of, wait_for
 
 TRAINER = """
 import sys, time, torch, tachograph as tacho
-from tachograph.integrations._trace import StepTracer
+from tachograph.integrations._common.tracer import StepTracer
 torch.set_num_threads(1)
 tacho.configure_profiling(tacho.ProfilingConfig(min_duration_ms=0))
 often = {"control_interval_s": 0.1, "flush_interval_s": 0.05, "system_interval_s": 0}

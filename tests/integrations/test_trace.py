@@ -167,7 +167,7 @@ def test_without_torch_it_is_refused(script, logs):
     script(
         """
         import sys, time, tachograph as tacho
-        from tachograph.integrations._trace import StepTracer
+        from tachograph.integrations._common.tracer import StepTracer
         from tachograph.journal import RunFolder, write_requests
         often = {"control_interval_s": 0.02, "flush_interval_s": 0.02}
         run = tacho.init("x", log_dir=sys.argv[1], git=False, console=False, **often)
@@ -352,7 +352,7 @@ def test_in_a_forked_child_nothing_is_collected(script, logs):
     script(
         """
         import os, resource, sys, time, torch, tachograph as tacho
-        from tachograph.integrations._trace import StepTracer
+        from tachograph.integrations._common.tracer import StepTracer
         from tachograph.journal import write_requests
         torch.set_num_threads(1)
         often = {"control_interval_s": 0.02, "flush_interval_s": 0.02}

@@ -11,9 +11,6 @@ from tachograph import (
     checkpoint_save,
     data_loading,
     forward,
-    on_save_checkpoint_end,
-    on_save_checkpoint_start,
-    on_save_checkpoint_success,
     optimizer_update,
     set_training_config,
     testing_iteration,
@@ -26,7 +23,7 @@ from tachograph import (
     zero_grad,
 )
 from tachograph.exceptions import ConfigError
-from tachograph.spans import get_recorder
+from tachograph.spans import get_recorder, on_save_checkpoint_end, on_save_checkpoint_start, on_save_checkpoint_success
 
 
 def updates(run, name="training_metrics_update"):

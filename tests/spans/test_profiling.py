@@ -81,7 +81,7 @@ def test_wrong_arguments_are_refused_where_they_are_given():
             tacho.profile_function(**wrong)
     with pytest.raises(ConfigError, match="cannot decorate a class"):
         tacho.profile_function(type("Trainer", (), {}))
-    with pytest.raises(ConfigError, match="before a property"):
+    with pytest.raises(ConfigError, match="cannot decorate a property"):
         tacho.profile_function(property(lambda self: 1))
     with pytest.raises(ConfigError, match="ProfilingConfig is expected"), tacho.profile_block("x", config=3):
         pass

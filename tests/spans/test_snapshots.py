@@ -18,6 +18,21 @@ from tachograph import (
     distributed_init,
     forward,
     model_init,
+    optimizer_init,
+    optimizer_update,
+    set_training_config,
+    testing_loop,
+    timed_span,
+    training_iteration,
+    training_loop,
+    validation_iteration,
+    validation_loop,
+)
+from tachograph.spans import (
+    Attributes,
+    Event,
+    ExportCustomizationMode,
+    get_recorder,
     on_app_end,
     on_app_start,
     on_dataloader_init_end,
@@ -43,17 +58,7 @@ from tachograph import (
     on_validation_single_iteration_end,
     on_validation_single_iteration_start,
     on_validation_start,
-    optimizer_init,
-    optimizer_update,
-    set_training_config,
-    testing_loop,
-    timed_span,
-    training_iteration,
-    training_loop,
-    validation_iteration,
-    validation_loop,
 )
-from tachograph.spans import Attributes, Event, ExportCustomizationMode, get_recorder
 
 FOLDER = Path(__file__).parent / "snapshots"
 VARIES = {"node_name": "NODE", "one_logger_training_telemetry_version": "VERSION", "traceback": "TRACEBACK"}

@@ -596,7 +596,7 @@ def test_a_loop_that_starts_nowhere_raises(tacho_run, value):
 def test_a_checkpoint_of_no_step_costs_the_step(tacho_run):
     with checkpoint_save("abc"):
         pass
-    assert "'abc' is not a whole number" in of(tacho_run, "telemetry_error")[0]["reason"]
+    assert "'abc' is not an integer" in of(tacho_run, "telemetry_error")[0]["reason"]
     assert "checkpoint_save_sync" in spans(tacho_run)
 
 

@@ -322,7 +322,7 @@ def test_the_real_torch_on_a_machine_without_use_of_a_device(script):
     pytest.importorskip("torch")
     script("""
         import torch
-        from tachograph.guard import guard
+        from tachograph._base.guard import guard
         from tachograph.usage._metrics import RuntimeMetricsTracker
         guard.strict = True
         known = RuntimeMetricsTracker().get_memory_metrics()
@@ -337,7 +337,7 @@ def test_a_real_gpu(script):
         pytest.skip("there is no GPU")
     script("""
         import torch
-        from tachograph.guard import guard
+        from tachograph._base.guard import guard
         from tachograph.usage._metrics import RuntimeMetricsTracker
         guard.strict = True
         tracker = RuntimeMetricsTracker()
