@@ -1,8 +1,8 @@
 """Wrapping functions of other libraries, and undoing it.
 
-Every place that patches code we do not own goes through `Patches`, so the same rules hold everywhere: nothing is wrapped
-twice, the last patch is undone first, and an attribute that another library has replaced since is left alone, because
-restoring the original would remove their wrapper as well as ours.
+Every place that patches code we do not own goes through `Patches`, so the same rules hold everywhere: nothing is
+wrapped twice, the last patch is undone first, and an attribute that another library has replaced since is left alone,
+because restoring the original would remove their wrapper as well as ours.
 """
 
 from __future__ import annotations
