@@ -35,7 +35,7 @@ def measure(folder: Path) -> dict[str, Any]:
                 sizes_mib.append(process.memory_info().rss / _MIB)
         run.flush()
         floor_last_ns = _floor_ns(rows)
-        losses = run._writer.losses
+        losses = run.backend.losses
     return {
         "first_ns": costs_ns[0],
         "first_ratio": costs_ns[0] / floor_first_ns,

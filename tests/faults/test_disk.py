@@ -60,7 +60,7 @@ def test_a_full_disk_and_back(small_disk):
 def test_a_disk_that_stays_full_loses_a_counted_number_and_ends_in_time(small_disk, capsys):
     (small_disk / "ballast").write_bytes(b"x" * 1_950_000)
     run = tachograph.init("x", log_dir=str(small_disk), flush_interval_s=0.05, git=False, exit_timeout_s=1.0)
-    run._writer.files._appender._max_pending_bytes = 20_000
+    run.backend.files._appender._max_pending_bytes = 20_000
     for step in range(5000):
         run.log(a=float(step), step=step)
         if step % 100 == 0:
@@ -68,12 +68,12 @@ def test_a_disk_that_stays_full_loses_a_counted_number_and_ends_in_time(small_di
     began_s = time.monotonic()
     assert run.finish() is False
     assert time.monotonic() - began_s < 3
-    assert run._writer.losses.num_records > 0
+    assert run.backend.losses.num_records > 0
     assert "could not be written within 1 s" in capsys.readouterr().out
     history = read(small_disk / "x")
     steps = history.series("a").steps
     assert steps.tolist() == list(range(len(steps)))
-    assert len(steps) + run._writer.losses.num_records + run._writer.files._appender.pending.count(b"\n") >= 5000
+    assert len(steps) + run.backend.losses.num_records + run.backend.files._appender.pending.count(b"\n") >= 5000
 
 
 def test_the_folder_is_deleted_under_us(logs):
@@ -146,7 +146,7 @@ def test_another_process_takes_the_place_of_a_deleted_folder(logs, script):
         for step in range(50):
             run.log(who=1.0, step=step)
         run.flush()
-        run._writer._due["check"] = time.monotonic() + 3  # as if the other were quicker than our look
+        run.backend._due_s["check"] = time.monotonic() + 3  # as if the other were quicker than our look
         wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
         other = script(
             """
@@ -207,7 +207,7 @@ def test_resuming_a_torn_journal_on_a_full_disk(small_disk):
         time.sleep(0.5)
         ballast.unlink()
         wait_for(lambda: run.flush(1), 15)
-        wait_for(lambda: run._writer.files._has_control_file, 10)
+        wait_for(lambda: run.backend.files._has_control_file, 10)
     history = read(small_disk / "x")
     assert len(history.attempts) == 2
     assert history.num_bad_lines == 1

@@ -293,7 +293,7 @@ def test_a_writer_that_stalls_for_ten_seconds(logs, script):
         step += 1
         if step % 10 == 0:
             time.sleep(0.001)
-    print("slowest_ms", slowest * 1000, "steps", step, "waiting", len(run._writer.buffer))
+    print("slowest_ms", slowest * 1000, "steps", step, "waiting", len(run.backend.buffer))
     release.set()
     stalled.clear()
     run.finish()

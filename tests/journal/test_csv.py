@@ -206,15 +206,15 @@ def test_shapes_without_end_do_not_fill_the_memory(logs):
         for step in range(3000):
             run.log(dict.fromkeys(picks.sample(names, 8), 1.0), step=step)
         run.flush(30)
-        assert len(run._writer.files._mirror._layouts) <= 256
-        assert len(run._writer._glue) <= 256
-        assert len(run._writer._pipeline._shapes) <= 256
+        assert len(run.backend.files._mirror._layouts) <= 256
+        assert len(run.backend._glue) <= 256
+        assert len(run.backend._builder._columns) <= 256
 
 
 def test_the_journal_is_written_while_a_large_mirror_is_rewritten(logs):
     """A new column in a large file takes its time; records do not wait for it."""
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0, flush_interval_s=0.05) as run:
-        mirror = run._writer.files._mirror
+        mirror = run.backend.files._mirror
         run.log(a=1.0, step=0)
         run.flush()
         real, seen = mirror._breathe, []

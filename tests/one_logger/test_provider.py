@@ -248,7 +248,7 @@ def test_strategies(configure, provider):
         on_train_end()
         on_train_end()
     told = [record["reason"] for record in journal("app-quiet") if record["event"] == "telemetry_error"]
-    assert told == ["no open span 'training_loop' to end; was its start callback called?"]
+    assert told == ["no open span 'training_loop' to stop; was its start callback called?"]
 
 
 def test_reset_takes_everything_back_from_a_run_of_somebody_else(configure, provider, logs):

@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-import tachograph
-from tachograph import one_logger
+from tachograph import one_logger, spans
 from tachograph.one_logger import (
     Attribute,
     Attributes,
@@ -133,7 +132,7 @@ def test_the_25_callbacks():
     assert len(CALLBACKS) == 25
     for name, parameters in CALLBACKS.items():
         assert list(inspect.signature(getattr(one_logger, name)).parameters) == parameters
-        assert getattr(tachograph, name) is getattr(one_logger, name)
+        assert getattr(spans, name) is getattr(one_logger, name)
 
 
 def test_all_is_what_there_is():

@@ -177,7 +177,7 @@ def test_what_is_no_dict_costs_one_record(bad):
     assert [step["global_step"] for step in steps(run)] == [2]
     lost = [record for record in run.records if record.get("kind") == "records_lost"]
     assert lost[0]["num_records"] == 1
-    assert "takes a dict" in lost[0]["reason"]
+    assert "expects a dict" in lost[0]["reason"]
 
 
 def test_one_bad_step_does_not_stop_the_counting():

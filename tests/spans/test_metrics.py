@@ -265,7 +265,7 @@ def test_a_function_that_fails_costs_its_value(tacho_run):
         iterate(tacho_run, 1.0)
     assert "num_train_samples" not in updates(tacho_run)[0]
     told = [record["reason"] for record in tacho_run.records if record["event"] == "telemetry_error"]
-    assert told == ["global_batch_size could not be found out: ZeroDivisionError: division by zero"]
+    assert told == ["global_batch_size could not be resolved: ZeroDivisionError: division by zero"]
 
 
 @pytest.mark.parametrize(

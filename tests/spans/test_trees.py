@@ -16,7 +16,7 @@ from tachograph.reader import RunHistory
 from tachograph.records import encode
 from tachograph.spans import (
     ExportCustomizationMode,
-    Span,
+    SpanScope,
     backward,
     checkpoint_save,
     data_loading,
@@ -70,16 +70,17 @@ def perform(program: list[tuple[str, Any]], *, exports_all: bool, every: int | N
         recorder.customize_export(ExportCustomizationMode.EXPORT_ALL_SPANS)
     if every:
         set_training_config(run=run, log_every_n_train_iterations=every)
-    begun: list[Span] = []
+    entered: list[SpanScope] = []
     with timed_span("ground", run=run):  # so that all that follows belongs to this run
         for action, value in program:
             if action == "enter":
-                begun.append(MAKERS[value](run).__enter__())
-            elif action == "exit" and len(begun) > value:
-                begun.pop(-1 - value).__exit__(None, None, None)
-            elif action == "raise" and begun:
+                entered.append(MAKERS[value](run))
+                entered[-1].__enter__()
+            elif action == "exit" and len(entered) > value:
+                entered.pop(-1 - value).__exit__(None, None, None)
+            elif action == "raise" and entered:
                 error = ValueError("as planned")
-                begun.pop().__exit__(ValueError, error, None)
+                entered.pop().__exit__(ValueError, error, None)
             elif action == "iterate":
                 iterate(run, *value)
             elif action == "tick":

@@ -219,4 +219,4 @@ def _close() -> None:
         with guard("ending the application"):
             if span.active and span.recorder is not None:
                 span.recorder.close_open(span)
-                span.recorder.end(span)
+                span.recorder.close_span(span)

@@ -30,7 +30,7 @@ from tachograph.spans import (
     get_recorder,
     recorder_of,
 )
-from tachograph.spans._current import set_run_maker
+from tachograph.spans._current import set_run_factory
 from tachograph.spans._filter import SpanFilter
 from tachograph.spans._parameters import metadata_list
 
@@ -86,7 +86,7 @@ class TrainingTelemetryProvider:
         for handler in self._handlers:
             logging.getLogger("tachograph").removeHandler(handler)
             handler.close()
-        set_run_maker(None)
+        set_run_factory(None)
         self._forget()
 
     # Building ------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class TrainingTelemetryProvider:
         except BaseException:
             self.reset()  # so that the next try begins from scratch
             raise
-        set_run_maker(self._begin_again)
+        set_run_factory(self._begin_again)
 
     def _merged(self, base: OneLoggerConfig) -> OneLoggerConfig:
         values = base.to_dict()
@@ -217,9 +217,9 @@ class TrainingTelemetryProvider:
         }
         if self._filter is not None:
             recorder.customize_export(*self._filter)
-        recorder.configure({"world_size": config.world_size_or_fn}, tells="never")
+        recorder.configure({"world_size": config.world_size_or_fn}, record="never")
         if config.telemetry_config is not None:
-            recorder.configure(config.telemetry_config.parameters(), tells="later")
+            recorder.configure(config.telemetry_config.parameters(), record="later")
         if run.folder is None:
             for exporter in self._exporters:
                 exporter.close()

@@ -143,7 +143,7 @@ class ExporterSink:
             TracingTimestamp(began_s, began_s),
         )
         if len(self._run_id) == len(span_id) == 16:
-            span.more.id = uuid.UUID(hex=self._run_id + span_id)
+            span.extras.id = uuid.UUID(hex=self._run_id + span_id)
         self._spans[span_id] = span
         return span
 

@@ -1,7 +1,7 @@
 """The recorder: what the training loop talks to, and the thread that writes for it. Never blocks training."""
 
 from tachograph.recorder._after_exit import append_after_exit
-from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, LOSS_NAMES, BufferItem, DeferredRecord, PendingRecord
+from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, LOSS_NAMES, BufferItem, ItemHandler, PendingRecord
 from tachograph.recorder._completion_rows import completion_row, text_of
 from tachograph.recorder._completions import Completions
 from tachograph.recorder._control import Control
@@ -15,7 +15,7 @@ __all__ = [
     "Control",
     "DisabledRun",
     "BufferItem",
-    "DeferredRecord",
+    "ItemHandler",
     "LOSS_NAMES",
     "RankRun",
     "PendingRecord",

@@ -1,4 +1,4 @@
-"""What is added to a run after the process that recorded it has ended, by whoever started that process."""
+"""Appending to a run after its process has exited: the launcher adds the exit code and the last output."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["append_after_exit"]
 _MIRROR_BUDGET_S = 5.0
 
 
-def append_after_exit(folder: RunFolder, notes: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
-    """Append records to a run that nobody records any more; return False if somebody does.
+def append_after_exit(folder: RunFolder, records: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
+    """Append records to a run that is no longer recorded; return False if a process still records it.
 
     Args:
-        folder: the run's.
-        notes: the kind and the fields of each record.
+        folder: the folder of the run.
+        records: the kind and the fields of each record.
 
     Raises:
         OSError: if the journal cannot be written.
@@ -29,13 +29,13 @@ def append_after_exit(folder: RunFolder, notes: Sequence[tuple[str, Mapping[str,
             return False
         problems: list[ValueProblem] = []
         now_s = time.time()
-        records = [{"event": event, "time": now_s, **to_plain(fields, event, problems)} for event, fields in notes]
+        built = [{"event": event, "time": now_s, **to_plain(fields, event, problems)} for event, fields in records]
         mirror = CsvMirror(folder) if folder.csv.exists() else None
         if mirror is not None:
             mirror.load()
         appender = Appender(folder.journal)
         try:
-            fault = appender.append(b"".join(encode(record) + b"\n" for record in records))
+            fault = appender.append(b"".join(encode(record) + b"\n" for record in built))
             if fault is not None:
                 raise fault
             if mirror is not None:

@@ -1,36 +1,41 @@
-"""What a run needs of others: something that takes its entries, and things that follow its journal."""
+"""The interfaces between a run and the parts around it."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from tachograph.journal import RunFolder
-from tachograph.recorder._buffer_items import BufferItem
-from tachograph.recorder._writer import LossCounter
+from tachograph.recorder._buffer_items import BufferItem, ItemHandler
+from tachograph.recorder._losses import LossCounter
 
-__all__ = ["Backend", "SpanRecorder", "Follower", "Collector"]
+__all__ = ["Backend", "Collector", "Follower", "SpanRecorder"]
 
 
 class Backend(Protocol):
-    """What takes the entries of a run: the writer, or a list in a test."""
+    """Receives the buffer items of a run: the writer, or a list in a test."""
 
     buffer: deque[BufferItem]
     losses: LossCounter
     drained_s: float
-    """When entries were last taken from the buffer, on `time.monotonic`."""
+    """When items were last taken from the buffer, on `time.monotonic`."""
 
     @property
     def saw_array(self) -> bool:
-        """Whether something came in that its owner could still change."""
+        """Whether an array arrived that its owner could still change."""
         ...
 
     def add_record(self, event: str, fields: dict[str, Any]) -> None:
-        """Queue a record that is not a step."""
+        """Queue a record other than a step."""
         ...
 
-    def put(self, entry: BufferItem, *, must: bool = False) -> bool:
-        """Queue any entry, unless the buffer is full; return whether it was queued."""
+    def add_handler(self, kinds: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
+        """Register the handler of item types that a layer above puts into the buffer."""
+        ...
+
+    def put(self, item: BufferItem, *, must: bool = False) -> bool:
+        """Queue an item unless the buffer is full; return whether it was queued."""
         ...
 
     def wall_s(self, steady_s: float) -> float:
@@ -38,39 +43,39 @@ class Backend(Protocol):
         ...
 
     def wake(self) -> None:
-        """Make the backend look at the buffer at once."""
+        """Make the backend drain the buffer at once."""
         ...
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until what was queued is safe."""
+        """Wait until everything queued is on disk; return False if the timeout came first."""
         ...
 
     def close(self, timeout_s: float) -> bool:
-        """Make everything safe and stop."""
+        """Flush everything and stop; return False if the timeout came first."""
         ...
 
     def abandon(self) -> None:
-        """Leave everything to the parent of a forked process."""
+        """In a forked child: leave everything to the parent."""
         ...
 
 
 class SpanRecorder(Protocol):
-    """A layer above that records into a run what `log` does not."""
+    """A layer above that records spans into a run."""
 
     def close(self) -> None:
         """Record what is still open: the run is about to end."""
         ...
 
     def forget(self) -> None:
-        """In a forked child: stop recording, for the run is the parent's."""
+        """In a forked child: stop recording, because the run belongs to the parent."""
         ...
 
 
 class Collector(Protocol):
-    """A layer above that collects by itself, and is asked now and then what it has."""
+    """A layer above that gathers data beside the loop and is polled for it."""
 
     def collect(self) -> None:
-        """Record what there is. Called by the writer's thread, about every second."""
+        """Record the data gathered so far. Called by the writer thread, about every second."""
         ...
 
     def close(self) -> None:
@@ -78,26 +83,26 @@ class Collector(Protocol):
         ...
 
     def forget(self) -> None:
-        """In a forked child: stop recording, for the run is the parent's."""
+        """In a forked child: stop recording, because the run belongs to the parent."""
         ...
 
 
 class Follower(Protocol):
-    """Something that follows the journal as long as the run goes on."""
+    """Follows the journal as long as the run is recorded."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name that users know it by."""
         ...
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start following."""
         ...
 
     def move(self, folder: RunFolder) -> None:
-        """Go on in another folder, to which the journal was moved."""
+        """Continue in another folder, to which the journal was moved."""
         ...
 
     def close(self, timeout_s: float) -> bool:
-        """Take what is left and stop; tell whether all was taken in time. May be called again, to wait longer."""
+        """Process the rest and stop; return False if the timeout came first. May be called again to wait longer."""
         ...

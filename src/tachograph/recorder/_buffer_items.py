@@ -1,35 +1,37 @@
-"""What waits in the buffer between the training loop and the writer.
+"""The items in the buffer between the training thread and the writer thread.
 
-A logged step is a bare tuple ``(steady_s, step, metrics)``; everything else is one of these.
+A logged step is a bare tuple ``(steady_s, step, metrics)``, because building a tuple is the cheapest way to keep three
+values. Any other record is a `PendingRecord`. A layer above may put items of its own types into the buffer once it has
+registered an `ItemHandler` for them; the recorder never looks inside such an item.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 __all__ = [
+    "BACKPRESSURE_SIZE",
     "BufferItem",
     "FlushMarker",
-    "DeferredRecord",
+    "ItemHandler",
     "LOSS_NAMES",
     "PendingRecord",
-    "BACKPRESSURE_SIZE",
     "StepItem",
 ]
 
 StepItem = tuple[float, Any, dict[str, Any]]
 
 LOSS_NAMES = ("train_loss", "loss", "train/loss")
-"""Names under which people log the training loss; the first that is there counts."""
+"""Names under which people log the training loss; the first one present counts."""
 
 BACKPRESSURE_SIZE = 4096
-"""When more entries than this wait, `log` takes the long way: it wakes the writer, and may drop."""
+"""With more items than this in the buffer, `log` takes the slow path: it wakes the writer, and may drop the record."""
 
 
 class PendingRecord:
-    """A record that is not a step, in order with the steps around it."""
+    """A record other than a step, in order with the steps around it."""
 
     __slots__ = ("event", "fields", "steady_s")
 
@@ -39,27 +41,21 @@ class PendingRecord:
         self.fields = fields
 
 
-class DeferredRecord:
-    """An entry of a layer above, which says what to record when its turn comes."""
+class ItemHandler(Protocol):
+    """Turns the buffer items of a layer above into records."""
 
-    __slots__ = ()
+    def handle(self, items: Sequence[Any], latest: Sequence[Mapping[str, Any] | None]) -> list[PendingRecord]:
+        """Return the records of some items, on the writer thread.
 
-    goes_beside: ClassVar[bool] = False
-    """Whether it may wait until the steps around it are written, so that it does not break up their table."""
-
-    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[PendingRecord]:
-        """Return what to record. Called in the writer's thread, with the latest metrics that said the loss."""
-        raise NotImplementedError
-
-    def notes_of_all(
-        self, guests: Sequence[DeferredRecord], latest: Iterable[Mapping[str, Any] | None]
-    ) -> Iterable[PendingRecord]:
-        """Return what to record of several that go beside, of which this is one, each with what `notes` gets."""
-        return [note for guest, metrics in zip(guests, latest, strict=False) for note in guest.notes(metrics)]
+        Args:
+            items: consecutive items of the handler's types, in the order in which they were added.
+            latest: for each item, the last logged metrics before it that contain the loss.
+        """
+        ...
 
 
 class FlushMarker:
-    """Set once everything before it is in the file."""
+    """Is set once everything before it is in the file."""
 
     __slots__ = ("written",)
 
@@ -67,4 +63,5 @@ class FlushMarker:
         self.written = threading.Event()
 
 
-BufferItem = StepItem | PendingRecord | DeferredRecord | FlushMarker
+BufferItem = Any
+"""A `StepItem`, a `PendingRecord`, a `FlushMarker`, or an item of a registered type."""

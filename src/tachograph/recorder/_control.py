@@ -1,9 +1,9 @@
-"""Controls: values a reader may change while the run goes on, within bounds, between steps.
+"""Controls: values that a reader may change while the run is active, within bounds, between steps.
 
-The writer's thread looks at `control.json` and decides; the training thread applies, at its next `log`. At most one
-change of a control per `gap_s`; a later request waits, and the newest wins. Whatever is done with a request is said
-in the journal: an ``event`` named ``control_ack`` with the status *pending*, *applied*, *clamped*, *unchanged*,
-*superseded* or *rejected*, and a ``control_change`` for each change.
+The writer thread polls `control.json` and validates the requests; the training thread applies them at its next `log`,
+so a value never changes in the middle of a step. A control changes at most once per `gap_s`: a later request waits, and
+the newest one wins. Every request is answered in the journal: an ``event`` named ``control_ack`` with the status
+*pending*, *applied*, *clamped*, *unchanged*, *superseded* or *rejected*, and a ``control_change`` for each change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Number = TypeVar("Number", int, float, bool)
 
 
 class Control(Generic[Number]):
-    """A value that a reader may change; it only ever changes inside a `log` of the training thread.
+    """A value that a reader may change. It changes only inside a `log` call of the training thread.
 
     Example:
         >>> lr_scale = run.control("lr_scale", 1.0, min=0.1, max=10)
@@ -61,48 +61,48 @@ class _Change(NamedTuple):
 
 
 class ControlPanel:
-    """Knows the controls of a run and what was asked of them."""
+    """The controls of a run and the requests for them."""
 
     def __init__(
         self,
         *,
         gap_s: float,
         steady_s: Callable[[], float],
-        note: Callable[[str, dict[str, Any]], None],
-        call_trainer: Callable[[], None],
+        add_record: Callable[[str, dict[str, Any]], None],
+        divert_training: Callable[[], None],
     ) -> None:
         self._gap_s = gap_s
         self._steady_s = steady_s
-        self._add_record = note
-        self._call_trainer = call_trainer
+        self._add_record = add_record
+        self._divert_training = divert_training
         self._controls: dict[str, Control[Any]] = {}
         self._waiting: dict[str, _Change] = {}
-        # Filled by the writer's thread, emptied by the training thread; single dict operations are atomic.
+        # Filled by the writer thread, emptied by the training thread; single dict operations are atomic.
         self._ready: dict[str, _Change] = {}
         self._changed_s: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.stop: Request | None = None
         self.checkpoint: Request | None = None
         self.profile: Request | None = None
         self.num_tracers = 0
-        """How many there are that know where a step ends, and could wrap some in a profiler."""
-        self._stops_told: set[str] = set()
+        """How many tracers can record `profile_steps`: they know where a step ends."""
+        self._acknowledged_stops: set[str] = set()
 
     @property
     def has_ready(self) -> bool:
-        """Whether the training thread has something to apply."""
+        """Whether a change waits for the training thread to apply it."""
         return bool(self._ready)
 
     def register(self, name: str, value: Number, minimum: Number | None, maximum: Number | None) -> Control[Number]:
         """Add a control.
 
         Raises:
-            ControlError: if the name is taken, or the value is no number or out of its bounds.
+            ControlError: if the name is taken, or the value is not a number or outside its bounds.
         """
         if not isinstance(name, str) or not name.isidentifier():
             raise ControlError(f"control name {name!r} is not an identifier such as 'lr_scale'")
         if name in self._controls or name in REQUESTS or name in NOT_CONTROLS:
-            raise ControlError(f"control {name!r} is registered already; choose another name")
+            raise ControlError(f"control {name!r} is already registered; choose another name")
         for bound in (value, minimum, maximum):
             if bound is not None and (not isinstance(bound, (bool, int, float)) or not math.isfinite(bound)):
                 raise ControlError(f"control {name!r}: {bound!r} is not a finite number")
@@ -114,7 +114,7 @@ class ControlPanel:
         return control
 
     def add_log_every(self, value: int) -> None:
-        """Add the built-in control. Code may start below its minimum; a reader may not go there."""
+        """Add the built-in control. Code may start below its minimum; a reader may not request that."""
         self._controls["log_every"] = Control("log_every", value, LOG_EVERY_MIN, LOG_EVERY_MAX)
 
     @property
@@ -123,23 +123,23 @@ class ControlPanel:
         return int(self._controls["log_every"].value)
 
     def poll(self, file: ControlFile) -> None:
-        """Look for requests and release those whose time has come. Called by the writer's thread."""
+        """Read new requests and release the changes that are due. Called by the writer thread."""
         try:
             requests = file.poll()
         except ControlFileError as fault:
             requests = []
-            if str(fault) not in self._told:
-                self._told.add(str(fault))
+            if str(fault) not in self._reported:
+                self._reported.add(str(fault))
                 self._add_record(
                     "telemetry_error",
                     {"kind": "control_file", "field": "control.json", "reason": f"control.json {fault}; ignored"},
                 )
         for request in requests:
-            self._take(request)
+            self._handle(request)
         self._release()
 
     def apply(self) -> None:
-        """Make the changes that are ready. Called by the training thread, between steps."""
+        """Apply the released changes. Called by the training thread, between steps."""
         for name in list(self._ready):
             change = self._ready.pop(name, None)
             if change is None:
@@ -152,17 +152,17 @@ class ControlPanel:
             )
             self._acknowledge(change.request, "clamped" if change.clamped else "applied", value=change.value)
 
-    def take_stop(self) -> bool:
-        """Return True once a `stop` was asked for; the first time is acknowledged, for the loop knows of it now."""
+    def accept_stop(self) -> bool:
+        """Return whether a `stop` is requested; the first call acknowledges it, because the loop now knows."""
         request = self.stop
         if request is None:
             return False
-        if request.id not in self._stops_told:
-            self._stops_told.add(request.id)
+        if request.id not in self._acknowledged_stops:
+            self._acknowledged_stops.add(request.id)
             self._acknowledge(request, "applied", value=True)
         return True
 
-    def take_checkpoint(self) -> bool:
+    def accept_checkpoint(self) -> bool:
         """Return True once for each `checkpoint_now`."""
         request, self.checkpoint = self.checkpoint, None
         if request is None:
@@ -170,39 +170,39 @@ class ControlPanel:
         self._acknowledge(request, "applied", value=True)
         return True
 
-    def take_profile(self) -> Request | None:
-        """Return a `profile_steps` once, for its taker to answer when the trace is stored."""
+    def accept_profile(self) -> Request | None:
+        """Return a `profile_steps` request once; the caller answers it when the trace is stored."""
         request, self.profile = self.profile, None
         return request
 
-    def refuse(self, reason: str) -> None:
-        """Reject what waits for the loop to look at it."""
+    def reject_pending(self, reason: str) -> None:
+        """Reject the requests that wait for the loop."""
         for request in (self.stop, self.checkpoint):
             if request is not None:
                 self._reject(request, reason)
         self.stop = self.checkpoint = None
 
     def answer(self, request: Request, status: str, **more: Any) -> None:
-        """Say what became of a request that was taken."""
+        """Answer a request that was accepted."""
         if status == "rejected":
             self._reject(request, str(more.get("reason")))
         else:
             self._acknowledge(request, status, **more)
 
-    def _take(self, request: Request) -> None:
+    def _handle(self, request: Request) -> None:
         if request.name in REQUESTS:
-            self._take_request(request)
+            self._handle_action(request)
             return
         control = self._controls.get(request.name)
         if control is None:
             known = [*self._controls, *REQUESTS]
-            self._reject(request, f"there is no control {request.name!r}{did_you_mean(request.name, known)}")
+            self._reject(request, f"unknown control {request.name!r}{did_you_mean(request.name, known)}")
             return
-        value = _fitting(request.value, control.value)
+        value = _coerce(request.value, control.value)
         if value is None:
-            self._reject(request, f"{type(control.value).__name__} expected, got {request.value!r:.80}")
+            self._reject(request, f"expected {type(control.value).__name__}, got {request.value!r:.80}")
             return
-        asked = value
+        requested = value
         if control.minimum is not None:
             value = max(value, control.minimum)
         if control.maximum is not None:
@@ -211,17 +211,17 @@ class ControlPanel:
             older = queue.pop(request.name, None)
             if older is not None:
                 self._acknowledge(older.request, "superseded")
-        if control.value in (value, asked):
-            self._acknowledge(request, "unchanged" if control.value == asked else "clamped", value=control.value)
+        if control.value in (value, requested):
+            self._acknowledge(request, "unchanged" if control.value == requested else "clamped", value=control.value)
             return
-        self._waiting[request.name] = _Change(request, value, clamped=value != asked)
+        self._waiting[request.name] = _Change(request, value, clamped=value != requested)
         self._acknowledge(request, "pending", value=value, wait_s=round(self._wait_s(request.name), 1))
 
-    def _take_request(self, request: Request) -> None:
+    def _handle_action(self, request: Request) -> None:
         if request.name == "profile_steps":
-            self._take_profile_request(request)
+            self._handle_profile(request)
         elif not isinstance(request.value, bool):
-            self._reject(request, f"true or false expected, got {request.value!r:.80}")
+            self._reject(request, f"expected true or false, got {request.value!r:.80}")
         elif request.name == "stop":
             self.stop = request if request.value else None
             self._acknowledge(request, "pending" if request.value else "applied", value=request.value)
@@ -229,12 +229,12 @@ class ControlPanel:
             self.checkpoint = request if request.value else None
             self._acknowledge(request, "pending" if request.value else "applied", value=request.value)
 
-    def _take_profile_request(self, request: Request) -> None:
+    def _handle_profile(self, request: Request) -> None:
         if not is_number_of_steps(request.value):
-            self._reject(request, f"a whole number from 1 to {PROFILE_STEPS_MAX} expected, got {request.value!r:.80}")
+            self._reject(request, f"expected an integer from 1 to {PROFILE_STEPS_MAX}, got {request.value!r:.80}")
         elif not self.num_tracers:
-            hint = "train with an integration, with `tacho run` or with `tachograph.watch`"
-            self._reject(request, f"nothing tells where a step of this run ends; {hint}")
+            hint = "use an integration, `tacho run` or `tachograph.watch`"
+            self._reject(request, f"the steps of this run cannot be profiled; {hint}")
         else:
             older, self.profile = self.profile, request
             if older is not None:
@@ -246,7 +246,7 @@ class ControlPanel:
             if self._wait_s(name) <= 0:
                 self._ready[name] = self._waiting.pop(name)
         if self._ready:
-            self._call_trainer()
+            self._divert_training()
 
     def _wait_s(self, name: str) -> float:
         changed_s = self._changed_s.get(name)
@@ -255,18 +255,18 @@ class ControlPanel:
     def _reject(self, request: Request, reason: str) -> None:
         self._acknowledge(request, "rejected", reason=reason)
         key = f"{request.name}:{reason}"
-        if key not in self._told and len(self._told) < 100:
-            self._told.add(key)
+        if key not in self._reported and len(self._reported) < 100:
+            self._reported.add(key)
             self._add_record("telemetry_error", {"kind": "control_rejected", "field": request.name, "reason": reason})
 
     def _acknowledge(self, request: Request, status: str, **more: Any) -> None:
-        asked = request.value if is_frozen(request.value) else f"{request.value!r:.100}"
-        fields = {"name": "control_ack", "control": request.name, "status": status, "requested": asked}
+        requested = request.value if is_frozen(request.value) else f"{request.value!r:.100}"
+        fields = {"name": "control_ack", "control": request.name, "status": status, "requested": requested}
         self._add_record("event", {**fields, "id": request.id, "source": request.source, **more})
 
 
-def _fitting(value: Any, like: Any) -> Any:
-    """Return the value in the type of the control, or None if it does not fit."""
+def _coerce(value: Any, like: Any) -> Any:
+    """Return the value in the type of the control, or None if it has another type."""
     if isinstance(like, bool) or isinstance(value, bool):
         return value if isinstance(like, bool) and isinstance(value, bool) else None
     if not isinstance(value, (int, float)) or not -1e300 < value < 1e300:

@@ -1,4 +1,4 @@
-"""An exception as texts, with secrets masked."""
+"""The fields of an `error` record: type, message and traceback of an exception, with secrets masked."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def error_type(error: BaseException) -> str:
 
 
 def error_message(error: BaseException) -> str:
-    """Return what an exception says."""
+    """Return the message of an exception, with secrets masked."""
     try:
         return mask_text(str(error))[:_MAX_MESSAGE_CHARS]
     except Exception as fault:  # noqa: BLE001 - an exception's own __str__ may raise
-        return f"(its message cannot be read: {type(fault).__name__})"
+        return f"(message unreadable: {type(fault).__name__})"
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return where an exception was raised; of a very long traceback the end."""
+    """Return the traceback of an exception, with secrets masked; only the end of a very long one."""
     try:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
     except Exception:  # noqa: BLE001 - as above

@@ -1,4 +1,4 @@
-"""Facts for the `start` record: where and on what the run runs, and what its config says about model and LoRA."""
+"""Facts for the `start` record: the machine, the commit, and the model, LoRA and training facts in the config."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def system_facts() -> dict[str, Any]:
 
 
 def git_facts() -> dict[str, Any] | None:
-    """Return commit, branch and whether anything was changed since; None outside a repository or without git."""
+    """Return the commit, the branch and whether files are modified; None outside a repository or without git."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None
@@ -53,7 +53,7 @@ def git_facts() -> dict[str, Any] | None:
 
 def _git(*arguments: str) -> str | None:
     try:
-        # GIT_OPTIONAL_LOCKS: looking must not take the lock of a repository that somebody works in.
+        # GIT_OPTIONAL_LOCKS: reading the status must not lock a repository that the user works in.
         done = subprocess.run(  # noqa: S603
             ["git", *arguments],  # noqa: S607
             capture_output=True,
@@ -69,10 +69,10 @@ def _git(*arguments: str) -> str | None:
 
 
 def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Find model, LoRA and training facts in a config, under the names that start records have always had.
+    """Return model, LoRA and training facts from a config, under the established field names of `start` records.
 
-    Knows the shape of AI Toolkit (``config.process[0].{network,model,train}``) and flat configs that use common names.
-    What the config does not say is left out, never guessed.
+    Supports the layout of AI Toolkit (``config.process[0].{network,model,train}``) and flat configs with common names.
+    A fact that is not in the config is left out, never guessed.
     """
     process = _process(config)
     network, model, train = (_section(process, name) for name in ("network", "model", "train"))
@@ -114,7 +114,7 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def samples_per_step(facts: Mapping[str, Any]) -> float | None:
-    """Return how many samples a step takes on this process, if the facts say so."""
+    """Return the number of samples per step in this process, if the facts contain it."""
     size = facts.get("effective_batch_size", facts.get("batch_size"))
     return float(size) if _is_count(size) else None
 

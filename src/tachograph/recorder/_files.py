@@ -1,4 +1,10 @@
-"""The files of a run while it is recorded: appended to, mirrored, and kept in their place whatever happens to it."""
+"""The files of a run while it is recorded.
+
+The writer thread appends to the journal and to its CSV mirror, and checks about once a second whether the files are
+still there. A deleted or replaced journal is restored from the open file descriptor; a folder that another process took
+after a deletion is left to it, and this run continues under another name. The journal always comes first: a fault of
+the mirror never delays it.
+"""
 
 from __future__ import annotations
 
@@ -27,84 +33,91 @@ from tachograph.records import StepTable
 __all__ = ["Files", "RunFiles"]
 
 
-class Tell(Protocol):
-    """Records a fault of telemetry itself."""
+class ReportError(Protocol):
+    """Records a fault of telemetry itself as a `telemetry_error`."""
 
     def __call__(self, kind: str, field: str, **more: Any) -> None:
-        """Tell what kind of fault it was, of what, and more about it."""
+        """Record a fault: its kind, the affected file or field, and further fields."""
         ...
 
 
 class Files(Protocol):
-    """What a writer writes to."""
+    """The files that a writer writes to."""
 
     control_file: ControlFile
     is_lost: bool
-    """Whether the journal was deleted and cannot be put back."""
+    """Whether the journal was deleted and cannot be restored."""
 
     @property
     def folder(self) -> RunFolder:
-        """Where the run is recorded now."""
+        """The folder in which the run is recorded now."""
         ...
 
     @property
     def has_pending(self) -> bool:
-        """Whether something could not be written yet."""
+        """Whether data could not be written yet."""
         ...
 
-    def append(self, data: bytes, pieces: Sequence[StepTable | dict[str, Any]]) -> int:
-        """Append lines; return how many had to be dropped."""
+    def append(self, data: bytes, records: Sequence[StepTable | dict[str, Any]]) -> int:
+        """Append lines; return how many were dropped."""
         ...
 
     def catch_up(self, *, budget_s: float, force: bool = False) -> None:
-        """Let a mirror have what it missed, for so long."""
+        """Let the CSV mirror catch up with the journal, within a time budget."""
         ...
 
     def check(self) -> None:
-        """See whether the files are still where and what they were, and mend it."""
+        """Check that the files are in place and intact, and repair them."""
         ...
 
     def beat(self, *, num_waiting: int = 0, num_dropped: int = 0, num_alerts: tuple[int, int] = (0, 0)) -> None:
-        """Give a sign of life."""
+        """Write the heartbeat."""
         ...
 
     def ensure_control_file(self, log_every: int) -> None:
-        """Make the control file, unless that was done."""
+        """Create the control file, once."""
         ...
 
     def close(self) -> None:
-        """Put everything on the disk."""
+        """Sync everything to disk."""
         ...
 
     def release(self) -> None:
-        """Let others claim the folder."""
+        """Release the claim on the folder."""
         ...
 
     def abandon(self) -> None:
-        """In a forked child: the files are the parent's."""
+        """In a forked child: leave the files to the parent."""
         ...
 
 
 class RunFiles:
-    """The claimed folder with its journal, mirror, heartbeat and control file. Used by the writer's thread alone."""
+    """The claimed folder with its journal, mirror, heartbeat and control file. Used only by the writer thread."""
 
     def __init__(
-        self, claim: Claim, run_id: str, clock: Clock, *, csv: bool, tell: Tell, breathe: Callable[[], None]
+        self,
+        claim: Claim,
+        run_id: str,
+        clock: Clock,
+        *,
+        csv: bool,
+        report_error: ReportError,
+        yield_to_writer: Callable[[], None],
     ) -> None:
         self._claim = claim
         self._run_id = run_id
         self._clock = clock
-        self._tell = tell
-        self._breathe_out = breathe
+        self._report_error = report_error
+        self._write_buffer = yield_to_writer
         self._process = this_process()
-        self._mirror = CsvMirror(claim.folder, breathe=self._breathe) if csv else None
+        self._mirror = CsvMirror(claim.folder, breathe=self._yield_to_writer) if csv else None
         if self._mirror is not None:
-            self._mirror.load()  # before the journal grows: its cursor speaks of the journal as the last writer left it
+            self._mirror.load()  # before the journal grows: its cursor refers to the journal as the last writer left it
         self._appender = Appender(claim.folder.journal)
         self._start_bytes = self._appender.size_bytes
         self._mirror_fault = ""
         self._write_fault_s: float | None = None
-        self._is_breathing = False
+        self._is_yielding = False
         self.is_lost = False
         self._has_control_file = False
         self.control_file = ControlFile(claim.folder)
@@ -112,18 +125,18 @@ class RunFiles:
 
     @property
     def folder(self) -> RunFolder:
-        """Where the run is recorded now."""
+        """The folder in which the run is recorded now."""
         return self._claim.folder
 
     @property
     def has_pending(self) -> bool:
-        """Whether something could not be written yet."""
+        """Whether data could not be written yet."""
         return bool(self._appender.pending)
 
     # Writing -------------------------------------------------------------------------------------------------------
 
-    def append(self, data: bytes, pieces: Sequence[StepTable | dict[str, Any]]) -> int:
-        """Append lines to the journal and what they say to its mirror; return how many lines had to be dropped."""
+    def append(self, data: bytes, records: Sequence[StepTable | dict[str, Any]]) -> int:
+        """Append lines to the journal and their records to the mirror; return how many lines were dropped."""
         if not data and not self.has_pending:
             return 0
         follows_on = not self.has_pending
@@ -133,68 +146,68 @@ class RunFiles:
         if fault is not None:
             if self._write_fault_s is None:
                 self._write_fault_s = self._clock.steady_s()
-                self._tell("write_failed", "metrics.jsonl", reason=str(fault))
+                self._report_error("write_failed", "metrics.jsonl", reason=str(fault))
             return num_dropped
         if self._write_fault_s is not None:
-            self._tell("write_recovered", "metrics.jsonl", after_s=self._clock.steady_s() - self._write_fault_s)
+            self._report_error("write_recovered", "metrics.jsonl", after_s=self._clock.steady_s() - self._write_fault_s)
             self._write_fault_s = None
-        if self._mirror is not None and follows_on and not self._is_breathing:
-            with self._mirroring(self._mirror):
-                self._mirror.add(pieces, start, self._appender.size_bytes)
+        if self._mirror is not None and follows_on and not self._is_yielding:
+            with self._isolate(self._mirror):
+                self._mirror.add(records, start, self._appender.size_bytes)
         return num_dropped
 
     def catch_up(self, *, budget_s: float, force: bool = False) -> None:
-        """Let the mirror have what it missed, for so long."""
+        """Let the CSV mirror catch up with the journal, within a time budget."""
         if self._mirror is not None and not self.has_pending:
-            with self._mirroring(self._mirror):
+            with self._isolate(self._mirror):
                 self._mirror.catch_up(self._appender.size_bytes, budget_s=budget_s, force=force)
                 self._mirror_fault = ""
 
     def close(self) -> None:
-        """Put everything on the disk and let the folder go."""
+        """Sync everything to disk and close the files."""
         if self._mirror is not None:
             self._mirror.close()
         self._appender.sync()
         self._appender.close()
 
     def release(self) -> None:
-        """Let others claim the folder."""
+        """Release the claim on the folder."""
         self._claim.release()
 
     def abandon(self) -> None:
-        """In a forked child: the files are the parent's."""
+        """In a forked child: leave the files to the parent."""
         self._appender.close()
 
-    def _breathe(self) -> None:
-        """Let the journal be written while the mirror is at a long task; the mirror itself catches up afterwards."""
-        if not self._is_breathing:
-            self._is_breathing = True
+    def _yield_to_writer(self) -> None:
+        """Let the journal be written during a long task of the mirror; the mirror itself catches up afterwards."""
+        if not self._is_yielding:
+            self._is_yielding = True
             try:
-                self._breathe_out()
+                self._write_buffer()
             finally:
-                self._is_breathing = False
+                self._is_yielding = False
 
     @contextlib.contextmanager
-    def _mirroring(self, mirror: CsvMirror) -> Iterator[None]:
-        """Keep the mirror's faults from the journal. A full disk passes; anything else would come again and again."""
+    def _isolate(self, mirror: CsvMirror) -> Iterator[None]:
+        """Isolate the journal from the mirror: OS errors are retried later, any other error stops the mirror."""
         try:
             yield
         except FileNotFoundError:
-            mirror.lost()  # the whole folder is gone, which the next check will find and tell
+            mirror.lost()  # the whole folder is gone; the next check finds and reports it
         except OSError as error:
             mirror.lost()
             if str(error) != self._mirror_fault:
                 self._mirror_fault = str(error)
-                self._tell("csv_behind", "metrics.csv", reason=f"{error}; it will catch up")
+                self._report_error("csv_behind", "metrics.csv", reason=f"{error}; it will catch up")
         except Exception as error:
             self._mirror = None
-            self._tell("csv_stopped", "metrics.csv", reason=f"{type(error).__name__}: {error}")
+            self._report_error("csv_stopped", "metrics.csv", reason=f"{type(error).__name__}: {error}")
             raise
 
-    # Looking after -------------------------------------------------------------------------------------------------
+    # Maintenance ---------------------------------------------------------------------------------------------------
 
     def beat(self, *, num_waiting: int = 0, num_dropped: int = 0, num_alerts: tuple[int, int] = (0, 0)) -> None:
-        """Give a sign of life."""
+        """Write the heartbeat."""
         heartbeat = Heartbeat(
             run_id=self._run_id,
             process=self._process,
@@ -206,25 +219,25 @@ class RunFiles:
             num_dropped=num_dropped,
             num_open_alerts=num_alerts[0],
             num_critical_alerts=num_alerts[1],
-            job=ranks.job_id(),  # a framework may set the process group up after the run has begun
+            job=ranks.job_id(),  # a framework may create the process group after the run has started
         )
         with contextlib.suppress(OSError):  # a full disk; readers still have the pid
             atomic_write(self.folder.heartbeat, msgspec.json.encode(heartbeat))
 
     def ensure_control_file(self, log_every: int) -> None:
-        """Make `control.json` with the values in force, unless that was done."""
+        """Create `control.json` with the current values, once."""
         if not self._has_control_file:
-            with contextlib.suppress(OSError):  # a full disk: tried again, and requests are read all the same
+            with contextlib.suppress(OSError):  # a full disk: retried later; requests are read anyway
                 self.control_file.reset({"log_every": log_every}, self._clock.wall_s())
                 self._has_control_file = True
 
     def check(self) -> None:
-        """See whether the files are still where and what they were, and mend it."""
+        """Check that the files are in place and intact, and repair them."""
         if not self._appender.is_in_place():
-            self._put_back()
+            self._restore()
         elif self._appender.is_cut():
-            reason = "the journal was made shorter while the run was being recorded"
-            self._tell("journal_cut", "metrics.jsonl", reason=reason)
+            reason = "the journal was truncated while the run was recorded"
+            self._report_error("journal_cut", "metrics.jsonl", reason=reason)
             if self._mirror is not None:
                 self._mirror.start_over()
         elif not self.folder.lock.exists():  # .tacho may be deleted at any time
@@ -233,18 +246,18 @@ class RunFiles:
                 self._claim.renew()
                 self.beat()
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         try:
             self.folder.private.mkdir(parents=True, exist_ok=True)
             if not self._claim.renew():
-                self._move_out()
+                self._move_to_new_folder()
                 return
             saved = self._appender.restore()
-        except OSError as error:  # tried again at the next check; until then records go to the deleted file
+        except OSError as error:  # retried at the next check; until then records go to the deleted file
             if not self.is_lost:
                 self.is_lost = True
-                reason = f"the journal was deleted and cannot be put back: {error}"
-                self._tell("journal_moved", "metrics.jsonl", reason=reason)
+                reason = f"the journal was deleted and cannot be restored: {error}"
+                self._report_error("journal_moved", "metrics.jsonl", reason=reason)
             return
         self.is_lost = False
         self._has_control_file = self.folder.control.exists()
@@ -252,19 +265,19 @@ class RunFiles:
             self._mirror.lost()
             if not saved:
                 self._mirror.start_over()
-        reason = "the journal was deleted or replaced while the run was being recorded"
-        reason += "; its records were put back" if saved else "; the file in its place is continued"
-        self._tell("journal_moved", "metrics.jsonl", reason=reason)
+        reason = "the journal was deleted or replaced while the run was recorded"
+        reason += "; its records were restored" if saved else "; the new file is continued"
+        self._report_error("journal_moved", "metrics.jsonl", reason=reason)
 
-    def _move_out(self) -> None:
-        """Another process has made a run in our place since the folder was deleted: take our records elsewhere."""
+    def _move_to_new_folder(self) -> None:
+        """Continue in another folder, because another process started a run in ours after it was deleted."""
         name = self.folder.name
         self._claim = claim_run_folder(str(self.folder.path.parent), name, resume=False)
         self._appender.restore(self.folder.journal)
-        self._mirror = CsvMirror(self.folder, breathe=self._breathe) if self._mirror is not None else None
+        self._mirror = CsvMirror(self.folder, breathe=self._yield_to_writer) if self._mirror is not None else None
         self.control_file = ControlFile(self.folder)
         self._has_control_file = False
-        reason = f"{name!r} was deleted and taken by another process; this run goes on as {self.folder.name!r}"
-        self._tell("journal_moved", "metrics.jsonl", reason=reason)
+        reason = f"{name!r} was deleted and another process reused the name; this run continues as {self.folder.name!r}"
+        self._report_error("journal_moved", "metrics.jsonl", reason=reason)
         self.beat()
         self.on_move(self.folder, reason)

@@ -1,8 +1,9 @@
 """Living in someone else's process: its exit, its exceptions, its signals and its forks.
 
-Whatever handler was there before runs after ours, as if we had not been there. Hooks are installed with the first run
-and taken back with the last, unless somebody has wrapped them meanwhile: then they stay where they are and do nothing.
-Each holds what it replaced, so that no wrapping and no order of runs can make a circle.
+A handler that was installed before ours runs after it, as if we were not there. Hooks are installed with the first run
+and removed with the last one. A hook that another library has wrapped in the meantime cannot be removed: it stays in
+place and does nothing. Each hook keeps a reference to the handler it replaced, not to "the current one", so no order of
+wrapping and of runs can make two handlers call each other forever.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from tachograph._base.guard import guard
 from tachograph.journal import forget_claims
 from tachograph.recorder._run import Run
 
-__all__ = ["latest_run", "live_runs", "watch", "when_begun"]
+__all__ = ["latest_run", "live_runs", "watch", "on_run_start"]
 
 _SIGNAL_TIMEOUT_S = 2.0
 
-when_begun: list[Callable[[Run], None]] = []
-"""Called with each run that begins in this process."""
+on_run_start: list[Callable[[Run], None]] = []
+"""Called with each run that starts in this process."""
 
 _runs: list[Run] = []
 _current: list[Run] = []
@@ -40,20 +41,20 @@ def live_runs() -> list[Run]:
 
 
 def latest_run() -> Run | None:
-    """Return the run that `tachograph.log` means: the one begun last, even if it has ended or is our parent's."""
+    """Return the run that `tachograph.log` logs to: the last one started, even if it has ended or is a parent's."""
     return _current[0] if _current else None
 
 
 def watch(run: Run, *, hooks: bool) -> None:
-    """Follow a run until it ends: finish it when the process does, and record what ended it."""
+    """Watch a run until it ends: finish it when the process exits, and record why."""
     if not _runs:
-        _old_error[0] = _last_error()  # of a notebook cell that failed before, say
+        _old_error[0] = _last_error()  # such as that of an earlier notebook cell
     _runs.append(run)
     _current[:] = [run]
     run._on_finish = _unwatch
-    for tell in when_begun:
-        with guard("telling of a run"):
-            tell(run)
+    for callback in on_run_start:
+        with guard("calling a run-start callback"):
+            callback(run)
     _finish_at_exit()
     if "fork" not in _registered and hasattr(os, "register_at_fork"):
         _registered.add("fork")
@@ -69,23 +70,23 @@ def _unwatch(ended: Run) -> None:
     if _runs:
         _current[:] = [_runs[-1]]
     else:
-        _take_back()
+        _remove_hooks()
 
 
-def _take_back() -> None:
+def _remove_hooks() -> None:
     for hook in _HOOKS:
-        hook.take_back()
+        hook.remove()
     _exit_code.clear()
 
 
 def _after_fork() -> None:
     guard.reset()
     for run in _runs:
-        run._forget_parent()
+        run._detach_from_parent()
     _runs.clear()
     _registered.discard("exit")  # `multiprocessing` clears exit handlers in its children
     forget_claims()
-    _take_back()
+    _remove_hooks()
 
 
 # The end of the process ----------------------------------------------------------------------------------------------
@@ -105,13 +106,13 @@ def _finish_at_exit() -> None:
 
 
 def _finish_all() -> None:
-    """Finish what the training code left open, with what can be known of how the process ends."""
+    """Finish the runs that the training code left open, with the reason why the process exits."""
     error = sys.exc_info()[1] or _last_error()
     code = error.code if isinstance(error, SystemExit) else _exit_code[-1] if _exit_code else _worker_exit_code()
     for run in live_runs():
         with guard("finishing a run at exit"):
             if error is not None and error is not _old_error[0] and not isinstance(error, SystemExit):
-                run._fail(error)  # an unhandled one, printed by a hook that replaced ours
+                run._fail(error)  # unhandled, and reported by a hook that replaced ours
             elif code not in (None, 0):
                 run.finish("failed", reason=f"exit code {code}")
             else:
@@ -119,9 +120,10 @@ def _finish_all() -> None:
 
 
 def _worker_exit_code() -> int | None:
-    """Return the exit code of a `multiprocessing` worker, which since Python 3.13 only its launcher's frame knows.
+    """Return the exit code of a `multiprocessing` worker.
 
-    Before, exit handlers ran while the exception was still there, and the frame did not know the code yet.
+    Since Python 3.13 exit handlers run after the exception was handled, and only a local variable of the launcher's
+    frame has the code. Before 3.13 the exception is still current, and `_finish_all` has found it.
     """
     frame: FrameType | None = sys._getframe() if sys.version_info >= (3, 13) else None
     while frame is not None:
@@ -134,7 +136,7 @@ def _worker_exit_code() -> int | None:
 
 
 def _last_error() -> BaseException | None:
-    """Return the last exception that nobody handled."""
+    """Return the last unhandled exception."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return error if isinstance(error, BaseException) else None
 
@@ -155,7 +157,7 @@ class _Hook:
         self._previous: Any = None
 
     def install(self) -> None:
-        """Put ours in front of what is there, unless it is in front already."""
+        """Install our handler unless it is already the current one."""
         previous = self._get()
         if self._ours is None or previous is not self._ours:
             ours = self._make(previous)
@@ -163,8 +165,8 @@ class _Hook:
                 self._put(ours)
                 self._ours, self._previous = ours, previous
 
-    def take_back(self) -> None:
-        """Put back what we replaced, if nobody has replaced us since."""
+    def remove(self) -> None:
+        """Restore the handler that we replaced, unless ours has been replaced since."""
         if self._ours is not None and self._get() is self._ours:
             self._put(self._previous)
             self._ours = None
@@ -189,7 +191,7 @@ def _thread_excepthook(previous: Callable[..., Any]) -> Callable[..., Any]:
         error = arguments.exc_value
         is_first = error is not None and not isinstance(error, SystemExit) and id(error) not in _inside
         if error is not None and is_first:
-            _inside.add(id(error))  # or a second hook of ours in the chain would tell it again
+            _inside.add(id(error))  # or a second hook of ours in the chain would record it again
             name = arguments.thread.name if arguments.thread is not None else "?"
             for run in live_runs():
                 run.log_error(error, where=f"thread {name}")
@@ -204,7 +206,7 @@ def _thread_excepthook(previous: Callable[..., Any]) -> Callable[..., Any]:
 
 def _sys_exit(previous: Callable[..., Any]) -> Callable[..., Any]:
     def exit(code: Any = None, /) -> None:  # noqa: A001 - it stands in for sys.exit
-        """Remember the code: at the end of the process nothing else tells it."""
+        """Remember the code: exit handlers cannot find it anywhere else."""
         if threading.current_thread() is threading.main_thread():  # elsewhere it ends the thread, not the process
             _exit_code[:] = [code] if code not in (None, 0) else []
         previous(code)
@@ -213,7 +215,7 @@ def _sys_exit(previous: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sigterm(previous: Any) -> Any:
-    # None: installed by C code that we could not call. Ignored: stays ignored.
+    # None: installed by C code, which we could not call. Ignored signals stay ignored.
     if previous is None or previous is signal.SIG_IGN:
         return previous
 
@@ -224,7 +226,7 @@ def _sigterm(previous: Any) -> Any:
                 if is_first:
                     run.event("signal", signal="SIGTERM")
                 if callable(previous):
-                    run.flush(_SIGNAL_TIMEOUT_S)  # the handler decides whether the run goes on
+                    run.flush(_SIGNAL_TIMEOUT_S)  # the handler decides whether the run continues
                 else:
                     run.finish("failed", reason="SIGTERM", timeout_s=_SIGNAL_TIMEOUT_S)
         if callable(previous):
@@ -245,12 +247,12 @@ def _get_sigterm() -> Any:
 
 
 def _put_sigterm(handler: Any) -> None:
-    if threading.current_thread() is threading.main_thread():  # Python allows it there alone
+    if threading.current_thread() is threading.main_thread():  # Python allows it only there
         signal.signal(signal.SIGTERM, handler)
 
 
 _inside: set[int] = set()
-"""Exceptions and signals that a hook of ours is passing on at the moment."""
+"""Exceptions and signals that one of our hooks is passing on right now."""
 
 _HOOKS = (
     _Hook(lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook), _excepthook),

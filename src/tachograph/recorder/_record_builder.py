@@ -1,15 +1,23 @@
-"""Entries in, records out: no files, no threads, no clock but the anchor. Runs in the writer's thread."""
+"""Builds records from buffer items, on the writer thread. No files, no threads, no clock but the wall anchor.
+
+Most items are steps, so they have a fast path: consecutive steps with the same metric names, each later than the one
+before, become one `StepTable`, which is encoded column by column instead of record by record. Everything that does not
+fit (other names, a step that goes back, values that need conversion) is built one record at a time.
+
+Items of a layer above, such as spans, go to the handler that the layer registered. A handler may declare that its items
+can wait until the table around them is complete; otherwise a span per step would cut every table down to one row.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tachograph._base.clock import WallAnchor
-from tachograph.recorder._buffer_items import LOSS_NAMES, BufferItem, DeferredRecord, PendingRecord, StepItem
-from tachograph.recorder._window import ARRAY_CAME_LATE, StepWindow
+from tachograph.recorder._buffer_items import LOSS_NAMES, BufferItem, ItemHandler, PendingRecord, StepItem
+from tachograph.recorder._window import LATE_ARRAY, StepWindow
 from tachograph.records import (
     OMIT,
     RESERVED_FIELDS,
@@ -21,18 +29,20 @@ from tachograph.records import (
     to_plain,
 )
 
-__all__ = ["RecordBuilder"]
+__all__ = ["Encodable", "RecordBuilder"]
 
 Encodable = StepTable | dict[str, Any]
+"""A record, or a table of step records."""
 
-_LOSSES = frozenset(LOSS_NAMES)
-_MOST_PROBLEMS = 200
-_MOST_STEPS = 1 << 62
+_LOSS_NAMES = frozenset(LOSS_NAMES)
+_MAX_PROBLEMS = 200
+_MAX_SHAPES = 256
+_MAX_STEP = 1 << 62
 _OWN_FIELDS = RESERVED_FIELDS | {"global_step", "sec_per_step", "samples_per_sec", "nan_inf_detected"}
 
 
 class RecordBuilder:
-    """Turns what was logged into records, in order."""
+    """Turns buffer items into records, in order."""
 
     def __init__(
         self,
@@ -49,73 +59,86 @@ class RecordBuilder:
         self._counts_steps = True
         self._pace_step: int | None = None
         self._pace_s = 0.0
-        self._told: set[str] = set()
-        self._shapes: dict[tuple[str, ...], tuple[str, ...] | None] = {}
-        self._latest: Mapping[str, Any] | None = None  # those that say the loss
+        self._reported_fields: set[str] = set()
+        self._columns: dict[tuple[str, ...], tuple[str, ...] | None] = {}
+        self._latest: Mapping[str, Any] | None = None  # the last metrics that contain the loss
+        self._handlers: dict[type, ItemHandler] = {}
+        self._deferrable: set[type] = set()
         self.attach: dict[str, Any] = {}
-        """Fields for the next step record, such as the memory in use."""
+        """Fields to add to the next step record, such as the memory in use."""
         self.saw_array = False
-        """Whether an array came in that its owner can still change."""
+        """Whether an array arrived that its owner can still change."""
 
-    def process(self, entries: Iterable[BufferItem]) -> list[Encodable]:
-        """Return the records of some entries. Nothing is kept back but an unfinished window."""
-        pieces: list[Encodable] = []
-        rest = iter(entries)
-        entry = next(rest, None)
-        while entry is not None:
-            if type(entry) is tuple and self._window is None:
-                entry = self._steps(entry, rest, pieces)
+    def add_handler(self, kinds: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
+        """Pass items of some types to a handler.
+
+        Args:
+            kinds: the types, matched exactly.
+            handler: builds their records.
+            deferrable: those of the types whose items may be handled after the steps that follow them.
+        """
+        self._handlers.update(dict.fromkeys(kinds, handler))
+        self._deferrable.update(deferrable)
+
+    def process(self, items: Iterable[BufferItem]) -> list[Encodable]:
+        """Return the records of some items. Only an unfinished window is kept back."""
+        records: list[Encodable] = []
+        rest = iter(items)
+        item = next(rest, None)
+        while item is not None:
+            kind = type(item)
+            if kind is tuple and self._window is None:
+                item = self._build_table(item, rest, records)
                 continue
-            if type(entry) is tuple and self._window is not None:
-                pieces += self._windowed(self._window, *entry)
-            elif type(entry) is PendingRecord:
-                pieces += self._noted(entry)
-            elif isinstance(entry, DeferredRecord) and entry.goes_beside:
-                entry = self._several(entry, rest, pieces)
+            if kind in self._handlers:
+                item = self._handle_run(item, rest, records)
                 continue
-            elif isinstance(entry, DeferredRecord):
-                pieces += self._hosted(entry.notes(self._latest))
-            entry = next(rest, None)
+            if kind is tuple and self._window is not None:
+                records += self._add_to_window(self._window, *item)
+            elif kind is PendingRecord:
+                records += self._build_pending(item)
+            item = next(rest, None)
         if self._window is not None and self._window.is_due:
-            pieces += self._window_record()
-        return pieces
+            records += self._close_window()
+        return records
 
     def finish(self) -> list[Encodable]:
-        """Return what an unfinished window holds."""
-        return self._window_record()
+        """Return the record of an unfinished window."""
+        return self._close_window()
 
-    def _problem(self, problem: ValueProblem, steady_s: float) -> list[Encodable]:
-        """Return a `telemetry_error` record for a problem, the first time it is met."""
-        if problem.where in self._told or len(self._told) > _MOST_PROBLEMS:
+    def _report_problem(self, problem: ValueProblem, steady_s: float) -> list[Encodable]:
+        """Return a `telemetry_error` record for the first problem with a field."""
+        if problem.where in self._reported_fields or len(self._reported_fields) > _MAX_PROBLEMS:
             return []
-        self._told.add(problem.where)
+        self._reported_fields.add(problem.where)
         reason = problem.reason
-        if len(self._told) > _MOST_PROBLEMS:
+        if len(self._reported_fields) > _MAX_PROBLEMS:
             reason += "; problems with further fields are not listed"
         record = {"event": "telemetry_error", "time": self._anchor.wall_s(steady_s), "kind": "value_not_stored"}
         return [{**record, "field": problem.where, "reason": reason[:2000]}]
 
-    # Steps, the fast way: a table of rows with the same names ------------------------------------------------------
+    # Steps as a table ----------------------------------------------------------------------------------------------
 
-    def _steps(self, first: StepItem, rest: Iterator[BufferItem], pieces: list[Encodable]) -> BufferItem | None:
-        """Put a step and those after it that have the same names into a table; return the entry that ends it.
+    def _build_table(self, first: StepItem, rest: Iterator[BufferItem], records: list[Encodable]) -> BufferItem | None:
+        """Build a table of a step and the steps after it with the same names; return the item that ends it.
 
-        This loop is most of what the writer does per step: everything in it is a local.
+        This loop is most of the writer's work per step, so everything in it is a local.
         """
         steady_s, step, metrics = first
         keys = tuple(metrics)
-        names = self._names_of(keys)
+        columns = self._columns_for(keys)
         last_step, last_s = self._pace_step, self._pace_s
-        if names is None or last_step is None or self.attach or not _follows(step, last_step, steady_s, last_s):
-            pieces += self._records(steady_s, step, metrics)
+        if columns is None or last_step is None or self.attach or not _follows(step, last_step, steady_s, last_s):
+            records += self._build_step(steady_s, step, metrics)
             return next(rest, None)
         offset_s, samples = self._anchor.offset_s, self._samples_per_step
         values: list[Any] = []
         append = values.append
-        entry: BufferItem | None = first
-        beside: list[DeferredRecord] = []
+        item: BufferItem | None = first
+        deferred: list[BufferItem] = []
         latest: list[Mapping[str, Any] | None] = []
-        says_loss = not _LOSSES.isdisjoint(keys)
+        deferrable = self._deferrable
+        has_loss = not _LOSS_NAMES.isdisjoint(keys)
         while True:
             num_steps, took_s = step - last_step, steady_s - last_s
             append(offset_s + steady_s)
@@ -125,78 +148,78 @@ class RecordBuilder:
             if samples:
                 append(samples * num_steps / took_s)
             last_step, last_s = step, steady_s
-            entry = next(rest, None)
-            while isinstance(entry, DeferredRecord) and entry.goes_beside:
-                beside.append(entry)
-                latest.append(metrics if says_loss else self._latest)
-                entry = next(rest, None)
-            if type(entry) is not tuple:
+            item = next(rest, None)
+            while type(item) in deferrable:
+                deferred.append(item)
+                latest.append(metrics if has_loss else self._latest)
+                item = next(rest, None)
+            if type(item) is not tuple:
                 break
-            steady_s, step, metrics = entry
+            steady_s, step, metrics = item
             if tuple(metrics) != keys or not _follows(step, last_step, steady_s, last_s):
                 break
         self._step = self._pace_step = last_step
         self._pace_s = last_s
         self._counts_steps = False
-        self._finish_table(names, values, pieces)
-        if beside:
-            pieces += self._hosted(beside[0].notes_of_all(beside, latest))
-        if says_loss:
+        self._finish_table(columns, values, records)
+        if deferred:
+            records += self._handle(deferred, latest)
+        if has_loss:
             self._latest = metrics
-        return entry
+        return item
 
-    def _names_of(self, keys: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Return the names of a table's columns, or None if records with these keys cannot be in one."""
-        if keys not in self._shapes:
-            if len(self._shapes) >= 256:
-                self._shapes.clear()
-            self._shapes[keys] = self._shape(keys)
-        return self._shapes[keys]
+    def _columns_for(self, keys: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return the column names of a table, or None if steps with these metrics cannot be in one."""
+        if keys not in self._columns:
+            if len(self._columns) >= _MAX_SHAPES:
+                self._columns.clear()
+            self._columns[keys] = self._make_columns(keys)
+        return self._columns[keys]
 
-    def _shape(self, keys: tuple[str, ...]) -> tuple[str, ...] | None:
+    def _make_columns(self, keys: tuple[str, ...]) -> tuple[str, ...] | None:
         if not all(type(key) is str and key.isascii() for key in keys) or not _OWN_FIELDS.isdisjoint(keys):
             return None
         own = ("sec_per_step", "samples_per_sec") if self._samples_per_step else ("sec_per_step",)
         return ("time", "global_step", *keys, *own)
 
-    def _finish_table(self, names: tuple[str, ...], values: list[Any], pieces: list[Encodable]) -> None:
-        width = len(names)
-        table = StepTable.encode(names, values, len(values) // width)
+    def _finish_table(self, columns: tuple[str, ...], values: list[Any], records: list[Encodable]) -> None:
+        width = len(columns)
+        table = StepTable.encode(columns, values, len(values) // width)
         if table is not None:
-            pieces.append(table)
+            records.append(table)
             return
         for start in range(0, len(values), width):
-            row = dict(zip(names, values[start : start + width], strict=True))
-            pieces += self._finished({"event": "step", **row}, self._pace_s)
+            row = dict(zip(columns, values[start : start + width], strict=True))
+            records += self._finish_step({"event": "step", **row}, self._pace_s)
 
-    # Steps, one by one ---------------------------------------------------------------------------------------------
+    # Steps one by one ----------------------------------------------------------------------------------------------
 
-    def _records(self, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Encodable]:
-        pieces: list[Encodable] = []
-        if not _LOSSES.isdisjoint(metrics):
+    def _build_step(self, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Encodable]:
+        records: list[Encodable] = []
+        if not _LOSS_NAMES.isdisjoint(metrics):
             self._latest = metrics
-        self._step = number = self._number(step, metrics, steady_s, pieces)
+        self._step = number = self._resolve_step(step, metrics, steady_s, records)
         record: dict[str, Any] = {"event": "step", "time": self._anchor.wall_s(steady_s), "global_step": number}
-        record.update((_own_name(name), value) for name, value in metrics.items())
+        record.update((_escape_reserved(name), value) for name, value in metrics.items())
         record["global_step"] = number
         self._add_pace(record, number, steady_s)
-        return pieces + self._finished(record, steady_s)
+        return records + self._finish_step(record, steady_s)
 
-    def _finished(self, record: dict[str, Any], steady_s: float) -> list[Encodable]:
-        """Make the values plain, mark what is not finite, attach what waits."""
+    def _finish_step(self, record: dict[str, Any], steady_s: float) -> list[Encodable]:
+        """Convert the values, mark the record if one is not finite, and attach pending fields."""
         problems: list[ValueProblem] = []
-        record = self._plain(record, problems)
+        record = self._convert(record, problems)
         if self.attach:
             for name, value in self.attach.items():
                 record.setdefault(name, value)
             self.attach = {}
         record.setdefault("nan_inf_detected", any(map(_is_not_finite, record.values())))
-        pieces: list[Encodable] = [record]
+        records: list[Encodable] = [record]
         for problem in problems:
-            pieces += self._problem(problem, steady_s)
-        return pieces
+            records += self._report_problem(problem, steady_s)
+        return records
 
-    def _plain(self, record: dict[str, Any], problems: list[ValueProblem]) -> dict[str, Any]:
+    def _convert(self, record: dict[str, Any], problems: list[ValueProblem]) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for name, value in record.items():
             if not name.isascii():
@@ -205,35 +228,35 @@ class RecordBuilder:
                 result[name] = value
                 continue
             if is_array(value):
-                # A numpy array that came the fast way: its owner may have changed it since. Missing beats wrong.
+                # A numpy array that took the fast path: its owner may have changed it since. Missing beats wrong.
                 self.saw_array = True
-                problems.append(ValueProblem(name, ARRAY_CAME_LATE))
+                problems.append(ValueProblem(name, LATE_ARRAY))
                 continue
             converted = to_plain(value, name, problems)
             if converted is not OMIT:
                 result[name] = converted
         return result if all(map(is_frozen, result.values())) else mask_mapping(result)
 
-    def _number(self, step: Any, metrics: dict[str, Any], steady_s: float, pieces: list[Encodable]) -> int:
-        """Settle the step's number; see `Run.log` for the rule."""
+    def _resolve_step(self, step: Any, metrics: dict[str, Any], steady_s: float, records: list[Encodable]) -> int:
+        """Return the number of a step; see `Run.log` for the rule."""
         given = metrics.get("global_step") if step is None else step
         if given is not None:
             try:
                 number = given.item() if hasattr(given, "item") else given
                 whole = int(number)
-                if (whole != number and not isinstance(number, str)) or not -_MOST_STEPS < whole < _MOST_STEPS:
+                if (whole != number and not isinstance(number, str)) or not -_MAX_STEP < whole < _MAX_STEP:
                     raise ValueError(number)
                 self._counts_steps = False
                 return whole
-            except Exception:  # noqa: BLE001 - whatever was given as a step
-                reason = f"step={given!r:.80} is not a step; the record got the one that was due instead"
-                pieces += self._problem(ValueProblem("global_step", reason), steady_s)
+            except Exception:  # noqa: BLE001 - the caller may pass any object as a step
+                reason = f"step={given!r:.80} is not an integer; the record got the next step number instead"
+                records += self._report_problem(ValueProblem("global_step", reason), steady_s)
         if self._step is None:
             return 0
         return self._step + 1 if self._counts_steps else self._step
 
     def _add_pace(self, record: dict[str, Any], step: int, steady_s: float) -> None:
-        """Add the time per step since the record before; after a first step or a step back there is none."""
+        """Add the time per step since the previous record; a first step and a step back have none."""
         if self._pace_step is not None and step > self._pace_step and steady_s > self._pace_s:
             sec_per_step = (steady_s - self._pace_s) / (step - self._pace_step)
             record.setdefault("sec_per_step", sec_per_step)
@@ -244,23 +267,25 @@ class RecordBuilder:
 
     # Windows of steps ----------------------------------------------------------------------------------------------
 
-    def _windowed(self, window: StepWindow, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Encodable]:
-        pieces: list[Encodable] = []
-        if not _LOSSES.isdisjoint(metrics):
+    def _add_to_window(
+        self, window: StepWindow, steady_s: float, step: Any, metrics: dict[str, Any]
+    ) -> list[Encodable]:
+        records: list[Encodable] = []
+        if not _LOSS_NAMES.isdisjoint(metrics):
             self._latest = metrics
-        self._step = number = self._number(step, metrics, steady_s, pieces)
+        self._step = number = self._resolve_step(step, metrics, steady_s, records)
         if window.must_close_before(number):
-            pieces += self._window_record()
+            records += self._close_window()
         window.add(number, steady_s, metrics)
-        return pieces
+        return records
 
-    def _window_record(self) -> list[Encodable]:
+    def _close_window(self) -> list[Encodable]:
         window = self._window
         if window is None or window.num_logs == 0:
             return []
         step, steady_s = window.last_step, window.last_s
         record: dict[str, Any] = {"event": "step", "time": self._anchor.wall_s(steady_s), "global_step": step}
-        record.update((_own_name(name), value) for name, value in window.summary().items())
+        record.update((_escape_reserved(name), value) for name, value in window.summary().items())
         record["global_step"] = step
         self._add_pace(record, step, steady_s)
         if window.num_not_finite:
@@ -268,51 +293,61 @@ class RecordBuilder:
         self.saw_array = self.saw_array or window.saw_array
         problems = window.problems
         window.clear()
-        pieces = self._finished(record, steady_s)
+        records = self._finish_step(record, steady_s)
         for problem in problems:
-            pieces += self._problem(problem, steady_s)
-        return pieces
+            records += self._report_problem(problem, steady_s)
+        return records
 
-    # Everything else -----------------------------------------------------------------------------------------------
+    # Other items ---------------------------------------------------------------------------------------------------
 
-    def _hosted(self, notes: Iterable[PendingRecord]) -> list[Encodable]:
-        return [piece for note in notes for piece in self._noted(note)]
+    def _handle_run(self, first: BufferItem, rest: Iterator[BufferItem], records: list[Encodable]) -> BufferItem | None:
+        """Pass an item and those after it that have a handler to their handlers; return the item that ends the run."""
+        items = [first]
+        item = next(rest, None)
+        while type(item) in self._handlers:
+            items.append(item)
+            item = next(rest, None)
+        records += self._handle(items, [self._latest] * len(items))
+        return item
 
-    def _several(self, first: DeferredRecord, rest: Iterator[BufferItem], pieces: list[Encodable]) -> BufferItem | None:
-        """Handle guests that come one after the other, all at once; return the entry that ends them."""
-        guests = [first]
-        entry = next(rest, None)
-        while isinstance(entry, DeferredRecord) and entry.goes_beside:
-            guests.append(entry)
-            entry = next(rest, None)
-        pieces += self._hosted(first.notes_of_all(guests, itertools.repeat(self._latest)))
-        return entry
+    def _handle(self, items: Sequence[BufferItem], latest: Sequence[Mapping[str, Any] | None]) -> list[Encodable]:
+        handlers = {self._handlers[kind] for kind in set(map(type, items))}
+        if len(handlers) == 1:
+            built = handlers.pop().handle(items, latest)
+        else:  # keep the order: pass on runs of items with the same handler
+            built = []
+            start = 0
+            for handler, run in itertools.groupby(map(self._handlers.__getitem__, map(type, items))):
+                stop = start + len(list(run))
+                built += handler.handle(items[start:stop], latest[start:stop])
+                start = stop
+        return [record for pending in built for record in self._build_pending(pending)]
 
-    def _noted(self, note: PendingRecord) -> list[Encodable]:
-        pieces: list[Encodable] = []
-        if note.event == "control_change" and note.fields.get("name") == "log_every":
-            pieces += self._window_record()
-            log_every = int(note.fields["new"])
+    def _build_pending(self, pending: PendingRecord) -> list[Encodable]:
+        records: list[Encodable] = []
+        if pending.event == "control_change" and pending.fields.get("name") == "log_every":
+            records += self._close_window()
+            log_every = int(pending.fields["new"])
             self._window = StepWindow(log_every) if log_every > 1 else None
-        elif note.event == "end":
-            pieces += self._window_record()
+        elif pending.event == "end":
+            records += self._close_window()
         problems: list[ValueProblem] = []
-        record: dict[str, Any] = {"event": note.event, "time": self._anchor.wall_s(note.steady_s)}
-        if note.event == "profile" and self._step is not None:
-            record["global_step"] = self._step  # which those who collect beside the loop do not know
-        record.update((_own_name(name), value) for name, value in note.fields.items())
-        pieces.append(self._plain(record, problems))
+        record: dict[str, Any] = {"event": pending.event, "time": self._anchor.wall_s(pending.steady_s)}
+        if pending.event == "profile" and self._step is not None:
+            record["global_step"] = self._step  # collectors run beside the loop and do not know the step
+        record.update((_escape_reserved(name), value) for name, value in pending.fields.items())
+        records.append(self._convert(record, problems))
         for problem in problems:
-            pieces += self._problem(problem, note.steady_s)
-        return pieces
+            records += self._report_problem(problem, pending.steady_s)
+        return records
 
 
 def _follows(step: Any, last_step: int, steady_s: float, last_s: float) -> bool:
-    """Tell whether a step comes after another, so that the time between them is a pace."""
-    return type(step) is int and 0 < step - last_step < _MOST_STEPS and steady_s > last_s
+    """Return whether a step comes after another, so that the time between them is a pace."""
+    return type(step) is int and 0 < step - last_step < _MAX_STEP and steady_s > last_s
 
 
-def _own_name(name: Any) -> str:
+def _escape_reserved(name: Any) -> str:
     text = name if isinstance(name, str) else str(name)
     return f"{text}_" if text in RESERVED_FIELDS else text
 

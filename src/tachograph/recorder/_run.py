@@ -1,4 +1,11 @@
-"""`Run`: what a training loop talks to."""
+"""`Run`: the object that a training loop logs to.
+
+How `log` stays cheap: it copies the caller's dict and appends one tuple to a deque; the writer thread does the rest.
+The deque is reached through `_buffer`. Whenever a call needs more care (the run has ended, a control change is waiting,
+arrays have to be copied), `_buffer` is replaced by an object that always reports itself full. `log` then takes the slow
+path without testing any of those conditions itself: the one length check that it makes anyway covers them all. The
+writer thread, a signal handler or a forked child can divert the training thread this way with a single assignment.
+"""
 
 from __future__ import annotations
 
@@ -7,48 +14,80 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from gc import is_tracked
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal
 
 from tachograph._base.clock import Clock, SystemClock
-from tachograph._base.guard import guard
+from tachograph._base.guard import guard, warn
 from tachograph.journal import RunFolder
 from tachograph.recorder._backend import Backend, Collector, Follower, SpanRecorder
+from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE
 from tachograph.recorder._completion_rows import completion_fields, completion_row
-from tachograph.recorder._control import Control, Number
+from tachograph.recorder._control import Control, ControlPanel, Number
 from tachograph.recorder._errors import error_fields
-from tachograph.recorder._intake import Intake
 from tachograph.recorder._system import SystemSampler
-from tachograph.records import LazyValue, ValueProblem, freeze
+from tachograph.records import LazyValue, ValueProblem, freeze, is_array
 from tachograph.settings import Settings
 
 __all__ = ["DisabledRun", "RankRun", "Run"]
 
+_NUM_CAREFUL_CALLS = 64
+"""Calls at the start of a run that look for arrays; a loop that logs arrays usually does so from the start."""
 
-class Run(Intake):
-    """A run being recorded. Made by `tachograph.init`; ends with `finish`, or as a context manager.
+_YIELD_S = 0.0005
+_STUCK_AFTER_S = 0.25
+
+
+class _SlowPath:
+    """Replaces the buffer and always reports itself full, so that `log` takes the slow path."""
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def append(self, _item: object) -> None:
+        """Never called: `log` appends nothing to a full buffer."""
+
+
+_SLOW_PATH = _SlowPath()
+
+
+class Run:
+    """A run that is being recorded. Created by `tachograph.init`; ends with `finish`, or as a context manager.
 
     Attributes:
-        name: the run's name, which is that of its folder.
-        id: the same for all attempts of a resumed run.
-        folder: where each file of the run lies, or None if the run is not recorded.
+        name: the name of the run and of its folder.
+        id: the id of the run, the same for all attempts of a resumed run.
+        status: `running`, `finished` or `failed`.
+        folder: the paths of the run's files, or None if the run is not recorded.
         resumed: whether earlier attempts are in the same journal.
-        facts: what the `start` record says.
-        companion: what records spans into the run, once there are any.
-        sources: what else collects for the run, and is asked about every second and at its end.
+        facts: the fields of the `start` record.
+        span_recorder: records spans into the run, once there are any.
+        collectors: objects that gather data beside the loop; polled about every second and when the run ends.
     """
 
     __slots__ = (
         "__weakref__",
+        "_buffer",
         "_followers",
+        "_has_warned",
+        "_is_forked",
+        "_num_careful_calls",
         "_on_finish",
+        "_panel",
         "_sampler",
+        "_settings",
+        "backend",
+        "clock",
         "collectors",
         "facts",
         "folder",
         "id",
+        "name",
         "resumed",
         "span_recorder",
+        "status",
     )
 
     def __init__(
@@ -56,23 +95,38 @@ class Run(Intake):
         name: str,
         *,
         settings: Settings,
-        writer: Backend | None,
+        backend: Backend | None,
         run_id: str = "",
         folder: RunFolder | None = None,
         resumed: bool = False,
         clock: Clock | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(name, settings, writer, clock or SystemClock())
-        self.facts = facts or {}
-        self.span_recorder: SpanRecorder | None = None
-        self.collectors: list[Collector] = []
+        self.name = name
         self.id = run_id
+        self.status: Literal["running", "finished", "failed"] = "running"
         self.folder = folder
         self.resumed = resumed
+        self.facts = facts or {}
+        self.clock = clock or SystemClock()
+        self.backend = backend
+        self.span_recorder: SpanRecorder | None = None
+        self.collectors: list[Collector] = []
+        self._settings = settings
+        self._buffer: Any = _SLOW_PATH
+        self._num_careful_calls = _NUM_CAREFUL_CALLS
+        self._is_forked = False
+        self._has_warned = False
+        self._followers: list[Follower] = []
         self._sampler: SystemSampler | None = None
         self._on_finish: Any = None
-        self._followers: list[Follower] = []
+        self._panel = ControlPanel(
+            gap_s=settings.control_gap_s,
+            steady_s=self.clock.steady_s,
+            add_record=self._add_record,
+            divert_training=self._use_slow_path,
+        )
+        self._panel.add_log_every(settings.log_every)
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.status if self.enabled else 'disabled'}, {self.path!r})"
@@ -80,19 +134,125 @@ class Run(Intake):
     @property
     def enabled(self) -> bool:
         """Whether anything is recorded."""
-        return self._writer is not None
+        return self.backend is not None
 
     @property
     def path(self) -> str | None:
-        """The run's folder as a text, or None if the run is not recorded."""
+        """The path of the run's folder, or None if the run is not recorded."""
         return None if self.folder is None else str(self.folder.path)
 
     @property
     def log_every(self) -> int:
-        """Steps per step record, as it is now."""
+        """The current number of steps per step record."""
         return self._panel.log_every
 
-    # Logging -------------------------------------------------------------------------------------------------------
+    # Logging steps -------------------------------------------------------------------------------------------------
+
+    def log(
+        self, metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: Any = None, **named: Any
+    ) -> None:
+        """Record metrics of a training step. Costs well under a microsecond, never waits and never raises.
+
+        Args:
+            metrics: names and values: numbers, bools, strings, numpy scalars, 0-d tensors, nested dicts of these.
+            step: the global step. Without it, calls are counted from 0; once a step was given, a call without one
+                belongs to that step.
+            named: metrics as keyword arguments.
+
+        Example:
+            >>> run.log({"train_loss": loss, "lr": lr}, step=step)
+            >>> run.log(train_loss=loss, step=step)
+        """
+        # The hot path. `named |= metrics` is the copy that keeps a dict the caller reuses from changing under us. A
+        # dict that the garbage collector does not track holds only numbers and strings: nothing that can change, and
+        # no tensor that would keep a graph alive. (Where that is unknown, as on PyPy, the slow path is taken.)
+        try:
+            named |= metrics
+            buffer = self._buffer
+            # 4096 is BACKPRESSURE_SIZE: a constant is faster to load than a name.
+            if len(buffer) > 4096 or is_tracked(named) or (step is not None and type(step) is not int):
+                self._log_slow(named, step)
+            else:
+                buffer.append((perf_counter(), step, named))
+        except Exception as fault:  # noqa: BLE001 - training continues whatever was passed
+            self._reject_metrics(fault, metrics)
+
+    def _log_slow(self, metrics: dict[str, Any], step: Any) -> None:
+        """Log with every check that the fast path leaves out."""
+        backend = self.backend
+        if backend is None:
+            return
+        if self.status != "running" or self._is_forked:
+            self._warn_not_recording()
+            return
+        if self._panel.has_ready:
+            self._panel.apply()
+        if self._num_careful_calls or backend.saw_array or is_tracked(metrics):
+            if self._num_careful_calls:
+                # The count stops at an array: then every call of this run is checked.
+                self._num_careful_calls -= not any(map(is_array, metrics.values()))
+            metrics = freeze(metrics)
+        if step is not None and type(step) is not int:
+            step = freeze({"global_step": step}).get("global_step", step)
+        if self.make_room(backend):
+            backend.buffer.append((self.clock.steady_s(), step, metrics))
+        else:
+            backend.losses.add("the buffer was full")
+        self._choose_path()
+
+    def make_room(self, backend: Backend) -> bool:
+        """Apply backpressure if the buffer is filling up; return whether there is room for one more item.
+
+        Gives the interpreter to a writer that is draining the buffer, but never waits for one that is stuck. Only a
+        loop that does nothing but log gets here: it fills the buffer faster than any disk accepts data, and runs at
+        the disk's pace rather than losing records.
+        """
+        buffer, size = backend.buffer, self._settings.buffer_size
+        if len(buffer) > BACKPRESSURE_SIZE:
+            backend.wake()
+            time.sleep(0)
+            while len(buffer) >= size and time.monotonic() < backend.drained_s + _STUCK_AFTER_S:
+                time.sleep(_YIELD_S)
+        return len(buffer) < size
+
+    def _choose_path(self) -> None:
+        """Open the fast path unless something requires the slow one for every call."""
+        backend = self.backend
+        is_fast = (
+            self.status == "running"
+            and not self._is_forked
+            and not self._num_careful_calls
+            and not (backend is not None and backend.saw_array)
+            and not self._panel.has_ready
+            and self._settings.buffer_size >= BACKPRESSURE_SIZE
+            and type(self.clock) is SystemClock
+        )
+        self._buffer = backend.buffer if backend is not None and is_fast else _SLOW_PATH
+
+    def _use_slow_path(self) -> None:
+        """Make the next `log` take the slow path. Called by the writer thread."""
+        self._buffer = _SLOW_PATH
+
+    def _reject_metrics(self, fault: Exception, metrics: object) -> None:
+        backend = self.backend
+        if isinstance(fault, (TypeError, ValueError)) and not isinstance(metrics, Mapping):
+            if backend is not None:
+                backend.losses.add(f"log() expects a dict of metrics, got {type(metrics).__name__}")
+            return
+        guard.report("logging a step", fault)
+        if backend is not None:
+            backend.losses.add("a fault inside telemetry")
+        if guard.strict:
+            raise fault
+
+    def _warn_not_recording(self) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        why = "belongs to the parent of this forked process" if self._is_forked else f"has {self.status}"
+        warn("run %r %s: further records are dropped; call tachograph.init() to start a new run", self.name, why)
+
+    # Logging other records -----------------------------------------------------------------------------------------
 
     def log_epoch(self, epoch: int, metrics: Mapping[str, Any] | None = None, *, step: int | None = None) -> None:
         """Record the end of an epoch, with its metrics."""
@@ -104,14 +264,14 @@ class Run(Intake):
     ) -> None:
         """Record results on held-out data; ``{"loss": …}`` becomes ``val_loss``."""
         with guard("logging a validation"):
-            self._add_metrics("validation", {"epoch": epoch}, _prefixed(metrics, prefix), step)
+            self._add_metrics("validation", {"epoch": epoch}, _add_prefix(metrics, prefix), step)
 
     def log_test(
         self, metrics: Mapping[str, Any], *, step: int | None = None, epoch: int | None = None, prefix: str = "test_"
     ) -> None:
         """Record results on test data; ``{"loss": …}`` becomes ``test_loss``."""
         with guard("logging a test"):
-            self._add_metrics("test", {"epoch": epoch}, _prefixed(metrics, prefix), step)
+            self._add_metrics("test", {"epoch": epoch}, _add_prefix(metrics, prefix), step)
 
     def log_checkpoint(
         self,
@@ -121,15 +281,15 @@ class Run(Intake):
         is_best: bool = False,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record that a checkpoint was saved, with its size if the file is there."""
+        """Record that a checkpoint was saved, with its size if it is a file."""
         with guard("logging a checkpoint"):
-            place = os.path.abspath(path)  # looked at later, when the loop may have changed its folder
+            place = os.path.abspath(path)  # the size is read later, when the loop may have changed its folder
             size_bytes = LazyValue(lambda: os.path.getsize(place) if os.path.isfile(place) else None)
             fields = {"checkpoint_path": os.fspath(path), "is_best": is_best, "size_bytes": size_bytes}
             self._add_metrics("checkpoint", fields, metrics, step)
 
     def event(self, name: str, /, *, step: int | None = None, **attributes: Any) -> None:
-        """Record that something happened: ``run.event("curriculum_switch", stage=2)``."""
+        """Record an event: ``run.event("curriculum_switch", stage=2)``."""
         with guard("logging an event"):
             self._add_metrics("event", {"name": name}, attributes, step)
 
@@ -143,19 +303,55 @@ class Run(Intake):
     ) -> None:
         """Record samples as rows of a table, such as ``[{"prompt": …, "completion": …, "reward": 0.5}]``.
 
-        Texts are cut at 8,000 characters and a record holds about a megabyte, the newest rows; what does not fit is
-        counted in it. `tachograph.Completions` calls this every so many steps.
+        Texts are cut at 8,000 characters, and a record holds about a megabyte: the newest rows are kept, and the record
+        counts the others. `tachograph.Completions` collects rows and calls this at an interval.
         """
         with guard("logging completions"):
-            if self._writer is not None:
-                settled = [completion_row(row) for row in rows]
-                if settled or num_dropped:
-                    self._add_record("completions", completion_fields(settled, step, table, num_dropped))
+            if self.backend is not None:
+                frozen = [completion_row(row) for row in rows]
+                if frozen or num_dropped:
+                    self._add_record("completions", completion_fields(frozen, step, table, num_dropped))
 
     def log_error(self, error: BaseException, *, fatal: bool = False, where: str | None = None) -> None:
         """Record an exception of the training code with its traceback."""
         with guard("logging an error"):
             self._add_record("error", error_fields(error, fatal=fatal, where=where))
+
+    def report_error(self, kind: str, field: str, reason: str) -> None:
+        """Record a fault of telemetry itself as a `telemetry_error`."""
+        if self.status == "running":
+            self._add_record("telemetry_error", {"kind": kind, "field": field, "reason": reason})
+
+    def _add_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
+        if self.backend is None:
+            return
+        if metrics is not None and not isinstance(metrics, Mapping):
+            metrics = {"metrics": ValueProblem("metrics", f"expected a dict, got {type(metrics).__name__}")}
+        given = {name: value for name, value in {**fields, "global_step": step}.items() if value is not None}
+        theirs = {f"{name}_" if name in given else name: value for name, value in (metrics or {}).items()}
+        self._add_record(event, freeze({**given, **theirs}))
+
+    def _add_record(self, event: str, fields: dict[str, Any]) -> None:
+        if self.backend is None:
+            return
+        if self.status != "running" or self._is_forked:
+            self._warn_not_recording()
+            return
+        self.backend.add_record(event, fields)
+
+    def _add_system_sample(self, sample: dict[str, Any]) -> None:
+        if self.status == "running" and self.backend is not None:
+            self.backend.add_record("system", sample)
+
+    def print_line(self, line: str) -> None:
+        """Print a line for the person who watches the run."""
+        if not self._settings.console:
+            return
+        # A closed pipe or an ASCII-only terminal must not stop a training run.
+        with contextlib.suppress(OSError, ValueError):
+            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+            text = line.encode(encoding, "backslashreplace").decode(encoding)
+            print(f"[telemetry] {text}", flush=True)  # noqa: T201 - the run's own output
 
     # Control -------------------------------------------------------------------------------------------------------
 
@@ -167,10 +363,10 @@ class Run(Intake):
         min: Number | None = None,  # noqa: A002
         max: Number | None = None,  # noqa: A002
     ) -> Control[Number]:
-        """Register a value that a reader may change within bounds while the run goes on.
+        """Register a value that a reader may change within bounds while the run is active.
 
         Raises:
-            ControlError: if the name is taken or the value is not within its bounds.
+            ControlError: if the name is taken or the value is outside its bounds.
 
         Example:
             >>> lr_scale = run.control("lr_scale", 1.0, min=0.1, max=10)
@@ -180,30 +376,55 @@ class Run(Intake):
 
     @property
     def should_stop(self) -> bool:
-        """Whether a reader asked the run to stop; stays true.
+        """Whether a reader requested the run to stop; stays true.
 
-        In a distributed job only rank 0 hears of it: pass it on to the others before you act on it.
+        In a distributed job only rank 0 receives requests: broadcast the value to the other ranks before you act on it.
         """
-        return self._panel.stop is not None and self._panel.take_stop()
+        return self._panel.stop is not None and self._panel.accept_stop()
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether a reader asked for a checkpoint: true once for each request, on rank 0 alone."""
-        return self._panel.checkpoint is not None and self._panel.take_checkpoint()
+        """Whether a reader requested a checkpoint: true once for each request, on rank 0 alone."""
+        return self._panel.checkpoint is not None and self._panel.accept_checkpoint()
 
-    def refuse(self, reason: str) -> None:
-        """Answer a request to stop or to save with a no, on behalf of a loop that cannot hear of it."""
+    def reject_requests(self, reason: str) -> None:
+        """Reject pending stop and checkpoint requests, on behalf of a loop that cannot handle them."""
         if self._panel.stop is not None or self._panel.checkpoint is not None:
-            self._panel.refuse(reason)
+            self._panel.reject_pending(reason)
+
+    # Collectors and followers --------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Record what the collectors have gathered. Called by the writer thread."""
+        for collector in list(self.collectors):
+            collector.collect()
+
+    def add_follower(self, follower: Follower) -> None:
+        """Start a follower of the journal, which is stopped when the run ends, within the deadline."""
+        self._followers.append(follower)
+        follower.start()
+
+    def remove_follower(self, follower: Follower) -> None:
+        """Stop a follower of the journal, within the deadline."""
+        if follower in self._followers:
+            self._followers.remove(follower)
+            follower.close(self._settings.exit_timeout_s)
+
+    def _move(self, folder: RunFolder, reason: str) -> None:
+        """Continue in another folder, because another process took the first one."""
+        self.folder, self.name = folder, folder.name
+        for follower in self._followers:
+            follower.move(folder)
+        self.print_line(reason)
 
     # The end -------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until what was logged is in the file; return whether it is within the time given."""
-        writer = self._writer
-        if writer is None or self._is_forked or self.status != "running":
+        """Wait until everything logged so far is in the file; return False if the timeout came first."""
+        backend = self.backend
+        if backend is None or self._is_forked or self.status != "running":
             return True
-        return writer.flush(self._settings.exit_timeout_s if timeout_s is None else timeout_s)
+        return backend.flush(self._settings.exit_timeout_s if timeout_s is None else timeout_s)
 
     def finish(
         self,
@@ -212,57 +433,41 @@ class Run(Intake):
         reason: str | None = None,
         timeout_s: float | None = None,
     ) -> bool:
-        """End the run: write what waits, within a deadline; return whether all of it was written.
+        """End the run: write all pending records, within a deadline; return whether all of them were written.
 
-        Calling it again only waits for what a first call is still writing, as a signal handler does.
+        A second call only waits for the first one to finish writing, as a signal handler does.
         """
         timeout_s = self._settings.exit_timeout_s if timeout_s is None else timeout_s
         if self.status != "running" or self._is_forked:
-            return self._is_forked or self._writer is None or self._writer.close(timeout_s)
+            return self._is_forked or self.backend is None or self.backend.close(timeout_s)
         if self._sampler is not None:
             self._sampler.stop()
         if self.span_recorder is not None:
             with guard("closing spans"):
                 self.span_recorder.close()
-        for source in list(self.collectors):
-            with guard("recording what was collected"):
-                source.close()
+        for collector in list(self.collectors):
+            with guard("collecting"):
+                collector.close()
         deadline_s = time.monotonic() + timeout_s
         fields = {"status": status, "reason": reason}
         self._add_record("end", {name: value for name, value in fields.items() if value is not None})
         self.status = status
-        self._take_detour()
+        self._use_slow_path()
         written = True
-        if self._writer is not None:
-            written = self._writer.close(timeout_s)
+        if self.backend is not None:
+            written = self.backend.close(timeout_s)
             if not written:
                 how = f" within {timeout_s:g} s" if time.monotonic() >= deadline_s else ""
                 self.print_line(f"the last records of {self.name!r} could not be written{how}")
         for follower in self._followers:
-            follower.close(0)  # all of them first, so that one that hangs takes no time from the others
+            follower.close(0)  # stop all of them first, so that one that hangs takes no time from the others
         for follower in self._followers:
             if not follower.close(deadline_s - time.monotonic()):
-                self.print_line(f"{follower.name} did not take all records of {self.name!r}; they are in the journal")
+                self.print_line(f"{follower.name} did not receive all records of {self.name!r}; the journal has them")
         if self._on_finish is not None:
-            with guard("taking back hooks"):
+            with guard("removing hooks"):
                 self._on_finish(self)
         return written
-
-    def collect(self) -> None:
-        """Record what was collected since the last time. Called by the writer's thread."""
-        for source in list(self.collectors):
-            source.collect()
-
-    def add_follower(self, follower: Follower) -> None:
-        """Start something that follows the journal until the run ends, and stop it then, within the deadline."""
-        self._followers.append(follower)
-        follower.start()
-
-    def remove_follower(self, follower: Follower) -> None:
-        """Stop something that follows the journal, within the deadline."""
-        if follower in self._followers:
-            self._followers.remove(follower)
-            follower.close(self._settings.exit_timeout_s)
 
     def __enter__(self) -> Run:
         return self
@@ -280,58 +485,22 @@ class Run(Intake):
         self.log_error(error, fatal=True)
         self.finish("failed", reason=type(error).__name__)
 
-    # Inside --------------------------------------------------------------------------------------------------------
-
-    def _add_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
-        if self._writer is None:
-            return
-        if metrics is not None and not isinstance(metrics, Mapping):
-            metrics = {"metrics": ValueProblem("metrics", f"a dict was expected, got {type(metrics).__name__}")}
-        given = {name: value for name, value in {**fields, "global_step": step}.items() if value is not None}
-        theirs = {f"{name}_" if name in given else name: value for name, value in (metrics or {}).items()}
-        self._add_record(event, freeze({**given, **theirs}))
-
-    def _moved(self, folder: RunFolder, reason: str) -> None:
-        self.folder, self.name = folder, folder.name
-        for follower in self._followers:
-            follower.move(folder)
-        self.print_line(reason)
-
-    def _take_sample(self, sample: dict[str, Any]) -> None:
-        if self.status == "running" and self._writer is not None:
-            self._writer.add_record("system", sample)
-
-    def report_error(self, kind: str, field: str, reason: str) -> None:
-        """Record a fault of telemetry itself."""
-        if self.status == "running":
-            self._add_record("telemetry_error", {"kind": kind, "field": field, "reason": reason})
-
-    def print_line(self, line: str) -> None:
-        """Print a line for the person who watches the run."""
-        if not self._settings.console:
-            return
-        # A closed pipe or a terminal that knows only ASCII is no reason to stop a training run.
-        with contextlib.suppress(OSError, ValueError):
-            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-            text = line.encode(encoding, "backslashreplace").decode(encoding)
-            print(f"[telemetry] {text}", flush=True)  # noqa: T201 - the lines users know
-
-    def _forget_parent(self) -> None:
-        """In a forked child: this run is the parent's."""
+    def _detach_from_parent(self) -> None:
+        """In a forked child: stop recording, because the run belongs to the parent."""
         self._is_forked = True
-        self._take_detour()
+        self._use_slow_path()
         self._sampler = None
         self._followers = []
         if self.span_recorder is not None:
             self.span_recorder.forget()
-        for source in list(self.collectors):
-            source.forget()
-        if self._writer is not None:
-            self._writer.abandon()
+        for collector in list(self.collectors):
+            collector.forget()
+        if self.backend is not None:
+            self.backend.abandon()
 
 
 class DisabledRun(Run):
-    """A run that takes everything and records nothing, at next to no cost."""
+    """A run that accepts everything and records nothing, at almost no cost."""
 
     __slots__ = ()
 
@@ -340,9 +509,9 @@ class DisabledRun(Run):
 
 
 class RankRun(Run):
-    """The run as a rank other than the first sees it: spans, events and errors go into a journal of its own.
+    """The run on a rank other than 0: spans, events and errors go into a journal of the rank's own.
 
-    Metrics are rank 0's, for they are the same for all ranks or were reduced over them.
+    Metrics are dropped: they are equal on all ranks or already reduced, and rank 0 records them.
     """
 
     __slots__ = ()
@@ -358,7 +527,7 @@ class RankRun(Run):
             super()._add_metrics(event, fields, metrics, step)
 
 
-def _prefixed(metrics: Any, prefix: str) -> Any:
+def _add_prefix(metrics: Any, prefix: str) -> Any:
     """Give each name the prefix unless it has one; ``val/loss`` counts as having ``val_``."""
     if not isinstance(metrics, Mapping):
         return metrics

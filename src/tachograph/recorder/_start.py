@@ -1,4 +1,4 @@
-"""From settings and facts to a run that records, and the run that is current."""
+"""Starting a run: from settings and facts to a `Run` with its writer. Also finds the current run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.journal import Claim, claim_run_folder, read_records, this_process
 from tachograph.reader import overview
 from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
-from tachograph.recorder._files import RunFiles, Tell
+from tachograph.recorder._files import ReportError, RunFiles
 from tachograph.recorder._live_diagnostics import LiveDiagnostics
 from tachograph.recorder._process import latest_run, live_runs, watch
 from tachograph.recorder._rank_files import RankFiles
@@ -41,25 +41,25 @@ def start_run(
     any_rank: bool = False,
     rules: Mapping[str, RuleSettings] | None = None,
 ) -> Run:
-    """Claim the folder, write the `start` record and return the run, which is the current one from now on."""
+    """Claim the folder, write the `start` record and return the run, which becomes the current one."""
     problems: list[ValueProblem] = []
     snapshot = _snapshot(config, problems)
     known = {**config_facts(snapshot), **(facts or {})}
     rank = 0 if any_rank else ranks.rank()
     run: Run
     if not settings.enabled:
-        run = DisabledRun(name, settings=settings, writer=None, facts=known)
+        run = DisabledRun(name, settings=settings, backend=None, facts=known)
         watch(run, hooks=False)
         return run
     if rank > 0:
-        run = _record_rank(name, rank, settings, known)
+        run = _start_rank(name, rank, settings, known)
         watch(run, hooks=settings.hooks)
         return run
     claim = claim_run_folder(settings.log_dir, name, resume=resume)
     try:
         own = {"tags": [str(tag) for tag in tags], "config": snapshot}
         start = {**known, **own}
-        run = _record(claim, settings, start, problems, rules)
+        run = _start_recording(claim, settings, start, problems, rules)
     except BaseException:
         claim.release()
         raise
@@ -67,7 +67,7 @@ def start_run(
     return run
 
 
-def _record(
+def _start_recording(
     claim: Claim,
     settings: Settings,
     start: dict[str, Any],
@@ -79,37 +79,39 @@ def _record(
     first = _first_start(claim) if claim.resumed else {}
     run_id = str(first.get("run_id") or os.urandom(8).hex())
     anchor = WallAnchor(clock)
-    pipeline = RecordBuilder(
+    builder = RecordBuilder(
         anchor,
         log_every=settings.log_every,
         samples_per_step=samples_per_step(start),
         last_step=overview(folder).step if claim.resumed else None,
     )
 
-    def make_files(tell: Tell, breathe: Callable[[], None]) -> RunFiles:
-        return RunFiles(claim, run_id, clock, csv=settings.csv, tell=tell, breathe=breathe)
+    def make_files(report_error: ReportError, yield_to_writer: Callable[[], None]) -> RunFiles:
+        return RunFiles(
+            claim, run_id, clock, csv=settings.csv, report_error=report_error, yield_to_writer=yield_to_writer
+        )
 
-    writer = Writer(make_files, settings, pipeline, anchor, clock)
+    writer = Writer(make_files, settings, builder, anchor, clock)
     files = writer.files
     assert isinstance(files, RunFiles)  # noqa: S101 - made above
     identity = {"run_name": folder.name, "run_id": run_id, "schema": SCHEMA_VERSION, "resumed": claim.resumed}
-    # Derived from what a resumed run keeps, so that all attempts of a run are in one session without being told.
+    # Derived from values that a resumed run keeps, so that all attempts of a run share one session by default.
     identity["session_tag"] = settings.session_tag or first.get("session_tag") or f"{folder.name}-{run_id[:8]}"
     if settings.perf_tag:
         identity["perf_tag"] = settings.perf_tag
     around = {"log_every": settings.log_every, "world_size": ranks.world_size(), **_guarded_facts(settings)}
     ours = {**identity, **around, "process": this_process()}
-    facts = {**ours, **start, **ours}  # ours come first, and what the user calls the same does not count
+    facts = {**ours, **start, **ours}  # our fields come first and win over fields of the user with the same name
     run = Run(
         folder.name,
         settings=settings,
-        writer=writer,
+        backend=writer,
         run_id=run_id,
         folder=folder,
         resumed=claim.resumed,
         facts=facts,
     )
-    writer.examiner = LiveDiagnostics(rules, run.print_line) if rules else None
+    writer.diagnostics = LiveDiagnostics(rules, run.print_line) if rules else None
     writer.add_record("start", facts)
     for problem in problems:
         writer.add_record(
@@ -117,55 +119,55 @@ def _record(
         )
     writer.poll_controls = lambda: run._panel.poll(writer.files.control_file)
     writer.log_every = lambda: run.log_every
-    files.on_move = run._moved
-    writer.call_trainer = run._take_detour
+    files.on_move = run._move
+    writer.divert_training = run._use_slow_path
     writer.collect = run.collect
     writer.start()
     for line in claim.notes:
         run.print_line(line)
     run.print_line(f"run_name={folder.name}")
-    path = os.path.join(settings.log_dir, folder.name, "metrics.jsonl")  # as the user wrote it
+    path = os.path.join(settings.log_dir, folder.name, "metrics.jsonl")  # as the user spelled it
     run.print_line(f"Logging to {path} (and metrics.csv)" if settings.csv else f"Logging to {path}")
     writer.flush(settings.flush_interval_s)
-    run._choose_way()
+    run._choose_path()
     if settings.system_interval_s:
-        run._sampler = SystemSampler(str(folder.path), settings.system_interval_s, run._take_sample)
+        run._sampler = SystemSampler(str(folder.path), settings.system_interval_s, run._add_system_sample)
         run._sampler.start()
     return run
 
 
-def _record_rank(name: str, rank: int, settings: Settings, known: Mapping[str, Any]) -> Run:
-    """Begin the light journal of a rank that is not the first."""
+def _start_rank(name: str, rank: int, settings: Settings, known: Mapping[str, Any]) -> Run:
+    """Start the journal of a rank other than 0."""
     settings = msgspec.structs.replace(settings, csv=False, control_interval_s=0, system_interval_s=0)
     clock = SystemClock()
     anchor = WallAnchor(clock)
-    pipeline = RecordBuilder(anchor, log_every=settings.log_every)
+    builder = RecordBuilder(anchor, log_every=settings.log_every)
     writer = Writer(
-        lambda tell, breathe: RankFiles(settings.log_dir, name, rank, clock),
+        lambda report_error, yield_to_writer: RankFiles(settings.log_dir, name, rank, clock),
         settings,
-        pipeline,
+        builder,
         anchor,
         clock,
     )
     own = {"rank": rank, "local_rank": ranks.local_rank(), "world_size": ranks.world_size()}
     facts = {name: value for name, value in own.items() if value is not None}
-    run = RankRun(name, settings=settings, writer=writer, facts={**known, **facts})
+    run = RankRun(name, settings=settings, backend=writer, facts={**known, **facts})
     writer.collect = run.collect
     writer.add_record("start", {"schema": SCHEMA_VERSION, **facts, "process": this_process()})
     writer.start()
-    run._choose_way()
+    run._choose_path()
     return run
 
 
 def current_run() -> Run:
-    """Return the run begun last that has not ended.
+    """Return the last started run that has not ended.
 
     Raises:
         NoRunError: if there is none.
     """
     runs = live_runs()
     if not runs:
-        raise NoRunError("no run is being recorded: call tachograph.init(...) first, or log to the Run it returned")
+        raise NoRunError("no active run: call tachograph.init(...) first, or log to the Run that it returns")
     return runs[-1]
 
 
@@ -173,21 +175,21 @@ def log(metrics: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, step: An
     """Record metrics of a training step in the current run; see `Run.log`.
 
     Raises:
-        NoRunError: if no run was begun in this process. After a run has ended, nothing is raised any more.
+        NoRunError: if this process has never started a run. After a run has ended, nothing is raised.
     """
     run = latest_run() or worker_run() or current_run()
     run.log(metrics, step, **named)
 
 
 def worker_run() -> Run | None:
-    """In a worker process that has no run, return one that records nothing: telemetry must not kill a worker."""
+    """In a worker process without a run, return one that records nothing: telemetry must not kill a worker."""
     import multiprocessing
 
     if multiprocessing.parent_process() is None:
         return None
-    run = DisabledRun("worker", settings=Settings(enabled=False), writer=None)
+    run = DisabledRun("worker", settings=Settings(enabled=False), backend=None)
     watch(run, hooks=False)
-    warn("this worker process has no run: what it logs is not recorded; call tachograph.init() in it to have one")
+    warn("this worker process has no run, so its records are dropped; call tachograph.init() in it to record them")
     return run
 
 
@@ -196,7 +198,7 @@ def _snapshot(config: Any, problems: list[ValueProblem]) -> dict[str, Any]:
         return {}
     snapshot = to_plain(config, "config", problems)
     if not isinstance(snapshot, dict):
-        raise ConfigError(f"config={type(config).__name__}: a dict, a dataclass or a namespace is expected")
+        raise ConfigError(f"config={type(config).__name__}: expected a dict, a dataclass or a namespace")
     return mask_mapping(snapshot)
 
 
@@ -205,7 +207,7 @@ def _guarded_facts(settings: Settings) -> dict[str, Any]:
     with guard("collecting system facts"):
         facts.update(system_facts())
     if settings.git:
-        with guard("asking git"):
+        with guard("running git"):
             facts["git"] = git_facts()
     return {name: value for name, value in facts.items() if value is not None}
 

@@ -1,7 +1,7 @@
-"""The machine under the run: CPU, memory, disk, network and GPU, sampled by a thread of its own.
+"""Samples of the machine: CPU, memory, disk, network and GPU, taken by a thread of its own.
 
-Nothing here imports torch or creates a CUDA context: torch's figures are read only if the training code has loaded it
-and has itself initialised CUDA.
+Nothing here imports torch or creates a CUDA context: torch's figures are read only if the training code has imported
+torch and initialised CUDA itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _processes: dict[int, psutil.Process] = {}
 
 
 def _this_process() -> psutil.Process:
-    """Return this process, also after a fork; the same object each time, since it remembers the CPU time."""
+    """Return this process, also after a fork; always the same object, because psutil stores the last CPU time in it."""
     pid = os.getpid()
     if pid not in _processes:
         _processes.clear()
@@ -39,7 +39,7 @@ def _this_process() -> psutil.Process:
 
 
 def memory_fields() -> dict[str, Any]:
-    """Return the memory in use by this process, under the names that step records carry."""
+    """Return the memory in use by this process, under the field names of step records."""
     fields: dict[str, Any] = {"cpu_mem_rss_mb": round(_rss_bytes() / _MIB, 1)}
     cuda = _torch_cuda()
     if cuda is not None:
@@ -57,7 +57,7 @@ def _rss_bytes() -> int:
 
 
 class SystemSampler:
-    """Calls `deliver` with a sample every few seconds until stopped."""
+    """Calls `deliver` with a sample at an interval until stopped."""
 
     def __init__(self, folder: str, interval_s: float, deliver: Callable[[dict[str, Any]], None]) -> None:
         self._folder = folder
@@ -70,15 +70,15 @@ class SystemSampler:
         self._thread = threading.Thread(target=self._run, name="tachograph-system", daemon=True)
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start sampling."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end; nobody waits for it."""
+        """Ask the thread to stop, without waiting for it."""
         self._stopping.set()
 
     def sample(self) -> dict[str, Any]:
-        """Take one sample. Rates are means since the sample before, or since the sampler was made."""
+        """Take one sample. Rates are averages since the previous sample, or since the sampler was created."""
         now_s = time.monotonic()
         memory = psutil.virtual_memory()
         fields: dict[str, Any] = {
@@ -87,9 +87,9 @@ class SystemSampler:
             "host_mem_available_gb": round(memory.available / _GIB, 2),
             "num_threads": _this_process().num_threads(),
         }
-        with contextlib.suppress(OSError):  # the folder is gone; the writer will see to it
+        with contextlib.suppress(OSError):  # the folder is gone; the writer restores it
             fields["disk_free_gb"] = round(psutil.disk_usage(self._folder).free / _GIB, 2)
-        # Both calls return the mean since they were last called.
+        # Both calls return the average since their previous call.
         fields["cpu_pct"], fields["process_cpu_pct"] = psutil.cpu_percent(), _this_process().cpu_percent()
         network = _network_bytes()
         if network and self._last_network:
@@ -102,7 +102,7 @@ class SystemSampler:
         return fields
 
     def _run(self) -> None:
-        # From here on they have something to compare with, in this thread: psutil keeps it for each.
+        # psutil compares with the previous call of the same thread: make one, so that the first sample is meaningful.
         psutil.cpu_percent(), _this_process().cpu_percent()
         wait_s = min(_FIRST_S, self._interval_s)
         while not self._stopping.wait(wait_s):
@@ -117,7 +117,7 @@ def _network_bytes() -> tuple[int, int] | None:
 
 
 def _allocator_fields() -> dict[str, Any]:
-    """Return how often torch's allocator had to free its cache and try again, if the training code uses a GPU."""
+    """Return how often torch's allocator freed its cache and retried, if the training code uses a GPU."""
     cuda = _torch_cuda()
     stats = cuda.memory_stats() if cuda is not None else {}
     return {"gpu_alloc_retries": stats["num_alloc_retries"]} if "num_alloc_retries" in stats else {}

@@ -1,8 +1,11 @@
-"""A window of steps: what `log_every` leaves of what was logged between two step records.
+"""A window of steps: with `log_every` above 1, one step record summarises all steps since the previous one.
 
-A record stands for all steps since the one before it. Under its own name a metric has its latest value; where it
-varied, ``<name>/mean``, ``<name>/min`` and ``<name>/max`` say over which values, and ``<name>/nonfinite`` counts the
-NaN and infinite ones, which are in none of the three. ``window_steps`` is the number of steps.
+Under its own name a metric has its latest value. Where it varied, ``<name>/mean``, ``<name>/min`` and ``<name>/max``
+give its range, and ``<name>/nonfinite`` counts the NaN and infinite values, which the other three leave out.
+``window_steps`` is the number of steps.
+
+Values are collected as rows and reduced column by column in blocks, because `sum`, `min` and `max` over a tuple cost a
+fraction of updating statistics step by step.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ from typing import Any
 
 from tachograph.records import OMIT, ValueProblem, is_array, is_frozen, to_plain
 
-__all__ = ["ARRAY_CAME_LATE", "StepWindow"]
+__all__ = ["LATE_ARRAY", "StepWindow"]
 
-ARRAY_CAME_LATE = "an array was not read in time; from now on arrays are copied at once"
+LATE_ARRAY = "an array was not read in time; from now on arrays are copied when they are logged"
 
 _FOLD_AT = 256
 
@@ -42,14 +45,14 @@ class StepWindow:
         return self.num_logs > 0 and (self._due_step is None or self.last_step >= self._due_step)
 
     def must_close_before(self, step: int) -> bool:
-        """Tell whether a step belongs to another window: the due step has been logged whole, or the loop went back."""
+        """Return whether a step belongs to another window: the due step is complete, or the loop went back."""
         return self.num_logs > 0 and step != self.last_step and (self.is_due or step < self.last_step)
 
     def add(self, step: int, steady_s: float, metrics: dict[str, Any]) -> None:
-        """Take what was logged for a step."""
+        """Add the metrics of a step."""
         if self.num_logs == 0 and self._due_step is not None and step < self._due_step - self.log_every:
             self._due_step = None  # the loop went back, as after loading a checkpoint
-        # The due step may have been written while a part of it was still to come: it was counted then.
+        # The due step may have been written before all of its metrics arrived: it was counted then.
         self.num_steps += step != self.last_step or (self._due_step is None and self.num_logs == 0)
         self.num_logs += 1
         self.last_step, self.last_s = step, steady_s
@@ -76,7 +79,7 @@ class StepWindow:
         return fields
 
     def clear(self) -> None:
-        """Begin the next window."""
+        """Start the next window."""
         self._due_step = (self.last_step // self.log_every + 1) * self.log_every
         self._stats, self._latest, self.problems = {}, {}, []
         self.num_logs = self.num_steps = self.num_not_finite = 0
@@ -87,7 +90,7 @@ class StepWindow:
         if not waiting:
             return
         for name, column in zip(waiting[0], zip(*(metrics.values() for metrics in waiting), strict=True), strict=True):
-            numbers = column if all(map(is_frozen, column)) else self._plain(name, column)
+            numbers = column if all(map(is_frozen, column)) else self._convert(name, column)
             if not numbers:
                 continue
             self._latest[name] = numbers[-1]
@@ -95,10 +98,10 @@ class StepWindow:
             if numbers:
                 self._stats.setdefault(name, _Stats()).add(numbers)
 
-    def _plain(self, name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:
-        if any(map(is_array, column)):  # as in the pipeline: missing beats wrong
+    def _convert(self, name: str, column: tuple[Any, ...]) -> tuple[Any, ...]:
+        if any(map(is_array, column)):  # as in the record builder: missing beats wrong
             self.saw_array = True
-            self.problems.append(ValueProblem(name, ARRAY_CAME_LATE))
+            self.problems.append(ValueProblem(name, LATE_ARRAY))
             column = tuple(value for value in column if not is_array(value))
         values = (to_plain(value, name, self.problems) for value in column)
         return tuple(value for value in values if value is not OMIT)

@@ -1,7 +1,8 @@
 """Spans, events and metrics of a training job: where its time goes. The vocabulary is One Logger's.
 
-The training thread only appends to the run's buffer; the writer's thread makes records, windows and metrics of it. A
-fault in here never reaches the training code, unless it asked for that, and no span is ever waited for.
+The training thread appends spans to the run's buffer; the writer thread aggregates them into records, windows and
+metrics. Import order: names, attributes, events, `Span`, aggregator, `TrainingRecorder`, `SpanScope`, context managers,
+callbacks.
 """
 
 from tachograph.spans._attribute_sets import (
@@ -43,7 +44,7 @@ from tachograph.spans._callbacks import (
     on_validation_single_iteration_start,
     on_validation_start,
 )
-from tachograph.spans._context import (
+from tachograph.spans._context_managers import (
     application,
     backward,
     checkpoint_finalization,
@@ -57,7 +58,6 @@ from tachograph.spans._context import (
     optimizer_init,
     optimizer_update,
     set_training_config,
-    start_application,
     stop_application,
     testing_iteration,
     testing_loop,
@@ -87,6 +87,7 @@ from tachograph.spans._names import (
 from tachograph.spans._profiling import profile_block, profile_function
 from tachograph.spans._profiling_config import ProfilingConfig, configure_profiling
 from tachograph.spans._recorder import TrainingRecorder
+from tachograph.spans._scope import SpanScope
 from tachograph.spans._span import ShortSpan, Span, current_span
 from tachograph.spans._timestamp import Timer, TracingTimestamp
 
@@ -108,6 +109,7 @@ __all__ = [
     "SaveCheckpointSuccessEventAttributes",
     "ShortSpan",
     "Span",
+    "SpanScope",
     "StandardEventAttributeName",
     "StandardEventName",
     "StandardSpanAttributeName",
@@ -126,7 +128,6 @@ __all__ = [
     "ValidationMetricsUpdateAttributes",
     "application",
     "backward",
-    "start_application",
     "checkpoint_finalization",
     "checkpoint_load",
     "checkpoint_save",

@@ -1,57 +1,57 @@
-"""What checkpoints keep, and what they cost. Numbers in, numbers out, like the progress of loops."""
+"""The progress that checkpoints keep, and the time they cost."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tachograph.spans._progress import Stats
+from tachograph.spans._progress import DurationStats
 
 __all__ = ["Checkpoints"]
 
-_MOST_SNAPSHOTS = 64
+_MAX_SNAPSHOTS = 64
 
 
 class Checkpoints:
     """The checkpoints of a job."""
 
     def __init__(self) -> None:
-        self._waits = Stats()
+        self._waits = DurationStats()
         self._snapshots: dict[int, tuple[str, dict[str, Any]]] = {}
         self._best: dict[str, Any] | None = None
         self._num_saved = 0
         self._first_saved_s: float | None = None
 
-    def begin(self, step: int, strategy: str, productive: dict[str, Any]) -> None:
-        """Take it that a checkpoint is being made of what is there now."""
+    def start(self, step: int, strategy: str, productive: dict[str, Any]) -> None:
+        """Remember the progress at the start of a save."""
         self._snapshots.pop(step, None)
         self._snapshots[step] = (strategy, productive)
-        while len(self._snapshots) > _MOST_SNAPSHOTS:  # of saves that never succeeded
+        while len(self._snapshots) > _MAX_SNAPSHOTS:  # saves that never succeeded
             del self._snapshots[next(iter(self._snapshots))]
 
     def restart(self) -> None:
-        """Forget what was kept: training began anew."""
+        """Forget all checkpoints: training started over."""
         self._best = None
         self._snapshots.clear()
 
     def strategy_of(self, step: int, default: str) -> str:
-        """Return how the checkpoint of a step is being saved."""
+        """Return the strategy with which the checkpoint of a step is being saved."""
         return self._snapshots[step][0] if step in self._snapshots else default
 
     def saved(self, step: int, productive: dict[str, Any], wall_s: float) -> dict[str, Any]:
-        """Take it that the checkpoint of a step is safe; return what is productive with it.
+        """Record that the checkpoint of a step is complete; return the progress that it keeps.
 
         Args:
-            step: the step it is of.
-            productive: what is there now, for a checkpoint whose beginning nobody told.
+            step: the step of the checkpoint.
+            productive: the current progress, used if the start of the save was not recorded.
             wall_s: the time.
         """
         best = self._best
         if step in self._snapshots:
             productive = self._snapshots[step][1]
         elif step + 1 < productive["productive_train_iterations"]:
-            productive = best or dict.fromkeys(productive, 0)  # of an earlier step, and nobody told what was done then
+            productive = best or dict.fromkeys(productive, 0)  # an earlier step, whose progress is unknown
         if best is not None and best["productive_train_iterations"] > productive["productive_train_iterations"]:
-            productive = best  # an older one that was finished later takes nothing away
+            productive = best  # an older checkpoint that completes later takes nothing away
         self._best = productive
         self._num_saved += 1
         if self._first_saved_s is None:
@@ -63,8 +63,8 @@ class Checkpoints:
             **productive,
         }
 
-    def waited(self, seconds: float) -> dict[str, float]:
-        """Take it that training waited for a save; return what all of them come to."""
+    def add_wait(self, seconds: float) -> dict[str, float]:
+        """Add the time that training waited for a save; return the totals."""
         self._waits.add(seconds)
         return {
             "save_checkpoint_sync_time_total_sec": self._waits.total_s,

@@ -1,4 +1,4 @@
-"""Which span, and which run, a new span belongs to."""
+"""Finds the recorder and the parent of a new span: those of the current span, else of the current run."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tachograph.recorder import Run, latest_run, worker_run
 from tachograph.spans._recorder import TrainingRecorder
 from tachograph.spans._span import Span, current_span
 
-__all__ = ["fresh_recorder", "find_parent", "get_recorder", "recorder_of", "set_run_maker"]
+__all__ = ["active_recorder", "find_parent", "get_recorder", "recorder_of", "set_run_factory"]
 
 _locks = [threading.RLock()]
 if hasattr(os, "register_at_fork"):
     # In a forked child, a thread of the parent may have held it.
     os.register_at_fork(after_in_child=lambda: _locks.__setitem__(0, threading.RLock()))
 
-_run_makers: list[Callable[[str | None], TrainingRecorder]] = []
+_run_factories: list[Callable[[str | None], TrainingRecorder]] = []
 
 
 def recorder_of(run: Run) -> TrainingRecorder:
-    """Return what records the spans of a run; there is one for each run."""
+    """Return the span recorder of a run; there is one per run."""
     if not isinstance(run, Run):
-        raise ConfigError(f"run={run!r:.80}: a Run is expected, as tachograph.init(...) returns it")
+        raise ConfigError(f"run={run!r:.80}: expected a Run, as returned by tachograph.init(...)")
     if not isinstance(run.span_recorder, TrainingRecorder):
         with _locks[-1]:
             if not isinstance(run.span_recorder, TrainingRecorder):
@@ -33,52 +33,52 @@ def recorder_of(run: Run) -> TrainingRecorder:
 
 
 def find_parent() -> Span:
-    """Return the open span around the present place, or what stands for the run if there is none."""
+    """Return the innermost open span of the current context, or the base span of the current run."""
     span = current_span.get()
     while span is not None and (span.stop_s is not None or (span.recorder is not None and span.recorder.is_closed)):
         span = span._parent
     if span is not None and span.name and span.recorder is not None:
         return span
-    return _present_recorder().base
+    return _current_recorder().base
 
 
 def get_recorder() -> TrainingRecorder:
-    """Return what records spans at the present place: that of the current span, else that of the current run.
+    """Return the recorder of the current span, else of the current run.
 
-    Where no run was begun yet, one is begun with the settings of the environment.
+    If no run was started yet, one is started with the settings of the environment.
     """
     recorder = find_parent().recorder
-    assert recorder is not None  # noqa: S101 - a parent that was found has one
+    assert isinstance(recorder, TrainingRecorder)  # noqa: S101 - an open span of a run has one
     return recorder
 
 
-def fresh_recorder(name: str | None) -> TrainingRecorder:
-    """Return the recorder for an application: of the current run, or of a new one if there is none that goes on."""
+def active_recorder(run_name: str | None) -> TrainingRecorder:
+    """Return the recorder of the current run, or of a new one if none is running."""
     with _locks[-1]:
         run = latest_run()
-        return recorder_of(run) if run is not None and run.status == "running" else _make_run(name)
+        return recorder_of(run) if run is not None and run.status == "running" else _start_run(run_name)
 
 
-def set_run_maker(make: Callable[[str | None], TrainingRecorder] | None) -> None:
-    """Say how a run is begun where one is needed and there is none; None goes back to `init`."""
-    _run_makers[:] = [make] if make is not None else []
+def set_run_factory(factory: Callable[[str | None], TrainingRecorder] | None) -> None:
+    """Set how a run is started where one is needed and none is running; None restores `init`."""
+    _run_factories[:] = [factory] if factory is not None else []
 
 
-def _present_recorder() -> TrainingRecorder:
+def _current_recorder() -> TrainingRecorder:
     run = latest_run()
     if run is not None:
         return recorder_of(run)
-    with _locks[-1]:  # several threads may come here at the same time
+    with _locks[-1]:  # several threads may need a run at the same time
         run = latest_run()
-        return recorder_of(run) if run is not None else _make_run(None)
+        return recorder_of(run) if run is not None else _start_run(None)
 
 
-def _make_run(name: str | None) -> TrainingRecorder:
+def _start_run(name: str | None) -> TrainingRecorder:
     run = worker_run()
     if run is not None:
         return recorder_of(run)
-    if _run_makers:
-        return _run_makers[-1](name)
+    if _run_factories:
+        return _run_factories[-1](name)
     from tachograph._init import init
 
     recorder = recorder_of(init(name))

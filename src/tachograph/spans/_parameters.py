@@ -1,4 +1,4 @@
-"""What is known of a training job: batch size, targets, FLOPs. Any of it may come late, or be a function to ask."""
+"""The parameters of a training job: batch size, targets, FLOPs. Each may be set late, or be a function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Count = Annotated[int, Meta(gt=0)]
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The values in force at a moment; None is what nobody knows."""
+    """The resolved values; None means unknown."""
 
     perf_tag: str | list[str] | None = None
     world_size: _Count = 1
@@ -40,11 +40,11 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flops_to_count(self) -> float | None:
-        """FLOPs per sample, unless throughput is switched off or they are not known."""
+        """FLOPs per sample; None if unknown or if throughput is disabled."""
         return None if self.is_log_throughput_enabled is False else self.flops_per_sample
 
     def to_attributes(self, log_every: int) -> TrainingTelemetryAttributes:
-        """Return them as attributes of an event."""
+        """Return them as the attributes of an event."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         values["checkpoint_strategy"] = values.pop("save_checkpoint_strategy").value
         values["log_every_n_train_iterations"] = self.log_every_n_train_iterations or log_every
@@ -57,16 +57,16 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParameterSource:
-    """Where the values come from: what was given last, a value or a function that is asked when it is needed."""
+    """The values and functions that were set; the last one set for a name wins."""
 
     def __init__(self, defaults: Mapping[str, Any]) -> None:
         self._given: dict[str, Any] = dict(defaults)
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Take values, each under its name or as ``<name>_or_fn``; None leaves what is there.
+        """Set values, each under its name or as ``<name>_or_fn``; None keeps the current value.
 
         Raises:
-            ConfigError: for a name that is not known or a value that makes no sense.
+            ConfigError: for an unknown name or an invalid value.
         """
         named: dict[str, Any] = {}
         for key, value in values.items():
@@ -79,8 +79,8 @@ class ParameterSource:
                 named[name] = value if callable(value) else _checked(name, value, key)
         self._given.update(named)
 
-    def ask(self, complain: Callable[[str], None]) -> Parameters:
-        """Return the values in force; a function that fails or returns nonsense is complained about and left out."""
+    def resolve(self, report_misuse: Callable[[str], None]) -> Parameters:
+        """Return the current values; a function that raises or returns an invalid value is reported and ignored."""
         values: dict[str, Any] = {}
         for name, given in self._given.items():
             try:
@@ -88,7 +88,7 @@ class ParameterSource:
                 if value is not None:
                     values[name] = _checked(name, value) if callable(given) else value
             except Exception as error:  # noqa: BLE001 - the user's function
-                complain(f"{name} could not be found out: {type(error).__name__}: {error}")
+                report_misuse(f"{name} could not be resolved: {type(error).__name__}: {error}")
         return Parameters(**values)
 
 
@@ -98,7 +98,7 @@ def _checked(name: str, value: Any, key: str | None = None) -> Any:
     if hasattr(value, "item") and not isinstance(value, (int, float)):
         value = value.item()  # numpy counts
     if isinstance(value, bool) and field.type is not bool and "bool" not in str(field.type):
-        raise ConfigError(f"{key}={value!r}: a number is expected")
+        raise ConfigError(f"{key}={value!r}: expected a number")
     if isinstance(value, float) and value.is_integer() and "int" in str(field.type):
         value = int(value)
     try:
@@ -111,5 +111,5 @@ def _checked(name: str, value: Any, key: str | None = None) -> Any:
 
 
 def metadata_list(metadata: Mapping[str, Any] | None) -> list[str] | None:
-    """Return metadata as the list of ``name:value`` that One Logger's events have."""
+    """Return metadata as a list of ``name:value``, the format of One Logger's events."""
     return [f"{name}:{value}" for name, value in metadata.items()] if metadata else None

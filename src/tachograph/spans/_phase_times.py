@@ -1,4 +1,4 @@
-"""Where the time of a window went: each moment is counted once."""
+"""The time of a window by phase, with every moment counted once."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PHASES = (
     "iteration",
     "failed",
 )
-"""`iteration` is time inside iterations that no phase explains, `failed` that inside iterations that raised. What lies
-outside of all is called `other`.
+"""`iteration` is time inside iterations outside any phase, `failed` is time inside iterations that raised. Time outside
+all of them is reported as `other`.
 """
 
 
 class PhaseTimes:
-    """Sums up stretches of time by phase.
+    """Sums up intervals by phase.
 
-    What is told first keeps its time: an inner stretch ends, and is told, before the one around it, which then gets
-    what is left. So the sum never exceeds the time that has passed, however stretches nest or overlap.
+    The first phase to claim a moment keeps it. An inner span stops before the one around it and so claims first; the
+    outer one gets the rest. The sum never exceeds the time that has passed, however intervals nest or overlap.
     """
 
     def __init__(self, since_s: float) -> None:
@@ -35,13 +35,13 @@ class PhaseTimes:
         self._timeline = Timeline(since_s)
 
     def add(self, phase: str, start_s: float, stop_s: float, within_s: float | None = None) -> None:
-        """Count what of a stretch was not counted before.
+        """Add the part of an interval that no phase has claimed yet.
 
         Args:
-            phase: what it was.
-            start_s: when it began.
-            stop_s: when it ended.
-            within_s: how much of the stretch is meant, if it has gaps.
+            phase: the phase.
+            start_s: when the interval started.
+            stop_s: when it stopped.
+            within_s: how much of the interval belongs to the phase, if it has gaps.
         """
         gained_s = self._timeline.claim(start_s, stop_s)
         if within_s is not None:

@@ -1,8 +1,11 @@
-"""The metrics of training loops, from iterations and phases. No clock, no threads, no records: numbers in, numbers out.
+"""The metrics of training loops, computed from iterations and phases. No clock, no threads, no records.
 
-The names and definitions of the job's figures are One Logger's; what is said of a window is said of the iterations
-since the update before. Its rates are over the time that passed, without validation and checkpoints; One Logger's
-throughput of the job is over the time inside iterations.
+The names and definitions of the job's figures are One Logger's. A window covers the iterations since the previous
+update. Its rates are over the elapsed time without validation and checkpoints; One Logger's throughput of the job is
+over the time inside iterations.
+
+Adding an iteration only appends its duration to a list. The list is folded into the statistics when somebody needs
+them, because `sum`, `min` and `max` over a list cost a fraction of updating counters per iteration.
 """
 
 from __future__ import annotations
@@ -14,21 +17,21 @@ from typing import Any
 from tachograph.spans._parameters import Parameters
 from tachograph.spans._phase_times import PHASES, PhaseTimes
 
-__all__ = ["Job", "Loop", "Stats"]
+__all__ = ["DurationStats", "JobTotals", "LoopProgress"]
 
-_SHORTEST_WINDOW_S = 1.0
-_LONGEST_WINDOW_S = 10.0
-"""A loop that nobody told how often to report does so at least this often, if an iteration ends; at first more often,
-so that a process that is killed takes no more than a fiftieth of what its loop has done with it."""
+_MIN_WINDOW_S = 1.0
+_MAX_WINDOW_S = 10.0
+"""Without an interval, a loop reports at least this often; at first more often, so that a killed process loses at most
+a fiftieth of its work."""
 
 _REPORTS_PER_LOOP = 50
 
-_MOST_DURATIONS = 4096
-_MOST_HELD = 64
+_MAX_DURATIONS = 4096
+_MAX_HELD = 64
 
 
-class Stats:
-    """Count, sum and extremes of some durations."""
+class DurationStats:
+    """Count, sum and extremes of durations."""
 
     __slots__ = ("count", "high_s", "low_s", "total_s")
 
@@ -39,14 +42,14 @@ class Stats:
         self.high_s = 0.0
 
     def add(self, total_s: float, count: int = 1, low_s: float | None = None, high_s: float | None = None) -> None:
-        """Take one more, or several by what they come to."""
+        """Add one duration, or several by their statistics."""
         self.count += count
         self.total_s += total_s
         self.low_s = min(self.low_s, total_s if low_s is None else low_s)
         self.high_s = max(self.high_s, total_s if high_s is None else high_s)
 
     def fields(self) -> dict[str, float]:
-        """Return them as attributes; none if there is nothing."""
+        """Return the statistics as attributes; empty if there are no durations."""
         if not self.count:
             return {}
         return {
@@ -57,20 +60,20 @@ class Stats:
         }
 
 
-class Job:
-    """What all training loops of a process add up to."""
+class JobTotals:
+    """The totals of all training loops of a process."""
 
     def __init__(self) -> None:
-        self.iterations = Stats()
-        self.validation = Stats()
-        self.testing = Stats()
+        self.iterations = DurationStats()
+        self.validation = DurationStats()
+        self.testing = DurationStats()
         self.completed = 0
-        """Iterations that are done, with those of earlier attempts."""
+        """Completed iterations, including those of earlier attempts."""
         self.iterations_start = 0
         self.samples_start: int | None = None
         self.num_samples: int | None = None
         self.loop_samples = 0
-        """Samples since the latest loop began, whose start is `samples_start`."""
+        """Samples since the last loop started, at `samples_start`."""
         self.num_tokens: int | None = None
         self.flops: float | None = None
         self.loop_flops = 0.0
@@ -86,7 +89,7 @@ class Job:
         self.tested_at = 0
 
     def productive(self) -> dict[str, Any]:
-        """Return what a checkpoint of this moment would keep."""
+        """Return the progress that a checkpoint taken now would keep."""
         samples = None
         if self.num_samples is not None:
             samples = (self.samples_start or 0) + self.loop_samples
@@ -102,22 +105,19 @@ class Job:
         }
 
 
-class Loop:
-    """One training loop: adds to its job, and to a window that is reported and begun anew.
+class LoopProgress:
+    """The progress of one training loop: adds to the totals of the job and to the current window."""
 
-    Iterations wait as bare durations until somebody needs to know; then all of them are added up at once.
-    """
-
-    def __init__(self, job: Job, start_s: float) -> None:
+    def __init__(self, job: JobTotals, start_s: float) -> None:
         self.job = job
         self._loop_start_s = start_s
-        self._waiting: list[float] = []
+        self._durations: list[float] = []
         self._held: dict[object, list[tuple[str, float, float]]] = {}
         self._check_at = 1
-        self._begin_window(start_s)
+        self._start_window(start_s)
 
-    def begin(self, parameters: Parameters, iterations_start: int | None, samples_start: int | None) -> None:
-        """Say where the loop starts; without that it goes on where the one before it ended."""
+    def start(self, parameters: Parameters, iterations_start: int | None, samples_start: int | None) -> None:
+        """Set where the loop starts; without a start, it continues where the previous loop stopped."""
         job = self.job
         if iterations_start is not None:
             job.iterations_start = job.completed = iterations_start
@@ -134,87 +134,93 @@ class Loop:
         job.loop_start_s = self._start_s
         job.validated_at = job.tested_at = job.completed
 
-    def _begin_window(self, start_s: float) -> None:
-        self._start_s = start_s = max(start_s, self.job.reported_until_s)  # no moment is in two windows
+    def _start_window(self, start_s: float) -> None:
+        self._start_s = start_s = max(start_s, self.job.reported_until_s)  # windows do not overlap
         longest_s = (start_s - self._loop_start_s) / _REPORTS_PER_LOOP
-        self.deadline_s = start_s + min(_LONGEST_WINDOW_S, max(_SHORTEST_WINDOW_S, longest_s))
+        self.deadline_s = start_s + min(_MAX_WINDOW_S, max(_MIN_WINDOW_S, longest_s))
         self._sample: list[float] = []
         self._stride = 1
-        self._stats = Stats()
+        self._stats = DurationStats()
         self._num_samples: int | None = None
         self._num_tokens: int | None = None
         self._flops: float | None = None
-        self.shares = PhaseTimes(start_s)
+        self.phases = PhaseTimes(start_s)
 
     @property
-    def num_waiting(self) -> int:
-        """Iterations that were not reported yet."""
-        return self._stats.count + len(self._waiting)
+    def num_unreported(self) -> int:
+        """The number of iterations since the last report."""
+        return self._stats.count + len(self._durations)
 
     @property
     def completed(self) -> int:
-        """Iterations that are done, with those of earlier attempts."""
-        return self.job.completed + len(self._waiting)
+        """Completed iterations, including those of earlier attempts."""
+        return self.job.completed + len(self._durations)
 
     def hold(self, iteration: object, phase: str, start_s: float, stop_s: float) -> None:
-        """Take a phase whose time is counted later.
+        """Hold back a phase until it is known how to count it.
 
-        Of an iteration that fails, none of the time is training, so its phases wait for how it ends. What belongs to no
-        iteration (None) waits for the report: where it ran beside iterations, in another task say, the time is theirs.
+        The time of a failed iteration is not training, so its phases wait for its outcome. A phase outside iterations
+        (None) waits for the report: where it ran concurrently with iterations, the time belongs to them.
         """
         held = self._held.setdefault(iteration, [])
         held.append((phase, start_s, stop_s))
-        if len(held) >= _MOST_DURATIONS or len(self._held) > _MOST_HELD:
+        if len(held) >= _MAX_DURATIONS or len(self._held) > _MAX_HELD:
             self.release(next(iter(self._held)))
 
     @property
     def holds_phases(self) -> bool:
-        """Whether phases of any iteration wait for its end."""
+        """Whether phases of an iteration are held back."""
         return len(self._held) > (None in self._held)
 
     def release(self, iteration: object, *, failed: bool = False) -> None:
-        """Count the phases of an iteration that has ended, unless it failed."""
+        """Count the phases of an iteration that has stopped, or drop them if it failed."""
         for phase, start_s, stop_s in self._held.pop(iteration, ()):
             if not failed:
-                self.shares.add(phase, start_s, stop_s)
+                self.phases.add(phase, start_s, stop_s)
 
     def release_all(self) -> None:
-        """Count everything that waits, what belongs to iterations first."""
+        """Count all phases that are held back, those of iterations first."""
         for iteration in sorted(self._held, key=lambda iteration: iteration is None):
             self.release(iteration)
 
     @property
     def num_before_check(self) -> int:
-        """How many more iterations may come before it is worth looking whether a report is due."""
-        return self._check_at - len(self._waiting)
+        """How many more iterations to add before checking whether a report is due."""
+        return self._check_at - len(self._durations)
 
     def add(self, durations: list[float], start_s: float, stop_s: float, parameters: Parameters) -> None:
-        """Take iterations that were completed one after the other between two moments."""
-        self._waiting += durations
-        if len(self._waiting) >= _MOST_DURATIONS:
+        """Add consecutive iterations that completed between two times."""
+        self._durations += durations
+        if len(self._durations) >= _MAX_DURATIONS:
             self.fold(parameters)
-        self.shares.add("iteration", start_s, stop_s, sum(durations))
+        self.phases.add("iteration", start_s, stop_s, sum(durations))
         job = self.job
         job.last_finish_s = stop_s
         if job.first_finish_s is None:
             job.first_finish_s = start_s + durations[0]
 
-    def look_again(self, num_iterations: int) -> None:
-        """Look whether a report is due after so many further iterations, or when the window gets too long."""
-        self._check_at = len(self._waiting) + num_iterations
+    def check_after(self, num_iterations: int) -> None:
+        """Set after how many further iterations to check whether a report is due."""
+        self._check_at = len(self._durations) + num_iterations
 
     def fold(self, parameters: Parameters, num_samples: int | None = None, num_tokens: int | None = None) -> None:
-        """Add up what waits; each iteration has so many samples and tokens, by default what the parameters say."""
-        waiting, self._waiting = self._waiting, []
+        """Fold the collected durations into the statistics.
+
+        Args:
+            parameters: the current parameters of the job.
+            num_samples: samples per iteration; by default the global batch size.
+            num_tokens: tokens per iteration; by default samples times sequence length.
+        """
+        durations, self._durations = self._durations, []
         self._check_at = 1
-        if not waiting:
+        if not durations:
             return
-        job, count = self.job, len(waiting)
+        job, count = self.job, len(durations)
         job.completed += count
-        total_s, low_s, high_s = sum(waiting), min(waiting), max(waiting)
+        total_s, low_s, high_s = sum(durations), min(durations), max(durations)
         job.iterations.add(total_s, count, low_s, high_s)
-        self._sample += waiting[-self._stats.count % self._stride :: self._stride]
-        while len(self._sample) > _MOST_DURATIONS:
+        self._sample += durations[-self._stats.count % self._stride :: self._stride]
+        while len(self._sample) > _MAX_DURATIONS:
             self._sample = self._sample[::2]
             self._stride *= 2
         self._stats.add(total_s, count, low_s, high_s)
@@ -242,7 +248,7 @@ class Loop:
             job.throughput_high = max(job.throughput_high, per_gpu / low_s)
 
     def report(self, parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what there is to say of the job and of the window, and begin the next window."""
+        """Return the figures of the job and of the window, and start the next window."""
         self.fold(parameters)
         window = self._window(parameters)
         self._end_window()
@@ -281,8 +287,8 @@ class Loop:
         return fields
 
     def _window(self, parameters: Parameters) -> dict[str, Any]:
-        stats, shares = self._stats, self.shares
-        sec = max(0.0, shares.until_s - self._start_s)
+        stats, phases = self._stats, self.phases
+        sec = max(0.0, phases.until_s - self._start_s)
         sample = sorted(self._sample)
         fields: dict[str, Any] = {
             "iterations": stats.count,
@@ -295,28 +301,28 @@ class Loop:
         }
         if sec <= 0:
             return fields
-        # Validation and checkpoints are no training: a window with one in it is not a slower one.
-        training_sec = sec - sum(shares.seconds.get(phase, 0.0) for phase in ("checkpoint", "validation", "testing"))
+        # Validation and checkpoints are not training: a window that contains one is not slower.
+        training_sec = sec - sum(phases.seconds.get(phase, 0.0) for phase in ("checkpoint", "validation", "testing"))
         if training_sec > 0:
             fields |= self._rates(training_sec, parameters)
         return fields | self._phase_shares(sec)
 
-    def report_rest(self) -> dict[str, Any]:
-        """Return where the time went of a window in which no iteration was completed, and begin the next."""
-        sec = max(0.0, self.shares.until_s - self._start_s)
+    def report_idle(self) -> dict[str, Any]:
+        """Return the phase times of a window in which no iteration completed, and start the next window."""
+        sec = max(0.0, self.phases.until_s - self._start_s)
         fields = {"iterations": 0, "sec": sec, **(self._phase_shares(sec) if sec > 0 else {})}
         self._end_window()
         return fields
 
     def _end_window(self) -> None:
-        """Add what the window says to the job, and begin the next."""
-        for phase, seconds in self.shares.seconds.items():
+        """Add the window to the job, and start the next."""
+        for phase, seconds in self.phases.seconds.items():
             self.job.phase_s[phase] = self.job.phase_s.get(phase, 0.0) + seconds
-        self.job.reported_until_s = max(self.shares.until_s, self._start_s)
-        self._begin_window(self.job.reported_until_s)
+        self.job.reported_until_s = max(self.phases.until_s, self._start_s)
+        self._start_window(self.job.reported_until_s)
 
     def _phase_shares(self, sec: float) -> dict[str, float]:
-        seconds = self.shares.seconds
+        seconds = self.phases.seconds
         fields = {f"share_{phase}": seconds[phase] / sec for phase in PHASES if phase in seconds}
         fields["share_other"] = max(0.0, 1.0 - sum(seconds.values()) / sec)
         return fields
@@ -335,7 +341,7 @@ class Loop:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Return a quantile as the value between its two neighbours in proportion."""
+    """Return a quantile, interpolated between its two neighbours."""
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

@@ -1,4 +1,8 @@
-"""`TrainingRecorder`: records the spans of one run, on the training thread; `SpanAggregator` is the writer's side."""
+"""`TrainingRecorder`: records the spans of one run, on the training thread.
+
+The training thread only builds spans and appends them to the run's buffer. Everything else happens on the writer
+thread, in `SpanAggregator`, which is registered with the writer as the handler of span items.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ import functools
 import itertools
 import os
 import threading
+import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal
 
@@ -16,23 +21,25 @@ from tachograph._base.guard import guard, warn
 from tachograph.exceptions import TachographError
 from tachograph.recorder import BACKPRESSURE_SIZE, BufferItem, Run, error_fields, error_message, error_type
 from tachograph.records import LazyValue
-from tachograph.spans._aggregator import Call, SpanAggregator
-from tachograph.spans._attributes import Attributes
+from tachograph.spans._aggregator import AggregatorTask, DeferredSpans, SpanAggregator
+from tachograph.spans._attributes import Attributes, attributes_of
 from tachograph.spans._event import ErrorEvent, Event
 from tachograph.spans._filter import ExportCustomizationMode, SpanFilter
 from tachograph.spans._names import text_of
 from tachograph.spans._parameters import Parameters, ParameterSource
-from tachograph.spans._span import ShortSpan, Span, SpanName, current_span, new_span, outward, pass_over_ended
-from tachograph.spans._time_converter import SpanIds, TimeConverter
+from tachograph.spans._span import ShortSpan, Span, SpanName, ancestors, current_span, skip_stopped
+from tachograph.spans._span_ids import SpanIds
+from tachograph.spans._time_converter import TimeConverter
 from tachograph.spans._timestamp import TracingTimestamp
 
-__all__ = ["TrainingRecorder"]
+__all__ = ["EVENT_FIELDS", "TrainingRecorder"]
 
 EVENT_FIELDS = frozenset({"name", "span_id"})
-"""Fields of an event's record; an attribute of that name is stored with an underscore behind it."""
+"""Fields of an event record; an attribute with one of these names is stored with an underscore appended."""
 
-_TOLD = "__tachograph_recorded__"
-_MOST_OPEN = 10_000
+_RECORDED_MARK = "__tachograph_recorded__"
+_MAX_OPEN = 10_000
+_MAX_MISUSES = 100
 _NO_GUARD = contextlib.nullcontext()
 
 
@@ -41,8 +48,9 @@ class TrainingRecorder:
 
     Attributes:
         run: the run it records into.
-        propagates: whether faults of telemetry itself are raised, as One Logger's PROPAGATE_EXCEPTIONS asks for.
-        base: the span around all others: the application, or nothing's.
+        propagates: whether faults of telemetry itself are raised, as with One Logger's PROPAGATE_EXCEPTIONS.
+        base: the outermost open span: the application, or the root.
+        root: the span that stands for the run; it has no name and is not recorded.
         identity: attributes for the event that opens an application.
     """
 
@@ -52,60 +60,73 @@ class TrainingRecorder:
         self.identity: dict[str, Any] = {}
         self.owns_run = False
         self.driver: str | None = None
-        """What marks the iterations, so that nothing else does: the name of an integration."""
+        """The name of the integration that marks the iterations; no other one may."""
         self.before_close: list[Callable[[], None]] = []
-        """Called once, before what is open is ended: for those who know of something that is not recorded yet."""
+        """Called once, before the open spans are stopped, by integrations that still have something to record."""
         self.owner: Span | None = None
-        """The application with which a run that was begun for it ends."""
+        """The application span that started the run and finishes it."""
         self.times = TimeConverter(run, self.report_misuse)
         self.now = self.times.now
-        self.ids = SpanIds(run)
-        self._writer = run._writer if run.status == "running" and not run._is_forked else None
-        self.buffer: deque[BufferItem] = self._writer.buffer if self._writer is not None else deque(maxlen=0)
-        self.root = Span("", recorder=self, start_s=self.now())
+        self.ids = SpanIds(run.id, is_recorded=run.folder is not None)
+        self._backend = run.backend if run.status == "running" and not run._is_forked else None
+        self.buffer: deque[BufferItem] = self._backend.buffer if self._backend is not None else deque(maxlen=0)
+        self.root = Span("", self, self.now())
         self.base = self.root
         self.filter = SpanFilter()
-        self.begins_short = False
+        self.records_short_spans = False
+        """Whether some short spans are recorded one by one, which takes the slow path."""
         self.is_closed = False
-        """Whether nothing is recorded any more, for the run has ended or is a parent's."""
-        self.aggregator = SpanAggregator(self)
+        """Whether recording has stopped, because the run has ended or belongs to a parent process."""
+        self.aggregator = SpanAggregator(
+            self.ids, wall_s=self.times.wall_s, log_every=lambda: run.log_every, add_loss=self.add_loss
+        )
+        if self._backend is not None:
+            self._backend.add_handler(SpanAggregator.ITEM_TYPES, self.aggregator, deferrable=(ShortSpan,))
         self.detached: dict[str, Span] = {}
-        """Iterations begun by a callback, which may be ended in another thread or task."""
+        """Iterations started by a callback, which may be stopped in another thread or task."""
         self._lock = threading.RLock()
         self._open: dict[Span, None] = {}
         self.next_save: Callable[[], int] = itertools.count(1).__next__
-        """Counts the attempts to save a checkpoint."""
-        self._told: set[str] = set()
+        """Numbers the attempts to save a checkpoint."""
+        self._reported: set[str] = set()
         facts = run.facts
         batch_size = facts.get("effective_batch_size", facts.get("batch_size"))
         world_size = facts.get("world_size") or 1
         self._source = ParameterSource({})
-        with contextlib.suppress(TachographError, TypeError):  # guesses from a config, which may hold anything
+        with contextlib.suppress(TachographError, TypeError):  # values from a config, which may be anything
             self._source.update({"world_size": world_size})
             self._source.update({"global_batch_size": batch_size * world_size})
         with contextlib.suppress(TachographError):
             self._source.update({"train_iterations_target": facts.get("max_steps")})
         with contextlib.suppress(TachographError):
             self._source.update({"perf_tag": facts.get("perf_tag") or None})
-        self.parameters = self._source.ask(lambda reason: None)
-        """What was known of the job when it was last asked for."""
-        self.aggregator.begin_with(self.parameters)
+        self.parameters = self._source.resolve(lambda reason: None)
+        """The last resolved parameters of the job."""
+        self.aggregator.set_initial(self.parameters)
 
     # Faults --------------------------------------------------------------------------------------------------------
 
     def guarded(self, place: str) -> contextlib.AbstractContextManager[None]:
-        """Return what keeps a fault inside from reaching the training code, unless it is to be propagated."""
-        return _NO_GUARD if self.propagates else guard(place, functools.partial(_tell_fault, self.run))
+        """Return a guard that keeps faults from the training code, unless they are to propagate."""
+        return _NO_GUARD if self.propagates else guard(place, functools.partial(_report_fault, self.run))
 
-    def report_misuse(self, what: str) -> None:
-        """Tell of a mistake in the use of spans: once, in the journal; raised if faults are to be propagated."""
+    def report_misuse(self, problem: str) -> None:
+        """Report a mistake in the use of spans, once, in the log and the journal; raise it if faults propagate."""
         if self.propagates:
-            raise TachographError(what)
-        if what in self._told or len(self._told) >= 100:
+            raise TachographError(problem)
+        if problem in self._reported or len(self._reported) >= _MAX_MISUSES:
             return
-        self._told.add(what)
-        warn("%s", what)
-        self.run.report_error("span_misused", "", what)
+        self._reported.add(problem)
+        warn("%s", problem)
+        self.run.report_error("span_misused", "", problem)
+
+    def uuid_of(self, span: Span) -> uuid.UUID:
+        """Return the id of a span."""
+        return self.ids.uuid_of(span)
+
+    def wall_s(self, steady_s: float) -> float:
+        """Return the wall time of a reading of the steady clock."""
+        return self.times.wall_s(steady_s)
 
     # One Logger's recorder -----------------------------------------------------------------------------------------
 
@@ -117,10 +138,11 @@ class TrainingRecorder:
         start_time: TracingTimestamp | None = None,
         parent_span: Span | None = None,
     ) -> Span:
-        """Begin a span, which is the current one from now on."""
-        span = new_span(Span, span_name, span_attributes, start_event_attributes, recorder=self)
+        """Start a span, which becomes the current one."""
+        span = Span(span_name)
         span._parent = parent_span
-        self.begin(span, self.times.of_timestamp(start_time, "start_time"))
+        start_s = self.times.of_timestamp(start_time, "start_time")
+        self.open_span(span, start_s, attributes=span_attributes, start_attributes=start_event_attributes)
         return span
 
     def stop(
@@ -129,28 +151,28 @@ class TrainingRecorder:
         stop_event_attributes: Attributes | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """End a span."""
-        self.end(span, self.times.of_timestamp(stop_time, "stop_time"), stop_attributes=stop_event_attributes)
+        """Stop a span."""
+        self.close_span(span, self.times.of_timestamp(stop_time, "stop_time"), stop_attributes=stop_event_attributes)
 
     def event(self, span: Span | Event, event: Event | None = None) -> Event:
-        """Record that something happened, in a span, or in the current one if only the event is given."""
+        """Record an event of a span, or of the current span if only the event is given."""
         if isinstance(span, Event):
             return self.event(self.current, span)
         if not isinstance(event, Event):
-            self.report_misuse(f"an event is expected, such as Event.create('name'), got {event or span!r:.80}")
+            self.report_misuse(f"expected an event, such as Event.create('name'), got {event or span!r:.80}")
             return Event.create(str(event or span))
         with self.guarded("recording an event"):
             if span.stop_s is not None:
-                self.report_misuse(f"an event {event.name_str!r} came after the end of span {span.name_str!r}")
+                self.report_misuse(f"event {event.name_str!r} was added after span {span.name_str!r} stopped")
             span.keep_event(event)
             steady_s = self.times.of_timestamp(event.timestamp, f"the time of event {event.name_str!r}")
             if isinstance(event, ErrorEvent):
-                self._about(span, "error", _error_fields(event), steady_s)
+                self.add_span_record(span, "error", _error_fields(event), steady_s)
             else:
-                said = event.attributes.to_json()
-                said.pop("timestamp_msec", None)
-                fields = {f"{name}_" if name in EVENT_FIELDS else name: value for name, value in said.items()}
-                self._about(span, "event", {"name": event.name_str, **fields}, steady_s)
+                attributes = event.attributes.to_json()
+                attributes.pop("timestamp_msec", None)
+                fields = {f"{name}_" if name in EVENT_FIELDS else name: value for name, value in attributes.items()}
+                self.add_span_record(span, "event", {"name": event.name_str, **fields}, steady_s)
         return event
 
     def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
@@ -160,8 +182,8 @@ class TrainingRecorder:
         return event
 
     def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
-        """Record that telemetry data is missing or wrong."""
-        with self.guarded("recording an error of telemetry"):
+        """Record that telemetry data is missing or invalid."""
+        with self.guarded("recording a telemetry error"):
             more = f"; {attributes.to_json()}" if attributes else ""
             self.run.report_error("telemetry_data_error", "", f"{error_message}{more}")
 
@@ -172,11 +194,11 @@ class TrainingRecorder:
             return [span for span in self._open if span.name_str == name]
 
     def find_open(self, span_name: SpanName, inside: SpanName | None = None) -> Span | None:
-        """Return the innermost open span of a name: at the present place, else in the run.
+        """Return the innermost open span of a name: in the current context, else in the run.
 
         Args:
             span_name: the name.
-            inside: a name that ends the search, so that nothing outside such a span is found.
+            inside: the name of a span that ends the search; spans outside of it are not found.
         """
         span = current_span.get()
         while span is not None:
@@ -188,48 +210,72 @@ class TrainingRecorder:
             span = span._parent
         if inside is not None:
             return None
-        loose = self.detached.get(text_of(span_name))
-        if loose is not None and loose.active:
-            return loose
+        detached = self.detached.get(text_of(span_name))
+        if detached is not None and detached.active:
+            return detached
         found = self.get_active_spans_by_name(span_name)
         return found[-1] if found else None
 
     @property
     def current(self) -> Span:
-        """The innermost open span of this run at the present place."""
+        """The innermost open span of this run in the current context."""
         span = current_span.get()
         while span is not None and (span.stop_s is not None or span.recorder is not self):
             span = span._parent
         return span if span is not None and span.name else self.base
 
-    # The life of a span --------------------------------------------------------------------------------------------
+    # Starting and stopping spans -----------------------------------------------------------------------------------
 
-    def begin(self, span: Span, start_s: float | None = None) -> None:
-        """Begin a span, now or at a time on the steady clock."""
+    def open_span(
+        self,
+        span: Span,
+        start_s: float | None = None,
+        *,
+        attributes: Attributes | Mapping[str, Any] | None = None,
+        start_attributes: Attributes | Mapping[str, Any] | None = None,
+        on_start: Callable[[Span], None] | None = None,
+        on_stop: Callable[[Span, BaseException | None, float], None] | None = None,
+    ) -> None:
+        """Start a span, which becomes the current one.
+
+        Args:
+            span: a span that has not started.
+            start_s: when it started, on the steady clock; now if not given.
+            attributes: its attributes.
+            start_attributes: the attributes of its start event.
+            on_start: called with the span before it is recorded.
+            on_stop: called before the span stops, with the span, the exception that stops it, and the time.
+        """
         span.recorder = self
         span.start_s = self.now() if start_s is None else start_s
         if span._parent is None:
             span._parent = self.current
-        pass_over_ended(span._parent)
+        skip_stopped(span._parent)
         current_span.set(span)
-        span.more  # noqa: B018 - made now, it tells that the span was begun the long way
+        extras = span.extras  # created here: on exit, a short span with extras takes the slow path
+        extras.on_stop = on_stop
         with self._lock:
             self._open[span] = None
-        if len(self._open) > _MOST_OPEN:
-            self._end_oldest(span.name)
+        if len(self._open) > _MAX_OPEN:
+            self._close_oldest(span.name)
         try:
             with self.guarded("preparing a span"):
-                span._prepare()
-        except BaseException:  # faults are propagated: then the block is never entered, and nobody ends the span
+                if attributes:
+                    extras.attributes = attributes_of(attributes, span.report_misuse)
+                if start_attributes:
+                    extras.start_attributes = attributes_of(start_attributes, span.report_misuse)
+                if on_start is not None:
+                    on_start(span)
+        except BaseException:  # faults propagate: then the block is never entered, and nothing else stops the span
             span.stop_s = span.start_s
-            self._leave(span)
+            self._remove(span)
             raise
-        if not isinstance(span, ShortSpan) or self.filter.keeps(span.name_str):
-            span.more.is_queued = True  # before, for the writer may meet it at once
+        if type(span) is not ShortSpan or self.filter.keeps(span.name_str):
+            extras.is_queued = True  # set first, because the writer may handle the item at once
             if not self.put(span, counts=False):
-                span.more.is_queued = False  # then the end stands for both
+                extras.is_queued = False  # the stop record will stand for both
 
-    def end(
+    def close_span(
         self,
         span: Span,
         stop_s: float | None = None,
@@ -238,126 +284,142 @@ class TrainingRecorder:
         stop_attributes: Attributes | None = None,
         status: str = "ok",
     ) -> None:
-        """End a span: now, or at a time on the steady clock, or because of an exception."""
-        with self.guarded("ending a span"):
+        """Stop a span: now, or at a time on the steady clock, or because of an exception."""
+        with self.guarded("stopping a span"):
             now_s = self.now() if stop_s is None else stop_s
             if span.start_s is None or span.stop_s is not None:
-                state = "has not begun" if span.start_s is None else "has ended already"
-                is_known = span.more.status == "left_open"  # the application ended it
-                if error is None and self._writer is not None and not is_known:
-                    self.report_misuse(f"span {span.name_str!r} {state} and cannot be ended")
+                state = "has not started" if span.start_s is None else "has already stopped"
+                is_known = span.extras.status == "left_open"  # stopped together with the application
+                if error is None and self._backend is not None and not is_known:
+                    self.report_misuse(f"span {span.name_str!r} {state} and cannot be stopped")
                 return
-            more = span.more
-            more.status = status if error is None else "left" if _is_no_error(error) else "error"
-            more.stop_attributes = stop_attributes
+            extras = span.extras
+            extras.status = status if error is None else "left" if _is_clean_exit(error) else "error"
+            extras.stop_attributes = stop_attributes
             try:
-                if more.status == "error" and error is not None:
-                    self._record_error(span, error, now_s)
-                span.before_end(error, now_s)
+                if extras.status == "error" and error is not None:
+                    self._record_exception(span, error, now_s)
+                if extras.on_stop is not None:
+                    extras.on_stop(span, error, now_s)
             finally:
                 span.stop_s = max(now_s, span.start_s)
-                self._leave(span)
-                self.put(span, must=more.is_queued)  # no more of these than of starts that were taken
+                self._remove(span)
+                self.put(span, must=extras.is_queued)  # bounded, because the start was accepted
 
-    def _end_oldest(self, name: SpanName) -> None:
-        """End a span that was probably forgotten, for somebody begins spans and never ends them."""
+    def _close_oldest(self, name: SpanName) -> None:
+        """Stop one of the oldest spans: the caller starts spans and never stops them."""
         with self._lock:
-            spans = list(itertools.islice(self._open, _MOST_OPEN // 10))
+            spans = list(itertools.islice(self._open, _MAX_OPEN // 10))
         place = next((place for place, span in enumerate(spans) if span.name == name), len(spans) - 1)
-        self.report_misuse(f"more than {_MOST_OPEN} spans are open, such as {text_of(name)!r}; the oldest are ended")
-        self.end(spans[place], status="left_open")
+        self.report_misuse(f"more than {_MAX_OPEN} spans are open, such as {text_of(name)!r}; stopping the oldest")
+        self.close_span(spans[place], status="left_open")
         for span in spans[place + 1 : place + 3]:
-            pass_over_ended(span)  # or a chain of ended ones would grow
+            skip_stopped(span)  # or a chain of stopped spans would grow
 
-    def _leave(self, span: Span) -> None:
+    def _remove(self, span: Span) -> None:
         with self._lock:
             self._open.pop(span, None)
         if self.base is span:
-            outer = (outer for outer in outward(span._parent) if outer.stop_s is None and outer.name == span.name)
+            outer = (outer for outer in ancestors(span._parent) if outer.stop_s is None and outer.name == span.name)
             self.base = next(outer, self.root)
 
-    def add_finished_span(self, name: SpanName, start_s: float, stop_s: float, parent: Span) -> None:
-        """Record an iteration or a phase that is over, for those who learn of it afterwards."""
-        self.finish_span(ShortSpan(name, None, self, start_s, None, parent), stop_s)
+    # Iterations and phases that integrations observe ---------------------------------------------------------------
+
+    def start_iteration(self, name: SpanName, start_s: float, parent: Span) -> Span:
+        """Return a short span that `finish_span` records when it stops; it does not become the current span."""
+        return ShortSpan(name, self, start_s, None, parent)
 
     def finish_span(self, span: Span, stop_s: float) -> None:
-        """Record the end of a short span whose beginning was only noted: made, but never entered."""
+        """Record a short span from `start_iteration`."""
         span.stop_s = stop_s
         if len(self.buffer) > BACKPRESSURE_SIZE:
-            self.take_slowly(span)
+            self.add_under_pressure(span)
         else:
             self.buffer.append(span)
 
-    def take_slowly(self, span: Span) -> None:
-        """Queue a short span while the buffer is under pressure."""
-        if self._writer is None:
+    def add_finished_span(self, name: SpanName, start_s: float, stop_s: float, parent: Span) -> None:
+        """Record a short span that has stopped already."""
+        self.finish_span(ShortSpan(name, self, start_s, None, parent), stop_s)
+
+    def add_deferred_spans(self, resolve: Callable[[], Sequence[Span]]) -> None:
+        """Record short spans whose times the writer thread works out by calling a function."""
+        self.put(DeferredSpans(resolve))
+
+    def add_under_pressure(self, span: Span) -> None:
+        """Queue a short span while the buffer is filling up."""
+        if self._backend is None:
             return
         with self.guarded("recording an iteration"):
-            self.run._make_room(self._writer)
-            if len(self.buffer) >= self.run._settings.buffer_size:
-                self.count_loss("the buffer was full")
-            else:
+            if self.run.make_room(self._backend):
                 self.buffer.append(span)
+            else:
+                self.add_loss("the buffer was full")
 
-    def count_loss(self, reason: str) -> None:
-        """Count a record that could not be made."""
-        if self.run._writer is not None:  # also after the end, while the writer still works
-            self.run._writer.losses.add(reason)
+    def add_loss(self, reason: str) -> None:
+        """Count a lost record."""
+        if self.run.backend is not None:  # also after the end, while the writer still works
+            self.run.backend.losses.add(reason)
 
-    def _record_error(self, span: Span, error: BaseException, now_s: float) -> None:
-        """Record an exception in the innermost span it leaves; those around it only say that it passed."""
+    def _record_exception(self, span: Span, error: BaseException, now_s: float) -> None:
+        """Record an exception in the innermost span it leaves; outer spans only get an `error` attribute."""
         span.add_attribute("error", f"{error_type(error)}: {error_message(error)}"[:500])
-        if not isinstance(error, Exception) or getattr(error, _TOLD, None) == self.run.id:
+        if not isinstance(error, Exception) or getattr(error, _RECORDED_MARK, None) == self.run.id:
             return
-        with contextlib.suppress(Exception):  # one that takes no attributes is told again further out
-            setattr(error, _TOLD, self.run.id)
-        self._about(span, "error", error_fields(error, fatal=False, where=f"span {span.name_str}"), now_s)
+        with contextlib.suppress(Exception):  # an exception that takes no attributes is recorded again further out
+            setattr(error, _RECORDED_MARK, self.run.id)
+        self.add_span_record(span, "error", error_fields(error, fatal=False, where=f"span {span.name_str}"), now_s)
 
-    def _about(self, span: Span, event: str, fields: Mapping[str, Any], steady_s: float | None = None) -> None:
+    def add_span_record(self, span: Span, event: str, fields: Mapping[str, Any], steady_s: float | None = None) -> None:
+        """Record something that belongs to a span."""
         at_s = self.now() if steady_s is None else steady_s
-        self.put(Call(self.aggregator, lambda: self.aggregator.notes.about(span, at_s, event, fields)))
+        self.put(AggregatorTask(lambda: self.aggregator.records.build(span, at_s, event, fields)))
 
-    def put(self, entry: BufferItem, *, must: bool = False, counts: bool = True) -> bool:
-        """Queue an entry for the writer; return whether it was taken."""
-        if self._writer is None:
-            return False
-        if len(self.buffer) > BACKPRESSURE_SIZE:
-            self.run._make_room(self._writer)
-        is_taken = self._writer.put(entry, must=must)
-        if counts and not is_taken:
-            self.count_loss("the buffer was full")
-        return is_taken
-
-    # What is known of the job --------------------------------------------------------------------------------------
-
-    def configure(
-        self, parameters: Mapping[str, Any], *, tells: Literal["now", "later", "never"] = "now"
-    ) -> Parameters:
-        """Take what is known of the job, at any time; it holds from then on. See `set_training_config`.
+    def put(self, item: BufferItem, *, must: bool = False, counts: bool = True) -> bool:
+        """Queue an item for the writer; return whether it was accepted.
 
         Args:
-            parameters: names and values, or functions to ask.
-            tells: when it is recorded: later is with the next change, or when an application begins; never is for what
-                is said elsewhere.
+            item: the item.
+            must: accept it even if the buffer is full.
+            counts: whether to count a rejected item as a loss.
+        """
+        if self._backend is None:
+            return False
+        self.run.make_room(self._backend)
+        is_accepted = self._backend.put(item, must=must)
+        if counts and not is_accepted:
+            self.add_loss("the buffer was full")
+        return is_accepted
+
+    # Parameters of the job --------------------------------------------------------------------------------------
+
+    def configure(
+        self, parameters: Mapping[str, Any], *, record: Literal["now", "later", "never"] = "now"
+    ) -> Parameters:
+        """Set parameters of the job, at any time; they apply from then on. See `set_training_config`.
+
+        Args:
+            parameters: names and values, or functions that return values.
+            record: when to record them: `later` is with the next change or when an application starts, `never` is for
+                values that are recorded elsewhere.
         """
         self._source.update(parameters)
-        known = self.parameters = self._source.ask(self.report_misuse)
-        if tells == "never":
-            self.put(Call(self.aggregator, lambda: self.aggregator.begin_with(known)), must=True)
+        known = self.parameters = self._source.resolve(self.report_misuse)
+        if record == "never":
+            self.put(AggregatorTask(lambda: self.aggregator.set_initial(known)), must=True)
         else:
-            self.use(known, tells=tells == "now")
+            self.use(known, record=record == "now")
         return known
 
-    def use(self, known: Parameters, *, tells: bool) -> None:
-        """Use parameters from now on, and perhaps record what has changed since they were recorded last."""
+    def use(self, known: Parameters, *, record: bool) -> None:
+        """Use parameters from now on, and record them if asked to and they have changed since the last record."""
         base, now_s = self.base, self.now()
-        self.put(Call(self.aggregator, lambda: self.aggregator.change(known, base, now_s, tells=tells)), must=True)
+        self.put(AggregatorTask(lambda: self.aggregator.change(known, base, now_s, record=record)), must=True)
 
     def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
-        """Choose which spans are recorded one by one from now on."""
+        """Set which spans are recorded one by one from now on."""
         chosen = self.filter = SpanFilter(mode, names)
-        self.begins_short = chosen.keeps_short
-        self.put(Call(self.aggregator, lambda: self.aggregator.use_filter(chosen)), must=True)
+        self.records_short_spans = chosen.keeps_short
+        self.put(AggregatorTask(lambda: self.aggregator.use_filter(chosen)), must=True)
 
     def saved(
         self,
@@ -366,80 +428,80 @@ class TrainingRecorder:
         path: str | os.PathLike[str] | None = None,
         at_s: float | None = None,
     ) -> None:
-        """Record that the checkpoint of a step is safe."""
+        """Record that the checkpoint of a step is complete."""
         base, now_s = self.base, self.now() if at_s is None else at_s
         place = os.path.abspath(path) if path is not None else None
         size = LazyValue(lambda: _size_bytes(place)) if place is not None else None
         text = os.fspath(path) if path is not None else None
-        self.put(Call(self.aggregator, lambda: self.aggregator.saved(span, base, step, now_s, text, size)))
+        self.put(AggregatorTask(lambda: self.aggregator.saved(span, base, step, now_s, text, size)))
 
     # The end -------------------------------------------------------------------------------------------------------
 
     def close_open(self, since: Span | None = None) -> None:
-        """End the spans that were left open, the latest first, and mark them.
+        """Stop the spans that were left open, the latest first, with the status `left_open`.
 
         Args:
-            since: only those inside this one.
+            since: stop only the spans inside this one.
         """
         with self._lock:
             left = list(reversed(self._open))
         for span in left:
-            if since is None or any(outer is since for outer in outward(span._parent)):
-                self.end(span, status="left_open")
+            if since is None or any(outer is since for outer in ancestors(span._parent)):
+                self.close_span(span, status="left_open")
 
     def close(self) -> None:
-        """End what is still open and report what was not reported yet; called when the run ends."""
-        if self._writer is None:
+        """Stop the open spans and report the rest; called when the run ends."""
+        if self._backend is None:
             return
         self.run_before_close()
         self.close_open()
         now_s = self.now()
-        self.put(Call(self.aggregator, lambda: self.aggregator.finish(now_s)), must=True)
+        self.put(AggregatorTask(lambda: self.aggregator.finish(now_s)), must=True)
         self.forget()
 
     def run_before_close(self) -> None:
-        """Let those who know of something that is not recorded yet tell it."""
+        """Call the functions in `before_close`, once."""
         while self.before_close:
-            with self.guarded("hearing last words"):
+            with self.guarded("calling a before-close function"):
                 self.before_close.pop()()
 
     def forget(self) -> None:
-        """Record nothing any more."""
-        self._writer = None
-        self.is_closed = self.begins_short = True  # so that short spans look for another run as well
+        """Stop recording."""
+        self._backend = None
+        self.is_closed = self.records_short_spans = True  # so that short spans look for another run, too
         self.buffer = deque(maxlen=0)
         self.base = self.root
         self._lock = threading.RLock()  # in a forked child, a thread of the parent may have held it
         self.ids.renew_lock()
-        # So that what comes later looks for another run, also at places where one of these is the current span.
-        for span in outward(current_span.get()):
+        # Stop them, so that new spans look for another run even where one of these is the current span.
+        for span in ancestors(current_span.get()):
             if span.recorder is self and span.stop_s is None:
                 span.stop_s = self.now()
-                span.more.status = "left_open"  # a short one looks there when it is left
+                span.extras.status = "left_open"  # read when the scope of a short span exits
         for left in (self.root, *self._open):
             left.stop_s = self.now()
         self._open.clear()
         self.detached.clear()
 
 
-def _tell_fault(run: Run, place: str, fault: Exception) -> None:
-    """Put a fault into the journal: it is never only a line in a log."""
+def _report_fault(run: Run, place: str, fault: Exception) -> None:
+    """Record a fault in the journal, so that it is not only a line in a log."""
     run.report_error("fault", "", f"{type(fault).__name__} while {place}: {fault!s:.300}")
 
 
-def _is_no_error(error: BaseException) -> bool:
-    """Tell whether an exception only says that a block is left: a generator is closed, or the program ends well."""
+def _is_clean_exit(error: BaseException) -> bool:
+    """Return whether an exception is not an error: a generator is closed, or the program exits with code 0."""
     return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
 def _error_fields(event: ErrorEvent) -> dict[str, Any]:
-    said = event.attributes.to_json()
+    attributes = event.attributes.to_json()
     return {
-        "error_type": said.get("exception_type"),
-        "error_message": said.get("exception_message") or said.get("error_message"),
-        "traceback": said.get("exception_traceback"),
+        "error_type": attributes.get("exception_type"),
+        "error_message": attributes.get("exception_message") or attributes.get("error_message"),
+        "traceback": attributes.get("exception_traceback"),
         "fatal": False,
-        "where": said.get("error_message"),
+        "where": attributes.get("error_message"),
     }
 
 
@@ -452,6 +514,6 @@ def _size_bytes(path: str | None) -> int | None:
     num_bytes = 0
     for folder, _, names in os.walk(path):
         for name in names[:10_000]:
-            with contextlib.suppress(OSError):  # a link to nowhere, or a file that was just removed
+            with contextlib.suppress(OSError):  # a broken link, or a file that was just removed
                 num_bytes += os.path.getsize(os.path.join(folder, name))
     return num_bytes

@@ -1,64 +1,82 @@
-"""A span: a stretch of time with a name. A small object that is its own context manager, decorator and buffer entry.
+"""`Span`: a named interval of time, as data.
 
-Nothing is made before somebody asks for it: ids, time stamps, attributes and events of a span that has none cost
-nothing. `ShortSpan` is for iterations and their phases: it goes into the buffer once, when it ends.
+A span is a small struct. Its id, its timestamps, its attributes and its events come into being only when someone asks
+for them, so a span that has none of these costs nothing extra: they live in `SpanExtras`.
+
+`ShortSpan` is the type of iterations and their phases. A short span goes into the buffer once, when it stops, and is
+usually only aggregated; any other span goes into the buffer when it starts and again when it stops.
+
+Spans are started and stopped by a `SpanScope` (context managers, decorators) or by `TrainingRecorder` (callbacks).
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from enum import Enum
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
-from tachograph._base.decorator import wrap_calls
 from tachograph.exceptions import TachographError
-from tachograph.recorder import DeferredRecord, PendingRecord
 from tachograph.spans._attributes import Attribute, Attributes, AttributeValue, attribute_of, attributes_of
 from tachograph.spans._event import Event
 from tachograph.spans._names import StandardEventName, StandardSpanAttributeName, text_of
 from tachograph.spans._timestamp import TracingTimestamp
 
-if TYPE_CHECKING:
-    from tachograph.spans._recorder import TrainingRecorder
-
-__all__ = [
-    "SpanExtras",
-    "ShortSpan",
-    "Span",
-    "SpanName",
-    "current_span",
-    "enter_twin",
-    "entered_here",
-    "leave_twin",
-    "new_span",
-    "outward",
-    "pass_over_ended",
-]
+__all__ = ["ShortSpan", "Span", "SpanExtras", "SpanName", "SpanOwner", "ancestors", "current_span", "skip_stopped"]
 
 SpanName = Enum | str
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_MOST_EVENTS = 100
+_MAX_EVENTS = 100
 
 current_span: ContextVar[Span | None] = ContextVar("tachograph_span", default=None)
-"""The span begun last, for each thread and each asyncio task. The innermost open one is it, or around it: ending a span
-does not touch this, which halves the cost of an iteration.
+"""The span started last, for each thread and each asyncio task.
+
+It may have stopped already; then the innermost open span is one of its ancestors. Stopping a span does not reset this
+variable, which halves the cost of an iteration.
 """
 
-_get = current_span.get
-_set = current_span.set
+
+class SpanOwner(Protocol):
+    """The recorder of a span, as far as the span itself needs it."""
+
+    @property
+    def root(self) -> Span:
+        """The span that stands for the run."""
+        ...
+
+    def uuid_of(self, span: Span) -> uuid.UUID:
+        """Return the id of a span."""
+        ...
+
+    def wall_s(self, steady_s: float) -> float:
+        """Return the wall time of a reading of the steady clock."""
+        ...
+
+    def report_misuse(self, problem: str) -> None:
+        """Report a mistake in the use of spans."""
+        ...
+
+    def event(self, span: Any, event: Event | None = None) -> Event:
+        """Record an event of a span."""
+        ...
+
+    def stop(
+        self,
+        span: Span,
+        stop_event_attributes: Attributes | None = None,
+        stop_time: TracingTimestamp | None = None,
+    ) -> None:
+        """Stop a span."""
+        ...
 
 
 class SpanExtras:
-    """What few spans have."""
+    """Properties that few spans have."""
 
     __slots__ = (
         "attributes",
@@ -67,10 +85,10 @@ class SpanExtras:
         "is_queued",
         "is_started",
         "is_written",
+        "on_stop",
         "start_attributes",
         "status",
         "stop_attributes",
-        "twins",
         "updated",
         "wall_offset_s",
     )
@@ -83,18 +101,19 @@ class SpanExtras:
         self.events: deque[Event] | None = None
         self.id: int | uuid.UUID | None = None
         self.status = "ok"
-        self.twins: list[Span] | None = None
         self.wall_offset_s = 0.0
+        self.on_stop: Callable[[Span, BaseException | None, float], None] | None = None
+        """Called when the span is about to stop, with the exception that stops it and the time."""
         self.is_queued = False
-        """Whether the start is on its way to the writer; if not, the end stands for both."""
+        """Whether the start is in the buffer; if not, the stop stands for both."""
         self.is_started = False
-        """For the writer: whether it has met the span's start."""
+        """Writer thread: whether it has handled the start."""
         self.is_written = False
-        """For the writer: whether the start is in the journal."""
+        """Writer thread: whether the start is in the journal."""
 
 
-class Span(DeferredRecord, msgspec.Struct, eq=False):
-    """A stretch of time with a name; made by `timed_span` and the context managers, or by `Span.create`.
+class Span(msgspec.Struct, eq=False):
+    """A named interval of time; created by `timed_span` and the other context managers, or by `Span.create`.
 
     Example:
         >>> with timed_span("augment") as span:
@@ -102,12 +121,11 @@ class Span(DeferredRecord, msgspec.Struct, eq=False):
     """
 
     name: Any
-    _given: tuple[Any, Any, Any, TrainingRecorder | None] | None = None
-    recorder: TrainingRecorder | None = None
+    recorder: Any = None  # a SpanOwner; msgspec cannot have a protocol here
     start_s: float | None = None
     stop_s: float | None = None
     _parent: Span | None = None
-    _more: SpanExtras | None = None
+    _extras: SpanExtras | None = None
 
     @classmethod
     def create(
@@ -118,359 +136,203 @@ class Span(DeferredRecord, msgspec.Struct, eq=False):
         start_event_attributes: Attributes | None = None,
         start_time: TracingTimestamp | None = None,
     ) -> Span:
-        """Make a span that has begun and that no recorder knows of; `TrainingRecorder.start` makes a recorded one."""
+        """Create a started span without a recorder; `TrainingRecorder.start` creates one that is recorded."""
         start_time = start_time or TracingTimestamp.now()
-        span = new_span(Span, name, span_attributes, start_event_attributes)
-        span._parent = parent_span
-        span._prepare()
-        span.more.id = uuid.uuid4()
-        span.more.wall_offset_s = start_time.seconds_since_epoch - start_time.perf_counter_seconds
-        span.start_s = start_time.perf_counter_seconds
+        span = Span(name, None, start_time.perf_counter_seconds, None, parent_span)
+        extras = span.extras
+        if span_attributes:
+            extras.attributes = attributes_of(span_attributes, span.report_misuse)
+        if start_event_attributes:
+            extras.start_attributes = attributes_of(start_event_attributes, span.report_misuse)
+        extras.id = uuid.uuid4()
+        extras.wall_offset_s = start_time.seconds_since_epoch - start_time.perf_counter_seconds
         return span
 
-    # What it is ----------------------------------------------------------------------------------------------------
+    # Properties ----------------------------------------------------------------------------------------------------
 
     @property
-    def more(self) -> SpanExtras:
-        """What few spans have, made when it is asked for."""
-        if self._more is None:
-            self._more = SpanExtras()
-        return self._more
+    def extras(self) -> SpanExtras:
+        """The properties that few spans have, created on first use."""
+        if self._extras is None:
+            self._extras = SpanExtras()
+        return self._extras
 
     @property
     def id(self) -> uuid.UUID:
-        """A number no other span has, made when it is asked for."""
+        """A unique id, created on first use."""
         if self.recorder is not None:
-            return self.recorder.ids.uuid_of(self)
-        if not isinstance(self.more.id, uuid.UUID):
-            self.more.id = uuid.uuid4()
-        return self.more.id
+            found: uuid.UUID = self.recorder.uuid_of(self)
+            return found
+        if not isinstance(self.extras.id, uuid.UUID):
+            self.extras.id = uuid.uuid4()
+        return self.extras.id
 
     @property
     def name_str(self) -> str:
-        """The name as a text."""
+        """The name as a string."""
         return text_of(self.name)
 
     @property
     def parent_span(self) -> Span | None:
-        """The span around this one."""
+        """The enclosing span."""
         return self._parent if self._parent is not None and self._parent.name else None
 
     @property
     def active(self) -> bool:
-        """Whether it has begun and not ended."""
+        """Whether it has started and not stopped."""
         return self.start_s is not None and self.stop_s is None
 
     @property
     def attributes(self) -> Attributes:
-        """All that is said about it."""
-        more = self._more
-        if more is None or more.attributes is None:
-            return Attributes.merge(None if more is None else more.updated)
-        return type(more.attributes).merge(more.attributes, more.updated)
+        """All attributes: those given at the start and those added later."""
+        extras = self._extras
+        if extras is None or extras.attributes is None:
+            return Attributes.merge(None if extras is None else extras.updated)
+        return type(extras.attributes).merge(extras.attributes, extras.updated)
 
     @property
     def updated_attributes(self) -> Attributes:
-        """What was said about it after it began."""
-        more = self.more
-        if more.updated is None:
-            more.updated = Attributes()
-        return more.updated
+        """The attributes added after the start."""
+        extras = self.extras
+        if extras.updated is None:
+            extras.updated = Attributes()
+        return extras.updated
 
     @property
     def start_event(self) -> Event:
-        """The event of its beginning."""
-        return _edge(self, StandardEventName.SPAN_START, self.start_s, self.more.start_attributes)
+        """The event of its start."""
+        return self._edge_event(StandardEventName.SPAN_START, self.start_s, self.extras.start_attributes)
 
     @property
     def stop_event(self) -> Event | None:
-        """The event of its end, or None while it is active."""
+        """The event of its stop, or None while it is active."""
         if self.stop_s is None:
             return None
-        return _edge(self, StandardEventName.SPAN_STOP, self.stop_s, self.more.stop_attributes)
+        return self._edge_event(StandardEventName.SPAN_STOP, self.stop_s, self.extras.stop_attributes)
 
     @property
     def events(self) -> list[Event]:
-        """Its beginning, the latest hundred of the events added to it, and its end."""
+        """The start event, the last hundred events added to it, and the stop event."""
         stop = self.stop_event
-        return [self.start_event, *(self.more.events or ()), *([stop] if stop else [])]
+        return [self.start_event, *(self.extras.events or ()), *([stop] if stop else [])]
+
+    def _edge_event(self, name: StandardEventName, steady_s: float | None, attributes: Attributes | None) -> Event:
+        if steady_s is None:
+            raise TachographError(f"span {self.name_str!r} has not started")
+        return Event(name, TracingTimestamp(self.wall_s(steady_s), steady_s), attributes)
 
     def wall_s(self, steady_s: float) -> float:
-        """Return the wall time of a reading of the clock the span was timed with."""
+        """Return the wall time of a reading of the clock that timed the span."""
         if self.recorder is not None:
-            return self.recorder.times.wall_s(steady_s)
-        return steady_s + self.more.wall_offset_s
+            wall_s: float = self.recorder.wall_s(steady_s)
+            return wall_s
+        return steady_s + self.extras.wall_offset_s
 
     def duration_msec(self) -> int:
-        """Return its length in whole milliseconds.
+        """Return its duration in whole milliseconds.
 
         Raises:
             TachographError: while it is active.
         """
         if self.start_s is None or self.stop_s is None:
-            raise TachographError(f"span {self.name_str!r} has not ended yet")
+            raise TachographError(f"span {self.name_str!r} has not stopped yet")
         return int((self.stop_s - self.start_s) * 1000)
 
-    # What is said about it -----------------------------------------------------------------------------------------
+    # Changes -------------------------------------------------------------------------------------------------------
 
     def add_attribute(self, name: str | Enum, value: AttributeValue) -> Attribute:
-        """Say something about it. What cannot be an attribute is stored as a text."""
+        """Add an attribute. A value that cannot be an attribute is stored as a string."""
         if self.stop_s is not None and self.recorder is not None:
-            self.recorder.report_misuse(f"attribute {text_of(name)!r} came after the end of span {self.name_str!r}")
-        return self.updated_attributes.add_attribute(attribute_of(text_of(name), value, _complainer(self)))
+            self.recorder.report_misuse(f"attribute {text_of(name)!r} was added after span {self.name_str!r} stopped")
+        return self.updated_attributes.add_attribute(attribute_of(text_of(name), value, self.report_misuse))
 
     def add_attributes(self, attributes: Attributes | Mapping[str, Any]) -> None:
-        """Say several things about it."""
+        """Add several attributes."""
         for name, value in attributes.items():
             self.add_attribute(name, value.value if isinstance(value, Attribute) else value)
 
     def add_event(self, event: Event) -> Event:
-        """Record that something happened in it."""
+        """Record an event of the span."""
         if self.recorder is not None:
-            return self.recorder.event(self, event)
+            recorded: Event = self.recorder.event(self, event)
+            return recorded
         if not self.active:
             raise TachographError(f"span {self.name_str!r} is not active; an event needs an active span")
         self.keep_event(event)
         return event
 
     def keep_event(self, event: Event) -> None:
-        """Remember an event; the latest hundred are."""
-        more = self.more
-        if more.events is None:
-            more.events = deque(maxlen=_MOST_EVENTS)
-        more.events.append(event)
+        """Keep an event in `events`, which holds the last hundred."""
+        extras = self.extras
+        if extras.events is None:
+            extras.events = deque(maxlen=_MAX_EVENTS)
+        extras.events.append(event)
 
     def stop(self, stop_event_attributes: Attributes | None = None, stop_time: TracingTimestamp | None = None) -> None:
-        """End it; to end it again changes nothing."""
+        """Stop the span. Stopping it again has no effect."""
         if self.stop_s is not None:
             return
         if self.recorder is not None:
             self.recorder.stop(self, stop_event_attributes, stop_time)
             return
         self.stop_s = stop_time.perf_counter_seconds if stop_time else time.perf_counter()
-        self.more.stop_attributes = stop_event_attributes
+        self.extras.stop_attributes = stop_event_attributes
         self.add_attribute(StandardSpanAttributeName.DURATION_MSEC, self.duration_msec())
 
+    def report_misuse(self, problem: str) -> None:
+        """Report a mistake in the use of this span."""
+        if self.recorder is not None:
+            self.recorder.report_misuse(f"span {self.name_str!r}: {problem}")
+
+    # JSON ----------------------------------------------------------------------------------------------------------
+
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return it as JSON values."""
         events = [event.to_json() for event in self.events]
         return {"name": self.name_str, "id": str(self.id), "events": events, "attributes": self.attributes.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Span:
-        """Make a span from what `to_json` returned."""
+        """Create a span from the result of `to_json`."""
+        edges = {StandardEventName.SPAN_START, StandardEventName.SPAN_STOP}
         events = [Event.from_json(event) for event in data["events"]]
         first, last = events[0], events[-1]
-        own = [event for event in events if event.name_str not in set(_EDGES)]
         span = cls.create(data["name"], None, Attributes.from_json(data.get("attributes")), None, first.timestamp)
-        span.more.start_attributes = first.attributes
-        span.more.id = uuid.UUID(str(data["id"]))
-        for event in own:
-            span.keep_event(event)
+        span.extras.start_attributes = first.attributes
+        span.extras.id = uuid.UUID(str(data["id"]))
+        for event in events:
+            if event.name_str not in edges:
+                span.keep_event(event)
         if last.name_str == StandardEventName.SPAN_STOP:
-            span.stop_s, span.more.stop_attributes = last.timestamp.perf_counter_seconds, last.attributes
+            span.stop_s, span.extras.stop_attributes = last.timestamp.perf_counter_seconds, last.attributes
         return span
 
     def __repr__(self) -> str:
-        state = "active" if self.active else "not begun" if self.start_s is None else "ended"
+        state = "active" if self.active else "not started" if self.start_s is None else "stopped"
         return f"Span({self.name_str!r}, {state})"
-
-    # As a context manager and a decorator --------------------------------------------------------------------------
-
-    def __enter__(self) -> Span:
-        if self.start_s is not None:
-            return enter_twin(self)
-        recorder = self.recorder or _find_parent().recorder
-        assert recorder is not None  # noqa: S101 - a parent that was found has one
-        recorder.begin(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        span = entered_here(self)
-        if span.recorder is not None:
-            span.recorder.end(span, error=error)
-        if span is not self:
-            leave_twin(self, span)
-
-    def __call__(self, function: _Function) -> _Function:
-        """Use it as a decorator: each call of the function is a span of its own."""
-        return wrap_calls(function, lambda _args: self._again())
-
-    def _again(self) -> Span:
-        """Return a span like this one that has not begun."""
-        return type(self)(self.name, self._given, None if self._given is None else self._given[3])
-
-    def _prepare(self) -> None:
-        """Take over what was given, when the span begins."""
-        if self._given is None:
-            return
-        attributes, start_attributes, prepare, _ = self._given
-        if attributes:
-            self.more.attributes = attributes_of(attributes, _complainer(self))
-        if start_attributes:
-            self.more.start_attributes = attributes_of(start_attributes, _complainer(self))
-        if prepare is not None:
-            prepare(self)
-
-    def before_end(self, error: BaseException | None, now_s: float) -> None:
-        """Do what belongs to the end, while the span is still open."""
-
-    # As an entry of the buffer -------------------------------------------------------------------------------------
-
-    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[PendingRecord]:
-        """Return what to record of it; it is in the buffer when it begins and again when it has ended."""
-        return self.recorder.aggregator.take(self, latest) if self.recorder is not None else ()
-
-    def notes_of_all(
-        self, guests: Sequence[Any], latest: Iterable[Mapping[str, Any] | None]
-    ) -> Iterable[PendingRecord]:
-        """Return what to record of several short spans, of which this is one."""
-        return self.recorder.aggregator.take_all(guests, latest) if self.recorder is not None else ()
 
 
 class ShortSpan(Span, eq=False, gc=False):
-    """An iteration, or a phase of one: unless it is to be recorded by itself, it is only summed up.
+    """An iteration or a phase of one; only aggregated, unless it is to be recorded by itself.
 
-    The garbage collector is told not to look at them: nothing they refer to refers to them.
+    The garbage collector does not track these: nothing that a short span refers to refers back to it.
     """
 
-    goes_beside: ClassVar[bool] = True
 
-    # The hot path: this, `__exit__`, and making the object, which is why spans are structs.
-    def __enter__(self) -> Span:
-        parent = _get()
-        while parent is not None and parent.stop_s is not None:
-            parent = parent._parent
-        around = parent._parent if parent is not None else None
-        if (
-            parent is None
-            or around is None
-            or around.stop_s is not None
-            or self.start_s is not None
-            or self._given is not None
-        ):
-            if self.start_s is not None or self._given is not None:
-                return super().__enter__()
-            parent = _find_parent()
-            pass_over_ended(parent)
-        recorder: TrainingRecorder = parent.recorder  # type: ignore[assignment] # one that was begun has it
-        if recorder.begins_short:
-            return super().__enter__()
-        self._parent = parent
-        self.recorder = recorder
-        _set(self)
-        self.start_s = recorder.now()
-        return self
+def ancestors(span: Span | None) -> Iterator[Span]:
+    """Yield a span, its parent, and so on, up to the root that stands for the run.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        recorder = self.recorder
-        if recorder is None:
-            return  # it was never entered
-        stop_s = recorder.now()
-        if error is not None or self._more is not None:
-            super().__exit__(kind, error, _trace)
-            return
-        self.stop_s = stop_s
-        buffer = recorder.buffer
-        if len(buffer) > 4096:  # PRESSURE
-            recorder.take_slowly(self)
-        else:
-            buffer.append(self)
-
-
-_Kind = TypeVar("_Kind", bound=Span)
-
-
-def new_span(
-    kind: type[_Kind],
-    name: SpanName,
-    attributes: Attributes | Mapping[str, Any] | None = None,
-    start_attributes: Attributes | Mapping[str, Any] | None = None,
-    prepare: Callable[[Span], None] | None = None,
-    recorder: TrainingRecorder | None = None,
-) -> _Kind:
-    """Make a span that has not begun.
-
-    Args:
-        kind: its class.
-        name: its name.
-        attributes: what to say about it.
-        start_attributes: what to say about its beginning.
-        prepare: called when it begins.
-        recorder: what records it, if that is not to be found out when it begins.
-    """
-    if attributes is None and start_attributes is None and prepare is None and recorder is None:
-        return kind(name)
-    return kind(name, (attributes, start_attributes, prepare, recorder), recorder)
-
-
-_EDGES = (StandardEventName.SPAN_START, StandardEventName.SPAN_STOP)
-
-
-def _edge(span: Span, name: StandardEventName, steady_s: float | None, attributes: Attributes | None) -> Event:
-    """Return the event of a span's beginning or end."""
-    if steady_s is None:
-        raise TachographError(f"span {span.name_str!r} has not begun")
-    return Event(name, TracingTimestamp(span.wall_s(steady_s), steady_s), attributes)
-
-
-def _complainer(span: Span) -> Callable[[str], None]:
-    """Return what tells of a mistake in what is said about a span."""
-    recorder = span.recorder
-    return lambda what: recorder.report_misuse(f"span {span.name_str!r}: {what}") if recorder is not None else None
-
-
-def outward(span: Span | None) -> Iterator[Span]:
-    """Yield a span, the one around it, and so on, up to what stands for the run.
-
-    Where the training thread looks at every call, a loop is written out instead, which costs it less.
+    Code on the training thread that runs for every iteration has this loop inlined, which is cheaper.
     """
     while span is not None:
         yield span
         span = span._parent
 
 
-def pass_over_ended(span: Span) -> None:
-    """Let go of spans around this one that have ended, so that no chain of them grows."""
-    around = span._parent
-    if around is None or around.stop_s is None:
+def skip_stopped(span: Span) -> None:
+    """Replace a stopped parent by its nearest open ancestor, so that no chain of stopped spans grows."""
+    parent = span._parent
+    if parent is None or parent.stop_s is None:
         return
-    opened = next((outer for outer in outward(around) if outer.stop_s is None), None)
+    opened = next((outer for outer in ancestors(parent) if outer.stop_s is None), None)
     span._parent = opened if opened is not None or span.recorder is None else span.recorder.root
-
-
-def enter_twin(span: Span) -> Span:
-    """Enter a span a second time: an object kept outside the loop is a new span each time."""
-    twin = span._again()
-    more = span.more
-    if more.twins is None:
-        more.twins = []
-    more.twins.append(twin)  # which is atomic, unlike making another list
-    return twin.__enter__()
-
-
-def leave_twin(span: Span, twin: Span) -> None:
-    """Forget one of the spans that an object stood for."""
-    with contextlib.suppress(ValueError, AttributeError):
-        span.more.twins.remove(twin)  # type: ignore[union-attr] # there may be none
-
-
-def entered_here(span: Span) -> Span:
-    """Return the span that an object stands for at the present place, where several threads may use it."""
-    twins = list(span._more.twins or ()) if span._more is not None else []
-    if not twins:
-        return span
-    for inner in outward(_get()):
-        if inner.stop_s is None and (inner is span or any(inner is twin for twin in twins)):
-            return inner
-    return twins[-1] if span.stop_s is not None else span
-
-
-def _find_parent() -> Span:
-    from tachograph.spans._current import find_parent
-
-    return find_parent()

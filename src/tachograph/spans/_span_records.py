@@ -1,95 +1,97 @@
-"""Spans and events as records: what is written when a span begins, ends, or something happens in it."""
+"""Builds the records of spans and their events.
+
+A start is written lazily: a span that has stopped by the time the writer handles its start gets a single `span` record
+instead of `span_start` and `span_stop`, unless something inside it was written in between and refers to it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tachograph.recorder import PendingRecord
 from tachograph.spans._attributes import Attributes
 from tachograph.spans._filter import SpanFilter
-from tachograph.spans._span import Span, outward
+from tachograph.spans._span import Span, ancestors
+from tachograph.spans._span_ids import SpanIds
 
-if TYPE_CHECKING:
-    from tachograph.spans._recorder import TrainingRecorder
-
-__all__ = ["SpanRecords"]
+__all__ = ["SpanRecordBuilder"]
 
 
-class SpanRecords:
-    """Makes the records of one run's spans, in the writer's thread."""
+class SpanRecordBuilder:
+    """Builds the records of one run's spans, on the writer thread."""
 
-    def __init__(self, recorder: TrainingRecorder) -> None:
-        self._recorder = recorder
+    def __init__(self, ids: SpanIds) -> None:
+        self._ids = ids
         self.filter = SpanFilter()
 
-    def about(self, span: Span | None, steady_s: float, event: str, fields: Mapping[str, Any]) -> list[PendingRecord]:
-        """Return a record that belongs to a span, or to the one around it if that is not recorded itself."""
-        kept = self._kept(span)
-        if kept is None:
+    def build(self, span: Span | None, steady_s: float, event: str, fields: Mapping[str, Any]) -> list[PendingRecord]:
+        """Return a record that belongs to a span, or to its nearest ancestor that is recorded."""
+        owner = self._recorded_ancestor(span)
+        if owner is None:
             return [PendingRecord(steady_s, event, dict(fields))]
-        notes = self.start(kept)
-        notes.append(PendingRecord(steady_s, event, {**fields, "span_id": self._recorder.ids.text_of(kept)}))
-        return notes
+        records = self.start(owner)
+        records.append(PendingRecord(steady_s, event, {**fields, "span_id": self._ids.text_of(owner)}))
+        return records
 
-    def _kept(self, span: Span | None) -> Span | None:
-        return next((outer for outer in outward(span) if outer.name and self.filter.keeps(outer.name_str)), None)
+    def _recorded_ancestor(self, span: Span | None) -> Span | None:
+        return next((outer for outer in ancestors(span) if outer.name and self.filter.keeps(outer.name_str)), None)
 
     def start(self, span: Span) -> list[PendingRecord]:
-        """Return the start of a span, and of those around it, unless they are in the journal."""
+        """Return the start records of a span and of its ancestors that are not in the journal yet."""
         if not self.filter.keeps(span.name_str):
             return []
         chain: list[Span] = []
         inner: Span | None = span
-        while inner is not None and not inner.more.is_written:
-            inner.more.is_written = True
+        while inner is not None and not inner.extras.is_written:
+            inner.extras.is_written = True
             chain.append(inner)
-            inner = self._kept(inner._parent)
-        notes: list[PendingRecord] = []
-        for begun in reversed(chain):
-            notes.append(PendingRecord(begun.start_s or 0.0, "span_start", self._head(begun, inner)))
-            inner = begun
-        return notes
+            inner = self._recorded_ancestor(inner._parent)
+        records: list[PendingRecord] = []
+        for started in reversed(chain):
+            records.append(PendingRecord(started.start_s or 0.0, "span_start", self._head(started, inner)))
+            inner = started
+        return records
 
-    def end(self, span: Span) -> list[PendingRecord]:
-        """Return the end of a span, or all of it if nothing of it is in the journal."""
-        more = span.more
-        assert span.start_s is not None and span.stop_s is not None  # noqa: S101 - it has ended
-        notes: list[PendingRecord] = []
-        if more.is_written:
+    def stop(self, span: Span) -> list[PendingRecord]:
+        """Return the stop record of a span, or its whole record if its start is not in the journal."""
+        extras = span.extras
+        assert span.start_s is not None and span.stop_s is not None  # noqa: S101 - it has stopped
+        records: list[PendingRecord] = []
+        if extras.is_written:
             event = "span_stop"
-            fields: dict[str, Any] = {"span_id": self._recorder.ids.text_of(span), "name": span.name_str}
+            fields: dict[str, Any] = {"span_id": self._ids.text_of(span), "name": span.name_str}
         else:
-            parent = self._kept(span._parent)
-            notes += self.start(parent) if parent is not None else []
+            parent = self._recorded_ancestor(span._parent)
+            records += self.start(parent) if parent is not None else []
             event, fields = "span", self._head(span, parent)
-            more.is_written = True
+            extras.is_written = True
         fields["duration_s"] = span.stop_s - span.start_s
-        if more.status != "ok":
-            fields["status"] = more.status
-        if more.attributes or more.updated or more.stop_attributes:
-            fields |= _said(attributes=span.attributes, stop_attributes=more.stop_attributes)
-        notes.append(PendingRecord(span.stop_s, event, fields))
-        return notes
+        if extras.status != "ok":
+            fields["status"] = extras.status
+        if extras.attributes or extras.updated or extras.stop_attributes:
+            fields |= _to_json(attributes=span.attributes, stop_attributes=extras.stop_attributes)
+        records.append(PendingRecord(span.stop_s, event, fields))
+        return records
 
     def _head(self, span: Span, parent: Span | None) -> dict[str, Any]:
-        more = span.more
-        fields: dict[str, Any] = {"span_id": self._recorder.ids.text_of(span)}
+        extras = span.extras
+        fields: dict[str, Any] = {"span_id": self._ids.text_of(span)}
         if parent is not None:
-            fields["parent_id"] = self._recorder.ids.text_of(parent)
+            fields["parent_id"] = self._ids.text_of(parent)
         fields["name"] = span.name_str
-        if more.attributes or more.updated or more.start_attributes:
-            fields |= _said(attributes=span.attributes, start_attributes=more.start_attributes)
+        if extras.attributes or extras.updated or extras.start_attributes:
+            fields |= _to_json(attributes=span.attributes, start_attributes=extras.start_attributes)
         return fields
 
     def event(
         self, span: Span | None, steady_s: float, name: str, attributes: Mapping[str, Any]
     ) -> list[PendingRecord]:
-        """Return an event of a span."""
+        """Return the record of an event of a span."""
         step = attributes.get("current_iteration")
         fields = {"name": str(name), **({"global_step": step} if step is not None else {}), **attributes}
-        return self.about(span, steady_s, "event", fields)
+        return self.build(span, steady_s, "event", fields)
 
 
-def _said(**attributes: Attributes | None) -> dict[str, Any]:
+def _to_json(**attributes: Attributes | None) -> dict[str, Any]:
     return {name: given.to_json() for name, given in attributes.items() if given}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from tachograph._base.clock import WallAnchor
 from tachograph.journal import Request
 from tachograph.recorder import Run
-from tachograph.recorder._buffer_items import BufferItem, PendingRecord
+from tachograph.recorder._buffer_items import BufferItem, ItemHandler, PendingRecord
+from tachograph.recorder._losses import LossCounter
 from tachograph.recorder._record_builder import RecordBuilder
-from tachograph.recorder._writer import LossCounter
 from tachograph.records import StepTable, decode, encode
 from tachograph.settings import resolve_settings
 from tachograph.testing._clock import FakeClock
@@ -34,7 +35,7 @@ class MemoryRun(Run):
         chosen = resolve_settings({"console": False, **settings})
         self._memory = _Memory(self.clock, chosen.log_every)
         self._request_ids = itertools.count(1)
-        super().__init__(name, settings=chosen, writer=self._memory, run_id="memory-run", clock=self.clock)
+        super().__init__(name, settings=chosen, backend=self._memory, run_id="memory-run", clock=self.clock)
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -50,20 +51,20 @@ class MemoryRun(Run):
         They take effect at the next `log` after `control_gap_s`.
         """
         for name, value in values.items():
-            self._panel._take(Request(name, value, f"request-{next(self._request_ids)}", "test"))
+            self._panel._handle(Request(name, value, f"request-{next(self._request_ids)}", "test"))
         self._panel._release()
 
-    def _log_slowly(self, metrics: dict[str, Any], step: Any) -> None:
+    def _log_slow(self, metrics: dict[str, Any], step: Any) -> None:
         if self.status == "running":
             self._panel._release()  # a real run does this every few seconds
-        super()._log_slowly(metrics, step)
+        super()._log_slow(metrics, step)
 
 
 class _Memory:
     def __init__(self, clock: FakeClock, log_every: int) -> None:
         self._clock = clock
         self._anchor = WallAnchor(clock)
-        self._pipeline = RecordBuilder(self._anchor, log_every=log_every)
+        self._builder = RecordBuilder(self._anchor, log_every=log_every)
         self.buffer: deque[BufferItem] = deque()
         self.losses = LossCounter()
         self.drained_s = 0.0
@@ -71,13 +72,16 @@ class _Memory:
 
     @property
     def saw_array(self) -> bool:
-        return self._pipeline.saw_array
+        return self._builder.saw_array
 
     def add_record(self, event: str, fields: dict[str, Any]) -> None:
         self.put(PendingRecord(self._clock.steady_s(), event, fields))
 
-    def put(self, entry: BufferItem, *, must: bool = False) -> bool:
-        self.buffer.append(entry)
+    def add_handler(self, kinds: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
+        self._builder.add_handler(kinds, handler, deferrable=deferrable)
+
+    def put(self, item: BufferItem, *, must: bool = False) -> bool:
+        self.buffer.append(item)
         return True
 
     def wall_s(self, steady_s: float) -> float:
@@ -89,7 +93,7 @@ class _Memory:
     def flush(self, timeout_s: float) -> bool:
         self._anchor.follow()
         entries = [self.buffer.popleft() for _ in range(len(self.buffer))]
-        for piece in self._pipeline.process(entries):
+        for piece in self._builder.process(entries):
             lines = piece.lines({}) if isinstance(piece, StepTable) else encode(piece)
             self.records += [decode(line) for line in lines.splitlines()]
         for reason, num_records in self.losses.drain().items():

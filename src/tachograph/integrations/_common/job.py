@@ -21,13 +21,12 @@ from tachograph.recorder import Run, current_run, latest_run
 from tachograph.records import check_run_name
 from tachograph.settings import Settings, resolve_settings
 from tachograph.spans import (
-    ShortSpan,
     Span,
+    SpanScope,
     StandardTrainingJobSpanName,
     TrainingRecorder,
     application,
     recorder_of,
-    start_application,
     stop_application,
     training_loop,
 )
@@ -170,7 +169,7 @@ class Job:
         self.world_size = ranks.world_size()
         self._recorder = recorder_of(live)
         if self.owns_run:
-            self._application = start_application(application(run=live), start_time_msec=_process_start_msec())
+            self._application = application(run=live).start_at(_process_start_msec())
             atexit.register(self._close_application)
         known = {"framework": self._framework, "method": method, "version": version, **facts}
         live.event("instrumented", **{key: value for key, value in known.items() if value is not None})
@@ -198,7 +197,7 @@ class Job:
             return
         for name, value in parameters.items():
             try:
-                self._recorder.configure({name: value}, tells="later")
+                self._recorder.configure({name: value}, record="later")
             except ConfigError as error:
                 self._recorder.report_misuse(str(error))
 
@@ -262,13 +261,13 @@ class Job:
         self.end_loop()
         self.world_size = ranks.world_size()
         self._num_done = step
-        self._loop = training_loop(
+        scope = training_loop(
             train_iterations_start=step,
             train_iterations_target_or_fn=target if target is not None and target > 0 else None,
             run=self.run,
         )
         recorder = recorder_of(self.run)
-        recorder.begin(self._loop, start_s)
+        self._loop = scope.start(recorder, start_s)
         recorder.driver = self._framework
 
     def end_loop(self, error: BaseException | None = None) -> None:
@@ -277,7 +276,7 @@ class Job:
         if self._recorder is not None and self._recorder.driver == self._framework:
             self._recorder.driver = None
         if loop is not None and loop.active and loop.recorder is not None:
-            loop.recorder.end(loop, error=error)
+            loop.recorder.close_span(loop, error=error)
 
     @property
     def is_in_loop(self) -> bool:
@@ -286,9 +285,9 @@ class Job:
 
     def begin_iteration(self, start_s: float | None = None) -> None:
         """Note that an iteration begins, now or at a time of `perf_counter`; one that did not end does not count."""
-        if self._loop is not None:
+        if self._loop is not None and self._recorder is not None:
             at_s = perf_counter() if start_s is None else start_s
-            self._iteration = ShortSpan(_ITERATION, None, self._recorder, at_s, None, self._loop)
+            self._iteration = self._recorder.start_iteration(_ITERATION, at_s, self._loop)
 
     def phase(self, name: Names, start_s: float, stop_s: float) -> None:
         """Record a phase of the present iteration, between two times of `perf_counter`."""
@@ -327,15 +326,13 @@ class Job:
 
     # Other spans ---------------------------------------------------------------------------------------------------
 
-    def begin_span(self, span: Span, start_s: float | None = None) -> Span | None:
+    def begin_span(self, scope: SpanScope, start_s: float | None = None) -> Span | None:
         """Begin any span inside the run: ``job.begin_span(validation_loop())``, now or at a time of `perf_counter`."""
         recorder = self._recorder
         if recorder is None or not self.is_open:
             return None
-        if self._loop is not None and self._loop.active:
-            span._parent = self._loop
-        recorder.begin(span, start_s)
-        return span
+        parent = self._loop if self._loop is not None and self._loop.active else None
+        return scope.start(recorder, start_s, parent)
 
     def end_span(
         self,
@@ -349,7 +346,7 @@ class Job:
         if span is not None and span.active and span.recorder is not None:
             if attributes:
                 span.add_attributes(attributes)
-            span.recorder.end(span, at_s, error=error)
+            span.recorder.close_span(span, at_s, error=error)
 
     # What is asked of it -------------------------------------------------------------------------------------------
 

@@ -428,7 +428,9 @@ class Observer:
         if known and (self._job.owns_run or self.logs_into_any):
             run.log(known, step=step)
         if self._job.owns_run and self.method == "inferred":
-            run.refuse("nothing in this script looks at it: a plain loop is only watched; send it a signal instead")
+            run.reject_requests(
+                "nothing in this script looks at it: a plain loop is only watched; send it a signal instead"
+            )
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 

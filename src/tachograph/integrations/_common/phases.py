@@ -11,11 +11,10 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from tachograph.recorder import DeferredRecord, PendingRecord
 from tachograph.records import wait_for_event
 from tachograph.spans import ShortSpan, Span, StandardTrainingJobSpanName, TrainingRecorder
 
@@ -70,7 +69,7 @@ class Marks:
                 _sampled_s[0] = stop_s
             iteration.stop_s = stop_s
             start_s = self._times_s[0] if self._times_s else stop_s
-            recorder.put(_DevicePhases(recorder, iteration, start_s, self._names, events))
+            recorder.add_deferred_spans(_DevicePhases(recorder, iteration, start_s, self._names, events).resolve)
             return
         for place in range(1, len(self._names)):
             name = self._names[place]
@@ -79,7 +78,7 @@ class Marks:
         recorder.finish_span(iteration, stop_s)
 
 
-class _DevicePhases(DeferredRecord):
+class _DevicePhases:
     """An iteration whose phases the writer works out when the device has come to their ends."""
 
     __slots__ = ("_events", "_iteration", "_names", "_recorder", "_start_s")
@@ -93,12 +92,11 @@ class _DevicePhases(DeferredRecord):
         self._names = names
         self._events = events
 
-    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[PendingRecord]:
-        """Return what to record of the phases, and of the iteration."""
-        take = self._recorder.aggregator.take
+    def resolve(self) -> Sequence[Span]:
+        """Return the phases and the iteration, on the writer thread."""
         if self._events:
             self._measure()
-        notes: list[PendingRecord] = []
+        spans: list[Span] = []
         # Put one after the other into the time in which the iteration was fed to the device. What the device did
         # meanwhile may be of the iteration before: as long as they are alike, the shares are right.
         start_s = self._start_s
@@ -106,9 +104,9 @@ class _DevicePhases(DeferredRecord):
         for name, share in _shares.get(self._recorder, ()):
             stop_s = start_s + share * room_s
             if name is not None:
-                notes += take(ShortSpan(name, None, self._recorder, start_s, stop_s, self._iteration), latest)
+                spans.append(ShortSpan(name, self._recorder, start_s, stop_s, self._iteration))
             start_s = stop_s
-        return notes + take(self._iteration, latest)
+        return [*spans, self._iteration]
 
     def _measure(self) -> None:
         """Take the shares of the phases from the events."""

@@ -77,7 +77,7 @@ class StepTracer:
             self._end(ending)
 
     def _begin(self, first: int) -> None:
-        request = self._panel.take_profile()
+        request = self._panel.accept_profile()
         if request is None:
             return
         torch = sys.modules.get("torch")
@@ -185,7 +185,7 @@ class StepTracer:
                         self._stored, "rejected", reason="the run ended while the trace was being stored"
                     )
             self._panel.num_tracers -= 1
-            waiting = self._panel.take_profile() if not self._panel.num_tracers else None
+            waiting = self._panel.accept_profile() if not self._panel.num_tracers else None
             if waiting is not None:
                 self._panel.answer(waiting, "rejected", reason="the run ended before the next step")
         self._is_closed = True

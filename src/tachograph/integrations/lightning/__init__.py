@@ -21,7 +21,7 @@ from tachograph.integrations.lightning._session import Session
 from tachograph.integrations.lightning._steps import LoggedMetrics, Steps
 from tachograph.integrations.lightning._watch import watch_checkpoints, watch_clipping, watch_fetching
 from tachograph.recorder import Run
-from tachograph.spans import Span, recorder_of, testing_loop, timed_span, validation_loop
+from tachograph.spans import Span, SpanScope, recorder_of, testing_loop, timed_span, validation_loop
 
 __all__ = ["TachographCallback", "TachographLogger"]
 
@@ -50,7 +50,7 @@ class _EvaluationHooks(Joining):
     _evaluation: Span | None
     _batch_s: float
 
-    def _begin_evaluation(self, trainer: Any, span: Span) -> None:
+    def _begin_evaluation(self, trainer: Any, span: SpanScope) -> None:
         self._metrics.pass_over(trainer)
         run = self._session.run
         if run is None or recorder_of(run).find_open(span.name) is not None:  # marked by hand

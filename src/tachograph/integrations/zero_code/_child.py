@@ -62,7 +62,7 @@ class _Child:
             elif run.enabled:
                 leave_word(self._order, "rank", {"name": run.name})
 
-        module.when_begun.append(tell)
+        module.on_run_start.append(tell)
 
     def watch_exceptions(self) -> None:
         """Leave word of an exception that nobody handles: it may come before there is a run to record it in."""
