@@ -133,8 +133,8 @@ class ShortSpanScope(SpanScope, eq=False, gc=False):
 
     # Creating the scope, `__enter__` and `__exit__` are the hot path, which is why these are structs.
     def __enter__(self) -> Span:
-        if self.options is not None or self._spans or (self._span is not None and self._span.stop_s is None):
-            return self._enter_again()
+        if self._span is not None or self.options is not None:
+            return self._enter_slow()
         parent = _get_current()
         while parent is not None and parent.stop_s is not None:
             parent = parent._parent
@@ -145,28 +145,31 @@ class ShortSpanScope(SpanScope, eq=False, gc=False):
         recorder: TrainingRecorder = parent.recorder
         if recorder.records_short_spans:
             return SpanScope.__enter__(self)
-        span = self._span = ShortSpan(self.name, recorder, None, None, parent)
+        span = self._span = ShortSpan(self.name, recorder, recorder.now(), None, parent)
         _set_current(span)
-        span.start_s = recorder.now()
         return span
 
-    def _enter_again(self) -> Span:
-        """Enter a scope with options, or one that is open, possibly in another thread: track its spans in a list."""
+    def _enter_slow(self) -> Span:
+        """Enter a scope that has options or was entered before."""
         span, self._span = self._span, None
+        if self.options is None and span is not None and span.stop_s is not None:
+            return self.__enter__()
         if span is not None and span.stop_s is None:
+            # It is open, possibly in another thread. From now on, this scope tracks its spans in a list.
             self._spans = [span]
+            self.options = SpanOptions()
         return SpanScope.__enter__(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         span = self._span
-        if span is None or self._spans:
+        if span is None:
             SpanScope.__exit__(self, kind, error, trace)
             return
         recorder = span.recorder
         stop_s = recorder.now()
-        if error is not None or span._extras is not None or span.stop_s is not None:
+        if error is not None or span._extras is not None:  # a span that something else stopped has extras, too
             recorder.close_span(span, error=error)
             return
         span.stop_s = stop_s
