@@ -1,4 +1,9 @@
-"""Writes the pages of the documentation that are made from the code: `make docs`."""
+"""Generate the reference pages from the code: `make docs`.
+
+Whole pages (settings, commands, rules) are written from scratch. On the other pages only the text between a pair of
+markers such as `<!-- kinds -->` and `<!-- /kinds -->` is replaced, so hand-written prose and generated tables share a
+page. `tests/test_docs.py` fails if a page is out of date.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +28,12 @@ DOCS = Path(__file__).parent
 
 
 def settings_page() -> str:
-    """Return the table of settings."""
+    """Return the page on settings."""
     lines = [
         "# Settings",
         "",
-        "A value is taken from the argument of `init`, else the environment variable, else the `telemetry` section of",
-        "a config file, else the default. An unknown name or a value out of range is an error at once.",
+        "Each setting is resolved in this order: argument of `init`, environment variable, `telemetry` section of a",
+        "config file, default. `init` raises `ConfigError` for an unknown name or a value out of range.",
         "",
         "| setting | environment | type | default | meaning |",
         "|---|---|---|---|---|",
@@ -36,27 +41,33 @@ def settings_page() -> str:
     lines += [f"| `{row.name}` | `{row.env}` | {row.type} | `{row.default}` | {row.doc} |" for row in settings_table()]
     lines += [
         "",
-        "`notify`, who is told of what, is a section with settings of its own: see [notifications](notifications.md).",
-        "So is `rules`, which faults are looked for: see [diagnosis](diagnosis.md).",
+        "`notify` and `rules` are sections with settings of their own: see [notifications](notifications.md) and",
+        "[diagnosis](diagnosis.md).",
     ]
     return "\n".join(lines) + "\n"
 
 
 def commands_page() -> str:
-    """Return the reference of the command."""
-    lines = ["# Commands", "", "`tacho` and `tachograph` are the same command; so is `python -m tachograph`.", ""]
+    """Return the page on commands."""
+    lines = ["# Commands", "", "`tacho`, `tachograph` and `python -m tachograph` run the same command.", ""]
     for name, command in _commands(main):
         parameters = [parameter for parameter in command.params if parameter.name]
         arguments = " ".join(str(parameter.human_readable_name) for parameter in parameters if _is_argument(parameter))
-        lines += [f"## `tacho {name}{' ' + arguments if arguments else ''}`", "", command.help or "", ""]
-        lines += ["| option | meaning |", "|---|---|"]
-        for parameter in parameters:
-            if isinstance(parameter, click.Option):
+        lines += [
+            f"## `tacho {name}{' ' + arguments if arguments else ''}`",
+            "",
+            inspect.cleandoc(command.help or ""),
+            "",
+        ]
+        options = [parameter for parameter in parameters if isinstance(parameter, click.Option)]
+        if options:
+            lines += ["| option | meaning |", "|---|---|"]
+            for parameter in options:
                 value = "" if parameter.is_flag else f" {parameter.make_metavar(click.Context(command))}"
                 default = f" Default: `{parameter.default}`." if parameter.show_default else ""
-                value = value.replace("|", "\\|")  # or it would end the table's cell
+                value = value.replace("|", "\\|")  # an unescaped bar would end the table cell
                 lines.append(f"| `{', '.join(parameter.opts)}{value}` | {parameter.help}{default} |")
-        lines.append("")
+            lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -69,7 +80,7 @@ def _commands(group: click.RichGroup, prefix: str = "") -> Iterator[tuple[str, c
 
 
 def api_page(page: str) -> str:
-    """Return the page on the API with its list of routes renewed."""
+    """Return the page on the API with the current routes."""
     document = openapi()
     lines = []
     for path, methods in document["paths"].items():
@@ -95,7 +106,7 @@ def _default(parameter: dict[str, Any]) -> str:
 
 
 def journal_page(page: str) -> str:
-    """Return the page on the journal with its list of kinds renewed."""
+    """Return the page on the journal with the current record kinds."""
     rows = "".join(f"| `{kind}` | {meaning} |\n" for kind, meaning in KINDS.items())
     return re.sub(
         r"<!-- kinds -->\n.*?<!-- /kinds -->", f"<!-- kinds -->\n{rows}<!-- /kinds -->", page, flags=re.DOTALL
@@ -103,7 +114,7 @@ def journal_page(page: str) -> str:
 
 
 def notifications_page(page: str) -> str:
-    """Return the page on notifications with its tables renewed."""
+    """Return the page on notifications with the current tables."""
     tables = {
         "events": ["| event | when |", "|---|---|", *(f"| `{name}` | {doc} |" for name, doc in EVENTS.items())],
         "placeholders": [
@@ -116,11 +127,11 @@ def notifications_page(page: str) -> str:
     for row in notify_table():
         default = f"`{row.default}`" if row.default else ""
         tables["settings"].append(f"| `{row.name}` | `{row.env}` | {row.type} | {default} | {row.doc} |")
-    return _with_tables(page, tables)
+    return _replace_tables(page, tables)
 
 
 def rule_page(rule: type[Rule]) -> str:
-    """Return the page of a rule, from its own words."""
+    """Return the page of a rule, written from its docstring, meaning, advice and thresholds."""
     lines = [f"# `{rule.name}`", "", f"Severity: {rule.severity}. One of the [rules](../diagnosis.md#the-rules).", ""]
     lines += [inspect.cleandoc(rule.__doc__ or ""), "", "## What it usually means", "", rule.meaning, ""]
     lines += ["## What people do about it", "", *(f"- {line}" for line in rule.advice), "", "## Thresholds", ""]
@@ -131,18 +142,18 @@ def rule_page(rule: type[Rule]) -> str:
 
 
 def diagnosis_page(page: str) -> str:
-    """Return the page on diagnosis with its lists of rules and signals renewed."""
+    """Return the page on diagnosis with the current rules and signals."""
     rules = ["| rule | severity | finds |", "|---|---|---|"]
     for name, rule in RULES.items():
         first = " ".join((rule.__doc__ or "").strip().partition("\n\n")[0].split())
         rules.append(f"| [`{name}`](rules/{name}.md) | {rule.severity} | {first} |")
     signals = ["| signal | names |", "|---|---|"]
     signals += [f"| {signal} | {', '.join(f'`{name}`' for name in names)} |" for signal, names in SIGNALS.items()]
-    return _with_tables(page, {"rules": rules, "signals": signals})
+    return _replace_tables(page, {"rules": rules, "signals": signals})
 
 
-def _with_tables(page: str, tables: dict[str, list[str]]) -> str:
-    """Return a page with what stands between its marks renewed."""
+def _replace_tables(page: str, tables: dict[str, list[str]]) -> str:
+    """Return a page with the text between each pair of markers replaced."""
     for name, lines in tables.items():
         text = "\n".join([f"<!-- {name} -->", *lines, f"<!-- /{name} -->"])
         page = re.sub(rf"<!-- {name} -->\n.*?<!-- /{name} -->", lambda _, text=text: text, page, flags=re.DOTALL)
@@ -150,7 +161,7 @@ def _with_tables(page: str, tables: dict[str, list[str]]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Return every generated page."""
+    """Return the path and the text of every generated page."""
     journal, api, notifications = DOCS / "journal.md", DOCS / "api.md", DOCS / "notifications.md"
     usage = DOCS / "usage.md"
     diagnosis = DOCS / "diagnosis.md"
@@ -162,7 +173,7 @@ def pages() -> dict[Path, str]:
         journal: journal_page(journal.read_text(encoding="utf-8")),
         api: api_page(api.read_text(encoding="utf-8")),
         notifications: notifications_page(notifications.read_text(encoding="utf-8")),
-        usage: _with_tables(
+        usage: _replace_tables(
             usage.read_text(encoding="utf-8"), {"schemas": describe_events(UsageConfig(app="greyjacket")).splitlines()}
         ),
     }

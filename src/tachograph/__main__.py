@@ -1,4 +1,4 @@
-"""`python -m tachograph`."""
+"""Run the `tacho` command: `python -m tachograph`."""
 
 from tachograph.cli import main
 

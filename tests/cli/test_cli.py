@@ -1,4 +1,4 @@
-"""The command, run as a person or a program runs it."""
+"""Tests of the `tacho` command, run as a child process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def runs(logs):
     return logs
 
 
-def test_ls(runs):
+def test_ls_lists_and_filters_runs(runs):
     out = tacho("ls", "--log-dir", runs)
     assert "good" in out
     assert "finished" in out
@@ -52,12 +52,12 @@ def test_ls(runs):
     assert (good["step"], good["max_steps"], good["train_loss"]) == (19, 20, 0.05)
 
 
-def test_ls_of_nothing_says_what_to_do(logs):
+def test_ls_without_runs_suggests_the_demo(logs):
     assert "tacho demo" in tacho("ls", "--log-dir", logs)
     assert json.loads(tacho("ls", "--log-dir", logs, "--json")) == []
 
 
-def test_ls_takes_the_folder_from_the_environment(runs):
+def test_ls_reads_log_dir_from_environment(runs):
     done = subprocess.run(
         [sys.executable, "-m", "tachograph", "ls"], capture_output=True, text=True, check=True,
         env={**os.environ, "TACHO_LOG_DIR": str(runs)},
@@ -65,7 +65,7 @@ def test_ls_takes_the_folder_from_the_environment(runs):
     assert "good" in done.stdout
 
 
-def test_show(runs):
+def test_show_prints_text_and_json(runs):
     out = tacho("show", "good", "--log-dir", runs)
     for expected in ("finished", "20 of 20 steps, 100%", "train_loss", "model.pt", "best", "█"):
         assert expected in out, out
@@ -76,7 +76,7 @@ def test_show(runs):
     assert found["csv_is_current"] is True
 
 
-def test_show_of_a_failed_run_and_hostile_texts(runs):
+def test_show_escapes_untrusted_text(runs):
     out = tacho("show", "bad", "--log-dir", runs)
     assert "RuntimeError: [bold]boom[/bold]" in out
     assert "\x1b" not in out
@@ -84,7 +84,7 @@ def test_show_of_a_failed_run_and_hostile_texts(runs):
     json.loads(tacho("show", "bad", "--log-dir", runs, "--json"), parse_constant=pytest.fail)
 
 
-def test_show_rebuilds_the_csv(runs):
+def test_show_rebuilds_csv(runs):
     path = runs / "good" / "metrics.csv"
     good = path.read_bytes()
     path.write_bytes(b"broken")
@@ -95,14 +95,14 @@ def test_show_rebuilds_the_csv(runs):
 
 
 @pytest.mark.parametrize("command", ["show", "tail", "control"])
-def test_no_such_run(runs, command):
+def test_unknown_run_suggests_a_name(runs, command):
     done = tacho(command, "goood", "--log-dir", runs, check=False)
     assert done.returncode == 1
     assert "did you mean 'good'?" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_tail(runs):
+def test_tail_prints_last_records(runs):
     out = tacho("tail", "good", "--log-dir", runs, "-n", 3, "-e", "step")
     assert len(out.strip().splitlines()) == 3
     assert "train_loss=0.05" in out
@@ -112,7 +112,7 @@ def test_tail(runs):
     assert tacho("tail", "good", "--log-dir", runs, "-n", 0) == ""
 
 
-def test_tail_into_a_pipe_that_closes(runs):
+def test_tail_survives_closed_pipe(runs):
     command = f"{sys.executable} -m tachograph tail {runs / 'good'} | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
@@ -133,7 +133,7 @@ TRAIN = """
 """
 
 
-def test_following_and_steering_a_run(logs, script):
+def test_follow_and_control_a_running_run(logs, script):
     training = script(TRAIN, logs)
     wait_for(lambda: (logs / "live" / "metrics.jsonl").exists() and len(lines_of(logs / "live")) > 20, 20)
     following = subprocess.Popen(
@@ -141,14 +141,16 @@ def test_following_and_steering_a_run(logs, script):
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert "running" in tacho("ls", "--log-dir", logs)
-    assert "to go" in tacho("show", "live", "--log-dir", logs)
-    refused = tacho("show", "live", "--log-dir", logs, "--rebuild-csv", check=False)
-    assert (refused.returncode, "is being recorded" in refused.stderr) == (1, True)
+    assert "left" in tacho("show", "live", "--log-dir", logs)
+    failed = tacho("show", "live", "--log-dir", logs, "--rebuild-csv", check=False)
+    assert (failed.returncode, "is being recorded" in failed.stderr) == (1, True)
     assert "requested" in tacho("control", "live", "--log-dir", logs, "--checkpoint-now")
-    assert "applied as 20" in tacho("control", "live", "--log-dir", logs, "--log-every", 20, "--wait", 10)
-    assert "clamped as 10" in tacho("control", "live", "--log-dir", logs, "--set", "lr_scale=99", "--wait", 10)
+    assert "applied; current value: 20" in tacho("control", "live", "--log-dir", logs, "--log-every", 20, "--wait", 10)
+    assert "clamped; current value: 10" in tacho(
+        "control", "live", "--log-dir", logs, "--set", "lr_scale=99", "--wait", 10
+    )
     pending = tacho("control", "live", "--log-dir", logs, "--set", "lr_scale=2", "--wait", 1.5)
-    assert "seen by the trainer" in pending
+    assert "received by the trainer" in pending
     unknown = tacho("control", "live", "--log-dir", logs, "--set", "lr_scle=1", check=False)
     assert (unknown.returncode, "did you mean 'lr_scale'?" in unknown.stderr) == (1, True)
     rejected = tacho("control", "live", "--log-dir", logs, "--set", "log_every=7.5", "--wait", 10, check=False)
@@ -165,20 +167,20 @@ def test_following_and_steering_a_run(logs, script):
     assert {"control_change", "checkpoint", "step"} <= {record["event"] for record in followed}
 
 
-def test_control_of_a_run_that_has_ended(runs):
+def test_control_of_ended_run_fails(runs):
     done = tacho("control", "good", "--log-dir", runs, "--log-every", 50, check=False)
     assert done.returncode == 1
     assert "has finished: there is no trainer to ask" in done.stderr
 
 
 @pytest.mark.parametrize("value", ["lr_scale", "=1", "lr_scale=fast", "lr_scale=1e400", "lr_scale=nan"])
-def test_control_values_that_make_no_sense(runs, value):
+def test_control_rejects_invalid_values(runs, value):
     done = tacho("control", "good", "--log-dir", runs, "--set", value, check=False)
     assert done.returncode == 1
     assert "--set" in done.stderr
 
 
-def test_following_ends_when_the_run_is_killed(logs, script):
+def test_follow_ends_when_run_is_killed(logs, script):
     training = script(TRAIN, logs)
     wait_for(lambda: (logs / "live" / "metrics.jsonl").exists() and len(lines_of(logs / "live")) > 5, 20)
     following = subprocess.Popen(
@@ -192,7 +194,7 @@ def test_following_ends_when_the_run_is_killed(logs, script):
     assert "crashed" in tacho("ls", "--log-dir", logs)
 
 
-def test_ctrl_c_while_following_is_quiet(logs, script):
+def test_ctrl_c_while_following_prints_no_traceback(logs, script):
     script(TRAIN, logs)
     wait_for((logs / "live" / "metrics.jsonl").exists, 20)
     following = subprocess.Popen(
@@ -205,7 +207,7 @@ def test_ctrl_c_while_following_is_quiet(logs, script):
     assert "Traceback" not in err
 
 
-def test_the_demo_trains_a_real_model(logs):
+def test_demo_trains_and_records_a_model(logs):
     out = tacho("demo", "--log-dir", logs, "--steps", 600, "--name", "spirals")
     assert "finished" in out
     history = tachograph.read(logs / "spirals")
@@ -215,7 +217,7 @@ def test_the_demo_trains_a_real_model(logs):
     assert history.counts["checkpoint"] >= 2
 
 
-def test_version_and_help():
+def test_version_and_help_list_commands():
     assert tachograph.__version__ in tacho("--version")
     for command in ("ls", "show", "tail", "control", "demo"):
         assert command in tacho("--help")

@@ -311,7 +311,7 @@ def test_a_writer_that_stalls_for_ten_seconds(logs, script):
         [sys.executable, "-m", "tachograph", "show", str(logs / "x")],
         capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip
-    assert f"{history.num_lost_records} records were lost" in shown.stdout
+    assert f"{history.num_lost_records} records lost" in shown.stdout
     assert "the buffer was full" in shown.stdout
 
 

@@ -1,4 +1,4 @@
-"""`tacho control`."""
+"""`tacho control`: list the controls of a run, or request new values and wait for the trainer's answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import rich_click as click
 from rich.console import Console
 
-from tachograph.cli._format import add_row, json_text, listing, number, safe
+from tachograph.cli._format import add_row, json_text, new_table, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.exceptions import ControlError
 from tachograph.journal import LOG_EVERY_MAX, LOG_EVERY_MIN, PROFILE_STEPS_MAX, JournalFollower
@@ -18,7 +18,8 @@ from tachograph.reader import RunHistory, read, request_control
 
 __all__ = ["control"]
 
-_SETTLED = {"applied", "clamped", "unchanged", "superseded", "rejected"}
+# A request with one of these statuses gets no further answer; "pending" does.
+_FINAL_STATUSES = {"applied", "clamped", "unchanged", "superseded", "rejected"}
 
 
 @click.command()
@@ -28,18 +29,18 @@ _SETTLED = {"applied", "clamped", "unchanged", "superseded", "rejected"}
 @click.option(
     "--log-every",
     type=int,
-    help=f"Steps per step record; the trainer keeps it between {LOG_EVERY_MIN} and {LOG_EVERY_MAX}.",
+    help=f"Steps per step record; clamped to {LOG_EVERY_MIN} … {LOG_EVERY_MAX}.",
 )
-@click.option("--set", "values", multiple=True, metavar="NAME=VALUE", help="Turn a knob that the run registered.")
-@click.option("--checkpoint-now", is_flag=True, help="Ask the loop to save a checkpoint.")
+@click.option("--set", "values", multiple=True, metavar="NAME=VALUE", help="Set a control that the run registered.")
+@click.option("--checkpoint-now", is_flag=True, help="Request a checkpoint.")
 @click.option(
     "--profile-steps",
     type=int,
     metavar="N",
-    help=f"Wrap the next N steps, 1 to {PROFILE_STEPS_MAX}, in torch's profiler and store the trace.",
+    help=f"Trace the next N steps (1 to {PROFILE_STEPS_MAX}) with torch's profiler.",
 )
-@click.option("--stop", is_flag=True, help="Ask the loop to stop.")
-@click.option("--wait", "wait_s", type=float, default=0.0, help="Wait up to so many seconds for the trainer's answer.")
+@click.option("--stop", is_flag=True, help="Request the training loop to stop.")
+@click.option("--wait", "wait_s", type=float, default=0.0, help="Seconds to wait for the trainer's answer.")
 def control(
     run: str,
     log_dir: str,
@@ -51,9 +52,9 @@ def control(
     stop: bool,
     wait_s: float,
 ) -> None:
-    """Steer a run: without options, show its controls; with options, ask the trainer for new values."""
+    """List the controls of a run, or request new values."""
     history = read(run, log_dir)
-    wanted: dict[str, Any] = dict(_parsed(text) for text in values)
+    wanted: dict[str, Any] = dict(_parse_assignment(text) for text in values)
     if log_every is not None:
         wanted["log_every"] = log_every
     if checkpoint_now:
@@ -63,24 +64,26 @@ def control(
     if stop:
         wanted["stop"] = True
     if not wanted:
-        _list(history, as_json=as_json)
+        _print_controls(history, as_json=as_json)
         return
+    # Follow from the current end of the journal: answers are written after the request.
     follower = JournalFollower(history.folder.journal, history.folder.journal.stat().st_size)
     ids = request_control(history, wanted, source="cli")
-    answers = _wait(follower, ids, wait_s)
+    answers = _wait_for_answers(follower, ids, wait_s)
     if as_json:
         click.echo(json_text({"requested": wanted, "ids": ids, "answers": answers}))
     else:
         for name, value in wanted.items():
-            click.echo(_told(name, value, answers.get(name)))
+            click.echo(_format_answer(name, value, answers.get(name)))
     if any(answer.get("status") == "rejected" for answer in answers.values()):
         raise SystemExit(1)
 
 
-def _parsed(text: str) -> tuple[str, Any]:
+def _parse_assignment(text: str) -> tuple[str, Any]:
+    """Parse NAME=VALUE, where VALUE is a boolean or a finite number."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ControlError(f"--set {text!r}: NAME=VALUE is expected, such as --set lr_scale=0.5")
+        raise ControlError(f"--set {text!r}: expected NAME=VALUE, such as --set lr_scale=0.5")
     if value.lower() in {"true", "false"}:
         return name, value.lower() == "true"
     for kind in (int, float):
@@ -90,42 +93,45 @@ def _parsed(text: str) -> tuple[str, Any]:
             continue
         if math.isfinite(parsed):
             return name, parsed
-    raise ControlError(f"--set {text!r}: {value!r} is neither a finite number nor true or false")
+    raise ControlError(f"--set {text!r}: {value!r} is not a finite number, true or false")
 
 
-def _wait(follower: JournalFollower, ids: dict[str, str], wait_s: float) -> dict[str, dict[str, Any]]:
+def _wait_for_answers(follower: JournalFollower, ids: dict[str, str], wait_s: float) -> dict[str, dict[str, Any]]:
+    """Return the latest answer to each request; stop early when all of them are final."""
     answers: dict[str, dict[str, Any]] = {}
     deadline_s = time.monotonic() + wait_s
     while time.monotonic() < deadline_s:
         for record in follower.poll():
             if record.get("name") == "control_ack" and ids.get(str(record.get("control"))) == record.get("id"):
                 answers[str(record["control"])] = record
-        if all(answers.get(name, {}).get("status") in _SETTLED for name in ids):
+        if all(answers.get(name, {}).get("status") in _FINAL_STATUSES for name in ids):
             break
         time.sleep(0.1)
     return answers
 
 
-def _told(name: str, value: Any, answer: dict[str, Any] | None) -> str:
+def _format_answer(name: str, value: Any, answer: dict[str, Any] | None) -> str:
     if answer is None:
-        return f"{name}={value} requested; the trainer looks every few seconds (--wait 10 shows its answer)"
+        return f"{name}={value} requested; the trainer polls every few seconds (use --wait 10 to see its answer)"
     status = answer.get("status")
     if answer.get("path"):
-        return f"{name}={value} {safe(status)}: {safe(answer['path'])} in the run's folder, for ui.perfetto.dev"
+        return f"{name}={value} {safe(status)}: {safe(answer['path'])} in the run folder; open it in ui.perfetto.dev"
     if status == "pending":
         wait_s = answer.get("wait_s") or 0
-        when = f"in about {wait_s:g} s" if wait_s else "at the loop's next step"
-        return f"{name}={value} seen by the trainer; it will be taken {when}"
-    more = f": {safe(answer['reason'])}" if answer.get("reason") else f" as {number(answer.get('value'))}"
-    return f"{name}={value} {safe(status)}{more}"
+        when = f"in about {wait_s:g} s" if wait_s else "at the next step"
+        return f"{name}={value} received by the trainer; it takes effect {when}"
+    detail = (
+        f": {safe(answer['reason'])}" if answer.get("reason") else f"; current value: {number(answer.get('value'))}"
+    )
+    return f"{name}={value} {safe(status)}{detail}"
 
 
-def _list(history: RunHistory, *, as_json: bool) -> None:
+def _print_controls(history: RunHistory, *, as_json: bool) -> None:
     controls = history.controls
     if as_json:
         click.echo(json_text(msgspec.to_builtins(controls)))
         return
-    table = listing("control", "value", "min", "max", "last answer")
+    table = new_table("control", "value", "min", "max", "last answer")
     for name, view in controls.items():
         cells = (number(view.value), number(view.min), number(view.max), safe(view.last_answer or "–"))
         add_row(table, safe(name), *cells)

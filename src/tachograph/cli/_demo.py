@@ -1,4 +1,4 @@
-"""`tacho demo`."""
+"""`tacho demo`: train a small model, in the foreground or behind the dashboard."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from tachograph.reader import read
 
 __all__ = ["demo"]
 
-_STEPS, _STEPS_TO_WATCH = 2_000, 30_000
+_NUM_STEPS, _NUM_STEPS_WITH_UI = 2_000, 30_000
 
 
 @click.command()
 @log_dir_option
 @click.option("--name", default="demo", show_default=True, help="Name of the run.")
-@click.option("--steps", type=click.IntRange(1), help=f"Steps to train; {_STEPS}, or {_STEPS_TO_WATCH} with --ui.")
+@click.option(
+    "--steps", type=click.IntRange(1), help=f"Steps to train; default: {_NUM_STEPS}, or {_NUM_STEPS_WITH_UI} with --ui."
+)
 @click.option("--log-every", default=1, show_default=True, type=click.IntRange(1), help="Steps per step record.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the data and the weights.")
-@click.option("--ui", "with_ui", is_flag=True, help="Train in the background and serve the dashboard meanwhile.")
+@click.option("--seed", default=0, show_default=True, help="Seed for the data and the weights.")
+@click.option("--ui", "with_ui", is_flag=True, help="Train in the background and serve the dashboard.")
 @click.option("--port", default=8501, show_default=True, type=click.IntRange(0, 65_535), help="Port of the dashboard.")
 @click.option("--open", "open_browser", is_flag=True, help="Open the dashboard in a browser.")
 def demo(
     log_dir: str, name: str, steps: int | None, log_every: int, seed: int, with_ui: bool, port: int, open_browser: bool
 ) -> None:
-    """Train a small real model with telemetry on, then show the run; or watch it live in the dashboard."""
+    """Train a small model and show the recorded run, or watch it live in the dashboard."""
     if with_ui:
-        options = ("--name", name, "--steps", steps or _STEPS_TO_WATCH, "--log-every", log_every, "--seed", seed)
-        _watch(log_dir, [str(option) for option in options], port=port, open_browser=open_browser)
+        options = ("--name", name, "--steps", steps or _NUM_STEPS_WITH_UI, "--log-every", log_every, "--seed", seed)
+        _train_and_serve(log_dir, [str(option) for option in options], port=port, open_browser=open_browser)
     else:
-        _train(log_dir, name, steps or _STEPS, log_every, seed)
+        _train(log_dir, name, steps or _NUM_STEPS, log_every, seed)
 
 
 def _train(log_dir: str, name: str, steps: int, log_every: int, seed: int) -> None:
@@ -54,8 +56,9 @@ def _train(log_dir: str, name: str, steps: int, log_every: int, seed: int) -> No
     console.print(render(read(path)))
 
 
-def _watch(log_dir: str, options: list[str], *, port: int, open_browser: bool) -> None:
-    """Serve the dashboard while a process of its own trains; both end together."""
+def _train_and_serve(log_dir: str, options: list[str], *, port: int, open_browser: bool) -> None:
+    """Serve the dashboard while a child process trains; stop both together."""
+    # A separate process: the training loop would otherwise compete with the server for the interpreter lock.
     command = [sys.executable, "-m", "tachograph", "demo", "--log-dir", log_dir, *options]
     trainer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
     try:

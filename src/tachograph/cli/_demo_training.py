@@ -1,6 +1,6 @@
-"""A small real model, trained with telemetry on: two spirals, a three-layer network, Adam, in plain numpy.
+"""The training job of `tacho demo`: a three-layer network on two spirals, with Adam, in plain numpy.
 
-One batch has its labels the wrong way round, so that diagnosis has something to find.
+The labels of one batch are inverted on purpose. The loss spikes there, so diagnostics have something to report.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def train(
     seed: int = 0,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> str:
-    """Train, record, and return the run's folder."""
+    """Train the model, record the run and return its folder."""
     config = {
         "model": "mlp-2-128-128-1",
         "optimizer": "adam",
@@ -69,13 +69,13 @@ def train(
         set_training_config(flops_per_sample=6 * model.num_params)
         lr_scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
         best = math.inf
-        broken_step = min(3 * num_steps // 5, 3000)
+        inverted_step = min(3 * num_steps // 5, 3000)
         with training_loop(train_iterations_start=0):
             for step in range(num_steps):
                 lr = 3e-3 * lr_scale.value * 0.5 * (1 + math.cos(math.pi * step / num_steps))
                 with data_loading():
                     points, labels = _spirals(random, _BATCH_SIZE)
-                    labels = 1 - labels if step == broken_step else labels
+                    labels = 1 - labels if step == inverted_step else labels
                 with training_iteration():
                     loss, grad_norm = model.step(points, labels, lr)
                     run.log({"train_loss": loss, "lr": lr, "grad_norm": grad_norm}, step=step)
@@ -108,7 +108,7 @@ def _spirals(random: np.random.Generator, num_points: int) -> tuple[Array, Array
 
 
 class _Network:
-    """A multilayer perceptron with its gradients written out."""
+    """A multilayer perceptron with hand-written gradients."""
 
     def __init__(self, random: np.random.Generator) -> None:
         sizes = (2, _HIDDEN, _HIDDEN, 1)
@@ -116,8 +116,8 @@ class _Network:
         for fan_in, fan_out in itertools.pairwise(sizes):
             self.params.append(random.normal(0, math.sqrt(2 / fan_in), (fan_in, fan_out)))
             self.params.append(np.zeros(fan_out))
-        self._first = [np.zeros_like(param) for param in self.params]
-        self._second = [np.zeros_like(param) for param in self.params]
+        self._first_moments = [np.zeros_like(param) for param in self.params]
+        self._second_moments = [np.zeros_like(param) for param in self.params]
         self._num_steps = 0
 
     @property
@@ -125,7 +125,7 @@ class _Network:
         return sum(param.size for param in self.params)
 
     def step(self, points: Array, labels: Array, lr: float) -> tuple[float, float]:
-        """Take one step of Adam; return the loss and the gradient's norm."""
+        """Run one Adam step and return the loss and the gradient norm."""
         with forward():
             activations = self._forward(points)
             loss = _cross_entropy(activations[-1], labels)
@@ -147,19 +147,19 @@ class _Network:
     def _update(self, gradients: list[Array], lr: float) -> None:
         self._num_steps += 1
         for index, change in enumerate(gradients):
-            self._first[index] += 0.1 * (change - self._first[index])
-            self._second[index] += 0.001 * (change * change - self._second[index])
-            mean = self._first[index] / (1 - 0.9**self._num_steps)
-            spread = np.sqrt(self._second[index] / (1 - 0.999**self._num_steps)) + 1e-8
+            self._first_moments[index] += 0.1 * (change - self._first_moments[index])
+            self._second_moments[index] += 0.001 * (change * change - self._second_moments[index])
+            mean = self._first_moments[index] / (1 - 0.9**self._num_steps)
+            spread = np.sqrt(self._second_moments[index] / (1 - 0.999**self._num_steps)) + 1e-8
             self.params[index] -= lr * mean / spread
 
     def evaluate(self, points: Array, labels: Array) -> tuple[float, float]:
-        """Return loss and accuracy."""
+        """Return the loss and the accuracy."""
         logits = self._forward(points)[-1]
         return _cross_entropy(logits, labels), float(((logits[:, 0] > 0) == (labels > 0.5)).mean())
 
     def save(self, run: Run) -> str:
-        """Save the weights beside the journal."""
+        """Save the weights next to the journal and return the path."""
         path = os.path.join(run.path or ".", "model.npz")
         arrays: dict[str, Any] = {f"param_{index}": param for index, param in enumerate(self.params)}
         np.savez(path, **arrays)

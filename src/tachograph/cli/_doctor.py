@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tachograph.cli._format import add_row, duration, grid, json_text, listing, number, safe
+from tachograph.cli._format import add_row, duration, grid, json_text, new_table, number, safe
 from tachograph.cli._options import json_option, log_dir_option
 from tachograph.diagnostics import RULES, explain, threshold_table
 from tachograph.diagnostics.offline import Diagnosis, diagnose
@@ -145,7 +145,7 @@ def _in_short(alert: Alert) -> Text:
 
 def alert_lines(alerts: list[Alert]) -> Table:
     """Return a table of alerts, for other commands to show."""
-    table = listing("alert", "what", "since step", right={"since step"}, wraps={"what"})
+    table = new_table("alert", "what", "since step", right={"since step"}, wraps={"what"})
     for alert in alerts:
         severity = Text(alert.severity, style=_STYLES.get(alert.severity, ""))
         add_row(table, severity, safe(alert.title, 200), number(alert.opened_step))
@@ -162,7 +162,7 @@ def _explained(name: str) -> RenderableType:
     rule = explain(name)
     import inspect
 
-    thresholds = listing("threshold", "default", "meaning", right={"default"}, wraps={"meaning"})
+    thresholds = new_table("threshold", "default", "meaning", right={"default"}, wraps={"meaning"})
     for row in threshold_table(rule):
         add_row(thresholds, f"{name}.{row.name}", str(row.default), row.doc)
     parts: list[RenderableType] = [
@@ -184,7 +184,7 @@ def _paragraphs(text: str) -> list[RenderableType]:
 
 
 def _rules() -> Table:
-    table = listing("rule", "severity", "finds", wraps={"finds"})
+    table = new_table("rule", "severity", "finds", wraps={"finds"})
     for name, rule in RULES.items():
         first = (rule.__doc__ or "").strip().partition("\n\n")[0]
         add_row(table, name, Text(rule.severity, style=_STYLES[rule.severity]), " ".join(first.split()))

@@ -1,4 +1,8 @@
-"""How values look to a person. Texts from a journal are never taken as markup or control codes."""
+"""Format values for the terminal.
+
+Text from a journal is untrusted: it is never interpreted as rich markup, and control characters are escaped so that a
+run name or an error message cannot drive the terminal.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,10 @@ __all__ = [
     "duration",
     "grid",
     "json_text",
-    "listing",
-    "moment",
+    "new_table",
+    "format_time",
     "number",
+    "plural",
     "safe",
     "size",
     "sparkline",
@@ -44,30 +49,30 @@ _STATE_STYLES = {
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def safe(value: Any, most_chars: int = 200) -> str:
-    """Return a text with control characters made visible, so that a run name cannot drive the terminal."""
+def safe(value: Any, max_chars: int = 200) -> str:
+    """Return the value as text with control characters escaped, cut to `max_chars`."""
     text = str(value)
-    text = text if len(text) <= most_chars else text[: most_chars - 1] + "…"
+    text = text if len(text) <= max_chars else text[: max_chars - 1] + "…"
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def json_text(value: Any) -> str:
-    """Return JSON that does nothing to a terminal."""
+    """Return JSON with control characters escaped."""
     text = to_json(value)
-    return "".join(character if character.isprintable() else _escaped(character) for character in text)
+    return "".join(character if character.isprintable() else _escape(character) for character in text)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return f"\\u{ord(character):04x}" if character.isascii() else json.dumps(character)[1:-1]
 
 
 def state_text(state: RunState) -> Text:
-    """Return the state in its colour."""
+    """Return the colored state."""
     return Text(str(state), style=_STATE_STYLES[state])
 
 
 def number(value: Any) -> str:
-    """Return a number in at most about ten characters; a dash where there is none."""
+    """Return a number in about ten characters at most; a dash if it is missing."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -79,13 +84,18 @@ def number(value: Any) -> str:
     return f"{value:.4g}"
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 record``, ``2 records``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def duration(seconds: float | None) -> str:
-    """Return a length of time as people say it; a dash where there is none."""
+    """Return a human-readable duration; a dash if it is missing."""
     return "–" if seconds is None or not math.isfinite(seconds) else format_duration(seconds)
 
 
 def ago(time_s: float | None) -> str:
-    """Return about how long ago something was."""
+    """Return the approximate time since `time_s`."""
     if time_s is None:
         return "–"
     seconds = max(0.0, time.time() - time_s)
@@ -95,8 +105,8 @@ def ago(time_s: float | None) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def moment(time_s: Any, pattern: str) -> str:
-    """Return a time in the machine's zone; nothing for what is no time."""
+def format_time(time_s: Any, pattern: str) -> str:
+    """Return a time in the local time zone; an empty string if it is not a valid time."""
     try:
         return datetime.fromtimestamp(time_s).strftime(pattern)
     except (TypeError, ValueError, OverflowError, OSError):
@@ -104,7 +114,7 @@ def moment(time_s: Any, pattern: str) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Return a size in bytes as people say it."""
+    """Return a human-readable size."""
     for unit in ("B", "kB", "MB"):
         if num_bytes < 1000:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -117,23 +127,23 @@ def bar(share: float, *, is_live: bool, width: int = 40) -> ProgressBar:
     return ProgressBar(total=1.0, completed=share, width=width, pulse=False, style="dim" if is_live else "bar.back")
 
 
-def listing(*headings: str, right: Collection[str] = (), wraps: Collection[str] = ()) -> Table:
-    """Return an empty table in the one style we use; columns in `wraps` may take several lines."""
+def new_table(*headings: str, right: Collection[str] = (), wraps: Collection[str] = ()) -> Table:
+    """Return an empty table in the common style; columns in `wraps` may wrap."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     first, *others = headings
-    table.add_column(first, overflow="fold", min_width=12)  # a name is shown whole, if need be in several lines
+    table.add_column(first, overflow="fold", min_width=12)  # names wrap rather than being cut
     for heading in others:
         table.add_column(heading, justify="right" if heading in right else "left", no_wrap=heading not in wraps)
     return table
 
 
 def add_row(table: Table, *cells: RenderableType) -> None:
-    """Add a row; a text in it is never taken as markup."""
+    """Add a row; text cells are never interpreted as markup."""
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
 def grid(rows: Sequence[tuple[str, Any]]) -> Table:
-    """Return names and values side by side; rows without a value are left out."""
+    """Return a two-column grid of names and values; skip rows without a value."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -144,7 +154,7 @@ def grid(rows: Sequence[tuple[str, Any]]) -> Table:
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """Draw values in one line; a stretch with a NaN or an infinity is marked with ``×``."""
+    """Draw values in one line; ``×`` marks a cell that contains a NaN or an infinity."""
     if not len(values):
         return ""
     finite = [value for value in values if math.isfinite(value)]

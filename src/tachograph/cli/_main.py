@@ -1,4 +1,4 @@
-"""The group of commands, and how their errors are shown."""
+"""The command group and its error handling."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["main"]
 
 
 class _Commands(click.RichGroup):
-    """Shows our errors as one line, without a traceback."""
+    """Print a Tachograph error as one line, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
+        """Run a command; exit with 130 on Ctrl-C."""
         try:
             return super().invoke(ctx)
         except TachographError as error:
@@ -39,7 +39,7 @@ class _Commands(click.RichGroup):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tacho")
 def main() -> None:
-    """See what training runs do, and steer them."""
+    """Record, inspect and control training runs."""
 
 
 for command in (run, ls, show, tail, doctor, control, notify, usage, ui, demo):

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def log_dir_option(command: Command) -> Command:
         default=Settings().log_dir,
         show_default=True,
         type=click.Path(file_okay=False),
-        help="Folder that holds the runs.",
+        help="Folder that contains the runs.",
     )(command)
 
 
 def json_option(command: Command) -> Command:
     """Add `--json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
 def run_argument(command: Command) -> Command:
-    """Add the run: a name inside the log folder, or a path."""
+    """Add the `RUN` argument: a name in the log folder, or a path."""
     return click.argument("run")(command)

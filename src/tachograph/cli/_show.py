@@ -1,4 +1,4 @@
-"""`tacho show`."""
+"""`tacho show`: everything known about one run, as text or JSON."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from tachograph.cli._format import (
     add_row,
     bar,
     duration,
+    format_time,
     grid,
     json_text,
-    listing,
-    moment,
+    new_table,
     number,
+    plural,
     safe,
     size,
     sparkline,
     state_text,
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
-from tachograph.cli._time import length_s, render_time, short_time, summarise_time
+from tachograph.cli._time import recorded_s, render_time, short_time, summarise_time
 from tachograph.journal import RunState, hold_run_folder, is_csv_current, rebuild_csv
 from tachograph.reader import RankView, RunHistory, read
 
 __all__ = ["show", "summary"]
 
-_FACTS = (
+_CONFIG_FIELDS = (
     "model_name_or_path",
     "lora_type",
     "lora_rank",
@@ -48,20 +49,20 @@ _FACTS = (
     "effective_batch_size",
     "dtype",
 )
-_MOST_RANKS = 64
-_MOST_LINES = 15
+_MAX_RANKS = 64
+_MAX_OUTPUT_LINES = 15
 
 
 @click.command()
 @run_argument
 @log_dir_option
 @json_option
-@click.option("--rebuild-csv", is_flag=True, help="Make metrics.csv anew from the journal first.")
+@click.option("--rebuild-csv", is_flag=True, help="Rebuild metrics.csv from the journal first.")
 def show(run: str, log_dir: str, as_json: bool, rebuild_csv: bool) -> None:
-    """Show a run: state, metrics, attempts, checkpoints, where its time went, and what telemetry itself lost."""
+    """Show a run: state, metrics, attempts, checkpoints, goodput and telemetry faults."""
     history = read(run, log_dir)
     if rebuild_csv:
-        _rebuild(history)
+        _rebuild_csv(history)
     if as_json:
         click.echo(json_text(summary(history)))
     else:
@@ -69,7 +70,7 @@ def show(run: str, log_dir: str, as_json: bool, rebuild_csv: bool) -> None:
 
 
 def summary(history: RunHistory) -> dict[str, Any]:
-    """Return what `tacho show --json` prints."""
+    """Return the content of `tacho show --json`."""
     return {
         "name": history.name,
         "path": str(history.folder.path),
@@ -90,42 +91,43 @@ def summary(history: RunHistory) -> dict[str, Any]:
 
 
 def render(history: RunHistory) -> RenderableType:
-    """Return what a person sees."""
-    parts: list[RenderableType] = [_headline(history), grid(_facts(history)), Text()]
+    """Return the text of `tacho show`."""
+    parts: list[RenderableType] = [_header(history), grid(_run_details(history)), Text()]
     if history.open_alerts:
         parts += [alert_lines(history.open_alerts), Text()]
     losses = history.metrics.get("train_loss")
     if losses is not None and losses.count > 1:
         values = history.series("train_loss").values
         parts += [Text.assemble(("train_loss  ", "dim"), (sparkline(list(values)), "green")), Text()]
-    parts.append(_metrics(history))
+    parts.append(_metrics_table(history))
     if len(history.attempts) > 1:
-        parts += [Text(), _attempts(history)]
+        parts += [Text(), _attempts_table(history)]
     ranks = history.ranks
     if ranks:
-        parts += [Text(), _ranks(ranks)]
+        parts += [Text(), _ranks_table(ranks)]
     checkpoints = history.latest("checkpoint")
     if checkpoints:
-        parts += [Text(), _checkpoints(checkpoints)]
+        parts += [Text(), _checkpoints_table(checkpoints)]
     parts += render_time(history)
-    parts += _troubles(history)
+    parts += _error_lines(history)
     parts += _last_output(history)
     return Group(*parts)
 
 
-def _rebuild(history: RunHistory) -> None:
+def _rebuild_csv(history: RunHistory) -> None:
     try:
         with hold_run_folder(history.folder) as is_ours:
             if not is_ours:
-                what = f"{history.name!r} is being recorded: its writer keeps metrics.csv itself"
-                raise click.ClickException(f"{what}. Wait until the run has ended.")
+                # The writer appends rows by offset; replacing the file underneath it would corrupt it.
+                problem = f"{history.name!r} is being recorded and its writer maintains metrics.csv"
+                raise click.ClickException(f"{problem}. Rebuild it after the run has ended.")
             num_rows = rebuild_csv(history.folder)
     except OSError as error:
         raise click.ClickException(f"cannot write {history.folder.csv}: {error.strerror}") from error
-    click.echo(f"{safe(history.folder.csv)}: {num_rows} rows", err=True)
+    click.echo(f"{safe(history.folder.csv)}: {plural(num_rows, 'row')}", err=True)
 
 
-def _headline(history: RunHistory) -> RenderableType:
+def _header(history: RunHistory) -> RenderableType:
     last = history.attempts[-1] if history.attempts else None
     title = Text.assemble((safe(history.name), "bold"), "  ", state_text(history.state))
     reason = (last.end or {}).get("reason") if last else None
@@ -142,13 +144,13 @@ def _headline(history: RunHistory) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     left = f"{number(num_done)} of {number(max_steps)} steps, {share:.0%}"
     if history.state is RunState.RUNNING and last.first_step is not None and last.last_step > last.first_step:
-        pace_s = length_s(last) / (last.last_step - last.first_step)  # with the pauses for validation and checkpoints
-        left += f", about {duration((max_steps - num_done) * pace_s)} to go"
+        pace_s = recorded_s(last) / (last.last_step - last.first_step)  # includes pauses for validation and checkpoints
+        left += f", about {duration((max_steps - num_done) * pace_s)} left"
     table.add_row(bar(share, is_live=history.state is RunState.RUNNING), Text(left))
     return Group(title, table)
 
 
-def _facts(history: RunHistory) -> list[tuple[str, Any]]:
+def _run_details(history: RunHistory) -> list[tuple[str, Any]]:
     if not history.attempts:
         return []
     first, last = history.attempts[0], history.attempts[-1]
@@ -156,23 +158,23 @@ def _facts(history: RunHistory) -> list[tuple[str, Any]]:
     began = first.start.get("time")
     git = start.get("git")
     rows: list[tuple[str, Any]] = [
-        ("started", moment(began, "%Y-%m-%d %H:%M:%S")),
-        ("recorded", duration(sum(length_s(attempt) for attempt in history.attempts))),
+        ("started", format_time(began, "%Y-%m-%d %H:%M:%S")),
+        ("recorded", duration(sum(recorded_s(attempt) for attempt in history.attempts))),
         ("log_every", number(history.controls["log_every"].value)),
-        ("tags", _joined(start.get("tags"))),
+        ("tags", _join(start.get("tags"))),
         ("session", safe(history.session_tag or "")),
-        ("perf_tag", safe(_joined(tag) if isinstance(tag := history.perf_tag, list) else tag or "")),
+        ("perf_tag", safe(_join(tag) if isinstance(tag := history.perf_tag, list) else tag or "")),
         ("host", safe(start.get("host", ""))),
-        ("gpus", _joined(start.get("gpus"))),
+        ("gpus", _join(start.get("gpus"))),
         ("git", _git_line(git) if isinstance(git, Mapping) else None),
-        ("command", _joined(start.get("command"), " ")),
+        ("command", _join(start.get("command"), " ")),
     ]
-    rows += [(name, number(start[name])) for name in _FACTS if start.get(name) is not None]
+    rows += [(name, number(start[name])) for name in _CONFIG_FIELDS if start.get(name) is not None]
     rows.append(("journal", f"{safe(history.folder.journal)} ({size(history.folder.journal.stat().st_size)})"))
     return rows
 
 
-def _joined(items: Any, between: str = ", ") -> str:
+def _join(items: Any, between: str = ", ") -> str:
     return between.join(map(safe, items)) if isinstance(items, list) else ""
 
 
@@ -181,15 +183,15 @@ def _git_line(git: Mapping[str, Any]) -> str:
     return f"{safe(str(git.get('commit', ''))[:10])} on {safe(git.get('branch', '?'))}{changed}"
 
 
-def _metrics(history: RunHistory) -> RenderableType:
+def _metrics_table(history: RunHistory) -> RenderableType:
     if not history.metrics:
-        return Text("nothing was logged" + (" yet" if history.state is RunState.RUNNING else ""), style="dim")
-    numbers = ("last", "lowest", "highest", "points", "not finite")
-    table = listing("metric", *numbers, right=numbers)
-    # What was logged comes first; what is known of windows of iterations is told below, in words.
+        return Text("no metrics logged" + (" yet" if history.state is RunState.RUNNING else ""), style="dim")
+    numbers = ("last", "min", "max", "points", "non-finite")
+    table = new_table("metric", *numbers, right=numbers)
+    # Logged metrics come first, system metrics last. Window metrics are summarized below, next to the spans.
     shown = [(name, metric) for name, metric in history.metrics.items() if not name.startswith("window/")]
     if not shown:
-        return Text("nothing but spans was recorded", style="dim")
+        return Text("only spans were recorded", style="dim")
     shown.sort(key=lambda item: item[1].kind == "system")
     for name, metric in shown[:60]:
         finite = metric.count > metric.num_not_finite
@@ -207,22 +209,22 @@ def _metrics(history: RunHistory) -> RenderableType:
     return table
 
 
-def _attempts(history: RunHistory) -> RenderableType:
-    table = listing("attempt", "steps", "records", "recorded", "ended")
+def _attempts_table(history: RunHistory) -> RenderableType:
+    table = new_table("attempt", "steps", "records", "recorded", "ended")
     for attempt in history.attempts:
         is_last = attempt is history.attempts[-1]
         end = attempt.end or {}
-        how = end.get("status") or (str(history.state) if is_last else "crashed")
+        status = end.get("status") or (str(history.state) if is_last else "crashed")
         steps = f"{number(attempt.first_step)} … {number(attempt.last_step)}"
-        length = duration(length_s(attempt))
-        add_row(table, str(attempt.index + 1), steps, number(attempt.num_records), length, safe(how))
+        length = duration(recorded_s(attempt))
+        add_row(table, str(attempt.index + 1), steps, number(attempt.num_records), length, safe(status))
     return table
 
 
-def _ranks(ranks: list[RankView]) -> RenderableType:
+def _ranks_table(ranks: list[RankView]) -> RenderableType:
     numbers = ("iterations", "mean iteration", "errors")
-    table = listing("rank", "host", "pid", "state", *numbers, "", right=numbers, wraps=("",))
-    for view in ranks[:_MOST_RANKS]:
+    table = new_table("rank", "host", "pid", "state", *numbers, "", right=numbers, wraps=("",))
+    for view in ranks[:_MAX_RANKS]:
         add_row(
             table,
             str(view.rank),
@@ -234,13 +236,13 @@ def _ranks(ranks: list[RankView]) -> RenderableType:
             Text(str(view.num_errors), style="bold red") if view.num_errors else "",
             safe(view.error or view.reason or "", 300),
         )
-    if len(ranks) > _MOST_RANKS:
-        add_row(table, Text(f"… and {len(ranks) - _MOST_RANKS} more", style="dim"))
+    if len(ranks) > _MAX_RANKS:
+        add_row(table, Text(f"… and {len(ranks) - _MAX_RANKS} more", style="dim"))
     return table
 
 
-def _checkpoints(checkpoints: list[dict[str, Any]]) -> RenderableType:
-    table = listing("checkpoint", "step", "size", "")
+def _checkpoints_table(checkpoints: list[dict[str, Any]]) -> RenderableType:
+    table = new_table("checkpoint", "step", "size", "")
     for record in checkpoints[-5:]:
         num_bytes = record.get("size_bytes")
         add_row(
@@ -254,38 +256,40 @@ def _checkpoints(checkpoints: list[dict[str, Any]]) -> RenderableType:
 
 
 def _last_output(history: RunHistory) -> list[RenderableType]:
-    """Return what the program printed last, if it failed and its launcher has kept it."""
+    """Return the last lines of output of a failed run, if `tacho run` recorded them."""
     logs = history.latest("log")
     if history.state is not RunState.FAILED or not logs:
         return []
     streams = {str(record.get("stream")): str(record.get("text", "")) for record in logs}
     name = next((name for name in ("stderr", "output") if streams.get(name)), "stdout")
-    lines = [safe(line) for line in streams.get(name, "").splitlines()[-_MOST_LINES:]]
-    return [Text(), Text(f"the last of {name}:", style="dim"), *(Text(f"  {line}") for line in lines)] if lines else []
+    lines = [safe(line) for line in streams.get(name, "").splitlines()[-_MAX_OUTPUT_LINES:]]
+    return (
+        [Text(), Text(f"last lines of {name}:", style="dim"), *(Text(f"  {line}") for line in lines)] if lines else []
+    )
 
 
-def _troubles(history: RunHistory) -> list[RenderableType]:
-    """Return the errors of the run, and what telemetry itself lost: never left out, never coloured away."""
+def _error_lines(history: RunHistory) -> list[RenderableType]:
+    """Return the errors of the run and the faults of telemetry itself. These are never hidden."""
     lines: list[Text] = []
     errors = [
         f"{safe(record.get('error_type', '?'))}: {safe(record.get('error_message', ''))}"
         for record in history.latest("error")
     ]
-    for what, times in list(collections.Counter(errors).items())[-3:]:  # the span it left and the run tell the same
-        lines.append(Text(f"{what}  ({times} records)" if times > 2 else what, style="red"))
+    # One exception is recorded twice, by the span it left and by the run: only more than two are repetitions.
+    for error, count in list(collections.Counter(errors).items())[-3:]:
+        lines.append(Text(f"{error}  ({count} records)" if count > 2 else error, style="red"))
     if history.num_lost_records:
-        lines.append(Text(f"{history.num_lost_records} records were lost:", style="bold yellow"))
+        lines.append(Text(f"{plural(history.num_lost_records, 'record')} lost:", style="bold yellow"))
     if history.num_bad_lines:
-        lines.append(
-            Text(f"{history.num_bad_lines} lines of the journal cannot be read and were skipped", style="yellow")
-        )
+        lines.append(Text(f"skipped {plural(history.num_bad_lines, 'unreadable line')} in the journal", style="yellow"))
     for record in history.latest("telemetry_error")[-10:]:
-        where = f" {safe(record['field'])}:" if record.get("field") else ""
-        number_lost = f" {record['num_records']} records:" if record.get("num_records") else ""
-        what = safe(record.get("reason", ""), 300)
-        lines.append(Text(f"telemetry: {safe(record.get('kind', '?'))}{where}{number_lost} {what}", style="yellow"))
+        field = f" {safe(record['field'])}:" if record.get("field") else ""
+        num_lost = record.get("num_records")
+        lost = f" {plural(num_lost, 'record')}:" if isinstance(num_lost, int) and num_lost else ""
+        reason = safe(record.get("reason", ""), 300)
+        lines.append(Text(f"telemetry: {safe(record.get('kind', '?'))}{field}{lost} {reason}", style="yellow"))
     is_csv_behind = history.folder.csv.exists() and not is_csv_current(history.folder)
     if history.state is not RunState.RUNNING and is_csv_behind:
         hint = f"tacho show {safe(history.name)} --rebuild-csv"
-        lines.append(Text(f"metrics.csv does not hold the whole journal; make it anew with: {hint}", style="yellow"))
+        lines.append(Text(f"metrics.csv is incomplete; rebuild it with: {hint}", style="yellow"))
     return [Text(), Rule(style="dim"), *lines] if lines else []

@@ -1,4 +1,4 @@
-"""`tacho tail`."""
+"""`tacho tail`: print the last records of a run and follow new ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import json_text, moment, number, safe
+from tachograph.cli._format import format_time, json_text, number, plural, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.journal import JournalFollower, RunFolder, RunState, find_run
 from tachograph.reader import overview
@@ -28,7 +28,7 @@ _STYLES = {
     "validation": "blue",
     "system": "dim",
 }
-_HIDDEN = {
+_HIDDEN_FIELDS = {
     "event",
     "time",
     "global_step",
@@ -40,7 +40,7 @@ _HIDDEN = {
     "span_id",
     "parent_id",
 }
-_FEW_FIELDS = {
+_EVENT_FIELDS = {
     "one_logger_initialization": {"name", "session_tag", "world_size"},
     "training_metrics_update": {
         "name",
@@ -55,7 +55,7 @@ _FEW_FIELDS = {
     },
     "save_checkpoint_success": {"name", "checkpoint_directory", "checkpoint_size", "productive_train_iterations"},
 }
-"""Events that say so much that a line would be a page; the rest is in the journal, and in --json."""
+"""Fields printed for events that have too many for one line; `--json` prints all of them."""
 
 _WINDOW_FIELDS = {
     "window/iterations",
@@ -65,37 +65,40 @@ _WINDOW_FIELDS = {
     "window/samples_per_sec",
     "window/mfu",
 }
-_TEXTS = {"reason", "error_message", "where"}
+_LONG_TEXT_FIELDS = {"reason", "error_message", "where"}
 
 
 @click.command()
 @run_argument
 @log_dir_option
 @json_option
-@click.option("-n", "--lines", default=20, show_default=True, type=click.IntRange(0), help="How many to begin with.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with new records until the run ends.")
-@click.option("-e", "--event", "events", multiple=True, help="Only this kind of record; may be given again.")
+@click.option(
+    "-n", "--lines", default=20, show_default=True, type=click.IntRange(0), help="Number of past records to print."
+)
+@click.option("-f", "--follow", is_flag=True, help="Print new records until the run ends.")
+@click.option("-e", "--event", "events", multiple=True, help="Only records of this kind; repeatable.")
 def tail(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, events: tuple[str, ...]) -> None:
-    """Print the last records of a run, and follow it as it goes."""
+    """Print the last records of a run, and follow new ones."""
     folder = find_run(run, log_dir)
     console = Console(highlight=False)
-    follower, last = _last(folder, lines, events)
+    follower, last = _read_last(folder, lines, events)
     for record in last:
-        _print(console, record, as_json=as_json)
+        _print_record(console, record, as_json=as_json)
     while follow:
+        # Check the state before polling: records written in between are then read before the loop ends.
         ended = _has_ended(folder)
         for record in follower.poll():
             if not events or record["event"] in events:
-                _print(console, record, as_json=as_json)
+                _print_record(console, record, as_json=as_json)
         if ended:
             break
         time.sleep(_POLL_S)
     if follower.num_bad_lines and not as_json:
-        console.print(Text(f"{follower.num_bad_lines} lines could not be read and were skipped", style="yellow"))
+        console.print(Text(f"skipped {plural(follower.num_bad_lines, 'unreadable line')}", style="yellow"))
 
 
-def _last(folder: RunFolder, lines: int, events: tuple[str, ...]) -> tuple[JournalFollower, deque[dict[str, Any]]]:
-    """Read back from the end until there are enough records; what is asked for may be far back, or not there."""
+def _read_last(folder: RunFolder, lines: int, events: tuple[str, ...]) -> tuple[JournalFollower, deque[dict[str, Any]]]:
+    """Read ever larger blocks from the end of the journal until they contain enough matching records."""
     num_bytes = 64 << 10
     while True:
         follower = JournalFollower.near_the_end(folder.journal, num_bytes)
@@ -112,21 +115,21 @@ def _has_ended(folder: RunFolder) -> bool:
     return overview(folder).state not in {RunState.RUNNING, RunState.STALE}
 
 
-def _print(console: Console, record: dict[str, Any], *, as_json: bool) -> None:
+def _print_record(console: Console, record: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         click.echo(json_text(record))
         return
     event = record["event"]
-    clock = f"{moment(record.get('time'), '%H:%M:%S'):8}"
+    clock = f"{format_time(record.get('time'), '%H:%M:%S'):8}"
     line = Text.assemble((clock, "dim"), " ", (f"{safe(event, 16):<16}", _STYLES.get(event, "")))
     step = record.get("global_step")
     line.append(f"{number(step) if step is not None else '':>9}  ", style="bold")
-    few = _FEW_FIELDS.get(str(record.get("name")), record) if event == "event" else record
+    shown = _EVENT_FIELDS.get(str(record.get("name")), record) if event == "event" else record
     if "window/sec" in record:
-        few = _WINDOW_FIELDS
+        shown = _WINDOW_FIELDS
     for name, value in record.items():
-        if name in few and name not in _HIDDEN and not isinstance(value, (dict, list)):
-            text = safe(value, 300) if name in _TEXTS else number(value)
+        if name in shown and name not in _HIDDEN_FIELDS and not isinstance(value, (dict, list)):
+            text = safe(value, 300) if name in _LONG_TEXT_FIELDS else number(value)
             line.append(f"{safe(name, 60)}", style="dim").append(f"={text} ")
     if record.get("nan_inf_detected"):
         line.append("NaN/Inf", style="bold red")

@@ -1,4 +1,4 @@
-"""Where the time of a run went: for `tacho show`."""
+"""The part of `tacho show` about time: iteration speed, the span table, checkpoints and goodput."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tachograph.cli._format import add_row, duration, listing, moment, number, safe, size
+from tachograph.cli._format import add_row, duration, format_time, new_table, number, safe, size
 from tachograph.journal import RunState
 from tachograph.reader import Attempt, Goodput, RunHistory, SpanGroup
 
-__all__ = ["length_s", "render_time", "short_time", "summarise_time"]
+__all__ = ["recorded_s", "render_time", "short_time", "summarise_time"]
 
-_MOST_ROWS = 60
-_DEEPEST_INDENT = 12
-_PHASES = {
+_MAX_ROWS = 60
+_MAX_INDENT = 12
+_PHASE_LABELS = {
     "data": "· waiting for data",
     "forward": "· forward",
     "backward": "· backward",
@@ -27,23 +27,23 @@ _PHASES = {
     "iteration": "· outside phases",
     "failed": "· not completed",
 }
-"""What was measured inside loops without being recorded one by one; the others are spans."""
-_OPEN = {RunState.RUNNING: ("going on  ", "green"), RunState.STALE: ("not heard of  ", "yellow")}
-_REST = {
+"""Phases are summed up inside loops rather than recorded as spans, so they get rows of their own."""
+_OPEN_SPAN_LABELS = {RunState.RUNNING: ("still open  ", "green"), RunState.STALE: ("no heartbeat  ", "yellow")}
+_OTHER_TIME_LABELS = {
     "start_up_s": "start-up",
     "data_s": "waiting for data",
     "checkpoint_s": "checkpoints",
     "validation_s": "validation",
     "testing_s": "testing",
-    "lost_s": "lost: training that was not kept",
+    "lost_s": "lost: not saved, or failed",
     "down_s": "between attempts",
-    "unreported_s": "since the last report",
-    "idle_s": "idle: nothing explains it",
+    "unreported_s": "not reported yet",
+    "idle_s": "idle: unexplained",
 }
 
 
 def summarise_time(history: RunHistory) -> dict[str, Any]:
-    """Return what `tacho show --json` prints of it."""
+    """Return the part of `tacho show --json` about time."""
     goodput = history.goodput
     return {
         "session_tag": history.session_tag,
@@ -51,24 +51,24 @@ def summarise_time(history: RunHistory) -> dict[str, Any]:
         "spans": msgspec.to_builtins(history.span_groups),
         "phases": history.phases,
         "goodput": None if goodput is None else {"share": goodput.share, **msgspec.to_builtins(goodput)},
-        "saved_checkpoints": _saves(history),
+        "saved_checkpoints": _checkpoint_saves(history),
         "training": _latest_update(history),
     }
 
 
 def render_time(history: RunHistory) -> list[RenderableType]:
-    """Return what a person sees of it; nothing for a run without spans."""
+    """Return the part of `tacho show` about time; empty for a run without spans."""
     parts: list[RenderableType] = []
     update = _latest_update(history)
     if update:
-        parts += [Text(), _pace(update, len(history.attempts) > 1)]
+        parts += [Text(), _speed_line(update, len(history.attempts) > 1)]
     if history.span_groups:
-        parts += [Text(), _tree(history)]
-    saves = _saves(history)
-    if saves and not history.latest("checkpoint"):  # which are shown already
-        parts += [Text(), _saved(saves)]
+        parts += [Text(), _span_table(history)]
+    saves = _checkpoint_saves(history)
+    if saves and not history.latest("checkpoint"):  # those are listed above
+        parts += [Text(), _checkpoint_table(saves)]
     goodput = history.goodput
-    return [*parts, Text(), *_goodput(goodput)] if goodput is not None else parts
+    return [*parts, Text(), *_goodput_lines(goodput)] if goodput is not None else parts
 
 
 def _latest_update(history: RunHistory) -> dict[str, Any]:
@@ -76,12 +76,12 @@ def _latest_update(history: RunHistory) -> dict[str, Any]:
     return updates[-1] if updates else {}
 
 
-def _saves(history: RunHistory) -> list[dict[str, Any]]:
+def _checkpoint_saves(history: RunHistory) -> list[dict[str, Any]]:
     return history.latest("event", "save_checkpoint_success")
 
 
-def _pace(update: dict[str, Any], has_attempts: bool) -> Text:
-    """Return the iterations so far and the speed of the last window."""
+def _speed_line(update: dict[str, Any], has_attempts: bool) -> Text:
+    """Return the number of iterations and the speed of the last window."""
     count = f"{number(update.get('num_iterations'))} iterations{' in the last attempt' if has_attempts else ''}"
     parts = [
         f"{count}, {short_time(update.get('avg_iteration_time_sec'))} on average",
@@ -101,62 +101,62 @@ def _pace(update: dict[str, Any], has_attempts: bool) -> Text:
 def short_time(seconds: Any) -> str:
     if not isinstance(seconds, (int, float)):
         return "–"
-    for unit, length_s in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= length_s:
-            return f"{seconds / length_s:.3g} {unit}"
+    for unit, unit_s in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.3g} {unit}"
     return f"{seconds * 1e6:.3g} µs"
 
 
-def _now(history: RunHistory) -> float:
-    """Return the time up to which open spans are counted."""
+def _end_of_open_spans(history: RunHistory) -> float:
+    """Return the time at which open spans are considered to end: now, or the last record of a dead run."""
     last = history.attempts[-1].last_time if history.attempts else None
     return time.time() if history.state is RunState.RUNNING or last is None else last
 
 
-def _tree(history: RunHistory) -> RenderableType:
-    now_s = _now(history)
+def _span_table(history: RunHistory) -> RenderableType:
+    now_s = _end_of_open_spans(history)
     goodput = history.goodput
     if goodput is not None:
         whole_s = goodput.wall_s
     else:
         *earlier, last = history.attempts
-        whole_s = sum(map(length_s, earlier)) + length_s(last, now_s)
-    numbers = ("times", "total", "of the run", "longest")
-    table = listing("span", *numbers, "", right=numbers)
+        whole_s = sum(map(recorded_s, earlier)) + recorded_s(last, now_s)
+    numbers = ("count", "total", "of the run", "longest")
+    table = new_table("span", *numbers, "", right=numbers)
     num_rows, has_phases = 0, False
     if "training_loop" not in {group.name for _, group in _walk(history.span_groups)}:
         _add_phases(table, history, 0, whole_s)
         has_phases = True
     for depth, group in _walk(history.span_groups):
         num_rows += 1
-        if num_rows > _MOST_ROWS:
+        if num_rows > _MAX_ROWS:
             continue
         seconds = group.seconds(now_s)
         add_row(
             table,
-            f"{'  ' * min(depth, _DEEPEST_INDENT)}{safe(group.name, 60)}",
+            f"{'  ' * min(depth, _MAX_INDENT)}{safe(group.name, 60)}",
             number(group.count + group.num_open),
-            _length(seconds),
-            _share(seconds, whole_s),
-            _length(group.longest_s) if group.count else "–",
-            _remarks(group, history.state),
+            _format_seconds(seconds),
+            _format_share(seconds, whole_s),
+            _format_seconds(group.longest_s) if group.count else "–",
+            _span_notes(group, history.state),
         )
         if group.name == "training_loop" and not has_phases:
             has_phases = True
             _add_phases(table, history, depth + 1, whole_s)
-    if num_rows > _MOST_ROWS:
+    if num_rows > _MAX_ROWS:
         more = history.num_spans_not_grouped
-        others = f", and {number(more)} spans of still other names" if more else ""
-        add_row(table, Text(f"… and {num_rows - _MOST_ROWS} more{others}", style="dim"))
+        others = f", and {number(more)} spans with other names" if more else ""
+        add_row(table, Text(f"… and {num_rows - _MAX_ROWS} more{others}", style="dim"))
     return table
 
 
 def _add_phases(table: Table, history: RunHistory, depth: int, whole_s: float) -> None:
-    for phase, label in _PHASES.items():
+    for phase, label in _PHASE_LABELS.items():
         if phase in history.phases:
             spent_s = history.phases[phase]
             name = Text(f"{'  ' * depth}{label}", style="dim")
-            add_row(table, name, "", _length(spent_s), _share(spent_s, whole_s), "", "")
+            add_row(table, name, "", _format_seconds(spent_s), _format_share(spent_s, whole_s), "", "")
 
 
 def _walk(groups: dict[str, SpanGroup]) -> Iterator[tuple[int, SpanGroup]]:
@@ -165,41 +165,41 @@ def _walk(groups: dict[str, SpanGroup]) -> Iterator[tuple[int, SpanGroup]]:
         yield from _walk(group.children)
 
 
-def _remarks(group: SpanGroup, state: RunState) -> Text:
+def _span_notes(group: SpanGroup, state: RunState) -> Text:
     remarks = Text()
     if group.num_open:
-        remarks.append(*_OPEN.get(state, ("died in it  ", "red")))
+        remarks.append(*_OPEN_SPAN_LABELS.get(state, ("open at crash  ", "red")))
     if group.num_errors:
-        remarks.append(f"{group.num_errors} raised  ", style="red")
+        remarks.append(f"{group.num_errors} failed  ", style="red")
     if group.num_unfinished:
-        remarks.append(f"{group.num_unfinished} never ended", style="yellow")
+        remarks.append(f"{group.num_unfinished} unfinished", style="yellow")
     return remarks
 
 
-def _share(seconds: float, whole_s: float) -> str:
+def _format_share(seconds: float, whole_s: float) -> str:
     return f"{seconds / whole_s:.1%}" if whole_s > 0 else "–"
 
 
-def _length(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return short_time(seconds) if seconds < 10 else duration(seconds)
 
 
-def length_s(attempt: Attempt, until: float | None = None) -> float:
-    """Return how long an attempt was recorded, or has been until a moment."""
+def recorded_s(attempt: Attempt, until: float | None = None) -> float:
+    """Return how long an attempt was recorded, up to its last record or to `until`."""
     began = attempt.start.get("time")
     end = attempt.last_time if until is None else until
     return max(0.0, end - began) if end and isinstance(began, (int, float)) else 0.0
 
 
-def _saved(saves: list[dict[str, Any]]) -> RenderableType:
-    table = listing("checkpoint", "step", "at", "iterations kept", "size", "how")
+def _checkpoint_table(saves: list[dict[str, Any]]) -> RenderableType:
+    table = new_table("checkpoint", "step", "at", "productive iterations", "size", "strategy")
     for record in saves[-5:]:
         num_bytes = record.get("checkpoint_size")
         add_row(
             table,
             safe(record.get("checkpoint_directory", f"#{record.get('save_checkpoint_success_count', '?')}"), 100),
             number(record.get("current_iteration")),
-            moment(record.get("time"), "%H:%M:%S"),
+            format_time(record.get("time"), "%H:%M:%S"),
             number(record.get("productive_train_iterations")),
             size(num_bytes) if isinstance(num_bytes, int) and num_bytes >= 0 else "–",
             safe(record.get("checkpoint_strategy", "")),
@@ -207,15 +207,15 @@ def _saved(saves: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def _goodput(goodput: Goodput) -> list[RenderableType]:
+def _goodput_lines(goodput: Goodput) -> list[RenderableType]:
     line = Text.assemble(
         ("goodput  ", "dim"),
         (f"{goodput.share:.1%}", "bold"),
-        f"  {duration(goodput.productive_s)} of training that counts in {duration(goodput.wall_s)}",
+        f"  {duration(goodput.productive_s)} of productive training in {duration(goodput.wall_s)}",
     )
-    table = listing("where the rest went", "time", "of the run", right=("time", "of the run"))
-    rest = {name: getattr(goodput, name) for name in _REST}
+    table = new_table("other time", "time", "of the run", right=("time", "of the run"))
+    rest = {name: getattr(goodput, name) for name in _OTHER_TIME_LABELS}
     for name, seconds in sorted(rest.items(), key=lambda item: -item[1]):
         if seconds > 0:
-            add_row(table, _REST[name], _length(seconds), _share(seconds, goodput.wall_s))
+            add_row(table, _OTHER_TIME_LABELS[name], _format_seconds(seconds), _format_share(seconds, goodput.wall_s))
     return [line, table]

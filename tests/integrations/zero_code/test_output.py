@@ -140,7 +140,7 @@ def test_both_streams_into_one_file_keep_their_order(tacho, python):
     lines = (tacho.folder / "file").read_text().splitlines()
     assert lines[:-1] == [str(number) for number in range(300)]
     shown = tacho.bare(python, "-m", "tachograph", "show", tacho.runs()[0]).stdout
-    assert b"the last of output" in shown and b"  299" in shown
+    assert b"last lines of output" in shown and b"  299" in shown
 
 
 def test_secrets_are_masked_in_the_record_only(tacho, python):
