@@ -68,7 +68,7 @@ bench-detectors: setup
 	$(BIN)/python -m benchmarks.detectors
 
 bench-overhead: setup
-	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.recording.overhead
 
 clean:
 	rm -rf $(VENV) dist build ui/node_modules src/tachograph/server/static

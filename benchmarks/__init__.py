@@ -1,1 +1,1 @@
-"""What recording a run costs, beside its budgets and its peers: ``python -m benchmarks``."""
+"""Benchmarks of Tachograph against its budgets and other tools: ``python -m benchmarks``."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks._detector_data import folder, load
-from benchmarks.detectors import Score
+from benchmarks.detectors.data import folder, load
+from benchmarks.detectors.score import Score
 
 
 @pytest.mark.skipif(folder() is None, reason="the training logs are not part of the repository; set TRAINING_LOGS")

@@ -11,8 +11,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from benchmarks._detector_cost import cost_us
-from benchmarks._detector_data import Label, Logs, Record, Run, folder, load
+from benchmarks.detectors.cost import cost_us
+from benchmarks.detectors.data import Label, Logs, Record, Run, folder, load
 from tachograph.diagnostics import RuleEngine
 
 Steps = list[int]

@@ -1,4 +1,4 @@
-"""`tacho ui` as a process of its own: asked over HTTP, looked at from outside."""
+"""`tacho ui` in its own process, measured from outside over HTTP and /proc."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import msgspec
 
-from benchmarks._children import ChildError, child_environment, last_line
+from benchmarks.child import ChildError, child_environment, last_line
 
 __all__ = ["Client", "Memory", "Process", "serve", "watching"]
 
@@ -29,17 +29,17 @@ _MIB = 1 << 10  # the kernel counts in KiB
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What a process holds, in MiB, as the kernel counts it."""
+    """Memory of a process in MiB, as counted by the kernel."""
 
     pss: float
-    """Its own pages, and its part of those that other processes use as well."""
+    """Private pages plus the proportional share of shared pages."""
     rss: float
     anonymous: float
-    """What is in no file, and so cannot be dropped."""
+    """Pages not backed by a file, which the system cannot drop."""
 
 
 class Process:
-    """A program that serves something; stopped with everything that it started."""
+    """A server process; `stop` also ends its child processes."""
 
     def __init__(self, folder: Path, *command: str, environment: dict[str, str] | None = None) -> None:
         self.spawned_s = time.monotonic()
@@ -56,45 +56,45 @@ class Process:
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was started."""
+        """Seconds since the start."""
         return time.monotonic() - self.spawned_s
 
     def first_line(self) -> str:
-        """Wait for what it prints first.
+        """Wait for the first line of output.
 
         Raises:
-            ChildError: if that does not come.
+            ChildError: if there is none.
         """
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             line = self.process.stdout.readline().decode() if selector.select(_READY_S) else ""
         if not line:
-            raise ChildError(f"does not start: {self._said()}")
+            raise ChildError(f"did not start: {self._last_error()}")
         return line
 
     def check(self) -> None:
-        """Raise if it has died or takes too long."""
+        """Raise `ChildError` if the process died or is not up in time."""
         if self.process.poll() is not None or self.age_s > _READY_S:
-            raise ChildError(f"is not up after {self.age_s:.0f} s: {self._said()}")
+            raise ChildError(f"not up after {self.age_s:.0f} s: {self._last_error()}")
 
-    def _said(self) -> str:
+    def _last_error(self) -> str:
         self.errors.seek(0)
         return last_line(self.errors.read())
 
     def memory(self) -> Memory:
-        """Return what it holds now."""
+        """Return the current memory use."""
         text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text(encoding="ascii")
         sizes = {name: int(size) / _MIB for name, size in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
         return Memory(pss=sizes["Pss"], rss=sizes["Rss"], anonymous=sizes["Anonymous"])
 
     def cpu_s(self) -> float:
-        """Return the CPU time that all its threads have used."""
+        """Return the CPU time of all threads so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_bytes().rpartition(b")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End it and its helpers."""
+        """Stop the process and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL if at_once else signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -108,17 +108,17 @@ class Process:
 
 
 class Client:
-    """Asks over one connection, as a browser does."""
+    """Sends requests over one connection, like a browser."""
 
     def __init__(self, url: str) -> None:
         host, _, port = url.partition("//")[2].strip("/").partition(":")
         self._connection = http.client.HTTPConnection(host, int(port), timeout=60)
 
     def get(self, path: str, body: Any = None) -> tuple[bytes, float]:
-        """Return an answer and how many seconds it took until all of it was there; with a body, it is posted.
+        """Return a response and the seconds until it was complete; POST if there is a body.
 
         Raises:
-            ChildError: if it is not a good one.
+            ChildError: if the status is not 200.
         """
         began_s = time.perf_counter()
         try:
@@ -138,11 +138,11 @@ class Client:
         return data, took_s
 
     def json(self, path: str, body: Any = None) -> Any:
-        """Return an answer, decoded."""
+        """Return a decoded response."""
         return msgspec.json.decode(self.get(path, body)[0])
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
 
@@ -159,7 +159,7 @@ class Dashboard(Process):
             raise
 
     def series(self, run: str, query: str = "name=train_loss") -> tuple[Any, float]:
-        """Return a view, and how many seconds it took."""
+        """Return a view and the seconds it took."""
         data, took_s = self.client.get(f"/api/v1/runs/{run}/series?{query}")
         return msgspec.json.decode(data), took_s
 
@@ -177,7 +177,7 @@ def serve(logs: Path) -> Iterator[Dashboard]:
 
 @contextlib.contextmanager
 def watching(url: str, run: str | None = None, names: tuple[str, ...] = ()) -> Iterator[None]:
-    """Watch a run's charts as the page does, or the list of runs if none is named."""
+    """Watch the charts of a run as the page does, or the list of runs if no run is given."""
     stopped = threading.Event()
     thread = threading.Thread(target=_watch, args=(url, run, names, stopped), daemon=True)
     thread.start()
@@ -189,7 +189,7 @@ def watching(url: str, run: str | None = None, names: tuple[str, ...] = ()) -> I
 
 
 _PAGE_PAUSE_S = 0.15
-"""Between two fetches, see `ui/src/loader.ts`."""
+"""Pause between two fetches; see `ui/src/loader.ts`."""
 
 
 def _watch(url: str, run: str | None, names: tuple[str, ...], stopped: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""What is measured: ways to log ten scalars at a step, each as a loop of its own so that no wrapper is timed."""
+"""Ways to log ten scalars per step. Each has its own loop, so that no wrapper is timed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks._measure import Burst, Rows
+from benchmarks.measure import Burst, Rows
 
 __all__ = ["SUBJECTS", "Open"]
 
@@ -18,8 +18,8 @@ class Open(NamedTuple):
     """A subject that is ready to log."""
 
     burst: Burst
-    settle: Callable[[], object] = lambda: None
-    """Waits until what was logged is written, where the subject has a call for that."""
+    wait_until_written: Callable[[], object] = lambda: None
+    """Waits until everything logged is written, if the subject supports it."""
     journal: Path | None = None
 
 
@@ -152,7 +152,7 @@ def _trackio(_folder: Path) -> Iterator[Open]:
 
 
 class Subject(NamedTuple):
-    """How a subject is called in the table, how it is opened, and how many calls of it fit in a burst."""
+    """Title in the table, how to open the subject, and the number of calls in a burst."""
 
     title: str
     open: Callable[[Path], contextlib.AbstractContextManager[Open]]

@@ -1,4 +1,4 @@
-"""In a real browser: from the journal to the screen, panning the timeline, and what a page weighs."""
+"""In a real browser: latency from the journal to the screen, panning the timeline, and page weight."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from benchmarks._children import ChildError, answer
-from benchmarks._dashboard_data import make_journal
-from benchmarks._dashboard_server import Process, serve
-from benchmarks._dashboard_trainer import FIRST_LOSS
-from benchmarks._measure import Spread
+from benchmarks.child import ChildError, run_as_child
+from benchmarks.dashboard.data import make_journal
+from benchmarks.dashboard.server import Process, serve
+from benchmarks.dashboard.trainer import FIRST_LOSS
+from benchmarks.measure import Spread
 
 __all__ = ["NUM_SPANS", "UPDATES_PER_SEC"]
 
@@ -29,7 +29,7 @@ _VALUE = '[data-metric="train_loss"] .values'
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
-# The second frame after a change begins when the first one, which shows it, has been painted.
+# The first frame after a change paints it, so the change is visible when the second frame starts.
 _OBSERVE = """(selector) => {
   const seen = (window.seen = []);
   const values = document.querySelector(selector);
@@ -55,7 +55,7 @@ _WHEEL = """([x, y]) => {
   return new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(drawn(resolve))));
 }"""
 
-# Every frame moves the view, to and fro, so that every frame draws all of it anew.
+# Every frame moves the view back or forth, so every frame redraws everything.
 _PAN = """(pan_ms) => new Promise((resolve) => {
   const canvas = document.querySelector("canvas");
   const frames = [];
@@ -76,7 +76,7 @@ def _page() -> Iterator[Any]:
 
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
     if not path:
-        raise ChildError("no Chromium: `make browser` installs it, or set CHROMIUM to where it is")
+        raise ChildError("no Chromium: `make browser` installs it, or set CHROMIUM to its path")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 800})
@@ -86,10 +86,10 @@ def _page() -> Iterator[Any]:
 
 
 def _pixel(folder: Path, mode: str) -> dict[str, Any]:
-    """Watch the value of a panel while a trainer logs; compare when values were logged with when they were painted."""
+    """Watch the value of a panel while a trainer logs; compare the times of logging and painting."""
     logs = folder / "logs"
     options = (str(logs), "live", str(1 / UPDATES_PER_SEC), "0.05")
-    trainer = Process(folder, "-m", "benchmarks._dashboard_trainer", mode, *options)
+    trainer = Process(folder, "-m", "benchmarks.dashboard.trainer", mode, *options)
     try:
         while not (logs / "live" / "metrics.jsonl").exists():
             trainer.check()
@@ -110,7 +110,7 @@ def _pixel(folder: Path, mode: str) -> dict[str, Any]:
     return {
         "p50_ms": Spread.of(latencies).median,
         "p95_ms": latencies[round(0.95 * (len(latencies) - 1))],
-        "most_ms": latencies[-1],
+        "max_ms": latencies[-1],
         "num_updates": len(latencies),
         "num_changes": len(shown),
         "memory": msgspec.to_builtins(memory),
@@ -118,7 +118,7 @@ def _pixel(folder: Path, mode: str) -> dict[str, Any]:
 
 
 def _latencies_ms(journal: Path, shown: list[tuple[float, int]]) -> Iterator[float]:
-    """Yield for each value logged meanwhile how long it took until it, or a later one, was painted."""
+    """Yield, for each logged value, the time until it or a later value was painted."""
     for line in journal.read_bytes().splitlines():
         record = msgspec.json.decode(line)
         if record["event"] != "step" or not shown[0][1] < record["train_loss"] <= shown[-1][1]:
@@ -170,9 +170,11 @@ def _pan_stats(frames: list[float]) -> dict[str, float]:
 
 
 def _weight(page: Any, url: str) -> int:
-    """Return what is sent of the page itself the first time: HTML, scripts and styles, headers not counted."""
+    """Return the bytes sent on first load: HTML, scripts and styles, without headers."""
     finished: list[Any] = []
-    page.on("requestfinished", lambda request: finished.extend([request]))  # a method of a list it does not take
+    page.on(
+        "requestfinished", lambda request: finished.extend([request])
+    )  # playwright rejects a built-in method as handler
     page.goto(url, wait_until="load")
     page.wait_for_timeout(500)
     kinds = ("document", "script", "stylesheet")
@@ -184,4 +186,4 @@ def _measure(folder: Path, what: str, *arguments: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer(_measure)
+    run_as_child(_measure)

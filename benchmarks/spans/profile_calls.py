@@ -1,4 +1,4 @@
-"""What timing a block or a function costs the thread that does it, against reading the clock twice."""
+"""Time of a profiled block or function in the calling thread, compared with reading the clock twice."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import tachograph as tacho
-from benchmarks._children import answer
-from benchmarks._measure import Burst, Rows, Spread, bare_loop, make_rows, time_ns
+from benchmarks.child import run_as_child
+from benchmarks.measure import Burst, Rows, Spread, bare_loop, make_rows, time_ns
 from tachograph.integrations._common.tracer import StepTracer
 
 __all__ = ["TIMED"]
 
 _NUM_CALLS = 2000
 _BUDGET_S = 4.0
-_MOST_ROUNDS = 200
+_MAX_ROUNDS = 200
 _REST_S = 0.002
 
 
@@ -77,18 +77,18 @@ class _Timed(NamedTuple):
 
 
 TIMED = {
-    "block": _Timed('with profiling("x")', _blocks),
-    "function": _Timed("@profile, a function", _functions),
-    "method": _Timed("@profile, a method", _methods),
-    "short": _Timed("a block that is too short to be recorded", _blocks, min_duration_ms=0.1),
-    "off": _Timed("@profile, turned off", _functions, enabled=False),
-    "tracer": _Timed("looking whether a trace is asked for", _idle_steps),
-    "no_run": _Timed("@profile without a run", _functions, has_run=False),
+    "block": _Timed('with profile_block("x")', _blocks),
+    "function": _Timed("@profile_function, a function", _functions),
+    "method": _Timed("@profile_function, a method", _methods),
+    "short": _Timed("a block too short to be recorded", _blocks, min_duration_ms=0.1),
+    "off": _Timed("@profile_function, turned off", _functions, enabled=False),
+    "tracer": _Timed("polling for a trace request", _idle_steps),
+    "no_run": _Timed("@profile_function without a run", _functions, has_run=False),
 }
 
 
 def measure(folder: Path, name: str) -> dict[str, Any]:
-    """Take turns: the loop alone, the clock alone, what is timed; the writer is waited for in between."""
+    """Alternate between the bare loop, the clock and the subject; flush in between."""
     timed = TIMED[name]
     rows = make_rows(_NUM_CALLS)
     costs_ns, ratios = [], []
@@ -96,7 +96,7 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
     run = tacho.init("bench", log_dir=folder, console=False) if timed.has_run else None
     step = 0
     deadline_s = time.monotonic() + _BUDGET_S
-    while len(ratios) <= _MOST_ROUNDS and time.monotonic() < deadline_s:
+    while len(ratios) <= _MAX_ROUNDS and time.monotonic() < deadline_s:
         loop_ns = time_ns(bare_loop, rows, step)
         floor_ns = time_ns(_clock_twice, rows, step) - loop_ns
         cost_ns = time_ns(timed.burst, rows, step) - loop_ns
@@ -108,9 +108,9 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
         time.sleep(_REST_S)
     if run is not None:
         run.finish()
-    # The first round is the one that imports and opens things.
+    # The first round imports and opens files.
     return {"cost_ns": Spread.of(costs_ns[1:]), "ratio": Spread.of(ratios[1:]), "best_ns": min(costs_ns[1:])}
 
 
 if __name__ == "__main__":
-    answer(measure)
+    run_as_child(measure)

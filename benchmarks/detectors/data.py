@@ -17,7 +17,7 @@ Run = tuple[str, str]
 
 def folder() -> Path | None:
     """Return where the logs are: `TRAINING_LOGS`, else beside the repository."""
-    beside = Path(__file__).resolve().parents[2] / "shared/data/training_logs"
+    beside = Path(__file__).resolve().parents[3] / "shared/data/training_logs"
     found = Path(os.environ.get("TRAINING_LOGS", beside))
     return found if (found / "labels.csv").is_file() else None
 

@@ -1,4 +1,4 @@
-"""A trainer to be watched: logs at a steady pace until it is stopped. `train_loss` counts the steps."""
+"""A trainer that logs at a steady pace until it is stopped. `train_loss` counts the steps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks._dashboard_data import start_line
-from benchmarks._measure import make_rows
+from benchmarks.dashboard.data import start_line
+from benchmarks.measure import make_rows
 
 __all__ = ["FIRST_LOSS"]
 
 FIRST_LOSS = 1000
-"""The loss of step 0; one more at each step."""
+"""The loss at step 0; it grows by one per step."""
 
 
 def _row(step: int) -> dict[str, float]:
@@ -23,7 +23,7 @@ def _row(step: int) -> dict[str, float]:
 
 
 def _recorded(logs: str, name: str, pause_s: float, flush_s: float) -> None:
-    """Log through the recorder, with all that it does besides."""
+    """Log through the recorder."""
     import tachograph
 
     with tachograph.init(name, log_dir=logs, console=False, git=False, flush_interval_s=flush_s) as run:
@@ -35,7 +35,7 @@ def _recorded(logs: str, name: str, pause_s: float, flush_s: float) -> None:
 
 
 def _written(logs: str, name: str, pause_s: float) -> None:
-    """Append lines to the journal at once: what a reader can see at the very moment it is logged."""
+    """Append lines directly to the journal, so readers can see them immediately."""
     from tachograph.journal import this_process
 
     folder = Path(logs, name)

@@ -1,4 +1,4 @@
-"""The CPU that logging a step costs all threads and child processes, against encoding and writing the same JSON."""
+"""CPU time of logging a step, over all threads and children, compared with encoding and writing the same JSON."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 import psutil
 
-from benchmarks._children import answer
-from benchmarks._measure import Burst, Rows, Spread, bare_loop, make_rows
-from benchmarks._subjects import SUBJECTS
+from benchmarks.child import run_as_child
+from benchmarks.measure import Burst, Rows, Spread, bare_loop, make_rows
+from benchmarks.recording.subjects import SUBJECTS
 from tachograph.records import decode
 
 __all__: list[str] = []
@@ -28,16 +28,16 @@ class _Pace(NamedTuple):
     num_bursts: int
     """Bursts in a round."""
     pause_s: float
-    """After a round's bursts; longer than any subject waits before it writes, or 0 for none at all."""
+    """Pause after the bursts of a round: longer than any subject buffers before it writes, or 0."""
     idle_s: float
-    """How long the subject is watched when nothing is logged any more."""
+    """How long the idle subject is measured."""
 
 
 _PACES = {"paced": _Pace(24, 1, 0.6, 5.0), "few": _Pace(6, 1, 0.6, 1.0), "sustained": _Pace(8, 40, 0.0, 1.0)}
 
 
 def measure(folder: Path, name: str, pace_name: str) -> dict[str, Any]:
-    """Take turns: the subject, and when it is done the two baselines with the same records, and the loop alone."""
+    """Alternate between the subject, the two baselines with the same records, and the bare loop."""
     subject, pace = SUBJECTS[name], _PACES[pace_name]
     rows = make_rows(subject.num_calls)
     num_steps = pace.num_bursts * len(rows)
@@ -47,9 +47,9 @@ def measure(folder: Path, name: str, pace_name: str) -> dict[str, Any]:
         dumped = stack.enter_context(open(folder / "dumped.jsonl", "wb"))
         opened = stack.enter_context(subject.open(folder))
         rest = partial(time.sleep, _REST_S)
-        wait = partial(time.sleep, pace.pause_s) if pace.pause_s else opened.settle
+        wait = partial(time.sleep, pace.pause_s) if pace.pause_s else opened.wait_until_written
         _log(opened.burst, rows, 0, 1)
-        opened.settle()
+        opened.wait_until_written()
         records = [] if opened.journal else _recorded(folder, rows, num_steps)
         for step in range(len(rows), len(rows) + pace.num_rounds * num_steps, num_steps):
             start = opened.journal.stat().st_size if opened.journal else 0
@@ -93,7 +93,7 @@ def _dumps(records: list[dict[str, Any]], file: BinaryIO) -> None:
 
 
 def _cpu_s(work: Callable[[], None], wait: Callable[[], object]) -> float:
-    """Return the CPU time of some work and of what others do for it meanwhile: threads and child processes."""
+    """Return the CPU time of some work, including other threads and child processes."""
     children_s = _children_cpu_s()
     start_s = time.process_time()
     work()
@@ -116,7 +116,7 @@ def _records(journal: Path, start: int) -> list[dict[str, Any]]:
 
 
 def _recorded(folder: Path, rows: Rows, num_steps: int) -> list[dict[str, Any]]:
-    """Return the records that tachograph makes of what a peer is given."""
+    """Return the records that Tachograph writes for the rows that a peer logs."""
     with SUBJECTS["journal"].open(folder) as opened:
         _log(opened.burst, rows, 0, num_steps // len(rows))
     assert opened.journal is not None
@@ -124,4 +124,4 @@ def _recorded(folder: Path, rows: Rows, num_steps: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    answer(measure)
+    run_as_child(measure)

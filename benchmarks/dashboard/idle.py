@@ -1,4 +1,4 @@
-"""What the server costs while runs go on: nobody looking, somebody looking at the list, somebody looking at charts."""
+"""CPU of the server next to live runs: without readers, with a reader of the list, with a reader of charts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks._children import ChildError
-from benchmarks._dashboard_server import Dashboard, Memory, Process, serve, watching
-from benchmarks._measure import Spread, make_rows
+from benchmarks.child import ChildError
+from benchmarks.dashboard.server import Dashboard, Memory, Process, serve, watching
+from benchmarks.measure import Spread, make_rows
 
 __all__ = ["NUM_LIVE", "Idle", "measure_idle"]
 
@@ -23,25 +23,25 @@ _NUM_WINDOWS = 4
 
 
 class Idle(msgspec.Struct):
-    """A server beside ten trainers."""
+    """CPU and memory of a server next to ten trainers."""
 
     percent: Spread
-    """Of one core, in each of some windows."""
+    """Share of one core, per time window."""
     mean_percent: float
-    """Over all of them."""
+    """Mean over all windows."""
     memory: Memory
 
 
 def measure_idle(logs: Path) -> dict[str, Idle]:
-    """Run three servers over the same ten live runs at the same time, each with another reader: `nobody` and so on.
+    """Run three servers over the same ten live runs at the same time, each with a different reader.
 
     Raises:
-        ChildError: if a trainer or a server does not come up.
+        ChildError: if a trainer or a server does not start.
     """
     with contextlib.ExitStack() as stack:
         for index in range(NUM_LIVE):
             arguments = ("recorded", str(logs), f"live-{index}", str(_PAUSE_S), str(_FLUSH_S))
-            trainer = Process(logs.parent, "-m", "benchmarks._dashboard_trainer", *arguments)
+            trainer = Process(logs.parent, "-m", "benchmarks.dashboard.trainer", *arguments)
             stack.callback(trainer.stop, at_once=True)
         servers = {name: stack.enter_context(serve(logs)) for name in ("nobody", "list", "charts")}
         _wait_for_all(servers["nobody"])
@@ -67,5 +67,5 @@ def _wait_for_all(server: Dashboard) -> None:
             return
         server.check()
         if server.age_s > 30:
-            raise ChildError("the trainers do not come up")
+            raise ChildError("the trainers did not start")
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Opening runs: from a journal, from its cache, one of ten million points, and a list of hundreds."""
+"""Open runs: from a journal, from the cache, with ten million points, and a list of hundreds of runs."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any
 
 import msgspec
 
-from benchmarks._children import ChildError, answer
-from benchmarks._dashboard_data import OUTLIER, make_journal, start_line
-from benchmarks._dashboard_server import Memory, Process, serve
-from benchmarks._measure import Spread
+from benchmarks.child import ChildError, run_as_child
+from benchmarks.dashboard.data import OUTLIER, make_journal, start_line
+from benchmarks.dashboard.server import Memory, Process, serve
+from benchmarks.measure import Spread
 
 __all__ = ["Listing", "Opened", "Zooms", "index_run", "list_runs", "make_list", "open_run", "zoom"]
 
 _NUM_CRASHED, _NUM_RUNNING = 50, 10
 _NUM_STEPS_LISTED = 200
-_LONGEST_INDEX_S = 300
+_MAX_INDEX_S = 300
 
 
 class Opened(msgspec.Struct):
-    """How long it took until the chart of one metric was there, in seconds."""
+    """Seconds until the chart of one metric was complete."""
 
     first_s: float
-    """From the request to the first answer, of as much as had been read by then."""
+    """From the request to the first response, which covers what has been read so far."""
     whole_s: float
-    """From the request to the first answer that has everything."""
+    """From the request to the first complete response."""
     spawned_s: float
-    """The same from the start of the process."""
+    """The same, from process start."""
     indexed: float
-    """Which part of the journal is in the first answer."""
+    """Share of the journal in the first response."""
     memory: Memory
 
 
 def open_run(logs: Path, name: str, *, is_cold: bool) -> Opened:
-    """Ask a new server for the first chart of a run, until it is complete."""
+    """Request the first chart of a run from a new server until it is complete."""
     if is_cold:
         shutil.rmtree(logs / name / ".tacho", ignore_errors=True)
     with serve(logs) as server:
@@ -57,28 +57,28 @@ def open_run(logs: Path, name: str, *, is_cold: bool) -> Opened:
         whole_s = time.perf_counter() - began_s
         spawned_s = server.age_s
         if not _has_outlier(view):
-            raise ChildError("the outlier is lost")
-        server.series(name)  # what came last is put into the cache when nothing else is left to do
+            raise ChildError("the outlier is missing")
+        server.series(name)  # the server writes the last rows to the cache when it is idle
         return Opened(first_s, whole_s, spawned_s, indexed, server.memory())
 
 
 def _has_outlier(view: Any) -> bool:
-    """Tell whether the one high point is in an answer."""
+    """Return whether a response contains the outlier."""
     return any(OUTLIER in line["y"] for line in view["series"][0]["lines"])
 
 
 def index_run(logs: Path, name: str) -> float:
-    """Make the cache of a run in a process of its own; return how long it took.
+    """Build the cache of a run in a child process; return how long it took.
 
     Raises:
-        ChildError: if it could not.
+        ChildError: if it timed out.
     """
     began_s = time.monotonic()
-    process = Process(logs.parent, "-m", "benchmarks._dashboard_open", str(logs / name))
+    process = Process(logs.parent, "-m", "benchmarks.dashboard.opening", str(logs / name))
     try:
-        process.process.wait(_LONGEST_INDEX_S)
+        process.process.wait(_MAX_INDEX_S)
     except subprocess.TimeoutExpired:
-        raise ChildError(f"is not read within {_LONGEST_INDEX_S} s") from None
+        raise ChildError(f"indexing timed out after {_MAX_INDEX_S} s") from None
     finally:
         process.stop(at_once=True)
     return time.monotonic() - began_s
@@ -88,19 +88,19 @@ class Zooms(msgspec.Struct):
     """Views of a long series over HTTP, in milliseconds."""
 
     open_ms: float
-    """Until the first whole one of a new process, from the cache."""
+    """Until the first complete view of a new process, from the cache."""
     whole_ms: Spread
-    """All of it, every time."""
+    """The full range, repeatedly."""
     median_ms: float
     p95_ms: float
-    most_ms: float
+    max_ms: float
     cpu_ms: float
-    """What the server computed for each of the random ones: a busy machine hardly changes that."""
+    """Server CPU per random view: hardly affected by a busy machine."""
     memory: Memory
 
 
 def zoom(logs: Path, name: str, num_points: int, num_zooms: int) -> Zooms:
-    """Ask a new server for random views, from a thousand points to all of them."""
+    """Request random views from a new server, from a thousand points to all of them."""
     source = random.Random(0)
     with serve(logs) as server:
         server.client.get("/healthz")
@@ -119,7 +119,7 @@ def zoom(logs: Path, name: str, num_points: int, num_zooms: int) -> Zooms:
         cpu_ms = 1000 * (server.cpu_s() - cpu_s) / num_zooms
         wholes = [server.series(name) for _ in range(9)]
         if not all(_has_outlier(view) for view, _ in wholes):
-            raise ChildError("the outlier is lost")
+            raise ChildError("the outlier is missing")
         whole_ms = Spread.of(1000 * took_s for _, took_s in wholes)
         took_ms.sort()
         p95 = took_ms[min(len(took_ms) - 1, round(0.95 * len(took_ms)))]
@@ -127,7 +127,7 @@ def zoom(logs: Path, name: str, num_points: int, num_zooms: int) -> Zooms:
 
 
 def make_list(logs: Path, num_runs: int) -> None:
-    """Make many runs: most of them finished, some crashed, some of a process that lives (this one)."""
+    """Generate many runs: most finished, some crashed, some running (in this process)."""
     from tachograph.journal import this_process
 
     make_journal(logs / "run-0000", "wide", _NUM_STEPS_LISTED)
@@ -155,7 +155,7 @@ class Listing(msgspec.Struct):
 
 
 def list_runs(logs: Path, num_runs: int) -> Listing:
-    """Ask a new server for the list of runs, then again and again."""
+    """Request the list of runs from a new server, once and then repeatedly."""
     with serve(logs) as server:
         server.client.get("/healthz")
         cpu_s = server.cpu_s()
@@ -181,4 +181,4 @@ def _open_in_process(_folder: Path, run: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer(_open_in_process)
+    run_as_child(_open_in_process)

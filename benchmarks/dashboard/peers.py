@@ -1,4 +1,4 @@
-"""TensorBoard's and trackio's servers on the data of our journal: the first chart, asked for as their own pages do."""
+"""The servers of TensorBoard and trackio on the same data: the first chart, requested as their own pages do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks._children import NOT_INSTALLED, ChildError, last_line, run
-from benchmarks._dashboard_data import OUTLIER, blocks_of_rows
-from benchmarks._dashboard_server import Client, Process
-from benchmarks._measure import Spread
+from benchmarks.child import NOT_INSTALLED, ChildError, last_line, run
+from benchmarks.dashboard.data import OUTLIER, blocks_of_rows
+from benchmarks.dashboard.server import Client, Process
+from benchmarks.measure import Spread
 
 __all__ = ["PEERS", "PeerOpened", "open_peer", "write_peer"]
 
@@ -23,7 +23,7 @@ _TRACKIO = "import sys, trackio; trackio.show(open_browser=False, block_thread=T
 
 
 class PeerOpened(msgspec.Struct):
-    """How long a peer took from the start of its process until the chart was whole, and for the chart again."""
+    """Time of a peer from process start to a complete chart, and for the same chart again."""
 
     spawned_s: float
     warm_ms: Spread
@@ -32,13 +32,13 @@ class PeerOpened(msgspec.Struct):
 
 
 def write_peer(name: str, folder: Path, num_steps: int) -> float:
-    """Let a peer write the same points with its own code, in a process of its own; return how long it took.
+    """Write the same points with a peer's own code in a child process; return how long it took.
 
     Raises:
-        ChildError: if it could not.
+        ChildError: if it failed.
     """
     began_s = time.monotonic()
-    done = run(str(folder), "-m", "benchmarks._dashboard_peers", name, str(num_steps))
+    done = run(str(folder), "-m", "benchmarks.dashboard.peers", name, str(num_steps))
     if "ModuleNotFoundError" in done.stderr:
         raise ChildError(NOT_INSTALLED)
     if done.returncode != 0:
@@ -47,7 +47,7 @@ def write_peer(name: str, folder: Path, num_steps: int) -> float:
 
 
 def _write_tensorboard(num_steps: int) -> None:
-    """Write one event for each step with ten scalars in it, where `add_scalar` would make ten events."""
+    """Write one event per step with ten scalars; `add_scalar` would write ten events."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -59,7 +59,7 @@ def _write_tensorboard(num_steps: int) -> None:
     began_s = time.time() - num_steps
     for first, rows in blocks_of_rows(num_steps):
         for step, row in enumerate(rows, first):
-            extra = {"metadata": metadata} if step == 0 else {}  # it need not be said again, and is read faster
+            extra = {"metadata": metadata} if step == 0 else {}  # once is enough, and makes reading faster
             values = [
                 Summary.Value(tag=tag, tensor=TensorProto(dtype=1, float_val=[value]), **extra)
                 for tag, value in row.items()
@@ -69,7 +69,7 @@ def _write_tensorboard(num_steps: int) -> None:
 
 
 def _write_trackio(num_steps: int) -> None:
-    """Write rows in blocks, as its server does with what a run sends."""
+    """Write rows in blocks, as its server does."""
     from trackio.sqlite_storage import SQLiteStorage
 
     for first, rows in blocks_of_rows(num_steps):
@@ -84,36 +84,36 @@ def _start_trackio(folder: Path, port: int) -> Process:
     return Process(folder, "-c", _TRACKIO, str(port))
 
 
-def _ask_tensorboard(client: Client) -> list[tuple[int, float]]:
+def _fetch_tensorboard(client: Client) -> list[tuple[int, float]]:
     return [(step, value) for _, step, value in client.json("/data/plugin/scalars/scalars?run=.&tag=train_loss")]
 
 
-def _ask_trackio(client: Client) -> list[tuple[int, float]]:
+def _fetch_trackio(client: Client) -> list[tuple[int, float]]:
     wanted = {"project": "bench", "runs": [{"run": "run", "run_id": None}], "scalar_only": True}
     found = client.json("/api/get_logs_batch", wanted)
     return [(row["step"], row["train_loss"]) for row in found["data"][0]["logs"]]
 
 
 class Peer(NamedTuple):
-    """How a peer is called, how it writes, is served and is asked."""
+    """Title of a peer, and how to write its data, start its server and fetch a chart."""
 
     title: str
     write: Callable[[int], None]
     start: Callable[[Path, int], Process]
-    ask: Callable[[Client], list[tuple[int, float]]]
+    fetch_series: Callable[[Client], list[tuple[int, float]]]
 
 
 PEERS = {
-    "tensorboard": Peer("TensorBoard", _write_tensorboard, _start_tensorboard, _ask_tensorboard),
-    "trackio": Peer("trackio", _write_trackio, _start_trackio, _ask_trackio),
+    "tensorboard": Peer("TensorBoard", _write_tensorboard, _start_tensorboard, _fetch_tensorboard),
+    "trackio": Peer("trackio", _write_trackio, _start_trackio, _fetch_trackio),
 }
 
 
 def open_peer(name: str, folder: Path, num_steps: int) -> PeerOpened:
-    """Start a peer's server and ask until the last step is there, then a few times more.
+    """Start the server of a peer, poll until the last step is there, then time a few more requests.
 
     Raises:
-        ChildError: if it never comes.
+        ChildError: if it never arrives.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -127,7 +127,7 @@ def open_peer(name: str, folder: Path, num_steps: int) -> PeerOpened:
         warm_ms = []
         for _ in range(_NUM_WARM):
             began_s = time.perf_counter()
-            peer.ask(client)
+            peer.fetch_series(client)
             warm_ms.append(1000 * (time.perf_counter() - began_s))
     finally:
         client.close()
@@ -140,7 +140,7 @@ def _wait(peer: Peer, process: Process, client: Client, num_steps: int) -> list[
     while True:
         process.check()
         try:
-            points = peer.ask(client)
+            points = peer.fetch_series(client)
         except (ChildError, LookupError):
             points = []
         if points and max(step for step, _ in points) == num_steps - 1:

@@ -1,4 +1,4 @@
-"""A million iterations of one training loop, as fast as they go: what the first cost, and what the last."""
+"""A million iterations of one training loop at full speed: the time of the first and of the last ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 
 import tachograph as tacho
-from benchmarks._children import answer
-from benchmarks._measure import Rows, append_tuples, bare_loop, make_rows, time_ns
-from benchmarks._span_calls import iterations
+from benchmarks.child import run_as_child
+from benchmarks.measure import Rows, append_tuples, bare_loop, make_rows, time_ns
+from benchmarks.spans.calls import iterations
 
 __all__ = ["NUM_IN_BLOCK"]
 
@@ -21,7 +21,7 @@ _MIB = 1 << 20
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Time the first and the last block while the writer is at work, and the floor beside each while it is not."""
+    """Time every block while the writer works, and the floor before and after while it is idle."""
     rows = make_rows(NUM_IN_BLOCK)
     process = psutil.Process()
     costs_ns, sizes_mib = [], []
@@ -51,4 +51,4 @@ def _floor_ns(rows: Rows) -> float:
 
 
 if __name__ == "__main__":
-    answer(measure)
+    run_as_child(measure)

@@ -1,4 +1,4 @@
-"""Every measurement runs in a process of its own, in a folder of its own, with everything that could call home off."""
+"""Run each measurement in its own process and folder, with all network access of the peers turned off."""
 
 from __future__ import annotations
 
@@ -12,20 +12,29 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["NOT_INSTALLED", "ChildError", "answer", "ask", "child_environment", "last_line", "run", "temporary_folder"]
+__all__ = [
+    "NOT_INSTALLED",
+    "ChildError",
+    "run_as_child",
+    "measure_in_child",
+    "child_environment",
+    "last_line",
+    "run",
+    "temporary_folder",
+]
 
 _ROOT = Path(__file__).resolve().parents[1]
-_ANSWER = "answer.json"
+_RESULT_FILE = "result.json"
 _TIMEOUT_S = 90
 NOT_INSTALLED = "not installed: pip install 'tachograph[bench]'"
 
 
 class ChildError(Exception):
-    """A measurement that could not be made, and why."""
+    """A measurement failed; the message says why."""
 
 
 def child_environment(folder: str) -> dict[str, str]:
-    """Return an environment in which the peers stay inside a folder and off the network."""
+    """Return an environment that keeps the peers inside a folder and off the network."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TACHO_", "WANDB_", "TRACKIO_"))}
     return {
         **kept,
@@ -50,7 +59,7 @@ def run(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the interpreter in a folder.
 
     Raises:
-        ChildError: if it does not end.
+        ChildError: if it does not end in time.
     """
     try:
         return subprocess.run(
@@ -64,20 +73,20 @@ def run(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ChildError(f"did not end within {_TIMEOUT_S} s") from None
+        raise ChildError(f"timed out after {_TIMEOUT_S} s") from None
 
 
-def ask(module: str, *arguments: str) -> dict[str, Any]:
-    """Run a module of this package and return what it measured.
+def measure_in_child(module: str, *arguments: str) -> dict[str, Any]:
+    """Run a module of this package and return its result.
 
     Raises:
-        ChildError: if it could not.
+        ChildError: if the measurement failed.
     """
     with temporary_folder() as folder:
         done = run(folder, "-m", f"benchmarks.{module}", *arguments)
-        path = Path(folder, _ANSWER)
+        path = Path(folder, _RESULT_FILE)
         if not path.exists():
-            raise ChildError(f"ended with {done.returncode}: {last_line(done.stderr)}")
+            raise ChildError(f"exit code {done.returncode}: {last_line(done.stderr)}")
         result: dict[str, Any] = msgspec.json.decode(path.read_bytes())
     if "error" in result:
         raise ChildError(result["error"])
@@ -85,17 +94,17 @@ def ask(module: str, *arguments: str) -> dict[str, Any]:
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder that goes away, even if a peer's helper process is still writing into it."""
+    """Return a temporary folder that is removed even if a helper process of a peer still writes into it."""
     return tempfile.TemporaryDirectory(prefix="tachograph-bench-", ignore_cleanup_errors=True)
 
 
 def last_line(text: str) -> str:
-    """Return the line of a traceback that says what happened."""
+    """Return the last line of a traceback: the exception."""
     return (text.strip() or "no message").splitlines()[-1]
 
 
-def answer(measure: Callable[..., dict[str, Any]]) -> None:
-    """In the child: measure what the command line names and leave the result, or the fault, for the parent."""
+def run_as_child(measure: Callable[..., dict[str, Any]]) -> None:
+    """In the child: run the measurement with the command-line arguments and write its result or error to a file."""
     folder = Path.cwd()
     try:
         result = measure(folder, *sys.argv[1:])
@@ -103,4 +112,4 @@ def answer(measure: Callable[..., dict[str, Any]]) -> None:
         result = {"error": NOT_INSTALLED}
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}"}
-    (folder / _ANSWER).write_bytes(msgspec.json.encode(result))
+    (folder / _RESULT_FILE).write_bytes(msgspec.json.encode(result))

@@ -1,9 +1,10 @@
-"""How much slower training is when it is recorded: ``make bench-overhead``, or ``python -m benchmarks.overhead``.
+"""The slow-down of training by recording: ``make bench-overhead``.
 
-Blocks of bare and of recorded steps take turns in one process, and begin in turn, so that a machine that grows slower
-hurts both. A run is begun and ended around each recorded block, outside the time that is measured; what it costs while
-training goes on is in it: its writer, its samples of the system, its CSV and its rules. On a GPU nothing waits for a
-step, as in a real loop; each block ends with the device.
+Blocks of bare and of recorded steps alternate in one process, and so does which of them comes first: a machine that
+slows down then affects both. A run is started and finished around each recorded block, outside the measured time. The
+measured time includes everything that happens while training runs: the writer thread, the system sampler, the CSV
+mirror and the diagnostic rules. On a GPU no step waits for the device, as in a real loop; each block ends with a
+synchronization.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 import tachograph as tacho
-from benchmarks._measure import Spread
+from benchmarks.measure import Spread
 from tachograph.integrations._common.job import Plan
 from tachograph.integrations._common.loop_observer import Observer
 from tachograph.integrations._common.torch_patches import Patches
@@ -66,7 +67,7 @@ def bare(loop: Loop) -> Iterator[Callable[[int], None]]:
 
 
 @contextlib.contextmanager
-def watched(loop: Loop) -> Iterator[Callable[[int], None]]:
+def with_watch(loop: Loop) -> Iterator[Callable[[int], None]]:
     with (
         tempfile.TemporaryDirectory() as folder,
         tacho.init("bench", log_dir=folder, console=False),
@@ -76,7 +77,7 @@ def watched(loop: Loop) -> Iterator[Callable[[int], None]]:
 
 
 @contextlib.contextmanager
-def inferred(loop: Loop) -> Iterator[Callable[[int], None]]:
+def with_tacho_run(loop: Loop) -> Iterator[Callable[[int], None]]:
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(None, "bench", {"log_dir": folder, "console": False})
         observer = Observer(plan, method="inferred", logs_into_any=False)
@@ -93,7 +94,7 @@ def inferred(loop: Loop) -> Iterator[Callable[[int], None]]:
             tacho.current_run().finish()
 
 
-METHODS = {"tacho.watch and tacho.track": watched, "tacho run, a plain loop": inferred}
+METHODS = {"tacho.watch and tacho.track": with_watch, "tacho run, a plain loop": with_tacho_run}
 
 
 def compare(loop: Any, method: Callable[[Any], Any], num_steps: int) -> tuple[Spread, Spread]:
@@ -104,7 +105,7 @@ def compare(loop: Any, method: Callable[[Any], Any], num_steps: int) -> tuple[Sp
         took_s: dict[bool, float] = {}
         for is_on in (False, True) if number % 2 else (True, False):
             with (method if is_on else bare)(loop) as train:
-                train(5)  # the run begins with the first step
+                train(5)  # the run starts at the first step
                 began_s = time.perf_counter()
                 train(num_steps)
                 took_s[is_on] = time.perf_counter() - began_s
@@ -114,10 +115,10 @@ def compare(loop: Any, method: Callable[[Any], Any], num_steps: int) -> tuple[Sp
 
 
 def compare_trainer(device: str) -> tuple[Spread, Spread]:
-    """Do the same with Hugging Face's `Trainer`: in one training, whose speed varies less than from one to the next.
+    """Compare with Hugging Face's `Trainer` within one training, because speed varies more between trainings.
 
-    The callback hears of every other block of steps. Its run goes on all the time, so the ratio is that of the thread
-    that trains.
+    The callback is active in every other block of steps. Its run stays open all the time, so the ratio covers only the
+    training thread.
     """
     import transformers
 
@@ -136,7 +137,7 @@ def compare_trainer(device: str) -> tuple[Spread, Spread]:
     blocks: dict[bool, list[float]] = {False: [], True: []}
 
     class Switched(TachographCallback):
-        """Hears of every other block; the times of both are kept."""
+        """A callback that is active in every other block and records the time of both."""
 
         is_on = True
         began_s = 0.0
@@ -185,16 +186,16 @@ def _if_on(method: Callable[..., None]) -> Callable[..., None]:
 def main() -> None:
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu"
     where = torch.cuda.get_device_name() if device == "cuda" else "one CPU core"
-    print(f"training slow-down on {where}, {_ROUNDS} pairs of blocks of {_STEPS[device]} steps; budget {_BUDGET:.1%}")
+    print(f"Training slow-down on {where}: {_ROUNDS} pairs of blocks of {_STEPS[device]} steps, budget {_BUDGET:.1%}")
     loop = Loop(device)
     loop.train(loop.batches(_STEPS[device]))
     rows = {title: compare(loop, method, _STEPS[device]) for title, method in METHODS.items()}
-    rows["nothing, for comparison"] = compare(loop, bare, _STEPS[device])
+    rows["no recording (noise floor)"] = compare(loop, bare, _STEPS[device])
     rows["TachographCallback of Trainer"] = compare_trainer(device)
     for title, (ratio, step_ms) in rows.items():
         slow, low, high = (100 * (value - 1) for value in (ratio.median, ratio.low, ratio.high))
         line = f"{title:32}{slow:+8.3f} %   quartiles {low:+.3f} … {high:+.3f} %   step {step_ms.median:.2f} ms"
-        print(line + ("" if ratio.median - 1 <= _BUDGET else "   over the budget"))
+        print(line + ("" if ratio.median - 1 <= _BUDGET else "   over budget"))
 
 
 if __name__ == "__main__":

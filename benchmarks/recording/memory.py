@@ -1,4 +1,4 @@
-"""Memory: a process that records a million steps, looked at from outside, beside one that runs the same loop."""
+"""Memory: a process that records a million steps, sampled by its parent, and one that runs the same loop bare."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import msgspec
 import psutil
 
-from benchmarks._children import ChildError, child_environment, temporary_folder
-from benchmarks._memory_child import LOOK_EVERY, NUM_STEPS
+from benchmarks.child import ChildError, child_environment, temporary_folder
+from benchmarks.recording.memory_child import NUM_STEPS, SAMPLE_EVERY
 
 __all__ = ["Memory", "measure_memory"]
 
@@ -21,16 +21,16 @@ class Memory(msgspec.Struct, frozen=True):
     """Resident memory in MiB."""
 
     bare: float
-    """The most that the same loop holds without recording."""
+    """Peak of the same loop without recording."""
     after_init: float
-    most: float
+    peak: float
     at_tenth: float
-    """At a tenth of the steps; what comes on top of it later is growth."""
+    """At a tenth of the steps; anything above it later is growth."""
     at_end: float
 
 
 def measure_memory() -> Memory:
-    """Run both loops to their end; of several that record, the one that needs most counts.
+    """Run both loops to their end; report the recording loop with the highest peak.
 
     Raises:
         ChildError: if one of them fails.
@@ -40,8 +40,8 @@ def measure_memory() -> Memory:
     return Memory(
         bare=max(bare),
         after_init=recorded[0],
-        most=max(recorded),
-        at_tenth=recorded[NUM_STEPS // 10 // LOOK_EVERY],
+        peak=max(recorded),
+        at_tenth=recorded[NUM_STEPS // 10 // SAMPLE_EVERY],
         at_end=recorded[-1],
     )
 
@@ -50,7 +50,7 @@ def _sizes_mib(mode: str) -> list[float]:
     sizes = []
     with temporary_folder() as folder:
         child = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks._memory_child", mode],
+            [sys.executable, "-m", "benchmarks.recording.memory_child", mode],
             cwd=folder,
             env=child_environment(folder),
             stdin=subprocess.PIPE,

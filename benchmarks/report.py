@@ -1,4 +1,4 @@
-"""The table, and below it which budgets are met."""
+"""The table of results, followed by the budgets that are met and missed."""
 
 from __future__ import annotations
 
@@ -9,73 +9,73 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks._measure import Spread
+from benchmarks.measure import Spread
 
 __all__ = ["Report", "time_text"]
 
-_LEAST_WIDTH = 150
+_MIN_WIDTH = 150
 
 
 class _Budget(NamedTuple):
-    what: str
+    title: str
     limit: str
     value: str
     is_met: bool | None
-    """None where it could not be measured."""
+    """None if it could not be measured."""
 
 
 class Report:
-    """Collects rows and verdicts as they come."""
+    """Collects rows and budget results."""
 
     def __init__(self) -> None:
         self._budgets: list[_Budget] = []
-        self._table = Table(box=box.SIMPLE_HEAD, title="What recording and looking cost", title_justify="left")
-        self._table.add_column("what", no_wrap=True)
+        self._table = Table(box=box.SIMPLE_HEAD, title="Cost of recording and of the dashboard", title_justify="left")
+        self._table.add_column("benchmark", no_wrap=True)
         for title in ("measured", "ratio", "quartiles"):
             self._table.add_column(title, justify="right", no_wrap=True)
-        self._table.add_column("to")
+        self._table.add_column("baseline")
         self._table.add_column("× ours", justify="right", no_wrap=True)
         self._table.add_column("budget, note")
 
-    def section(self, title: str) -> None:
-        """Begin a group of rows."""
+    def add_section(self, title: str) -> None:
+        """Start a group of rows."""
         self._table.add_section()
         self._table.add_row(Text(title, style="bold"))
 
-    def row(
+    def add_row(
         self,
-        what: str,
+        title: str,
         measured: str,
         ratio: Spread | None = None,
-        to: str = "",
+        baseline: str = "",
         *,
         ours: Spread | None = None,
         budget: str = "",
     ) -> None:
-        """Add a row; `ours` is the ratio that tachograph has to the same baseline."""
+        """Add a row; `ours` is the ratio of Tachograph to the same baseline."""
         cells = ("", "") if ratio is None else (_times(ratio.median), f"{_times(ratio.low)}–{_times(ratio.high)}")
         versus = _times(ratio.median / ours.median) if ratio and ours else ""
-        self._table.add_row(f"  {what}", measured, *cells, to, versus, budget)
+        self._table.add_row(f"  {title}", measured, *cells, baseline, versus, budget)
 
-    def fault(self, what: str, reason: object) -> None:
-        """Add a row for what could not be measured."""
-        self._table.add_row(f"  {what}", Text(str(reason), style="red"))
+    def add_failure(self, title: str, reason: object) -> None:
+        """Add a row for a failed measurement."""
+        self._table.add_row(f"  {title}", Text(str(reason), style="red"))
 
-    def judge(self, what: str, value: float, limit: float, unit: str, *, at_least: bool = False) -> str:
-        """Compare a value with its budget, the most or the least it may be, and return the budget for the row."""
+    def check_budget(self, title: str, value: float, limit: float, unit: str, *, at_least: bool = False) -> str:
+        """Compare a value with its upper (or lower) limit and return the budget as text for the row."""
         is_met = value >= limit if at_least else value <= limit
         bound = f"at {'least' if at_least else 'most'} {limit:g}{unit}"
-        self._budgets.append(_Budget(what, bound, f"{value:.3g}{unit}", is_met))
+        self._budgets.append(_Budget(title, bound, f"{value:.3g}{unit}", is_met))
         return f"{'≥' if at_least else '≤'} {limit:g}{unit}"
 
-    def not_measured(self, what: str, reason: object) -> None:
-        """Note a budget on which nothing can be said."""
-        self._budgets.append(_Budget(what, "", str(reason), None))
+    def add_unmeasured(self, title: str, reason: object) -> None:
+        """Add a budget that could not be checked."""
+        self._budgets.append(_Budget(title, "", str(reason), None))
 
     def print(self, console: Console) -> None:
-        """Print everything, wide enough to be read where there is no terminal."""
-        if console.width < _LEAST_WIDTH and not console.is_terminal:
-            console.width = _LEAST_WIDTH
+        """Print everything, wide enough to be readable in a log file."""
+        if console.width < _MIN_WIDTH and not console.is_terminal:
+            console.width = _MIN_WIDTH
         console.print(self._table)
         for title, verdict in (("met", True), ("missed", False), ("not measured", None)):
             budgets = [budget for budget in self._budgets if budget.is_met is verdict]
@@ -83,11 +83,11 @@ class Report:
                 console.print(f"Budgets {title}:", style="bold")
             for budget in budgets:
                 limit = f" of {budget.limit}" if budget.limit else ""
-                console.print(f"  {budget.what}: {budget.value}{limit}", highlight=False)
+                console.print(f"  {budget.title}: {budget.value}{limit}", highlight=False)
 
 
 def time_text(time_ns: float) -> str:
-    """Return a time in the unit that fits it."""
+    """Return a time in a suitable unit."""
     for unit, size_ns in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if time_ns >= size_ns:
             return f"{time_ns / size_ns:.3g} {unit}"

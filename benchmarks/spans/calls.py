@@ -1,4 +1,4 @@
-"""What a span costs the thread that enters and leaves it, against a timestamped tuple and an empty context manager."""
+"""Time of a span in the calling thread, compared with a timestamped tuple and an empty context manager."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tachograph as tacho
-from benchmarks._children import answer
-from benchmarks._measure import Burst, Rows, Spread, append_tuples, bare_loop, make_rows, time_ns
+from benchmarks.child import run_as_child
+from benchmarks.measure import Burst, Rows, Spread, append_tuples, bare_loop, make_rows, time_ns
 from tachograph import spans
 
 __all__ = ["SPANS", "iterations"]
 
 _BUDGET_S = 4.0
-_MOST_ROUNDS = 200
+_MAX_ROUNDS = 200
 _REST_S = 0.002
 
 
@@ -36,7 +36,7 @@ def _empty(rows: Rows, first_step: int) -> None:
 
 
 def iterations(rows: Rows, first_step: int) -> None:
-    """Run through iterations in which nothing happens."""
+    """Run empty iterations."""
     iteration = tacho.training_iteration
     for _step, _metrics in enumerate(rows, first_step):
         with iteration():
@@ -51,7 +51,7 @@ def _phases(rows: Rows, first_step: int) -> None:
                 pass
 
 
-def _customs(rows: Rows, first_step: int) -> None:
+def _custom_spans(rows: Rows, first_step: int) -> None:
     span = tacho.timed_span
     for _step, _metrics in enumerate(rows, first_step):
         with span("x"):
@@ -69,26 +69,26 @@ class _Span(NamedTuple):
     title: str
     burst: Burst
     num_calls: int
-    """In a burst; so few that the writer need not hurry, which is another measurement."""
+    """Calls in a burst; few enough that the writer keeps up, which is measured separately."""
 
 
 SPANS = {
     "iteration": _Span("with training_iteration()", iterations, 2000),
     "phase": _Span("with forward(), in an iteration", _phases, 2000),
     "callbacks": _Span("on_training_single_iteration_start, _end", _callbacks, 2000),
-    "custom": _Span('with timed_span("x")', _customs, 1000),
+    "custom": _Span('with timed_span("x")', _custom_spans, 1000),
 }
 
 
 def measure(folder: Path, name: str) -> dict[str, Any]:
-    """Take turns: the loop alone, the floor, the empty manager, the span; the writer is waited for in between."""
+    """Alternate between the bare loop, the floor, the empty context manager and the span; flush in between."""
     span = SPANS[name]
     rows = make_rows(span.num_calls)
     costs_ns, ratios, empty_ratios = [], [], []
     with tacho.init("bench", log_dir=folder, console=False) as run, tacho.training_loop(train_iterations_start=0):
         step = 0
         deadline_s = time.monotonic() + _BUDGET_S
-        while len(ratios) <= _MOST_ROUNDS and time.monotonic() < deadline_s:
+        while len(ratios) <= _MAX_ROUNDS and time.monotonic() < deadline_s:
             loop_ns = time_ns(bare_loop, rows, step)
             floor_ns = time_ns(append_tuples, rows, step) - loop_ns
             empty_ns = time_ns(_empty, rows, step) - loop_ns
@@ -99,7 +99,7 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
             step += len(rows)
             run.flush()
             time.sleep(_REST_S)
-    # The first round is the one that imports and opens things.
+    # The first round imports and opens files.
     return {
         "cost_ns": Spread.of(costs_ns[1:]),
         "ratio": Spread.of(ratios[1:]),
@@ -108,4 +108,4 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer(measure)
+    run_as_child(measure)

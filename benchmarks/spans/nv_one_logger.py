@@ -1,4 +1,4 @@
-"""Iterations of nv-one-logger and of tachograph, taking turns in one process."""
+"""Iterations of nv-one-logger and of Tachograph, alternating in one process."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import tachograph as tacho
-from benchmarks._children import answer
-from benchmarks._measure import Rows, Spread, append_tuples, bare_loop, make_rows, time_ns
-from benchmarks._span_calls import iterations
+from benchmarks.child import run_as_child
+from benchmarks.measure import Rows, Spread, append_tuples, bare_loop, make_rows, time_ns
+from benchmarks.spans.calls import iterations
 
-__all__ = ["DEFAULT_EVERY", "NUM_LOOKED_AT"]
+__all__ = ["DEFAULT_EVERY", "NUM_COMPARED"]
 
 DEFAULT_EVERY = 50
-"""Iterations per update that nv-one-logger has by default."""
+"""Default number of iterations per update in nv-one-logger."""
 
-NUM_LOOKED_AT = 1000
-"""Iterations of nv-one-logger over which a figure is taken, at the beginning and at the end."""
+NUM_COMPARED = 1000
+"""Iterations of nv-one-logger that are compared at the beginning and at the end."""
 
 _NUM_IN_BURST = 50
 _NUM_IN_OUR_BURST = 2000
 
 
 def measure(folder: Path, log_every: str, num_iterations: str) -> dict[str, Any]:
-    """Take turns, both inside their training loop; compare the first iterations, and the last."""
+    """Alternate between both, each inside its training loop; compare the first and the last iterations."""
     from nv_one_logger.training_telemetry.api.config import TrainingTelemetryConfig
     from nv_one_logger.training_telemetry.api.context import application, training_iteration, training_loop
 
@@ -42,9 +42,9 @@ def measure(folder: Path, log_every: str, num_iterations: str) -> dict[str, Any]
     with tacho.init("bench", log_dir=folder, console=False) as run, application():
         provider.set_training_telemetry_config(config)
         with tacho.training_loop(train_iterations_start=0), training_loop(train_iterations_start=0):
-            # The round before the first imports and opens things; nobody looks at it.
+            # The extra round before the first imports and opens files; it is discarded.
             for step in range(-_NUM_IN_BURST, int(num_iterations), _NUM_IN_BURST):
-                append_tuples(our_rows, step)  # after them the caches hold nothing of ours
+                append_tuples(our_rows, step)  # evict our data from the caches
                 loop_ns = time_ns(bare_loop, our_rows, step)
                 floor_ns = time_ns(append_tuples, our_rows, step) - loop_ns
                 ours_ns = time_ns(iterations, our_rows, step) - loop_ns
@@ -54,7 +54,7 @@ def measure(folder: Path, log_every: str, num_iterations: str) -> dict[str, Any]
                 costs["ratio"].append(theirs_ns / ours_ns)
                 costs["to_floor"].append(theirs_ns / floor_ns)
                 costs["ours_to_floor"].append(ours_ns / floor_ns)
-    num_rounds = NUM_LOOKED_AT // _NUM_IN_BURST
+    num_rounds = NUM_COMPARED // _NUM_IN_BURST
     return {
         part: {name: Spread.of(values[1:][place]) for name, values in costs.items()}
         for part, place in (("first", slice(num_rounds)), ("last", slice(-num_rounds, None)))
@@ -80,4 +80,4 @@ def _provider(folder: Path) -> Any:
 
 
 if __name__ == "__main__":
-    answer(measure)
+    run_as_child(measure)

@@ -1,16 +1,16 @@
-"""What importing costs: modules beyond those of a bare interpreter, and time against ``import json``."""
+"""Cost of an import: modules beyond those of a bare interpreter, and time compared with ``import json``."""
 
 from __future__ import annotations
 
 import msgspec
 
-from benchmarks._children import NOT_INSTALLED, ChildError, last_line, run, temporary_folder
-from benchmarks._measure import Spread
+from benchmarks.child import NOT_INSTALLED, ChildError, last_line, run, temporary_folder
+from benchmarks.measure import Spread
 
 __all__ = ["HEAVY", "Imported", "measure_import"]
 
 HEAVY = frozenset({"click", "numpy", "pandas", "rich", "starlette", "torch"})
-"""None of these may come with ``import tachograph``."""
+"""``import tachograph`` may load none of these."""
 
 _CODE = """
 import sys
@@ -24,7 +24,7 @@ print(took, *sys.modules)
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """What one import statement brings in."""
+    """The modules and the time of one import statement."""
 
     num_modules: int
     heavy: list[str]
@@ -33,7 +33,7 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 def measure_import(statement: str, num_rounds: int) -> Imported:
-    """Take turns importing this and `json`, each in a fresh interpreter.
+    """Import the module and `json` alternately, each in a fresh interpreter.
 
     Raises:
         ChildError: if it cannot be imported.
@@ -44,7 +44,7 @@ def measure_import(statement: str, num_rounds: int) -> Imported:
     for index in range(num_rounds + 1):
         json_s, _ = _run("import json")
         cost_s, modules = _run(statement)
-        if index:  # the first round reads from the disk and compiles
+        if index:  # the first round reads from disk and compiles
             costs_s.append(cost_s)
             ratios.append(cost_s / json_s)
     added = modules - bare

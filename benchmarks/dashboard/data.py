@@ -1,4 +1,4 @@
-"""Journals for the dashboard's benchmarks: the lines a trainer writes, without the hours it takes it."""
+"""Generate journals for the dashboard benchmarks: the lines that a trainer writes, without the hours of training."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from benchmarks._children import ChildError, last_line, run
-from benchmarks._measure import make_rows
+from benchmarks.child import ChildError, last_line, run
+from benchmarks.measure import make_rows
 
 __all__ = ["NUM_METRICS", "OUTLIER", "blocks_of_rows", "generate", "make_journal", "start_line"]
 
 OUTLIER = 4096.5
-"""One point of `train_loss` is this high."""
+"""The value of one point of `train_loss`."""
 
 NUM_METRICS = 10
 _SIZES = make_rows(1)[0]
@@ -28,7 +28,7 @@ _PHASES = ("data_fetch", "forward", "backward", "optimizer")
 
 
 def start_line(name: str, time_s: float, **fields: Any) -> bytes:
-    """Return the first line of a journal, of a process that lives if `process` is given."""
+    """Return the first line of a journal; pass `process` to make the run appear to be running."""
     record = {
         "event": "start",
         "time": time_s,
@@ -45,7 +45,7 @@ def start_line(name: str, time_s: float, **fields: Any) -> bytes:
 
 
 def blocks_of_rows(num_steps: int) -> Iterator[tuple[int, list[dict[str, float]]]]:
-    """Yield the first step of each block and its rows: noise with all the digits measured numbers have, one outlier."""
+    """Yield the first step of each block and its rows: full-precision noise and one outlier."""
     for first, values in _blocks_of_values(num_steps, NUM_METRICS):
         yield first, [dict(zip(_SIZES, row, strict=True)) for row in values.tolist()]
 
@@ -68,9 +68,9 @@ def make_journal(folder: Path, kind: str, size: int) -> None:
     """Write the journal of a finished run.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
         kind: `wide` (ten metrics at each step, as the recorder writes them), `long` (one metric) or `spans`.
-        size: how many steps, or spans.
+        size: number of steps or spans.
     """
     folder.mkdir(parents=True)
     began_s = time.time() - size * _SEC_PER_STEP
@@ -84,13 +84,13 @@ def make_journal(folder: Path, kind: str, size: int) -> None:
 
 
 def generate(folder: Path, kind: str, size: int) -> float:
-    """Make a journal in a process of its own, whose memory goes with it; return how long it took.
+    """Write a journal in a child process, which frees its memory; return how long it took.
 
     Raises:
-        ChildError: if it could not.
+        ChildError: if it failed.
     """
     began_s = time.monotonic()
-    done = run(str(folder.parent), "-m", "benchmarks._dashboard_data", folder.name, kind, str(size))
+    done = run(str(folder.parent), "-m", "benchmarks.dashboard.data", folder.name, kind, str(size))
     if done.returncode != 0:
         raise ChildError(last_line(done.stderr))
     return time.monotonic() - began_s

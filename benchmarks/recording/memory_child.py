@@ -1,6 +1,6 @@
-"""A training loop of a million steps, with or without recording, that lets its parent look at it now and then.
+"""A training loop of a million steps, with or without recording, that pauses now and then so its parent can sample it.
 
-Nothing is imported here that the loop does not need: this is the bare process.
+This module imports only what the loop needs: it is also the bare process.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable
 __all__: list[str] = []
 
 NUM_STEPS = 1_000_000
-LOOK_EVERY = 50_000
+SAMPLE_EVERY = 50_000
 
 
-def _wait_for_look() -> None:
-    sys.stdout.write("look\n")
+def _wait_for_sample() -> None:
+    sys.stdout.write("sample\n")
     sys.stdout.flush()
     sys.stdin.readline()
 
 
 def _loop(log: Callable[[dict[str, float], int], None]) -> None:
-    _wait_for_look()
+    _wait_for_sample()
     for step in range(1, NUM_STEPS + 1):
         loss = 10.0 / (step + 3)
         metrics = {
@@ -37,8 +37,8 @@ def _loop(log: Callable[[dict[str, float], int], None]) -> None:
             "backward_ms": loss * 0.9,
         }
         log(metrics, step)
-        if step % LOOK_EVERY == 0:
-            _wait_for_look()
+        if step % SAMPLE_EVERY == 0:
+            _wait_for_sample()
 
 
 def _main() -> None:

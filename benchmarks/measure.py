@@ -1,4 +1,4 @@
-"""The workload all subjects get, and how a cost is compared with its baseline."""
+"""The workload of every subject, and the comparison of a cost with its baseline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Burst", "Rows", "Spread", "append_tuples", "bare_loop", "make_rows",
 
 Rows = Sequence[dict[str, float]]
 Burst = Callable[[Rows, int], None]
-"""Logs rows one by one, numbering them from a step on."""
+"""Logs rows one by one, numbered from the given step."""
 
 _METRICS = {
     "train_loss": 2.0,
@@ -31,33 +31,33 @@ _METRICS = {
 
 
 def make_rows(num_rows: int) -> list[dict[str, float]]:
-    """Return rows of ten scalars with all the digits that measured numbers have."""
+    """Return rows of ten scalars with full floating-point precision, like measured values."""
     source = random.Random(0)
     return [{name: size * source.uniform(0.5, 1.5) for name, size in _METRICS.items()} for _ in range(num_rows)]
 
 
 def bare_loop(rows: Rows, first_step: int) -> None:
-    """Go over the rows and log nothing: what every other burst spends besides logging."""
+    """Iterate over the rows and log nothing: the overhead that every other burst shares."""
     for _step, _metrics in enumerate(rows, first_step):
         pass
 
 
 def append_tuples(rows: Rows, first_step: int) -> None:
-    """Append a timestamped tuple for each row: the floor, the least that anything that records can cost."""
+    """Append a timestamped tuple for each row: the floor, the cheapest possible way to record."""
     append = [].append
     for step, metrics in enumerate(rows, first_step):
         append((perf_counter(), step, metrics))
 
 
 def time_ns(burst: Burst, rows: Rows, first_step: int) -> float:
-    """Return how long a burst takes, per row."""
+    """Return the time of a burst per row."""
     start_ns = time.perf_counter_ns()
     burst(rows, first_step)
     return (time.perf_counter_ns() - start_ns) / len(rows)
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """The median of many rounds, between its quartiles."""
+    """Median and quartiles of many rounds."""
 
     low: float
     median: float
@@ -73,9 +73,9 @@ class Spread(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, value: Mapping[str, float]) -> Spread:
-        """Return one that a child process answered with."""
+        """Decode the result of a child process."""
         return msgspec.convert(value, cls)
 
     def over(self, value: float) -> Spread:
-        """Return it in units of a value."""
+        """Return the spread divided by a value."""
         return Spread(self.low / value, self.median / value, self.high / value)

@@ -1,0 +1,1 @@
+"""The cost of the dashboard: opening, zooming, watching and idling, next to other tools."""

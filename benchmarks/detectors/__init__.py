@@ -1,0 +1,1 @@
+"""The quality of the diagnostic rules on real training logs with labels: `make bench-detectors`."""
