@@ -1,11 +1,10 @@
-# A handful of verbs. Each sets up what it needs; nothing else has to be installed first but Python >= 3.10
-# and, for the dashboard, Node.js >= 20.19 with npm.
+# Each target sets up what it needs. Install only Python >= 3.10 and, for the dashboard, Node.js >= 20.19 with npm.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 UI_SOURCES := $(shell find ui -mindepth 1 -name node_modules -prune -o -print)
 
-.PHONY: setup demo test lint types docs ui ui-check browser bench bench-detectors bench-overhead clean
+.PHONY: setup demo test lint types docs ui ui-check browser bench bench-detectors bench-overhead release-check clean
 
 setup: $(VENV)/.stamp-dev
 
@@ -16,7 +15,7 @@ $(VENV)/.stamp-run: pyproject.toml hatch_build.py $(UI_SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-# Only what is imported is compiled, then. npm goes first, for the install would fill the same folder.
+# --no-compile: only imported modules are compiled, later. npm runs first because the install writes to the same folder.
 $(VENV)/.stamp-dev: pyproject.toml | $(BIN)/python ui/node_modules/.stamp-dev
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	@touch $@ $(VENV)/.stamp-run
@@ -55,8 +54,8 @@ browser:
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 	{ echo "Chromium is missing: install it (Debian: apt-get install chromium), or set CHROMIUM to its path." >&2; exit 1; }
 
-# Three workers, for most tests wait; a second try, for some measure time, which a busy machine spoils. Compiled modules
-# are kept whatever the environment says: without them each of a thousand processes compiles all of it again.
+# Three workers, because most tests wait. One rerun, because some tests measure time and a busy machine disturbs them.
+# Compiled modules are kept whatever the environment says: a thousand child processes would compile everything again.
 test:
 	$(MAKE) -j 2 -O ui-check lint types ui browser
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup --reruns 1
@@ -69,6 +68,10 @@ bench-detectors: setup
 
 bench-overhead: setup
 	$(BIN)/python -m benchmarks.recording.overhead
+
+# Builds sdist and wheel, installs the wheel into an empty virtual environment without npm, and runs it there.
+release-check: ui
+	$(BIN)/python -m tests.release
 
 clean:
 	rm -rf $(VENV) dist build ui/node_modules src/tachograph/server/static

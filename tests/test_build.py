@@ -1,4 +1,4 @@
-"""The dashboard in what is installed: built when it has to be, never without a word, and nothing else with it."""
+"""Tests of the build: the dashboard is built when needed, a failure is reported, and nothing else is packaged."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
-import zipfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.release import ROOT, junk_in, names_in, run_hatchling
+
 FILES = ("pyproject.toml", "hatch_build.py", ".gitignore", "README.md", "CHANGELOG.md", "LICENSE")
 REMEDY = "install Node.js 20.19 or newer with npm (https://nodejs.org), then run the command again."
-# Stands in for npm where the real one would ask the network: notes what it was asked and leaves what npm leaves.
+# Replaces npm, which would use the network: logs its arguments and creates the files that npm creates.
 NPM = """#!/bin/sh
 echo "$*" >> "{log}"
 case "$1" in
@@ -39,7 +38,7 @@ def load_hook(root: Path) -> ModuleType:
 
 
 class Sources:
-    """A copy of the sources in which the real backend builds, with only the programs that it is given."""
+    """A copy of the sources in which the real backend builds, with only the programs on `path`."""
 
     def __init__(self, folder: Path, path: str) -> None:
         self.root = folder
@@ -48,23 +47,21 @@ class Sources:
         self.static = folder / "src" / "tachograph" / "server" / "static"
 
     def stamp(self) -> None:
-        """Leave what a finished build leaves."""
+        """Create the files of a finished build."""
         self.static.mkdir(parents=True)
         (self.static / "index.html").write_text("<!doctype html>")
         (self.static / ".stamp").write_text(load_hook(self.root).hash_of_sources(self.ui))
 
     def build(self, target: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hatchling", "build", "-t", target]
-        env = {**os.environ, "PATH": self.path}
-        return subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True, check=False)
+        return run_hatchling(self.root, target, self.path)
 
-    def built(self, target: str) -> Path:
+    def build_archive(self, target: str) -> Path:
         done = self.build(target)
         assert done.returncode == 0, done.stdout + done.stderr
         return self.root / done.stderr.splitlines()[-1]
 
-    def give_npm(self, code: int = 0) -> Path:
-        """Put the stand-in for npm on the path; return the file in which it notes what it was asked."""
+    def add_npm(self, code: int = 0) -> Path:
+        """Put the npm replacement on the path; return its log file."""
         log, program = self.root / "npm.log", self.root / "bin" / "npm"
         program.parent.mkdir(exist_ok=True)
         program.write_text(NPM.format(log=log, code=code))
@@ -86,46 +83,40 @@ def sources(tmp_path: Path) -> Sources:
     return Sources(root, str(no_programs))
 
 
-def names_in(archive: Path) -> set[str]:
-    if archive.suffix == ".whl":
-        return set(zipfile.ZipFile(archive).namelist())
-    with tarfile.open(archive) as opened:
-        return {name.split("/", 1)[1] for name in opened.getnames()}
-
-
-def test_the_wheel_and_the_sdist_hold_the_dashboard_and_no_packages(sources: Sources):
+def test_archives_contain_dashboard_and_no_npm_packages(sources: Sources):
     sources.stamp()
     package = sources.ui / "node_modules" / "uplot" / "index.js"
     package.parent.mkdir(parents=True)
     package.write_text("export {};")
-    in_wheel, in_sdist = names_in(sources.built("wheel")), names_in(sources.built("sdist"))
+    in_wheel, in_sdist = names_in(sources.build_archive("wheel")), names_in(sources.build_archive("sdist"))
     assert "tachograph/server/static/index.html" in in_wheel
     assert {"src/tachograph/server/static/index.html", "src/tachograph/server/static/.stamp"} <= in_sdist
     assert {"hatch_build.py", "ui/index.html", "ui/package.json", "ui/package-lock.json", "ui/.npmrc"} <= in_sdist
     assert [name for name in in_wheel if name.endswith(".stamp") or "ui/" in name] == []
     assert [name for name in in_wheel | in_sdist if "node_modules" in name] == []
+    assert junk_in(in_wheel | in_sdist) == []
 
 
 @pytest.mark.parametrize("has_ui", [True, False])
-def test_a_wheel_is_made_of_the_sdist_without_npm(sources: Sources, tmp_path: Path, has_ui: bool):
+def test_wheel_builds_from_sdist_without_npm(sources: Sources, tmp_path: Path, has_ui: bool):
     sources.stamp()
-    with tarfile.open(sources.built("sdist")) as opened:
+    with tarfile.open(sources.build_archive("sdist")) as opened:
         opened.extractall(tmp_path / "from_sdist")
     (unpacked,) = (tmp_path / "from_sdist").iterdir()
     if not has_ui:
         shutil.rmtree(unpacked / "ui")
-    assert "tachograph/server/static/index.html" in names_in(Sources(unpacked, sources.path).built("wheel"))
+    assert "tachograph/server/static/index.html" in names_in(Sources(unpacked, sources.path).build_archive("wheel"))
 
 
 @pytest.mark.parametrize("target", ["wheel", "sdist"])
-def test_without_npm_nothing_is_made_for_others(sources: Sources, target: str):
+def test_release_build_fails_without_npm(sources: Sources, target: str):
     done = sources.build(target)
     assert done.returncode == 1
     assert done.stderr == f"The dashboard was not built because npm was not found: {REMEDY}\n"
     assert list((sources.root / "dist").iterdir()) == []
 
 
-def test_without_npm_an_editable_install_goes_on_with_a_warning(sources: Sources):
+def test_editable_install_without_npm_warns(sources: Sources):
     done = sources.build("wheel:editable")
     assert done.returncode == 0
     warning, made = done.stderr.splitlines()
@@ -133,22 +124,22 @@ def test_without_npm_an_editable_install_goes_on_with_a_warning(sources: Sources
     assert (sources.root / made).is_file()
 
 
-def test_without_sources_and_without_a_built_dashboard_there_is_no_wheel(sources: Sources):
+def test_wheel_fails_without_ui_sources_or_built_dashboard(sources: Sources):
     shutil.rmtree(sources.ui)
     done = sources.build("wheel")
     assert done.returncode == 1
     assert done.stderr.startswith("The dashboard was not built because there is neither")
 
 
-def test_when_npm_fails_the_sentence_says_so_and_nothing_is_stamped(sources: Sources):
-    sources.give_npm(code=1)
+def test_npm_failure_is_reported_and_leaves_no_stamp(sources: Sources):
+    sources.add_npm(code=1)
     done = sources.build("wheel")
     assert done.returncode == 1
     assert re.fullmatch(r"The dashboard was not built because `npm ci [^`]*` failed: .*", done.stderr.strip())
     assert not (sources.static / ".stamp").exists()
 
 
-def test_the_stamp_follows_the_sources(sources: Sources):
+def test_stamp_changes_with_the_sources(sources: Sources):
     hash_of_sources = load_hook(sources.root).hash_of_sources
     seen = [hash_of_sources(sources.ui)]
     (sources.ui / "src" / "more.ts").write_text("export {};")
@@ -163,43 +154,43 @@ def test_the_stamp_follows_the_sources(sources: Sources):
     assert hash_of_sources(sources.ui) == seen[-1]
 
 
-def test_it_is_built_again_only_after_a_change_and_installed_only_after_a_change_of_the_lock(sources: Sources):
-    asked = sources.give_npm()
+def test_rebuild_and_reinstall_only_after_a_change(sources: Sources):
+    log = sources.add_npm()
     install = "ci --omit=dev --ignore-scripts --no-audit --no-fund"
-    sources.built("wheel")
-    sources.built("wheel")
-    assert asked.read_text().splitlines() == [install, "run build"]
+    sources.build_archive("wheel")
+    sources.build_archive("wheel")
+    assert log.read_text().splitlines() == [install, "run build"]
     (sources.ui / "src" / "more.ts").write_text("export {};")
-    sources.built("wheel:editable")
-    assert asked.read_text().splitlines() == [install, "run build", "run build"]
-    (sources.ui / "node_modules" / ".package-lock.json").unlink()  # as when npm was interrupted
+    sources.build_archive("wheel:editable")
+    assert log.read_text().splitlines() == [install, "run build", "run build"]
+    (sources.ui / "node_modules" / ".package-lock.json").unlink()  # as after an interrupted npm
     (sources.ui / "src" / "more.ts").unlink()
-    sources.built("wheel")
-    assert asked.read_text().splitlines()[3:] == [install, "run build"]
+    sources.build_archive("wheel")
+    assert log.read_text().splitlines()[3:] == [install, "run build"]
 
 
-def test_packages_that_a_developer_installed_stay(sources: Sources):
-    asked = sources.give_npm()
+def test_developer_packages_are_kept(sources: Sources):
+    log = sources.add_npm()
     lock = sources.ui / "package-lock.json"
     (sources.ui / "node_modules" / "vitest").mkdir(parents=True)
     shutil.copy(lock, sources.ui / "node_modules" / ".package-lock.json")
-    sources.built("wheel")
-    assert asked.read_text().splitlines() == ["run build"]
+    sources.build_archive("wheel")
+    assert log.read_text().splitlines() == ["run build"]
     changed = json.loads(lock.read_text())
     changed["packages"]["node_modules/uplot"]["integrity"] = "sha512-another"
     lock.write_text(json.dumps(changed))
-    sources.built("wheel")
+    sources.build_archive("wheel")
     install = "ci --include=dev --ignore-scripts --no-audit --no-fund"
-    assert asked.read_text().splitlines()[1:] == [install, "run build"]
+    assert log.read_text().splitlines()[1:] == [install, "run build"]
 
 
-def test_what_the_real_npm_builds_obeys_the_rules_of_the_page(sources: Sources):
+def test_real_npm_build_follows_the_page_rules(sources: Sources):
     installed = ROOT / "ui" / "node_modules"
     if shutil.which("npm") is None or not load_hook(ROOT).packages_installed(ROOT / "ui"):
-        pytest.skip("`make ui-check` installs what this needs")
+        pytest.skip("needs the npm packages: run `make ui-check`")
     (sources.ui / "node_modules").symlink_to(installed)
     sources.path = os.environ["PATH"]
-    names = {name for name in names_in(sources.built("wheel")) if "/static/" in name}
+    names = {name for name in names_in(sources.build_archive("wheel")) if "/static/" in name}
     assert sorted(Path(name).suffix for name in names if "/assets/" in name) == [".css", ".js"]
     page = (sources.static / "index.html").read_text()
     assert re.findall(r"<script\b(?![^>]*\ssrc=)|<style\b|\sstyle=|\son\w+=", page) == []
@@ -207,7 +198,7 @@ def test_what_the_real_npm_builds_obeys_the_rules_of_the_page(sources: Sources):
     assert {f"tachograph/server/static/{address.removeprefix('./')}" for address in addresses} <= names
 
 
-def test_packages_are_pinned_and_the_lock_knows_no_host():
+def test_npm_packages_are_pinned_without_hosts():
     package = json.loads((ROOT / "ui" / "package.json").read_text())
     lock = json.loads((ROOT / "ui" / "package-lock.json").read_text())
     pins = {**package["dependencies"], **package["devDependencies"]}
