@@ -1,4 +1,4 @@
-"""What all tests share. Under test nothing is swallowed: a fault inside telemetry fails the test that caused it."""
+"""Fixtures and helpers for all tests. A telemetry fault fails the test that caused it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tachograph.recorder._process import live_runs
 
 @pytest.fixture(autouse=True)
 def nothing_swallowed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Make the guard re-raise faults, and fail a test that suppressed one or left a run open."""
     guard.reset()
     guard.strict = "swallows" not in request.keywords
     yield
@@ -31,11 +32,12 @@ def nothing_swallowed(request: pytest.FixtureRequest) -> Iterator[None]:
         run.finish(timeout_s=1)
     assert not left, f"the test left runs open: {left}"
     if "swallows" not in request.keywords:
-        assert not faults, f"telemetry swallowed faults: {faults}"
+        assert not faults, f"telemetry suppressed faults: {faults}"
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove settings and rank variables of the machine that runs the tests."""
     for name in list(os.environ):
         if name.startswith(("TACHO_", "SLURM_", "OMPI_", "PMI_")) or name in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}:
             monkeypatch.delenv(name)
@@ -48,14 +50,14 @@ def logs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that any user can reach: root may write anywhere, so some tests become another user."""
+    """A folder that every user can reach: root can write anywhere, so some tests switch to another user."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
 class Script:
-    """A Python program in a process of its own."""
+    """A Python program in a child process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -72,7 +74,7 @@ class Script:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
-    """Start a program: ``script("import tachograph …", argument, …)``; killed at the end of the test."""
+    """Start a program, ``script("import tachograph …", argument, …)``, and kill it at the end of the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(source: str, *arguments: object, env: dict[str, str] | None = None, **options: Any) -> Script:
@@ -98,23 +100,23 @@ def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
 
 
 def lines_of(run_folder: Path) -> list[dict[str, Any]]:
-    """Every line of a journal by the strictest reader there is: not one of ours."""
+    """Parse every line of a journal with a strict JSON reader that is not ours."""
 
-    def refuse(text: str) -> None:
+    def reject(text: str) -> None:
         raise AssertionError(f"not valid JSON: {text}")
 
     text = (run_folder / "metrics.jsonl").read_text(encoding="utf-8")
     assert text == "" or text.endswith("\n")
     assert len(text.splitlines()) == text.count("\n")
-    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    return [json.loads(line, parse_constant=reject) for line in text.splitlines()]
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "the condition") -> Any:
-    """Wait until something is true and return it."""
+    """Poll a condition until it is true and return its value."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         result = condition()
         if result:
             return result
         time.sleep(0.02)
-    raise AssertionError(f"{what} did not come within {timeout_s} s")
+    raise AssertionError(f"{what} did not become true within {timeout_s} s")

@@ -43,8 +43,8 @@ def measure_idle(logs: Path) -> dict[str, Idle]:
             arguments = ("recorded", str(logs), f"live-{index}", str(_PAUSE_S), str(_FLUSH_S))
             trainer = Process(logs.parent, "-m", "benchmarks.dashboard.trainer", *arguments)
             stack.callback(trainer.stop, at_once=True)
-        servers = {name: stack.enter_context(serve(logs)) for name in ("nobody", "list", "charts")}
-        _wait_for_all(servers["nobody"])
+        servers = {name: stack.enter_context(serve(logs)) for name in ("none", "list", "charts")}
+        _wait_for_all(servers["none"])
         stack.enter_context(watching(servers["list"].url))
         stack.enter_context(watching(servers["charts"].url, "live-0", tuple(make_rows(1)[0])))
         time.sleep(_SETTLE_S)

@@ -225,10 +225,10 @@ def _list(report: Report, prepared: _Prepared) -> None:
 
 def _idle(report: Report, prepared: _Prepared) -> None:
     title = f"server CPU, {NUM_LIVE} runs at 5 steps/s"
-    readers = {"nobody": "no reader", "list": "list watched", "charts": "charts of one run watched"}
+    readers = {"none": "no reader", "list": "list watched", "charts": "charts of one run watched"}
     logs = prepared.folder / "live"
     logs.mkdir()
-    budgets = tuple(f"{title}, {readers[name]}" for name in ("nobody", "list"))
+    budgets = tuple(f"{title}, {readers[name]}" for name in ("none", "list"))
     found = _try_measure(report, title, budgets, lambda: measure_idle(logs))
     if found is None:
         return

@@ -63,7 +63,7 @@ class Process:
         """Wait for the first line of output.
 
         Raises:
-            ChildError: if there is none.
+            ChildError: if nothing is printed.
         """
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:

@@ -125,7 +125,7 @@ TRAIN = """
     for step in range(100000):
         run.log(train_loss=1.0 / (step + 1), lr=scale.value, step=step)
         if run.should_checkpoint:
-            run.log_checkpoint("asked.pt", step=step)
+            run.log_checkpoint("requested.pt", step=step)
         if run.should_stop:
             break
         time.sleep(0.01)

@@ -69,9 +69,11 @@ def train(
         set_training_config(flops_per_sample=6 * model.num_params)
         lr_scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
         best = math.inf
+        # At step 3000 at the latest, so that someone who watches a long demo sees the alert soon.
         inverted_step = min(3 * num_steps // 5, 3000)
         with training_loop(train_iterations_start=0):
             for step in range(num_steps):
+                # Read the control at every step: a request then takes effect at the next one.
                 lr = 3e-3 * lr_scale.value * 0.5 * (1 + math.cos(math.pi * step / num_steps))
                 with data_loading():
                     points, labels = _spirals(random, _BATCH_SIZE)
@@ -145,6 +147,7 @@ class _Network:
         return gradients
 
     def _update(self, gradients: list[Array], lr: float) -> None:
+        # Adam with bias correction; beta1 is 0.9 and beta2 is 0.999.
         self._num_steps += 1
         for index, change in enumerate(gradients):
             self._first_moments[index] += 0.1 * (change - self._first_moments[index])
@@ -174,10 +177,12 @@ class _Network:
 
 
 def _sigmoid(values: Array) -> Array:
+    # Clipping avoids overflow in exp; the function is saturated at 30 anyway.
     result: Array = 1 / (1 + np.exp(-np.clip(values, -30, 30)))
     return result
 
 
 def _cross_entropy(logits: Array, labels: Array) -> float:
+    # logaddexp(0, x) computes log(1 + exp(x)) without overflow.
     values = logits[:, 0]
     return float(np.mean(np.logaddexp(0, values) - labels * values))

@@ -58,6 +58,7 @@ def safe(value: Any, max_chars: int = 200) -> str:
 
 def json_text(value: Any) -> str:
     """Return JSON with control characters escaped."""
+    # JSON may contain characters such as U+009B unescaped, which some terminals interpret.
     text = to_json(value)
     return "".join(character if character.isprintable() else _escape(character) for character in text)
 
@@ -163,7 +164,7 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     num_cells = min(width, len(values))
     for cell in range(num_cells):
         part = values[cell * len(values) // num_cells : (cell + 1) * len(values) // num_cells]
-        if not all(map(math.isfinite, part)):
+        if not all(map(math.isfinite, part)):  # a mean would hide it
             cells.append("×")
             continue
         level = (sum(part) / len(part) - low) / (high - low) if high > low else 0.0

@@ -86,6 +86,7 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "num_lost_records": history.num_lost_records,
         "num_bad_lines": history.num_bad_lines,
         "telemetry_errors": history.latest("telemetry_error"),
+        # While a run is recorded, its CSV mirror may be a moment behind: that is not worth reporting.
         "csv_is_current": is_csv_current(history.folder) if history.state is not RunState.RUNNING else None,
     }
 
@@ -134,6 +135,7 @@ def _header(history: RunHistory) -> RenderableType:
     if reason:
         title.append(f"  {safe(reason)}", style="dim")
     max_steps = last.start.get("max_steps") if last else None
+    # `set_training_config` may set or change the target during training.
     for record in history.latest("event", "update_training_telemetry_config"):
         max_steps = record.get("train_iterations_target") or max_steps
     if last is None or last.last_step is None or not isinstance(max_steps, int) or max_steps <= 0:

@@ -101,6 +101,7 @@ def _read_last(folder: RunFolder, lines: int, events: tuple[str, ...]) -> tuple[
     """Read ever larger blocks from the end of the journal until they contain enough matching records."""
     num_bytes = 64 << 10
     while True:
+        # With -e the wanted records may be far back, so each round reads eight times as much.
         follower = JournalFollower.near_the_end(folder.journal, num_bytes)
         is_all = follower.offset == 0
         last: deque[dict[str, Any]] = deque(maxlen=lines)

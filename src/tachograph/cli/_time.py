@@ -116,6 +116,7 @@ def _end_of_open_spans(history: RunHistory) -> float:
 def _span_table(history: RunHistory) -> RenderableType:
     now_s = _end_of_open_spans(history)
     goodput = history.goodput
+    # Shares refer to the same total as goodput, which also counts the time between attempts.
     if goodput is not None:
         whole_s = goodput.wall_s
     else:
@@ -124,6 +125,7 @@ def _span_table(history: RunHistory) -> RenderableType:
     numbers = ("count", "total", "of the run", "longest")
     table = new_table("span", *numbers, "", right=numbers)
     num_rows, has_phases = 0, False
+    # Phases belong below the training loop; without that span they come first.
     if "training_loop" not in {group.name for _, group in _walk(history.span_groups)}:
         _add_phases(table, history, 0, whole_s)
         has_phases = True
