@@ -77,7 +77,8 @@ def _copy_sources(folder: Path) -> Path:
     return folder
 
 
-def _check_archives(sdist: Path, wheel: Path) -> None:
+def check_archives(sdist: Path, wheel: Path) -> None:
+    """Raise `ReleaseError` unless both archives contain the dashboard and nothing unexpected."""
     in_sdist, in_wheel = names_in(sdist), names_in(wheel)
     _require(PAGE in in_wheel, f"{wheel.name} does not contain the dashboard")
     _require(f"src/{PAGE}" in in_sdist, f"{sdist.name} does not contain the dashboard")
@@ -128,7 +129,7 @@ def check_release(folder: Path) -> None:
         opened.extractall(folder / "unpacked", filter="data")
     (unpacked,) = (folder / "unpacked").iterdir()
     wheel = _build(unpacked, "wheel", str(no_programs))
-    _check_archives(sdist, wheel)
+    check_archives(sdist, wheel)
 
     print(f"Installing {wheel.name} into an empty virtual environment …", flush=True)
     venv.create(folder / "venv", with_pip=True)

@@ -9,12 +9,13 @@ import re
 import shutil
 import subprocess
 import tarfile
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.release import ROOT, junk_in, names_in, run_hatchling
+from tests.release import ROOT, ReleaseError, check_archives, junk_in, names_in, run_hatchling
 
 FILES = ("pyproject.toml", "hatch_build.py", ".gitignore", "README.md", "CHANGELOG.md", "LICENSE")
 REMEDY = "install Node.js 20.19 or newer with npm (https://nodejs.org), then run the command again."
@@ -95,6 +96,23 @@ def test_archives_contain_dashboard_and_no_npm_packages(sources: Sources):
     assert [name for name in in_wheel if name.endswith(".stamp") or "ui/" in name] == []
     assert [name for name in in_wheel | in_sdist if "node_modules" in name] == []
     assert junk_in(in_wheel | in_sdist) == []
+
+
+def test_release_check_rejects_broken_archives(sources: Sources, tmp_path: Path):
+    sources.stamp()
+    sdist, wheel = sources.build_archive("sdist"), sources.build_archive("wheel")
+    check_archives(sdist, wheel)
+    for name, problem in [("tests/test_x.py", "outside the package"), ("tachograph/__pycache__/x.pyc", "contain junk")]:
+        broken = tmp_path / wheel.name
+        shutil.copy(wheel, broken)
+        with zipfile.ZipFile(broken, "a") as archive:
+            archive.writestr(name, "")
+        with pytest.raises(ReleaseError, match=problem):
+            check_archives(sdist, broken)
+    with zipfile.ZipFile(tmp_path / wheel.name, "w") as archive:
+        archive.writestr("tachograph/__init__.py", "")
+    with pytest.raises(ReleaseError, match="does not contain the dashboard"):
+        check_archives(sdist, tmp_path / wheel.name)
 
 
 @pytest.mark.parametrize("has_ui", [True, False])
