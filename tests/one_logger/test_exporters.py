@@ -228,7 +228,7 @@ def test_lines_of_a_logger_can_be_read_back(configure, caplog):
     lines = [record.getMessage() for record in caplog.records if record.name == "telemetry"]
     assert lines[0].startswith('[type="start" | start_event.name="span_start"')
     assert [LoggerExporter.deserialize_log(line) for line in lines] == exported()
-    with pytest.raises(ExportError, match="not a line of LoggerExporter"):
+    with pytest.raises(ExportError, match="not a LoggerExporter line"):
         LoggerExporter.deserialize_log("[type=")
 
 
@@ -239,7 +239,7 @@ def test_an_exporter_by_hand(tmp_path):
         exporter.export_start(span)
     exporter.initialize()
     exporter.export_start(span)
-    with pytest.raises(ExportError, match="has not ended"):
+    with pytest.raises(ExportError, match="has not stopped"):
         exporter.export_stop(span)
     span.stop()
     exporter.export_stop(span)
@@ -259,7 +259,7 @@ def test_exporters_from_a_file(provider, tmp_path):
         provider.with_export_config(None, config)
     with pytest.raises(OneLoggerError, match="cannot read the exporter config"):
         provider.with_export_config(None, tmp_path / "nothing.yaml")
-    with pytest.raises(OneLoggerError, match="cannot be made with"):
+    with pytest.raises(OneLoggerError, match="cannot be created with"):
         provider.with_export_config([{"class_name": "FileExporter", "config": {"nonsense": 1}}])
 
 

@@ -124,7 +124,7 @@ def test_attributes_are_created_in_their_documented_order(name):
         kind.create()
     with pytest.raises(OneLoggerError, match="is not one of"):
         kind.create(*range(len(fields)), nonsense=1)
-    with pytest.raises(OneLoggerError, match="which it needs"):
+    with pytest.raises(OneLoggerError, match="which is required"):
         getattr(kind(), next(iter(field for field, known in kind.fields().items() if known.required)))
 
 

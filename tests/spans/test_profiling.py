@@ -49,7 +49,7 @@ def counts(run) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"log_interval": 0}, "log_interval=0: a whole number of at least 1"),
+        ({"log_interval": 0}, "log_interval=0: expected an integer of at least 1"),
         ({"log_interval": -1}, "log_interval=-1"),
         ({"log_interval": 1.5}, "log_interval=1.5"),
         ({"log_interval": True}, "log_interval=True"),
@@ -57,7 +57,7 @@ def counts(run) -> dict[str, int]:
         ({"min_duration_ms": math.nan}, "min_duration_ms=nan"),
         ({"min_duration_ms": math.inf}, "min_duration_ms=inf"),
         ({"min_duration_ms": "1"}, "min_duration_ms='1'"),
-        ({"enabled": 1}, "enabled=1: True or False"),
+        ({"enabled": 1}, "enabled=1: expected True or False"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(values, told):
@@ -83,7 +83,7 @@ def test_wrong_arguments_are_refused_where_they_are_given():
         tacho.profile_function(type("Trainer", (), {}))
     with pytest.raises(ConfigError, match="cannot decorate a property"):
         tacho.profile_function(property(lambda self: 1))
-    with pytest.raises(ConfigError, match="ProfilingConfig is expected"), tacho.profile_block("x", config=3):
+    with pytest.raises(ConfigError, match="expected a ProfilingConfig"), tacho.profile_block("x", config=3):
         pass
     with pytest.raises(ConfigError, match="enabled=False"):
         tacho.configure_profiling(None)
@@ -199,10 +199,10 @@ def test_a_window_says_mean_p95_count_and_total(tacho_run):
 def test_the_percentile_is_one_of_the_durations():
     meter = Meter("x")
     meter.queue.extend(map(float, range(1, 101)))
-    assert list(meter.take().values()) == [50.5, 95.0, 100, 5050.0]
+    assert list(meter.drain().values()) == [50.5, 95.0, 100, 5050.0]
     meter.queue.append(3.0)
-    assert list(meter.take().values()) == [3.0, 3.0, 1, 3.0]
-    assert meter.take() == {}
+    assert list(meter.drain().values()) == [3.0, 3.0, 1, 3.0]
+    assert meter.drain() == {}
 
 
 def test_of_very_many_calls_the_count_is_exact_the_percentile_sampled_and_little_is_kept():
@@ -211,10 +211,10 @@ def test_of_very_many_calls_the_count_is_exact_the_percentile_sampled_and_little
     for number in range(200_000):
         meter.queue.append(float(number % 2_000))
         if len(meter.queue) >= 4096:
-            meter.relieve()
+            meter.try_fold()
             assert not meter.queue
     assert len(meter._samples) <= 8192
-    mean_s, p95_s, count, total_s = meter.take().values()
+    mean_s, p95_s, count, total_s = meter.drain().values()
     assert (count, total_s, mean_s) == (200_000, 100 * sum(range(2_000)), 999.5)
     assert p95_s == pytest.approx(1900, abs=40)
     assert random.getstate() == before

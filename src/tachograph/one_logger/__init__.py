@@ -1,7 +1,7 @@
-"""One Logger's public names, flat: code written for `nv_one_logger` moves here by changing its imports.
+"""One Logger's public names, flat: code written for `nv_one_logger` works here after changing its imports.
 
-What was documented works as it was documented; what was broken is mended. Beside what the code's own exporters write,
-everything is in the run's journal, where `tacho show` and all other readers find it.
+The documented contract is kept and its known faults are fixed. Everything is also in the run's journal, where `tacho
+show` and all other readers find it, in addition to the output of the configured exporters.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -204,13 +204,13 @@ __all__ = [
 
 
 def assert_that(condition: object, message: str) -> None:
-    """Raise an error with a message unless something is true."""
+    """Raise an error with a message unless a condition is true."""
     if not condition:
         raise OneLoggerError(message)
 
 
 def __getattr__(name: str) -> Any:
-    """Import what Lightning is needed for when it is asked for; `import *` does not, so they are not in `__all__`."""
+    """Import the names that need Lightning on first use; they are not in `__all__`, so `import *` does not need it."""
     if name in {"TimeEventCallback", "hook_trainer_cls", "OneLoggerPTLTrainer"}:
         from tachograph.one_logger import _lightning
 

@@ -19,14 +19,14 @@ __all__ = [
 
 
 class OneLoggerErrorHandlingStrategy(enum.Enum):
-    """What becomes of a fault of telemetry itself."""
+    """How a fault of telemetry itself is handled."""
 
     PROPAGATE_EXCEPTIONS = "propagate_exceptions"
     DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR = "disable_quietly_and_report_metric_error"
 
 
 class _Config:
-    """Named values. A field ``x_or_fn`` is a value or a function that is asked for it, and is read as ``x``."""
+    """Named values. A field ``x_or_fn`` is a value or a function that returns it; read the value as ``x``."""
 
     REQUIRED: ClassVar[tuple[str, ...]] = ()
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
@@ -45,23 +45,23 @@ class _Config:
         self.check()
 
     def check(self) -> None:
-        """Raise if a value makes no sense."""
+        """Raise if a value is invalid."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that were given."""
         return {name: getattr(self, name) for name in (*self.REQUIRED, *self.DEFAULTS) if name in self._given}
 
     def update(self, **values: Any) -> None:
-        """Set fields later."""
+        """Set fields after construction."""
         self.__dict__.update(values)
         self._given |= set(values)
 
     def given(self, name: str) -> bool:
-        """Tell whether a field was given."""
+        """Return whether a field was given."""
         return name in self._given
 
     def __getattr__(self, name: str) -> Any:
-        """Return the value of ``name_or_fn``, asked for now."""
+        """Return the current value of ``name_or_fn``."""
         key = f"{name}_or_fn"
         if name.startswith("_") or key not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no field {name!r}")
@@ -73,7 +73,7 @@ class _Config:
 
 
 class LoggerConfig(_Config):
-    """How Tachograph's own log lines are handled. Files are only written if their paths are given."""
+    """The handling of Tachograph's own log lines. Files are written only if their paths are given."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
         "log_level": "INFO",
@@ -83,14 +83,14 @@ class LoggerConfig(_Config):
     }
 
     def check(self) -> None:
-        """Raise if the level is not one."""
+        """Raise if the level is unknown."""
         levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
         if self.log_level not in levels:
-            raise ConfigError(f"log_level={self.log_level!r}: one of {', '.join(levels)}")
+            raise ConfigError(f"log_level={self.log_level!r}: expected one of {', '.join(levels)}")
 
 
 class TrainingTelemetryConfig(_Config):
-    """What is known of a training job; see `tachograph.set_training_config`, which takes the same values one by one."""
+    """The parameters of a training job; `tachograph.set_training_config` sets the same values one by one."""
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("perf_tag_or_fn", "global_batch_size_or_fn")
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
@@ -114,27 +114,27 @@ class TrainingTelemetryConfig(_Config):
     app_type = ApplicationType.TRAINING
 
     def check(self) -> None:
-        """Raise if a value that is no function makes no sense."""
+        """Raise if a value, other than a function, is invalid."""
         for name in ("global_batch_size_or_fn", "log_every_n_train_iterations"):
             if getattr(self, name) is None:
-                raise ConfigError(f"{name}=None: a whole number above 0 is expected")
-        ParameterSource({}).update(self.parameters())  # raises if a value makes no sense
+                raise ConfigError(f"{name}=None: expected an integer above 0")
+        ParameterSource({}).update(self.parameters())  # raises if a value is invalid
         if self.is_log_throughput_enabled_or_fn is True and self.flops_per_sample_or_fn is None:
             raise ConfigError(
-                "flops_per_sample_or_fn=None: throughput needs the FLOPs per sample; "
-                "give them or leave is_log_throughput_enabled_or_fn out"
+                "flops_per_sample_or_fn=None: throughput requires the FLOPs per sample; "
+                "set them or remove is_log_throughput_enabled_or_fn"
             )
 
     def parameters(self) -> dict[str, Any]:
-        """Return them as `TrainingRecorder.configure` takes them."""
+        """Return them as arguments for `TrainingRecorder.configure`."""
         values = {name: getattr(self, name) for name in (*self.REQUIRED, *self.DEFAULTS)}
         if not self.given("is_log_throughput_enabled_or_fn"):
-            del values["is_log_throughput_enabled_or_fn"]  # then it is on where the FLOPs are known
+            del values["is_log_throughput_enabled_or_fn"]  # then it is on if the FLOPs are known
         return values
 
 
 class OneLoggerConfig(_Config):
-    """What is known of a job when it starts."""
+    """The facts known when a job starts."""
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("application_name", "session_tag_or_fn", "world_size_or_fn")
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
@@ -148,21 +148,21 @@ class OneLoggerConfig(_Config):
     }
 
     def check(self) -> None:
-        """Raise if a value that is no function makes no sense."""
+        """Raise if a value, other than a function, is invalid."""
         if not isinstance(self.application_name, str) or not self.application_name.strip():
-            raise ConfigError(f"application_name={self.application_name!r}: a name is expected")
-        ParameterSource({}).update({"world_size_or_fn": self.world_size_or_fn})  # raises if it makes no sense
+            raise ConfigError(f"application_name={self.application_name!r}: expected a name")
+        ParameterSource({}).update({"world_size_or_fn": self.world_size_or_fn})  # raises if it is invalid
         if not isinstance(self.error_handling_strategy, OneLoggerErrorHandlingStrategy):
             raise ConfigError(
                 f"error_handling_strategy={self.error_handling_strategy!r}: "
-                f"one of {', '.join(str(choice) for choice in OneLoggerErrorHandlingStrategy)}"
+                f"expected one of {', '.join(str(choice) for choice in OneLoggerErrorHandlingStrategy)}"
             )
         if any(not str(key).strip() for key in self.custom_metadata or ()):
-            raise ConfigError("custom_metadata: a key is blank")
+            raise ConfigError("custom_metadata: a key is empty")
         if self.logger_config is None:
             self.__dict__["logger_config"] = LoggerConfig()
 
     @property
     def propagates(self) -> bool:
-        """Whether faults of telemetry are raised."""
+        """Whether faults of telemetry propagate."""
         return self.error_handling_strategy is OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS

@@ -1,4 +1,4 @@
-"""Exporters named in a config. A file can only name exporters of this package: it never says what code to import."""
+"""Exporters described in a config. A file can only name exporters of this package: it cannot make us import code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATH_VARIABLE = "ONE_LOGGER_EXPORTER_CONFIG_PATH"
 
 @dataclass
 class ExporterConfig:
-    """An exporter by its class, with the arguments to make it with."""
+    """The class of an exporter and its arguments."""
 
     class_name: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -31,10 +31,10 @@ class ExporterConfig:
 
 
 def read_exporter_configs(path: str | os.PathLike[str] | None = None) -> list[ExporterConfig]:
-    """Return the exporters that a file names: the one given, else that of the environment, else none.
+    """Return the exporters described in a file: the given one, else the one named in the environment, else none.
 
     Raises:
-        ConfigError: if the file cannot be read, or names an exporter that is not of this package.
+        ConfigError: if the file cannot be read, or names an exporter outside this package.
     """
     chosen = path or os.environ.get(_PATH_VARIABLE)
     if not chosen:
@@ -52,7 +52,7 @@ def read_exporter_configs(path: str | os.PathLike[str] | None = None) -> list[Ex
         raise ConfigError(f"{str(file)!r} is not valid: {error}") from error
     exporters = values.get("exporters") if isinstance(values, dict) else None
     if not isinstance(exporters, list):
-        raise ConfigError(f"{str(file)!r}: a list `exporters` is expected")
+        raise ConfigError(f"{str(file)!r}: expected a list `exporters`")
     configs = []
     for item in exporters:
         if not isinstance(item, dict) or "class_name" not in item:
@@ -60,17 +60,17 @@ def read_exporter_configs(path: str | os.PathLike[str] | None = None) -> list[Ex
         if str(item["class_name"]).rpartition(".")[2] not in _KNOWN:
             raise ConfigError(
                 f"{str(file)!r}: {item['class_name']!r} is not one of {', '.join(_KNOWN)}; "
-                "give an exporter of your own to with_exporter(...)"
+                "pass your own exporter to with_exporter(...)"
             )
         configs.append(ExporterConfig(**item))
     return configs
 
 
 def make_exporters(configs: Sequence[ExporterConfig | dict[str, Any]]) -> list[Exporter]:
-    """Make the exporters that are enabled.
+    """Create the exporters that are enabled.
 
     Raises:
-        ConfigError: if one cannot be made.
+        ConfigError: if one cannot be created.
     """
     exporters = []
     for given in configs:
@@ -81,7 +81,9 @@ def make_exporters(configs: Sequence[ExporterConfig | dict[str, Any]]) -> list[E
             made = _class_of(config.class_name)(**_arguments(config))
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"exporter {config.class_name!r} cannot be made with {config.config}: {what}") from error
+            raise ConfigError(
+                f"exporter {config.class_name!r} cannot be created with {config.config}: {what}"
+            ) from error
         if not isinstance(made, Exporter):
             raise ConfigError(f"exporter {config.class_name!r} is not an Exporter")
         exporters.append(made)

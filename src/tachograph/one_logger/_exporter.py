@@ -1,6 +1,6 @@
-"""What an exporter is: it is told of every span that starts and stops, and of every event.
+"""The exporter interface: an exporter receives every span that starts and stops, and every event.
 
-Exporters are called in a thread of their own, which follows the journal: they may be slow, and they may fail.
+Exporters are called in a thread of their own, which follows the journal, so they may be slow and may fail.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ __all__ = ["BaseExporter", "ExportError", "Exporter"]
 
 
 class ExportError(TachographError):
-    """An exporter could not do what it was asked to."""
+    """An exporter failed."""
 
 
 class Exporter(ABC):
-    """Base of all exporters. One whose method raises is called again with the same, later."""
+    """Base of all exporters. A method that raises is called again later with the same arguments."""
 
     @abstractmethod
     def initialize(self) -> None:
-        """Get ready; what is raised here is raised where the provider is configured."""
+        """Prepare the exporter; exceptions propagate to the code that configures the provider."""
 
     @abstractmethod
     def export_start(self, span: Span) -> None:
-        """Take a span that has begun."""
+        """Export a span that has started."""
 
     @abstractmethod
     def export_stop(self, span: Span) -> None:
-        """Take a span that has ended."""
+        """Export a span that has stopped."""
 
     @abstractmethod
     def export_event(self, event: Event, span: Span) -> None:
-        """Take an event."""
+        """Export an event."""
 
     @abstractmethod
     def export_error(self, event: ErrorEvent, span: Span) -> None:
-        """Take an error of the training code."""
+        """Export an error of the training code."""
 
     @abstractmethod
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Take a fault of telemetry itself."""
+        """Export a fault of telemetry itself."""
 
     @abstractmethod
     def close(self) -> None:
-        """Finish up."""
+        """Release all resources."""
 
 
 class _State(enum.Enum):
@@ -57,7 +57,7 @@ class _State(enum.Enum):
 
 
 class BaseExporter(Exporter):
-    """An exporter that knows whether it is ready. It may be initialized again after it was closed."""
+    """An exporter that tracks whether it is ready. It may be initialized again after it was closed."""
 
     def __init__(self) -> None:
         self._state = _State.NOT_INITIALIZED
@@ -73,11 +73,11 @@ class BaseExporter(Exporter):
         return self._state is _State.CLOSED
 
     def initialize(self) -> None:
-        """Get ready."""
+        """Mark the exporter as ready."""
         self._state = _State.READY
 
     def close(self) -> None:
-        """Finish up."""
+        """Release all resources."""
         self._state = _State.CLOSED
 
     def _check_state(self) -> None:

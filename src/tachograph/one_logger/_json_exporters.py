@@ -1,4 +1,4 @@
-"""Exporters that write each item as one record of One Logger's format: to a file, or to a logger."""
+"""Exporters that write records in One Logger's format, to a file or to a logger."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ __all__ = ["BaseJsonExporter", "FileExporter", "LoggerExporter"]
 
 
 class BaseJsonExporter(BaseExporter):
-    """Makes records; a subclass writes them.
+    """Builds records; a subclass writes them.
 
-    A span that had already ended when its start is exported becomes one record of the type ``complete``.
+    A span that has already stopped when its start is exported becomes one record of the type ``complete``.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._count = itertools.count(1)
-        self._held: set[Any] = set()
+        self._stopped_early: set[Any] = set()
 
     @abstractmethod
     def _write(self, json_dict: dict[str, Any]) -> None:
         """Write one record."""
 
     def export_start(self, span: Span) -> None:
-        """Write that a span has begun, unless it has ended already: that is one record then."""
+        """Write the start of a span, unless it has already stopped: then `export_stop` writes one record."""
         self._check_state()
         if span.stop_event is not None:
-            self._held.add(span.id)
+            self._stopped_early.add(span.id)
             return
         self._put({"type": "start", **_head(span), "start_event": _event(span.start_event)})
 
     def export_stop(self, span: Span) -> None:
-        """Write that a span has ended."""
+        """Write the stop of a span."""
         self._check_state()
         stop = span.stop_event
         if stop is None:
-            raise ExportError(f"span {span.name_str!r} has not ended")
-        if span.id in self._held:
+            raise ExportError(f"span {span.name_str!r} has not stopped")
+        if span.id in self._stopped_early:
             edges = {"start_event": _event(span.start_event), "stop_event": _event(stop)}
             self._put({"type": "complete", **_head(span), **edges})
-            self._held.discard(span.id)
+            self._stopped_early.discard(span.id)
         else:
             self._put({"type": "stop", **_head(span), "stop_event": _event(stop)})
 
@@ -84,10 +84,10 @@ def _event(event: Event) -> dict[str, Any]:
 
 
 class FileExporter(BaseJsonExporter):
-    """Appends records to a file, one JSON object per line. What is in the file stays there: a restarted job goes on.
+    """Appends records to a file, one JSON object per line. A restarted job appends to the same file.
 
     Args:
-        file_path: the file; its folder is made if need be.
+        file_path: the file; its folder is created if necessary.
     """
 
     def __init__(self, file_path: str | os.PathLike[str]) -> None:
@@ -111,7 +111,7 @@ class FileExporter(BaseJsonExporter):
     def _write(self, json_dict: dict[str, Any]) -> None:
         if self._file is None:
             raise ExportError(f"{self.path} is not open")
-        # One write, flushed: a killed process leaves whole lines, and ranks that share a file do not mix theirs.
+        # One flushed write: a killed process leaves whole lines, and ranks that share a file do not interleave.
         self._file.write(json.dumps(json_dict, separators=(",", ":"), default=str) + "\n")
         self._file.flush()
 
@@ -140,10 +140,10 @@ class LoggerExporter(BaseJsonExporter):
 
     @staticmethod
     def deserialize_log(text: str) -> dict[str, Any]:
-        """Return the record that a line was made of.
+        """Return the record that a line contains.
 
         Raises:
-            ExportError: if it is not such a line.
+            ExportError: if it is not a line of this exporter.
         """
         decoder = json.JSONDecoder()
         record: dict[str, Any] = {}
@@ -151,11 +151,11 @@ class LoggerExporter(BaseJsonExporter):
         try:
             while text[place : place + 1] != "]":
                 equals = text.index("=", place)
-                value, end = decoder.raw_decode(text, equals + 1)  # the value says itself where it ends
+                value, end = decoder.raw_decode(text, equals + 1)  # JSON values are self-delimiting
                 _unflatten(record, text[place:equals], value)
                 place = end + 3 if text.startswith(" | ", end) else end
         except (ValueError, IndexError) as error:
-            raise ExportError(f"not a line of LoggerExporter: {text[:80]!r}") from error
+            raise ExportError(f"not a LoggerExporter line: {text[:80]!r}") from error
         return record
 
 

@@ -1,4 +1,4 @@
-"""`TrainingTelemetryProvider`: One Logger's way to set things up."""
+"""`TrainingTelemetryProvider`: One Logger's set-up interface."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["OneLoggerProvider", "TrainingTelemetryProvider"]
 
 
 class TrainingTelemetryProvider:
-    """Sets telemetry up from a config, exporters and filters; `instance()` is the only one there is.
+    """Sets up telemetry from a config, exporters and filters; `instance()` returns the only one.
 
     Example:
         >>> (TrainingTelemetryProvider.instance()
@@ -51,7 +51,7 @@ class TrainingTelemetryProvider:
     _lock = threading.Lock()
 
     def __init__(self) -> None:
-        self._forget()
+        self._clear()
 
     @classmethod
     def instance(cls) -> TrainingTelemetryProvider:
@@ -61,7 +61,7 @@ class TrainingTelemetryProvider:
                 cls._instance = cls()
             return cls._instance
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._base: OneLoggerConfig | None = None
         self._overrides: list[Mapping[str, Any]] = []
         self._exporters: list[Exporter] = []
@@ -73,7 +73,7 @@ class TrainingTelemetryProvider:
         self._is_disabled = False
 
     def reset(self) -> None:
-        """Forget everything, and end the run that was begun by configuring: as in a new process."""
+        """Restore the initial state and finish the run that was started by configuring."""
         recorder = self._recorder
         if recorder is not None and recorder.owns_run:
             recorder.run.finish()
@@ -87,36 +87,36 @@ class TrainingTelemetryProvider:
             logging.getLogger("tachograph").removeHandler(handler)
             handler.close()
         set_run_factory(None)
-        self._forget()
+        self._clear()
 
     # Building ------------------------------------------------------------------------------------------------------
 
-    def _building(self) -> TrainingTelemetryProvider:
-        """Begin to build: after a run that has ended, from scratch."""
+    def _start_building(self) -> TrainingTelemetryProvider:
+        """Prepare for building; after a run that has ended, start from scratch."""
         if self._config is not None:
             if self._recorder is not None and self._recorder.run.status == "running":
                 raise TachographError(
-                    "the provider is configured and its run goes on: end it with on_app_end() or reset() first"
+                    "the provider is configured and its run is still running: call on_app_end() or reset() first"
                 )
             self.reset()
         return self
 
     def with_base_config(self, config: OneLoggerConfig) -> TrainingTelemetryProvider:
-        """Use a config."""
+        """Set the base config."""
         if not isinstance(config, OneLoggerConfig):
-            raise ConfigError(f"with_base_config takes a OneLoggerConfig, got {type(config).__name__}")
-        self._building()._base = config
+            raise ConfigError(f"with_base_config expects a OneLoggerConfig, got {type(config).__name__}")
+        self._start_building()._base = config
         return self
 
     def with_config_override(self, config_override: Mapping[str, Any]) -> TrainingTelemetryProvider:
-        """Replace some fields of the config; ``telemetry_config`` may be a dict as well."""
+        """Override fields of the config; ``telemetry_config`` may be a dict, too."""
         if not isinstance(config_override, Mapping):
-            raise ConfigError(f"with_config_override takes a dict, got {type(config_override).__name__}")
-        self._building()._overrides.append(config_override)
+            raise ConfigError(f"with_config_override expects a dict, got {type(config_override).__name__}")
+        self._start_building()._overrides.append(config_override)
         return self
 
     def with_config_override_from_json_file(self, path: str | os.PathLike[str]) -> TrainingTelemetryProvider:
-        """Replace some fields of the config by those of a JSON file."""
+        """Override fields of the config from a JSON file."""
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
@@ -126,17 +126,17 @@ class TrainingTelemetryProvider:
         return self.with_config_override(values)
 
     def with_config_override_from_config_server(self, url: str) -> TrainingTelemetryProvider:
-        """Raise: a config is never fetched from a network."""
+        """Raise an error: a config is never fetched over the network."""
         raise ConfigError(
-            f"{url!r}: Tachograph fetches no config from a network; "
+            f"{url!r}: Tachograph never fetches a config over the network; "
             "save it to a file and use with_config_override_from_json_file(path)"
         )
 
     def with_exporter(self, exporter: Exporter) -> TrainingTelemetryProvider:
-        """Send everything to an exporter as well."""
+        """Add an exporter."""
         if not isinstance(exporter, Exporter):
-            raise ConfigError(f"with_exporter takes an Exporter, got {type(exporter).__name__}")
-        self._building()._exporters.append(exporter)
+            raise ConfigError(f"with_exporter expects an Exporter, got {type(exporter).__name__}")
+        self._start_building()._exporters.append(exporter)
         return self
 
     def with_export_config(
@@ -144,8 +144,8 @@ class TrainingTelemetryProvider:
         exporters_config: Sequence[ExporterConfig | dict[str, Any]] | None = None,
         config_file_path: str | os.PathLike[str] | None = None,
     ) -> TrainingTelemetryProvider:
-        """Use exporters that are described by a list, a file, or the file that the environment names."""
-        building = self._building()
+        """Add exporters described in a list, in a file, or in the file named in the environment."""
+        building = self._start_building()
         building._exporters += make_exporters(read_exporter_configs(config_file_path))
         building._exporters += make_exporters(exporters_config or ())
         return self
@@ -155,21 +155,21 @@ class TrainingTelemetryProvider:
         export_customization_mode: ExportCustomizationMode,
         span_name_filter: Collection[Enum | str] | None = None,
     ) -> TrainingTelemetryProvider:
-        """Choose which spans are recorded one by one."""
-        SpanFilter(export_customization_mode, span_name_filter)  # raises if it makes no sense
-        self._building()._filter = (export_customization_mode, span_name_filter)
+        """Set which spans are recorded one by one."""
+        SpanFilter(export_customization_mode, span_name_filter)  # raises if it is invalid
+        self._start_building()._filter = (export_customization_mode, span_name_filter)
         return self
 
     def configure_provider(self) -> None:
-        """Set telemetry up: attach to the current run, or begin one.
+        """Set up telemetry: attach to the current run, or start one.
 
         Raises:
-            ConfigError: if the config is missing or makes no sense.
+            ConfigError: if the config is missing or invalid.
         """
-        self._building()
+        self._start_building()
         if self._base is None:
             raise ConfigError("configure_provider() needs a config: call with_base_config(OneLoggerConfig(...)) first")
-        config = self._merged(self._base)
+        config = self._merge(self._base)
         try:
             if config.given("logger_config"):
                 _set_logging(config.logger_config, self._handlers)
@@ -178,13 +178,13 @@ class TrainingTelemetryProvider:
             for exporter in self._exporters:
                 exporter.initialize()
             self._config = config
-            self._begin(None)
+            self._attach(None)
         except BaseException:
-            self.reset()  # so that the next try begins from scratch
+            self.reset()  # so that the next attempt starts from scratch
             raise
-        set_run_factory(self._begin_again)
+        set_run_factory(self._attach_again)
 
-    def _merged(self, base: OneLoggerConfig) -> OneLoggerConfig:
+    def _merge(self, base: OneLoggerConfig) -> OneLoggerConfig:
         values = base.to_dict()
         for override in self._overrides:
             _update(values, override)
@@ -192,18 +192,18 @@ class TrainingTelemetryProvider:
         if isinstance(telemetry, Mapping):
             values["telemetry_config"] = TrainingTelemetryConfig(**telemetry)
         elif telemetry is not None and not isinstance(telemetry, TrainingTelemetryConfig):
-            raise ConfigError(f"telemetry_config={telemetry!r:.80}: a TrainingTelemetryConfig is expected")
+            raise ConfigError(f"telemetry_config={telemetry!r:.80}: expected a TrainingTelemetryConfig")
         if isinstance(values.get("logger_config"), Mapping):
             values["logger_config"] = LoggerConfig(**values["logger_config"])
         return OneLoggerConfig(**values)
 
-    def _begin(self, _name: str | None) -> TrainingRecorder:
-        """Attach to the run that goes on, or begin one for this config."""
+    def _attach(self, _name: str | None) -> TrainingRecorder:
+        """Attach to the current run, or start one for this config."""
         config = self.config
         run = latest_run()
         is_ours = run is None or run.status != "running" or run._is_forked
         if run is None or is_ours:
-            run = self._make_run(config)
+            run = self._start_run(config)
         recorder = self._recorder = recorder_of(run)
         recorder.owns_run = is_ours
         recorder.propagates = config.propagates
@@ -231,39 +231,39 @@ class TrainingTelemetryProvider:
                 run.add_follower(follower)
         return recorder
 
-    def _begin_again(self, name: str | None) -> TrainingRecorder:
-        """Begin another run after the one before has ended; an exporter that cannot is left out, and told."""
+    def _attach_again(self, name: str | None) -> TrainingRecorder:
+        """Start another run after the previous one; an exporter that fails to initialize is reported and removed."""
         ready = []
         for exporter in self._exporters:
             with guard(f"initializing {type(exporter).__name__} again"):
                 exporter.initialize()
                 ready.append(exporter)
         self._exporters = ready
-        return self._begin(name)
+        return self._attach(name)
 
-    def _make_run(self, config: OneLoggerConfig) -> Run:
+    def _start_run(self, config: OneLoggerConfig) -> Run:
         if not config.enable_for_current_rank or self._is_disabled:
             return init(_run_name(config), enabled=False)
         return init(
             _run_name(config),
-            resume=True,  # the jobs of a session are one story
+            resume=True,  # the jobs of a session share one run
             session_tag=str(config.session_tag),
             config=config.custom_metadata,
             any_rank=config.given("enable_for_current_rank"),
         )
 
-    # Afterwards ----------------------------------------------------------------------------------------------------
+    # After building --------------------------------------------------------------------------------------------------
 
     @property
     def config(self) -> OneLoggerConfig:
-        """The config in force."""
+        """The active config."""
         if self._config is None:
             raise TachographError("the provider is not configured: call configure_provider() first")
         return self._config
 
     @property
     def recorder(self) -> TrainingRecorder:
-        """What records spans and events at the present place."""
+        """The recorder of the current span, else of the current run."""
         return get_recorder()
 
     @property
@@ -277,41 +277,39 @@ class TrainingTelemetryProvider:
         return self._recorder is not None and self._recorder.run.enabled and not self._is_disabled
 
     def force_disable_logging(self) -> None:
-        """Record nothing any more, until `reset`."""
+        """Stop recording until `reset`."""
         self._is_disabled = True
         if self._recorder is not None and not isinstance(self._recorder.run, DisabledRun):
             self._recorder.close()
 
     def set_training_telemetry_config(self, training_telemetry_config: TrainingTelemetryConfig) -> None:
-        """Say what is known of the training, at any time and as often as need be; it holds from then on."""
+        """Set the parameters of the training, at any time and repeatedly; they apply from then on."""
         if not isinstance(training_telemetry_config, TrainingTelemetryConfig):
             raise ConfigError(
-                "set_training_telemetry_config takes a TrainingTelemetryConfig, "
+                "set_training_telemetry_config expects a TrainingTelemetryConfig, "
                 f"got {type(training_telemetry_config).__name__}"
             )
         run = latest_run()
         if self._config is None and (run is None or run.status != "running"):
-            raise TachographError(
-                "there is nothing to configure yet: call configure_provider() first, or tachograph.init(...)"
-            )
+            raise TachographError("there is no active run: call configure_provider() first, or tachograph.init(...)")
         self.recorder.configure(training_telemetry_config.parameters())
         if self._config is not None:
             self._config.update(telemetry_config=training_telemetry_config)
 
 
 OneLoggerProvider = TrainingTelemetryProvider
-"""One Logger has a provider below the provider; there is one here."""
+"""One Logger has a second provider with this name; here both are one."""
 
 
 def _cursor_name(exporter: Exporter, index: int) -> str:
-    """Return a name under which a later job finds how far the same exporter has come."""
+    """Return the name of an exporter's cursor, the same for later jobs of the session."""
     path = getattr(exporter, "path", None)
     identity = f"{zlib.crc32(os.path.abspath(path).encode()):08x}" if path is not None else str(index)
     return f"exporter-{type(exporter).__name__}-{identity}"
 
 
 def _run_name(config: OneLoggerConfig) -> str:
-    """Return a name for the run that all jobs of the session share, and no others."""
+    """Return a run name that all jobs of a session share, and no other job."""
     parts = [str(config.application_name), str(config.session_tag)]
     rank = ranks.rank()
     if config.given("enable_for_current_rank") and rank > 0:
@@ -319,7 +317,7 @@ def _run_name(config: OneLoggerConfig) -> str:
     name = "-".join(part for part in (re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts) if part)[:90]
     if all(re.fullmatch(r"\w[\w.]*", part) for part in parts) and len("-".join(parts)) <= 90:
         return name
-    return f"{name}-{zlib.crc32(chr(0).join(parts).encode()):08x}"  # the text alone does not tell them apart
+    return f"{name}-{zlib.crc32(chr(0).join(parts).encode()):08x}"  # different tags may give the same text
 
 
 def _update(values: dict[str, Any], override: Mapping[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""The attributes of the standard spans and events. ``Field("int")`` must be there; `_maybe("int")` may be missing."""
+"""The attributes of the standard spans and events: `_required("int")` and `_optional("int")`."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from tachograph.spans._attributes import AttributeSet, Field
+from tachograph.spans._attributes import AttributeField, AttributeSet
 
 __all__ = [
     "CheckpointSaveSpanAttributes",
@@ -18,142 +18,143 @@ __all__ = [
     "ValidationMetricsUpdateAttributes",
 ]
 
-_maybe = partial(Field, required=False)
+_required = AttributeField
+_optional = partial(AttributeField, required=False)
 
 
 class TrainingLoopAttributes(AttributeSet):
-    """What a training loop starts from and aims at."""
+    """The start and the target of a training loop."""
 
-    train_iterations_start = Field("int")
-    train_samples_start = _maybe("int")
-    train_tokens_target = _maybe("int")
-    completed_floating_point_operations_overall = _maybe("int")
-    train_iterations_target = _maybe("int")
-    train_samples_target = _maybe("int")
+    train_iterations_start = _required("int")
+    train_samples_start = _optional("int")
+    train_tokens_target = _optional("int")
+    completed_floating_point_operations_overall = _optional("int")
+    train_iterations_target = _optional("int")
+    train_samples_target = _optional("int")
 
 
 class CheckpointSaveSpanAttributes(AttributeSet):
-    """Which checkpoint is being saved, and how."""
+    """The checkpoint that is being saved, and the strategy."""
 
-    checkpoint_strategy = Field("str")
-    current_iteration = Field("int")
-    save_checkpoint_attempt_count = Field("int")
+    checkpoint_strategy = _required("str")
+    current_iteration = _required("int")
+    save_checkpoint_attempt_count = _required("int")
 
 
 class OneLoggerInitializationAttributes(AttributeSet):
-    """What is known of a job when it starts."""
+    """The facts known when a job starts."""
 
-    world_size = Field("int")
-    one_logger_training_telemetry_version = Field("str")
-    enable_for_current_rank = Field("bool")
-    session_tag = Field("str")
-    is_baseline_run = Field("bool")
-    summary_data_schema_version = Field("str")
-    node_name = Field("str")
-    rank = Field("int")
-    custom_metadata = _maybe("list[str]")
-    application_name = _maybe("str")
-    app_type = _maybe("str")
+    world_size = _required("int")
+    one_logger_training_telemetry_version = _required("str")
+    enable_for_current_rank = _required("bool")
+    session_tag = _required("str")
+    is_baseline_run = _required("bool")
+    summary_data_schema_version = _required("str")
+    node_name = _required("str")
+    rank = _required("int")
+    custom_metadata = _optional("list[str]")
+    application_name = _optional("str")
+    app_type = _optional("str")
 
 
 class TrainingTelemetryAttributes(AttributeSet):
-    """What is known of the training, and which of it is recorded."""
+    """The parameters of the training, and which metrics are recorded."""
 
-    perf_tag = _maybe("str | list[str]")
-    global_batch_size = _maybe("int")
-    log_every_n_train_iterations = Field("int")
-    micro_batch_size = _maybe("int")
-    seq_length = _maybe("int")
-    flops_per_sample = _maybe("int")
-    train_iterations_target = _maybe("int")
-    train_samples_target = _maybe("int")
-    checkpoint_strategy = _maybe("str")
-    is_train_iterations_enabled = _maybe("bool")
-    is_validation_iterations_enabled = _maybe("bool")
-    is_test_iterations_enabled = _maybe("bool")
-    is_save_checkpoint_enabled = _maybe("bool")
-    is_log_throughput_enabled = _maybe("bool")
-    custom_metadata = _maybe("list[str]")
-    app_type = _maybe("str")
-    world_size = _maybe("int")
-    peak_tflops_per_gpu = _maybe("float")
+    perf_tag = _optional("str | list[str]")
+    global_batch_size = _optional("int")
+    log_every_n_train_iterations = _required("int")
+    micro_batch_size = _optional("int")
+    seq_length = _optional("int")
+    flops_per_sample = _optional("int")
+    train_iterations_target = _optional("int")
+    train_samples_target = _optional("int")
+    checkpoint_strategy = _optional("str")
+    is_train_iterations_enabled = _optional("bool")
+    is_validation_iterations_enabled = _optional("bool")
+    is_test_iterations_enabled = _optional("bool")
+    is_save_checkpoint_enabled = _optional("bool")
+    is_log_throughput_enabled = _optional("bool")
+    custom_metadata = _optional("list[str]")
+    app_type = _optional("str")
+    world_size = _optional("int")
+    peak_tflops_per_gpu = _optional("float")
 
 
 class TrainingMetricsUpdateAttributes(AttributeSet):
-    """Progress and speed of a training loop: of the job so far, and (``window_``) since the update before."""
+    """Progress and speed of a training loop: of the whole job, and (``window_``) since the previous update."""
 
-    train_iterations_start = Field("int")
-    current_iteration = Field("int")
-    num_iterations = Field("int")
-    train_samples_start = _maybe("int")
-    num_train_samples = _maybe("int")
-    interval = Field("int")
-    avg_iteration_time_sec = Field("float")
-    min_iteration_time_sec = Field("float")
-    max_iteration_time_sec = Field("float")
-    total_iteration_time_sec = Field("float")
-    avg_forward_time_sec = _maybe("float")
-    avg_backward_time_sec = _maybe("float")
-    avg_dataloader_time_sec = _maybe("float")
-    avg_tflops = _maybe("float")
-    train_tokens = _maybe("int")
-    avg_tokens_per_second = _maybe("float")
-    latest_loss = _maybe("float")
-    avg_batch_size = _maybe("int")
-    completed_floating_point_operations_overall = _maybe("int")
-    total_flops = _maybe("int")
-    train_throughput_per_gpu = _maybe("float")
-    train_throughput_per_gpu_max = _maybe("float")
-    train_throughput_per_gpu_min = _maybe("float")
-    first_logged_train_iterations_finish_timestamp_sec = _maybe("float")
-    last_logged_train_iterations_finish_timestamp_sec = _maybe("float")
+    train_iterations_start = _required("int")
+    current_iteration = _required("int")
+    num_iterations = _required("int")
+    train_samples_start = _optional("int")
+    num_train_samples = _optional("int")
+    interval = _required("int")
+    avg_iteration_time_sec = _required("float")
+    min_iteration_time_sec = _required("float")
+    max_iteration_time_sec = _required("float")
+    total_iteration_time_sec = _required("float")
+    avg_forward_time_sec = _optional("float")
+    avg_backward_time_sec = _optional("float")
+    avg_dataloader_time_sec = _optional("float")
+    avg_tflops = _optional("float")
+    train_tokens = _optional("int")
+    avg_tokens_per_second = _optional("float")
+    latest_loss = _optional("float")
+    avg_batch_size = _optional("int")
+    completed_floating_point_operations_overall = _optional("int")
+    total_flops = _optional("int")
+    train_throughput_per_gpu = _optional("float")
+    train_throughput_per_gpu_max = _optional("float")
+    train_throughput_per_gpu_min = _optional("float")
+    first_logged_train_iterations_finish_timestamp_sec = _optional("float")
+    last_logged_train_iterations_finish_timestamp_sec = _optional("float")
 
 
 class ValidationMetricsUpdateAttributes(AttributeSet):
-    """When validation took place, and how long its iterations took in the job so far."""
+    """The iteration of the validation, and the durations of all validation iterations so far."""
 
-    current_iteration = Field("int")
-    interval = Field("int")
-    avg_iteration_time_sec = _maybe("float")
-    min_iteration_time_sec = _maybe("float")
-    max_iteration_time_sec = _maybe("float")
-    total_iteration_time_sec = _maybe("float")
+    current_iteration = _required("int")
+    interval = _required("int")
+    avg_iteration_time_sec = _optional("float")
+    min_iteration_time_sec = _optional("float")
+    max_iteration_time_sec = _optional("float")
+    total_iteration_time_sec = _optional("float")
 
 
 class TestingMetricsUpdateAttributes(AttributeSet):
-    """When testing took place, and how long its iterations took in the job so far."""
+    """The iteration of the testing, and the durations of all testing iterations so far."""
 
     __test__ = False  # pytest takes every class whose name begins so
 
-    current_iteration = Field("int")
-    interval = Field("int")
-    avg_iteration_time_sec = _maybe("float")
-    min_iteration_time_sec = _maybe("float")
-    max_iteration_time_sec = _maybe("float")
-    total_iteration_time_sec = _maybe("float")
+    current_iteration = _required("int")
+    interval = _required("int")
+    avg_iteration_time_sec = _optional("float")
+    min_iteration_time_sec = _optional("float")
+    max_iteration_time_sec = _optional("float")
+    total_iteration_time_sec = _optional("float")
 
 
 class SaveCheckpointSuccessEventAttributes(AttributeSet):
-    """A checkpoint is safe: what would not be lost if the job died now."""
+    """A checkpoint is complete: the progress that would survive if the job died now."""
 
-    checkpoint_strategy = Field("str")
-    current_iteration = Field("int")
-    first_successful_save_checkpoint_timestamp_sec = Field("float")
-    latest_successful_save_checkpoint_timestamp_sec = Field("float")
-    save_checkpoint_success_count = Field("int")
-    productive_train_iterations = Field("int")
-    productive_train_samples = _maybe("int")
-    productive_train_iterations_sec = Field("float")
-    productive_validation_iterations_sec = Field("float")
-    productive_train_tflops = _maybe("float")
-    checkpoint_size = _maybe("int")
-    checkpoint_directory = _maybe("str")
-    training_start_timestamp_sec = _maybe("float")
+    checkpoint_strategy = _required("str")
+    current_iteration = _required("int")
+    first_successful_save_checkpoint_timestamp_sec = _required("float")
+    latest_successful_save_checkpoint_timestamp_sec = _required("float")
+    save_checkpoint_success_count = _required("int")
+    productive_train_iterations = _required("int")
+    productive_train_samples = _optional("int")
+    productive_train_iterations_sec = _required("float")
+    productive_validation_iterations_sec = _required("float")
+    productive_train_tflops = _optional("float")
+    checkpoint_size = _optional("int")
+    checkpoint_directory = _optional("str")
+    training_start_timestamp_sec = _optional("float")
 
 
 class SyncCheckpointMetricsUpdateAttributes(AttributeSet):
-    """How long training waited for checkpoints, over all saves."""
+    """The time that training waited for checkpoints, over all saves."""
 
-    save_checkpoint_sync_time_total_sec = Field("float")
-    save_checkpoint_sync_time_min_sec = Field("float")
-    save_checkpoint_sync_time_max_sec = Field("float")
+    save_checkpoint_sync_time_total_sec = _required("float")
+    save_checkpoint_sync_time_min_sec = _required("float")
+    save_checkpoint_sync_time_max_sec = _required("float")

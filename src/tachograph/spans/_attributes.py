@@ -1,4 +1,4 @@
-"""What is said about spans and events: names with values."""
+"""The attributes of spans and events: names with values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from tachograph.exceptions import ConfigError, TachographError
 from tachograph.records import freeze
 from tachograph.spans._names import text_of
 
-__all__ = ["Attribute", "AttributeValue", "Attributes", "AttributeSet", "Field", "attribute_of", "attributes_of"]
+__all__ = [
+    "Attribute",
+    "AttributeValue",
+    "Attributes",
+    "AttributeField",
+    "AttributeSet",
+    "attribute_of",
+    "attributes_of",
+]
 
 AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
 
@@ -23,7 +31,7 @@ _SetSelf = TypeVar("_SetSelf", bound="AttributeSet")
 
 @dataclass
 class Attribute:
-    """One name with its value: a text, a bool, a number, or a list of one of these."""
+    """A name with a value: a string, a bool, a number, or a list of one of these."""
 
     name: str
     value: AttributeValue
@@ -70,19 +78,19 @@ class Attributes(dict[str, Attribute]):
         self.update(attributes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return names and plain values."""
-        return {name: _plain(attribute.value) for name, attribute in self.items()}
+        """Return the names and values as JSON values."""
+        return {name: _json_value(attribute.value) for name, attribute in self.items()}
 
     @classmethod
     def from_json(cls: type[_Self], data: Mapping[str, Any] | None) -> _Self:
-        """Make attributes from names and values."""
+        """Create attributes from names and values."""
         attributes = cls.__new__(cls)
         Attributes.__init__(attributes, data)
         return attributes
 
     @classmethod
     def merge(cls: type[_Self], a: Attributes | None = None, b: Attributes | None = None) -> _Self:
-        """Return both together; where both have a name, the second wins."""
+        """Return the attributes of both; where both have a name, the second wins."""
         merged = cls.from_json(None)
         merged.update(a or {})
         merged.update(b or {})
@@ -94,7 +102,7 @@ class Attributes(dict[str, Attribute]):
         return value
 
     def get_int_value(self, name: str) -> int | None:
-        """Return a whole number, or None if there is no such attribute."""
+        """Return an integer, or None if there is no such attribute."""
         value: int | None = self._typed(name, int)
         return value
 
@@ -104,7 +112,7 @@ class Attributes(dict[str, Attribute]):
         return value
 
     def get_str_value(self, name: str) -> str | None:
-        """Return a text, or None if there is no such attribute."""
+        """Return a string, or None if there is no such attribute."""
         value: str | None = self._typed(name, str)
         return value
 
@@ -113,34 +121,34 @@ class Attributes(dict[str, Attribute]):
             return None
         value = self[name].value
         if not isinstance(value, wanted):
-            raise TachographError(f"attribute {name!r} is {value!r}, which is not what was asked for")
+            raise TachographError(f"attribute {name!r} is {value!r}, not of the requested type")
         return value
 
 
-def attribute_of(name: str, value: Any, complain: Callable[[str], None]) -> Attribute:
-    """Return an attribute; of a value that cannot be one, as a text, with a complaint."""
+def attribute_of(name: str, value: Any, report_misuse: Callable[[str], None]) -> Attribute:
+    """Return an attribute; report a value that cannot be one, and store it as a string."""
     try:
         return Attribute(name, value)
     except ConfigError as error:
-        complain(f"{error}; it is stored as a text")
+        report_misuse(f"{error}; stored as a string")
         return Attribute(name, str(value)[:1000])
 
 
-def attributes_of(given: Any, complain: Callable[[str], None]) -> Attributes:
-    """Return attributes as they are, or made of names and values; see `attribute_of`."""
+def attributes_of(given: Any, report_misuse: Callable[[str], None]) -> Attributes:
+    """Return attributes unchanged, or created from names and values; see `attribute_of`."""
     if isinstance(given, Attributes):
         return given
     attributes = Attributes()
     if not isinstance(given, Mapping):
-        complain(f"attributes are expected as a dict, got {given!r:.80}")
+        report_misuse(f"expected attributes as a dict, got {given!r:.80}")
         return attributes
     for name, value in given.items():
-        attributes.add_attribute(attribute_of(text_of(name), value, complain))
+        attributes.add_attribute(attribute_of(text_of(name), value, report_misuse))
     return attributes
 
 
-class Field:
-    """An attribute that a set of attributes has; reading it gives the value, or None where it may be missing."""
+class AttributeField:
+    """A known attribute of an `AttributeSet`; reading it gives the value, or None if it is optional and missing."""
 
     def __init__(self, kind: str, *, required: bool = True) -> None:
         self.kind = kind
@@ -156,24 +164,24 @@ class Field:
         if self.name in attributes:
             return attributes[self.name].value
         if self.required:
-            raise TachographError(f"{type(attributes).__name__} has no {self.name!r}, which it needs")
+            raise TachographError(f"{type(attributes).__name__} has no {self.name!r}, which is required")
         return None
 
 
 class AttributeSet(Attributes):
-    """Attributes with known names. A subclass lists them as `Field`s; `create` takes them by place or by name."""
+    """Attributes with known names, listed in a subclass; `create` accepts them by position or by name."""
 
     @classmethod
-    def fields(cls) -> dict[str, Field]:
-        """Return the known attributes, in the order in which `create` takes them."""
-        return {name: field for name, field in vars(cls).items() if isinstance(field, Field)}
+    def fields(cls) -> dict[str, AttributeField]:
+        """Return the known attributes, in the order in which `create` accepts them."""
+        return {name: field for name, field in vars(cls).items() if isinstance(field, AttributeField)}
 
     @classmethod
     def create(cls: type[_SetSelf], *values: Any, **named: Any) -> _SetSelf:
-        """Make a set; an optional attribute that is None is left out.
+        """Create a set; an optional attribute that is None is left out.
 
         Raises:
-            ConfigError: if an attribute is missing that must be there, or one is given that is not known.
+            ConfigError: if a required attribute is missing, or an unknown one is given.
         """
         fields = cls.fields()
         if len(values) > len(fields):
@@ -190,5 +198,5 @@ class AttributeSet(Attributes):
         return cls.from_json({name: value for name, value in given.items() if value is not None})
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value

@@ -1,4 +1,4 @@
-"""Something that happened, at a moment, with attributes."""
+"""Events: a name, a timestamp and attributes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EventName = Enum | str
 
 
 class Event:
-    """Something that happened; `Event.create` is the usual way to make one.
+    """An event; `Event.create` is the usual way to create one.
 
     Example:
         >>> Event.create("curriculum_switch", Attributes({"stage": 2}))
@@ -32,10 +32,10 @@ class Event:
         self, name: EventName, timestamp: TracingTimestamp, attributes: Attributes | Mapping[str, Any] | None = None
     ) -> None:
         if not timestamp:
-            raise ConfigError(f"event {text_of(name)!r} needs a time stamp; Event.create gives it the present one")
+            raise ConfigError(f"event {text_of(name)!r} needs a timestamp; Event.create uses the current time")
         self._name = name
         self._timestamp = timestamp
-        # A copy: the caller's attributes may serve for the next event as well.
+        # A copy: the caller may reuse the attributes for the next event.
         if isinstance(attributes, Attributes):
             self._attributes = type(attributes).merge(attributes)
         else:
@@ -49,31 +49,31 @@ class Event:
         attributes: Attributes | Mapping[str, Any] | None = None,
         timestamp: TracingTimestamp | None = None,
     ) -> Event:
-        """Make an event, of now unless a time is given."""
+        """Create an event, at the current time unless a timestamp is given."""
         return Event(name, timestamp or TracingTimestamp.now(), attributes)
 
     @property
     def name(self) -> EventName:
-        """The name as it was given."""
+        """The name as given: a string or a member of an enum."""
         return self._name
 
     @property
     def name_str(self) -> str:
-        """The name as a text."""
+        """The name as a string."""
         return text_of(self._name)
 
     @property
     def timestamp(self) -> TracingTimestamp:
-        """When it happened."""
+        """The time of the event."""
         return self._timestamp
 
     @property
     def attributes(self) -> Attributes:
-        """What is said about it."""
+        """The attributes of the event."""
         return self._attributes
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as plain values."""
+        """Return the event as JSON values."""
         return {
             "name": self.name_str,
             "timestamp": self._timestamp.to_json(),
@@ -82,7 +82,7 @@ class Event:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Event:
-        """Make an event from what `to_json` returned."""
+        """Create an event from the result of `to_json`."""
         if not data.get("name"):
             raise TachographError(f"an event needs a 'name', got {data!r}")
         timestamp = TracingTimestamp.from_json(data.get("timestamp") or {})
@@ -125,18 +125,18 @@ class ErrorEvent(Event):
     ) -> None:
         if exception_type is not None and exception_message is None:
             raise ConfigError(f"exception_type={exception_type!r} needs an exception_message")
-        said = Attributes.merge(attributes)
+        merged = Attributes.merge(attributes)
         values = (error_message, exception_type, exception_message, exception_traceback)
         for name, value in zip(_ERROR_FIELDS, values, strict=True):
             if value is not None:
-                said.add(name, mask_text(value))
-        super().__init__(StandardEventName.ERROR, timestamp, said)
+                merged.add(name, mask_text(value))
+        super().__init__(StandardEventName.ERROR, timestamp, merged)
 
     @classmethod
     def create(  # type: ignore[override] # One Logger's signature
         cls, error_message: str, exception: BaseException | None = None, exception_traceback: str | None = None
     ) -> ErrorEvent:
-        """Make an event of an exception, or of a message alone."""
+        """Create an event from an exception, or from a message alone."""
         if exception is None:
             return cls(TracingTimestamp.now(), error_message, exception_traceback=exception_traceback)
         trace = exception_traceback or traceback_of(exception)
@@ -144,37 +144,37 @@ class ErrorEvent(Event):
 
     @property
     def error_message(self) -> str:
-        """What went wrong."""
+        """The error message."""
         return str(self._attributes["error_message"].value)
 
     @property
     def exception_type(self) -> str | None:
-        """The exception's class."""
+        """The class of the exception."""
         return self._attributes.get_str_value("exception_type")
 
     @property
     def exception_message(self) -> str | None:
-        """The exception's own message."""
+        """The message of the exception."""
         return self._attributes.get_str_value("exception_message")
 
     @property
     def exception_traceback(self) -> str | None:
-        """Where it was raised."""
+        """The traceback of the exception."""
         return self._attributes.get_str_value("exception_traceback")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as plain values."""
+        """Return the event as JSON values."""
         known = {name: self._attributes[name].value for name in _ERROR_FIELDS if name in self._attributes}
         return {**super().to_json(), **known}
 
 
 class TelemetryDataError(Event):
-    """A fault of telemetry itself: what was recorded is not whole."""
+    """A fault of telemetry itself: recorded data is missing or incomplete."""
 
     __slots__ = ()
 
     class ErrorType(_Name):
-        """How much is missing."""
+        """How much data is missing."""
 
         NO_TELEMETRY_DATA = "no_telemetry_data"
         INCOMPLETE_TELEMETRY_DATA = "incomplete_telemetry_data"
@@ -194,10 +194,10 @@ class TelemetryDataError(Event):
     def create(  # type: ignore[override] # One Logger's signature
         cls, error_type: TelemetryDataError.ErrorType, error_message: str, attributes: Attributes | None = None
     ) -> TelemetryDataError:
-        """Make an event of now."""
+        """Create an event at the current time."""
         return cls(TracingTimestamp.now(), error_type, error_message, attributes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as plain values."""
+        """Return the event as JSON values."""
         kind = self._attributes[StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE].value
         return {**super().to_json(), "error_type": kind, "error_message": self._attributes["error_message"].value}

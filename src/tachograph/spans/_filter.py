@@ -1,4 +1,4 @@
-"""Which spans are recorded one by one."""
+"""The filter that decides which spans are recorded one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ExportCustomizationMode", "SpanFilter"]
 
 
 class ExportCustomizationMode(Enum):
-    """How the names given with it are meant."""
+    """How the names of a filter are used."""
 
     EXPORT_ALL_SPANS = auto()
     WHITELIST_SPANS = auto()
@@ -20,10 +20,10 @@ class ExportCustomizationMode(Enum):
 
 
 class SpanFilter:
-    """Decides by a span's name whether it is recorded; each span is judged by its own name alone.
+    """Decides by its name alone whether a span is recorded.
 
     Raises:
-        ConfigError: if the mode needs names and there are none, or has no use for them.
+        ConfigError: if the mode needs names and there are none, or accepts none and there are some.
     """
 
     def __init__(
@@ -36,21 +36,19 @@ class SpanFilter:
                 f"export_customization_mode={mode!r}: one of {', '.join(map(str, ExportCustomizationMode))}"
             )
         if isinstance(names, str):
-            raise ConfigError(f"span_name_filter={names!r}: a list of span names is expected")
+            raise ConfigError(f"span_name_filter={names!r}: expected a list of span names")
         if mode is ExportCustomizationMode.EXPORT_ALL_SPANS and names:
-            raise ConfigError(
-                "span_name_filter: EXPORT_ALL_SPANS exports every span, so it takes no names; leave it out"
-            )
+            raise ConfigError("span_name_filter: EXPORT_ALL_SPANS exports every span and accepts no names; remove it")
         if mode is not ExportCustomizationMode.EXPORT_ALL_SPANS and not names:
             raise ConfigError(f"span_name_filter: {mode.name} needs at least one span name")
         self._names = frozenset(map(text_of, names or ()))
         self._keeps_named = mode is ExportCustomizationMode.WHITELIST_SPANS
 
     def keeps(self, name: str) -> bool:
-        """Tell whether spans of that name are recorded one by one."""
+        """Return whether spans of a name are recorded one by one."""
         return (name in self._names) == self._keeps_named
 
     @property
     def keeps_short(self) -> bool:
-        """Whether any of the very short spans is recorded one by one, which costs more per iteration."""
+        """Whether some of the short spans are recorded one by one, which costs more per iteration."""
         return any(self.keeps(text_of(name)) for name in DEFAULT_SPANS_EXPORT_BLACKLIST)

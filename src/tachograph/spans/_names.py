@@ -1,4 +1,4 @@
-"""The vocabulary of a training job: One Logger's names for spans, events and what is said about them."""
+"""The vocabulary of a training job: One Logger's names for spans, events and attributes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = [
 
 
 class _Name(str, Enum):
-    """A text with a name; equal to the plain text, and printed as it."""
+    """A string constant; equal to the plain string, and printed like it."""
 
     def __str__(self) -> str:
         return str(self.value)
 
 
 class StandardSpanName(_Name):
-    """The span that is around all others."""
+    """The outermost span."""
 
     APPLICATION = "application"
 
 
 class StandardTrainingJobSpanName(_Name):
-    """What a training job spends its time on."""
+    """The spans of a training job."""
 
     TRAINING_LOOP = "training_loop"
     VALIDATION_LOOP = "validation_loop"
@@ -58,7 +58,7 @@ class StandardTrainingJobSpanName(_Name):
 
 
 class StandardEventName(_Name):
-    """Events that any span can have."""
+    """Events of any span."""
 
     SPAN_START = "span_start"
     SPAN_STOP = "span_stop"
@@ -79,7 +79,7 @@ class StandardTrainingJobEventName(_Name):
 
 
 class StandardEventAttributeName(_Name):
-    """Attributes that events get of themselves."""
+    """Attributes that are added to events automatically."""
 
     TIMESTAMP_MSEC = "timestamp_msec"
     ERROR_MESSAGE = "error_message"
@@ -90,14 +90,14 @@ class StandardEventAttributeName(_Name):
 
 
 class StandardSpanAttributeName(_Name):
-    """Attributes that spans get of themselves."""
+    """Attributes that are added to spans automatically."""
 
     DURATION_MSEC = "duration_msec"
     NVTX_COLOR = "nvtx_color"
 
 
 class NVTXColor(_Name):
-    """Colours a span may ask for in a profiler's timeline."""
+    """Colours of spans in a profiler's timeline."""
 
     UNSET = "unset"
     GREEN = "green"
@@ -113,21 +113,21 @@ class NVTXColor(_Name):
 
 
 class CheckPointStrategy(_Name):
-    """Whether training waits until a checkpoint is saved."""
+    """Whether training waits for a checkpoint to be saved."""
 
     SYNC = "sync"
     ASYNC = "async"
 
 
 class CheckPointType(_Name):
-    """Whether a checkpoint is shared by all nodes."""
+    """Whether all nodes share a checkpoint."""
 
     GLOBAL = "global"
     LOCAL = "local"
 
 
 class ApplicationType(_Name):
-    """What an application is for."""
+    """The kind of an application."""
 
     TRAINING = "training"
     VALIDATION = "validation"
@@ -146,9 +146,9 @@ DEFAULT_SPANS_EXPORT_BLACKLIST = [
     StandardTrainingJobSpanName.MODEL_BACKWARD,
     StandardTrainingJobSpanName.OPTIMIZER_UPDATE,
 ]
-"""Spans so short and so many that one by one they say little; they are summed up instead."""
+"""Short and frequent spans: they are aggregated instead of recorded one by one."""
 
 
 def text_of(name: object) -> str:
-    """Return a name as a text; the value of an enum's member, whatever its class."""
+    """Return a name as a string; for a member of any enum, its value."""
     return str(name.value) if isinstance(name, Enum) else str(name)

@@ -1,4 +1,4 @@
-"""The two ways to time: a decorator for functions, a context manager for blocks."""
+"""Profiling your own code: a decorator for functions, a context manager for blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from tachograph._base.decorator import wrap_calls
 from tachograph.exceptions import ConfigError
 from tachograph.spans._profile_stats import record
-from tachograph.spans._profiling_config import ProfilingConfig, checked, present
+from tachograph.spans._profiling_config import ProfilingConfig, active, check_config
 
 __all__ = ["profile_function", "profile_block"]
 
@@ -24,15 +24,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class profile_block(msgspec.Struct, gc=False, eq=False):  # noqa: N801 - used like a function, with one call less
     """Time a block: ``with tachograph.profile_block("forward"): ...``.
 
-    Costs about a microsecond, and less where no run is being recorded. The exception of a block passes unchanged, and
-    its time counts. An object may be entered again and again, also inside itself, but by one thread at a time.
+    Costs about a microsecond, and less without an active run. An exception of the block propagates unchanged, and its
+    time counts. An object may be entered again, also inside itself, but only by one thread at a time.
 
     Args:
-        name: what the block is called in the charts, after `profiling/`.
-        config: what to record of it, instead of what `configure_profiling` said.
+        name: the name of the block in the charts, after `profiling/`.
+        config: which calls to record, instead of the config set by `configure_profiling`.
 
     Raises:
-        ConfigError: if the config is something else.
+        ConfigError: if the config is not a ProfilingConfig.
     """
 
     name: str
@@ -41,7 +41,7 @@ class profile_block(msgspec.Struct, gc=False, eq=False):  # noqa: N801 - used li
 
     def __enter__(self) -> None:
         if self.config is not None:
-            checked(self.config)
+            check_config(self.config)
         self._starts = (perf_counter(), self._starts)
 
     def __exit__(
@@ -49,7 +49,7 @@ class profile_block(msgspec.Struct, gc=False, eq=False):  # noqa: N801 - used li
     ) -> None:
         stop_s = perf_counter()
         start_s, self._starts = self._starts
-        standard = present.config
+        standard = active.config
         config = self.config or standard
         if config.enabled and standard.enabled:
             record(self.name, stop_s - start_s, config)
@@ -74,31 +74,31 @@ def profile_function(
 ) -> Any:
     """Time each call of a function: ``@tachograph.profile_function``.
 
-    A method is named after the class of its object, as in `Trainer.step`. Of a coroutine or a generator the whole way
-    is timed, from its first step to its end, waiting included.
+    A method is named after the class of its object, as in `Trainer.step`. A coroutine or a generator is timed from its
+    first step to its end, including the time it waits.
 
     Args:
-        function: what to time, if it is used without arguments.
-        name: what it is called in the charts, after `profiling/`.
-        config: what to record of it, instead of what `configure_profiling` said.
+        function: the function, if the decorator is used without arguments.
+        name: the name of the function in the charts, after `profiling/`.
+        config: which calls to record, instead of the config set by `configure_profiling`.
 
     Raises:
-        ConfigError: if it stands before something that is no function, or an argument is wrong.
+        ConfigError: if it decorates something other than a function, or an argument is invalid.
 
     Example:
         >>> @tachograph.profile_function(config=tachograph.ProfilingConfig(log_interval=10))
         ... def collate(samples): ...
     """
-    checked(config)
+    check_config(config)
     if name is not None and (not isinstance(name, str) or not name):
-        raise ConfigError(f'name={name!r}: a name is expected, such as "forward"')
+        raise ConfigError(f'name={name!r}: expected a name, such as "forward"')
     if function is None:
         return lambda function: _profiled(function, name, config)
     return _profiled(function, name, config)
 
 
 _LONG = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
-"""What goes on after the call of it has returned."""
+"""Functions that still run after their call has returned."""
 
 
 def _profiled(function: Any, name: str | None, config: ProfilingConfig | None) -> Any:
@@ -116,7 +116,7 @@ def _profiled(function: Any, name: str | None, config: ProfilingConfig | None) -
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        standard = present.config
+        standard = active.config
         chosen = config or standard
         if not (chosen.enabled and standard.enabled):
             return function(*args, **kwargs)
@@ -131,7 +131,7 @@ def _profiled(function: Any, name: str | None, config: ProfilingConfig | None) -
 
 
 def _names(function: Any) -> tuple[str | None, str]:
-    """Return the name of a function; of one that is called on an object, None, and its name in the class."""
+    """Return the name of a function; for a method, None and its name in the class."""
     own = getattr(function, "__self__", None)
     if inspect.ismethod(function) and own is not None:
         return f"{_class_name((own,))}.{function.__name__}", ""
@@ -143,8 +143,8 @@ def _names(function: Any) -> tuple[str | None, str]:
 
 
 def _class_name(args: tuple[Any, ...]) -> str:
-    """Return the class of what a method was called on, or the class itself if it was called on that."""
+    """Return the name of the class on which a method was called."""
     if not args:
-        return "?"  # it was called with its object as a keyword argument
+        return "?"  # called with its object as a keyword argument
     own = args[0]
     return own.__name__ if isinstance(own, type) else type(own).__name__

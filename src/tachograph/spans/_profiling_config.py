@@ -1,4 +1,4 @@
-"""What is timed, and how much of it is recorded."""
+"""The configuration of profiling."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import msgspec
 
 from tachograph.exceptions import ConfigError
 
-__all__ = ["ProfilingConfig", "checked", "present", "configure_profiling"]
+__all__ = ["ProfilingConfig", "check_config", "active", "configure_profiling"]
 
 
 class ProfilingConfig(msgspec.Struct, frozen=True):
-    """How much of what is timed is recorded.
+    """Which calls are recorded.
 
     Attributes:
-        enabled: whether anything is timed at all.
-        min_duration_ms: calls that are shorter are neither recorded nor counted.
-        log_interval: of the others, the first and every so-manieth is recorded.
+        enabled: whether anything is timed.
+        min_duration_ms: shorter calls are neither recorded nor counted.
+        log_interval: record the first of the remaining calls and then every n-th one.
 
     Raises:
-        ConfigError: for a value that makes no sense, when it is made and never later.
+        ConfigError: for an invalid value, when the config is created.
     """
 
     enabled: bool = True
@@ -30,19 +30,19 @@ class ProfilingConfig(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.enabled, bool):
-            raise ConfigError(f"enabled={self.enabled!r}: True or False is expected")
+            raise ConfigError(f"enabled={self.enabled!r}: expected True or False")
         length = self.min_duration_ms
         if not isinstance(length, (int, float)) or isinstance(length, bool) or not 0 <= length < math.inf:
-            raise ConfigError(f"min_duration_ms={length!r}: a number of milliseconds is expected; 0 records every call")
+            raise ConfigError(f"min_duration_ms={length!r}: expected a number of milliseconds; 0 records every call")
         if not isinstance(self.log_interval, int) or isinstance(self.log_interval, bool) or self.log_interval < 1:
             raise ConfigError(
-                f"log_interval={self.log_interval!r}: a whole number of at least 1 is expected; 1 records every call, "
+                f"log_interval={self.log_interval!r}: expected an integer of at least 1; 1 records every call, "
                 "and ProfilingConfig(enabled=False) none"
             )
 
 
-class _Present:
-    """What is in force; an object and not a name, for those who time look at it with each call."""
+class _Active:
+    """The active config. An attribute of an object, because it is read on every call."""
 
     __slots__ = ("config",)
 
@@ -50,31 +50,31 @@ class _Present:
         self.config = ProfilingConfig()
 
 
-present = _Present()
+active = _Active()
 
 
 def configure_profiling(config: ProfilingConfig) -> None:
-    """Say what is timed from now on, wherever no other config is given.
+    """Set the config of all functions and blocks that have none of their own.
 
-    With ``enabled=False`` nothing is timed anywhere, whatever config was given to a function or a block.
+    With ``enabled=False`` nothing is timed anywhere, not even functions and blocks with a config of their own.
 
     Example:
         >>> tachograph.configure_profiling(tachograph.ProfilingConfig(log_interval=10))
         >>> tachograph.configure_profiling(tachograph.ProfilingConfig(enabled=False))
     """
     if config is None:
-        raise ConfigError("config=None: give a ProfilingConfig; ProfilingConfig(enabled=False) turns profiling off")
-    present.config = checked(config)
+        raise ConfigError("config=None: expected a ProfilingConfig; ProfilingConfig(enabled=False) turns profiling off")
+    active.config = check_config(config)
 
 
-def checked(config: Any) -> Any:
-    """Return a config, or None.
+def check_config(config: Any) -> Any:
+    """Return a config or None.
 
     Raises:
-        ConfigError: if it is something else.
+        ConfigError: if it is anything else.
     """
     if config is not None and not isinstance(config, ProfilingConfig):
         raise ConfigError(
-            f"config={config!r:.80}: a ProfilingConfig is expected, such as ProfilingConfig(log_interval=10)"
+            f"config={config!r:.80}: expected a ProfilingConfig, such as ProfilingConfig(log_interval=10)"
         )
     return config

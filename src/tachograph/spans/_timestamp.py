@@ -1,4 +1,4 @@
-"""A moment on both clocks: the one people read, and the steady one that durations come from."""
+"""Timestamps on two clocks: the wall clock, and the steady clock for durations."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _EARLIEST_S = 946_684_800.0  # the year 2000
 _FUTURE_S = 600.0
 
 
-def check_moment(wall_s: float, now_s: float, what: str) -> float:
-    """Return a time that a caller gave, if a training job can have had it.
+def check_moment(wall_s: float, now_s: float, argument: str) -> float:
+    """Return a time given by a caller, if it is plausible.
 
     Raises:
-        ConfigError: for what is no time at all, lies in the future, or before the year 2000.
+        ConfigError: if it is not a time, lies in the future, or is before the year 2000.
     """
     if isinstance(wall_s, bool) or not isinstance(wall_s, (int, float)) or not math.isfinite(wall_s):
-        raise ConfigError(f"{what} is {wall_s!r}, which is no time")
+        raise ConfigError(f"{argument} is {wall_s!r}, which is not a time")
     if wall_s > now_s + _FUTURE_S:
-        raise ConfigError(f"{what} lies {wall_s - now_s:.0f} s in the future")
+        raise ConfigError(f"{argument} lies {wall_s - now_s:.0f} s in the future")
     if wall_s < _EARLIEST_S:
-        raise ConfigError(f"{what} is before the year 2000: is it in the right unit?")
+        raise ConfigError(f"{argument} is before the year 2000: is it in the right unit?")
     return float(wall_s)
 
 
 @dataclass(frozen=True)
 class TracingTimestamp:
-    """A moment, as seconds since the epoch and as a reading of `time.perf_counter`."""
+    """A point in time, as seconds since the epoch and as a reading of `time.perf_counter`."""
 
     _seconds_since_epoch: float
     _perf_counter_seconds: float
@@ -55,17 +55,17 @@ class TracingTimestamp:
 
     @classmethod
     def now(cls) -> TracingTimestamp:
-        """Return the present moment."""
+        """Return the current time."""
         return cls(time.time(), time.perf_counter())
 
     @classmethod
     def for_timestamp(
         cls, timestamp_sec: float, perf_counter: float | None = None, validate_timestamp: bool = True
     ) -> TracingTimestamp:
-        """Return a past moment; its reading of the steady clock is worked out if it is not given.
+        """Return a past time; its reading of the steady clock is computed if it is not given.
 
         Raises:
-            ConfigError: if the time lies in the future or is no time a job can have had; see `check_moment`.
+            ConfigError: if the time is not plausible; see `check_moment`.
         """
         now_s = time.time()
         if validate_timestamp:
@@ -83,15 +83,15 @@ class TracingTimestamp:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TracingTimestamp:
-        """Make a moment from what `to_json` returned."""
+        """Create a timestamp from the result of `to_json`."""
         if not data or not data.get("seconds_since_epoch"):
-            raise TachographError(f"a time stamp needs 'seconds_since_epoch', got {data!r}")
+            raise TachographError(f"a timestamp needs 'seconds_since_epoch', got {data!r}")
         seconds = float(data["seconds_since_epoch"])
         return cls.for_timestamp(seconds, data.get("perf_counter_seconds"), validate_timestamp=False)
 
 
 class Timer:
-    """A stopwatch that sums up what lies between `start` and `stop`."""
+    """A stopwatch that adds up the time between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._elapsed_s = 0.0
@@ -99,17 +99,17 @@ class Timer:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not stopped."""
+        """Whether it is running."""
         return self._start_s is not None
 
     def start(self, start_time: TracingTimestamp | None = None) -> None:
-        """Begin to count."""
+        """Start the timer."""
         if self._start_s is not None:
-            raise TachographError("the timer is running already; stop it first")
+            raise TachographError("the timer is already running; stop it first")
         self._start_s = start_time.perf_counter_seconds if start_time else time.perf_counter()
 
     def stop(self, reset: bool = False) -> float:
-        """Stop counting and return the seconds counted so far; with `reset`, forget them."""
+        """Stop the timer and return the elapsed seconds; with `reset`, set them back to 0."""
         if self._start_s is None:
             raise TachographError("the timer is not running; start it first")
         self._elapsed_s += time.perf_counter() - self._start_s
@@ -120,7 +120,7 @@ class Timer:
         return elapsed_s
 
     def reset(self, start: bool = False) -> None:
-        """Forget what was counted, and perhaps begin anew."""
+        """Set the elapsed time to 0, and start again if asked to."""
         self._elapsed_s, self._start_s = 0.0, None
         if start:
             self.start()
