@@ -204,7 +204,7 @@ def test_set_up_that_makes_no_sense_raises(provider):
         provider.with_exporter("file")
     with pytest.raises(OneLoggerError, match="is not configured"):
         _ = provider.config
-    with pytest.raises(OneLoggerError, match="nothing to configure yet"):
+    with pytest.raises(OneLoggerError, match="there is no active run"):
         provider.set_training_telemetry_config(TrainingTelemetryConfig(**TRAINING))
 
 
