@@ -1,4 +1,4 @@
-"""`Completions`: a bounded buffer of samples, one record every so many steps, and nothing lost without a word."""
+"""`Completions`: a bounded buffer, one record every N steps, and every dropped sample counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tachograph.records import LazyValue
 from tests.conftest import lines_of
 
 OPTIONS = {"console": False, "system_interval_s": 0, "git": False}
-LONGEST = 8_000
+MAX_CHARS = 8_000
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def recorded(run) -> list[dict]:
     return [record for record in lines_of(run.folder.path) if record["event"] == "completions"]
 
 
-def test_a_record_every_so_many_steps_and_the_rest_at_the_end(run):
+def test_record_every_n_steps_and_rest_on_exit(run):
     with Completions(run, every=10) as completions:
         flushed = []
         for step in range(1, 26):
@@ -48,7 +48,7 @@ def test_a_record_every_so_many_steps_and_the_rest_at_the_end(run):
     assert records[0]["table"] == "completions"
 
 
-def test_columns_are_the_union_with_the_step_first_and_rows_lack_what_they_do_not_have(run):
+def test_columns_are_union_of_rows_with_step_first(run):
     completions = Completions(run)
     completions.add(1, prompt="a", completion="b", reward=1.0)
     completions.add(2, prompt="a", chosen="c", rejected="d", margin=0.25, reward=None)
@@ -63,7 +63,7 @@ def test_columns_are_the_union_with_the_step_first_and_rows_lack_what_they_do_no
     ]
 
 
-def test_a_full_buffer_drops_the_oldest_and_says_how_many(run):
+def test_full_buffer_drops_oldest_and_counts(run):
     completions = Completions(run, max_buffer=3)
     for step in range(10):
         completions.add(step, completion=str(step))
@@ -82,13 +82,13 @@ def test_a_full_buffer_drops_the_oldest_and_says_how_many(run):
     ("steps", "flushed"),
     [
         (range(31), [10, 20, 30]),
-        (range(1_005, 1_025), [1_010, 1_020]),  # resumed: the interval goes on as it was
-        ([3, 4, 40, 41, 49, 50], [40, 50]),  # steps that were passed over
-        ([*range(1, 13), *range(1, 13)], [10, 10]),  # trained again from the start
+        (range(1_005, 1_025), [1_010, 1_020]),  # resumed: the interval stays aligned
+        ([3, 4, 40, 41, 49, 50], [40, 50]),  # skipped steps
+        ([*range(1, 13), *range(1, 13)], [10, 10]),  # restarted from step 1
     ],
     ids=["from 0", "resumed", "gaps", "again"],
 )
-def test_the_interval(run, steps, flushed):
+def test_flush_interval(run, steps, flushed):
     completions = Completions(run, every=10)
     found = []
     for step in steps:
@@ -106,15 +106,15 @@ def test_the_interval(run, steps, flushed):
         ({"every": True}, "every=True"),
         ({"max_buffer": 0}, "max_buffer=0"),
         ({"max_buffer": -1}, "at least 1"),
-        ({"table": ""}, "give the table a name"),
+        ({"table": ""}, "table='': expected a name"),
     ],
 )
-def test_a_mistake_at_set_up_says_what_to_do(run, options, words):
+def test_invalid_options_raise(run, options, words):
     with pytest.raises(ConfigError, match=words):
         Completions(run, **options)
 
 
-def test_without_a_run_the_current_one_is_meant(run):
+def test_default_is_current_run(run):
     completions = Completions()
     assert completions.run is run
     run.finish()
@@ -122,20 +122,20 @@ def test_without_a_run_the_current_one_is_meant(run):
         Completions()
 
 
-def test_what_is_too_long_is_cut_and_says_so(run):
+def test_long_texts_are_cut_and_marked(run):
     completions = Completions(run)
-    completions.add(1, prompt="x" * 20_000, completion="y" * LONGEST, note="é" * 100_000, values=list(range(5_000)))
+    completions.add(1, prompt="x" * 20_000, completion="y" * MAX_CHARS, note="é" * 100_000, values=list(range(5_000)))
     completions.flush()
     (record,) = recorded(run)
     (row,) = record["rows"]
-    assert row["prompt"] == "x" * LONGEST + "… [cut, 20000 characters]"
-    assert row["completion"] == "y" * LONGEST
-    assert row["note"] == "é" * LONGEST + "… [cut, 100000 characters]"
+    assert row["prompt"] == "x" * MAX_CHARS + "… [cut, 20000 characters]"
+    assert row["completion"] == "y" * MAX_CHARS
+    assert row["note"] == "é" * MAX_CHARS + "… [cut, 100000 characters]"
     assert row["values"].startswith("[0,1,2,")
-    assert len(row["values"]) < LONGEST + 100
+    assert len(row["values"]) < MAX_CHARS + 100
 
 
-def test_a_record_stays_at_about_a_megabyte_and_keeps_the_newest(run):
+def test_large_record_keeps_newest_rows(run):
     completions = Completions(run, max_buffer=500)
     for step in range(500):
         completions.add(step, prompt="p" * 7_000, completion="ü" * 1_000)
@@ -147,7 +147,7 @@ def test_a_record_stays_at_about_a_megabyte_and_keeps_the_newest(run):
     assert len(record["rows"]) + record["num_dropped"] == 500
 
 
-def test_a_row_that_is_far_too_wide_is_bounded(run):
+def test_number_of_cells_is_bounded(run):
     run.log_completions([{f"name{index}": "x" * 5_000 for index in range(5_000)}], step=1)
     run.finish()
     (record,) = recorded(run)
@@ -158,7 +158,7 @@ def test_a_row_that_is_far_too_wide_is_bounded(run):
     assert ["more than 200 cells" in error["reason"] for error in errors] == [True]
 
 
-def test_conversations_become_texts(run):
+def test_conversations_become_text(run):
     completions = Completions(run)
     prompt = [
         {"role": "system", "content": "Be brief."},
@@ -173,7 +173,7 @@ def test_conversations_become_texts(run):
     assert row["chosen"] == "assistant: [calls [{'name': 'look'}]]"
 
 
-def test_values_of_any_kind(run):
+def test_supported_value_types(run):
     numpy = pytest.importorskip("numpy")
     values = numpy.array([0.5, 0.25])
     completions = Completions(run)
@@ -206,7 +206,7 @@ def test_values_of_any_kind(run):
     assert [error["field"] for error in errors] == ["odd"]  # once, not for every row
 
 
-def test_tensors_are_read_as_they_were(run):
+def test_tensors_are_copied_when_added(run):
     torch = pytest.importorskip("torch")
     reward = torch.tensor(0.5, requires_grad=True)
     completions = Completions(run)
@@ -229,7 +229,7 @@ def test_secrets_are_masked(run):
     assert "abcdef" not in text
 
 
-def test_rows_can_be_recorded_at_once(run):
+def test_log_completions_records_immediately(run):
     run.log_completions([{"prompt": "a"}, {"step": 3, "prompt": "b"}], step=7, table="probes")
     run.log_completions([])
     run.log_completions([{"prompt": "no step"}])
@@ -241,7 +241,7 @@ def test_rows_can_be_recorded_at_once(run):
 
 
 @pytest.mark.swallows
-def test_a_fault_never_reaches_the_loop(run):
+def test_invalid_input_never_raises_in_loop(run):
     completions = Completions(run)
     completions.add("not a step", completion="x")
     completions.add(1, completion="y")
@@ -251,7 +251,7 @@ def test_a_fault_never_reaches_the_loop(run):
     completions.flush()
 
 
-def test_a_run_that_records_nothing_keeps_nothing(logs):
+def test_disabled_run_keeps_nothing(logs):
     with tachograph.init("off", log_dir=str(logs), enabled=False, **OPTIONS) as run:
         completions = Completions(run)
         completions.add(1, completion="x")
@@ -261,7 +261,7 @@ def test_a_run_that_records_nothing_keeps_nothing(logs):
     assert not (logs / "off").exists()
 
 
-def test_another_rank_keeps_nothing(logs, monkeypatch):
+def test_other_ranks_keep_nothing(logs, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with tachograph.init("job", log_dir=str(logs), **OPTIONS) as run:
@@ -272,7 +272,7 @@ def test_another_rank_keeps_nothing(logs, monkeypatch):
     assert not any("completions" in path.read_text() for path in logs.rglob("*.jsonl"))
 
 
-def test_reading_them_back(run, logs):
+def test_read_completions_from_journal(run, logs):
     completions = Completions(run)
     completions.add(1, completion="x", reward=math.nan)
     completions.flush()
@@ -284,10 +284,10 @@ def test_reading_them_back(run, logs):
     assert history.completions("probes") == [{"step": 2, "completion": "y"}]
     assert history.completions("nothing") == []
     assert history.counts["completions"] == 2
-    assert history.latest("completions") == []  # they would fill the memory
+    assert history.latest("completions") == []  # they are not kept in memory
 
 
-def test_the_csv_can_still_be_read_by_anybody(run):
+def test_csv_omits_the_samples(run):
     run.log(train_loss=1.0, step=0)
     run.log_completions([{"prompt": "p" * 7_000, "completion": "line\nbreak"} for _ in range(50)], step=1)
     run.finish()
@@ -304,7 +304,7 @@ def test_the_csv_can_still_be_read_by_anybody(run):
     assert sorted(run.folder.csv.read_bytes().splitlines()) == sorted(before.splitlines())
 
 
-def test_a_writer_that_dies_leaves_whole_records(logs, script):
+def test_killed_process_leaves_whole_records(logs, script):
     done = script(
         """
         import os, sys, tachograph

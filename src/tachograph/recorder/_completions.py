@@ -1,4 +1,4 @@
-"""`Completions`: samples of what a model is trained on or answers, kept in a small buffer and recorded now and then.
+"""`Completions`: buffer samples of a model's prompts and answers, and record them every N steps.
 
 Example:
     >>> completions = tachograph.Completions(run, every=100)
@@ -24,31 +24,31 @@ __all__ = ["Completions"]
 
 
 class Completions:
-    """A bounded buffer of samples that becomes one `completions` record every so many steps.
+    """A bounded buffer of samples, written as one `completions` record every N steps.
 
-    When it is full the oldest sample goes, and the next record says how many went. On a run that records nothing, and
-    on ranks other than the first, nothing is kept. As a context manager it records what is left at the end.
+    A full buffer drops its oldest sample; the next record contains the number of dropped samples. A disabled run and
+    ranks other than 0 keep nothing. Used as a context manager, it flushes the remaining samples on exit.
     """
 
     def __init__(
         self, run: Run | None = None, *, every: int = 100, max_buffer: int = 128, table: str = "completions"
     ) -> None:
-        """Get ready to record samples.
+        """Create an empty buffer.
 
         Args:
-            run: where to record; without it, the current run.
+            run: the run to record into; the current run by default.
             every: steps between two records.
-            max_buffer: samples that are kept between them, at most.
-            table: a name for samples that belong together.
+            max_buffer: maximum number of samples kept between two records.
+            table: name of the table that the samples belong to.
 
         Raises:
-            ConfigError: if a number is below 1 or not whole, or the table has no name.
-            NoRunError: if no run is given and there is none.
+            ConfigError: if a number is not an integer of at least 1, or the table name is empty.
+            NoRunError: if no run is given and there is no current run.
         """
-        self.every = _whole("every", every, "how many steps lie between two records, such as 100")
-        self.max_buffer = _whole("max_buffer", max_buffer, "how many samples are kept between them, such as 128")
+        self.every = _check_positive("every", every, "the number of steps between two records, such as 100")
+        self.max_buffer = _check_positive("max_buffer", max_buffer, "the number of samples kept, such as 128")
         if not isinstance(table, str) or not table:
-            raise ConfigError(f'table={table!r}: give the table a name, such as "completions"')
+            raise ConfigError(f'table={table!r}: expected a name, such as "completions"')
         self.table = table
         self.run = current_run() if run is None else run
         self._rows: deque[dict[str, Any]] = deque(maxlen=self.max_buffer)
@@ -64,7 +64,7 @@ class Completions:
 
     @property
     def is_recording(self) -> bool:
-        """Whether samples are kept: not by a run that is disabled, nor on ranks other than the first."""
+        """Whether samples are kept: False for a disabled run and on ranks other than 0."""
         return self.run.enabled and not isinstance(self.run, RankRun)
 
     def add(
@@ -77,43 +77,43 @@ class Completions:
         rejected: Any = None,
         **fields: Any,
     ) -> None:
-        """Keep a sample until the next record. What is None is absent.
+        """Keep a sample until the next record. Values that are None are dropped.
 
         Args:
             step: the step that the sample belongs to.
-            prompt: a text, or messages as chat templates take them; so the other three.
-            completion: what the model answered, or was taught to.
-            chosen: of two answers, the one that is preferred.
+            prompt: a text, or a list of chat messages; the same holds for the next three.
+            completion: the model's answer, or the answer it is trained on.
+            chosen: the preferred one of two answers.
             rejected: the other one.
-            fields: whatever belongs to the sample: rewards, advantages, labels; numbers, texts and 0-d tensors.
+            fields: other values of the sample, such as rewards, advantages and labels: numbers, texts or 0-d tensors.
         """
         if not self.is_recording:
             return
-        with guard("keeping a completion"):
-            number = _as_step(step)
+        with guard("buffering a completion"):
+            number = _to_int(step)
             texts = {"prompt": prompt, "completion": completion, "chosen": chosen, "rejected": rejected}
             row = completion_row({"step": number, **texts, **fields})
-            self._see(number)
+            self._interval_start(number)
             self._num_dropped += len(self._rows) == self.max_buffer
             self._rows.append(row)
             self._last_step = number
 
     def maybe_flush(self, step: int) -> bool:
-        """Record what is buffered if enough steps have passed since the last time; return whether it was."""
+        """Record the buffer if at least `every` steps have passed since the last record; return whether it did."""
         if not self._rows or not self.is_recording:
             return False
         with guard("recording completions"):
-            number = _as_step(step)
-            if number - self._see(number) >= self.every:
+            number = _to_int(step)
+            if number - self._interval_start(number) >= self.every:
                 return self.flush(number)
         return False
 
     def flush(self, step: int | None = None) -> bool:
-        """Record what is buffered now; return whether there was anything."""
+        """Record the buffer now; return False if it was empty."""
         if not self._rows or not self.is_recording:
             return False
         with guard("recording completions"):
-            number = self._last_step if step is None else _as_step(step)
+            number = self._last_step if step is None else _to_int(step)
             rows, num_dropped = list(self._rows), self._num_dropped
             self._rows.clear()
             self._num_dropped = 0
@@ -130,18 +130,22 @@ class Completions:
     ) -> None:
         self.flush()
 
-    def _see(self, step: int) -> int:
-        """Return the step from which the next interval counts; one that begins late or goes back counts anew."""
+    def _interval_start(self, step: int) -> int:
+        """Return the step from which the current interval counts.
+
+        A loop that starts late (a resumed run) or goes back to an earlier step starts a new interval, aligned to a
+        multiple of `every`, so that records stay at the same steps as without the interruption.
+        """
         if self._flushed_step is None or step < self._flushed_step:
             self._flushed_step = max(0, (step - 1) // self.every * self.every)
         return self._flushed_step
 
 
-def _whole(name: str, value: Any, meaning: str) -> int:
+def _check_positive(name: str, value: Any, meaning: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r}: must be a whole number of at least 1; it says {meaning}")
+        raise ConfigError(f"{name}={value!r}: expected an integer of at least 1: {meaning}")
     return value
 
 
-def _as_step(step: Any) -> int:
+def _to_int(step: Any) -> int:
     return step if type(step) is int else int(step)
