@@ -1,4 +1,4 @@
-"""Samples from the trainers of TRL, for real: tiny models, a few steps, and what the trainers themselves report."""
+"""Samples from real TRL trainers: tiny models, a few steps, compared with the metrics of the trainers themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 import tachograph  # noqa: E402
 from tachograph.exceptions import ConfigError  # noqa: E402
 from tachograph.integrations.trl import CompletionCapture, capture_completions  # noqa: E402
-from tachograph.integrations.trl._samples import READERS  # noqa: E402
+from tachograph.integrations.trl._samples import EXTRACTORS  # noqa: E402
 
 pytestmark = [
     pytest.mark.xdist_group("transformers"),
@@ -123,7 +123,7 @@ def build(kind: str, folder: Path, *, peft: bool = False, **more: Any) -> Any:
 
 
 class Watcher(TrainerCallback):
-    """What `TachographCallback` does with a capture, and nothing else."""
+    """Drives a capture as `TachographCallback` does, without recording anything else."""
 
     def __init__(self, trainer: Any, run: tachograph.Run, **options: Any) -> None:
         self.trainer, self.run, self.options = trainer, run, options
@@ -153,7 +153,7 @@ def train(trainer: Any, logs: Path, **options: Any) -> tachograph.RunHistory:
 
 
 def logged(trainer: Any, name: str) -> dict[int, float]:
-    """Return what the trainer itself logged, by step."""
+    """Return the values that the trainer logged under a name, by step."""
     return {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
 
 
@@ -180,7 +180,7 @@ COLUMNS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_trainer_shows_what_it_works_on(kind, tmp_path, logs):
+def test_trainer_records_its_samples(kind, tmp_path, logs):
     trainer = build(kind, tmp_path)
     before = dict(vars(trainer))
     history = train(trainer, logs, every=1)
@@ -197,7 +197,7 @@ def test_every_trainer_shows_what_it_works_on(kind, tmp_path, logs):
 
 
 @pytest.mark.parametrize("kind", ["dpo", "orpo", "cpo"])
-def test_rewards_of_pairs_are_those_that_the_trainer_reports(kind, tmp_path, logs):
+def test_pair_rewards_match_reported_metrics(kind, tmp_path, logs):
     trainer = build(kind, tmp_path)
     rows = by_step(train(trainer, logs, every=1).completions())
     for name, column in (("chosen", "chosen_reward"), ("rejected", "rejected_reward"), ("margins", "margin")):
@@ -217,7 +217,7 @@ def test_rewards_of_pairs_are_those_that_the_trainer_reports(kind, tmp_path, log
 
 @pytest.mark.parametrize("peft", [False, True], ids=["whole", "adapter"])
 @pytest.mark.parametrize("precomputed", [False, True], ids=["", "precomputed"])
-def test_rewards_of_single_answers_are_those_that_the_trainer_reports(peft, precomputed, tmp_path, logs):
+def test_kto_rewards_match_reported_metrics(peft, precomputed, tmp_path, logs):
     trainer = build("kto", tmp_path, peft=peft, precompute_ref_log_probs=precomputed)
     rows = by_step(train(trainer, logs, every=1).completions())
     answers = {(row["prompt"], row["completion"].strip(), row["label"]) for row in SINGLE}
@@ -233,7 +233,7 @@ def test_rewards_of_single_answers_are_those_that_the_trainer_reports(peft, prec
     assert any(row["reward"] for of_step in rows.values() for row in of_step)
 
 
-def test_pairs_with_an_adapter_instead_of_a_reference(tmp_path, logs):
+def test_dpo_with_adapter_instead_of_reference_model(tmp_path, logs):
     trainer = build("dpo", tmp_path, peft=True)
     rows = by_step(train(trainer, logs, every=1).completions())
     known = logged(trainer, "rewards/margins")
@@ -241,7 +241,7 @@ def test_pairs_with_an_adapter_instead_of_a_reference(tmp_path, logs):
         assert mean([row["margin"] for row in of_step]) == pytest.approx(known[step], rel=1e-4, abs=1e-6)
 
 
-def test_rewards_of_generations_are_those_that_the_trainer_reports(tmp_path, logs):
+def test_grpo_rewards_match_reported_metrics(tmp_path, logs):
     trainer = build("grpo", tmp_path, per_device_train_batch_size=4)
     rows = by_step(train(trainer, logs, every=1).completions())
     for step, of_step in rows.items():
@@ -258,14 +258,14 @@ def test_rewards_of_generations_are_those_that_the_trainer_reports(tmp_path, log
         assert [math.isnan(row["rewards/every_other"]) for row in of_step] == [False, True, False, True]
 
 
-def test_what_is_trained_on_is_shown_with_its_special_tokens(tmp_path, logs):
+def test_texts_keep_special_tokens(tmp_path, logs):
     rows = train(build("sft", tmp_path), logs, every=1).completions()
     known = {(row["prompt"], f"{row['completion'].strip()} <eos>") for row in SINGLE}
     assert {(row["prompt"], row["completion"]) for row in rows} <= known
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_is_the_same_bit_by_bit(kind, tmp_path, logs):
+def test_training_is_bit_identical(kind, tmp_path, logs):
     def result(*, is_watched: bool) -> tuple[dict[str, Any], Any, list[Any]]:
         torch.manual_seed(3)
         trainer = build(kind, tmp_path / str(is_watched), gradient_accumulation_steps=2)
@@ -288,21 +288,21 @@ def test_training_is_the_same_bit_by_bit(kind, tmp_path, logs):
     assert not torch.equal(plain[0]["model.embed_tokens.weight"], model().state_dict()["model.embed_tokens.weight"])
 
 
-def test_records_come_at_the_interval_and_what_is_left_at_the_end(tmp_path, logs):
+def test_records_at_interval_and_at_end(tmp_path, logs):
     history = train(build("orpo", tmp_path, max_steps=7, num_train_epochs=9), logs, every=3)
     records = list(history.records("completions"))
     assert [record["global_step"] for record in records] == [3, 6, 7]
     assert [sorted({row["step"] for row in record["rows"]}) for record in records] == [[1, 2, 3], [4, 5, 6], [7]]
 
 
-def test_a_long_interval_takes_few_samples(tmp_path, logs):
+def test_long_interval_samples_few_steps(tmp_path, logs):
     history = train(build("cpo", tmp_path, max_steps=12), logs, every=8, max_buffer=100)
     records = list(history.records("completions"))
     assert [record["global_step"] for record in records] == [8, 12]
     assert [sorted({row["step"] for row in record["rows"]}) for record in records] == [[1, 2, 4, 6, 8], [10, 12]]
 
 
-def test_a_small_buffer_bounds_what_is_taken(tmp_path, logs):
+def test_small_buffer_bounds_number_of_samples(tmp_path, logs):
     history = train(build("sft", tmp_path, per_device_train_batch_size=4, max_steps=8), logs, every=4, max_buffer=5)
     for record in history.records("completions"):
         assert len(record["rows"]) <= 5
@@ -310,13 +310,13 @@ def test_a_small_buffer_bounds_what_is_taken(tmp_path, logs):
         assert "num_dropped" not in record
 
 
-def test_small_batches_of_one_step_add_up(tmp_path, logs):
+def test_accumulated_batches_add_up_within_a_step(tmp_path, logs):
     trainer = build("dpo", tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=3, max_steps=2)
     rows = by_step(train(trainer, logs, every=1, max_buffer=10).completions())
     assert [len(of_step) for of_step in rows.values()] == [2, 2]  # of three, as many as there is room for
 
 
-def test_evaluation_is_not_mixed_in(tmp_path, logs):
+def test_evaluation_is_not_sampled(tmp_path, logs):
     from transformers.trainer_utils import IntervalStrategy
 
     trainer = build("dpo", tmp_path, max_steps=2)
@@ -328,7 +328,7 @@ def test_evaluation_is_not_mixed_in(tmp_path, logs):
 
 
 @pytest.mark.parametrize("kind", ["dpo", "grpo"])
-def test_the_callback_does_all_of_it_by_itself(kind, tmp_path, logs):
+def test_callback_records_completions(kind, tmp_path, logs):
     from tachograph.integrations.transformers import TachographCallback
 
     trainer = build(kind, tmp_path, max_steps=5)
@@ -341,7 +341,7 @@ def test_the_callback_does_all_of_it_by_itself(kind, tmp_path, logs):
     assert all(record["columns"] == COLUMNS[kind] for record in records)
 
 
-def test_the_callback_can_be_told_to_leave_them_out(tmp_path, logs):
+def test_callback_option_disables_completions(tmp_path, logs):
     from tachograph.integrations.transformers import TachographCallback
 
     trainer = build("dpo", tmp_path, max_steps=2)
@@ -358,7 +358,7 @@ def reasons(history: tachograph.RunHistory) -> list[tuple[str, str]]:
     return [(event["trainer"], event["reason"]) for event in events]
 
 
-def test_a_trainer_of_trl_that_has_no_samples_says_so(tmp_path, logs):
+def test_unsupported_trainer_is_reported(tmp_path, logs):
     import trl
     from transformers import LlamaForSequenceClassification
 
@@ -372,11 +372,11 @@ def test_a_trainer_of_trl_that_has_no_samples_says_so(tmp_path, logs):
         processing_class=tokenizer(),
     )
     history = train(trainer, logs, every=1)
-    assert reasons(history) == [("RewardTrainer", "no samples are known to be had from a RewardTrainer")]
+    assert reasons(history) == [("RewardTrainer", "capturing samples from RewardTrainer is not supported")]
     assert history.completions() == []
 
 
-def test_a_trainer_that_works_differently_says_so_once_and_trains_on(tmp_path, logs):
+def test_incompatible_trainer_is_reported_once(tmp_path, logs):
     import trl
 
     class Other(trl.DPOTrainer):
@@ -393,7 +393,7 @@ def test_a_trainer_that_works_differently_says_so_once_and_trains_on(tmp_path, l
     assert "gather" not in vars(trainer.accelerator)
 
 
-def test_an_error_of_training_passes_and_leaves_nothing_behind(tmp_path, logs):
+def test_training_error_propagates_and_patches_are_undone(tmp_path, logs):
     trainer = build("dpo", tmp_path)
     trainer.accelerator.gather_for_metrics = None  # it will be called
     with pytest.raises(TypeError, match="not callable"):
@@ -401,7 +401,7 @@ def test_an_error_of_training_passes_and_leaves_nothing_behind(tmp_path, logs):
     assert "gather" not in vars(trainer.accelerator)
 
 
-def test_a_trainer_that_is_not_of_trl_is_none_of_ours(tmp_path, logs):
+def test_other_trainers_are_not_captured(tmp_path, logs):
     from transformers import Trainer, TrainingArguments
 
     trainer = Trainer(model(), args=TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True))
@@ -411,7 +411,7 @@ def test_a_trainer_that_is_not_of_trl_is_none_of_ours(tmp_path, logs):
             capture_completions(trainer, run, every=0)
 
 
-def test_where_nothing_is_recorded_the_trainer_is_left_alone(tmp_path, logs):
+def test_disabled_run_leaves_trainer_unpatched(tmp_path, logs):
     trainer = build("cpo", tmp_path)
     before = dict(vars(trainer))
     with tachograph.init("run", log_dir=str(logs), enabled=False, **OPTIONS) as run:
@@ -420,7 +420,7 @@ def test_where_nothing_is_recorded_the_trainer_is_left_alone(tmp_path, logs):
 
 
 class Spelling:
-    """A tokenizer that names each token."""
+    """A tokenizer that decodes each token to its number."""
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
         assert not skip_special_tokens
@@ -431,38 +431,38 @@ class Holder:
     processing_class = Spelling()
 
 
-def sft_rows(batch: dict[str, Any], most: int = 9) -> list[dict[str, Any]]:
+def sft_rows(batch: dict[str, Any], max_rows: int = 9) -> list[dict[str, Any]]:
     tensors = {name: torch.tensor(values) for name, values in batch.items()}
-    return READERS["SFTTrainer"].read(Holder(), tensors, [], most)
+    return EXTRACTORS["SFTTrainer"].build_rows(Holder(), tensors, [], max_rows)
 
 
-def test_examples_that_were_put_into_one_row_are_told_apart():
+def test_packed_examples_are_split():
     batch = {
         "input_ids": [[1, 2, 3, 4, 5, 6]],
         "labels": [[-100, 2, 3, -100, -100, 6]],
         "position_ids": [[0, 1, 2, 0, 1, 2]],
     }
     assert sft_rows(batch) == [{"prompt": "1", "completion": "2 3"}, {"prompt": "4 5", "completion": "6"}]
-    assert len(sft_rows(batch, most=1)) == 1
+    assert len(sft_rows(batch, max_rows=1)) == 1
 
 
-def test_several_answers_in_one_conversation_are_shown_with_gaps():
+def test_several_answers_are_joined_with_gaps():
     batch = {"input_ids": [[1, 2, 3, 4, 0]], "labels": [[-100, 2, -100, 4, -100]], "attention_mask": [[1, 1, 1, 1, 0]]}
     assert sft_rows(batch) == [{"prompt": "1", "completion": "2 […] 4"}]
 
 
-def test_plain_text_has_no_prompt_and_a_very_long_one_is_cut():
+def test_plain_text_has_no_prompt_and_long_text_is_cut():
     long = [list(range(9_000))]
     (row,) = sft_rows({"input_ids": long, "labels": long, "attention_mask": [[1] * 9_000]})
     assert row["prompt"] is None
     assert row["completion"].endswith(" 7998 7999… [cut, 9000 tokens]")
 
 
-def test_the_trainers_that_are_known_are_there():
-    """If TRL moves one of them, this is where to look."""
+def test_supported_trainers_exist_in_trl():
+    """Fails when TRL moves or renames one of them."""
     import trl
     from trl.experimental import cpo, orpo
 
     homes = {"ORPOTrainer": orpo, "CPOTrainer": cpo}
-    for name, reader in READERS.items():
-        assert callable(getattr(getattr(homes.get(name, trl), name), reader.method))
+    for name, extractor in EXTRACTORS.items():
+        assert callable(getattr(getattr(homes.get(name, trl), name), extractor.method))
