@@ -1,4 +1,4 @@
-"""Lightning under both of its names: what a callback and a logger record of real trainers."""
+"""The callback and the logger, with real trainers of both Lightning packages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def one_thread():
 
 
 def module_of(package=L, **options):
-    """A module with all kinds of steps; ``fails_at`` names a step at which it raises."""
+    """Return a module with all kinds of steps; it raises at the step ``fails_at``."""
 
     class Net(package.LightningModule):
         def __init__(self, lr=0.1, fails_at=-1, batch_size=2):
@@ -109,7 +109,7 @@ def of(records, event):
 
 
 def spans(records, name):
-    """Spans of a name that have ended, each as the record that says so."""
+    """Return the records of ended spans of a name."""
     return [record for record in records if record["event"] in {"span_stop", "span"} and record["name"] == name]
 
 
@@ -121,7 +121,7 @@ def steps(records):
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_fit_with_either_package(tmp_path, logs, name):
+def test_fit_with_either_package(tmp_path, logs, name):
     package = importlib.import_module(name)
     callback = callback_in(logs)
     assert isinstance(callback, package.Callback)
@@ -175,7 +175,7 @@ def test_a_fit_with_either_package(tmp_path, logs, name):
     assert records[-1]["status"] == "finished"
 
 
-def test_phases_add_up_to_where_the_time_went(tmp_path, logs):
+def test_phase_shares_match_where_time_is_spent(tmp_path, logs):
     class Slow(torch.utils.data.Dataset):
         def __len__(self):
             return 12
@@ -259,7 +259,7 @@ def test_manual_optimization_with_two_optimizers(tmp_path, logs):
     assert update["window_share_backward"] > 0
 
 
-def test_the_norm_that_clipping_finds_is_recorded(tmp_path, logs):
+def test_gradient_norm_from_clipping_is_recorded(tmp_path, logs):
     norms = []
 
     class Note(L.Callback):
@@ -281,7 +281,7 @@ def test_the_norm_that_clipping_finds_is_recorded(tmp_path, logs):
     assert found == [None, None, pytest.approx(norms[2]), None, None, pytest.approx(norms[5])]
 
 
-def test_names_that_the_module_logs_itself_are_its_own(tmp_path, logs):
+def test_metrics_logged_by_module_take_precedence(tmp_path, logs):
     class Net(type(module_of())):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
@@ -301,7 +301,7 @@ def test_names_that_the_module_logs_itself_are_its_own(tmp_path, logs):
     assert not any("quiet" in record for record in records)
 
 
-def test_weights_are_the_same_bit_by_bit(tmp_path, logs):
+def test_weights_are_bit_identical(tmp_path, logs):
     def train(*callbacks, **options):
         trainer = trainer_of(tmp_path, *callbacks, max_epochs=2, gradient_clip_val=0.5, **options)
         module = module_of()
@@ -323,7 +323,7 @@ def test_weights_are_the_same_bit_by_bit(tmp_path, logs):
 # Validation, test, prediction ----------------------------------------------------------------------------------------
 
 
-def test_validate_test_and_predict_go_into_the_same_run(tmp_path, logs):
+def test_validate_test_and_predict_use_same_run(tmp_path, logs):
     callback = callback_in(logs)
     trainer = trainer_of(tmp_path, callback)
     module = module_of()
@@ -349,7 +349,7 @@ def test_validate_test_and_predict_go_into_the_same_run(tmp_path, logs):
     assert update["avg_iteration_time_sec"] > 0
 
 
-def test_a_test_alone_has_a_run(tmp_path, logs):
+def test_test_without_fit_starts_a_run(tmp_path, logs):
     callback = callback_in(logs)
     trainer_of(tmp_path, callback).test(module_of(), loader(), verbose=False)
     callback.finish()
@@ -359,7 +359,7 @@ def test_a_test_alone_has_a_run(tmp_path, logs):
     assert records[0]["total_params"] == 49
 
 
-def test_what_a_sanity_check_finds_is_no_result(tmp_path, logs):
+def test_sanity_check_results_are_dropped(tmp_path, logs):
     callback = callback_in(logs)
     trainer = trainer_of(tmp_path, callback, num_sanity_val_steps=2, limit_train_batches=0)
     trainer.fit(module_of(), loader(), loader(4))
@@ -372,7 +372,7 @@ def test_what_a_sanity_check_finds_is_no_result(tmp_path, logs):
 # Checkpoints and resuming --------------------------------------------------------------------------------------------
 
 
-def test_checkpoints_with_their_paths(tmp_path, logs):
+def test_checkpoints_are_recorded_with_paths(tmp_path, logs):
     best = L.callbacks.ModelCheckpoint(dirpath=tmp_path / "best", monitor="val_loss", save_top_k=-1)
     callback = callback_in(logs)
     trainer = trainer_of(tmp_path, callback, best, max_epochs=2)
@@ -394,7 +394,7 @@ def test_checkpoints_with_their_paths(tmp_path, logs):
     assert [event["productive_train_iterations"] for event in successes] == [6, 12, 12]
 
 
-def test_a_save_that_fails_is_told_and_raises(tmp_path, logs):
+def test_failed_save_is_recorded_and_raises(tmp_path, logs):
     callback = callback_in(logs)
     trainer = trainer_of(tmp_path, callback, enable_checkpointing=False)
     trainer.fit(module_of(), loader())
@@ -408,7 +408,7 @@ def test_a_save_that_fails_is_told_and_raises(tmp_path, logs):
     assert [record["checkpoint_path"] for record in of(records, "checkpoint")] == [str(tmp_path / "fine.ckpt")]
 
 
-def test_saving_in_the_background(tmp_path, logs):
+def test_async_checkpoint_is_recorded_when_written(tmp_path, logs):
     plugin = importlib.import_module("lightning.pytorch.plugins.io").AsyncCheckpointIO()
     callback = callback_in(logs)
     trainer = trainer_of(tmp_path, callback, plugins=[plugin])
@@ -424,7 +424,7 @@ def test_saving_in_the_background(tmp_path, logs):
 
 
 @pytest.mark.parametrize("how", ["same name", "no name", "name was taken"])
-def test_a_fit_that_goes_on_joins_the_run(tmp_path, logs, how):
+def test_resumed_fit_continues_its_run(tmp_path, logs, how):
     name = None if how == "no name" else "grey"
     if how == "name was taken":
         tachograph.init("grey", log_dir=str(logs), **FAST).finish()
@@ -446,10 +446,10 @@ def test_a_fit_that_goes_on_joins_the_run(tmp_path, logs, how):
     [load] = spans(records, "checkpoint_load")
     assert load["attributes"]["checkpoint_directory"] == path
     assert [loop["attributes"]["train_iterations_start"] for loop in spans(records, "training_loop")] == [0, 6]
-    torch.load(path, weights_only=True)  # what is in it is plain
+    torch.load(path, weights_only=True)  # it contains plain values only
 
 
-def test_another_name_or_another_run_of_that_name_is_not_joined(tmp_path, logs):
+def test_other_name_or_other_run_id_is_not_resumed(tmp_path, logs):
     first = callback_in(logs)
     trainer = trainer_of(tmp_path, first)
     trainer.fit(module_of(), loader())
@@ -461,7 +461,7 @@ def test_another_name_or_another_run_of_that_name_is_not_joined(tmp_path, logs):
     assert [record["global_step"] for record in steps(lines_of(logs / "fine-tuned"))] == list(range(6, 12))
 
     (logs / "grey").rename(logs / "elsewhere")
-    tachograph.init("grey", log_dir=str(logs), **FAST).finish()  # it has nothing to do with the checkpoint
+    tachograph.init("grey", log_dir=str(logs), **FAST).finish()  # not the run that saved the checkpoint
     third = callback_in(logs)
     trainer_of(tmp_path, third, max_epochs=2).fit(module_of(), loader(), ckpt_path=path)
     third.finish()
@@ -469,7 +469,7 @@ def test_another_name_or_another_run_of_that_name_is_not_joined(tmp_path, logs):
     assert len(of(lines_of(logs / "grey"), "start")) == 1
 
 
-def test_the_same_callback_goes_on_in_its_run_and_another_trainer_has_its_own(tmp_path, logs):
+def test_second_trainer_of_a_callback_gets_own_run(tmp_path, logs):
     callback = callback_in(logs)
     trainer = trainer_of(tmp_path, callback)
     trainer.fit(module_of(), loader())
@@ -483,7 +483,7 @@ def test_the_same_callback_goes_on_in_its_run_and_another_trainer_has_its_own(tm
     assert [record["global_step"] for record in steps(lines_of(logs / "grey-2"))] == list(range(6))
 
 
-def test_a_run_of_the_users_is_used_and_left_open(tmp_path, logs):
+def test_current_run_is_used_and_left_open(tmp_path, logs):
     with tachograph.init("mine", log_dir=str(logs), **FAST) as run:
         trainer_of(tmp_path, TachographCallback()).fit(module_of(), loader())
         assert run.status == "running"
@@ -495,15 +495,15 @@ def test_a_run_of_the_users_is_used_and_left_open(tmp_path, logs):
     assert [path.name for path in logs.iterdir()] == ["mine"]
 
 
-# What goes wrong -----------------------------------------------------------------------------------------------------
+# Errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_exception_is_recorded_where_it_left(tmp_path, logs):
+def test_exception_is_recorded_in_its_span(tmp_path, logs):
     callback = callback_in(logs)
     trainer = trainer_of(tmp_path, callback)
     with pytest.raises(ValueError, match="bad batch"):
         trainer.fit(module_of(fails_at=3), loader())
-    assert callback.run.status == "running"  # whoever caught it may go on
+    assert callback.run.status == "running"  # the caller may handle it and continue
     trainer.fit(module_of(), loader(4))
     callback.finish()
     records = lines_of(logs / "grey")
@@ -517,7 +517,7 @@ def test_an_exception_is_recorded_where_it_left(tmp_path, logs):
 
 
 @pytest.mark.parametrize("where", ["setup", "validation"])
-def test_an_exception_outside_of_training(tmp_path, logs, where):
+def test_exception_outside_of_training(tmp_path, logs, where):
     module = module_of()
 
     def fail(*arguments, **named):
@@ -581,7 +581,7 @@ if __name__ == "__main__":
         ("exit", "failed", "exit code 3"),
     ],
 )
-def test_the_run_ends_as_the_process_does(script, tmp_path, how, status, reason):
+def test_run_ends_with_status_of_process(script, tmp_path, how, status, reason):
     code, _, err = script(SCRIPT, how, cwd=tmp_path).wait(120)
     assert code != 0, err
     records = lines_of(tmp_path / "logs" / "grey")
@@ -594,7 +594,7 @@ def test_the_run_ends_as_the_process_does(script, tmp_path, how, status, reason)
     assert len(steps(records)) == (2 if how in {"raise", "interrupt"} else 12)
 
 
-def test_two_processes_are_recorded_and_steered_together(script, tmp_path):
+def test_two_ranks_are_recorded_and_stop_together(script, tmp_path):
     script(SCRIPT, "ddp", cwd=tmp_path).ok(180)
     assert (tmp_path / "checkpoints" / "asked-epoch=0-step=4.ckpt").exists()
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["grey"]
@@ -638,7 +638,7 @@ class Asking:
         return Ask()
 
 
-def test_stop_and_checkpoint_through_the_control_file(tmp_path, logs):
+def test_stop_and_checkpoint_requests(tmp_path, logs):
     callback = callback_in(logs)
     asking = Asking(3, checkpoint_now=True)
     trainer = trainer_of(tmp_path, callback, asking.make(callback), enable_checkpointing=False)
@@ -659,7 +659,7 @@ def test_stop_and_checkpoint_through_the_control_file(tmp_path, logs):
     assert [(ack["control"], ack["status"]) for ack in acks] == [("stop", "pending"), ("stop", "applied")]
 
 
-def test_a_checkpoint_that_was_asked_for_can_be_resumed(tmp_path, logs):
+def test_requested_checkpoint_can_be_resumed(tmp_path, logs):
     callback = callback_in(logs)
     asking = Asking(3, checkpoint_now=True)
     trainer = trainer_of(tmp_path, callback, asking.make(callback), enable_checkpointing=False)
@@ -673,11 +673,60 @@ def test_a_checkpoint_that_was_asked_for_can_be_resumed(tmp_path, logs):
     assert [record["global_step"] for record in steps(records)] == [0, 1, 2, 3, 4, 5, 4, 5]
 
 
+# Patches -------------------------------------------------------------------------------------------------------------
+
+
+def test_fit_restores_patched_hooks_and_can_be_repeated(tmp_path, logs):
+    callback = callback_in(logs)
+    trainer = trainer_of(tmp_path, callback, gradient_clip_val=1.0)
+    loop, precision = trainer.fit_loop.epoch_loop, trainer.precision_plugin
+    for epochs in (1, 2):
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(module_of(), loader())
+        assert not {"_on_before_fetch", "_on_after_fetch"} & vars(loop).keys()
+        assert "clip_grad_by_norm" not in vars(precision)
+    callback.finish()
+    recorded = steps(lines_of(logs / "grey"))
+    assert [record["global_step"] for record in recorded] == list(range(12))
+    assert all(record["grad_norm"] > 0 for record in recorded)
+
+
+def test_wrapper_of_other_library_is_kept(tmp_path, logs):
+    callback = callback_in(logs)
+    trainer = trainer_of(tmp_path, callback, gradient_clip_val=1.0)
+
+    class Wraps(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx == 0:
+                inner = trainer.precision_plugin.clip_grad_by_norm
+                self.wrapper = lambda *given, **named: inner(*given, **named)  # noqa: PLW0108 - another function object
+                trainer.precision_plugin.clip_grad_by_norm = self.wrapper
+
+    trainer.callbacks.append(wraps := Wraps())
+    trainer.fit(module_of(), loader())
+    callback.finish()
+    assert trainer.precision_plugin.clip_grad_by_norm is wraps.wrapper
+    assert all(record["grad_norm"] > 0 for record in steps(lines_of(logs / "grey")))
+
+
+def test_new_callback_of_a_trainer_records_its_checkpoints(tmp_path, logs):
+    first, second = callback_in(logs, "first"), callback_in(logs, "second")
+    trainer = trainer_of(tmp_path, first, enable_checkpointing=False)
+    trainer.fit(module_of(), loader())
+    first.finish()
+    trainer.callbacks = [second]
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module_of(), loader())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    second.finish()
+    assert [len(of(lines_of(logs / name), "checkpoint")) for name in ("first", "second")] == [0, 1]
+
+
 # The logger ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_the_logger_alone(tmp_path, logs, name):
+def test_logger_without_callback(tmp_path, logs, name):
     package = importlib.import_module(name)
     logger = TachographLogger("grey", log_dir=str(logs), **FAST)
     assert isinstance(logger, importlib.import_module(f"{name}.loggers").Logger)
@@ -701,7 +750,7 @@ def test_the_logger_alone(tmp_path, logs, name):
 
 
 @pytest.mark.parametrize("first", ["logger", "callback"])
-def test_callback_and_logger_share_a_run_and_nothing_is_in_it_twice(tmp_path, logs, first):
+def test_callback_and_logger_share_run_without_duplicates(tmp_path, logs, first):
     from lightning.pytorch.callbacks import LearningRateMonitor
 
     settings = {"log_dir": str(logs), **FAST}
@@ -729,10 +778,10 @@ def test_callback_and_logger_share_a_run_and_nothing_is_in_it_twice(tmp_path, lo
     assert (logs / "grey" / "checkpoints").is_dir()
 
 
-def test_a_logger_is_not_begun_before_it_is_used(tmp_path, logs):
+def test_logger_starts_run_on_first_use(tmp_path, logs):
     logger = TachographLogger("grey", log_dir=str(logs), **FAST)
     experiment = logger.experiment
-    assert "has not begun" in repr(experiment)
+    assert "not started yet" in repr(experiment)
     assert not logs.exists()
     assert logger.log_dir is None
     experiment.log({"a": 1.0}, step=0)
@@ -747,13 +796,13 @@ def test_a_logger_is_not_begun_before_it_is_used(tmp_path, logs):
 # Set-up --------------------------------------------------------------------------------------------------------------
 
 
-def test_mistakes_are_told_when_it_is_made(tmp_path):
+def test_invalid_options_raise_at_construction(tmp_path):
     for kind in (TachographCallback, TachographLogger):
         with pytest.raises(ConfigError, match="did you mean 'log_every'"):
             kind("grey", log_evry=3)
         with pytest.raises(RunNameError):
             kind("../grey")
-        with pytest.raises(ConfigError, match="a Run is expected"):
+        with pytest.raises(ConfigError, match=r"run='grey': .*\bRun\b"):
             kind(run="grey")
     with pytest.raises(ConfigError, match="grad_norm_every"):
         TachographCallback(grad_norm_every=-1)
@@ -762,7 +811,7 @@ def test_mistakes_are_told_when_it_is_made(tmp_path):
         trainer_of(tmp_path, TachographCallback(log_dir=str(tmp_path / "file"))).fit(module_of(), loader())
 
 
-def test_two_callbacks_count_once(tmp_path, logs):
+def test_second_callback_of_a_trainer_is_inactive(tmp_path, logs):
     callback, other = callback_in(logs), callback_in(logs, "other")
     trainer_of(tmp_path, callback, other).fit(module_of(), loader())
     callback.finish()
@@ -770,7 +819,7 @@ def test_two_callbacks_count_once(tmp_path, logs):
     assert len(steps(lines_of(logs / "grey"))) == 6
 
 
-def test_a_callback_that_is_appended_comes_first(tmp_path, logs):
+def test_appended_callback_moves_to_front(tmp_path, logs):
     callback = callback_in(logs)
     trainer = trainer_of(tmp_path)
     trainer.callbacks.append(callback)
@@ -783,16 +832,16 @@ def test_a_callback_that_is_appended_comes_first(tmp_path, logs):
     assert validation["time"] <= spans(records, "checkpoint_save_sync")[0]["time"]
 
 
-def test_it_can_be_sent_to_another_process(logs):
+def test_callback_and_logger_can_be_pickled(logs):
     for kind in (TachographCallback, TachographLogger):
         one = kind("grey", log_dir=str(logs))
         two = pickle.loads(pickle.dumps(one))
         assert type(two) is type(one)
-        assert two._session.plan.name == "grey"
-        assert copy.deepcopy(one)._session.plan.settings == {"log_dir": str(logs)}
+        assert two._trainer_run.plan.name == "grey"
+        assert copy.deepcopy(one)._trainer_run.plan.settings == {"log_dir": str(logs)}
 
 
-def test_a_class_of_ones_own(tmp_path, logs):
+def test_callback_can_be_subclassed(tmp_path, logs):
     class Mine(TachographCallback):
         def on_train_start(self, trainer, pl_module):
             super().on_train_start(trainer, pl_module)
@@ -806,7 +855,7 @@ def test_a_class_of_ones_own(tmp_path, logs):
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_only_the_package_that_is_imported_is(script, name):
+def test_other_package_is_not_imported(script, name):
     other = {PACKAGES[0]: PACKAGES[1], PACKAGES[1]: PACKAGES[0]}[name]
     out = script(
         f"""
@@ -823,7 +872,7 @@ def test_only_the_package_that_is_imported_is(script, name):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="spawns")
-def test_readers_know_the_run(tmp_path, logs):
+def test_reader_shows_goodput_and_validation(tmp_path, logs):
     callback = callback_in(logs)
     trainer_of(tmp_path, callback, max_epochs=2).fit(module_of(), loader(), loader(4))
     callback.finish()

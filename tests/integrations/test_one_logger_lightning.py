@@ -54,7 +54,7 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def provider():
-    """The provider, configured as the documentation of One Logger does it."""
+    """The provider, configured as in One Logger's documentation."""
     TrainingTelemetryProvider.instance().reset()
     config = OneLoggerConfig(
         application_name="app",
@@ -114,7 +114,7 @@ def ended(records):
     return [record["name"] for record in records if record["type"] in {"stop", "complete"}]
 
 
-def test_a_trainer_from_a_config(provider):
+def test_trainer_from_config(provider):
     config = {**QUIET, "accumulate_grad_batches": 2, "callbacks": [L.callbacks.ModelCheckpoint()]}
     given = {**config, "callbacks": list(config["callbacks"])}
     trainer = one_logger.OneLoggerPTLTrainer(config, provider)
@@ -151,7 +151,7 @@ def test_a_trainer_from_a_config(provider):
 
 
 @pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
-def test_a_hooked_class(provider, name):
+def test_hooked_trainer_class(provider, name):
     package = importlib.import_module(name)
     own_init, own_save = package.Trainer.__init__, package.Trainer.save_checkpoint
     result = hook_trainer_cls(package.Trainer, provider)
@@ -172,7 +172,7 @@ def test_a_hooked_class(provider, name):
     assert events(exported(), "training_metrics_update")[-1]["num_iterations"] == 8
 
 
-def test_a_callback_of_ones_own_and_one_callback_alone(provider):
+def test_given_callback_is_used_once(provider):
     callback = TimeEventCallback(provider, call_on_app_start=False)
     assert ended(exported() if Path("out.jsonl").exists() else []) == []
     callback.on_app_start()
@@ -186,7 +186,7 @@ def test_a_callback_of_ones_own_and_one_callback_alone(provider):
     assert ended(exported()).count("testing_loop") == 1  # what is marked by hand is not marked twice
 
 
-def test_a_save_that_fails_leaves_nothing_open_and_is_not_tried_again(provider, monkeypatch):
+def test_failed_save_closes_span_and_is_not_retried(provider, monkeypatch):
     trainer = one_logger.OneLoggerPTLTrainer({**QUIET, "enable_checkpointing": False}, provider)
     trainer.fit(net(), loader(), loader(2))
     calls = []
@@ -208,7 +208,7 @@ def test_a_save_that_fails_leaves_nothing_open_and_is_not_tried_again(provider, 
     assert [error["exception_message"] for error in errors] == ["cannot be saved"]
 
 
-def test_what_training_raises_is_recorded(provider):
+def test_training_exception_is_recorded(provider):
     trainer = one_logger.OneLoggerPTLTrainer({**QUIET, "num_sanity_val_steps": 0}, provider)
     module = net()
 
@@ -224,7 +224,7 @@ def test_what_training_raises_is_recorded(provider):
     assert events(exported(), "training_metrics_update") == []
 
 
-def test_after_the_end_there_can_be_another(provider):
+def test_new_application_after_on_app_end(provider):
     trainer = one_logger.OneLoggerPTLTrainer(QUIET, provider)
     trainer.fit(net(), loader(), loader(2))
     trainer.nv_one_logger_callback.on_app_end()
@@ -234,7 +234,7 @@ def test_after_the_end_there_can_be_another(provider):
     assert ended(exported())[-2:] == ["testing_loop", "application"]
 
 
-def test_without_on_app_end_the_application_ends_with_the_process(script, tmp_path):
+def test_application_ends_with_process(script, tmp_path):
     code, _, err = script(
         """
         import sys, torch
@@ -257,19 +257,19 @@ def test_without_on_app_end_the_application_ends_with_the_process(script, tmp_pa
     assert (records[-1]["status"], records[-1]["reason"]) == ("failed", "exit code 3")
 
 
-def test_mistakes_are_told_at_once(provider):
-    with pytest.raises(ConfigError, match="a dict of Trainer's arguments"):
+def test_invalid_arguments_raise(provider):
+    with pytest.raises(ConfigError, match="expected a dict of Trainer's arguments"):
         one_logger.OneLoggerPTLTrainer(provider, QUIET)
-    with pytest.raises(ConfigError, match="a class is expected"):
+    with pytest.raises(ConfigError, match="expected a trainer class"):
         hook_trainer_cls("Trainer", provider)
-    with pytest.raises(ConfigError, match="TrainingTelemetryProvider is expected"):
+    with pytest.raises(ConfigError, match="expected a TrainingTelemetryProvider"):
         TimeEventCallback(QUIET)
     provider.reset()
     with pytest.raises(ConfigError, match="call configure_provider"):
         TimeEventCallback(provider)
 
 
-def test_the_names_import_lightning_only_when_they_are_used():
+def test_lightning_is_imported_lazily():
     code = (
         "import sys, tachograph.one_logger as o\n"
         "from tachograph.one_logger import *\n"

@@ -1,7 +1,7 @@
-"""One Logger's Lightning integration under its names, for both of Lightning's packages.
+"""One Logger's Lightning integration, under One Logger's names and for both Lightning packages.
 
-It sees what `tachograph.integrations.lightning` sees; what is recorded goes to the run of the provider. Trainer classes
-are subclassed, never changed in place: other trainers of the process stay as they are.
+It records the same as `tachograph.integrations.lightning`, into the run of the provider. Trainer classes are
+subclassed, never patched, so that other trainers in the process are not affected.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
 from tachograph.integrations._common.job import Plan
 from tachograph.integrations.lightning import TachographCallback
-from tachograph.integrations.lightning._bases import lightning_class, packages
-from tachograph.integrations.lightning._session import Session
+from tachograph.integrations.lightning._bases import imported_packages, lightning_class
+from tachograph.integrations.lightning._trainer_run import TrainerRun
 from tachograph.one_logger._provider import TrainingTelemetryProvider
 from tachograph.recorder import Run
 from tachograph.spans import (
@@ -46,23 +46,23 @@ __all__ = ["TimeEventCallback", "hook_trainer_cls", "trainer_class"]
 _trainer_classes: dict[str, type] = {}
 
 _applications: list[Span] = []
-"""Those that a callback began, until the next one does."""
+"""The application spans that callbacks have started, without those that had ended when the last one started."""
 
 
-class _ProviderSession(Session):
-    """A session in the run of the provider."""
+class _ProviderTrainerRun(TrainerRun):
+    """A trainer's run that is the run of the provider."""
 
-    counts_steps_from = 1  # One Logger gives a checkpoint the number of steps that are done
+    first_checkpoint_step = 1  # One Logger numbers a checkpoint by the completed steps
 
     def __init__(self, provider: TrainingTelemetryProvider) -> None:
         super().__init__(Plan(None, None, {}))
         self._provider = provider
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        _ProviderSession.__init__(self, TrainingTelemetryProvider.instance())
+        _ProviderTrainerRun.__init__(self, TrainingTelemetryProvider.instance())
 
     def begin(self, trainer: Any = None, module: Any = None) -> Run:
-        """Return the provider's run; after it has ended, begin another application, and with it a run."""
+        """Return the provider's run. If it has ended, start another application, and with it a run."""
         if not self.is_open:
             run = self._provider.recorder.run
             if run.status != "running":
@@ -72,42 +72,43 @@ class _ProviderSession(Session):
 
 
 class TimeEventCallback(TachographCallback):
-    """Records what a `Trainer` does in the run of a provider; made by the trainers below, or by hand.
+    """Records what a `Trainer` does in the run of a provider.
 
-    Constructing it begins the application. `on_app_end` ends it, and need not be called: it ends with the process.
+    The trainers below create one; you can also create it yourself. Creating it starts the application. `on_app_end`
+    ends the application; without that call it ends with the process.
 
     Args:
-        training_telemetry_provider: the provider, configured.
+        training_telemetry_provider: the configured provider.
         call_on_app_start: False if the program calls `on_app_start` itself.
 
     Raises:
-        ConfigError: if it is no provider, or not configured yet.
+        ConfigError: if it is not a provider, or not configured yet.
     """
 
     def __init__(self, training_telemetry_provider: TrainingTelemetryProvider, call_on_app_start: bool = True) -> None:
         super().__init__()
         if not isinstance(training_telemetry_provider, TrainingTelemetryProvider):
             raise ConfigError(
-                f"a TrainingTelemetryProvider is expected, got {type(training_telemetry_provider).__name__}: "
+                f"expected a TrainingTelemetryProvider, got {type(training_telemetry_provider).__name__}: "
                 "pass TrainingTelemetryProvider.instance()"
             )
         if not training_telemetry_provider.one_logger_ready:
-            raise ConfigError("the provider is not configured: call configure_provider() before the callback is made")
-        self._session = _ProviderSession(training_telemetry_provider)
+            raise ConfigError("the provider is not configured: call configure_provider() before creating the callback")
+        self._trainer_run = _ProviderTrainerRun(training_telemetry_provider)
         if call_on_app_start:
             self.on_app_start()
 
     def on_app_start(self, start_time_msec: float | None = None) -> Span:
-        """The program begins."""
+        """Start the application, and end it with the process."""
         span = on_app_start(start_time_msec)
         if not _applications:
-            atexit.register(_close)
+            atexit.register(_end_applications)
         _applications[:] = [one for one in _applications if one.active] + [span]
         return span
 
     def _job_parameters(self, trainer: Any) -> dict[str, Any]:
-        """Return what the provider's config does not say."""
-        run = self._session.run
+        """Return the parameters that the provider's config does not contain."""
+        run = self._trainer_run.run
         known = recorder_of(run).parameters if run is not None else None
         found = super()._job_parameters(trainer)
         return {name: value for name, value in found.items() if getattr(known, name, None) is None}
@@ -135,38 +136,40 @@ def hook_trainer_cls(
     training_telemetry_provider: TrainingTelemetryProvider,
     telemetry_callback: TimeEventCallback | None = None,
 ) -> tuple[type, TimeEventCallback]:
-    """Return a subclass of a trainer class whose trainers are recorded, and the callback they share.
+    """Return a subclass of a trainer class whose instances are recorded, and the callback they share.
 
     Args:
         cls: `Trainer` of either package, or a subclass of one.
-        training_telemetry_provider: the provider, configured.
-        telemetry_callback: the callback, if there is one already.
+        training_telemetry_provider: the configured provider.
+        telemetry_callback: the callback to use; a new one by default.
 
     Raises:
-        ConfigError: if that is no trainer class, or the provider is not configured.
+        ConfigError: if `cls` is not a trainer class, or the provider is not configured.
 
     Example:
         >>> HookedTrainer, callback = hook_trainer_cls(Trainer, TrainingTelemetryProvider.instance())
         >>> trainer = HookedTrainer(max_epochs=3)
     """
     if not isinstance(cls, type) or not hasattr(cls, "save_checkpoint"):
-        raise ConfigError(f"hook_trainer_cls({cls!r:.80}): a class is expected, such as lightning.pytorch.Trainer")
+        raise ConfigError(f"hook_trainer_cls({cls!r:.80}): expected a trainer class, such as lightning.pytorch.Trainer")
     callback = telemetry_callback or TimeEventCallback(training_telemetry_provider)
-    original: Any = cls.__init__  # type: ignore[misc] # of this very class
+    original: Any = cls.__init__  # type: ignore[misc] # the __init__ of this class, not of an instance
 
     @functools.wraps(original)
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807 - it is that method
-        original(self, *arguments, **{**named, "callbacks": [callback, *_listed(named.get("callbacks"))]})
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807 - replaces that method
+        original(self, *arguments, **{**named, "callbacks": [callback, *_as_list(named.get("callbacks"))]})
 
-    own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    shown = property(lambda self: callback, doc="The callback that records.")
-    hooked = type(cls.__name__, (cls,), {**own, "__init__": __init__, "nv_one_logger_callback": shown})
+    attributes = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    callback_property = property(lambda self: callback, doc="The callback that records.")
+    hooked = type(
+        cls.__name__, (cls,), {**attributes, "__init__": __init__, "nv_one_logger_callback": callback_property}
+    )
     return hooked, callback
 
 
 def trainer_class() -> type:
-    """Return `OneLoggerPTLTrainer` for the package that is imported; `lightning.pytorch` if both are."""
-    package = packages()[0]
+    """Return `OneLoggerPTLTrainer` for the imported package; for `lightning.pytorch` if both are imported."""
+    package = imported_packages()[0]
     if package not in _trainer_classes:
         _trainer_classes[package] = _make_trainer_class(lightning_class("Trainer", package))
     return _trainer_classes[package]
@@ -177,8 +180,8 @@ def _make_trainer_class(base: Any) -> type:
         """A `Trainer` that is recorded in the run of a provider.
 
         Args:
-            trainer_config: what `Trainer` takes, as a dict, which is not changed.
-            training_telemetry_provider: the provider, configured.
+            trainer_config: the arguments of `Trainer`, as a dict. It is not modified.
+            training_telemetry_provider: the configured provider.
         """
 
         def __init__(
@@ -186,11 +189,11 @@ def _make_trainer_class(base: Any) -> type:
         ) -> None:
             if not isinstance(trainer_config, Mapping):
                 raise ConfigError(
-                    f"trainer_config={trainer_config!r:.80}: a dict of Trainer's arguments is expected, "
+                    f"trainer_config={trainer_config!r:.80}: expected a dict of Trainer's arguments, "
                     "such as {'max_epochs': 3}"
                 )
             self._one_logger_callback = TimeEventCallback(training_telemetry_provider)
-            callbacks = [self._one_logger_callback, *_listed(trainer_config.get("callbacks"))]
+            callbacks = [self._one_logger_callback, *_as_list(trainer_config.get("callbacks"))]
             super().__init__(**{**trainer_config, "callbacks": callbacks})
 
         @property
@@ -202,8 +205,8 @@ def _make_trainer_class(base: Any) -> type:
     return OneLoggerPTLTrainer
 
 
-def _listed(callbacks: Any) -> list[Any]:
-    """Return the callbacks that a trainer was given: none, one, or several."""
+def _as_list(callbacks: Any) -> list[Any]:
+    """Return the `callbacks` argument of a trainer (None, one callback or several) as a list."""
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
@@ -213,8 +216,8 @@ def _run_of(span: Span) -> Run | None:
     return span.recorder.run if span.recorder is not None else None
 
 
-def _close() -> None:
-    """End applications with the process; how that ends is told by the run."""
+def _end_applications() -> None:
+    """End the open applications at exit. The run records how the process ends."""
     for span in _applications:
         with guard("ending the application"):
             if span.active and span.recorder is not None:

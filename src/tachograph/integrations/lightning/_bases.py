@@ -1,8 +1,8 @@
-"""Which Lightning a script uses: `lightning.pytorch`, `pytorch_lightning`, or both.
+"""Subclassing Lightning's classes without knowing which Lightning a script uses.
 
-The two are the same code under two names, and neither takes the other's classes for its own. So a class of ours gets
-its base when an object of it is made, which is when the script has imported what it trains with: it is then of that
-package's class, and of both packages' classes if both are imported.
+`lightning.pytorch` and `pytorch_lightning` are the same code under two names, and each rejects instances of the other's
+classes. So our classes get their Lightning base class when an instance is created. By then the script has imported the
+package it trains with; the instance subclasses the class of that package, or of both if both are imported.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any
 
 from tachograph.exceptions import ConfigError
 
-__all__ = ["Joining", "lightning_class", "package_of"]
+__all__ = ["LightningSubclass", "imported_packages", "lightning_class", "package_of"]
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
-_joined: dict[tuple[type, tuple[type, ...]], type] = {}
+_subclasses: dict[tuple[type, tuple[type, ...]], type] = {}
+"""The class made for each of our classes and each set of missing base classes."""
 
 
-def packages() -> list[str]:
-    """Return the packages that are imported; if none is, import the first that is installed.
+def imported_packages() -> list[str]:
+    """Return the Lightning packages that are imported; if there are none, import the first one installed.
 
     Raises:
         ConfigError: if neither is installed.
@@ -46,7 +47,7 @@ def lightning_class(path: str, package: str) -> type:
 
 
 def package_of(trainer: Any) -> str | None:
-    """Return the package that a trainer is of."""
+    """Return the package that defines a trainer's class."""
     for kind in type(trainer).__mro__:
         for package in PACKAGES:
             if kind.__module__.startswith(f"{package}."):
@@ -54,37 +55,39 @@ def package_of(trainer: Any) -> str | None:
     return None
 
 
-class Joining:
-    """A class whose objects are also of Lightning's class, that of each package which is imported when one is made."""
+class LightningSubclass:
+    """Base of classes whose instances also subclass a class of each imported Lightning package."""
 
     _lightning_path = ""
-    _before_joining: type | None = None
+    """The Lightning class to subclass, relative to the package."""
+    _declared_class: type | None = None
+    """The class as it is written, without the Lightning base classes."""
 
     def __new__(cls, *_arguments: Any, **_named: Any) -> Any:
-        """Make an object of a class that has all the bases it needs."""
-        return object.__new__(_join(cls))
+        """Create an instance of a class that has all required base classes."""
+        return object.__new__(_add_lightning_bases(cls))
 
     def __reduce__(self) -> Any:
-        """Let it be sent to another process, which makes the class anew."""
+        """Pickle the declared class, because the generated one cannot be found by name."""
         kind = type(self)
-        return _revive, (kind._before_joining or kind,), self.__getstate__()
+        return _new_instance, (kind._declared_class or kind,), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
 
 
-def _join(kind: type[Joining]) -> type:
-    bases = [lightning_class(kind._lightning_path, package) for package in packages()]
+def _add_lightning_bases(kind: type[LightningSubclass]) -> type:
+    bases = [lightning_class(kind._lightning_path, package) for package in imported_packages()]
     missing = tuple(base for base in bases if not issubclass(kind, base))
     if not missing:
         return kind
-    made = _joined.get((kind, missing))
+    made = _subclasses.get((kind, missing))
     if made is None:
-        own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-        made = type(kind.__name__, (kind, *missing), {**own, "_before_joining": kind})
-        _joined[kind, missing] = made
+        attributes = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        made = type(kind.__name__, (kind, *missing), {**attributes, "_declared_class": kind})
+        _subclasses[kind, missing] = made
     return made
 
 
-def _revive(kind: type[Joining]) -> Any:
+def _new_instance(kind: type[LightningSubclass]) -> Any:
     return kind.__new__(kind)

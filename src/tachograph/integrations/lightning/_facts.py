@@ -1,4 +1,4 @@
-"""What a Lightning trainer and its module say about a job before it begins, and once its data is there."""
+"""Config, `start` fields and job parameters, read from a Lightning trainer and its module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tachograph.integrations._common.models import adapter_config, model_facts
 from tachograph.integrations.lightning._bases import package_of
 
-__all__ = ["config_of", "facts_of", "hparams_of", "job_parameters", "version_of"]
+__all__ = ["hyperparameters", "job_parameters", "trainer_config", "trainer_facts", "trainer_version"]
 
 _SETTINGS = (
     "max_epochs",
@@ -38,26 +38,26 @@ _SETTINGS = (
 )
 
 
-def version_of(trainer: Any) -> str | None:
-    """Return the version of the package that a trainer is of."""
+def trainer_version(trainer: Any) -> str | None:
+    """Return the version of the package that defines a trainer's class."""
     package = package_of(trainer)
     root = sys.modules.get(package.partition(".")[0]) if package is not None else None
     version = getattr(root, "__version__", None)
     return str(version) if version is not None else None
 
 
-def hparams_of(holder: Any) -> dict[str, Any]:
+def hyperparameters(owner: Any) -> dict[str, Any]:
     """Return the hyperparameters of a module or a datamodule."""
-    hparams = getattr(holder, "hparams", None)
+    hparams = getattr(owner, "hparams", None)
     return dict(hparams) if isinstance(hparams, Mapping) else {}
 
 
-def config_of(trainer: Any, module: Any) -> dict[str, Any]:
-    """Return the snapshot of what was configured: hyperparameters, and beside them the trainer's settings."""
+def trainer_config(trainer: Any, module: Any) -> dict[str, Any]:
+    """Return the config of a run: the hyperparameters, and the trainer's settings under `trainer`."""
     datamodule = getattr(trainer, "datamodule", None)
-    config = {**hparams_of(datamodule), **hparams_of(module)}
+    config = {**hyperparameters(datamodule), **hyperparameters(module)}
     if datamodule is not None:
-        config.setdefault("datamodule", {"class": type(datamodule).__name__, **hparams_of(datamodule)})
+        config.setdefault("datamodule", {"class": type(datamodule).__name__, **hyperparameters(datamodule)})
     settings = {name: getattr(trainer, name, None) for name in _SETTINGS}
     settings |= {
         "package": package_of(trainer),
@@ -70,20 +70,20 @@ def config_of(trainer: Any, module: Any) -> dict[str, Any]:
     return config
 
 
-def facts_of(trainer: Any, module: Any) -> dict[str, Any]:
-    """Return fields for the `start` record; what nobody says is left out."""
+def trainer_facts(trainer: Any, module: Any) -> dict[str, Any]:
+    """Return the fields of the `start` record that can be determined."""
     facts = model_facts(module)
     if module is not None and not any(name.startswith("lora_") for name in facts):
-        facts |= _inner_facts(module)
+        facts |= _submodule_facts(module)
     size, accumulation = _batch_size(trainer, module), int(trainer.accumulate_grad_batches)
     optimizer = trainer.optimizers[0] if getattr(trainer, "optimizers", None) else None
     schedulers = getattr(trainer, "lr_scheduler_configs", None)
     known = {
         "batch_size": size,
         "gradient_accumulation_steps": accumulation,
-        # Of this process: the recorder counts the others in.
+        # For this process alone: the recorder multiplies it by the number of processes.
         "effective_batch_size": size * accumulation if size is not None else None,
-        "learning_rate": _number(getattr(optimizer, "defaults", {}).get("lr")) if optimizer is not None else None,
+        "learning_rate": _to_float(getattr(optimizer, "defaults", {}).get("lr")) if optimizer is not None else None,
         "optimizer": type(optimizer).__name__ if optimizer is not None else None,
         "scheduler": type(schedulers[0].scheduler).__name__ if schedulers else None,
         "max_steps": trainer.max_steps if trainer.max_steps > 0 else None,
@@ -97,24 +97,24 @@ def facts_of(trainer: Any, module: Any) -> dict[str, Any]:
 
 
 def job_parameters(trainer: Any) -> dict[str, Any]:
-    """Return what `set_training_config` takes, known when the data is there."""
+    """Return the arguments of `set_training_config`. They are known once the data loaders exist."""
     size = _loader_batch_size(getattr(trainer, "train_dataloader", None))
     replicas = (getattr(trainer, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
-    parameters: dict[str, Any] = {"world_size": trainer.world_size, "train_iterations_target": _target(trainer)}
+    parameters: dict[str, Any] = {"world_size": trainer.world_size, "train_iterations_target": _target_steps(trainer)}
     if size is not None:
         parameters["micro_batch_size"] = size
         parameters["global_batch_size"] = size * int(trainer.accumulate_grad_batches) * replicas
     return {name: value for name, value in parameters.items() if value is not None}
 
 
-def _target(trainer: Any) -> int | None:
-    """Return the number of optimizer steps that training goes up to, if it can be told."""
+def _target_steps(trainer: Any) -> int | None:
+    """Return the number of optimizer steps to train for, if it is finite."""
     steps = trainer.estimated_stepping_batches
     return int(steps) if isinstance(steps, (int, float)) and math.isfinite(steps) and steps > 0 else None
 
 
-def _inner_facts(module: Any) -> dict[str, Any]:
-    """Return what the model inside a module says: of an adapter, and what it was loaded from."""
+def _submodule_facts(module: Any) -> dict[str, Any]:
+    """Return the adapter and the origin of the model inside a module."""
     facts: dict[str, Any] = {}
     for inner in module.modules():
         if inner is module:
@@ -129,11 +129,12 @@ def _inner_facts(module: Any) -> dict[str, Any]:
 
 
 def _batch_size(trainer: Any, module: Any) -> int | None:
-    """Return the batch size as far as it can be told before the loaders are made."""
-    for holder in (getattr(trainer, "datamodule", None), module):
-        for value in (hparams_of(holder).get("batch_size"), getattr(holder, "batch_size", None)):
+    """Return the batch size, if it can be determined before the data loaders exist."""
+    for owner in (getattr(trainer, "datamodule", None), module):
+        for value in (hyperparameters(owner).get("batch_size"), getattr(owner, "batch_size", None)):
             if type(value) is int and value > 0:
                 return value
+    # Private: the loader passed to `fit`, which `trainer.train_dataloader` returns only after setup.
     source = getattr(getattr(trainer, "fit_loop", None), "_data_source", None)
     return _loader_batch_size(getattr(source, "instance", None))
 
@@ -145,5 +146,5 @@ def _loader_batch_size(loader: Any) -> int | None:
     return size if type(size) is int and size > 0 else None
 
 
-def _number(value: Any) -> float | None:
+def _to_float(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,6 +1,6 @@
-"""The run of a Lightning trainer: begun or found, continued from a checkpoint, and told of saves and loads.
+"""The run of a Lightning trainer: started or found, resumed from a checkpoint, with its saves and loads.
 
-A callback and a logger of the same trainer share a session, so that there is one run and nothing is in it twice.
+The callback and the logger of one trainer share a `TrainerRun`, so that there is one run and nothing is recorded twice.
 """
 
 from __future__ import annotations
@@ -13,67 +13,69 @@ from typing import Any
 
 from tachograph._base.guard import guard
 from tachograph.integrations._common.job import Job, Names, Plan, is_run
-from tachograph.integrations.lightning._facts import config_of, facts_of, version_of
-from tachograph.integrations.lightning._steps import Steps
+from tachograph.integrations.lightning._facts import trainer_config, trainer_facts, trainer_version
+from tachograph.integrations.lightning._step_timer import StepTimer
 from tachograph.recorder import Run, latest_run
 from tachograph.settings import resolve_settings
 from tachograph.spans import Span, checkpoint_load, checkpoint_save, recorder_of
 
-__all__ = ["CHECKPOINT_KEY", "Session", "is_best"]
+__all__ = ["CHECKPOINT_KEY", "TrainerRun", "is_best"]
 
 CHECKPOINT_KEY = "tachograph"
-"""Where a checkpoint says which run saved it."""
+"""The key of a checkpoint under which its run is stored."""
 
 
-class Session:
-    """One run as the callback and the logger of a trainer see it.
+class TrainerRun:
+    """One run, shared by the callback and the logger of a trainer.
 
     Attributes:
-        job: what is recorded, in whichever run.
-        has_callback: whether a callback looks at the trainer, so that a logger need not.
-        num_steps: optimizer steps that are done.
-        steps: what follows the batches, while a fit goes on.
+        job: records into the run.
+        has_callback: whether a callback observes the trainer; the logger then records only what the callback cannot.
+        num_steps: completed optimizer steps.
+        timer: times the batches during a fit; None otherwise.
         default_name: the name of the run if the user chose none.
     """
 
-    counts_steps_from = 0
-    """The number that a checkpoint has which was saved after the first step; metrics count from 0."""
+    first_checkpoint_step = 0
+    """The step number of a checkpoint saved after the first step. Metrics are numbered from 0."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.job = Job("lightning", plan)
         self.has_callback = False
         self.num_steps = 0
-        self.steps: Steps | None = None
+        self.timer: StepTimer | None = None
         self.hparams: dict[str, Any] = {}
         self.default_name: str | None = None
         self._trainer: weakref.ref[Any] | None = None
-        self._loaded: dict[str, Any] = {}
-        self._load: tuple[float, float, str] | None = None
+        self._resumed_from: dict[str, Any] = {}
+        """The entry that a run has left in the checkpoint loaded last."""
+        self._pending_load: tuple[float, float, str] | None = None
+        """Start, end and path of a load that happened before the run was started."""
         self._is_async = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs to begin a session of its own: the run stays here."""
+        """Return what another process needs to start a run of its own. The run itself stays in this process."""
         return {"name": self.plan.name, "settings": self.plan.settings}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Session.__init__(self, Plan(None, state["name"], state["settings"]))
+        TrainerRun.__init__(self, Plan(None, state["name"], state["settings"]))
 
     # The run -------------------------------------------------------------------------------------------------------
 
     @property
     def run(self) -> Run | None:
-        """The run, once it has begun."""
+        """The run, once it is started."""
         return self.job.run
 
     @property
     def trainer(self) -> Any:
-        """The trainer it was last used with."""
+        """The trainer that used it last."""
         return self._trainer() if self._trainer is not None else None
 
-    def use(self, trainer: Any, *, fits: bool) -> None:
-        """Go on with a trainer. Another one that fits is another training, and has a run of its own."""
-        if fits and self.trainer is not trainer and self.num_steps and self.job.owns_run:
+    def use(self, trainer: Any, *, is_fit: bool) -> None:
+        """Switch to a trainer. A fit of another trainer is another training, and gets a run of its own."""
+        if is_fit and self.trainer is not trainer and self.num_steps and self.job.owns_run:
             self.job.finish()
             self.job, self.num_steps, self.hparams, self.default_name = Job("lightning", self.plan), 0, {}, None
         self._trainer = weakref.ref(trainer)
@@ -84,26 +86,26 @@ class Session:
         return self.job.is_open
 
     def begin(self, trainer: Any = None, module: Any = None) -> Run:
-        """Return the run that goes on; find or begin one if there is none."""
+        """Return the open run; find or start one if there is none."""
         if self.job.is_open and self.job.run is not None:
             return self.job.run
         config: dict[str, Any] = dict(self.hparams)
         facts: dict[str, Any] = {}
         version: str | None = None
         if trainer is not None:
-            with guard("asking the trainer what it is going to do"):
-                config |= config_of(trainer, module)
-                facts = facts_of(trainer, module)
-                version = version_of(trainer)
-        plan, resume = self._plan_to_go_on()
+            with guard("reading the trainer's configuration"):
+                config |= trainer_config(trainer, module)
+                facts = trainer_facts(trainer, module)
+                version = trainer_version(trainer)
+        plan, resume = self._plan_run()
         self.job = Job("lightning", plan)
         run = self.job.begin(name=self.default_name, config=config, facts=facts, resume=resume, version=version)
         self.hparams = config
-        self._tell_of_load()
+        self._record_load()
         return run
 
-    def _plan_to_go_on(self) -> tuple[Plan, bool]:
-        """Return the plan for a run, and whether it continues one: that of the checkpoint, or our own from before."""
+    def _plan_run(self) -> tuple[Plan, bool]:
+        """Return the plan of a run, and whether it resumes one: our own earlier run, or that of the checkpoint."""
         plan, before = self.plan, self.job
         if plan.run is not None:
             return plan, False
@@ -111,11 +113,11 @@ class Session:
             folder = before.run.folder
             settings = {**plan.settings, "log_dir": str(folder.path.parent)}
             return Plan(None, folder.name, settings), True
-        name, run_id = self._loaded.get("run_name"), self._loaded.get("run_id")
+        name, run_id = self._resumed_from.get("run_name"), self._resumed_from.get("run_id")
         if not isinstance(name, str) or not name:
             return plan, False
-        if plan.name not in {None, name, self._loaded.get("asked_name")}:
-            return plan, False  # another name was asked for: it goes on from there, as another run
+        if plan.name not in {None, name, self._resumed_from.get("asked_name")}:
+            return plan, False  # the user chose another name: training continues as another run
         settings = {key: value for key, value in plan.settings.items() if key != "resume"}
         log_dir = resolve_settings({"log_dir": settings["log_dir"]} if "log_dir" in settings else {}).log_dir
         is_here = is_run(log_dir, name, run_id)
@@ -123,7 +125,7 @@ class Session:
 
     @property
     def name(self) -> str:
-        """The name of the run, or the one it will have."""
+        """The name of the run, or the name it will have."""
         run = self.job.run or self.plan.run or latest_run()
         if run is not None and run.status == "running":
             return run.name
@@ -133,15 +135,15 @@ class Session:
 
     @property
     def log_dir(self) -> str:
-        """The folder in which the run's folder is, or will be."""
+        """The folder that contains, or will contain, the run's folder."""
         run = self.job.run or self.plan.run
         if run is not None and run.folder is not None:
             return str(run.folder.path.parent)
         given = self.plan.settings.get("log_dir")
         return resolve_settings({"log_dir": given} if given is not None else {}).log_dir
 
-    def join(self, other: Session) -> Session:
-        """Return the one of two sessions that both are from now on, with what was chosen for either."""
+    def merge(self, other: TrainerRun) -> TrainerRun:
+        """Return the one of two that both owners share from now on, with the options of either."""
         if other.is_open and not self.is_open:
             return other
         if not self.is_open:
@@ -155,63 +157,75 @@ class Session:
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 
-    def mark_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Write into a checkpoint which run saves it, so that training that goes on from it can find it."""
+    def add_to_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the run's identity in a checkpoint, so that a fit resumed from it can find the run."""
         run = self.job.run
         if run is not None and run.id:
-            who = {"run_name": run.name, "run_id": run.id, "asked_name": self.plan.name or "", "steps": self.num_steps}
-            checkpoint[CHECKPOINT_KEY] = who
+            checkpoint[CHECKPOINT_KEY] = {
+                "run_name": run.name,
+                "run_id": run.id,
+                "asked_name": self.plan.name or "",
+                "steps": self.num_steps,
+            }
 
-    def loaded(self, checkpoint: Any, path: str, start_s: float, stop_s: float, *, resumes: bool) -> None:
-        """Hear that a checkpoint was loaded."""
-        said = checkpoint.get(CHECKPOINT_KEY) if isinstance(checkpoint, Mapping) else None
-        self._loaded = dict(said) if isinstance(said, Mapping) and resumes else {}
-        self._load = (start_s, stop_s, path)
+    def loaded(self, checkpoint: Any, path: str, start_s: float, stop_s: float, *, is_resume: bool) -> None:
+        """Record a loaded checkpoint, now or when the run is started.
+
+        Args:
+            checkpoint: its content.
+            path: its path.
+            start_s: start of the load, on `perf_counter`.
+            stop_s: end of the load, on `perf_counter`.
+            is_resume: whether training continues from it.
+        """
+        stored = checkpoint.get(CHECKPOINT_KEY) if isinstance(checkpoint, Mapping) else None
+        self._resumed_from = dict(stored) if isinstance(stored, Mapping) and is_resume else {}
+        self._pending_load = (start_s, stop_s, path)
         if self.is_open:
-            self._tell_of_load()
+            self._record_load()
 
-    def take_steps_loaded(self) -> int | None:
-        """Return how many steps the checkpoint had that was loaded last; None without one, and the second time."""
-        steps = self._loaded.pop("steps", None)
+    def pop_resumed_steps(self) -> int | None:
+        """Return the step count of the checkpoint loaded last, once; None if there is none."""
+        steps = self._resumed_from.pop("steps", None)
         return steps if type(steps) is int and steps >= 0 else None
 
-    def _tell_of_load(self) -> None:
-        load, self._load = self._load, None
-        if load is None or self._is_marked_by_hand(Names.CHECKPOINT_LOAD):
+    def _record_load(self) -> None:
+        load, self._pending_load = self._pending_load, None
+        if load is None or self._has_open_span(Names.CHECKPOINT_LOAD):
             return
         start_s, stop_s, path = load
         span = self.job.begin_span(checkpoint_load(), start_s)
         self.job.end_span(span, at_s=stop_s, attributes={"checkpoint_directory": path})
 
     def begin_save(self, path: Any, *, is_async: bool) -> Span | None:
-        """Mark that a checkpoint is being saved."""
+        """Start the span of a save."""
         if is_async != self._is_async:
             self._is_async = is_async
             self.job.configure(save_checkpoint_strategy="async" if is_async else "sync")
-        if not self.is_open or self._is_marked_by_hand(Names.CHECKPOINT_SAVE_SYNC):
+        if not self.is_open or self._has_open_span(Names.CHECKPOINT_SAVE_SYNC):
             return None
         where = path if isinstance(path, (str, os.PathLike)) else None
         return self.job.begin_span(checkpoint_save(self.checkpoint_step, path=where))
 
     def end_save(self, span: Span | None, path: Any, error: BaseException | None) -> None:
-        """Mark that it is saved, or handed to the background, or that it failed."""
+        """End the span of a save: the checkpoint is written, is queued for the background thread, or failed."""
         self.job.end_span(span, error=error)
-        if self.steps is not None and span is not None and span.start_s is not None:
-            self.steps.pause(span.start_s)
+        if self.timer is not None and span is not None and span.start_s is not None:
+            self.timer.pause(span.start_s)
         if error is None and not self._is_async:
             self.log_checkpoint(path, self.checkpoint_step)
 
-    def saved_later(self, path: Any, step: Any) -> None:
-        """Hear, in another thread, that a checkpoint is on the disk."""
+    def saved_in_background(self, path: Any, step: Any) -> None:
+        """Record a checkpoint that the background thread has written. Called in that thread."""
         run = self.job.run
         if run is None or not self.is_open or type(step) is not int:
             return
-        number = max(0, step - 1) + self.counts_steps_from
+        number = max(0, step - 1) + self.first_checkpoint_step
         recorder_of(run).saved(number, path=path)
         self.log_checkpoint(path, number)
 
     def log_checkpoint(self, path: Any, step: int | None) -> None:
-        """Record a checkpoint."""
+        """Write a `checkpoint` record."""
         run = self.job.run
         if run is None or not self.is_open or not isinstance(path, (str, os.PathLike)):
             return
@@ -219,20 +233,21 @@ class Session:
 
     @property
     def checkpoint_step(self) -> int:
-        """The number of the last step that is done."""
-        return max(0, self.num_steps - 1) + self.counts_steps_from
+        """The step number of a checkpoint saved now."""
+        return max(0, self.num_steps - 1) + self.first_checkpoint_step
 
     @property
     def step(self) -> int | None:
-        """The number of the last step that is done, None before the first."""
+        """The number of the last completed step; None before the first."""
         return self.num_steps - 1 if self.num_steps > 0 else None
 
-    def _is_marked_by_hand(self, name: Names) -> bool:
+    def _has_open_span(self, name: Names) -> bool:
+        """Return whether the user's own code has opened such a span; a second one would count the time twice."""
         return self.job.run is not None and recorder_of(self.job.run).find_open(name) is not None
 
 
 def is_best(trainer: Any, path: Any) -> bool:
-    """Tell whether a checkpoint is the best so far of one that monitors a metric."""
+    """Return whether a checkpoint is the best so far of a checkpoint callback that monitors a metric."""
     for callback in getattr(trainer, "checkpoint_callbacks", ()):
         if getattr(callback, "monitor", None) and str(getattr(callback, "best_model_path", "")) == str(path):
             return True

@@ -1,0 +1,200 @@
+"""Times the optimizer steps of a fit and their phases.
+
+Lightning calls back around each batch and around the parts of it, with two gaps. It has no callback before it asks the
+loader for a batch, so `_patches` observes the hooks of its fetch loop. It has none after the optimizer has stepped, so
+the end of the batch counts as the end of the step. The order of calls for one batch:
+
+    fetch_started → fetch_ended → batch_started → backward_started → backward_ended → step_started → batch_ended
+
+The forward pass lies between `batch_started` and `backward_started`. Each call ends the open phase with a mark and
+opens the next one. A batch that does not advance the trainer's `global_step` (gradient accumulation) leaves the
+iteration open; the next batch continues it. With manual optimization and several optimizers, the time between one
+optimizer's step and the next backward pass also contains a forward pass, so it is counted as neither phase.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+from tachograph.integrations._common.iteration import gradient_norm
+from tachograph.integrations._common.job import Job, Names
+from tachograph.integrations._common.phases import Marks
+
+__all__ = ["StepTimer"]
+
+
+class StepTimer:
+    """Times the batches of one fit and groups them into optimizer steps.
+
+    Args:
+        job: receives iterations and phases.
+        is_cuda: whether phases are timed on the GPU.
+        global_step: the trainer's step count when the fit starts.
+        batch_size: samples in a step on all ranks, if known.
+        grad_norm_every: compute the gradient norm every N steps if gradients are not clipped; 0 never computes it.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        is_cuda: bool,
+        global_step: int,
+        batch_size: int | None = None,
+        grad_norm_every: int = 0,
+    ) -> None:
+        self._job = job
+        self._batch_size = batch_size
+        self._is_cuda = is_cuda
+        self._global_step = global_step
+        self._grad_norm_every = grad_norm_every
+        self._fetch: tuple[float, float] | None = None
+        self._fetch_start_s: float | None = None
+        self._marks: Marks | None = None
+        """The phases of the open iteration; None if no iteration is open."""
+        self._phase: Names | None = None
+        """The phase since the last mark; None if that time belongs to no phase."""
+        self._losses: list[Any] = []
+        self._lr: dict[str, Any] = {}
+        self._norm: Any = None
+        self._num_norms = 0
+        self._last_end_s = perf_counter()
+        self._paused_s = 0.0
+        self._paused_until_s = 0.0
+
+    def discard_iteration(self) -> None:
+        """Discard the open iteration, if any: a new epoch starts, or the step has been recorded."""
+        self._marks, self._phase, self._losses, self._norm, self._num_norms = None, None, [], None, 0
+
+    def pause(self, start_s: float) -> None:
+        """Exclude the time from `start_s` until now from the step: a validation, a save or the end of an epoch."""
+        now_s = perf_counter()
+        self._paused_s += now_s - max(start_s, self._paused_until_s)
+        self._paused_until_s = now_s
+
+    # Around a batch ------------------------------------------------------------------------------------------------
+
+    def fetch_started(self) -> None:
+        """Start timing the wait for a batch."""
+        self._fetch_start_s = perf_counter()
+        if self._phase is Names.MODEL_FORWARD and self._marks is not None:  # `training_step` fetches it itself
+            self._marks.mark(self._phase)
+
+    def fetch_ended(self) -> None:
+        """End the wait for a batch, also at the end of the data."""
+        start_s, self._fetch_start_s = self._fetch_start_s, None
+        if start_s is None:
+            return
+        if self._phase is Names.MODEL_FORWARD and self._marks is not None:
+            self._job.phase(Names.DATA_LOADING, start_s, perf_counter())
+            self._marks.mark(None)
+        else:
+            self._fetch = (start_s, perf_counter())
+
+    def batch_started(self) -> None:
+        """Start the forward pass, and an iteration if none is open: the batch is on its device."""
+        fetch, self._fetch = self._fetch, None
+        if self._marks is None:
+            self._job.begin_iteration(fetch[0] if fetch is not None else None)
+            self._marks = Marks(self._is_cuda)
+        if fetch is not None:
+            self._job.phase(Names.DATA_LOADING, *fetch)
+        self._marks.mark(None)
+        self._phase = Names.MODEL_FORWARD
+
+    def batch_ended(self, outputs: Any, global_step: int, accumulation: int) -> dict[str, Any] | None:
+        """End a batch. Return the metrics of the step if the batch completes one, else None."""
+        now_s = perf_counter()
+        if self._phase is not None:
+            self._switch_phase()
+        loss = _loss(outputs)
+        if loss is not None:
+            self._losses.append(loss)
+        if global_step == self._global_step or self._marks is None:
+            return None
+        self._global_step = global_step
+        marks, losses, norm, is_unique = self._marks, self._losses, self._norm, self._num_norms < 2
+        self.discard_iteration()
+        self._job.end_iteration(now_s, marks=marks)
+        known = {"train_loss": _mean(losses, accumulation), **self._lr, "grad_norm": norm if is_unique else None}
+        return {name: value for name, value in {**known, **self._throughput(now_s)}.items() if value is not None}
+
+    def _throughput(self, now_s: float) -> dict[str, float]:
+        """Return the duration of the step: the time since the previous step, without pauses."""
+        took_s = now_s - self._last_end_s - self._paused_s
+        self._last_end_s, self._paused_s = now_s, 0.0
+        if took_s <= 0:
+            return {}
+        metrics = {"sec_per_step": took_s}
+        return {**metrics, "samples_per_sec": self._batch_size / took_s} if self._batch_size else metrics
+
+    # Inside a batch ------------------------------------------------------------------------------------------------
+
+    def backward_started(self) -> None:
+        """Start the backward pass: the loss is computed."""
+        self._switch_phase(Names.MODEL_BACKWARD)
+
+    def backward_ended(self) -> None:
+        """End the backward pass: the gradients are computed."""
+        self._switch_phase()
+
+    def step_started(self, optimizer: Any, index: int, *, is_single: bool) -> None:
+        """Start an optimizer step.
+
+        Args:
+            optimizer: the optimizer.
+            index: its position among the trainer's optimizers.
+            is_single: whether it is the only one.
+        """
+        groups = getattr(optimizer, "param_groups", None) or [{}]
+        lr = groups[0].get("lr")
+        if lr is not None:
+            self._lr["lr" if index == 0 else f"lr/{index}"] = lr
+        if self._grad_norm_every and is_single and (self._global_step + 1) % self._grad_norm_every == 0:
+            norm = gradient_norm(groups)
+            self._norm = None if norm is None else _read(norm)
+        if self._phase is not None:
+            self._switch_phase(Names.OPTIMIZER_UPDATE)
+        # Usually no mark here: the optimizer phase starts at the end of the backward pass, which saves one GPU event.
+        self._phase = Names.OPTIMIZER_UPDATE
+
+    def gradients_clipped(self, norm: Any) -> None:
+        """Keep the gradient norm that clipping computed. If a step clips twice, neither is the norm of the step."""
+        self._norm = _read(norm)
+        self._num_norms += 1
+
+    def _switch_phase(self, starting: Names | None = None) -> None:
+        ended, self._phase = self._phase, starting
+        if ended is Names.OPTIMIZER_UPDATE and starting is Names.MODEL_BACKWARD:
+            ended = None  # this time also contains a forward pass
+        if self._marks is not None:
+            self._marks.mark(ended)
+
+
+def _loss(outputs: Any) -> Any:
+    """Return the loss of a batch as a number or a one-element tensor; None if `training_step` returned none."""
+    loss: Any = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    torch: Any = sys.modules["torch"]
+    if type(loss) is torch.Tensor and loss.numel() == 1:
+        return _read(loss)
+    return loss if type(loss) is float else None
+
+
+def _read(value: Any) -> Any:
+    """Return the number in a CPU tensor. Return a GPU tensor detached; the writer thread reads it later."""
+    return value.item() if value.device.type == "cpu" else value.detach()
+
+
+def _mean(losses: list[Any], accumulation: int) -> Any:
+    """Return the mean loss of the batches of a step. Lightning has divided each loss by `accumulation` already."""
+    if not losses:
+        return None
+    if len(losses) == 1 and accumulation == 1:
+        return losses[0]
+    total = losses[0]
+    for loss in losses[1:]:
+        total = total + loss
+    return total * (accumulation / len(losses))
