@@ -79,7 +79,7 @@ def named(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return [record for record in records if record.get("name") == name]
 
 
-def test_a_run_with_everything(tmp_path, logs):
+def test_training_records_steps_spans_and_checkpoints(tmp_path, logs):
     callback = callback_into(logs)
     trainer = trainer_in(
         tmp_path,
@@ -119,7 +119,7 @@ def test_a_run_with_everything(tmp_path, logs):
     assert history.num_lost_records == 0 and not history.latest("telemetry_error")
 
 
-def test_what_was_configured_is_recorded(tmp_path, logs):
+def test_config_is_recorded(tmp_path, logs):
     callback = callback_into(logs)
     trainer_in(tmp_path, callback, learning_rate=3e-4, max_steps=2, hub_token="hf_abcdefghijklmnopqrstuvwxyz").train()
     callback.finish()
@@ -138,7 +138,7 @@ def test_what_was_configured_is_recorded(tmp_path, logs):
     assert "abcdefghij" not in json.dumps(start)
 
 
-def test_lora_is_recorded(tmp_path, logs):
+def test_lora_config_is_recorded(tmp_path, logs):
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(
         tiny_model(), peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
@@ -153,7 +153,7 @@ def test_lora_is_recorded(tmp_path, logs):
     assert start["config"]["peft"]["default"]["r"] == 4
 
 
-def test_weights_are_the_same_with_and_without(tmp_path, logs):
+def test_weights_are_bit_identical(tmp_path, logs):
     def weights(*callbacks: Any) -> bytes:
         trainer = trainer_in(tmp_path, *callbacks, gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=3)
         trainer.train()
@@ -166,12 +166,12 @@ def test_weights_are_the_same_with_and_without(tmp_path, logs):
     callback.finish()
 
 
-def test_training_that_is_resumed_continues_its_run(tmp_path, logs):
+def test_resumed_training_continues_its_run(tmp_path, logs):
     saving = {"save_strategy": "steps", "save_steps": 4, "logging_steps": 1}
     first = callback_into(logs, "resumed")
     trainer_in(tmp_path, first, max_steps=6, **saving).train()
     first.finish()
-    # Neither the name nor the folder of the logs is said again: the checkpoint knows both.
+    # Neither the name nor the log folder is given again: the checkpoint contains both.
     second = TachographCallback(console=False, system_interval_s=0, git=False)
     trainer = trainer_in(tmp_path, second, max_steps=10, **saving)
     trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
@@ -183,7 +183,7 @@ def test_training_that_is_resumed_continues_its_run(tmp_path, logs):
     assert [path.name for path in logs.iterdir()] == ["resumed"]
 
 
-def test_another_run_of_the_same_name_is_not_continued(tmp_path, logs):
+def test_other_run_of_same_name_is_not_resumed(tmp_path, logs):
     saving = {"save_strategy": "steps", "save_steps": 2}
     first = callback_into(logs)
     trainer_in(tmp_path, first, max_steps=2, **saving).train()
@@ -198,7 +198,7 @@ def test_another_run_of_the_same_name_is_not_continued(tmp_path, logs):
     assert len(read("hf", logs).attempts) == 1
 
 
-def test_a_checkpoint_of_unrecorded_training_can_be_resumed(tmp_path, logs):
+def test_checkpoint_without_run_file_can_be_resumed(tmp_path, logs):
     saving = {"save_strategy": "steps", "save_steps": 2}
     trainer_in(tmp_path, max_steps=2, **saving).train()
     callback = callback_into(logs)
@@ -207,8 +207,8 @@ def test_a_checkpoint_of_unrecorded_training_can_be_resumed(tmp_path, logs):
     assert [attempt.last_step for attempt in read("hf", logs).attempts] == [4]
 
 
-class Asks(transformers.TrainerCallback):
-    """Asks the trainer for something at a step, and waits until it was heard."""
+class SendsRequest(transformers.TrainerCallback):
+    """Sends a control request at a step, and waits for its acknowledgement."""
 
     def __init__(self, run: str, logs: Path, at_step: int, **values: Any) -> None:
         self.run, self.logs, self.at_step, self.values = run, logs, at_step, values
@@ -218,22 +218,22 @@ class Asks(transformers.TrainerCallback):
             history = read(self.run, self.logs)
             ids = set(request_control(history, self.values, source="test").values())
 
-            def is_heard() -> bool:
+            def is_acknowledged() -> bool:
                 history.refresh()
                 return ids <= {record["id"] for record in history.latest("event", "control_ack")}
 
-            wait_for(is_heard, what="the answer")
+            wait_for(is_acknowledged, what="the answer")
 
 
-def test_it_can_be_steered(tmp_path, logs):
+def test_control_requests_are_applied(tmp_path, logs):
     settings = {"control_interval_s": 0.05, "flush_interval_s": 0.05, "control_gap_s": 0}
     callback = callback_into(logs, **settings)
     trainer = trainer_in(
         tmp_path,
         callback,
-        Asks("hf", logs, 3, checkpoint_now=True),
-        Asks("hf", logs, 5, log_every=10),
-        Asks("hf", logs, 31, stop=True),
+        SendsRequest("hf", logs, 3, checkpoint_now=True),
+        SendsRequest("hf", logs, 5, log_every=10),
+        SendsRequest("hf", logs, 31, stop=True),
         max_steps=100,
     )
     trainer.train()
@@ -243,7 +243,7 @@ def test_it_can_be_steered(tmp_path, logs):
     assert list(read("hf", logs).series("train_loss").steps) == [2, 4, 6, 10, 20, 30]
 
 
-def test_it_is_known_to_report_to(tmp_path, logs, monkeypatch):
+def test_report_to_tachograph(tmp_path, logs, monkeypatch):
     monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
     monkeypatch.setenv("TACHO_CONSOLE", "0")
     trainer = trainer_in(tmp_path, max_steps=2, report_to=["tachograph"], run_name="from arguments")
@@ -252,7 +252,7 @@ def test_it_is_known_to_report_to(tmp_path, logs, monkeypatch):
     assert read("from-arguments", logs).state == "finished"
 
 
-def test_a_run_that_goes_on_is_used_and_left_alone(tmp_path, logs):
+def test_current_run_is_used_and_left_open(tmp_path, logs):
     with tacho.init("mine", log_dir=str(logs), console=False, system_interval_s=0) as run:
         callback = TachographCallback()
         trainer_in(tmp_path, callback, max_steps=4).train()
@@ -265,7 +265,7 @@ def test_a_run_that_goes_on_is_used_and_left_alone(tmp_path, logs):
     assert [span.name for span in history.spans()] == ["trainer_initialization", "training_loop"]
 
 
-def test_evaluating_and_predicting_without_training(tmp_path, logs):
+def test_evaluate_and_predict_without_training(tmp_path, logs):
     callback = callback_into(logs)
     trainer = trainer_in(tmp_path, callback)
     metrics = trainer.evaluate()
@@ -277,7 +277,7 @@ def test_evaluating_and_predicting_without_training(tmp_path, logs):
     assert history.counts["test"] == 1 and "test_loss" in history.metrics
 
 
-def test_each_trainer_of_a_process_has_its_run(tmp_path, logs):
+def test_each_trainer_gets_its_own_run(tmp_path, logs):
     first, second = callback_into(logs, "a"), callback_into(logs, "b")
     trainer_in(tmp_path, first, max_steps=2).train()
     trainer_in(tmp_path, second, max_steps=3).train()
@@ -287,7 +287,7 @@ def test_each_trainer_of_a_process_has_its_run(tmp_path, logs):
     assert [update["num_iterations"] for update in updates] == [2, 3]
 
 
-def test_a_checkpoint_knows_its_run_among_those_of_a_name(tmp_path, logs):
+def test_checkpoint_identifies_run_among_same_names(tmp_path, logs):
     saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
     for folder in ("one", "two"):
         callback = callback_into(logs, "exp")
@@ -297,12 +297,12 @@ def test_a_checkpoint_knows_its_run_among_those_of_a_name(tmp_path, logs):
     trainer_in(tmp_path / "two", callback, **{**saving, "max_steps": 4}).train(resume_from_checkpoint=True)
     callback.finish()
     assert [len(read(name, logs).attempts) for name in ("exp", "exp-2")] == [1, 2]
-    said = json.loads((tmp_path / "two" / "out" / "checkpoint-4" / "tachograph.json").read_text())
-    assert said["run_name"] == "exp-2"
-    assert not Path(said["log_dir"]).is_absolute()
+    content = json.loads((tmp_path / "two" / "out" / "checkpoint-4" / "tachograph.json").read_text())
+    assert content["run_name"] == "exp-2"
+    assert not Path(content["log_dir"]).is_absolute()
 
 
-def test_what_a_checkpoint_says_need_not_make_sense(tmp_path, logs):
+def test_invalid_run_file_is_ignored(tmp_path, logs):
     saving = {"save_strategy": "steps", "save_steps": 2}
     trainer_in(tmp_path, max_steps=2, **saving).train()
     (tmp_path / "out" / "checkpoint-2" / "tachograph.json").write_text('{"run_name": "team/exp", "run_id": 7}')
@@ -312,7 +312,7 @@ def test_what_a_checkpoint_says_need_not_make_sense(tmp_path, logs):
     assert read("hf", logs).state == "finished"
 
 
-def test_another_trainer_that_only_evaluates_is_a_part_of_the_training(tmp_path, logs):
+def test_evaluation_by_another_trainer_uses_same_run(tmp_path, logs):
     class Evaluates(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 2:
@@ -325,7 +325,7 @@ def test_another_trainer_that_only_evaluates_is_a_part_of_the_training(tmp_path,
     assert list(read("hf", logs).series("train_loss").steps) == [2, 4, 6]
 
 
-def test_a_run_that_the_user_ends_stays_ended(tmp_path, logs):
+def test_run_finished_by_user_stays_finished(tmp_path, logs):
     class Ends(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 2:
@@ -336,7 +336,7 @@ def test_a_run_that_the_user_ends_stays_ended(tmp_path, logs):
     assert read("hf", logs).counts["start"] == read("hf", logs).counts["end"] == 1
 
 
-def test_training_anew_is_another_run(tmp_path, logs):
+def test_training_again_starts_another_run(tmp_path, logs):
     callback = callback_into(logs)
     trainer = trainer_in(tmp_path, callback, max_steps=2)
     trainer.train()
@@ -345,11 +345,11 @@ def test_training_anew_is_another_run(tmp_path, logs):
     assert sorted(path.name for path in logs.iterdir()) == ["hf", "hf-2"]
 
 
-def test_mistakes_are_told_when_it_is_made():
+def test_invalid_options_raise_at_construction():
     for wrong, what in (
         ({"log_evry": 3}, "unknown setting 'log_evry'.*log_every"),
-        ({"completions_every": 0}, "completions_every=0: a whole number of at least 1"),
-        ({"run": "mine"}, "run='mine': a Run is expected"),
+        ({"completions_every": 0}, "completions_every=0: expected an integer of at least 1"),
+        ({"run": "mine"}, r"run='mine': .*\bRun\b"),
         ({"log_every": "often"}, "log_every=: expected `int`, got 'often'"),
         ({"name": "a/b"}, "run name 'a/b' has a path separator"),
     ):
@@ -357,7 +357,7 @@ def test_mistakes_are_told_when_it_is_made():
             TachographCallback(**wrong)
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path):
+def test_unwritable_folder_raises_before_training(tmp_path):
     (tmp_path / "file").write_text("")
     trainer = trainer_in(tmp_path, callback_into(tmp_path / "file" / "logs"))
     with pytest.raises(LogDirError, match="cannot write the log folder"):
@@ -384,7 +384,7 @@ def run_script(tmp_path: Path, source: str, *launcher: str) -> subprocess.Comple
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_an_exception_in_training_fails_the_run(tmp_path, logs):
+def test_exception_in_training_fails_the_run(tmp_path, logs):
     done = run_script(
         tmp_path,
         """
@@ -403,22 +403,23 @@ def test_an_exception_in_training_fails_the_run(tmp_path, logs):
     assert "out of luck" in history.latest("error")[-1]["traceback"]
 
 
-def test_two_ranks_agree_when_to_stop(tmp_path, logs):
+def test_two_ranks_stop_at_the_same_step(tmp_path, logs):
     done = run_script(
         tmp_path,
         """
         import os
         callback = callback_into(folder / "logs", control_interval_s=0.05, flush_interval_s=0.05, control_gap_s=0)
         logs = folder / "logs"
-        asks = [Asks("hf", logs, 4, log_every=15), Asks("hf", logs, 40, stop=True)]
-        trainer = trainer_in(folder, callback, *(asks if os.environ["RANK"] == "0" else []), max_steps=200)
+        requests = [SendsRequest("hf", logs, 4, log_every=15), SendsRequest("hf", logs, 40, stop=True)]
+        trainer = trainer_in(folder, callback, *(requests if os.environ["RANK"] == "0" else []), max_steps=200)
         trainer.train()
         (folder / f"stopped-{os.environ['RANK']}").write_text(str(trainer.state.global_step))
         """,
         *("-m", "torch.distributed.run", "--nproc-per-node", "2"),
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    # They agree every second step, as often as the trainer was told to log; and log together, or it would hang.
+    # The ranks exchange requests every second step, the trainer's logging interval. They must also log at the same
+    # steps, because logging is a collective.
     assert [(tmp_path / f"stopped-{rank}").read_text() for rank in (0, 1)] == ["42", "42"]
     history = read("hf", logs)
     assert [(view.rank, view.state, view.num_iterations) for view in history.ranks] == [

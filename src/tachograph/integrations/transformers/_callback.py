@@ -1,0 +1,402 @@
+"""`TachographCallback`: the hooks of a Hugging Face callback.
+
+How time is measured: the trainer calls its callbacks late. `on_step_begin` is called after the batches of the step have
+been fetched; `on_evaluate` and `on_save` are called after the evaluation and the save. So each hook keeps the time at
+which it returned (`_last_event_s`), and the next hook assigns the time in between: `on_step_begin` to data loading,
+`on_save` to the checkpoint, the first `on_prediction_step` to the evaluation. Forward and backward pass have no hooks;
+the trainer's `accelerator.backward` is wrapped to tell them apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+import transformers
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from tachograph._base.guard import guard, guarded_callback
+from tachograph._base.patching import Patches
+from tachograph.exceptions import ConfigError, TachographError
+from tachograph.integrations._common.job import ASK_EVERY, Job, Names, Plan
+from tachograph.integrations._common.models import model_facts
+from tachograph.integrations._common.phases import Marks
+from tachograph.integrations.transformers._call_stack import find_trainer, is_called_by
+from tachograph.integrations.transformers._facts import argument_facts, build_config, global_batch_size, run_name
+from tachograph.integrations.transformers._resume import plan_run, read_run_file, write_run_file
+from tachograph.recorder import Run
+from tachograph.spans import Span, checkpoint_load, checkpoint_save, testing_loop, timed_span, validation_loop
+
+__all__ = ["TachographCallback"]
+
+_guarded = guarded_callback("the trainer")
+
+
+class TachographCallback(TrainerCallback):
+    """Records what a `Trainer` does: ``Trainer(…, callbacks=[TachographCallback()])``.
+
+    Uses the current run if there is one. Otherwise it starts a run named after the trainer's `run_name` or its output
+    folder, which ends with the process. Training resumed from a checkpoint continues the run that saved it.
+
+    Args:
+        name: the name of the run.
+        run: the run to record into; the current run by default.
+        completions: whether to record samples of the texts that a TRL trainer generates or compares.
+        completions_every: steps between two records of samples.
+        completions_buffer: maximum number of samples in a record.
+        settings: settings of the run, as for `tachograph.init`.
+
+    Raises:
+        ConfigError: if a setting does not exist or a number is invalid.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        run: Run | None = None,
+        completions: bool = True,
+        completions_every: int = 100,
+        completions_buffer: int = 128,
+        **settings: Any,
+    ) -> None:
+        for option, value in (("completions_every", completions_every), ("completions_buffer", completions_buffer)):
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{option}={value!r}: expected an integer of at least 1")
+        self._plan = Plan(run, name, settings)
+        self._job = Job("transformers", self._plan)
+        self._completions = (completions_every, completions_buffer) if completions else None
+        self._capture: Any = None
+        self._last_event_s = perf_counter()
+        """When the last hook returned: the next hook assigns the time since then."""
+        self._marks = Marks(is_cuda=False)
+        self._is_cuda = False
+        self._evaluation: Span | None = None
+        self._eval_batch_start_s = 0.0
+        self._batch_size = 1
+        self._log_every: int | None = None
+        self._poll_every = 1
+        self._is_training = self._has_trained = False
+        self._train_patches = Patches()
+        self._num_since_log = 0
+        self._busy_s = 0.0
+        """Time spent in the steps since the trainer last logged, without evaluation and saving."""
+        self._init: tuple[float, float] | None = None
+        self._load: tuple[float, float] | None = None
+        self.default_name: str | None = None
+        """The name of the run if neither the user nor a checkpoint gives one; by default that of the output folder."""
+
+    @property
+    def run(self) -> Run | None:
+        """The run, once training or evaluation has started."""
+        return self._job.run
+
+    def finish(self) -> None:
+        """Finish the run now, if this callback started it; otherwise it ends with the process."""
+        self._job.finish()
+
+    # Start and end -------------------------------------------------------------------------------------------------
+
+    @_guarded
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Keep how long the trainer took to initialize, and observe it."""
+        self._init = (self._last_event_s, perf_counter())
+        trainer = find_trainer(self)
+        if trainer is not None:
+            self.observe_loading(trainer)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the run and the training loop. Invalid settings raise, because nothing is trained yet."""
+        invalid: TachographError | None = None
+        with guard("starting to record training"):
+            try:
+                self._begin_training(args, state, kwargs)
+            except TachographError as error:
+                invalid = error
+        if invalid is not None:
+            raise invalid
+
+    def _begin_training(self, args: TrainingArguments, state: TrainerState, kwargs: Mapping[str, Any]) -> None:
+        trainer = find_trainer(self)
+        if self._has_trained and not state.global_step and self._job.owns_run:
+            self._job.finish()  # training from step 0 again is another run
+            self._job = Job("transformers", self._plan)
+        self._is_training = self._has_trained = True
+        self._poll_every = min(max(1, int(state.logging_steps or 1)), ASK_EVERY)
+        run = self._begin_run(args, state, kwargs.get("model"), trainer)
+        job = self._job
+        self._batch_size = global_batch_size(args, state)
+        job.configure(
+            world_size=args.world_size,
+            global_batch_size=self._batch_size,
+            micro_batch_size=args.per_device_train_batch_size,
+            train_iterations_target=state.max_steps if state.max_steps > 0 else None,
+        )
+        if self._init is not None:  # starts when the callback is created, usually in the call that creates the trainer
+            job.end_span(job.begin_span(timed_span("trainer_initialization"), self._init[0]), at_s=self._init[1])
+        if self._load is not None and state.global_step:
+            job.end_span(job.begin_span(checkpoint_load(), self._load[0]), at_s=self._load[1])
+        self._init = self._load = None
+        job.begin_loop(state.global_step, state.max_steps)
+        self._is_cuda = args.device.type == "cuda"
+        self._log_every = run.log_every
+        self._num_since_log, self._busy_s = 0, 0.0
+        self._observe_training(trainer, run)
+        self._last_event_s = perf_counter()
+        self._job.begin_iteration(self._last_event_s)
+
+    @_guarded
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """End the training loop and restore the trainer."""
+        if self._capture is not None:
+            self._capture.close()
+            self._capture = None
+        self._is_training = False
+        self._train_patches.undo()
+        self._job.end_loop()
+        self._job.finish_if_interactive()
+
+    def _begin_run(self, args: TrainingArguments, state: TrainerState, model: Any, trainer: Any) -> Run:
+        if self._job.is_open and self._job.run is not None:
+            return self._job.run
+        saved = read_run_file(args, state, trainer) if state.global_step else None
+        plan, resume = plan_run(self._plan, self._job, saved)
+        self._job = Job("transformers", plan)
+        self._job.first_step = 1
+        facts = {**argument_facts(args, state), **model_facts(model)}
+        facts["trainer"] = type(trainer).__name__ if trainer is not None else None
+        return self._job.begin(
+            name=self.default_name or run_name(args),
+            config=build_config(args, model),
+            facts=facts,
+            resume=resume,
+            version=transformers.__version__,
+        )
+
+    # Patches, where the trainer has no hook --------------------------------------------------------------------------
+
+    def _observe_training(self, trainer: Any, run: Run) -> None:
+        """Observe the backward pass, and the samples of a TRL trainer, until training ends."""
+        if trainer is None:
+            return
+        accelerator = getattr(trainer, "accelerator", None)
+        if accelerator is not None:
+            self._train_patches.wrap(accelerator, "backward", self._timed_backward)
+        if self._completions is None or self._capture is not None:
+            return
+        with guard("capturing completions"):
+            from tachograph.integrations.trl import capture_completions
+
+            every, max_buffer = self._completions
+            self._capture = capture_completions(trainer, run, every=every, max_buffer=max_buffer)
+
+    def _timed_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any, **named: Any) -> Any:
+            self._mark(Names.MODEL_FORWARD)
+            result = backward(*arguments, **named)
+            self._mark(Names.MODEL_BACKWARD)
+            return result
+
+        return wrapper
+
+    @_guarded
+    def _mark(self, ended: Names | None) -> None:
+        if len(self._marks):
+            self._marks.mark(ended)
+
+    def observe_loading(self, trainer: Any) -> None:
+        """Time the loading of checkpoints, which happens before the trainer calls any hook."""
+
+        def timed_load(load: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapper(*arguments: Any, **named: Any) -> Any:
+                start_s = perf_counter()
+                try:
+                    return load(*arguments, **named)
+                finally:
+                    self._load = (start_s, perf_counter())
+
+            return wrapper
+
+        # Never undone: no hook is called before the next `train()` loads its checkpoint.
+        Patches().wrap(trainer, "_load_from_checkpoint", timed_load)
+
+    see = observe_loading
+
+    # Steps ---------------------------------------------------------------------------------------------------------
+
+    @_guarded
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start an iteration. Its batches have been fetched, so the time since the last hook was data loading."""
+        now_s = perf_counter()
+        self._job.begin_iteration(self._last_event_s)
+        self._job.phase(Names.DATA_LOADING, self._last_event_s, now_s)
+        self._marks = Marks(self._is_cuda)
+        self._marks.mark(None)
+
+    @_guarded
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Mark the end of an accumulated batch."""
+        if len(self._marks):
+            self._marks.mark(None)
+
+    @_guarded
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Mark the start of the optimizer step: the gradients are computed and clipped."""
+        if len(self._marks):
+            self._marks.mark(None)
+
+    @_guarded
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Mark the end of the optimizer step."""
+        if len(self._marks):
+            self._marks.mark(Names.OPTIMIZER_UPDATE)
+
+    @_guarded
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """End the iteration. Logging, evaluation and saving follow."""
+        now_s = perf_counter()
+        self._num_since_log += 1
+        self._busy_s += now_s - self._last_event_s
+        self._last_event_s = now_s
+        marks, self._marks = self._marks, Marks(self._is_cuda)
+        self._job.end_iteration(now_s, marks=marks)
+        if self._capture is not None:
+            self._capture.on_step_end(state.global_step)
+        self._apply_requests(state, control)
+
+    def _apply_requests(self, state: TrainerState, control: TrainerControl) -> None:
+        run = self._job.run
+        if run is None:
+            return
+        if self._job.world_size > 1 and state.global_step % self._poll_every:
+            return
+        requested = self._job.asked()
+        if requested.checkpoint:
+            control.should_save = True
+        if requested.stop:
+            control.should_training_stop = True
+        if requested.log_every != self._log_every:
+            # All ranks switch at the same step, because the trainer runs a collective when it logs.
+            self._log_every = state.logging_steps = requested.log_every
+
+    @_guarded
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Record the metrics of a step, or the summary at the end of training."""
+        run, logs = self._job.run, logs or {}
+        if run is None or self._evaluation is not None:
+            return  # `on_evaluate` receives the same metrics
+        if "train_runtime" in logs:
+            run.event("training_summary", step=state.global_step, **logs)
+            return
+        metrics = dict(logs)
+        for theirs, ours in (("loss", "train_loss"), ("learning_rate", "lr")):
+            if theirs in logs:
+                metrics[ours] = logs[theirs]
+        if "loss" in logs and self._num_since_log and self._busy_s > 0:
+            metrics["sec_per_step"] = self._busy_s / self._num_since_log
+            metrics["samples_per_sec"] = self._batch_size * self._num_since_log / self._busy_s
+            self._num_since_log, self._busy_s = 0, 0.0
+        run.log(metrics, step=state.global_step)
+        if self._capture is not None:
+            self._capture.on_log(state.global_step)
+        self._last_event_s = perf_counter()
+
+    # Evaluation, checkpoints, epochs -------------------------------------------------------------------------------
+
+    @_guarded
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Record an evaluated batch. There is no hook at the start of an evaluation, so the first batch starts it."""
+        now_s = perf_counter()
+        if self._evaluation is None:
+            if not self._job.is_open and not self._is_training:  # a run that the user has finished stays finished
+                self._begin_run(args, state, kwargs.get("model"), find_trainer(self))
+            is_test = is_called_by("predict")
+            start_s = self._last_event_s if self._job.is_in_loop else now_s
+            self._evaluation = self._job.begin_span(testing_loop() if is_test else validation_loop(), start_s)
+            self._eval_batch_start_s = start_s
+        recorder = self._evaluation.recorder if self._evaluation is not None else None
+        if recorder is not None and self._evaluation is not None:
+            is_test = self._evaluation.name == Names.TESTING_LOOP
+            name = Names.TESTING_SINGLE_ITERATION if is_test else Names.VALIDATION_SINGLE_ITERATION
+            recorder.add_finished_span(name, self._eval_batch_start_s, now_s, self._evaluation)
+        self._eval_batch_start_s = now_s
+
+    @_guarded
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """End the evaluation and record its metrics."""
+        self._end_evaluation()
+        run = self._job.run
+        if run is not None and metrics:
+            found = {name: value for name, value in metrics.items() if name != "epoch"}
+            if "eval_loss" in metrics:
+                found["val_loss"] = metrics["eval_loss"]
+            run.log_validation(found, step=state.global_step, epoch=metrics.get("epoch"), prefix="")
+
+    @_guarded
+    def on_predict(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """End the prediction and record its metrics."""
+        self._end_evaluation()
+        if self._job.run is not None and metrics:
+            self._job.run.log_test(metrics, step=state.global_step, prefix="")
+
+    def _end_evaluation(self) -> None:
+        span, self._evaluation = self._evaluation, None
+        self._job.end_span(span)
+        self._last_event_s = perf_counter()
+
+    @_guarded
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Record a saved checkpoint, and write into it which run saved it."""
+        run = self._job.run
+        if run is None:
+            return
+        path = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+        span = self._job.begin_span(checkpoint_save(state.global_step, path=path), self._last_event_s)
+        self._job.end_span(span)
+        write_run_file(run, path, self._plan.name)
+        self._last_event_s = perf_counter()
+
+    @_guarded
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Record an epoch. The hook is also called if training stops within an epoch, which is not recorded."""
+        if self._job.run is not None and state.epoch and abs(state.epoch - round(state.epoch)) < 1e-6:
+            self._job.run.log_epoch(round(state.epoch), step=state.global_step)
