@@ -1,4 +1,4 @@
-"""Accelerate: what is logged, and what only an attached tracker sees, in loops as people write them."""
+"""Accelerate: a tracker that records logged metrics, and an attached tracker that observes typical loops."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ FAST = {"control_interval_s": 0.05, "flush_interval_s": 0.05, "system_interval_s
 WRAPPED = {"prepare", "init_trackers", "backward", "save_state", "load_state"}
 
 
-def forget_state():
+def reset_state():
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
 
 
 @pytest.fixture(autouse=True)
 def fresh_state(monkeypatch):
-    """Accelerate keeps what it knows of the process in singletons, and in variables that other trainers set."""
+    """Reset the singletons and environment variables in which Accelerate keeps the state of the process."""
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    forget_state()  # of trainers in the same process, too
+    reset_state()  # also that of trainers in the same process
     yield
     torch.set_num_threads(threads)
-    forget_state()
+    reset_state()
 
 
 def tracker_for(logs, **settings):
@@ -83,7 +83,7 @@ def metric_steps(records):
 # A tracker ------------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_keep_their_names_and_get_known_ones(logs):
+def test_metrics_get_standard_names(logs):
     accelerator = Accelerator(cpu=True, log_with=tracker_for(logs), gradient_accumulation_steps=2)
     accelerator.init_trackers("project", config={"batch_size": 4, "api_key": "hunter2-hunter2"})
     accelerator.log({"loss": 2.0, "learning_rate": 0.5, "acc": torch.tensor(0.25)}, step=7)
@@ -101,7 +101,7 @@ def test_metrics_keep_their_names_and_get_known_ones(logs):
     assert first["global_step"] == 7
     assert (first["loss"], first["train_loss"]) == (2.0, 2.0)
     assert (first["learning_rate"], first["lr"], first["acc"]) == (0.5, 0.5, 0.25)
-    assert second["train_loss"] == 1.5, "a name of ours that the user gave is the user's"
+    assert second["train_loss"] == 1.5, "a standard name that the user logs is kept"
     (validation,) = of_kind(records, "validation")
     assert (validation["eval/loss"], validation["val_loss"], validation["epoch"]) == (3.0, 3.0, 1)
     (test,) = of_kind(records, "test")
@@ -110,7 +110,7 @@ def test_metrics_keep_their_names_and_get_known_ones(logs):
     assert records[-1]["status"] == "finished"
 
 
-def test_by_name(logs):
+def test_log_with_tachograph_by_name(logs):
     accelerator = Accelerator(cpu=True, log_with="tachograph")
     accelerator.init_trackers("greyjacket", init_kwargs={"tachograph": {"log_dir": str(logs), **FAST}})
     accelerator.log({"loss": 1.0}, step=0)
@@ -121,7 +121,7 @@ def test_by_name(logs):
     assert of_kind(lines_of(logs / "greyjacket"), "step")[0]["train_loss"] == 1.0
 
 
-def test_a_run_that_goes_on_is_used_and_not_ended(logs):
+def test_current_run_is_used_and_left_open(logs):
     with tachograph.init("mine", log_dir=str(logs), **FAST) as run:
         accelerator = Accelerator(cpu=True, log_with=TachographTracker())
         accelerator.init_trackers("project", config={"token": "hunter2-hunter2", "step": 3})
@@ -142,7 +142,7 @@ def test_training_twice_gives_two_runs(logs):
     accelerator.log({"loss": 1.0}, step=0)
     accelerator.end_training()
     first = tracker.tracker
-    assert first.status == "finished", "asking for the run begins none after its end"
+    assert first.status == "finished", "reading `tracker` starts no run after the end"
     accelerator.trackers.clear()
     accelerator.init_trackers("project", config={"trial": 2})
     accelerator.log({"loss": 2.0}, step=0)
@@ -169,13 +169,13 @@ def test_tables_and_images(logs):
     assert of_kind(records, "event", name="images")[0]["num_images/samples"] == 2
 
 
-def test_mistakes_are_told_at_once(logs):
+def test_invalid_arguments_raise(logs):
     with pytest.raises(ConfigError, match="log_evry.*log_every"):
         TachographTracker("grey", log_evry=5)
     with pytest.raises(RunNameError):
         TachographTracker("../grey")
     tracker = tracker_for(logs)
-    with pytest.raises(ConfigError, match="an Accelerator is expected"):
+    with pytest.raises(ConfigError, match="expected an Accelerator"):
         tracker.attach(torch.nn.Linear(1, 1))
     with pytest.raises(ConfigError, match="attach"):
         tracker.step = 3
@@ -212,17 +212,17 @@ def run_loop(logs, *, is_tracked):
     return [parameter.detach().clone() for parameter in model.parameters()], random
 
 
-def test_steps_of_the_optimizer_are_counted(logs):
+def test_optimizer_steps_are_counted(logs):
     run_loop(logs, is_tracked=True)
     records = lines_of(logs / "grey")
-    # Ten batches, three to a step, and the last of an epoch makes one by itself: four steps, twice.
+    # Ten batches, three per step; the last one of an epoch is a step of its own. So four steps per epoch.
     (update,) = of_kind(records, "event", name="training_metrics_update")
     assert update["num_iterations"] == 8
     assert update["num_train_samples"] == 8 * 12
     steps = metric_steps(records)
     assert [step["global_step"] for step in steps] == list(range(1, 9))
     assert [step["lr"] for step in steps] == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0125, 0.0125], (
-        "that it was taken with"
+        "the rate used for the step"
     )
     assert [v["global_step"] for v in of_kind(records, "validation")] == [4, 8]
     (window,) = [r for r in of_kind(records, "step") if "window/iterations" in r]
@@ -235,7 +235,7 @@ def test_steps_of_the_optimizer_are_counted(logs):
     assert loop["attributes"]["train_iterations_target"] == 8
 
 
-def test_the_weights_and_the_random_numbers_are_the_same_to_the_bit(logs):
+def test_weights_and_random_state_are_bit_identical(logs):
     weights, random = run_loop(logs, is_tracked=True)
     expected_weights, expected_random = run_loop(logs, is_tracked=False)
     assert all(torch.equal(*pair) for pair in zip(weights, expected_weights, strict=True))
@@ -243,7 +243,7 @@ def test_the_weights_and_the_random_numbers_are_the_same_to_the_bit(logs):
 
 
 def test_time_between_steps_belongs_to_no_iteration(logs):
-    """An evaluation, or anything else that happens before the next batch is asked for."""
+    """Such as an evaluation, or anything else before the next batch is requested."""
     tracker = tracker_for(logs)
     accelerator = Accelerator(cpu=True)
     tracker.attach(accelerator)
@@ -258,7 +258,7 @@ def test_time_between_steps_belongs_to_no_iteration(logs):
     assert update["max_iteration_time_sec"] < 0.2
 
 
-def test_everything_is_left_as_it_was(logs):
+def test_detach_restores_everything(logs):
     tracker = tracker_for(logs)
     accelerator, other = Accelerator(cpu=True), Accelerator(cpu=True)
     tracker.attach(accelerator)
@@ -277,7 +277,7 @@ def test_everything_is_left_as_it_was(logs):
     assert len(metric_steps(lines_of(logs / "grey"))) == 10
 
 
-def test_a_step_that_was_skipped_is_none(logs):
+def test_skipped_step_is_not_counted(logs):
     tracker = tracker_for(logs)
     accelerator = Accelerator(cpu=True)
     accelerator.scaler = torch.amp.GradScaler("cpu")
@@ -295,7 +295,7 @@ def test_a_step_that_was_skipped_is_none(logs):
     assert update["num_iterations"] == 8
 
 
-def test_the_first_of_two_optimizers_counts(logs):
+def test_only_first_optimizer_is_counted(logs):
     tracker = tracker_for(logs).attach(accelerator := Accelerator(cpu=True))
     model, optimizer, loader = parts()
     second = torch.optim.SGD(model.parameters(), lr=0.001)
@@ -309,7 +309,7 @@ def test_the_first_of_two_optimizers_counts(logs):
 
 
 @pytest.mark.parametrize("is_prepared", [True, False])
-def test_loops_that_leave_out_a_part(logs, is_prepared):
+def test_loop_without_backward_or_prepared_optimizer(logs, is_prepared):
     """A step without `Accelerator.backward`, and an optimizer that was never prepared."""
     tracker = tracker_for(logs).attach(accelerator := Accelerator(cpu=True, gradient_accumulation_steps=2))
     model, optimizer, loader = parts()
@@ -330,7 +330,7 @@ def test_loops_that_leave_out_a_part(logs, is_prepared):
     accelerator.end_training()
 
 
-def test_a_checkpoint_says_where_training_goes_on(logs, tmp_path):
+def test_loading_checkpoint_restores_step(logs, tmp_path):
     tracker = tracker_for(logs)
     accelerator = Accelerator(cpu=True, log_with=tracker)
     tracker.attach(accelerator)
@@ -354,7 +354,7 @@ def test_a_checkpoint_says_where_training_goes_on(logs, tmp_path):
     assert [loop["attributes"]["train_iterations_start"] for loop in loops] == [0, 10]
 
 
-def test_checkpoints_with_names_of_their_own(logs, tmp_path):
+def test_automatically_named_checkpoints(logs, tmp_path):
     project = ProjectConfiguration(project_dir=str(tmp_path / "project"), automatic_checkpoint_naming=True)
     tracker = tracker_for(logs).attach(accelerator := Accelerator(cpu=True, project_config=project))
     prepared = accelerator.prepare(*parts())
@@ -371,7 +371,7 @@ def test_checkpoints_with_names_of_their_own(logs, tmp_path):
     assert all(one["checkpoint_size"] > 100 for one in saved)
 
 
-def test_a_checkpoint_that_fails_is_recorded_and_raises(logs, tmp_path):
+def test_failed_checkpoint_is_recorded_and_raises(logs, tmp_path):
     tracker_for(logs).attach(accelerator := Accelerator(cpu=True))
     prepared = accelerator.prepare(*parts())
     train(accelerator, *prepared)
@@ -388,7 +388,7 @@ def test_a_checkpoint_that_fails_is_recorded_and_raises(logs, tmp_path):
     assert "ValueError" in stops["checkpoint_load"]["attributes"]["error"]
 
 
-def test_a_reader_stops_the_loop_and_asks_for_a_checkpoint(logs, tmp_path):
+def test_poll_requests_returns_stop_and_checkpoint(logs, tmp_path):
     tracker = tracker_for(logs, control_gap_s=0)
     accelerator = Accelerator(cpu=True, log_with=tracker)
     tracker.attach(accelerator)
@@ -398,16 +398,16 @@ def test_a_reader_stops_the_loop_and_asks_for_a_checkpoint(logs, tmp_path):
     num_saved = 0
     for _ in range(1_000):
         train(accelerator, model, optimizer, loader)
-        asked = tracker.asked()
-        if asked.checkpoint:
+        requested = tracker.poll_requests()
+        if requested.checkpoint:
             num_saved += 1
-            accelerator.save_state(str(tmp_path / "asked"))
+            accelerator.save_state(str(tmp_path / "requested"))
             write_requests(RunFolder(logs / "grey"), {"stop": True}, source="test")
-        if asked.stop:
+        if requested.stop:
             break
         time.sleep(0.01)
     else:
-        pytest.fail("nobody stopped the loop")
+        pytest.fail("the loop was not stopped")
     assert num_saved == 1
     accelerator.end_training()
 
@@ -441,7 +441,7 @@ DISTRIBUTED = """
         epoch += 1
         if accelerator.is_main_process:
             open(stop_file, "w").close()
-        if tracker.asked().stop:
+        if tracker.poll_requests().stop:
             break
         time.sleep(0.02)
     accelerator.save_state(logs + "/saved")
@@ -450,7 +450,7 @@ DISTRIBUTED = """
 """
 
 
-def test_two_processes_write_a_journal_each_and_stop_together(logs, tmp_path):
+def test_two_ranks_write_journals_and_stop_together(logs, tmp_path):
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(DISTRIBUTED))
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
