@@ -1,4 +1,4 @@
-"""Keras 3 with torch behind it: `fit`, `evaluate` and `predict` of a real model."""
+"""Keras 3 with the torch backend: `fit`, `evaluate` and `predict` of a real model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-# Keras chooses what computes when it is imported, and keeps its choice in a file of its own.
+# Keras chooses its backend when it is imported, and stores the choice in its home folder.
 os.environ["KERAS_BACKEND"] = "torch"
 os.environ.setdefault("KERAS_HOME", tempfile.mkdtemp(prefix="keras-home-"))
 import keras
@@ -69,7 +69,7 @@ def metric_steps(records):
     return [r for r in of_kind(records, "step") if "window/iterations" not in r]
 
 
-def test_a_fit_is_recorded(logs, callback, tmp_path):
+def test_fit_records_steps_validation_and_checkpoints(logs, callback, tmp_path):
     rate = keras.optimizers.schedules.ExponentialDecay(0.125, 5, 0.5, staircase=True)
     saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "best-{epoch}.keras"))
     model = make_model(rate=rate)
@@ -108,7 +108,7 @@ def test_a_fit_is_recorded(logs, callback, tmp_path):
     assert spans == ["application", "training_loop", *["validation_loop", "checkpoint_save_sync"] * 2]
 
 
-def test_the_weights_and_the_random_numbers_are_the_same_to_the_bit(callback):
+def test_weights_and_random_state_are_bit_identical(callback):
     model = make_model()
     fit(model, callback, validation_split=0.2)
     random, torch_random = np.random.random(3), torch.rand(3)
@@ -120,7 +120,7 @@ def test_the_weights_and_the_random_numbers_are_the_same_to_the_bit(callback):
     assert torch.equal(torch_random, torch.rand(3))
 
 
-def test_gradient_accumulation_counts_steps_of_the_optimizer(logs, callback):
+def test_gradient_accumulation_counts_optimizer_steps(logs, callback):
     model = make_model(gradient_accumulation_steps=2)
     fit(model, callback, epochs=3)
     assert int(model.optimizer.iterations) == 7
@@ -131,7 +131,7 @@ def test_gradient_accumulation_counts_steps_of_the_optimizer(logs, callback):
     assert (update["num_iterations"], update["num_train_samples"]) == (7, 7 * 16)
 
 
-def test_a_second_fit_goes_on_where_the_first_ended(logs, callback):
+def test_second_fit_continues_step_count(logs, callback):
     model = make_model()
     fit(model, callback)
     fit(model, callback, initial_epoch=2, epochs=3)
@@ -143,7 +143,7 @@ def test_a_second_fit_goes_on_where_the_first_ended(logs, callback):
     assert [step["global_step"] for step in metric_steps(records)] == list(range(1, 16))
 
 
-def test_evaluate_is_a_test_and_predict_a_span(logs, callback):
+def test_evaluate_is_recorded_as_test_and_predict_as_span(logs, callback):
     model = make_model()
     fit(model, callback)
     loss, _ = model.evaluate(INPUTS, TARGETS, batch_size=8, verbose=0, callbacks=[callback])
@@ -159,7 +159,7 @@ def test_evaluate_is_a_test_and_predict_a_span(logs, callback):
     assert predicted["attributes"]["num_batches"] == 5
 
 
-def test_evaluate_alone_begins_a_run(logs, callback):
+def test_evaluate_without_fit_starts_a_run(logs, callback):
     make_model().evaluate(INPUTS, TARGETS, verbose=0, callbacks=[callback])
     callback.finish()
     (test,) = of_kind(lines_of(logs / "grey"), "test")
@@ -167,8 +167,8 @@ def test_evaluate_alone_begins_a_run(logs, callback):
     assert "global_step" not in test
 
 
-def test_several_batches_in_one_execution(logs, callback):
-    """Not with torch behind it, so Keras's own list of callbacks is driven by hand, as its custom loops do."""
+def test_steps_per_execution_splits_time_equally(logs, callback):
+    """The torch backend does not support it, so the test drives a `CallbackList` as custom loops do."""
     model = make_model()
     listed = keras.callbacks.CallbackList([callback], model=model, epochs=1, steps=10)
     listed.on_train_begin()
@@ -187,8 +187,8 @@ def test_several_batches_in_one_execution(logs, callback):
     assert 0.005 <= update["min_iteration_time_sec"] <= update["max_iteration_time_sec"] < 0.02
 
 
-def test_a_reader_asks_for_a_checkpoint_and_stops_the_fit(logs, tmp_path):
-    path = tmp_path / "asked-{step}.keras"
+def test_checkpoint_and_stop_requests(logs, tmp_path):
+    path = tmp_path / "requested-{step}.keras"
     callback = TachographCallback("grey", log_dir=str(logs), checkpoint_path=path, control_gap_s=0, **FAST)
     stops_at = []
 
@@ -199,7 +199,7 @@ def test_a_reader_asks_for_a_checkpoint_and_stops_the_fit(logs, tmp_path):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 0:
                 write_requests(RunFolder(callback.run.folder.path), {"checkpoint_now": True}, source="test")
-            elif not stops_at and list(tmp_path.glob("asked-*.keras")):
+            elif not stops_at and list(tmp_path.glob("requested-*.keras")):
                 stops_at.append(epoch)
                 write_requests(RunFolder(callback.run.folder.path), {"stop": True}, source="test")
 
@@ -210,10 +210,10 @@ def test_a_reader_asks_for_a_checkpoint_and_stops_the_fit(logs, tmp_path):
     assert len(history.epoch) < 500
     records = lines_of(logs / "grey")
     (saved,) = of_kind(records, "event", name="save_checkpoint_success")
-    assert saved["checkpoint_directory"] == str(tmp_path / f"asked-{saved['current_iteration']}.keras")
+    assert saved["checkpoint_directory"] == str(tmp_path / f"requested-{saved['current_iteration']}.keras")
 
 
-def test_a_checkpoint_that_nobody_said_where_to_put(logs):
+def test_checkpoint_request_without_path_is_rejected(logs):
     callback = TachographCallback("grey", log_dir=str(logs), control_gap_s=0, **FAST)
 
     class Reader(keras.callbacks.Callback):
@@ -228,7 +228,7 @@ def test_a_checkpoint_that_nobody_said_where_to_put(logs):
     assert "checkpoint_path" in refused["reason"]
 
 
-def test_an_exception_passes_and_the_next_fit_is_whole(logs, callback, tmp_path):
+def test_next_fit_works_after_exception(logs, callback, tmp_path):
     class Breaks(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 2:
@@ -246,7 +246,7 @@ def test_an_exception_passes_and_the_next_fit_is_whole(logs, callback, tmp_path)
     assert len(of_kind(records, "span_stop", name="training_loop")) == 2
 
 
-def test_a_save_that_fails_is_recorded_and_raises(logs, callback, tmp_path):
+def test_failed_save_is_recorded_and_raises(logs, callback, tmp_path):
     class Saves(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.model.save(str(tmp_path / "model.unknown"))
@@ -260,7 +260,7 @@ def test_a_save_that_fails_is_recorded_and_raises(logs, callback, tmp_path):
     assert "ValueError" in stop["attributes"]["error"]
 
 
-def test_a_run_that_goes_on_is_used_and_not_ended(logs):
+def test_current_run_is_used_and_left_open(logs):
     with tachograph.init("mine", log_dir=str(logs), **FAST) as run:
         callback = TachographCallback()
         fit(make_model(), callback)
@@ -270,7 +270,7 @@ def test_a_run_that_goes_on_is_used_and_not_ended(logs):
     assert len(metric_steps(lines_of(logs / "mine"))) == 10
 
 
-def test_mistakes_are_told_at_once():
+def test_invalid_options_raise():
     with pytest.raises(ConfigError, match="log_evry.*log_every"):
         TachographCallback(log_evry=5)
     with pytest.raises(ConfigError, match="batch_size"):
