@@ -1,4 +1,4 @@
-"""Every example runs to its end in an empty folder, and leaves a run that finished."""
+"""Every example runs to completion in an empty folder and records a finished run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from tachograph.journal import list_runs
 from tachograph.reader import read
 
-# What a framework embeds records no run; tests/usage runs that one.
+# usage_telemetry.py records no run; tests/usage runs it.
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = [path for path in sorted(FOLDER.glob("*.py")) if path.name != "usage_telemetry.py"]
-NEEDS = {"ray_train.py": "ray"}  # too large for the packages that every test run installs
+NEEDS = {"ray_train.py": "ray"}  # too large to install for every test run
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
-def test_an_example_runs(tmp_path, path):
+def test_example_records_finished_run(tmp_path, path):
     if path.name in NEEDS:
         pytest.importorskip(NEEDS[path.name], reason=f"{path.name} needs {NEEDS[path.name]}, which is not installed")
     is_unmodified = "tacho" not in path.read_text(encoding="utf-8").replace("tacho run", "").replace("tacho ui", "")

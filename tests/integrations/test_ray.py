@@ -1,4 +1,4 @@
-"""Ray Train: a real trainer with two workers on this machine, where Ray is installed; it is too large to ask for."""
+"""Ray Train: a real trainer with two workers. Skipped unless Ray is installed, which is too large to require."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TRAIN = """
     from tachograph.exceptions import ConfigError
     from tachograph.integrations.ray import TachographCallback
 
-    for mistake in ({"log_evry": 1}, {"run": None}):
+    for invalid in ({"log_evry": 1}, {"run": None}):
         try:
-            TachographCallback(**mistake)
+            TachographCallback(**invalid)
         except ConfigError:
             continue
-        raise AssertionError(mistake)
+        raise AssertionError(invalid)
 
     def loop(config):
         rank = ray.train.get_context().get_world_rank()
@@ -72,7 +72,7 @@ def of_kind(records, event):
 
 
 @pytest.mark.parametrize("outcome", ["finishes", "fails"])
-def test_what_workers_report(tmp_path, logs, script, outcome):
+def test_worker_reports_and_exceptions_are_recorded(tmp_path, logs, script, outcome):
     script(TRAIN, tmp_path, outcome).ok(timeout_s=240)
     records = lines_of(logs / "grey")
     (start,) = of_kind(records, "start")
@@ -96,7 +96,7 @@ def test_what_workers_report(tmp_path, logs, script, outcome):
         assert records[-1]["status"] == "finished"
         assert not errors
 
-    # What a worker records by itself: a journal for each.
+    # Each worker also records its own journal.
     inside = lines_of(logs / "inside")
     assert [record["train_loss"] for record in of_kind(inside, "step")] == [1.0] * 3
     other = [json.loads(line) for line in (logs / "inside" / "ranks" / "00001.jsonl").read_text().splitlines()]

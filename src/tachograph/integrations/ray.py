@@ -1,8 +1,8 @@
-"""Ray Train (v2): a callback that records what workers report, and what they raise.
+"""Ray Train (v2): a callback that records the reports and exceptions of workers.
 
-Ray calls it in the process that controls the workers, which runs on the machine of the driver: what is seen there is
-what `ray.train.report` brings. What happens inside a worker is recorded by `tachograph.init`, or any other integration,
-in the worker's own loop.
+Ray calls it in the process that controls the workers, which runs on the driver's machine. That process receives only
+what workers pass to `ray.train.report`. To record the loop of a worker, use `tachograph.init` or another integration
+in the worker.
 """
 
 from __future__ import annotations
@@ -26,49 +26,53 @@ from tachograph.settings import resolve_settings
 
 __all__ = ["TachographCallback"]
 
-_STEPS = ("global_step", "step", "training_iteration")
+_STEP_NAMES = ("global_step", "step", "training_iteration")
 
 
 class TachographCallback(UserCallback):
-    """Records what workers report: ``RunConfig(callbacks=[TachographCallback("greyjacket")])``.
+    """Records the reports of workers: ``RunConfig(callbacks=[TachographCallback("greyjacket")])``.
 
-    The run begins with the first report and ends with the job. Metrics are those of the first worker.
+    The run starts with the first report and ends with the job. Metrics are those of the first worker.
 
     Args:
-        name: the name of the run; without it, that of Ray's run.
-        settings: settings of the run, as `tachograph.init` takes them; `log_dir` is understood from where the driver
-            was started.
+        name: the name of the run; by default that of Ray's run.
+        settings: settings of the run, as for `tachograph.init`. A relative `log_dir` is relative to the working
+            directory of the driver.
 
     Raises:
-        ConfigError: for a setting that does not exist or makes no sense.
-        RunNameError: for a name that cannot be a folder.
+        ConfigError: if a setting does not exist or is invalid.
+        RunNameError: if the name is not a valid folder name.
     """
 
     def __init__(self, name: str | None = None, **settings: Any) -> None:
         if "run" in settings:
-            raise ConfigError("run=…: a run cannot be handed to the process that controls the workers; give its name")
+            raise ConfigError(
+                "run=…: a run cannot be passed to the process that controls the workers; pass its name instead"
+            )
         if name is not None:
             check_run_name(name)
         known = {
             field: value for field, value in settings.items() if field not in {"tags", "notify", "rules", "resume"}
         }
         self._plan = Plan(None, name, settings)
-        # The process that calls us may have another working folder.
+        # The process that calls this callback may have another working directory.
         self._plan.settings["log_dir"] = os.path.abspath(resolve_settings(known).log_dir)
         self._job: Job | None = None
         self._num_reports = 0
         self._error: Exception | None = None
-        """What a worker raised, until one reports again: with it, the run has failed."""
+        """The last exception of a worker; cleared by the next report. If it is set at the end, the run has failed."""
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
-        """All workers have reported."""
-        with guard("recording what workers of Ray report"):
-            run = self._begin(run_context)
+        """Record a report of all workers."""
+        with guard("recording a report of Ray workers"):
+            run = self._begin_run(run_context)
             self._num_reports += 1
             self._error = None
             values = metrics[0] if metrics else {}
             step = _step_of(values, self._num_reports)
-            training, validation, test = sort_metrics({name: values[name] for name in values if name not in _STEPS})
+            training, validation, test = sort_metrics(
+                {name: values[name] for name in values if name not in _STEP_NAMES}
+            )
             if validation:
                 run.log_validation(validation, step=step, epoch=values.get("epoch"), prefix="")
             if test:
@@ -79,14 +83,14 @@ class TachographCallback(UserCallback):
                 run.log_checkpoint(str(checkpoint.path), step=step)
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Workers have raised; Ray may start them again."""
-        with guard("recording what workers of Ray raised"):
-            run = self._begin(run_context)
+        """Record exceptions of workers. Ray may restart them."""
+        with guard("recording exceptions of Ray workers"):
+            run = self._begin_run(run_context)
             for rank, error in worker_exceptions.items():
                 run.log_error(error, where=f"worker {rank}")
                 self._error = error
 
-    def _begin(self, run_context: Any) -> Run:
+    def _begin_run(self, run_context: Any) -> Run:
         if self._job is None:
             self._job = Job("ray", self._plan)
         if self._job.run is not None:
@@ -100,16 +104,16 @@ class TachographCallback(UserCallback):
             method="controller",
             version=ray.__version__,
         )
-        # Nobody tells a callback that the job is over, and Ray ends this process without a word. But we are called
-        # inside of the task that controls the job, and that ends with it.
+        # Ray has no callback for the end of a job, and it kills this process. But it calls this callback inside the
+        # asyncio task that controls the job, so the end of that task is the end of the job.
         with contextlib.suppress(RuntimeError):
             task = asyncio.current_task()
             if task is not None:
-                task.add_done_callback(self._end)
+                task.add_done_callback(self._finish)
         return run
 
-    def _end(self, _task: asyncio.Task[Any]) -> None:
-        with guard("ending a run of Ray"):
+    def _finish(self, _task: asyncio.Task[Any]) -> None:
+        with guard("finishing the run of a Ray job"):
             if self._job is None or self._job.run is None:
                 return
             if self._error is not None:
@@ -118,5 +122,5 @@ class TachographCallback(UserCallback):
 
 
 def _step_of(values: Mapping[str, Any], num_reports: int) -> int:
-    """Return the step that a report is of, as it says; else how many there were."""
-    return next((values[name] for name in _STEPS if type(values.get(name)) is int), num_reports)
+    """Return the step that a report contains, or else the number of reports."""
+    return next((values[name] for name in _STEP_NAMES if type(values.get(name)) is int), num_reports)
