@@ -1,7 +1,7 @@
-"""A training loop of your own with Accelerate: logged metrics, optimizer steps, phases and checkpoints.
+"""Record a training loop with Accelerate: logged metrics, optimizer steps, phases and checkpoints.
 
 Run it with `python examples/accelerate_loop.py`, or with two processes:
-`torchrun --nproc-per-node 2 examples/accelerate_loop.py`. Then look at it with `tacho show accelerate-example`.
+`torchrun --nproc-per-node 2 examples/accelerate_loop.py`. Then show the run with `tacho show accelerate-example`.
 """
 
 import torch
@@ -13,7 +13,7 @@ from tachograph.integrations.accelerate import TachographTracker
 
 
 def main() -> None:
-    """Train a small network to add numbers up."""
+    """Train a small network to add numbers."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     tracker = TachographTracker("accelerate-example", log_dir="./logs")
@@ -36,13 +36,13 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
-                # Without a step, the number of optimizer steps is used.
+                # The step defaults to the number of optimizer steps.
                 accelerator.log({"loss": loss.item(), "epoch": epoch})
         with torch.no_grad():
             found = mse_loss(model(inputs), targets)
         accelerator.log({"val_loss": found.item(), "epoch": epoch})
         accelerator.save_state("./logs/checkpoints/accelerate-example")
-        if tracker.asked().stop:  # `tacho control accelerate-example --stop`
+        if tracker.poll_requests().stop:  # `tacho control accelerate-example --stop`
             break
     accelerator.end_training()
 

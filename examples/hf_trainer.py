@@ -1,6 +1,7 @@
-"""A Hugging Face `Trainer` that is recorded: one line more than without.
+"""Record a Hugging Face `Trainer` with one additional line.
 
-Run it, then look: `tacho ui`. It trains a language model of a few thousand parameters on made-up text, on any machine.
+Run it, then open the dashboard with `tacho ui`. It trains a language model with a few thousand parameters on synthetic
+data, on any machine.
 """
 
 import torch
@@ -10,7 +11,7 @@ from tachograph.integrations.transformers import TachographCallback
 
 
 class Sequences(torch.utils.data.Dataset):
-    """Counting from a random number, so that there is something to learn."""
+    """Sequences that count up from a random number, so that there is something to learn."""
 
     def __init__(self, num_samples: int, seed: int) -> None:
         first = torch.randint(0, 32, (num_samples, 1), generator=torch.Generator().manual_seed(seed))
@@ -24,7 +25,7 @@ class Sequences(torch.utils.data.Dataset):
 
 
 def main() -> None:
-    """Train."""
+    """Train a small language model."""
     config = LlamaConfig(
         vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
     )
@@ -47,7 +48,7 @@ def main() -> None:
         arguments,
         train_dataset=Sequences(512, seed=0),
         eval_dataset=Sequences(32, seed=1),
-        callbacks=[TachographCallback("hf-example")],  # this is all
+        callbacks=[TachographCallback("hf-example")],  # the only change
     )
     trainer.train()
 

@@ -1,6 +1,6 @@
-"""A Keras 3 model with torch behind it: one callback for `fit` and `evaluate`.
+"""Record a Keras 3 model with the torch backend: one callback for `fit` and `evaluate`.
 
-Run it with `python examples/keras_fit.py`, then look at it with `tacho show keras-example`.
+Run it with `python examples/keras_fit.py`, then show the run with `tacho show keras-example`.
 """
 
 import os
@@ -14,7 +14,7 @@ from tachograph.integrations.keras import TachographCallback
 
 
 def main() -> None:
-    """Train a small network to add numbers up."""
+    """Train a small network to add numbers."""
     keras.utils.set_random_seed(0)
     inputs = np.random.default_rng(0).normal(size=(512, 16)).astype("float32")
     targets = inputs.sum(axis=1, keepdims=True)
@@ -24,7 +24,7 @@ def main() -> None:
     rate = keras.optimizers.schedules.CosineDecay(0.01, decay_steps=100)
     model.compile(optimizer=keras.optimizers.Adam(rate), loss="mse", metrics=["mae"])
 
-    # Keras does not tell its callbacks how large a batch is, so we do: then samples per second are known.
+    # Keras does not pass the batch size to callbacks. It is needed to record samples per second.
     telemetry = TachographCallback("keras-example", log_dir="./logs", batch_size=16)
     saving = keras.callbacks.ModelCheckpoint("./logs/checkpoints/keras-example-{epoch}.keras")
     model.fit(

@@ -1,7 +1,7 @@
-"""A Lightning `Trainer` that is recorded: one line more than without.
+"""Record a Lightning `Trainer` with one additional line.
 
-Run it, then look: `tacho ui`. It fits a small network to made-up data, on any machine. With `pytorch_lightning` instead
-of `lightning.pytorch` it is the same.
+Run it, then open the dashboard with `tacho ui`. It fits a small network to synthetic data, on any machine. It works the
+same with `pytorch_lightning` instead of `lightning.pytorch`.
 """
 
 import torch
@@ -15,20 +15,20 @@ class Regression(LightningModule):
 
     def __init__(self, lr: float = 1e-2, num_hidden: int = 32) -> None:
         super().__init__()
-        self.save_hyperparameters()  # they are in the run's config, too
+        self.save_hyperparameters()  # they are recorded in the run's config
         self.net = torch.nn.Sequential(torch.nn.Linear(4, num_hidden), torch.nn.Tanh(), torch.nn.Linear(num_hidden, 1))
 
     def loss_of(self, batch: list[torch.Tensor]) -> torch.Tensor:
-        """Return how far off the network is."""
+        """Return the mean squared error of a batch."""
         inputs, targets = batch
         return torch.nn.functional.mse_loss(self.net(inputs), targets)
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        """Train on a batch. The loss that is returned is recorded at every step."""
+        """Train on a batch. The returned loss is recorded at every step."""
         return self.loss_of(batch)
 
     def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
-        """Validate on a batch. What is logged is recorded, under its own name."""
+        """Validate on a batch. Logged metrics are recorded under their own names."""
         self.log("val_loss", self.loss_of(batch))
 
     def test_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
@@ -41,7 +41,7 @@ class Regression(LightningModule):
 
 
 def samples(num_samples: int, seed: int) -> torch.utils.data.DataLoader:
-    """Return made-up data in batches."""
+    """Return a loader of synthetic data."""
     inputs = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(seed))
     data = torch.utils.data.TensorDataset(inputs, inputs.sin().sum(dim=1, keepdim=True))
     return torch.utils.data.DataLoader(data, batch_size=16)
@@ -53,13 +53,13 @@ def main() -> None:
     trainer = Trainer(
         max_epochs=5,
         accelerator="cpu",
-        accumulate_grad_batches=2,  # one recorded step is two batches
-        gradient_clip_val=1.0,  # the gradient norm that clipping finds is recorded
+        accumulate_grad_batches=2,  # a recorded step is two batches
+        gradient_clip_val=1.0,  # the gradient norm that clipping computes is recorded
         log_every_n_steps=5,
         logger=False,
         enable_progress_bar=False,
         default_root_dir="checkpoints/lightning-example",
-        callbacks=[TachographCallback("lightning-example")],  # this is all
+        callbacks=[TachographCallback("lightning-example")],  # the only change
     )
     module = Regression()
     trainer.fit(module, samples(512, seed=0), samples(64, seed=1))

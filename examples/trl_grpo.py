@@ -1,7 +1,7 @@
-"""GRPO with TRL, recorded: the completions that the model generates, with their rewards and advantages.
+"""Record GRPO with TRL: the completions that the model generates, with their rewards and advantages.
 
-Run it, then look: `tacho ui`, tab *Completions*. A language model of a few thousand parameters learns to answer with
-the word that it is asked for; nothing is downloaded, and it takes seconds on any machine.
+Run it, then open the tab *Completions* of `tacho ui`. A language model with a few thousand parameters learns to answer
+with the word in its prompt. Nothing is downloaded, and it takes seconds on any machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORDS = ["<pad>", "<eos>", "<unk>", "say", *COLOURS]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of whole words, made in memory."""
+    """Return a tokenizer of whole words, created in memory."""
     pad, end, unknown = WORDS[:3]
     words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token=unknown))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -45,19 +45,19 @@ def make_model() -> LlamaForCausalLM:
 
 
 def says_the_word(prompts: list[str], completions: list[str], **_: object) -> list[float]:
-    """Reward completions for the share of their words that are the one that was asked for."""
+    """Reward completions by the share of their words that match the word in the prompt."""
     wanted = [prompt.split()[-1] for prompt in prompts]
     answers = [completion.split() for completion in completions]
     return [answer.count(word) / max(len(answer), 1) for word, answer in zip(wanted, answers, strict=True)]
 
 
 def is_one_word(completions: list[str], **_: object) -> list[float]:
-    """Reward completions that are one word."""
+    """Reward completions that consist of one word."""
     return [float(len(completion.split()) == 1) for completion in completions]
 
 
 def main() -> None:
-    """Train."""
+    """Train a small language model with GRPO."""
     torch.set_num_threads(1)
     arguments = GRPOConfig(
         output_dir="checkpoints/trl-example",
@@ -79,7 +79,7 @@ def main() -> None:
         args=arguments,
         train_dataset=Dataset.from_list([{"prompt": f"say {colour}"} for colour in COLOURS * 60]),
         processing_class=make_tokenizer(),
-        callbacks=[TachographCallback("trl-example", completions_every=20)],  # this is all
+        callbacks=[TachographCallback("trl-example", completions_every=20)],  # the only change
     )
     trainer.train()
 
