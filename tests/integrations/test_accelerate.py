@@ -264,7 +264,7 @@ def test_detach_restores_everything(logs):
     tracker.attach(accelerator)
     model, optimizer, loader = accelerator.prepare(*parts())
     assert vars(accelerator).keys() >= WRAPPED
-    assert not vars(other).keys() & WRAPPED, "another accelerator, such as that of a Trainer, is not touched"
+    assert not vars(other).keys() & WRAPPED, "other accelerators, such as that of a Trainer, are not patched"
     train(accelerator, model, optimizer, loader)
     pickle.loads(pickle.dumps(optimizer))
     accelerator.end_training()
@@ -476,7 +476,7 @@ def test_two_ranks_write_journals_and_stop_together(logs, tmp_path):
     assert metric_steps(records)
     light = [json.loads(line) for line in (logs / "grey" / "ranks" / "00001.jsonl").read_text().splitlines()]
     assert light[0]["rank"] == 1
-    assert not metric_steps(light), "metrics are rank 0's"
+    assert not metric_steps(light), "only rank 0 records metrics"
     for one in (records, light):
         updates = of_kind(one, "event", name="training_metrics_update")
         num_iterations = sum(update["interval"] for update in updates)

@@ -87,13 +87,13 @@ def test_fit_records_steps_validation_and_checkpoints(logs, callback, tmp_path):
 
     steps = metric_steps(records)
     assert [step["global_step"] for step in steps] == list(range(1, 11))
-    assert [step["lr"] for step in steps] == [0.125] * 5 + [0.0625] * 5, "that the step was taken with"
+    assert [step["lr"] for step in steps] == [0.125] * 5 + [0.0625] * 5, "the rate used for the step"
     assert steps[4]["loss"] == steps[4]["train_loss"] == history.history["loss"][0]
     assert [round(step["epoch"], 3) for step in steps[:6]] == [0.2, 0.4, 0.6, 0.8, 1.0, 1.2]
     epochs = of_kind(records, "epoch")
     assert [(epoch["epoch"], epoch["global_step"]) for epoch in epochs] == [(1, 5), (2, 10)]
     assert [epoch["mae"] for epoch in epochs] == history.history["mae"]
-    assert not any("val_loss" in epoch for epoch in epochs), "once, in the record of the validation"
+    assert not any("val_loss" in epoch for epoch in epochs), "only in the validation record"
     validations = of_kind(records, "validation")
     assert [validation["val_loss"] for validation in validations] == history.history["val_loss"]
     assert [validation["global_step"] for validation in validations] == [5, 10]

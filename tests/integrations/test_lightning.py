@@ -133,10 +133,10 @@ def test_fit_with_either_package(tmp_path, logs, name):
 
     records = lines_of(logs / "grey")
     assert [record["global_step"] for record in steps(records)] == list(range(12))
-    assert [record["lr"] for record in steps(records)][:3] == [0.1, 0.05, 0.025]  # that of the step, not of the next
+    assert [record["lr"] for record in steps(records)][:3] == [0.1, 0.05, 0.025]  # of this step, not of the next
     assert all(record["train_loss"] > 0 and record["sec_per_step"] > 0 for record in steps(records))
     logged_at = [record["global_step"] for record in steps(records) if "noise_step" in record]
-    assert logged_at == [1, 3, 5, 7, 9, 11]  # every second step, as the trainer was told
+    assert logged_at == [1, 3, 5, 7, 9, 11]  # log_every_n_steps=2
     for record in steps(records):
         if "noise_step" in record:
             assert record["noise_step"] == pytest.approx(2 * record["train_loss"])
@@ -235,7 +235,7 @@ def test_manual_optimization_with_two_optimizers(tmp_path, logs):
                 loss = net(batch).pow(2).mean()
                 optimizer.zero_grad()
                 self.manual_backward(loss)
-                if batch_idx % 2:  # accumulates by itself
+                if batch_idx % 2:  # accumulates manually
                     optimizer.step()
                 losses[f"loss_{place}"] = loss.detach()
             self.log_dict(losses)
@@ -249,7 +249,7 @@ def test_manual_optimization_with_two_optimizers(tmp_path, logs):
     trainer.fit(Gan(), loader())
     callback.finish()
     records = lines_of(logs / "grey")
-    assert trainer.global_step == 6  # it counts each optimizer
+    assert trainer.global_step == 6  # the trainer counts the steps of each optimizer
     assert [record["global_step"] for record in steps(records)] == [0, 1, 2]
     assert all((record["lr"], record["lr/1"]) == (0.1, 0.2) for record in steps(records))
     assert all({"loss_0", "loss_1"} <= set(record) for record in steps(records))
@@ -540,7 +540,7 @@ from tachograph.journal import write_requests
 torch.set_num_threads(1)
 callback = TachographCallback("grey", system_interval_s=0, control_interval_s=0.05)
 
-class Ask(L.Callback):
+class SendsRequest(L.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == 3 and trainer.is_global_zero:
             run = callback.run
@@ -564,7 +564,7 @@ class Net(L.LightningModule):
 if __name__ == "__main__":
     trainer = L.Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, callbacks=[callback, *([Ask()] if sys.argv[1] == "ddp" else [])],
+        enable_checkpointing=False, callbacks=[callback, *([SendsRequest()] if sys.argv[1] == "ddp" else [])],
         **(dict(strategy="ddp", devices=2, log_every_n_steps=2) if sys.argv[1] == "ddp" else {}),
     )
     trainer.fit(Net(), torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=1))
@@ -601,7 +601,7 @@ def test_two_ranks_are_recorded_and_stop_together(script, tmp_path):
     folder = tmp_path / "logs" / "grey"
     records = lines_of(folder)
     assert records[0]["world_size"] == 2
-    assert [record["global_step"] for record in steps(records)] == [0, 1, 2, 3]  # of six: it was asked to stop
+    assert [record["global_step"] for record in steps(records)] == [0, 1, 2, 3]  # stopped after four of six
     assert (records[-1]["event"], records[-1]["status"]) == ("end", "finished")
     other = [json.loads(line) for line in (folder / "ranks" / "00001.jsonl").read_text().splitlines()]
     assert other[0]["rank"] == 1
@@ -611,37 +611,37 @@ def test_two_ranks_are_recorded_and_stop_together(script, tmp_path):
     assert len(read_ranks(RunFolder(folder))) == 2
 
 
-# Steering ------------------------------------------------------------------------------------------------------------
+# Requests ------------------------------------------------------------------------------------------------------------
 
 
-class Asking:
-    """Asks something of the run at a step, and waits until the run has heard of it."""
+class Requester:
+    """Sends a request to the run at a step, and waits until the run has received it."""
 
     def __init__(self, at, **requests):
-        self.at, self.requests, self.heard_at = at, requests, []
+        self.at, self.requests, self.received_at = at, requests, []
 
     def make(self, callback):
-        asking = self
+        requester = self
 
-        class Ask(L.Callback):
+        class SendsRequest(L.Callback):
             def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-                if trainer.global_step != asking.at or asking.heard_at:
+                if trainer.global_step != requester.at or requester.received_at:
                     return
                 run = callback.run
-                write_requests(run.folder, asking.requests, source="test")
+                write_requests(run.folder, requester.requests, source="test")
                 deadline = time.monotonic() + 5
                 panel = run._panel
                 while not (panel.stop or panel.checkpoint) and time.monotonic() < deadline:
                     time.sleep(0.01)
-                asking.heard_at.append(trainer.global_step)
+                requester.received_at.append(trainer.global_step)
 
-        return Ask()
+        return SendsRequest()
 
 
 def test_stop_and_checkpoint_requests(tmp_path, logs):
     callback = callback_in(logs)
-    asking = Asking(3, checkpoint_now=True)
-    trainer = trainer_of(tmp_path, callback, asking.make(callback), enable_checkpointing=False)
+    requester = Requester(3, checkpoint_now=True)
+    trainer = trainer_of(tmp_path, callback, requester.make(callback), enable_checkpointing=False)
     trainer.fit(module_of(), loader())
     assert trainer.global_step == 6
     saved = tmp_path / "root" / "checkpoints" / "asked-epoch=0-step=4.ckpt"
@@ -650,8 +650,8 @@ def test_stop_and_checkpoint_requests(tmp_path, logs):
     assert [record["checkpoint_path"] for record in of(lines_of(logs / "grey"), "checkpoint")] == [str(saved)]
 
     callback = callback_in(logs, "stopped")
-    asking = Asking(2, stop=True)
-    trainer = trainer_of(tmp_path, callback, asking.make(callback), max_epochs=5)
+    requester = Requester(2, stop=True)
+    trainer = trainer_of(tmp_path, callback, requester.make(callback), max_epochs=5)
     trainer.fit(module_of(), loader())
     assert trainer.global_step == 3
     callback.finish()
@@ -661,8 +661,8 @@ def test_stop_and_checkpoint_requests(tmp_path, logs):
 
 def test_requested_checkpoint_can_be_resumed(tmp_path, logs):
     callback = callback_in(logs)
-    asking = Asking(3, checkpoint_now=True)
-    trainer = trainer_of(tmp_path, callback, asking.make(callback), enable_checkpointing=False)
+    requester = Requester(3, checkpoint_now=True)
+    trainer = trainer_of(tmp_path, callback, requester.make(callback), enable_checkpointing=False)
     trainer.fit(module_of(), loader())
     callback.finish()
     callback = callback_in(logs)

@@ -1,4 +1,4 @@
-"""One Logger's Lightning integration under its names: as documented, without its faults."""
+"""One Logger's Lightning integration under its own names, as its documentation describes it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_trainer_from_config(provider):
     config = {**QUIET, "accumulate_grad_batches": 2, "callbacks": [L.callbacks.ModelCheckpoint()]}
     given = {**config, "callbacks": list(config["callbacks"])}
     trainer = one_logger.OneLoggerPTLTrainer(config, provider)
-    assert config == given  # nobody's dict is changed
+    assert config == given  # the given dict is not modified
     assert isinstance(trainer, L.Trainer)
     callback = trainer.nv_one_logger_callback
     assert isinstance(callback, TimeEventCallback)
@@ -134,7 +134,7 @@ def test_trainer_from_config(provider):
     records = exported()
     assert ended(records) == [
         "model_initialization",
-        "validation_loop",  # whether it works
+        "validation_loop",  # the sanity check
         "validation_loop",
         "checkpoint_save_sync",
         "training_loop",
@@ -144,7 +144,7 @@ def test_trainer_from_config(provider):
     loops = [record for record in records if record.get("name") == "validation_loop" and record["type"] != "start"]
     assert [loop["attributes"].get("sanity_check") for loop in loops] == [True, None]
     last = events(records, "training_metrics_update")[-1]
-    assert (last["num_iterations"], last["num_train_samples"]) == (4, 128)  # as the config says, and per step
+    assert (last["num_iterations"], last["num_train_samples"]) == (4, 128)  # batch size of the config, times steps
     [saved] = events(records, "save_checkpoint_success")
     assert (saved["current_iteration"], saved["productive_train_iterations"]) == (4, 4)
     assert len([record for record in journal() if "train_loss" in record]) == 4
@@ -183,7 +183,7 @@ def test_given_callback_is_used_once(provider):
     hooked(**QUIET).test(net(), loader(2), verbose=False)
     callback.on_testing_end()
     callback.on_app_end()
-    assert ended(exported()).count("testing_loop") == 1  # what is marked by hand is not marked twice
+    assert ended(exported()).count("testing_loop") == 1  # the user's own span is not doubled
 
 
 def test_failed_save_closes_span_and_is_not_retried(provider, monkeypatch):

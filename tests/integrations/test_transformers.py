@@ -1,4 +1,4 @@
-"""The callback for Hugging Face's `Trainer`, with the real one and a model of a few thousand parameters."""
+"""The callback, with a real Hugging Face `Trainer` and a model of a few thousand parameters."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_training_records_steps_spans_and_checkpoints(tmp_path, logs):
     assert (history.series("samples_per_sec").values > 0).all()
     evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     assert list(history.series("eval_loss").values) == list(history.series("val_loss").values) == evaluated
-    # Three batches are one step of the optimizer.
+    # Three batches form one optimizer step.
     update = named(lines_of(logs / "hf"), "training_metrics_update")[-1]
     assert (update["current_iteration"], update["num_iterations"], update["avg_batch_size"]) == (7, 8, 12)
     assert all(update[f"avg_{phase}_time_sec"] > 0 for phase in ("forward", "backward"))

@@ -83,7 +83,7 @@ def every_other(completions: list[str], log_extra: Callable[..., None] | None = 
 
 
 def build(kind: str, folder: Path, *, peft: bool = False, **more: Any) -> Any:
-    """Make a trainer that takes a few steps on a processor."""
+    """Return a trainer that runs a few steps on the CPU."""
     import trl
     from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
@@ -97,7 +97,7 @@ def build(kind: str, folder: Path, *, peft: bool = False, **more: Any) -> Any:
         from peft import LoraConfig
 
         given["peft_config"] = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    reference = {} if peft else {"ref_model": model(1)}  # another one, so that rewards are not zero
+    reference = {} if peft else {"ref_model": model(1)}  # another model, so that rewards are not zero
     pairs, prompts = Dataset.from_list(PAIRS), Dataset.from_list([{"prompt": pair["prompt"]} for pair in PAIRS])
     match kind:
         case "sft":
@@ -246,7 +246,7 @@ def test_grpo_rewards_match_reported_metrics(tmp_path, logs):
     rows = by_step(train(trainer, logs, every=1).completions())
     for step, of_step in rows.items():
         assert len(of_step) == 4
-        assert of_step[0]["prompt"] == of_step[1]["prompt"]  # a group is there as a whole
+        assert of_step[0]["prompt"] == of_step[1]["prompt"]  # a whole group
         assert mean([row["reward"] for row in of_step]) == pytest.approx(logged(trainer, "reward")[step])
         lengths = [row["rewards/length"] for row in of_step]
         assert mean(lengths) == pytest.approx(logged(trainer, "rewards/length/mean")[step])
@@ -273,11 +273,11 @@ def test_training_is_bit_identical(kind, tmp_path, logs):
             assert train(trainer, logs, every=2).completions()
         else:
             trainer.train()
-        told = [
+        history = [
             {name: value for name, value in entry.items() if "time" not in name and "per_second" not in name}
             for entry in trainer.state.log_history
         ]
-        return trainer.model.state_dict(), torch.get_rng_state(), told
+        return trainer.model.state_dict(), torch.get_rng_state(), history
 
     plain, watched = result(is_watched=False), result(is_watched=True)
     assert plain[0].keys() == watched[0].keys()
@@ -313,7 +313,7 @@ def test_small_buffer_bounds_number_of_samples(tmp_path, logs):
 def test_accumulated_batches_add_up_within_a_step(tmp_path, logs):
     trainer = build("dpo", tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=3, max_steps=2)
     rows = by_step(train(trainer, logs, every=1, max_buffer=10).completions())
-    assert [len(of_step) for of_step in rows.values()] == [2, 2]  # of three, as many as there is room for
+    assert [len(of_step) for of_step in rows.values()] == [2, 2]  # two of three fit into the buffer
 
 
 def test_evaluation_is_not_sampled(tmp_path, logs):
@@ -395,7 +395,7 @@ def test_incompatible_trainer_is_reported_once(tmp_path, logs):
 
 def test_training_error_propagates_and_patches_are_undone(tmp_path, logs):
     trainer = build("dpo", tmp_path)
-    trainer.accelerator.gather_for_metrics = None  # it will be called
+    trainer.accelerator.gather_for_metrics = None  # `compute_loss` calls it
     with pytest.raises(TypeError, match="not callable"):
         train(trainer, logs, every=1)
     assert "gather" not in vars(trainer.accelerator)
