@@ -133,7 +133,7 @@ class Completions:
     def _interval_start(self, step: int) -> int:
         """Return the step from which the current interval counts.
 
-        A loop that starts late (a resumed run) or goes back to an earlier step starts a new interval, aligned to a
+        A loop that starts late (a resumed run) or returns to an earlier step starts a new interval, aligned to a
         multiple of `every`, so that records stay at the same steps as without the interruption.
         """
         if self._flushed_step is None or step < self._flushed_step:

@@ -3,9 +3,9 @@
 How it works: Accelerate leaves the loop to the user, so there is no hook for a step. The observer wraps the methods of
 one accelerator object (`backward`, `save_state`, `load_state`, `prepare*`), and hooks into everything it prepares:
 
-- torch's step hooks of an optimizer tell when an iteration ends. They are registered with the inner optimizer, so a
-  step that is skipped (gradient accumulation, an overflow of mixed precision) does not call them.
-- forward hooks of a model tell the forward pass, in training mode only.
+- The step hooks of an optimizer end an iteration. They are registered with the inner optimizer, so a step that is
+  skipped (gradient accumulation, an overflow of mixed precision) does not call them.
+- The forward hooks of a model time the forward pass, in training mode only.
 - `__iter__` of a loader's base loader is wrapped to time each fetch. Fetches are kept until the next backward pass or
   optimizer step of a loop claims them. So an iteration starts when its first batch was requested, and an evaluation
   between two steps belongs to no iteration.

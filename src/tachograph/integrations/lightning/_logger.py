@@ -106,7 +106,7 @@ class TachographLogger(LightningSubclass):
                 trainer_run.run.event("hyperparameters", hyperparameters=new)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Record metrics of a step. The prefix of a name tells results of a validation or a test apart."""
+        """Record metrics of a step. A prefix of the name marks results of a validation or a test."""
         trainer_run = self._trainer_run
         if trainer_run.run is None:
             trainer_run.begin()  # unguarded: invalid settings must raise
@@ -149,7 +149,7 @@ class TachographLogger(LightningSubclass):
         if trainer_run.has_callback or not trainer_run.is_open or trainer_run.run is None:
             return
         with guard("logging a checkpoint"):
-            # Private attributes: the public ones tell the best checkpoint, not the one that was just saved.
+            # Private attributes: the public ones refer to the best checkpoint, not to the one just saved.
             path = getattr(checkpoint_callback, "_last_checkpoint_saved", None) or checkpoint_callback.best_model_path
             step = getattr(checkpoint_callback, "_last_global_step_saved", None)
             is_best = bool(checkpoint_callback.monitor) and path == checkpoint_callback.best_model_path

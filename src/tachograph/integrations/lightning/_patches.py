@@ -97,7 +97,7 @@ def observe_fetching(patches: Patches, trainer: Any, timer: StepTimer, before_fe
         timer: receives the times.
         before_fetch: called before each fetch, when the metrics of the previous batch are complete.
     """
-    # Private methods of the loop that tell Lightning's profiler about fetches. There is no public hook.
+    # Private methods that start and stop Lightning's own profiler around a fetch. There is no public hook.
     loop = getattr(getattr(trainer, "fit_loop", None), "epoch_loop", None)
     if not hasattr(loop, "_on_before_fetch") or not hasattr(loop, "_on_after_fetch"):
         return

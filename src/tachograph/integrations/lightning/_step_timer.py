@@ -1,8 +1,8 @@
 """Times the optimizer steps of a fit and their phases.
 
-Lightning calls back around each batch and around the parts of it, with two gaps. It has no callback before it asks the
-loader for a batch, so `_patches` observes the hooks of its fetch loop. It has none after the optimizer has stepped, so
-the end of the batch counts as the end of the step. The order of calls for one batch:
+Lightning calls hooks around each batch and around the parts of it, with two gaps. It has no hook before it fetches a
+batch, so `_patches` wraps the methods around a fetch. It has none after the optimizer has stepped, so the end of the
+batch counts as the end of the step. The order of calls for one batch:
 
     fetch_started → fetch_ended → batch_started → backward_started → backward_ended → step_started → batch_ended
 

@@ -4,7 +4,7 @@ How time is measured: the trainer calls its callbacks late. `on_step_begin` is c
 been fetched; `on_evaluate` and `on_save` are called after the evaluation and the save. So each hook keeps the time at
 which it returned (`_last_event_s`), and the next hook assigns the time in between: `on_step_begin` to data loading,
 `on_save` to the checkpoint, the first `on_prediction_step` to the evaluation. Forward and backward pass have no hooks;
-the trainer's `accelerator.backward` is wrapped to tell them apart.
+the trainer's `accelerator.backward` is wrapped to separate them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class TachographCallback(TrainerCallback):
 
     @_guarded
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Keep how long the trainer took to initialize, and observe it."""
+        """Keep the time that creating the trainer took, and observe the trainer."""
         self._init = (self._last_event_s, perf_counter())
         trainer = find_trainer(self)
         if trainer is not None:

@@ -1,7 +1,7 @@
 """Continue the run that saved a checkpoint.
 
-`on_save` writes a small file into each checkpoint that identifies its run. When training is resumed from a checkpoint,
-that file tells which run to continue.
+`on_save` writes a small file into each checkpoint that identifies its run. Training that is resumed from a checkpoint
+reads it to find the run to continue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write_run_file(run: Run, checkpoint: str, requested_name: str | None) -> Non
 
 
 def read_run_file(args: TrainingArguments, state: TrainerState, trainer: Any) -> dict[str, str]:
-    """Return which run saved the checkpoint that training is resumed from; empty if the checkpoint does not say."""
+    """Return the run file of the checkpoint that training is resumed from; empty if it has none."""
     checkpoints = resume_arguments(trainer)
     if isinstance(args.resume_from_checkpoint, str):
         checkpoints.append(args.resume_from_checkpoint)
