@@ -18,6 +18,7 @@ from accelerate.utils import ProjectConfiguration
 from torch.nn.functional import mse_loss
 
 import tachograph
+from tachograph._base.patching import Patches
 from tachograph.exceptions import ConfigError, RunNameError
 from tachograph.integrations.accelerate import TachographTracker
 from tachograph.journal import RunFolder, write_requests
@@ -275,6 +276,24 @@ def test_detach_restores_everything(logs):
     assert not optimizer.optimizer._optimizer_step_post_hooks
     train(accelerator, model, optimizer, loader)
     assert len(metric_steps(lines_of(logs / "grey"))) == 10
+
+
+def test_save_state_patched_in_class_is_still_recorded(logs, tmp_path):
+    """Zero-code instrumentation wraps the method of the class with the same helper."""
+
+    def make(save):
+        def wrapper(*arguments, **named):
+            return save(*arguments, **named)
+
+        return wrapper
+
+    with Patches() as patches:
+        patches.wrap(Accelerator, "save_state", make)
+        tracker_for(logs).attach(accelerator := Accelerator(cpu=True))
+        train(accelerator, *accelerator.prepare(*parts()))
+        accelerator.save_state(str(tmp_path / "saved"))
+        accelerator.end_training()
+    assert (tmp_path / "saved" / "tachograph.json").exists()
 
 
 def test_skipped_step_is_not_counted(logs):

@@ -119,6 +119,18 @@ def test_training_records_steps_spans_and_checkpoints(tmp_path, logs):
     assert history.num_lost_records == 0 and not history.latest("telemetry_error")
 
 
+def test_training_restores_accelerator_and_can_be_repeated(tmp_path, logs):
+    callback = callback_into(logs)
+    trainer = trainer_in(tmp_path, callback, max_steps=2)
+    for _ in range(2):
+        trainer.train()
+        assert "backward" not in vars(trainer.accelerator)
+    callback.finish()
+    for name in ("hf", "hf-2"):
+        update = named(lines_of(logs / name), "training_metrics_update")[-1]
+        assert all(update[f"avg_{phase}_time_sec"] > 0 for phase in ("forward", "backward"))
+
+
 def test_config_is_recorded(tmp_path, logs):
     callback = callback_into(logs)
     trainer_in(tmp_path, callback, learning_rate=3e-4, max_steps=2, hub_token="hf_abcdefghijklmnopqrstuvwxyz").train()
