@@ -48,7 +48,7 @@ class SampleExtractor(NamedTuple):
 
 
 def _grpo_rows(trainer: Any, batch: Any, observed: list[Any], max_rows: int) -> list[Row]:
-    logs = trainer._logs
+    logs = trainer._logs  # private: the table that the trainer fills for its own completion logs
     num_rows = len(logs["prompt"])
     group = max(1, int(getattr(trainer, "num_generations", 1)))
     max_rows = min(num_rows, max(group, max_rows // group * group))  # whole groups: one prompt's answers are compared
@@ -259,6 +259,9 @@ def _add_columns(rows: list[Row], columns: Mapping[str, Iterable[Any]]) -> list[
         for row, value in zip(rows, values, strict=False):
             row[name] = value
     return rows
+
+
+# Observed methods ----------------------------------------------------------------------------------------------------
 
 
 def _observe_nothing(trainer: Any, arguments: tuple[Any, ...]) -> list[ObservedMethod]:
