@@ -12,7 +12,7 @@ from tachograph.integrations._common.job import Names
 from tachograph.integrations.lightning._bases import LightningSubclass
 from tachograph.integrations.lightning._metrics import LoggedMetrics, prefix_metrics
 from tachograph.integrations.lightning._trainer_run import TrainerRun
-from tachograph.spans import Span, recorder_of, testing_loop, timed_span, validation_loop
+from tachograph.spans import Span, SpanScope, recorder_of, testing_loop, timed_span, validation_loop
 
 __all__ = ["EvaluationHooks", "guarded_hook"]
 
@@ -40,12 +40,12 @@ class EvaluationHooks(LightningSubclass):
     _evaluation: Span | None
     _batch_start_s: float
 
-    def _begin_evaluation(self, trainer: Any, span: Span) -> None:
+    def _begin_evaluation(self, trainer: Any, scope: SpanScope) -> None:
         self._metrics.skip(trainer)
         run = self._trainer_run.run
-        if run is None or recorder_of(run).find_open(span.name) is not None:  # the user's own code has opened one
+        if run is None or recorder_of(run).find_open(scope.name) is not None:  # the user's own code has opened one
             return
-        self._evaluation = self._trainer_run.job.begin_span(span)
+        self._evaluation = self._trainer_run.job.begin_span(scope)
 
     def _end_evaluation(self, trainer: Any, error: BaseException | None = None) -> dict[str, Any]:
         """End the open span, and return the metrics logged since it was started."""
