@@ -14,7 +14,7 @@ from tachograph.recorder._facts import config_facts, samples_per_step
 from tachograph.settings import Settings, resolve_settings, settings_table
 
 
-def test_argument_beats_environment_beats_section_beats_default(monkeypatch):
+def test_precedence_of_sources(monkeypatch):
     assert resolve_settings({}).log_every == 1
     assert resolve_settings({}, {"log_every": 2}).log_every == 2
     monkeypatch.setenv("TACHO_LOG_EVERY", "3")
@@ -26,7 +26,7 @@ def test_argument_beats_environment_beats_section_beats_default(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "value"), [("0", False), ("false", False), ("off", False), ("1", True), ("Yes", True)]
 )
-def test_switches_in_the_environment(monkeypatch, text, value):
+def test_switches_in_environment(monkeypatch, text, value):
     monkeypatch.setenv("TACHO_ENABLED", text)
     assert resolve_settings({}).enabled is value
 
@@ -43,18 +43,18 @@ def test_switches_in_the_environment(monkeypatch, text, value):
         ({"enabled": "perhaps"}, "enabled=: expected `bool`, got 'perhaps'"),
     ],
 )
-def test_wrong_settings(arguments, message):
+def test_invalid_settings(arguments, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         tachograph.init("x", **arguments)
 
 
-def test_a_wrong_environment_variable_is_named(monkeypatch):
+def test_invalid_environment_variable_is_named(monkeypatch):
     monkeypatch.setenv("TACHO_LOG_EVERY", "soon")
     with pytest.raises(ConfigError, match="environment variable TACHO_LOG_EVERY"):
         tachograph.init("x")
 
 
-def test_the_table_is_whole():
+def test_table_lists_every_setting():
     rows = settings_table()
     assert [row.name for row in rows] == list(Settings.__struct_fields__)
     assert all(row.doc.endswith(".") and row.env == f"TACHO_{row.name.upper()}" for row in rows)
@@ -78,7 +78,7 @@ config:
 """
 
 
-def test_a_config_file_drives_the_run(tmp_path):
+def test_config_file_configures_run(tmp_path):
     path = tmp_path / "train.yaml"
     path.write_text(SEED.format(log_dir=tmp_path / "logs"))
     with tachograph.init_from_config(path) as run:
@@ -95,12 +95,12 @@ def test_a_config_file_drives_the_run(tmp_path):
     assert "secret-of-mine" not in (tmp_path / "logs" / "greyjacket" / "metrics.jsonl").read_text()
 
 
-def test_a_config_dict_without_a_section(tmp_path):
+def test_config_dict_without_telemetry_section(tmp_path):
     with tachograph.init_from_config({"name": "x", "lr": 0.1}, log_dir=str(tmp_path)) as run:
         assert run.name == "x"
 
 
-def test_a_disabled_section(tmp_path):
+def test_disabled_section(tmp_path):
     with tachograph.init_from_config({"telemetry": {"enabled": False, "log_dir": str(tmp_path / "no")}}) as run:
         assert not run.enabled
     assert not (tmp_path / "no").exists()
@@ -113,30 +113,30 @@ def test_a_disabled_section(tmp_path):
         ({"tensorbord": True}, "unknown key telemetry.tensorbord; did you mean 'tensorboard'?"),
         ({"log_every": "x"}, "telemetry.log_every: expected `int`"),
         ({"wandb": "perhaps"}, "telemetry.wandb: expected `bool`"),
-        ([1], "telemetry: a section such as"),
-        ("yes", "telemetry: a section such as"),
+        ([1], "telemetry: expected a section such as"),
+        ("yes", "telemetry: expected a section such as"),
     ],
 )
-def test_wrong_sections(section, message):
+def test_invalid_sections(section, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         tachograph.init_from_config({"telemetry": section})
 
 
-def test_config_files_that_cannot_be_read(tmp_path):
+def test_unreadable_config_files(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         tachograph.init_from_config(tmp_path / "nothing.yaml")
     (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match="is not valid YAML"):
         tachograph.init_from_config(tmp_path / "bad.yaml")
     (tmp_path / "list.yaml").write_text("- 1")
-    with pytest.raises(ConfigError, match="does not hold a mapping"):
+    with pytest.raises(ConfigError, match="must hold a mapping at its top level"):
         tachograph.init_from_config(tmp_path / "list.yaml")
     (tmp_path / "code.yaml").write_text("a: !!python/object/apply:os.system ['touch /tmp/owned']")
     with pytest.raises(ConfigError, match="is not valid YAML"):
         tachograph.init_from_config(tmp_path / "code.yaml")
 
 
-def test_configs_of_many_kinds(tmp_path):
+def test_config_types(tmp_path):
     for number, config in enumerate([argparse.Namespace(lr=0.1, max_steps=5), {"lr": 0.1, "max_steps": 5}]):
         with tachograph.init(f"run{number}", config=config, log_dir=str(tmp_path)):
             pass
@@ -145,11 +145,11 @@ def test_configs_of_many_kinds(tmp_path):
         assert start["max_steps"] == 5
     with pytest.raises(ConfigError, match="a dict, a dataclass or a namespace"):
         tachograph.init("x", config="lr=0.1", log_dir=str(tmp_path))
-    with pytest.raises(ConfigError, match="list of words"):
+    with pytest.raises(ConfigError, match="expected a list of words"):
         tachograph.init("x", tags="demo", log_dir=str(tmp_path))
 
 
-def test_a_config_with_something_strange_is_kept_but_for_that(tmp_path):
+def test_config_value_that_cannot_be_stored_is_dropped(tmp_path):
     with tachograph.init("x", config={"lr": 0.1, "hook": open}, log_dir=str(tmp_path)):
         pass
     history = read(tmp_path / "x")
@@ -157,7 +157,7 @@ def test_a_config_with_something_strange_is_kept_but_for_that(tmp_path):
     assert history.latest("telemetry_error")[0]["field"] == "config.hook"
 
 
-def test_facts_that_are_not_said_are_not_guessed():
+def test_missing_facts_are_not_guessed():
     assert config_facts({}) == {}
     assert samples_per_step({}) is None
     assert samples_per_step({"effective_batch_size": 8}) == 8.0

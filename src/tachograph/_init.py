@@ -1,4 +1,7 @@
-"""`init` and `init_from_config`: from arguments, environment and config to a run that records, and its sinks."""
+"""`init` and `init_from_config`: resolve the settings, start the run, and attach its sinks.
+
+Everything that can be wrong is checked before the run folder is created: an error leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.recorder import Run, start_run
 from tachograph.records import check_run_name
 from tachograph.settings import Settings, read_config, resolve_settings
-from tachograph.sinks import SINKS, SinkFollower, load_sink
+from tachograph.sinks import Sink, SinkDriver, build_sinks
 
 if TYPE_CHECKING:
     from tachograph.sinks.notify import Channel, NotifySettings
@@ -36,26 +39,27 @@ def init(
     rules: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Run:
-    """Begin to record a run and make it the current one.
+    """Start to record a run and make it the current one.
 
     Args:
-        name: the run's folder inside `log_dir`; ``run-<date>_<time>`` if not given. A name that is in use gets a number
-            behind it, and a line says so.
-        config: the training config (a dict, a dataclass, an argparse namespace, …): stored in the `start` record with
-            secrets masked, and searched for model, LoRA and training facts.
-        resume: continue the run of that name if there is one, whether it finished, failed or crashed.
+        name: the run's folder inside `log_dir`; ``run-<date>_<time>`` if not given. If the name is in use, a number is
+            appended and a line is printed.
+        config: the training config (a dict, a dataclass, an argparse namespace, …). It is stored in the `start` record
+            with secrets masked, and searched for facts about the model, LoRA and the training.
+        resume: continue the run of that name if it exists, whether it finished, failed or crashed.
         tags: words to find the run by.
         facts: fields for the `start` record, such as ``{"trainable_params": 12_345, "max_steps": 5000}``.
         any_rank: record in this process of a distributed job even if its rank is not 0.
-        notify: who is told of what, such as ``{"slack": {"url": …}, "milestones": ["train_loss < 0.5"]}``; see
-            `docs/notifications.md`. False: nobody, whatever the environment says.
-        rules: which rules look at the run, such as ``{"plateau": False, "loss_spike": {"sigmas": 8}}``; see
+        notify: the channels to notify and when, such as ``{"slack": {"url": …}, "milestones": ["train_loss < 0.5"]}``;
+            see `docs/notifications.md`. False turns notifications off, whatever the environment says.
+        rules: the diagnostic rules to use, such as ``{"plateau": False, "loss_spike": {"sigmas": 8}}``; see
             `docs/diagnosis.md`.
         section: the `telemetry` section of a config file; see `init_from_config`.
-        settings: any of the settings, such as `log_dir`, `log_every`, `tensorboard` or `enabled`.
+        settings: any of the settings in `docs/settings.md`, such as `log_dir`, `log_every`, `enabled` or
+            ``sinks=["tensorboard", {"wandb": {"project": "demo"}}]``.
 
     Raises:
-        ConfigError: for a setting that does not exist, is out of its range or needs a package that is not installed.
+        ConfigError: for a setting that is unknown, out of range or needs a package that is not installed.
         RunNameError: for a name that cannot be a folder.
         LogDirError: if the folder cannot be written.
 
@@ -67,29 +71,29 @@ def init(
     notify_section, rules_section = section.pop("notify", None), section.pop("rules", None)
     chosen = resolve_settings(settings, section)
     if isinstance(tags, str) or not isinstance(tags, Iterable):
-        raise ConfigError(f"tags={tags!r}: a list of words is expected, such as tags=['baseline']")
+        raise ConfigError(f"tags={tags!r}: expected a list of words, such as tags=['baseline']")
     if facts is not None and not isinstance(facts, Mapping):
-        raise ConfigError(f"facts={facts!r}: a dict is expected")
+        raise ConfigError(f"facts={facts!r}: expected a dict")
     if name is not None:
         check_run_name(name)
-    sinks = [load_sink(sink) for sink in SINKS if chosen.enabled and getattr(chosen, sink)]
-    wanted = _wanted(notify, notify_section) if chosen.enabled else None
-    thresholds = resolve_rules(_rules(rules, rules_section)) if chosen.diagnose else None
+    sinks = build_sinks(chosen.sinks) if chosen.enabled else []
+    channels = _open_channels(notify, notify_section) if chosen.enabled else None
+    thresholds = resolve_rules(_select_rules(rules, rules_section)) if chosen.diagnose else None
     name = name or time.strftime("run-%Y%m%d_%H%M%S")
-    began_s = time.time()
+    start_s = time.time()
     run = start_run(
         name, chosen, config=config, resume=resume, tags=tags, facts=facts, any_rank=any_rank, rules=thresholds
     )
     if run.folder is not None:
+        if channels is not None:
+            sinks += _notify_sink(run, *channels, start_s)
         for sink in sinks:
-            run.add_follower(SinkFollower(run.folder, sink, run.report_error))
-    if wanted is not None:
-        _notify(run, *wanted, began_s)
+            run.add_follower(SinkDriver(run.folder, sink, run.report_error))
     return run
 
 
-def _rules(rules: Any, section: Any) -> Any:
-    """Return what is said of the rules: by the argument, else the environment, else the config."""
+def _select_rules(rules: Any, section: Any) -> Any:
+    """Return the configuration of the rules: from the argument, else the environment, else the config."""
     if rules is not None:
         return rules
     text = os.environ.get("TACHO_RULES")
@@ -98,41 +102,40 @@ def _rules(rules: Any, section: Any) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        what = """a JSON object is expected, such as {"plateau": false}"""
-        raise ConfigError(f"environment variable TACHO_RULES: {what}, got {text[:80]!r} ({error})") from None
+        expected = """a JSON object is expected, such as {"plateau": false}"""
+        raise ConfigError(f"environment variable TACHO_RULES: {expected}, got {text[:80]!r} ({error})") from None
 
 
-def _wanted(
+def _open_channels(
     notify: Mapping[str, Any] | bool | None, section: Mapping[str, Any] | bool | None
 ) -> tuple[NotifySettings, list[Channel]] | None:
-    """Return who is to be told of what; None, and nothing is imported for it, where nobody speaks of it."""
+    """Resolve the settings of notifications; return None, without importing anything, if there are none."""
     if not notify and not section and not any(name.startswith("TACHO_NOTIFY_") for name in os.environ):
         return None
     from tachograph.sinks.notify import open_channels, resolve_notify
 
-    wanted = resolve_notify(notify, section)
-    return wanted, open_channels(wanted)
+    settings = resolve_notify(notify, section)
+    return settings, open_channels(settings)
 
 
-def _notify(run: Run, settings: NotifySettings, channels: list[Channel], began_s: float) -> None:
-    from tachograph.sinks.notify import NotifyFollower, warnings_of
+def _notify_sink(run: Run, settings: NotifySettings, channels: list[Channel], start_s: float) -> list[Sink]:
+    """Return the sink that sends notifications, or an empty list if no channel is configured."""
+    from tachograph.sinks.notify import NotifySink, config_warnings
 
-    if run.folder is None or not channels:
-        return
-    for line in warnings_of(settings):
+    if not channels:
+        return []
+    for line in config_warnings(settings):
         run.print_line(line)
     run.print_line(f"notifying {', '.join(channel.name for channel in channels)}")
-    run.add_follower(
-        NotifyFollower(run.folder, settings, channels, report=run.report_error, say=run.print_line, began_s=began_s)
-    )
+    return [NotifySink(settings, channels, report=run.report_error, print_line=run.print_line, start_s=start_s)]
 
 
 def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **settings: Any) -> Run:
-    """Begin a run as a training config says: its `telemetry` section, its `name`, and all of it as the snapshot.
+    """Start a run from a training config: its `telemetry` section, its `name`, and all of it as the config snapshot.
 
     Args:
         config: the config, or the path of a YAML or JSON file.
-        settings: settings that win over the section; also `name`, `resume`, `tags` and `facts` of `init`.
+        settings: settings that override the section; also `name`, `resume`, `tags` and `facts` of `init`.
 
     Raises:
         ConfigError: if the file cannot be read, or the section has an unknown key or a wrong value.
@@ -141,23 +144,23 @@ def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **setti
         >>> run = tachograph.init_from_config("config/train_lora.yaml")
     """
     if not isinstance(config, (str, os.PathLike, Mapping)):
-        raise ConfigError(f"a config or the path of one is expected, got {config!r}")
+        raise ConfigError(f"expected a config or the path of one, got {config!r}")
     values = config if isinstance(config, Mapping) else read_config(Path(config))
     section = values.get("telemetry", {})
     if section is None:
         section = {}
     if not isinstance(section, Mapping):
         raise ConfigError(
-            f"telemetry: a section such as `telemetry: {{enabled: true}}` is expected, got {type(section).__name__}"
+            f"telemetry: expected a section such as `telemetry: {{enabled: true}}`, got {type(section).__name__}"
         )
     known = (*Settings.__struct_fields__, "notify", "rules")
     for key in section:
         if key not in known:
             raise ConfigError(f"unknown key telemetry.{key}{did_you_mean(str(key), known)}")
-    return init(settings.pop("name", None) or _name(values), config=values, section=section, **settings)
+    return init(settings.pop("name", None) or _run_name(values), config=values, section=section, **settings)
 
 
-def _name(values: Mapping[str, Any]) -> str | None:
+def _run_name(values: Mapping[str, Any]) -> str | None:
     inner = values.get("config")
     name = values.get("name") or (inner.get("name") if isinstance(inner, Mapping) else None)
     return str(name) if name else None

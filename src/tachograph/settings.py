@@ -1,13 +1,16 @@
 """All settings in one table: the fields of `Settings`.
 
-A value is taken from the argument of `init`, else the environment variable ``TACHO_<NAME>``, else the ``telemetry``
+Each value comes from the argument of `init`, else the environment variable ``TACHO_<NAME>``, else the ``telemetry``
 section of a config file, else the default below. The table feeds the documentation and the error messages.
+
+Two settings name sinks: the list `sinks`, and a switch for each of the oldest sinks (`tensorboard`, `wandb`), which
+existing configs use. `_merge_switches` combines them, so that the rest of the code only reads `Settings.sinks`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,53 +23,67 @@ __all__ = ["Settings", "SettingRow", "parse_switch", "read_config", "resolve_set
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What can be set for a run."""
+    """The settings of a run."""
 
-    enabled: Annotated[bool, Meta(description="Record at all. When false, `init` returns a run that does nothing.")] = (
-        True
-    )
+    enabled: Annotated[
+        bool, Meta(description="Record the run. When false, `init` returns a run that does nothing.")
+    ] = True
     log_dir: Annotated[str, Meta(description="Folder that holds one folder per run.", min_length=1)] = "./logs"
     log_every: Annotated[
-        int, Meta(description="Write a step record every this many steps; what lies between is summarised.", ge=1)
+        int, Meta(description="Steps per step record; the steps in between are summarised in it.", ge=1)
     ] = 1
     session_tag: Annotated[
-        str, Meta(description="Same for all runs that are one logical job; derived from the run if not given.")
+        str, Meta(description="Groups the runs of one logical job; derived from the run if empty.")
     ] = ""
-    perf_tag: Annotated[str, Meta(description="Same for all runs whose speed should be comparable.")] = ""
-    csv: Annotated[bool, Meta(description="Keep `metrics.csv` beside the journal.")] = True
+    perf_tag: Annotated[str, Meta(description="Groups runs whose speed is comparable.")] = ""
+    csv: Annotated[bool, Meta(description="Write `metrics.csv` next to the journal.")] = True
+    sinks: Annotated[
+        dict[str, dict[str, Any]],
+        Meta(description="Sinks to export the run to, such as `tensorboard`, optionally with options; see sinks.md."),
+    ] = {}
     tensorboard: Annotated[
-        bool, Meta(description="Write TensorBoard event files into the run folder; needs `tachograph[tensorboard]`.")
+        bool, Meta(description="Short for the sink `tensorboard` without options; needs `tachograph[tensorboard]`.")
     ] = False
     wandb: Annotated[
-        bool, Meta(description="Send the run to W&B, as its own environment says; needs `tachograph[wandb]`.")
+        bool, Meta(description="Short for the sink `wandb` without options; needs `tachograph[wandb]`.")
     ] = False
     console: Annotated[bool, Meta(description="Print the `[telemetry]` lines.")] = True
-    flush_interval_s: Annotated[float, Meta(description="Longest time a record waits in memory.", ge=0.01, le=1.0)] = (
+    flush_interval_s: Annotated[float, Meta(description="Maximum time a record waits in memory.", ge=0.01, le=1.0)] = (
         0.5
     )
     buffer_size: Annotated[
-        int, Meta(description="Most records that wait in memory; further ones are dropped and counted.", ge=16)
+        int,
+        Meta(description="Maximum number of records that wait in memory; further ones are dropped and counted.", ge=16),
     ] = 16_384
     exit_timeout_s: Annotated[
-        float, Meta(description="Longest time `finish` and the end of the process wait for the disk.", ge=0, le=600)
+        float,
+        Meta(
+            description="Maximum time `finish` and the exit of the process wait for the disk and the sinks.",
+            ge=0,
+            le=600,
+        ),
     ] = 5.0
     system_interval_s: Annotated[
         float,
-        Meta(description="Seconds between samples of CPU, memory, disk, network and GPU; 0: none.", ge=0, le=86_400),
+        Meta(
+            description="Seconds between samples of CPU, memory, disk, network and GPU; 0 turns them off.",
+            ge=0,
+            le=86_400,
+        ),
     ] = 5.0
     control_interval_s: Annotated[
-        float, Meta(description="Seconds between looks at `control.json`; 0 turns remote control off.", ge=0, le=60)
+        float, Meta(description="Seconds between polls of `control.json`; 0 turns remote control off.", ge=0, le=60)
     ] = 2.0
     control_gap_s: Annotated[
-        float, Meta(description="Shortest time between two changes of the same control.", ge=0, le=86_400)
+        float, Meta(description="Minimum time between two changes of the same control.", ge=0, le=86_400)
     ] = 30.0
     diagnose: Annotated[
-        bool, Meta(description="Let rules look at the run and record alerts; `rules` sets their thresholds.")
+        bool, Meta(description="Check the run with diagnostic rules and record alerts; `rules` sets their thresholds.")
     ] = True
     hooks: Annotated[
-        bool, Meta(description="Record unhandled exceptions and SIGTERM, then run the handlers that were there.")
+        bool, Meta(description="Record unhandled exceptions and SIGTERM, then call the previous handlers.")
     ] = True
-    git: Annotated[bool, Meta(description="Ask `git` for the commit when the run starts.")] = True
+    git: Annotated[bool, Meta(description="Record the git commit when the run starts.")] = True
 
 
 class SettingRow(NamedTuple):
@@ -84,30 +101,54 @@ def settings_table() -> list[SettingRow]:
     rows = []
     for field in msgspec.structs.fields(Settings):
         base, meta = field.type.__origin__, field.type.__metadata__[0]
-        rows.append(SettingRow(field.name, _env(field.name), base.__name__, field.default, meta.description))
+        # `sinks` is written as a list and stored as a dict, whose default msgspec makes with a factory.
+        kind, default = ("list", "") if field.name == "sinks" else (base.__name__, field.default)
+        rows.append(SettingRow(field.name, _env(field.name), kind, default, meta.description))
     return rows
 
 
+_DEFAULT, _SECTION, _ENVIRONMENT, _ARGUMENT = range(4)
+"""Where a value comes from, in ascending order of precedence."""
+
+
 def resolve_settings(arguments: Mapping[str, Any], section: Mapping[str, Any] | None = None) -> Settings:
-    """Settle every setting: argument (unless None), environment, config section, default.
+    """Resolve every setting: argument (unless None), environment, config section, default.
 
     Raises:
-        ConfigError: for an unknown name or a value of the wrong type or range, naming where it came from.
+        ConfigError: for an unknown name or a value of the wrong type or range, naming its source.
     """
     values: dict[str, Any] = {}
-    for field in msgspec.structs.fields(Settings):
-        name = field.name
+    sources = dict.fromkeys(Settings.__struct_fields__, _DEFAULT)
+    for name in Settings.__struct_fields__:
         if arguments.get(name) is not None:
-            values[name] = _checked(name, arguments[name], f"{name}=")
-        elif os.environ.get(_env(name)):  # empty means not set
-            values[name] = _checked(name, os.environ[_env(name)], f"environment variable {_env(name)}")
+            values[name], sources[name] = _convert(name, arguments[name], f"{name}="), _ARGUMENT
+        elif os.environ.get(_env(name)):  # an empty variable counts as unset
+            origin = f"environment variable {_env(name)}"
+            values[name], sources[name] = _convert(name, os.environ[_env(name)], origin), _ENVIRONMENT
         elif section is not None and name in section:
-            values[name] = _checked(name, section[name], f"telemetry.{name}")
+            values[name], sources[name] = _convert(name, section[name], f"telemetry.{name}"), _SECTION
     for origin, given in (("", arguments), ("telemetry.", section or {})):
         for name in given:
             if name not in Settings.__struct_fields__:
                 raise ConfigError(f"unknown setting {origin}{name}{did_you_mean(name, Settings.__struct_fields__)}")
+    _merge_switches(values, sources)
     return Settings(**values)
+
+
+def _merge_switches(values: dict[str, Any], sources: Mapping[str, int]) -> None:
+    """Apply the switches `tensorboard` and `wandb` to the list of sinks.
+
+    A switch applies unless the list comes from a source of higher precedence. So `TACHO_WANDB=0` turns off a sink that
+    the config file lists, and `TACHO_SINKS` is not affected by a `wandb: false` that a config file has by habit.
+    """
+    sinks = dict(values.get("sinks", {}))
+    for switch in ("tensorboard", "wandb"):
+        if switch in values and sources[switch] >= sources["sinks"]:
+            if values[switch]:
+                sinks.setdefault(switch, {})
+            else:
+                sinks.pop(switch, None)
+    values["sinks"] = sinks
 
 
 def _env(name: str) -> str:
@@ -119,7 +160,7 @@ _TRUE = {"1", "true", "yes", "on"}
 
 
 def parse_switch(value: Any) -> Any:
-    """Return true or false for a text that says so, and anything else as it is."""
+    """Return the bool that a text such as "on" or "0" stands for, and any other value unchanged."""
     if not isinstance(value, str):
         return value
     return {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(value.strip().lower(), value)
@@ -129,7 +170,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the content of a YAML or JSON config.
 
     Raises:
-        ConfigError: if it cannot be read or holds no mapping.
+        ConfigError: if it cannot be read or is not a mapping.
     """
     import yaml
 
@@ -138,16 +179,18 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the config {str(path)!r}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        # Their own text quotes the lines around the fault, and there may be a secret in them.
+        # The parser's own message quotes the surrounding lines, which may contain a secret.
         where = f" at line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) is not None else ""
         what = getattr(error, "problem", None) or type(error).__name__
         raise ConfigError(f"{str(path)!r} is not valid YAML{where}: {what}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{str(path)!r} does not hold a mapping at its top")
+        raise ConfigError(f"{str(path)!r} must hold a mapping at its top level")
     return values
 
 
-def _checked(name: str, value: Any, origin: str) -> Any:
+def _convert(name: str, value: Any, origin: str) -> Any:
+    if name == "sinks":
+        return _parse_sinks(value, origin)
     wanted = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
     given = value
     if wanted.__origin__ is bool:
@@ -161,3 +204,39 @@ def _checked(name: str, value: Any, origin: str) -> Any:
     except msgspec.ValidationError as error:
         wanted_text = str(error).partition(", got ")[0]
         raise ConfigError(f"{origin}: {wanted_text[0].lower()}{wanted_text[1:]}, got {given!r}") from None
+
+
+def _parse_sinks(value: Any, origin: str) -> dict[str, dict[str, Any]]:
+    """Return the options of each sink by its name, from a list of names and ``{name: options}``, or from a text.
+
+    No message quotes a value, because an option may be a secret.
+    """
+    expected = f'{origin}: expected a list such as ["tensorboard", {{"wandb": {{"project": "demo"}}}}]'
+    if isinstance(value, str):
+        value = _decode_sinks(value, expected)
+    if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
+        raise ConfigError(f"{expected}, got {type(value).__name__}")
+    sinks: dict[str, dict[str, Any]] = {}
+    for item in value:
+        if isinstance(item, Mapping) and len(item) > 1:
+            names = ", ".join(map(str, item))
+            raise ConfigError(f"{expected}, got one entry with several names ({names}): indent the options of a sink")
+        name, options = next(iter(item.items())) if isinstance(item, Mapping) and item else (item, {})
+        options = {} if options is None else options
+        if not isinstance(name, str) or not isinstance(options, Mapping):
+            raise ConfigError(f"{expected}, got an entry of type {type(item).__name__}")
+        if not all(isinstance(option, str) for option in options):
+            raise ConfigError(f"{origin}: the options of {name!r} must have texts as names")
+        if name in sinks:
+            raise ConfigError(f"{origin}: the sink {name!r} is listed twice")
+        sinks[name] = dict(options)
+    return sinks
+
+
+def _decode_sinks(text: str, expected: str) -> Any:
+    if not text.lstrip().startswith(("[", "{")):
+        return [name.strip() for name in text.split(",") if name.strip()]
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{expected}, got invalid JSON ({error})") from None

@@ -11,7 +11,7 @@ import pytest
 import tachograph
 from tachograph.journal import RunFolder
 from tachograph.reader import read
-from tachograph.sinks import SinkFollower
+from tachograph.sinks import SinkDriver
 from tests.conftest import wait_for
 
 
@@ -28,7 +28,7 @@ def scalars(folder):
     }
 
 
-def test_tensorboard_gets_every_number(logs):
+def test_tensorboard_receives_every_number(logs):
     for first in (0, 10):  # the second attempt goes on where the first left off
         with tachograph.init(
             "x", log_dir=str(logs), tensorboard=True, resume=True, git=False, system_interval_s=0.1
@@ -45,7 +45,7 @@ def test_tensorboard_gets_every_number(logs):
     assert "phase" not in found
 
 
-def test_wandb_offline_gets_the_run(logs, monkeypatch, tmp_path):
+def test_wandb_receives_run_offline(logs, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     config = {"lr": 0.125, "api_key": "opaque"}
@@ -61,7 +61,7 @@ def test_wandb_offline_gets_the_run(logs, monkeypatch, tmp_path):
     assert read(logs / "x").latest("telemetry_error") == []
 
 
-def test_a_missing_package_is_told_at_once_with_the_remedy(logs, script):
+def test_missing_package_fails_at_setup_with_remedy(logs, script):
     code, _out, err = script(
         """
         import sys
@@ -100,10 +100,10 @@ class Flaky:
         pass
 
 
-def test_a_sink_that_fails_loses_nothing_and_is_told_once(logs):
+def test_failing_sink_is_retried_and_reported_once(logs):
     sink = Flaky(num_failures=2)
     with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
-        run.add_follower(SinkFollower(run.folder, sink, run.report_error))
+        run.add_follower(SinkDriver(run.folder, sink, run.report_error))
         for step in range(100):
             run.log(a=float(step), step=step)
         wait_for(lambda: sink.records, 15)
@@ -114,24 +114,24 @@ def test_a_sink_that_fails_loses_nothing_and_is_told_once(logs):
     assert "hf_x" not in told[0]["reason"]
 
 
-def test_a_sink_that_hangs_does_not_keep_the_process(logs, capsys):
+def test_hanging_sink_does_not_delay_exit(logs, capsys):
     run = tachograph.init("x", log_dir=str(logs), git=False, exit_timeout_s=1.0)
-    run.add_follower(SinkFollower(run.folder, Flaky(slow_s=30.0), run.report_error))
+    run.add_follower(SinkDriver(run.folder, Flaky(slow_s=30.0), run.report_error))
     run.log(a=1.0)
     began_s = time.monotonic()
     assert run.finish() is True  # the journal is whole
     assert time.monotonic() - began_s < 3
-    assert "flaky did not take all records of 'x'; they are in the journal" in capsys.readouterr().out
+    assert "flaky did not receive all records of 'x'; the journal has them" in capsys.readouterr().out
 
 
-def test_each_sink_has_a_cursor_of_its_own(logs):
+def test_each_sink_has_its_own_cursor(logs):
     with tachograph.init("x", log_dir=str(logs), git=False) as run:
         run.log(a=1.0)
     folder = RunFolder(logs / "x")
 
     def follow():
         sink = Flaky()
-        follower = SinkFollower(folder, sink, lambda *_: None)
+        follower = SinkDriver(folder, sink, lambda *_: None)
         follower.start()
         assert follower.close(10)
         return sink.records
@@ -143,7 +143,7 @@ def test_each_sink_has_a_cursor_of_its_own(logs):
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_sinks_are_not_imported_unless_asked_for(logs, script, name):
+def test_sinks_are_imported_only_if_configured(logs, script, name):
     script(
         f"""
         import sys, tachograph
@@ -155,12 +155,12 @@ def test_sinks_are_not_imported_unless_asked_for(logs, script, name):
     ).ok()
 
 
-def test_a_journal_that_was_put_back_is_not_handed_on_twice(logs):
+def test_restored_journal_is_not_exported_twice(logs):
     import shutil
 
     sink = Flaky()
     with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
-        run.add_follower(SinkFollower(run.folder, sink, run.report_error))
+        run.add_follower(SinkDriver(run.folder, sink, run.report_error))
         for step in range(50):
             run.log(a=float(step), step=step)
         wait_for(lambda: sum(record["event"] == "step" for record in sink.records) == 50, 10)
@@ -171,7 +171,7 @@ def test_a_journal_that_was_put_back_is_not_handed_on_twice(logs):
     assert [record["a"] for record in sink.records if record["event"] == "step"] == [float(step) for step in range(80)]
 
 
-def test_a_sink_is_opened_again_after_a_failure(logs):
+def test_sink_is_reopened_after_failure(logs):
     class Counting(Flaky):
         num_opened = 0
 
@@ -180,7 +180,7 @@ def test_a_sink_is_opened_again_after_a_failure(logs):
 
     sink = Counting(num_failures=1)
     with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
-        run.add_follower(SinkFollower(run.folder, sink, run.report_error))
+        run.add_follower(SinkDriver(run.folder, sink, run.report_error))
         run.log(a=1.0)
         wait_for(lambda: sink.records, 15)
     assert sink.num_opened == 2

@@ -1,33 +1,35 @@
-"""Parts that are looked up by name: ours, and those that other packages add through entry points.
+"""Looks up extensions by name: built-in ones, and those that other packages add through entry points.
 
 A package adds a sink, an importer or a rule by declaring an entry point in its own `pyproject.toml`:
 
     [project.entry-points."tachograph.sinks"]
     clearml = "clearml_tachograph:ClearMLSink"
 
-Nothing is imported before it is asked for. A name of ours always wins, so that installing a package cannot replace a
-built-in part.
+An extension is imported when it is first used, not before. A built-in name always wins, so installing a package cannot
+replace a built-in extension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tachograph.exceptions import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["Registry"]
 
 
 class Registry:
-    """The parts of one kind, by name.
+    """The extensions of one kind, by name.
 
     Args:
-        kind: what one of them is called in messages, such as `sink`.
+        kind: the word for one of them in messages, such as `sink`.
         group: the entry-point group, such as `tachograph.sinks`.
-        built_in: our own parts, each as `module:attribute`.
+        built_in: the built-in extensions, each as `module:attribute`.
     """
 
     def __init__(self, kind: str, group: str, built_in: Mapping[str, str]) -> None:
@@ -36,14 +38,14 @@ class Registry:
         self.built_in = dict(built_in)
 
     def names(self) -> list[str]:
-        """Return the names of all parts, built-in ones first."""
+        """Return the names of all extensions: built-in ones first, then installed ones in alphabetical order."""
         return [*self.built_in, *sorted(self._installed())]
 
     def load(self, name: str) -> Any:
-        """Import a part and return it.
+        """Import an extension and return it.
 
         Raises:
-            ConfigError: if there is no such part, or a package that it needs is not installed.
+            ConfigError: if the name is unknown or ambiguous, or the import fails.
         """
         if name in self.built_in:
             module, _, attribute = self.built_in[name].partition(":")
@@ -57,16 +59,27 @@ class Registry:
         installed = self._installed()
         if name not in installed:
             known = [*self.built_in, *sorted(installed)]
-            raise ConfigError(f"unknown {self.kind} {name!r}{did_you_mean(name, known)}; available: {', '.join(known)}")
-        point = installed[name]
-        package = point.dist.name if point.dist is not None else point.value
+            hint = did_you_mean(name, known) or "."
+            raise ConfigError(f"unknown {self.kind} {name!r}{hint} Available: {', '.join(known)}")
+        packages = ", ".join(sorted(_package_name(point) for point in installed[name]))
+        if len(installed[name]) > 1:
+            raise ConfigError(f"several packages provide the {self.kind} {name!r}: {packages}; uninstall all but one")
         try:
-            return point.load()
-        except Exception as error:  # a package of somebody else: whatever its import raises
+            return installed[name][0].load()
+        except Exception as error:  # third-party code may raise anything while it is imported
             raise ConfigError(
-                f"{self.kind} {name!r} of package {package!r} cannot be loaded: {type(error).__name__}: {error}"
+                f"{self.kind} {name!r} of package {packages!r} cannot be loaded: {type(error).__name__}: {error}"
             ) from error
 
-    def _installed(self) -> dict[str, EntryPoint]:
-        found = {point.name: point for point in entry_points(group=self.group)}
-        return {name: point for name, point in found.items() if name not in self.built_in}
+    def _installed(self) -> dict[str, list[EntryPoint]]:
+        from importlib.metadata import entry_points  # slow to import, and not needed for built-in names
+
+        found: dict[str, list[EntryPoint]] = {}
+        for point in entry_points(group=self.group):
+            if point.name not in self.built_in:
+                found.setdefault(point.name, []).append(point)
+        return found
+
+
+def _package_name(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value

@@ -19,16 +19,16 @@ from tachograph.sinks.notify import (
     Channel,
     DeliveryError,
     NotifySettings,
+    config_warnings,
     notify_table,
     open_channels,
     resolve_notify,
     sample_message,
-    warnings_of,
 )
 
 __all__ = ["notify"]
 
-_NOTHING = """No channel is configured, so nobody is told. Set one, for example:
+_NO_CHANNEL = """No channel is configured. Set one, for example:
 
   export TACHO_NOTIFY_SLACK_URL='https://hooks.slack.com/services/…'
   tacho notify test
@@ -40,18 +40,18 @@ or in a config file, for tachograph.init_from_config and `tacho notify test --co
       slack: {url: "https://hooks.slack.com/services/…"}
       milestones: ["train_loss < 0.5"]
 
-`tacho notify settings` lists all there is to set."""
+`tacho notify settings` lists all settings."""
 
 
 @click.group()
 def notify() -> None:
-    """Tell people what happens to runs: Lark, Slack, Discord, a webhook or e-mail."""
+    """Send notifications about runs to Lark, Slack, Discord, a webhook or e-mail."""
 
 
 @notify.command("settings")
 @json_option
 def settings(as_json: bool) -> None:
-    """List every setting of notifications: its key below `telemetry.notify`, its environment variable, its meaning."""
+    """List the settings of notifications: key below `telemetry.notify`, environment variable and meaning."""
     rows = notify_table()
     if as_json:
         click.echo(json_text([row._asdict() for row in rows]))
@@ -61,51 +61,53 @@ def settings(as_json: bool) -> None:
 
 
 @notify.command("test")
-@click.option("--channel", type=click.Choice(list(CHANNELS)), help="Only this one; every configured one if not given.")
 @click.option(
-    "--config", "config_path", type=click.Path(dir_okay=False), help="Config with a `telemetry.notify` section."
+    "--channel", type=click.Choice(list(CHANNELS)), help="Test only this channel; all configured channels if not given."
 )
 @click.option(
-    "--event", type=click.Choice(list(EVENTS)), default="complete", show_default=True, help="What to tell of."
+    "--config", "config_path", type=click.Path(dir_okay=False), help="Config file with a `telemetry.notify` section."
+)
+@click.option(
+    "--event", type=click.Choice(list(EVENTS)), default="complete", show_default=True, help="Event to send a sample of."
 )
 @json_option
 def test(channel: str | None, config_path: str | None, event: str, as_json: bool) -> None:
-    """Send a sample message through each configured channel now, and say whether it arrived."""
-    chosen = resolve_notify(None, _section(config_path))
-    channels = _chosen(open_channels(chosen), channel)
+    """Send a sample message to each configured channel and show whether it arrived."""
+    chosen = resolve_notify(None, _read_section(config_path))
+    channels = _select_channels(open_channels(chosen), channel)
     if not channels:
-        click.echo(json_text([]) if as_json else _NOTHING)
+        click.echo(json_text([]) if as_json else _NO_CHANNEL)
         raise SystemExit(1)
     results = []
-    for line in [] if as_json else warnings_of(chosen):
+    for line in [] if as_json else config_warnings(chosen):
         click.echo(line)
     for one in channels:
-        results.append(_tried(one, chosen, event))
+        results.append(_send_sample(one, chosen, event))
         if not as_json:
-            click.echo(_told(results[-1]))
+            click.echo(_format_result(results[-1]))
     if as_json:
         click.echo(json_text(results))
     if not all(result["arrived"] for result in results):
         raise SystemExit(1)
 
 
-def _section(config_path: str | None) -> Any:
+def _read_section(config_path: str | None) -> Any:
     if config_path is None:
         return None
     telemetry = read_config(Path(config_path)).get("telemetry")
     return telemetry.get("notify") if isinstance(telemetry, dict) else None
 
 
-def _chosen(channels: list[Channel], name: str | None) -> list[Channel]:
+def _select_channels(channels: list[Channel], name: str | None) -> list[Channel]:
     chosen = [channel for channel in channels if name in (None, channel.name)]
     if channels and not chosen:
-        known = ", ".join(channel.name for channel in channels)
-        raise ConfigError(f"--channel {name}: it is not configured; configured are {known}")
+        configured = ", ".join(channel.name for channel in channels)
+        raise ConfigError(f"--channel {name}: not configured; configured channels: {configured}")
     return chosen
 
 
-def _tried(channel: Channel, settings: NotifySettings, event: str) -> dict[str, Any]:
-    began_s = time.monotonic()
+def _send_sample(channel: Channel, settings: NotifySettings, event: str) -> dict[str, Any]:
+    start_s = time.monotonic()
     failure = None
     try:
         channel.send(sample_message(event, settings, host=socket.gethostname()), settings.timeout_s)
@@ -114,12 +116,12 @@ def _tried(channel: Channel, settings: NotifySettings, event: str) -> dict[str, 
     return {
         "channel": channel.name,
         "arrived": failure is None,
-        "seconds": round(time.monotonic() - began_s, 3),
+        "seconds": round(time.monotonic() - start_s, 3),
         "failure": failure,
     }
 
 
-def _told(result: dict[str, Any]) -> str:
+def _format_result(result: dict[str, Any]) -> str:
     if result["arrived"]:
         return f"{result['channel']}: arrived in {result['seconds']:.2f} s"
     return f"{result['channel']}: failed after {result['seconds']:.2f} s: {safe(result['failure'], 400)}"

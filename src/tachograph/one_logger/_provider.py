@@ -22,7 +22,7 @@ from tachograph.one_logger._export_config import ExporterConfig, make_exporters,
 from tachograph.one_logger._exporter import Exporter
 from tachograph.one_logger._relay import ExporterSink
 from tachograph.recorder import DisabledRun, Run, latest_run
-from tachograph.sinks import SinkFollower
+from tachograph.sinks import SinkDriver
 from tachograph.spans import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     ExportCustomizationMode,
@@ -69,7 +69,7 @@ class TrainingTelemetryProvider:
         self._config: OneLoggerConfig | None = None
         self._recorder: TrainingRecorder | None = None
         self._handlers: list[logging.Handler] = []
-        self._followers: list[SinkFollower] = []
+        self._drivers: list[SinkDriver] = []
         self._is_disabled = False
 
     def reset(self) -> None:
@@ -79,8 +79,8 @@ class TrainingTelemetryProvider:
             recorder.run.finish()
         elif recorder is not None and recorder.run.status == "running":
             recorder.run.flush()
-            for follower in self._followers:
-                recorder.run.remove_follower(follower)
+            for driver in self._drivers:
+                recorder.run.remove_follower(driver)
             recorder.propagates, recorder.identity = False, {}
             recorder.customize_export(ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
         for handler in self._handlers:
@@ -226,9 +226,9 @@ class TrainingTelemetryProvider:
         else:
             for index, exporter in enumerate(self._exporters):
                 sink = ExporterSink(exporter, _cursor_name(exporter, index), run.report_error)
-                follower = SinkFollower(run.folder, sink, run.report_error, from_start=not run.resumed)
-                self._followers.append(follower)
-                run.add_follower(follower)
+                driver = SinkDriver(run.folder, sink, run.report_error, from_start=not run.resumed)
+                self._drivers.append(driver)
+                run.add_follower(driver)
         return recorder
 
     def _attach_again(self, name: str | None) -> TrainingRecorder:

@@ -1,7 +1,7 @@
-"""Weights & Biases: metrics, config and state of a run, in the project that `WANDB_PROJECT` names.
+"""Weights & Biases: metrics, config and state of a run.
 
-`WANDB_MODE=offline` keeps everything on this machine. Steps are sent as the metric `global_step`, which the charts use
-as their axis: W&B's own step may not go back, and a resumed run does.
+Steps are sent as the metric `global_step`, which the charts use as their x-axis: W&B's own step may only increase, but
+the steps of a resumed run may start again from an earlier checkpoint.
 """
 
 from __future__ import annotations
@@ -12,27 +12,55 @@ from typing import Any
 
 import wandb
 
+from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.journal import RunFolder
-from tachograph.sinks._follower import metrics_of
+from tachograph.sinks._sink import scalar_metrics
 
 __all__ = ["WandbSink"]
 
+_MODES = ("online", "offline", "disabled", "shared")
+
 
 class WandbSink:
-    """Hands a run on to W&B."""
+    """Sends a run to W&B. What is not given here comes from W&B's own environment variables.
+
+    Args:
+        project: the W&B project; `WANDB_PROJECT` or "tachograph" if not given.
+        entity: the user or team that owns the project.
+        mode: `online`, `offline` (keeps everything on this machine), `shared` or `disabled`.
+        group: groups runs in the W&B interface.
+    """
 
     name = "wandb"
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        project: str | None = None,
+        entity: str | None = None,
+        mode: str | None = None,
+        group: str | None = None,
+    ) -> None:
+        for option, value in {"project": project, "entity": entity, "mode": mode, "group": group}.items():
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ConfigError(f"{option} must be a non-empty text, got {value!r}")
+        if mode is not None and mode not in _MODES:
+            raise ConfigError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}{did_you_mean(mode, _MODES)}")
+        self._project = project
+        self._entity = entity
+        self._mode: Any = mode
+        self._group = group
         self._run: Any = None
         self._status = "finished"
 
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
-        """Begin or resume the W&B run with the same id."""
-        with contextlib.suppress(Exception):  # what a failure left
+        """Start or resume the W&B run with the same id."""
+        with contextlib.suppress(Exception):  # a run that failed may also fail to finish
             self.close()
         self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "tachograph"),
+            project=self._project or os.environ.get("WANDB_PROJECT", "tachograph"),
+            entity=self._entity,
+            mode=self._mode,
+            group=self._group,
             id=start.get("run_id"),
             name=folder.name,
             config=start.get("config") or {},
@@ -46,18 +74,18 @@ class WandbSink:
         self._run.define_metric("*", step_metric="global_step")
 
     def write(self, records: list[dict[str, Any]]) -> None:
-        """Log each record's numbers."""
+        """Log the numbers of each record."""
         for record in records:
             if record["event"] == "end":
                 self._status = str(record.get("status", "finished"))
-            metrics: dict[str, Any] = metrics_of(record)
+            metrics: dict[str, Any] = scalar_metrics(record)
             if metrics:
                 if isinstance(record.get("global_step"), int):
                     metrics["global_step"] = record["global_step"]
                 self._run.log(metrics)
 
     def close(self) -> None:
-        """End the W&B run as the run ended."""
+        """Finish the W&B run with the state that the run ended in."""
         if self._run is not None:
             run, self._run = self._run, None
             run.finish(exit_code=0 if self._status == "finished" else 1)

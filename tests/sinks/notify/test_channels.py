@@ -34,7 +34,7 @@ def sent(receiver, *, to=None, **settings):
 TAKEN = Reply(body=b'{"code": 0, "msg": "success", "data": {}}')
 
 
-def test_the_signature_of_lark_is_the_one_it_documents():
+def test_lark_signature_matches_its_documentation():
     assert signature(1794703920, "sec") == "kRtv2u+2PURJfqmBZmpE3kxKr3gLJr4h188Cdgkek80="
 
 
@@ -60,7 +60,7 @@ def test_lark_text_is_signed(receiver):
     assert "http://runs/#/run/greyjacket" in told["content"]["text"]
 
 
-def test_lark_card_without_a_secret_is_not_signed(receiver):
+def test_lark_card_without_secret_is_not_signed(receiver):
     receiver.reply(TAKEN)
     told = sent(receiver, to=channel(lark=f"{receiver.address}/hook")).json()
     assert set(told) == {"msg_type", "card"}
@@ -71,7 +71,7 @@ def test_lark_card_without_a_secret_is_not_signed(receiver):
 
 
 @pytest.mark.parametrize("style", ["text", "card"])
-def test_lark_mentions_nobody_and_reads_no_markup(receiver, style):
+def test_lark_escapes_mentions_and_markup(receiver, style):
     receiver.reply(TAKEN)
     lark = channel(lark={"url": receiver.address, "style": style})
     request = sent(receiver, to=lark, title=NASTY[:100], reason=NASTY, run=NASTY[:50])
@@ -82,14 +82,14 @@ def test_lark_mentions_nobody_and_reads_no_markup(receiver, style):
 @pytest.mark.parametrize(
     ("reply", "reason", "may_retry"),
     [
-        (Reply(body=b'{"code": 19021, "msg": "sign match fail"}'), "Lark answers code 19021: sign match fail", False),
-        (Reply(body=b'{"code": 11232, "msg": "frequency limited"}'), "Lark answers code 11232", True),
-        (Reply(body=b"<html>hello</html>"), "the answer is not Lark's", False),
-        (Reply(body=b'["code", 0]'), "the answer is not Lark's", False),
+        (Reply(body=b'{"code": 19021, "msg": "sign match fail"}'), "Lark returned code 19021: sign match fail", False),
+        (Reply(body=b'{"code": 11232, "msg": "frequency limited"}'), "Lark returned code 11232", True),
+        (Reply(body=b"<html>hello</html>"), "not a response from Lark", False),
+        (Reply(body=b'["code", 0]'), "not a response from Lark", False),
         (Reply(500, b"oops"), "HTTP 500: oops", True),
     ],
 )
-def test_lark_answers_200_to_what_it_refuses(receiver, reply, reason, may_retry):
+def test_lark_rejection_with_http_200_is_an_error(receiver, reply, reason, may_retry):
     receiver.reply(reply)
     with pytest.raises(DeliveryError) as failure:
         sent(receiver, to=channel(lark=receiver.address))
@@ -100,7 +100,7 @@ def test_lark_answers_200_to_what_it_refuses(receiver, reply, reason, may_retry)
 # Slack ---------------------------------------------------------------------------------------------------------------
 
 
-def test_slack_gets_everything_escaped(receiver):
+def test_slack_texts_are_escaped(receiver):
     told = sent(receiver, to=channel(slack=receiver.address), reason=NASTY).json()
     texts = [block["text"]["text"] for block in told["blocks"] if "text" in block]
     assert texts[0] == "*[jackets/greyjacket] Loss spike*"
@@ -113,9 +113,9 @@ def test_slack_gets_everything_escaped(receiver):
 
 
 @pytest.mark.parametrize("body", [b"invalid_token", b"", b"<html>", b"okay"])
-def test_slack_says_ok_or_it_did_not_arrive(receiver, body):
+def test_slack_response_other_than_ok_is_an_error(receiver, body):
     receiver.reply(Reply(body=body))
-    with pytest.raises(DeliveryError, match="instead of ok"):
+    with pytest.raises(DeliveryError, match="instead of 'ok'"):
         sent(receiver, to=channel(slack=receiver.address))
 
 
@@ -123,7 +123,7 @@ def test_slack_says_ok_or_it_did_not_arrive(receiver, body):
 
 
 @pytest.mark.parametrize("status", [200, 204])
-def test_discord_pings_nobody_and_reads_no_markup(receiver, status):
+def test_discord_escapes_mentions_and_markup(receiver, status):
     receiver.reply(Reply(status, b""))
     told = sent(receiver, to=channel(discord=receiver.address), reason=NASTY).json()
     assert told["allowed_mentions"] == {"parse": []}
@@ -135,7 +135,7 @@ def test_discord_pings_nobody_and_reads_no_markup(receiver, status):
     assert {"name": "train\\_loss", "value": "4.2", "inline": True} in embed["fields"]
 
 
-def test_discord_says_how_long_to_wait(receiver):
+def test_discord_retry_after_is_parsed(receiver):
     receiver.reply(Reply(429, b'{"message": "slow down", "retry_after": 0.75, "global": false}', {"Retry-After": "1"}))
     with pytest.raises(DeliveryError, match="HTTP 429") as failure:
         sent(receiver, to=channel(discord=receiver.address))
@@ -145,7 +145,7 @@ def test_discord_says_how_long_to_wait(receiver):
 # Any webhook ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_webhook_gets_all_that_is_known_and_can_prove_who_sent_it(receiver):
+def test_webhook_sends_all_values_signed(receiver):
     hook = channel(webhook={"url": f"{receiver.address}/in?x=1", "secret": "sec", "authorization": "Bearer abc"})
     request = sent(receiver, to=hook)
     headers = request.headers
@@ -162,7 +162,7 @@ def test_a_webhook_gets_all_that_is_known_and_can_prove_who_sent_it(receiver):
     assert told["step"] == 120
 
 
-def test_a_template_is_filled_and_never_executed(receiver):
+def test_template_is_filled_but_not_executed(receiver):
     template = {
         "routing_key": "r", "n": 3, "text": "{title} of {run} at {step}: {reason}", "step": "{step}",
         "values": "{metrics}", "list": ["{advice}", "{{literal}}"], "inline": "{metrics}; {advice}",
@@ -176,7 +176,7 @@ def test_a_template_is_filled_and_never_executed(receiver):
     }  # fmt: skip
 
 
-def test_without_a_secret_there_is_no_signature(receiver):
+def test_webhook_without_secret_is_not_signed(receiver):
     headers = sent(receiver, to=channel(webhook=receiver.address)).headers
     assert not [name for name in headers if "Signature" in name or "Timestamp" in name or name == "Authorization"]
 
@@ -185,7 +185,7 @@ def test_without_a_secret_there_is_no_signature(receiver):
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_not_followed(receiver, make_receiver, status):
+def test_redirect_is_not_followed(receiver, make_receiver, status):
     other = make_receiver()
     receiver.reply(Reply(status, b"", {"Location": f"{other.address}/elsewhere"}))
     with pytest.raises(DeliveryError, match=f"HTTP {status}: it leads to another address") as failure:
@@ -209,14 +209,14 @@ def test_a_redirect_is_not_followed(receiver, make_receiver, status):
         (Reply(is_dropped=True), True, None),
     ],
 )
-def test_what_is_worth_another_try(receiver, reply, may_retry, wait_s):
+def test_which_failures_may_be_retried(receiver, reply, may_retry, wait_s):
     receiver.reply(reply)
     with pytest.raises(DeliveryError) as failure:
         sent(receiver, to=channel(webhook=receiver.address))
     assert (failure.value.may_retry, failure.value.wait_s) == (may_retry, wait_s)
 
 
-def test_nobody_there(receiver):
+def test_unreachable_receiver(receiver):
     receiver.close()
     with pytest.raises(DeliveryError, match="it cannot be reached: Connection refused") as failure:
         channel(webhook=receiver.address).send(message(), 1.0)
@@ -226,7 +226,7 @@ def test_nobody_there(receiver):
     assert "no-such-host" not in str(failure.value)
 
 
-def test_no_answer(receiver):
+def test_response_timeout(receiver):
     receiver.reply(Reply(delay_s=30))
     began_s = time.monotonic()
     with pytest.raises(DeliveryError, match="no answer within 0.3 s") as failure:
@@ -235,14 +235,14 @@ def test_no_answer(receiver):
     assert failure.value.may_retry
 
 
-def test_an_answer_without_end_is_not_read_to_the_end(receiver):
+def test_endless_response_is_not_read_to_the_end(receiver):
     receiver.reply(Reply(is_endless=True))
-    with pytest.raises(DeliveryError, match="instead of ok") as failure:
+    with pytest.raises(DeliveryError, match="instead of 'ok'") as failure:
         channel(slack=receiver.address).send(message(), 5.0)
     assert len(str(failure.value)) < 200
 
 
-def test_an_untrusted_certificate_is_refused(tmp_path):
+def test_untrusted_certificate_is_rejected(tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     subprocess.run([*make, "-keyout", key, "-out", certificate], check=True, capture_output=True)
@@ -259,7 +259,7 @@ def test_an_untrusted_certificate_is_refused(tmp_path):
         server.close()
 
 
-def test_a_proxy_of_the_environment_is_used(receiver, monkeypatch):
+def test_proxy_from_environment_is_used(receiver, monkeypatch):
     monkeypatch.setenv("http_proxy", receiver.address)
     channel(slack="http://hooks.example.org/services/x").send(message(), 5.0)
     assert receiver.requests[0].path == "http://hooks.example.org/services/x"
@@ -269,7 +269,7 @@ def test_a_proxy_of_the_environment_is_used(receiver, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["x", "&", "*", "好", "\N{FIRE}", '"'])
-def test_the_limits_of_each_channel(receiver, text):
+def test_messages_respect_size_limits_of_channels(receiver, text):
     long = {
         "title": text * 200, "run": text * 200, "project": text * 200, "reason": text * 2_000, "meaning": text * 500,
         "advice": (text * 300,) * 5, "host": text * 200, "metrics": {f"{text * 190}{n}": 1.0 for n in range(10)},
@@ -293,7 +293,7 @@ def test_the_limits_of_each_channel(receiver, text):
         assert told["blocks"][0]["text"]["text"].endswith(("&amp;*", "…*"))  # no half of an escape
 
 
-def test_threads_do_not_stay(receiver):
+def test_sending_leaves_no_threads(receiver):
     before = threading.active_count()
     sent(receiver, to=channel(slack=receiver.address))
     assert threading.active_count() <= before + 1  # of the server

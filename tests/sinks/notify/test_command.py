@@ -20,7 +20,7 @@ def tacho(*arguments, **environment):
     )  # fmt: skip
 
 
-def test_nothing_configured_says_how():
+def test_no_channel_configured_shows_how():
     done = tacho()
     assert done.returncode == 1
     assert "export TACHO_NOTIFY_SLACK_URL=" in done.stdout
@@ -37,7 +37,7 @@ def test_every_setting_is_listed():
         assert row.env in shown
 
 
-def test_each_channel_is_tried_and_told(receiver, make_receiver):
+def test_each_channel_is_tested_and_reported(receiver, make_receiver):
     broken = make_receiver()
     broken.reply(Reply(404, b"no_service at canary-path-of-slack"))
     environment = {
@@ -60,10 +60,10 @@ def test_each_channel_is_tried_and_told(receiver, make_receiver):
     assert [(item["channel"], item["arrived"]) for item in json.loads(done.stdout)] == [("webhook", True)]
     done = tacho("--channel", "lark", **environment)
     assert done.returncode == 1
-    assert "configured are slack, webhook" in done.stderr
+    assert "configured channels: slack, webhook" in done.stderr
 
 
-def test_a_config_file(receiver, tmp_path):
+def test_command_reads_config_file(receiver, tmp_path):
     path = tmp_path / "train.yaml"
     path.write_text(
         f"telemetry:\n  notify:\n    webhook: {{url: '{receiver.address}', secret: s}}\n    project: jackets\n"
@@ -74,12 +74,12 @@ def test_a_config_file(receiver, tmp_path):
     path.write_text("telemetry:\n  notify:\n    slack: {url: canary}\n")
     done = tacho("--config", path)
     assert done.returncode == 1
-    assert "telemetry.notify.slack.url: an address" in done.stderr
+    assert "telemetry.notify.slack.url: expected an address" in done.stderr
     assert "canary" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_there_is_a_sample_of_every_event(event):
+def test_every_event_has_a_sample(event):
     from tachograph.sinks.notify import resolve_notify, sample_message
 
     sample = sample_message(event, resolve_notify(), host="gpu-box")

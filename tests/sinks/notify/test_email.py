@@ -81,7 +81,7 @@ def parsed(controller):
     return email.message_from_bytes(envelope.content, policy=email.policy.default)
 
 
-def test_a_mail_arrives_with_everything(mail_server):
+def test_mail_contains_all_fields(mail_server):
     server = mail_server()
     send(server)
     mail = parsed(server)
@@ -99,7 +99,7 @@ def test_a_mail_arrives_with_everything(mail_server):
     assert server.handler.mails[0][0].rcpt_tos == ["a@x.org", "b@x.org"]
 
 
-def test_a_text_cannot_become_a_header_or_end_the_mail(mail_server):
+def test_text_cannot_inject_mail_headers(mail_server):
     server = mail_server()
     nasty = "x\r\nBcc: evil@x.org\r\n\r\n.\r\nMAIL FROM:<evil@x.org>\n.\n läuft 好"
     send(server, message(title=nasty, run=nasty, reason=nasty, project=nasty))
@@ -111,15 +111,15 @@ def test_a_text_cannot_become_a_header_or_end_the_mail(mail_server):
     assert len(server.handler.mails) == 1
 
 
-def test_a_login(mail_server):
+def test_login(mail_server):
     server = mail_server(authenticator=may_enter, auth_require_tls=False)
     send(server, user="me", password=PASSWORD)
     assert server.handler.mails[0][2] is True
 
 
-def test_a_wrong_password_is_not_quoted_even_if_the_server_does(mail_server):
+def test_rejected_password_is_not_quoted(mail_server):
     server = mail_server(authenticator=may_enter, auth_require_tls=False)
-    with pytest.raises(DeliveryError, match="does not accept the user or the password") as failure:
+    with pytest.raises(DeliveryError, match="rejected the user name or the password") as failure:
         send(server, user="me", password="canary-wrong-3")
     assert "canary" not in str(failure.value)
     assert failure.value.__context__ is None
@@ -131,12 +131,12 @@ def test_a_wrong_password_is_not_quoted_even_if_the_server_does(mail_server):
     [
         ({"DATA": "451 try again"}, "SMTP 451: try again", True),
         ({"DATA": "554 spam"}, "SMTP 554: spam", False),
-        ({"a@x.org": "550 who"}, "refused 1 of 2 recipients", False),
-        ({"a@x.org": "550 who", "b@x.org": "550 who"}, r"refused every recipient \(SMTP 550\)", False),
-        ({"a@x.org": "450 later", "b@x.org": "450 later"}, r"refused every recipient \(SMTP 450\)", True),
+        ({"a@x.org": "550 who"}, "rejected 1 of 2 recipients", False),
+        ({"a@x.org": "550 who", "b@x.org": "550 who"}, r"rejected every recipient \(SMTP 550\)", False),
+        ({"a@x.org": "450 later", "b@x.org": "450 later"}, r"rejected every recipient \(SMTP 450\)", True),
     ],
 )
-def test_a_mail_that_is_refused(mail_server, refusal, reason, may_retry):
+def test_rejected_mail(mail_server, refusal, reason, may_retry):
     server = mail_server()
     server.handler.refusal = refusal
     with pytest.raises(DeliveryError, match=reason) as failure:
@@ -155,7 +155,7 @@ def tls(tmp_path):
     return context, certificate
 
 
-def test_starttls_with_a_trusted_certificate(mail_server, tls, monkeypatch):
+def test_starttls_with_trusted_certificate(mail_server, tls, monkeypatch):
     context, certificate = tls
     server = mail_server(tls_context=context, authenticator=may_enter, auth_required=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
@@ -163,7 +163,7 @@ def test_starttls_with_a_trusted_certificate(mail_server, tls, monkeypatch):
     assert server.handler.mails[0][1:] == (True, True)
 
 
-def test_starttls_with_another_certificate_sends_no_password(mail_server, tls):
+def test_starttls_with_untrusted_certificate_sends_nothing(mail_server, tls):
     seen = []
 
     def look(*arguments):
@@ -178,12 +178,12 @@ def test_starttls_with_another_certificate_sends_no_password(mail_server, tls):
     assert server.handler.mails == []
 
 
-def test_a_server_without_starttls(mail_server):
-    with pytest.raises(DeliveryError, match="offers no STARTTLS"):
+def test_server_without_starttls_is_an_error(mail_server):
+    with pytest.raises(DeliveryError, match="does not support STARTTLS"):
         send(mail_server(), security="starttls")
 
 
-def test_ssl_from_the_first_byte(mail_server, tls, monkeypatch):
+def test_implicit_ssl_connection(mail_server, tls, monkeypatch):
     context, certificate = tls
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     server = mail_server(ssl_context=context)
@@ -191,12 +191,12 @@ def test_ssl_from_the_first_byte(mail_server, tls, monkeypatch):
     assert len(server.handler.mails) == 1
 
 
-def test_nobody_there_and_nobody_who_answers(receiver):
+def test_mail_server_unreachable_or_silent(receiver):
     port = int(receiver.address.rpartition(":")[2])
     given = {"host": "127.0.0.1", "port": port, "security": "plain", "to": "a@x.org", "sender": "t@x.org"}
     mail = open_channels(resolve_notify({"email": given}))[0]
     began_s = time.monotonic()
-    with pytest.raises(DeliveryError, match="no answer within 0.3 s") as failure:  # HTTP waits for us to speak
+    with pytest.raises(DeliveryError, match="did not respond within 0.3 s") as failure:  # HTTP waits for us
         mail.send(message(), 0.3)
     assert failure.value.may_retry
     assert time.monotonic() - began_s < 2

@@ -16,16 +16,16 @@ from tachograph.sinks.notify import (
     PLACEHOLDERS,
     Message,
     NotifySettings,
+    config_warnings,
     notify_table,
     open_channels,
     resolve_notify,
-    warnings_of,
 )
 
 URL = "https://hooks.example.org/services/canary-path"
 
 
-def test_argument_beats_environment_beats_section(monkeypatch):
+def test_precedence_of_notify_sources(monkeypatch):
     section = {"slack": {"url": f"{URL}/section"}, "burst": 3}
     assert resolve_notify(None, section).slack.url.reveal() == f"{URL}/section"
     monkeypatch.setenv("TACHO_NOTIFY_SLACK_URL", f"{URL}/environment")
@@ -35,7 +35,7 @@ def test_argument_beats_environment_beats_section(monkeypatch):
     assert resolve_notify({}, section).burst == 3
 
 
-def test_the_environment_alone_is_enough(monkeypatch):
+def test_environment_alone_configures_channels(monkeypatch):
     given = {
         "LARK_URL": URL, "LARK_SECRET": "s1", "LARK_STYLE": "text", "DISCORD_URL": URL, "WEBHOOK_URL": URL,
         "WEBHOOK_TEMPLATE": '{"text": "{title}"}', "EMAIL_HOST": "smtp.x.org", "EMAIL_TO": "a@x.org, b@x.org",
@@ -55,25 +55,25 @@ def test_the_environment_alone_is_enough(monkeypatch):
     assert open_channels(resolve_notify()) == []
 
 
-def test_off_is_off_whatever_else_is_said(monkeypatch):
+def test_false_overrides_all_other_settings(monkeypatch):
     monkeypatch.setenv("TACHO_NOTIFY_SLACK_URL", URL)
     assert open_channels(resolve_notify(False)) == []
     assert open_channels(resolve_notify(None, False)) == []
     assert len(open_channels(resolve_notify(True))) == 1
 
 
-def test_nothing_is_told_unless_somebody_said_so():
+def test_no_channel_is_opened_by_default():
     assert open_channels(resolve_notify()) == []
     assert open_channels(resolve_notify({"slack": {"url": ""}, "lark": None, "milestones": ["a < 1"]})) == []
 
 
-def test_yaml_takes_on_for_true_and_we_know():
+def test_yaml_key_on_parsed_as_true_is_accepted():
     section = yaml.safe_load("on: [error]\nslack: {url: 'https://x.org/y'}")
     assert True in section
     assert resolve_notify(None, section).on == ("error",)
 
 
-def test_a_value_may_name_a_variable(monkeypatch):
+def test_value_may_refer_to_environment_variable(monkeypatch):
     monkeypatch.setenv("MY_HOOK", URL)
     assert resolve_notify({"slack": {"url": {"env": "MY_HOOK"}}}).slack.url.reveal() == URL
     with pytest.raises(ConfigError, match="notify.slack.url: the environment variable 'NO_HOOK' is not set"):
@@ -88,48 +88,54 @@ MAIL = {"host": "smtp.x.org", "to": "a@x.org", "sender": "t@x.org"}
     [
         ({"slak": URL}, "unknown key notify.slak; did you mean 'slack'?"),
         ({"slack": {"ulr": URL}}, "unknown key notify.slack.ulr; did you mean 'url'?"),
-        ({"slack": {"url": "hooks.example.org/canary"}}, "notify.slack.url: an address that begins with https://"),
-        ({"slack": {"url": "file:///etc/canary"}}, "notify.slack.url: an address that begins with https://"),
-        ({"slack": {"url": "https:///canary"}}, "notify.slack.url: an address with the name of a server"),
-        ({"slack": {"url": "https://x.org:canary/"}}, "notify.slack.url: this is no valid address"),
-        ({"slack": {"url": "https://[canary/"}}, "notify.slack.url: this is no valid address"),
-        ({"slack": {"url": "https://me:canary@x.org/"}}, "notify.slack.url: a name or password before"),
-        ({"slack": {"url": "https://x.org/canary\nHost: y"}}, "notify.slack.url: it holds characters"),
-        ({"slack": {"url": 7}}, "notify.slack.url: a text is expected, got int"),
-        ({"slack": 7}, "notify.slack: a section with url is expected"),
+        (
+            {"slack": {"url": "hooks.example.org/canary"}},
+            "notify.slack.url: expected an address that starts with https://",
+        ),
+        ({"slack": {"url": "file:///etc/canary"}}, "notify.slack.url: expected an address that starts with https://"),
+        ({"slack": {"url": "https:///canary"}}, "notify.slack.url: expected an address with a host name"),
+        ({"slack": {"url": "https://x.org:canary/"}}, "notify.slack.url: not a valid address"),
+        ({"slack": {"url": "https://[canary/"}}, "notify.slack.url: not a valid address"),
+        ({"slack": {"url": "https://me:canary@x.org/"}}, "notify.slack.url: a user name or password before"),
+        ({"slack": {"url": "https://x.org/canary\nHost: y"}}, "notify.slack.url: contains characters"),
+        ({"slack": {"url": 7}}, "notify.slack.url: expected a text, got int"),
+        ({"slack": 7}, "notify.slack: expected a section with url"),
         (
             {"lark": {"secret": "canary"}},
-            "notify.lark.secret: it is of no use without lark.url; set notify.lark.url or",
+            "notify.lark.secret: has no effect without lark.url; set notify.lark.url or",
         ),
-        ({"lark": {"url": URL, "secret": "can\nary"}}, "notify.lark.secret: it holds a line break"),
-        ({"lark": {"url": URL, "style": "crad"}}, "notify.lark.style: one of card, text is expected, got 'crad'; did"),
-        ({"webhook": {"url": URL, "template": "{canary"}}, "notify.webhook.template: this is not JSON"),
-        ({"webhook": {"url": URL, "template": {"a": "{rnu}"}}}, "nothing is known for {rnu}; did you mean 'run'?"),
-        ({"webhook": {"url": URL, "template": {"a": "{run.x}"}}}, "nothing is known for {run.x}"),
-        ({"webhook": {"url": URL, "template": {"a": object()}}}, "only what JSON knows can be sent, got object"),
-        ({"milestones": ["train_loss ~ 0.5"]}, "notify.milestones: 'train_loss ~ 0.5' is no milestone"),
-        ({"milestones": 5}, "notify.milestones: a list of texts is expected, got 5"),
-        ({"on": ["finish"]}, "notify.on: there is no event 'finish'"),
-        ({"min_severity": URL}, "notify.min_severity: one of info, warning, critical is expected, got [masked]"),
+        ({"lark": {"url": URL, "secret": "can\nary"}}, "notify.lark.secret: contains a line break"),
+        ({"lark": {"url": URL, "style": "crad"}}, "notify.lark.style: expected one of card, text, got 'crad'; did"),
+        ({"webhook": {"url": URL, "template": "{canary"}}, "notify.webhook.template: not valid JSON"),
+        ({"webhook": {"url": URL, "template": {"a": "{rnu}"}}}, "unknown placeholder {rnu}; did you mean 'run'?"),
+        ({"webhook": {"url": URL, "template": {"a": "{run.x}"}}}, "unknown placeholder {run.x}"),
+        ({"webhook": {"url": URL, "template": {"a": object()}}}, "expected JSON values, got object"),
+        ({"milestones": ["train_loss ~ 0.5"]}, "notify.milestones: 'train_loss ~ 0.5' is not a milestone"),
+        ({"milestones": 5}, "notify.milestones: expected a list of texts, got 5"),
+        ({"on": ["finish"]}, "notify.on: unknown event 'finish'"),
+        ({"min_severity": URL}, "notify.min_severity: expected one of info, warning, critical, got [masked]"),
         ({"burst": 0}, "notify.burst: expected `int` >= 1, got 0"),
         ({"timeout_s": True}, "notify.timeout_s: expected `float`, got True"),
-        ({"dashboard_url": "runs.x.org"}, "notify.dashboard_url: an address that begins with"),
-        ({"dashboard_url": "https://runs.x.org/?token=canary"}, "notify.dashboard_url: the address alone is expected"),
-        ({"email": {"to": "a@x.org"}}, "notify.email.to: it is of no use without email.host"),
+        ({"dashboard_url": "runs.x.org"}, "notify.dashboard_url: expected an address that starts with"),
+        (
+            {"dashboard_url": "https://runs.x.org/?token=canary"},
+            "notify.dashboard_url: expected an address without",
+        ),
+        ({"email": {"to": "a@x.org"}}, "notify.email.to: has no effect without email.host"),
         (
             {"email": {"host": "smtp.x.org"}},
             "notify.email has no recipients: set notify.email.to or TACHO_NOTIFY_EMAIL_TO",
         ),
-        ({"email": {**MAIL, "to": ["a@x.org", "nobody"]}}, "notify.email: 'nobody' is no e-mail address"),
-        ({"email": {**MAIL, "to": ["a@x.org\nBcc: b@x.org"]}}, "is no e-mail address"),
+        ({"email": {**MAIL, "to": ["a@x.org", "nobody"]}}, "notify.email: 'nobody' is not an e-mail address"),
+        ({"email": {**MAIL, "to": ["a@x.org\nBcc: b@x.org"]}}, "is not an e-mail address"),
         ({"email": {**MAIL, "sender": None}}, "notify.email has no sender"),
-        ({"email": {**MAIL, "user": "me"}}, "notify.email has a user and no password"),
-        ({"email": {**MAIL, "password": "canary"}}, "notify.email has a password and no user"),
-        ({"email": {**MAIL, "host": "https://x/canary"}}, "notify.email.host: the name of a mail server is expected"),
-        (URL, "notify: a section such as"),
+        ({"email": {**MAIL, "user": "me"}}, "notify.email has a user but no password"),
+        ({"email": {**MAIL, "password": "canary"}}, "notify.email has a password but no user"),
+        ({"email": {**MAIL, "host": "https://x/canary"}}, "notify.email.host: expected the host name of a mail server"),
+        (URL, "notify: expected a section such as"),
     ],
 )
-def test_mistakes_are_refused_at_once_and_quote_no_secret(logs, given, message):
+def test_invalid_settings_are_rejected_without_secrets(logs, given, message):
     with pytest.raises(ConfigError) as failure:
         tachograph.init("x", log_dir=str(logs), notify=given)
     assert message in str(failure.value)
@@ -139,17 +145,17 @@ def test_mistakes_are_refused_at_once_and_quote_no_secret(logs, given, message):
     assert not logs.exists()
 
 
-def test_where_a_mistake_is(monkeypatch):
-    with pytest.raises(ConfigError, match=re.escape("telemetry.notify.slack.url: an address")):
+def test_errors_name_the_source(monkeypatch):
+    with pytest.raises(ConfigError, match=re.escape("telemetry.notify.slack.url: expected an address")):
         tachograph.init_from_config({"telemetry": {"notify": {"slack": "canary"}}})
     with pytest.raises(ConfigError, match="unknown key telemetry.notfy; did you mean 'notify'"):
         tachograph.init_from_config({"telemetry": {"notfy": {}}})
     monkeypatch.setenv("TACHO_NOTIFY_SLACK_URL", "canary")
-    with pytest.raises(ConfigError, match="environment variable TACHO_NOTIFY_SLACK_URL: an address"):
+    with pytest.raises(ConfigError, match="environment variable TACHO_NOTIFY_SLACK_URL: expected an address"):
         tachograph.init("x")
 
 
-def test_a_broken_config_file_is_not_quoted(tmp_path):
+def test_invalid_config_file_is_not_quoted(tmp_path):
     (tmp_path / "bad.yaml").write_text("telemetry:\n  notify:\n    slack: {url: 'https://x.org/canary-path}\n")
     with pytest.raises(ConfigError, match="is not valid YAML at line") as failure:
         tachograph.init_from_config(tmp_path / "bad.yaml")
@@ -157,23 +163,23 @@ def test_a_broken_config_file_is_not_quoted(tmp_path):
     assert failure.value.__suppress_context__
 
 
-def test_secrets_do_not_show():
+def test_secrets_are_not_in_repr():
     given = {"lark": {"url": URL, "secret": "canary-1"}, "webhook": {"url": URL, "authorization": "canary-2"}}
     found = resolve_notify({**given, "email": {**MAIL, "user": "me", "password": "canary-3"}})
     texts = [repr(found), str(found), f"{found.lark.url} {found.lark.secret!r}", repr(open_channels(found))]
     assert "canary" not in "".join(texts)
 
 
-def test_what_is_unwise_is_said_with_the_remedy():
+def test_insecure_settings_are_warned_about():
     found = resolve_notify({"lark": URL, "webhook": {"url": URL, "secret": "s"}})
-    assert warnings_of(found) == [
+    assert config_warnings(found) == [
         "notify.lark has no secret, so its messages are not signed: set notify.lark.secret or TACHO_NOTIFY_LARK_SECRET"
     ]
     mail = resolve_notify({"email": {**MAIL, "user": "me", "password": "p", "security": "plain"}})
-    assert "unprotected" in warnings_of(mail)[0]
+    assert "unencrypted" in config_warnings(mail)[0]
 
 
-def test_nothing_is_undocumented():
+def test_all_settings_are_documented():
     page = (Path(__file__).parents[3] / "docs" / "notifications.md").read_text(encoding="utf-8")
     for row in notify_table():
         assert f"| `{row.name}` | `{row.env}` |" in page
@@ -183,7 +189,7 @@ def test_nothing_is_undocumented():
     assert known == set(PLACEHOLDERS)
 
 
-def test_the_example_of_the_documentation(monkeypatch):
+def test_documented_example_is_valid(monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "notifications.md").read_text(encoding="utf-8")
     example = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0].replace("…", "x"))
     monkeypatch.setenv("LARK_SECRET", "s")
@@ -193,7 +199,7 @@ def test_the_example_of_the_documentation(monkeypatch):
     assert len(found.milestones) == 3
 
 
-def test_the_table_is_whole():
+def test_table_lists_every_setting():
     rows = {row.name: row for row in notify_table()}
     own = [name for name in NotifySettings.__struct_fields__ if name not in CHANNELS]
     inner = [f"{channel}.{name}" for channel in CHANNELS for name in CHANNELS[channel].__struct_fields__]

@@ -36,7 +36,7 @@ def events(receiver):
 
 
 @pytest.mark.parametrize("end", ["finishes", "simply ends"])
-def test_a_program_that_completes(logs, script, receiver, end):
+def test_finished_program_reports_completion(logs, script, receiver, end):
     script(TRAIN, logs, receiver.address, end).ok()
     assert events(receiver) == ["complete", "milestone", "start"]
     last = next(request.json() for request in receiver.requests if request.json()["event"] == "complete")
@@ -45,14 +45,14 @@ def test_a_program_that_completes(logs, script, receiver, end):
 
 
 @pytest.mark.parametrize(("end", "reason"), [("raises", "ValueError: boom"), ("exits", "exit code 3")])
-def test_a_program_that_fails(logs, script, receiver, end, reason):
+def test_failed_program_reports_reason(logs, script, receiver, end, reason):
     code, _, _ = script(TRAIN, logs, receiver.address, end).wait()
     assert code in (1, 3)
     assert events(receiver) == ["error", "milestone", "start"]
     assert next(item.json() for item in receiver.requests if item.json()["event"] == "error")["reason"] == reason
 
 
-def test_a_program_whose_loss_is_no_number(logs, script, receiver):
+def test_nan_loss_is_reported_end_to_end(logs, script, receiver):
     """From the training loop through the rules to the receiver."""
     script(
         """
@@ -71,7 +71,7 @@ def test_a_program_whose_loss_is_no_number(logs, script, receiver):
     assert told["resolved"]["title"] == "Resolved: train_loss is NaN at step 60"
 
 
-def test_a_program_that_is_terminated(logs, script, receiver):
+def test_terminated_program_reports_sigterm(logs, script, receiver):
     program = script(TRAIN, logs, receiver.address, "waits")
     assert program.process.stdout.readline()
     while "ready" not in program.process.stdout.readline():
@@ -82,7 +82,7 @@ def test_a_program_that_is_terminated(logs, script, receiver):
     assert next(item.json() for item in receiver.requests if item.json()["event"] == "error")["reason"] == "SIGTERM"
 
 
-def test_a_program_that_is_killed_and_resumed(logs, script, receiver):
+def test_killed_program_is_resumed(logs, script, receiver):
     program = script(TRAIN, logs, receiver.address, "waits")
     receiver.wait(2)
     saved = logs / "x" / ".tacho" / "notify.json"
@@ -95,16 +95,16 @@ def test_a_program_that_is_killed_and_resumed(logs, script, receiver):
     assert events(receiver) == ["complete", "milestone", "start", "start"]
     again = receiver.requests[2].json()
     assert again["title"] == "Training resumed"
-    assert "ended without a word" in again["reason"]
+    assert "ended without an exit record" in again["reason"]
 
 
-def test_a_receiver_that_never_answers_does_not_keep_the_process(logs, script, receiver):
+def test_hanging_receiver_does_not_delay_exit(logs, script, receiver):
     receiver.reply(Reply(delay_s=60))
     program = script(TRAIN, logs, receiver.address, "simply ends", env={"TACHO_EXIT_TIMEOUT_S": "1"})
     began_s = time.monotonic()
     out = program.ok(20)
     assert time.monotonic() - began_s < 6  # the start of Python and of the run included
-    assert "webhook: 3 messages could not be sent in time; a resume within the hour sends them" in out
+    assert "webhook: 3 messages not sent before exit; resume the run within an hour to send them" in out
     receiver.reply(Reply())
     receiver.released.set()
     receiver.requests.clear()
@@ -114,14 +114,14 @@ def test_a_receiver_that_never_answers_does_not_keep_the_process(logs, script, r
     assert kinds == ["notification_late"]
 
 
-def test_only_rank_0_tells(logs, script, receiver):
+def test_only_rank_0_notifies(logs, script, receiver):
     script(TRAIN, logs, receiver.address, "finishes", env={"RANK": "1", "WORLD_SIZE": "2"}).ok()
     assert receiver.requests == []
     script(TRAIN, logs, receiver.address, "finishes", env={"RANK": "0", "WORLD_SIZE": "2"}).ok()
     assert events(receiver) == ["complete", "milestone", "start"]
 
 
-def test_a_forked_child_sends_nothing(logs, script, receiver):
+def test_forked_child_sends_nothing(logs, script, receiver):
     script(
         """
         import os, sys, time, tachograph
@@ -140,7 +140,7 @@ def test_a_forked_child_sends_nothing(logs, script, receiver):
     assert events(receiver) == ["complete", "start"]
 
 
-def test_who_notifies_nobody_imports_nothing_for_it(logs, script):
+def test_nothing_is_imported_without_notifications(logs, script):
     out = script(
         """
         import sys, tachograph

@@ -30,7 +30,7 @@ def echo(receiver):
     return Reply(400, f"no hook at {receiver.address}/canary-path-1 with key canary-secret-1 or canary-token".encode())
 
 
-def test_no_secret_is_found_anywhere(tmp_path, logs, script, receiver, make_receiver):
+def test_no_secret_is_written_anywhere(tmp_path, logs, script, receiver, make_receiver):
     broken, strict = make_receiver(), make_receiver()
     broken.reply(Reply(500, b"canary-path-2 is down"))
     strict.reply(Reply(200, b'{"code": 19021, "msg": "sign of canary-secret-2 at /hook/canary-path-4 does not match"}'))
@@ -77,7 +77,7 @@ def test_no_secret_is_found_anywhere(tmp_path, logs, script, receiver, make_rece
         {"slack": f"http://{'canary' * 20}.org/x"},  # a name that is too long for the domain system
     ],
 )
-def test_an_error_quotes_no_address(settings, caplog):
+def test_delivery_error_quotes_no_address(settings, caplog):
     caplog.set_level(logging.DEBUG)
     channel = open_channels(resolve_notify(settings))[0]
     with pytest.raises(DeliveryError) as failure:
@@ -87,7 +87,7 @@ def test_an_error_quotes_no_address(settings, caplog):
     assert "canary" not in caplog.text
 
 
-def test_what_a_receiver_quotes_is_taken_out(receiver):
+def test_secrets_in_a_response_are_masked(receiver):
     receiver.reply(echo(receiver))
     given = {
         "url": f"{receiver.address}/canary-path-1",
@@ -99,10 +99,11 @@ def test_what_a_receiver_quotes_is_taken_out(receiver):
 
 
 @pytest.mark.swallows
-def test_a_mistake_of_our_own_quotes_no_secret(receiver, logs, caplog):
+def test_internal_error_quotes_no_secret(receiver, logs, caplog):
     """A message that cannot be laid out must cost that message alone, and its text may quote anything."""
     import tachograph
-    from tachograph.sinks.notify import NotifyFollower
+    from tachograph.sinks import SinkDriver
+    from tachograph.sinks.notify import NotifySink
 
     settings = resolve_notify({"slack": f"{receiver.address}/canary-path"})
     channel = open_channels(settings)[0]
@@ -115,8 +116,8 @@ def test_a_mistake_of_our_own_quotes_no_secret(receiver, logs, caplog):
 
     channel.send = stumble
     with tachograph.init("x", log_dir=str(logs), git=False) as run:
-        follower = NotifyFollower(run.folder, settings, [channel], report=run.report_error, say=run.say, began_s=0.0)
-        run.add_follower(follower)
+        sink = NotifySink(settings, [channel], report=run.report_error, print_line=run.print_line, start_s=0.0)
+        run.add_follower(SinkDriver(run.folder, sink, run.report_error))
     assert len(receiver.requests) == 1
     assert "a telemetry fault was swallowed while notifying slack" in caplog.text
     assert "canary" not in caplog.text

@@ -11,9 +11,10 @@ import pytest
 import tachograph
 from tachograph.journal import RunFolder
 from tachograph.reader import read
-from tachograph.sinks.notify import NotifyFollower, open_channels, resolve_notify
+from tachograph.sinks import SinkDriver
+from tachograph.sinks.notify import NotifySink, open_channels, resolve_notify
 from tachograph.sinks.notify._outbox import Outbox
-from tachograph.sinks.notify._sender import TokenBucket
+from tachograph.sinks.notify._sender import RateLimiter
 from tests.conftest import lines_of, wait_for
 from tests.receiver import Reply
 from tests.sinks.notify.conftest import message
@@ -42,7 +43,7 @@ def saved(logs):
     return json.loads((logs / "x" / ".tacho" / "notify.json").read_text())
 
 
-def test_everything_that_happens_is_told_in_order(logs, receiver):
+def test_all_events_are_sent_in_order(logs, receiver):
     with begin(logs, {"webhook": receiver.address, "milestones": ["train_loss < 0.5"]}) as run:
         receiver.wait(1)
         alert(run, 1)
@@ -58,21 +59,21 @@ def test_everything_that_happens_is_told_in_order(logs, receiver):
     assert telemetry_errors(logs) == []
 
 
-def test_the_last_word_is_there_before_finish_returns(logs, receiver):
+def test_finish_waits_for_final_message(logs, receiver):
     receiver.reply(Reply(delay_s=0.3))
     run = begin(logs, {"webhook": receiver.address})
     run.finish()
     assert sorted(receiver.events()) == ["complete", "start"]
 
 
-def test_a_failure_of_the_run_is_told(logs, receiver):
+def test_failed_run_is_reported(logs, receiver):
     with pytest.raises(ValueError, match="boom"), begin(logs, {"webhook": receiver.address}):
         raise ValueError("boom")
     last = receiver.requests[-1].json()
     assert (last["event"], last["reason"], last["state"]) == ("error", "ValueError: boom", "failed")
 
 
-def test_500_and_then_200(logs, receiver):
+def test_server_error_is_retried(logs, receiver):
     receiver.reply(Reply(500), Reply(is_dropped=True), Reply())
     with begin(logs, {"webhook": {"url": receiver.address, "secret": "s"}}):
         receiver.wait(3)
@@ -82,10 +83,10 @@ def test_500_and_then_200(logs, receiver):
     told = telemetry_errors(logs)
     assert [record["kind"] for record in told] == ["notification_failed"] * 2
     assert told[0]["field"] == "webhook"
-    assert told[0]["reason"] == "HTTP 500: ok; it will be tried again"
+    assert told[0]["reason"] == "HTTP 500: ok; will be retried"
 
 
-def test_a_retry_is_signed_anew(logs, receiver):
+def test_retry_has_new_signature(logs, receiver):
     receiver.reply(Reply(500, delay_s=0.6), Reply(body=b'{"code": 0}'))
     with begin(logs, {"lark": {"url": receiver.address, "secret": "s"}}):
         receiver.wait(2)
@@ -95,7 +96,7 @@ def test_a_retry_is_signed_anew(logs, receiver):
     assert second["card"] == first["card"]
 
 
-def test_a_receiver_says_how_long_to_wait(logs, receiver):
+def test_retry_after_header_is_respected(logs, receiver):
     receiver.reply(Reply(429, headers={"Retry-After": "1.5"}), Reply())
     with begin(logs, {"webhook": receiver.address}):
         receiver.wait(2)
@@ -103,7 +104,7 @@ def test_a_receiver_says_how_long_to_wait(logs, receiver):
 
 
 @pytest.mark.parametrize("reply", [Reply(404, b"no_service"), Reply(307, headers={"Location": "http://127.0.0.1:1/"})])
-def test_what_is_refused_for_good_is_not_tried_again(logs, receiver, reply):
+def test_permanent_rejection_is_not_retried(logs, receiver, reply):
     receiver.reply(reply, Reply())
     with begin(logs, {"webhook": receiver.address}) as run:
         receiver.wait(1)
@@ -115,7 +116,7 @@ def test_what_is_refused_for_good_is_not_tried_again(logs, receiver, reply):
     assert "Training started: HTTP" in telemetry_errors(logs)[0]["reason"]
 
 
-def test_a_channel_that_hangs_delays_no_other_and_not_the_end(logs, receiver, make_receiver, capsys):
+def test_hanging_channel_delays_no_other_channel(logs, receiver, make_receiver, capsys):
     stuck = make_receiver()
     stuck.reply(Reply(delay_s=60))
     run = begin(logs, {"slack": receiver.address, "discord": stuck.address}, exit_timeout_s=0.7)
@@ -127,25 +128,24 @@ def test_a_channel_that_hangs_delays_no_other_and_not_the_end(logs, receiver, ma
     assert took_s < 1.5
     assert [json.loads(request.body)["text"] for request in receiver.requests][-1].startswith("[x] Training complete")
     out = capsys.readouterr().out
-    assert "discord: 2 messages could not be sent in time" in out
+    assert "discord: 2 messages not sent before exit" in out
     assert len(saved(logs)["queues"]["discord"]["waiting"]) == 2
     assert saved(logs)["queues"]["slack"]["waiting"] == []
     # It had its chance all the same, while the first still waited for an answer.
     assert "Training complete" in stuck.wait(2)[1].json()["embeds"][0]["title"]
 
 
-def test_nobody_there_at_all(logs, capsys):
+def test_unreachable_channel_does_not_delay_exit(logs, capsys):
     run = begin(logs, {"slack": "http://127.0.0.1:9/canary"}, exit_timeout_s=0.5)
     began_s = time.monotonic()
     run.finish()
     assert time.monotonic() - began_s < 1.2
     assert (
-        "slack: 2 messages could not be sent in time (it cannot be reached: Connection refused)"
-        in capsys.readouterr().out
+        "slack: 2 messages not sent before exit (it cannot be reached: Connection refused)" in capsys.readouterr().out
     )
 
 
-def test_the_last_word_goes_first(logs, receiver):
+def test_final_message_is_not_delayed_by_others(logs, receiver):
     receiver.reply(Reply(delay_s=0.25))
     run = begin(logs, {"webhook": receiver.address})
     receiver.wait(1)
@@ -156,7 +156,7 @@ def test_the_last_word_goes_first(logs, receiver):
     assert saved(logs)["queues"]["webhook"]["waiting"]
 
 
-def test_a_resume_sends_what_could_not_be_sent_and_nothing_twice(logs, receiver):
+def test_resume_sends_unsent_messages_and_none_twice(logs, receiver):
     receiver.reply(Reply(500))
     run = begin(logs, {"webhook": receiver.address}, exit_timeout_s=0.3)
     receiver.wait(1)
@@ -169,14 +169,14 @@ def test_a_resume_sends_what_could_not_be_sent_and_nothing_twice(logs, receiver)
     assert receiver.events() == ["start", "complete", "start", "complete"]
     assert [request.json()["title"] for request in receiver.requests][2] == "Training resumed"
     late = [record for record in telemetry_errors(logs) if record["kind"] == "notification_late"]
-    assert late[0]["reason"] == "2 messages of the attempt before are sent now"
+    assert late[0]["reason"] == "sending 2 messages left over from the previous attempt"
     receiver.requests.clear()
     with begin(logs, {"webhook": receiver.address}, resume=True):
         pass
     assert receiver.events() == ["start", "complete"]
 
 
-def test_what_is_too_old_is_dropped_and_counted(logs, receiver):
+def test_expired_messages_are_dropped_and_counted(logs, receiver):
     receiver.reply(Reply(500))
     begin(logs, {"webhook": receiver.address}, exit_timeout_s=0.2).finish()
     nobody_sends()
@@ -191,10 +191,10 @@ def test_what_is_too_old_is_dropped_and_counted(logs, receiver):
         pass
     assert receiver.events() == ["start", "complete"]
     lost = [record for record in telemetry_errors(logs) if record["kind"] == "notification_lost"]
-    assert lost[0]["reason"] == "2 messages of the attempt before were not sent in time and are dropped"
+    assert lost[0]["reason"] == "2 messages from the previous attempt not sent in time and dropped"
 
 
-def test_a_milestone_is_not_told_again_after_a_resume(logs, receiver):
+def test_milestone_is_not_repeated_after_resume(logs, receiver):
     for _ in range(2):
         with begin(logs, {"webhook": receiver.address, "milestones": ["train_loss < 0.5"]}, resume=True) as run:
             run.log(train_loss=0.1, step=1)
@@ -202,7 +202,7 @@ def test_a_milestone_is_not_told_again_after_a_resume(logs, receiver):
 
 
 @pytest.mark.parametrize("was_told", [True, False])
-def test_without_its_cursor_an_old_journal_is_not_told_again(logs, receiver, was_told):
+def test_old_events_are_not_sent_without_outbox_file(logs, receiver, was_told):
     settings = {"webhook": receiver.address, "milestones": ["train_loss < 0.5"]}
     with begin(logs, settings if was_told else None) as run:
         run.log(train_loss=0.1, step=1)
@@ -216,14 +216,14 @@ def test_without_its_cursor_an_old_journal_is_not_told_again(logs, receiver, was
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"queues": 7}', b"\0" * 100])
-def test_a_torn_cursor_is_no_reason_to_fail(logs, receiver, content):
+def test_corrupt_outbox_file_is_ignored(logs, receiver, content):
     begin(logs, {"webhook": receiver.address}).finish()
     (logs / "x" / ".tacho" / "notify.json").write_bytes(content)
     begin(logs, {"webhook": receiver.address}, resume=True).finish()
     assert receiver.events().count("start") == 2
 
 
-def test_a_flood_is_rationed_and_summed_up(logs, receiver):
+def test_messages_over_rate_limit_are_summarised(logs, receiver):
     with begin(logs, {"webhook": receiver.address, "burst": 3, "per_minute": 1}) as run:
         receiver.wait(1)
         for number in range(20):
@@ -240,7 +240,7 @@ def test_a_flood_is_rationed_and_summed_up(logs, receiver):
     assert "- and 12 more" in summary["reason"]
 
 
-def test_the_summary_comes_by_itself_when_there_is_room_again(logs, receiver):
+def test_summary_is_sent_when_rate_limit_allows(logs, receiver):
     with begin(logs, {"webhook": receiver.address, "burst": 1, "per_minute": 120}) as run:
         for number in range(4):
             alert(run, number)
@@ -248,16 +248,16 @@ def test_the_summary_comes_by_itself_when_there_is_room_again(logs, receiver):
         assert "complete" not in receiver.events()
 
 
-def test_a_bucket():
-    bucket = TokenBucket(2, 60 * 50)
-    assert [bucket.take() for _ in range(3)] == [True, True, False]
-    assert 0 < bucket.wait_s() <= 0.02
+def test_rate_limiter():
+    limiter = RateLimiter(2, 60 * 50)
+    assert [limiter.try_acquire() for _ in range(3)] == [True, True, False]
+    assert 0 < limiter.wait_s() <= 0.02
     time.sleep(0.03)
-    assert bucket.take()
-    assert TokenBucket(1, 0.001).wait_s() == 0.0
+    assert limiter.try_acquire()
+    assert RateLimiter(1, 0.001).wait_s() == 0.0
 
 
-def test_a_queue_is_bounded_and_keeps_what_is_urgent(tmp_path):
+def test_queue_is_bounded_and_keeps_urgent_messages(tmp_path):
     folder = RunFolder(tmp_path)
     folder.private.mkdir()
     outbox = Outbox(folder, ["slack"])
@@ -279,27 +279,26 @@ def test_a_queue_is_bounded_and_keeps_what_is_urgent(tmp_path):
     assert again.num_held("slack") == outbox.num_held("slack")
 
 
-def test_a_channel_that_is_gone_is_counted(tmp_path, logs, receiver):
+def test_messages_of_removed_channel_are_counted(tmp_path, logs, receiver):
     receiver.reply(Reply(500))
     begin(logs, {"webhook": receiver.address}, exit_timeout_s=0.2).finish()
     begin(logs, {"discord": receiver.address}, exit_timeout_s=0.2, resume=True).finish()
     assert "webhook" in [record["field"] for record in telemetry_errors(logs) if record["kind"] == "notification_lost"]
 
 
-def test_a_folder_that_cannot_be_written_still_notifies(tmp_path, receiver):
+def test_notifies_without_writable_folder(tmp_path, receiver):
     folder = RunFolder(tmp_path / "x")
     folder.path.mkdir()
     folder.journal.write_text(json.dumps({"event": "start", "time": time.time()}) + "\n")
     settings = resolve_notify({"webhook": receiver.address})
-    follower = NotifyFollower(
-        folder, settings, open_channels(settings), report=lambda *_: None, say=print, began_s=0.0
-    )  # there is no .tacho
-    follower.start()
+    sink = NotifySink(settings, open_channels(settings), report=lambda *_: None, print_line=print, start_s=0.0)
+    driver = SinkDriver(folder, sink, lambda *_: None)  # there is no .tacho folder
+    driver.start()
     receiver.wait(1)
-    assert follower.close(5)
+    assert driver.close(5)
 
 
-def test_settings_without_a_secret_are_told_once(logs, receiver, capsys):
+def test_missing_secret_is_warned_about_once(logs, receiver, capsys):
     begin(logs, {"webhook": receiver.address}).finish()
     out = capsys.readouterr().out
     assert out.count("notify.webhook has no secret") == 1
@@ -307,7 +306,7 @@ def test_settings_without_a_secret_are_told_once(logs, receiver, capsys):
     assert "notifying webhook" in out
 
 
-def test_the_config_section_is_enough(tmp_path, receiver):
+def test_config_section_alone_configures_channels(tmp_path, receiver):
     config = tmp_path / "train.yaml"
     config.write_text(
         f"name: x\nproject: jackets\ntelemetry:\n  log_dir: {tmp_path / 'logs'}\n  notify:\n"

@@ -1,34 +1,34 @@
-"""What a channel is."""
+"""The interface of a channel. Each channel is one module, which is imported only if it is configured."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from tachograph.sinks.notify._message import Message
-from tachograph.sinks.notify._secret import Cleaner
+from tachograph.sinks.notify._secrets import SecretMasker
 from tachograph.sinks.notify._settings import CHANNELS, NotifySettings
 
 __all__ = ["Channel", "open_channels"]
 
 
 class Channel(Protocol):
-    """One way to people."""
+    """A destination for messages, such as a Slack channel or a mail server."""
 
     name: str
-    clean: Cleaner
-    """Takes this channel's secrets out of a text."""
+    mask_secrets: SecretMasker
+    """Masks this channel's secrets in a text."""
 
     def send(self, message: Message, timeout_s: float) -> None:
         """Send a message.
 
         Raises:
-            DeliveryError: if it did not arrive.
+            DeliveryError: if the receiver did not accept it.
         """
         ...
 
 
 def open_channels(settings: NotifySettings) -> list[Channel]:
-    """Return the channels that are configured. Only they are imported."""
+    """Import and return the configured channels."""
     if not settings.enabled:
         return []
     return [_open(name, settings) for name in CHANNELS if getattr(settings, name) is not None]

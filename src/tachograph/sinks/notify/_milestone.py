@@ -1,4 +1,4 @@
-"""A milestone: the first time a metric passes a threshold."""
+"""Milestones: conditions on a metric, reported the first time they are met."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Milestone:
         """Parse a condition.
 
         Raises:
-            ConfigError: if it is none.
+            ConfigError: if the text is not a condition.
         """
         form = _FORM.fullmatch(text)
-        threshold = _number(form["threshold"]) if form is not None else None
+        threshold = _parse_number(form["threshold"]) if form is not None else None
         if form is None or threshold is None:
             shown = MASK if "://" in text else repr(text)[:100]
             raise ConfigError(
-                f"{origin}: {shown} is no milestone; a metric, one of < <= > >= and a number are expected, "
+                f"{origin}: {shown} is not a milestone; expected a metric, one of < <= > >= and a number, "
                 "such as 'train_loss < 0.5'"
             )
         self.metric = form["metric"]
@@ -43,12 +43,12 @@ class Milestone:
         self._field = "global_step" if self.metric == "step" else self.metric
 
     def value_if_met(self, record: Mapping[str, Any]) -> float | None:
-        """Return the metric's value in a record if it passes the threshold; NaN and infinities never do."""
+        """Return the metric's value in a record if it meets the condition; NaN and infinities never do."""
         value = finite_or_none(record.get(self._field))
         return value if value is not None and self._is_met(value, self.threshold) else None
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         value = float(text)
     except ValueError:

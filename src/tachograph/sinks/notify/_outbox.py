@@ -1,6 +1,6 @@
-"""What waits to be sent and how far the journal was read, kept together in one small file of the run folder.
+"""The unsent messages of each channel, saved with the cursor and the builder's state in one file of the run folder.
 
-Both are saved at once, so that after a crash a message is neither read again and sent twice nor forgotten.
+One atomic write saves everything, so that after a crash a message is neither built again and sent twice nor forgotten.
 """
 
 from __future__ import annotations
@@ -13,123 +13,131 @@ from collections.abc import Iterable
 import msgspec
 
 from tachograph.journal import RunFolder, atomic_write
+from tachograph.sinks.notify._builder import BuilderState
 from tachograph.sinks.notify._message import Message
-from tachograph.sinks.notify._story import StoryState
 
-__all__ = ["FRESH_S", "Outbox"]
+__all__ = ["MAX_AGE_S", "Outbox"]
 
-FRESH_S = 3_600.0
-"""A message older than this is of no use to anybody and is not sent any more."""
+MAX_AGE_S = 3_600.0
+"""Older messages are no longer useful and are dropped."""
 
-_MOST_WAITING = 50
-_MOST_TITLES = 5
+_MAX_WAITING = 50
+_MAX_TITLES = 5
 
 
-class _Held(msgspec.Struct):
-    """Messages that were held back, to be summed up in one."""
+class _HeldMessages(msgspec.Struct):
+    """Messages over the rate limit, to be replaced by one summary."""
 
     num_messages: int = 0
     titles: list[str] = []
     last: Message | None = None
 
 
-class _Queue(msgspec.Struct):
-    """What waits for one channel."""
+class _ChannelQueue(msgspec.Struct):
+    """The unsent messages of one channel, oldest first."""
 
     waiting: list[Message] = []
-    held: _Held = msgspec.field(default_factory=_Held)
+    held: _HeldMessages = msgspec.field(default_factory=_HeldMessages)
 
 
-class _Saved(msgspec.Struct):
+class _OutboxState(msgspec.Struct):
+    """The content of `.tacho/notify.json`. The names in the file must not change: a resumed run reads it."""
+
     journal_bytes: int = 0
-    story: StoryState = msgspec.field(default_factory=StoryState)
-    queues: dict[str, _Queue] = {}
+    builder: BuilderState = msgspec.field(default_factory=BuilderState, name="story")
+    queues: dict[str, _ChannelQueue] = {}
 
 
 class Outbox:
-    """Messages on their way, for each channel in order. Used by several threads: hold `lock` to change it."""
+    """The unsent messages of all channels. Several threads use it: hold `lock` to change it."""
 
     def __init__(self, folder: RunFolder, channels: Iterable[str]) -> None:
         self.lock = threading.RLock()
-        """Never held while anything slow is done."""
-        self._saving = threading.Lock()
+        """Never held during slow operations."""
+        self._save_lock = threading.Lock()
         self._is_closed = False
         self._path = folder.private / "notify.json"
-        saved = self._load()
-        self.is_new = saved is None
-        self._saved = saved or _Saved()
+        loaded = self._load()
+        self.is_new = loaded is None
+        """Whether no earlier attempt has left an outbox."""
+        self._state = loaded or _OutboxState()
         self._channels = tuple(channels)
 
     @property
-    def story(self) -> StoryState:
-        """What is known of the journal so far."""
-        return self._saved.story
+    def builder_state(self) -> BuilderState:
+        """The state of the `MessageBuilder`, saved with the messages."""
+        return self._state.builder
 
     @property
     def journal_bytes(self) -> int:
-        """How far the journal was read; saved with what was found there."""
-        return self._saved.journal_bytes
+        """The cursor, saved with the messages."""
+        return self._state.journal_bytes
 
     @journal_bytes.setter
     def journal_bytes(self, journal_bytes: int) -> None:
-        self._saved.journal_bytes = journal_bytes
+        self._state.journal_bytes = journal_bytes
 
     def move(self, folder: RunFolder) -> None:
-        """Go on in another folder."""
+        """Continue in another folder."""
         self._path = folder.private / self._path.name
 
     def open(self) -> list[tuple[str, int, int]]:
-        """Make a queue for each channel; return how many messages the attempt before left: still of use, and not."""
-        left: list[tuple[str, int, int]] = []
-        too_old_s = time.time() - FRESH_S
-        found, self._saved.queues = self._saved.queues, {name: _Queue() for name in self._channels}
-        for name, queue in found.items():
-            fresh = [message for message in queue.waiting if message.time >= too_old_s and name in self._channels]
+        """Create a queue for each channel.
+
+        Returns:
+            For each channel with messages left over from the previous attempt: its name, the number of messages kept,
+            and the number dropped because they are too old or the channel is no longer configured.
+        """
+        leftovers: list[tuple[str, int, int]] = []
+        oldest_s = time.time() - MAX_AGE_S
+        previous, self._state.queues = self._state.queues, {name: _ChannelQueue() for name in self._channels}
+        for name, queue in previous.items():
+            kept = [message for message in queue.waiting if message.time >= oldest_s and name in self._channels]
             if name in self._channels:
-                self._saved.queues[name] = _Queue(fresh, queue.held)
+                self._state.queues[name] = _ChannelQueue(kept, queue.held)
             if queue.waiting:
-                left.append((name, len(fresh), len(queue.waiting) - len(fresh)))
-        return left
+                leftovers.append((name, len(kept), len(queue.waiting) - len(kept)))
+        return leftovers
 
     def put(self, message: Message) -> None:
-        """Queue a message for every channel. A full queue gives up its oldest that is not urgent, to be summed up."""
-        for queue in self._saved.queues.values():
+        """Queue a message for every channel. A full queue moves its oldest non-urgent message to the summary."""
+        for queue in self._state.queues.values():
             queue.waiting.append(message)
-            if len(queue.waiting) > _MOST_WAITING:
-                plain = (waiting for waiting in queue.waiting if not waiting.is_urgent)
-                _hold(queue, next(plain, queue.waiting[0]))
+            if len(queue.waiting) > _MAX_WAITING:
+                not_urgent = (waiting for waiting in queue.waiting if not waiting.is_urgent)
+                _hold_back(queue, next(not_urgent, queue.waiting[0]))
 
     def waiting(self, channel: str) -> list[Message]:
-        """Return what waits, oldest first."""
-        return list(self._saved.queues[channel].waiting)
+        """Return the unsent messages, oldest first."""
+        return list(self._state.queues[channel].waiting)
 
     def remove(self, channel: str, message: Message) -> None:
-        """Forget a message: it was sent, or never will be."""
+        """Remove a message that was sent or given up."""
         with self.lock, contextlib.suppress(ValueError):
-            self._saved.queues[channel].waiting.remove(message)
+            self._state.queues[channel].waiting.remove(message)
 
-    def hold(self, channel: str, message: Message) -> None:
-        """Keep a message back, to be summed up later."""
-        _hold(self._saved.queues[channel], message)
+    def hold_back(self, channel: str, message: Message) -> None:
+        """Move a message from the queue to the next summary."""
+        _hold_back(self._state.queues[channel], message)
 
     def num_held(self, channel: str) -> int:
-        """Return how many messages were held back and not summed up yet."""
-        return self._saved.queues[channel].held.num_messages
+        """Return the number of messages that wait for a summary."""
+        return self._state.queues[channel].held.num_messages
 
-    def sum_up(self, channel: str) -> Message | None:
-        """Queue one message for all that were held back, and return it."""
-        queue = self._saved.queues[channel]
-        held, queue.held = queue.held, _Held()
+    def queue_summary(self, channel: str) -> Message | None:
+        """Queue one message that summarises those held back, and return it."""
+        queue = self._state.queues[channel]
+        held, queue.held = queue.held, _HeldMessages()
         if held.last is None:
             return None
-        more = held.num_messages - len(held.titles)
-        titles = [*held.titles, *([f"and {more} more"] if more else [])]
+        num_untitled = held.num_messages - len(held.titles)
+        titles = [*held.titles, *([f"and {num_untitled} more"] if num_untitled else [])]
         summary = msgspec.structs.replace(
             held.last,
             key=f"more:{held.last.key}:{held.num_messages}",
             event="more",
             title=f"… and {held.num_messages} more",
-            reason="Held back, so as not to flood this channel:\n" + "\n".join(f"- {title}" for title in titles),
+            reason="Not sent separately because of the rate limit:\n" + "\n".join(f"- {title}" for title in titles),
             severity="info",
             rule="",
             meaning="",
@@ -140,29 +148,29 @@ class Outbox:
         return summary
 
     def save(self) -> None:
-        """Make it safe. Without it, some messages are sent twice after a crash."""
-        with self._saving:
+        """Write the file. If that fails, some messages may be sent twice after a crash."""
+        with self._save_lock:
             if self._is_closed:
                 return
             with self.lock:
-                data = msgspec.json.encode(self._saved)
+                data = msgspec.json.encode(self._state)
             with contextlib.suppress(OSError):
                 atomic_write(self._path, data)
 
     def close(self) -> None:
-        """Save no more: from here on the file is the next attempt's."""
+        """Stop saving: a thread that is still sending must not overwrite the file of the next attempt."""
         self._is_closed = True
 
-    def _load(self) -> _Saved | None:
+    def _load(self) -> _OutboxState | None:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Saved)
+            return msgspec.json.decode(self._path.read_bytes(), type=_OutboxState)
         except (OSError, msgspec.MsgspecError):
             return None
 
 
-def _hold(queue: _Queue, message: Message) -> None:
+def _hold_back(queue: _ChannelQueue, message: Message) -> None:
     queue.waiting.remove(message)
     queue.held.num_messages += 1
     queue.held.last = message
-    if len(queue.held.titles) < _MOST_TITLES:
+    if len(queue.held.titles) < _MAX_TITLES:
         queue.held.titles = [*queue.held.titles, message.title]

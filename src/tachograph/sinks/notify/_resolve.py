@@ -1,4 +1,7 @@
-"""From arguments, environment and config to settled settings. No message of this module quotes a secret."""
+"""Resolves the settings of notifications from arguments, environment and config.
+
+No message of this module quotes a value that may be a secret: a user who mixes up two keys may have put one anywhere.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,19 @@ from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.records import MASK, mask_text
 from tachograph.settings import parse_switch
 from tachograph.sinks.notify._milestone import Milestone
-from tachograph.sinks.notify._secret import Secret
-from tachograph.sinks.notify._settings import CHANNELS, EVENTS, EmailSettings, NotifySettings, env_name, plain_type
+from tachograph.sinks.notify._secrets import Secret
+from tachograph.sinks.notify._settings import CHANNELS, EVENTS, EmailSettings, NotifySettings, env_name, unwrap_type
 from tachograph.sinks.notify._template import parse_template
 
-__all__ = ["resolve_notify", "warnings_of"]
+__all__ = ["resolve_notify", "config_warnings"]
 
 _ADDRESS = re.compile(r"[^@\s<>,;:\"()]+@[^@\s<>,;:\"()]+")
-_NOT_IN_ADDRESSES = re.compile(r"[^!-~]|[<>|\"\\^`{}]")
+_INVALID_IN_URL = re.compile(r"[^!-~]|[<>|\"\\^`{}]")
 
 
-class _Given(NamedTuple):
+class _SourcedValue(NamedTuple):
+    """A value as it was given, and where it came from."""
+
     value: Any
     origin: str
 
@@ -32,29 +37,29 @@ class _Given(NamedTuple):
 def resolve_notify(
     argument: Mapping[str, Any] | bool | None = None, section: Mapping[str, Any] | bool | None = None
 ) -> NotifySettings:
-    """Settle every setting of notifications: argument, environment, config section, default.
+    """Resolve every setting of notifications: argument, environment, config section, default.
 
     Args:
-        argument: what was passed as ``notify=``; False turns notifications off.
+        argument: the value passed as ``notify=``; False turns notifications off.
         section: the `telemetry.notify` section of a config file.
 
     Raises:
-        ConfigError: for a key that does not exist or a wrong value, naming where it came from but no secret.
+        ConfigError: for an unknown key or an invalid value, naming its source but no secret.
     """
-    given = _leaves(section, "telemetry.notify.") | _environment() | _leaves(argument, "notify.")
-    values = _converted(NotifySettings, "", given)
+    given = _flatten_section(section, "telemetry.notify.") | _read_environment() | _flatten_section(argument, "notify.")
+    values = _convert_section(NotifySettings, "", given)
     if values.get("enabled") is False:
         return NotifySettings(enabled=False)
     for channel in CHANNELS:
-        found = _converted(CHANNELS[channel], f"{channel}.", given)
+        found = _convert_section(CHANNELS[channel], f"{channel}.", given)
         if found:
-            values[channel] = _channel(channel, found, given)
-    _check(values, given)
+            values[channel] = _build_channel(channel, found, given)
+    _check_values(values, given)
     return NotifySettings(**values)
 
 
-def warnings_of(settings: NotifySettings) -> list[str]:
-    """Return what is allowed but unwise, each in one line with the remedy."""
+def config_warnings(settings: NotifySettings) -> list[str]:
+    """Return a line for each setting that is valid but insecure, with the remedy."""
     lines = []
     for channel in ("lark", "webhook"):
         chosen = getattr(settings, channel)
@@ -65,92 +70,94 @@ def warnings_of(settings: NotifySettings) -> list[str]:
             )
     email = settings.email
     if email is not None and email.security == "plain" and email.password is not None:
-        lines.append("notify.email sends its password unprotected: set notify.email.security to starttls or ssl")
+        lines.append("notify.email sends its password unencrypted: set notify.email.security to starttls or ssl")
     return lines
 
 
-# Gathering -----------------------------------------------------------------------------------------------------------
+# Collecting -----------------------------------------------------------------------------------------------------------
 
 
-def _leaves(section: Any, prefix: str) -> dict[str, _Given]:
+def _flatten_section(section: Any, prefix: str) -> dict[str, _SourcedValue]:
     if section is None:
         return {}
     if isinstance(section, bool):
-        return {"enabled": _Given(section, f"{prefix}enabled")}
+        return {"enabled": _SourcedValue(section, f"{prefix}enabled")}
     where = prefix.rstrip(".")
     if not isinstance(section, Mapping):
-        raise ConfigError(f"{where}: a section such as {{'slack': {{'url': …}}}} is expected, or false")
-    leaves: dict[str, _Given] = {}
+        raise ConfigError(f"{where}: expected a section such as {{'slack': {{'url': …}}}}, or false")
+    leaves: dict[str, _SourcedValue] = {}
     for key, value in section.items():
-        name = "on" if key is True else str(key)  # YAML takes the bare word `on` for true
+        name = "on" if key is True else str(key)  # YAML parses the bare word `on` as true
         if name not in NotifySettings.__struct_fields__:
             raise ConfigError(
-                f"unknown key {prefix}{_shown_key(name)}{did_you_mean(name, NotifySettings.__struct_fields__)}"
+                f"unknown key {prefix}{_quote_key(name)}{did_you_mean(name, NotifySettings.__struct_fields__)}"
             )
         if name in CHANNELS:
-            leaves |= _channel_leaves(name, value, prefix)
-        elif not _is_nothing(value):
-            leaves[name] = _Given(value, f"{prefix}{name}")
+            leaves |= _flatten_channel(name, value, prefix)
+        elif not _is_blank(value):
+            leaves[name] = _SourcedValue(value, f"{prefix}{name}")
     return leaves
 
 
-def _channel_leaves(channel: str, value: Any, prefix: str) -> dict[str, _Given]:
+def _flatten_channel(channel: str, value: Any, prefix: str) -> dict[str, _SourcedValue]:
     if isinstance(value, str) and "url" in CHANNELS[channel].__struct_fields__:
         value = {"url": value}
-    if _is_nothing(value):
+    if _is_blank(value):
         return {}
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"{prefix}{channel}: a section with {', '.join(CHANNELS[channel].__struct_fields__)} is expected"
+            f"{prefix}{channel}: expected a section with {', '.join(CHANNELS[channel].__struct_fields__)}"
         )
     for key in value:
         if key not in CHANNELS[channel].__struct_fields__:
             hint = did_you_mean(str(key), CHANNELS[channel].__struct_fields__)
-            raise ConfigError(f"unknown key {prefix}{channel}.{_shown_key(key)}{hint}")
+            raise ConfigError(f"unknown key {prefix}{channel}.{_quote_key(key)}{hint}")
     return {
-        f"{channel}.{key}": _Given(item, f"{prefix}{channel}.{key}")
+        f"{channel}.{key}": _SourcedValue(item, f"{prefix}{channel}.{key}")
         for key, item in value.items()
-        if not _is_nothing(item)
+        if not _is_blank(item)
     }
 
 
-def _shown(value: Any) -> str:
-    """Return a value as an error may quote it: whoever mixed up two keys may have put a secret here."""
+def _quote(value: Any) -> str:
+    """Return a value as an error message may quote it."""
     text = repr(value)
     return MASK if "://" in text else mask_text(text)[:60]
 
 
-def _shown_key(key: Any) -> str:
-    return _shown(str(key)).strip("'")
+def _quote_key(key: Any) -> str:
+    return _quote(str(key)).strip("'")
 
 
-def _is_nothing(value: Any) -> bool:
+def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _environment() -> dict[str, _Given]:
+def _read_environment() -> dict[str, _SourcedValue]:
     names = [name for name in NotifySettings.__struct_fields__ if name not in CHANNELS]
     names += [f"{channel}.{name}" for channel in CHANNELS for name in CHANNELS[channel].__struct_fields__]
     found = {name: os.environ.get(env_name(name), "") for name in names}
     return {
-        name: _Given(value, f"environment variable {env_name(name)}") for name, value in found.items() if value.strip()
+        name: _SourcedValue(value, f"environment variable {env_name(name)}")
+        for name, value in found.items()
+        if value.strip()
     }
 
 
 # Converting ----------------------------------------------------------------------------------------------------------
 
 
-def _converted(section: type[msgspec.Struct], prefix: str, given: Mapping[str, _Given]) -> dict[str, Any]:
+def _convert_section(section: type[msgspec.Struct], prefix: str, given: Mapping[str, _SourcedValue]) -> dict[str, Any]:
     fields = [field for field in msgspec.structs.fields(section) if field.name not in CHANNELS]
     return {
-        field.name: _value(field.type, *given[f"{prefix}{field.name}"])
+        field.name: _convert(field.type, *given[f"{prefix}{field.name}"])
         for field in fields
         if f"{prefix}{field.name}" in given
     }
 
 
-def _value(wanted: Any, value: Any, origin: str) -> Any:
-    base = plain_type(wanted)
+def _convert(wanted: Any, value: Any, origin: str) -> Any:
+    base = unwrap_type(wanted)
     if base is Any:
         return parse_template(value, origin)
     if isinstance(value, Mapping) and set(value) == {"env"}:
@@ -160,13 +167,13 @@ def _value(wanted: Any, value: Any, origin: str) -> Any:
             raise ConfigError(f"{origin}: the environment variable {variable!r} is not set")
     if base is Secret:
         if not isinstance(value, str):
-            raise ConfigError(f"{origin}: a text is expected, got {type(value).__name__}")
+            raise ConfigError(f"{origin}: expected a text, got {type(value).__name__}")
         return Secret(value.strip())
     if get_origin(base) is tuple:
-        return _list(value, origin)
+        return _parse_list(value, origin)
     if get_origin(base) is Literal and value not in get_args(base):
         hint = did_you_mean(str(value), get_args(base))
-        raise ConfigError(f"{origin}: one of {', '.join(get_args(base))} is expected, got {_shown(value)}{hint}")
+        raise ConfigError(f"{origin}: expected one of {', '.join(get_args(base))}, got {_quote(value)}{hint}")
     given, value = value, parse_switch(value) if base is bool else value
     try:
         if isinstance(value, bool) and base is not bool:
@@ -174,46 +181,46 @@ def _value(wanted: Any, value: Any, origin: str) -> Any:
         return msgspec.convert(value, wanted, strict=False)
     except msgspec.ValidationError as error:
         wanted_text = str(error).partition(", got ")[0]
-        raise ConfigError(f"{origin}: {wanted_text[0].lower()}{wanted_text[1:]}, got {_shown(given)}") from None
+        raise ConfigError(f"{origin}: {wanted_text[0].lower()}{wanted_text[1:]}, got {_quote(given)}") from None
 
 
-def _list(value: Any, origin: str) -> tuple[str, ...]:
+def _parse_list(value: Any, origin: str) -> tuple[str, ...]:
     items = re.split(r"[,;\n]", value) if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
-        raise ConfigError(f"{origin}: a list of texts is expected, got {_shown(value)}")
+        raise ConfigError(f"{origin}: expected a list of texts, got {_quote(value)}")
     return tuple(item.strip() for item in items if item.strip())
 
 
 # Checking ------------------------------------------------------------------------------------------------------------
 
 
-def _channel(channel: str, values: dict[str, Any], given: Mapping[str, _Given]) -> msgspec.Struct:
+def _build_channel(channel: str, values: dict[str, Any], given: Mapping[str, _SourcedValue]) -> msgspec.Struct:
     first = next(name for name in CHANNELS[channel].__struct_fields__ if name in ("url", "host"))
     if first not in values:
         others = ", ".join(given[f"{channel}.{name}"].origin for name in values)
         raise ConfigError(
-            f"{others}: it is of no use without {channel}.{first}; set notify.{channel}.{first} or "
+            f"{others}: has no effect without {channel}.{first}; set notify.{channel}.{first} or "
             f"{env_name(f'{channel}.{first}')}"
         )
     if "url" in values:
         _check_url(values["url"].reveal(), given[f"{channel}.url"].origin)
     for name in ("secret", "authorization", "password"):
-        # Quoted nowhere: a text that is none of its kind may still be a secret.
+        # Never quoted: a malformed value may still contain the secret.
         if name in values and not values[name].reveal().isprintable():
             raise ConfigError(
-                f"{given[f'{channel}.{name}'].origin}: it holds a line break or another control character"
+                f"{given[f'{channel}.{name}'].origin}: contains a line break or another control character"
             )
     if channel == "webhook" and not str(values.get("authorization", Secret("")).reveal()).isascii():
-        raise ConfigError(f"{given['webhook.authorization'].origin}: only ASCII can be in a header")
+        raise ConfigError(f"{given['webhook.authorization'].origin}: a header may contain only ASCII characters")
     if channel == "email":
-        return _email(values, given)
+        return _build_email(values, given)
     return CHANNELS[channel](**values)
 
 
-def _email(values: dict[str, Any], given: Mapping[str, _Given]) -> EmailSettings:
-    if _NOT_IN_ADDRESSES.search(values["host"]) or "/" in values["host"]:
+def _build_email(values: dict[str, Any], given: Mapping[str, _SourcedValue]) -> EmailSettings:
+    if _INVALID_IN_URL.search(values["host"]) or "/" in values["host"]:
         raise ConfigError(
-            f"{given['email.host'].origin}: the name of a mail server is expected, such as smtp.example.org"
+            f"{given['email.host'].origin}: expected the host name of a mail server, such as smtp.example.org"
         )
     if not values.get("to"):
         raise ConfigError(f"notify.email has no recipients: set notify.email.to or {env_name('email.to')}")
@@ -223,19 +230,19 @@ def _email(values: dict[str, Any], given: Mapping[str, _Given]) -> EmailSettings
         raise ConfigError(f"notify.email has no sender: set notify.email.sender or {env_name('email.sender')}")
     for address in (*values["to"], values["sender"]):
         if not _ADDRESS.fullmatch(address) or not address.isascii() or not address.isprintable():
-            raise ConfigError(f"notify.email: {_shown(address)} is no e-mail address")
+            raise ConfigError(f"notify.email: {_quote(address)} is not an e-mail address")
     if values.get("user") and "password" not in values:
-        raise ConfigError(f"notify.email has a user and no password: set {env_name('email.password')}")
+        raise ConfigError(f"notify.email has a user but no password: set {env_name('email.password')}")
     if "password" in values and not values.get("user"):
-        raise ConfigError(f"notify.email has a password and no user: set notify.email.user or {env_name('email.user')}")
+        raise ConfigError(f"notify.email has a password but no user: set notify.email.user or {env_name('email.user')}")
     return EmailSettings(**values)
 
 
-def _check(values: dict[str, Any], given: Mapping[str, _Given]) -> None:
+def _check_values(values: dict[str, Any], given: Mapping[str, _SourcedValue]) -> None:
     for event in values.get("on", ()):
         if event not in EVENTS:
-            hint = did_you_mean(event, EVENTS) or f"; known are {', '.join(EVENTS)}"
-            raise ConfigError(f"{given['on'].origin}: there is no event {_shown(event)}{hint}")
+            hint = did_you_mean(event, EVENTS) or f"; available: {', '.join(EVENTS)}"
+            raise ConfigError(f"{given['on'].origin}: unknown event {_quote(event)}{hint}")
     for text in values.get("milestones", ()):
         Milestone(text, given["milestones"].origin)
     address = values.get("dashboard_url", "")
@@ -243,27 +250,27 @@ def _check(values: dict[str, Any], given: Mapping[str, _Given]) -> None:
         _check_url(address, given["dashboard_url"].origin)
         if "?" in address or "#" in address:
             raise ConfigError(
-                f"{given['dashboard_url'].origin}: the address alone is expected, without what follows ? or #"
+                f"{given['dashboard_url'].origin}: expected an address without a query (?) or a fragment (#)"
             )
         values["dashboard_url"] = address.rstrip("/")
 
 
 def _check_url(url: str, origin: str) -> None:
-    wrong = list(_wrong_with(url))
-    if wrong:
-        raise ConfigError(f"{origin}: {wrong[0]}")
+    problem = next(_url_problems(url), None)
+    if problem is not None:
+        raise ConfigError(f"{origin}: {problem}")
 
 
-def _wrong_with(url: str) -> Iterator[str]:
+def _url_problems(url: str) -> Iterator[str]:
     if not url.lower().startswith(("https://", "http://")):
-        yield "an address that begins with https:// (or http://) is expected"
-    if _NOT_IN_ADDRESSES.search(url):
-        yield "it holds characters that cannot be in an address; copy it again"
+        yield "expected an address that starts with https:// (or http://)"
+    if _INVALID_IN_URL.search(url):
+        yield "contains characters that are invalid in an address; copy it again"
     try:
         parts = urlsplit(url)
         if not parts.hostname or parts.port == 0:
-            yield "an address with the name of a server is expected"
+            yield "expected an address with a host name"
         if "@" in parts.netloc:
-            yield "a name or password before the server's name is not supported"
-    except ValueError:  # its text would quote the address
-        yield "this is no valid address; copy it again"
+            yield "a user name or password before the host name is not supported"
+    except ValueError:  # whose text quotes the address
+        yield "not a valid address; copy it again"

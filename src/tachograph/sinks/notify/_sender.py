@@ -1,4 +1,10 @@
-"""One channel's thread: a channel that is slow or down delays nobody but itself."""
+"""Sends the messages of one channel in threads of its own: a slow or unreachable channel delays only itself.
+
+The first thread sends messages in order. A temporary failure is retried after a growing pause; a permanent one drops
+the message. The second thread waits until the run ends. If the first is then still blocked in a request, the second
+sends the final message ("Training complete"), so that the most important message does not wait for a timeout. Both
+threads pick messages under the outbox's lock and mark them in `_in_flight`, so that none is sent twice.
+"""
 
 from __future__ import annotations
 
@@ -10,49 +16,50 @@ from collections.abc import Callable
 
 from tachograph._base.guard import guard
 from tachograph._base.http import DeliveryError
+from tachograph.sinks._driver import backoff_s
 from tachograph.sinks.notify._channel import Channel
 from tachograph.sinks.notify._message import Message
-from tachograph.sinks.notify._outbox import FRESH_S, Outbox
+from tachograph.sinks.notify._outbox import MAX_AGE_S, Outbox
 
-__all__ = ["Sender", "TokenBucket"]
+__all__ = ["ChannelSender", "RateLimiter"]
 
 _FIRST_PAUSE_S = 1.0
-_FIRST_PAUSE_AT_END_S = 0.2
-_LONGEST_PAUSE_S = 60.0
-_PATIENCE_S = 0.3
-_MOST_TOLD = 20
+_FIRST_PAUSE_AT_EXIT_S = 0.2
+_MAX_PAUSE_S = 60.0
+_FINAL_MESSAGE_DELAY_S = 0.3
+_MAX_REPORTED = 20
 
 
-class TokenBucket:
-    """Lets a burst pass, then so many a minute."""
+class RateLimiter:
+    """A token bucket: allows a burst, then a number of messages per minute."""
 
     def __init__(self, burst: int, per_minute: float) -> None:
         self._burst = float(burst)
         self._per_s = per_minute / 60.0
         self._tokens = self._burst
-        self._counted_s = time.monotonic()
+        self._refilled_s = time.monotonic()
 
-    def take(self) -> bool:
-        """Take a token if there is one."""
-        self._count()
+    def try_acquire(self) -> bool:
+        """Use a token if one is available."""
+        self._refill()
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0
         return True
 
     def wait_s(self) -> float:
-        """Return how long it is until there is one."""
-        self._count()
+        """Return the time until a token is available."""
+        self._refill()
         return max(0.0, (1.0 - self._tokens) / self._per_s)
 
-    def _count(self) -> None:
+    def _refill(self) -> None:
         now_s = time.monotonic()
-        self._tokens = min(self._burst, self._tokens + (now_s - self._counted_s) * self._per_s)
-        self._counted_s = now_s
+        self._tokens = min(self._burst, self._tokens + (now_s - self._refilled_s) * self._per_s)
+        self._refilled_s = now_s
 
 
-class Sender:
-    """Sends what waits for a channel, in order, and tries again what may still arrive."""
+class ChannelSender:
+    """Sends the queued messages of one channel."""
 
     def __init__(
         self,
@@ -61,56 +68,56 @@ class Sender:
         report: Callable[[str, str, str], None],
         *,
         timeout_s: float,
-        bucket: TokenBucket,
+        limiter: RateLimiter,
     ) -> None:
         self.name = channel.name
         self.num_lost = 0
-        """Messages that never will be sent."""
-        self.failure = ""
-        """Why the last attempt failed, if it did."""
+        """Messages that were given up."""
+        self.last_error = ""
+        """Why the latest attempt failed; empty if it succeeded."""
         self._channel = channel
         self._outbox = outbox
         self._report = report
         self._timeout_s = timeout_s
-        self._bucket = bucket
-        self._told: set[str] = set()
+        self._limiter = limiter
+        self._reported: set[str] = set()
         self._wake = threading.Event()
-        self._busy: set[str] = set()
-        self._paid: set[str] = set()  # have had their token: another attempt costs none
+        self._in_flight: set[str] = set()
+        self._admitted: set[str] = set()  # passed the rate limit: a retry does not count again
         self._num_failures = 0
         self._not_before_s = 0.0
-        self._must_wait = False  # because the receiver says so, not because we think it wise
-        self._ending = threading.Event()
-        self._done = threading.Event()
+        self._must_wait = False  # the receiver asked for the pause, so it also holds at exit
+        self._finishing = threading.Event()
+        self._first_is_done = threading.Event()
         self._deadline_s = math.inf
-        # Both are there from the start: at the end of a process no thread can be started any more.
+        # Both threads start with the run, because Python cannot start threads while it exits.
         self._threads = [
             threading.Thread(target=target, name=f"tachograph-notify-{self.name}", daemon=True)
-            for target in (self._run, self._send_last_word)
+            for target in (self._run, self._run_final)
         ]
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def wake(self) -> None:
-        """Look at what waits, now."""
+        """Check for new messages now."""
         self._wake.set()
 
     def finish(self) -> None:
-        """Send what waits and stop: nothing more will come."""
+        """Send the remaining messages and stop: no more will be queued."""
         if not self._must_wait:
             self._not_before_s = 0.0
-        self._ending.set()
+        self._finishing.set()
         self._wake.set()
 
-    def wait_until(self, deadline_s: float) -> None:
-        """Give up at this time, on `time.monotonic`."""
+    def set_deadline(self, deadline_s: float) -> None:
+        """Stop at this time on `time.monotonic`, even if messages are left."""
         self._deadline_s = deadline_s
 
     def join(self, deadline_s: float) -> None:
-        """Wait for the end."""
+        """Wait until the threads have ended, at most until the deadline."""
         for thread in self._threads:
             thread.join(max(deadline_s - time.monotonic(), 0.0))
 
@@ -119,25 +126,24 @@ class Sender:
             with guard(f"notifying {self.name}"):
                 self._send_all(final_first=False)
         finally:
-            self._done.set()
+            self._first_is_done.set()
 
-    def _send_last_word(self) -> None:
-        """Help when the other thread is held up at the end: the last word must not wait for an answer to another."""
-        self._ending.wait()
-        if not self._done.wait(_PATIENCE_S):
+    def _run_final(self) -> None:
+        self._finishing.wait()
+        if not self._first_is_done.wait(_FINAL_MESSAGE_DELAY_S):
             with guard(f"notifying {self.name}"):
                 self._send_all(final_first=True)
 
     def _send_all(self, *, final_first: bool) -> None:
         while True:
-            is_ending = self._ending.is_set()
-            if is_ending and time.monotonic() > self._deadline_s:
+            is_finishing = self._finishing.is_set()
+            if is_finishing and time.monotonic() > self._deadline_s:
                 return
             pause_s = self._not_before_s - time.monotonic()
-            message = self._take(final_first=final_first) if pause_s <= 0 else None
+            message = self._next_message(final_first=final_first) if pause_s <= 0 else None
             if message is not None:
-                self._attempt(message)
-            elif is_ending and (pause_s <= 0 or self._not_before_s > self._deadline_s):
+                self._send(message)
+            elif is_finishing and (pause_s <= 0 or self._not_before_s > self._deadline_s):
                 return
             else:
                 self._wake.wait(self._idle_s(pause_s))
@@ -145,66 +151,67 @@ class Sender:
 
     def _idle_s(self, pause_s: float) -> float | None:
         if pause_s > 0:
-            return min(pause_s, 0.05) if self._ending.is_set() else pause_s
-        return self._bucket.wait_s() + 0.001 if self._outbox.num_held(self.name) else None
+            return min(pause_s, 0.05) if self._finishing.is_set() else pause_s
+        return self._limiter.wait_s() + 0.001 if self._outbox.num_held(self.name) else None
 
-    def _take(self, *, final_first: bool) -> Message | None:
-        """Return the next message to send, if it may be sent now."""
+    def _next_message(self, *, final_first: bool) -> Message | None:
+        """Return the next message that may be sent now, and mark it as in flight."""
         outbox = self._outbox
         with outbox.lock:
-            waiting = [message for message in outbox.waiting(self.name) if message.key not in self._busy]
+            waiting = [message for message in outbox.waiting(self.name) if message.key not in self._in_flight]
             if final_first:
                 waiting.sort(key=lambda message: not message.is_final)  # stable: the others stay in order
             for message in waiting:
-                if message.is_urgent or message.key in self._paid or self._bucket.take():
-                    self._paid.add(message.key)
-                    self._busy.add(message.key)
+                if message.is_urgent or message.key in self._admitted or self._limiter.try_acquire():
+                    self._admitted.add(message.key)
+                    self._in_flight.add(message.key)
                     return message
-                outbox.hold(self.name, message)
-            if not outbox.num_held(self.name) or not (self._ending.is_set() or self._bucket.take()):
+                outbox.hold_back(self.name, message)
+            if not outbox.num_held(self.name) or not (self._finishing.is_set() or self._limiter.try_acquire()):
                 return None
-            summary = outbox.sum_up(self.name)
+            summary = outbox.queue_summary(self.name)
             if summary is not None:
-                self._busy.add(summary.key)
+                self._in_flight.add(summary.key)
             return summary
 
-    def _attempt(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         timeout_s = min(self._timeout_s, max(self._deadline_s - time.monotonic(), 0.1))
         try:
             self._channel.send(message, timeout_s)
-        except DeliveryError as failure:
-            self._failed(message, failure)
-        except Exception as fault:  # noqa: BLE001 - our own mistake, whose text may quote a secret
-            self._forget(message)
+        except DeliveryError as error:
+            self._handle_failure(message, error)
+        except Exception as error:  # noqa: BLE001 - a bug of ours, whose text may quote a secret
+            self._remove(message)
             self.num_lost += 1
-            told = RuntimeError(self._channel.clean(f"{type(fault).__name__}: {fault}"))
-            guard.report(f"notifying {self.name}", told)
+            masked = RuntimeError(self._channel.mask_secrets(f"{type(error).__name__}: {error}"))
+            guard.report(f"notifying {self.name}", masked)
         else:
-            self._forget(message)
-            self._num_failures, self._not_before_s, self.failure = 0, 0.0, ""
+            self._remove(message)
+            self._num_failures, self._not_before_s, self.last_error = 0, 0.0, ""
         finally:
-            self._busy.discard(message.key)
+            self._in_flight.discard(message.key)
         self._outbox.save()
 
-    def _failed(self, message: Message, failure: DeliveryError) -> None:
-        self.failure = str(failure)
-        if not failure.may_retry or time.time() - message.time > FRESH_S:
-            self._forget(message)
+    def _handle_failure(self, message: Message, error: DeliveryError) -> None:
+        self.last_error = str(error)
+        if not error.may_retry or time.time() - message.time > MAX_AGE_S:
+            self._remove(message)
             self.num_lost += 1
-            self._tell("notification_lost", f"{message.title}: {failure}; it is not tried again")
+            self._report_once("notification_lost", f"{message.title}: {error}; will not be retried")
             return
-        first_s = _FIRST_PAUSE_AT_END_S if self._ending.is_set() else _FIRST_PAUSE_S
-        pause_s = min(first_s * 2**self._num_failures, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)  # noqa: S311
+        first_s = _FIRST_PAUSE_AT_EXIT_S if self._finishing.is_set() else _FIRST_PAUSE_S
+        # Jitter keeps the ranks and runs of a cluster from retrying at the same moment.
+        pause_s = backoff_s(first_s, self._num_failures, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)  # noqa: S311
         self._num_failures += 1
-        self._must_wait = failure.wait_s is not None
-        self._not_before_s = time.monotonic() + max(pause_s, failure.wait_s or 0.0)
-        self._tell("notification_failed", f"{failure}; it will be tried again")
+        self._must_wait = error.wait_s is not None
+        self._not_before_s = time.monotonic() + max(pause_s, error.wait_s or 0.0)
+        self._report_once("notification_failed", f"{error}; will be retried")
 
-    def _forget(self, message: Message) -> None:
+    def _remove(self, message: Message) -> None:
         self._outbox.remove(self.name, message)
-        self._paid.discard(message.key)
+        self._admitted.discard(message.key)
 
-    def _tell(self, kind: str, reason: str) -> None:
-        if reason not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(reason)
+    def _report_once(self, kind: str, reason: str) -> None:
+        if reason not in self._reported and len(self._reported) < _MAX_REPORTED:
+            self._reported.add(reason)
             self._report(kind, self.name, reason)

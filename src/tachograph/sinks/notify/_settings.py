@@ -1,7 +1,7 @@
 """The settings of notifications in one table: the fields of these structs.
 
-A value is taken from ``init(notify={...})``, else the environment variable, else the ``telemetry.notify`` section of a
-config file, else the default. The table feeds the documentation, the error messages and the command's help.
+Each value comes from ``init(notify={...})``, else the environment variable, else the ``telemetry.notify`` section of a
+config file, else the default. The table feeds the documentation, the error messages and `tacho notify settings`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 from msgspec import Meta
 
-from tachograph.sinks.notify._secret import Secret
+from tachograph.sinks.notify._secrets import Secret
 
 __all__ = [
     "CHANNELS",
@@ -27,16 +27,16 @@ __all__ = [
     "WebhookSettings",
     "env_name",
     "notify_table",
-    "plain_type",
+    "unwrap_type",
 ]
 
 EVENTS: dict[str, str] = {
-    "start": "training began, or was resumed",
-    "complete": "training ended as it should",
+    "start": "training started or was resumed",
+    "complete": "training finished normally",
     "error": "training ended with an exception, a signal or an exit code",
-    "alert": "a rule found a fault, or a fault became critical",
-    "resolved": "a fault is over",
-    "milestone": "a metric passed a threshold for the first time",
+    "alert": "an alert opened, or became critical",
+    "resolved": "an alert was resolved",
+    "milestone": "a metric met a condition for the first time",
 }
 
 
@@ -44,8 +44,8 @@ class LarkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A custom bot of a Lark or Feishu group."""
 
     url: Annotated[Secret, Meta(description="Address of the bot's webhook.")]
-    secret: Annotated[Secret | None, Meta(description="The bot's signing secret; messages are signed with it.")] = None
-    style: Annotated[Literal["card", "text"], Meta(description="How a message looks.")] = "card"
+    secret: Annotated[Secret | None, Meta(description="The bot's signing secret; if set, messages are signed.")] = None
+    style: Annotated[Literal["card", "text"], Meta(description="Layout of a message.")] = "card"
 
 
 class SlackSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,61 +61,67 @@ class DiscordSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Anything that takes JSON over HTTP."""
+    """Any receiver of JSON over HTTP."""
 
-    url: Annotated[Secret, Meta(description="Where to send the JSON.")]
+    url: Annotated[Secret, Meta(description="Address to post the JSON to.")]
     secret: Annotated[
-        Secret | None, Meta(description="Signs each message, so that the receiver can tell it is from you.")
+        Secret | None, Meta(description="Signs each message, so that the receiver can verify the sender.")
     ] = None
     authorization: Annotated[
-        Secret | None, Meta(description="An `Authorization` header, such as `Bearer …`, if the receiver wants one.")
+        Secret | None,
+        Meta(description="Value of the `Authorization` header, such as `Bearer …`, if the receiver needs one."),
     ] = None
     template: Annotated[
-        Any, Meta(description="The JSON to send, with placeholders such as `{run}`; all that is known if not given.")
+        Any, Meta(description="The JSON to send, with placeholders such as `{run}`; all values if not given.")
     ] = None
 
 
 class EmailSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """E-mail by a mail server."""
+    """E-mail through an SMTP server."""
 
-    host: Annotated[str, Meta(description="Name of the mail server.", min_length=1)]
-    to: Annotated[tuple[str, ...], Meta(description="Addresses of those who get the mail.")] = ()
+    host: Annotated[str, Meta(description="Host name of the mail server.", min_length=1)]
+    to: Annotated[tuple[str, ...], Meta(description="Addresses of the recipients.")] = ()
     port: Annotated[
-        int, Meta(description="Port; 0: what is usual for `security` (587, 465 or 25).", ge=0, le=65_535)
+        int, Meta(description="Port; 0 selects the usual one for `security` (587, 465 or 25).", ge=0, le=65_535)
     ] = 0
     security: Annotated[
-        Literal["starttls", "ssl", "plain"], Meta(description="How the connection is protected; `plain`: not at all.")
+        Literal["starttls", "ssl", "plain"],
+        Meta(description="How the connection is encrypted; `plain` means not at all."),
     ] = "starttls"
-    user: Annotated[str, Meta(description="Name to log in with; empty: no log-in.")] = ""
+    user: Annotated[str, Meta(description="User name to log in with; empty means no login.")] = ""
     password: Annotated[Secret | None, Meta(description="Password to log in with.")] = None
-    sender: Annotated[str, Meta(description="Address the mail is from; `user` if not given.")] = ""
+    sender: Annotated[str, Meta(description="Address of the sender; `user` if not given.")] = ""
 
 
 class NotifySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told, and to whom."""
+    """The events, metrics, limits and channels of notifications."""
 
-    enabled: Annotated[bool, Meta(description="Notify at all.")] = True
-    on: Annotated[tuple[str, ...], Meta(description=f"What to tell of: any of {', '.join(EVENTS)}.")] = tuple(EVENTS)
+    enabled: Annotated[bool, Meta(description="Send notifications.")] = True
+    on: Annotated[tuple[str, ...], Meta(description=f"Events to send: any of {', '.join(EVENTS)}.")] = tuple(EVENTS)
     milestones: Annotated[
-        tuple[str, ...], Meta(description="Conditions told of once, such as `train_loss < 0.5` or `step >= 1000`.")
+        tuple[str, ...], Meta(description="Conditions to report once, such as `train_loss < 0.5` or `step >= 1000`.")
     ] = ()
     min_severity: Annotated[
-        Literal["info", "warning", "critical"], Meta(description="The least severity of an alert that is told.")
+        Literal["info", "warning", "critical"], Meta(description="Lowest severity of the alerts to send.")
     ] = "warning"
-    metrics: Annotated[tuple[str, ...], Meta(description="Metrics whose latest values are in each message.")] = (
+    metrics: Annotated[tuple[str, ...], Meta(description="Metrics whose latest values each message includes.")] = (
         "train_loss",
         "val_loss",
         "lr",
         "grad_norm",
     )
-    project: Annotated[str, Meta(description="Name of the project; from the config's `project` if not given.")] = ""
-    dashboard_url: Annotated[
-        str, Meta(description="Where the readers of a message reach the dashboard, for a link to the run.")
-    ] = ""
-    timeout_s: Annotated[float, Meta(description="Longest time one attempt to send may take.", ge=0.1, le=60)] = 10.0
-    burst: Annotated[int, Meta(description="Messages a channel may get at once before they are rationed.", ge=1)] = 10
+    project: Annotated[str, Meta(description="Name of the project; the config's `project` if not given.")] = ""
+    dashboard_url: Annotated[str, Meta(description="Address of the dashboard, for a link to the run.")] = ""
+    timeout_s: Annotated[float, Meta(description="Maximum time of one attempt to send.", ge=0.1, le=60)] = 10.0
+    burst: Annotated[
+        int, Meta(description="Messages a channel may receive at once before the rate limit applies.", ge=1)
+    ] = 10
     per_minute: Annotated[
-        float, Meta(description="Messages a minute after that; what is held back is summed up in one.", gt=0)
+        float,
+        Meta(
+            description="Rate limit after the burst, in messages per minute; messages over it are summarised in one.",
+            gt=0,
+        ),
     ] = 1.0
     lark: LarkSettings | None = None
     slack: SlackSettings | None = None
@@ -169,8 +175,8 @@ def env_name(name: str) -> str:
 
 
 def _type_name(wanted: Any) -> str:
-    """Return a type as the documentation calls it."""
-    base = plain_type(wanted)
+    """Return the name of a type in the documentation."""
+    base = unwrap_type(wanted)
     if get_origin(base) is Literal:
         return ", ".join(get_args(base))
     if get_origin(base) is tuple:
@@ -178,7 +184,7 @@ def _type_name(wanted: Any) -> str:
     return {Secret: "secret", Any: "JSON"}.get(base) or str(base.__name__)
 
 
-def plain_type(wanted: Any) -> Any:
+def unwrap_type(wanted: Any) -> Any:
     """Return a type without its annotation, and without None."""
     base = wanted.__origin__ if get_origin(wanted) is Annotated else wanted
     if get_origin(base) in (Union, types.UnionType):

@@ -1,7 +1,7 @@
 """Lark and Feishu: a custom bot of a group.
 
-A message is signed by a key made of the time and the secret, over nothing. The answer is HTTP 200 whatever happened:
-only its `code` tells.
+A message is signed with an HMAC over an empty text, whose key is made of the time and the secret. The HTTP status is
+always 200: only the `code` in the body shows whether the message was accepted.
 """
 
 from __future__ import annotations
@@ -16,18 +16,25 @@ from typing import Any
 import msgspec
 
 from tachograph._base.http import DeliveryError, check_response, post
-from tachograph.sinks.notify._message import Message, advice_of, cut, fields_of, subject_of, text_of
-from tachograph.sinks.notify._secret import Cleaner, Secret
+from tachograph.sinks.notify._message import (
+    Message,
+    format_advice,
+    format_subject,
+    format_text,
+    message_fields,
+    truncate,
+)
+from tachograph.sinks.notify._secrets import Secret, SecretMasker
 from tachograph.sinks.notify._settings import LarkSettings
 
 __all__ = ["LarkChannel", "open_channel", "signature"]
 
-_MOST_BYTES = 19_000
-"""Lark takes 20 KB in all."""
+_MAX_BYTES = 19_000
+"""Lark accepts 20 KB in total."""
 
-_MOST_FIELDS = 14
+_MAX_FIELDS = 14
 
-_TOO_MANY = 11_232
+_RATE_LIMITED = 11_232
 _COLOURS = {"start": "blue", "complete": "green", "resolved": "green", "error": "red", "milestone": "turquoise"}
 _SEVERITY_COLOURS = {"critical": "red", "warning": "orange"}
 _MENTION = re.compile(r"<(?=\s*/?\s*at\b)", re.IGNORECASE)
@@ -40,24 +47,24 @@ class LarkChannel:
 
     def __init__(self, settings: LarkSettings) -> None:
         self._settings = settings
-        self.clean = Cleaner(settings.url, settings.secret)
+        self.mask_secrets = SecretMasker(settings.url, settings.secret)
 
     def send(self, message: Message, timeout_s: float) -> None:
-        """Send a message, signed for this very moment."""
-        lay_out = _card if self._settings.style == "card" else _text
-        for most_chars in (2_000, 1_000, 300):
-            body = msgspec.json.encode({**_signed(self._settings.secret), **lay_out(message, most_chars)})
-            if len(body) <= _MOST_BYTES:
+        """Send a message, signed with the current time."""
+        layout = _card if self._settings.style == "card" else _text
+        for max_chars in (2_000, 1_000, 300):
+            body = msgspec.json.encode({**_signature_fields(self._settings.secret), **layout(message, max_chars)})
+            if len(body) <= _MAX_BYTES:
                 break
-        answer = post(self._settings.url.reveal, body, {}, timeout_s=timeout_s)
-        check_response(answer, self.clean)
-        said = answer.json()
-        code = said.get("code", said.get("StatusCode"))
+        response = post(self._settings.url.reveal, body, {}, timeout_s=timeout_s)
+        check_response(response, self.mask_secrets)
+        result = response.json()
+        code = result.get("code", result.get("StatusCode"))
         if code != 0:
-            reason = self.clean(
-                f"Lark answers code {code}: {said.get('msg', '')}" if said else "the answer is not Lark's"
+            reason = self.mask_secrets(
+                f"Lark returned code {code}: {result.get('msg', '')}" if result else "not a response from Lark"
             )
-            raise DeliveryError(reason, may_retry=code == _TOO_MANY, wait_s=answer.wait_s)
+            raise DeliveryError(reason, may_retry=code == _RATE_LIMITED, wait_s=response.wait_s)
 
 
 def open_channel(settings: LarkSettings) -> LarkChannel:
@@ -66,46 +73,47 @@ def open_channel(settings: LarkSettings) -> LarkChannel:
 
 
 def signature(time_s: int, secret: str) -> str:
-    """Return what proves to Lark that a message of this time is from someone who knows the secret."""
+    """Return the signature that Lark expects for a message sent at this time."""
     key = f"{time_s}\n{secret}".encode()
     return base64.b64encode(hmac.new(key, b"", hashlib.sha256).digest()).decode()
 
 
-def _signed(secret: Secret | None) -> dict[str, Any]:
+def _signature_fields(secret: Secret | None) -> dict[str, Any]:
     if secret is None:
         return {}
     time_s = int(time.time())
     return {"timestamp": time_s, "sign": signature(time_s, secret.reveal())}
 
 
-def _text(message: Message, most_chars: int) -> dict[str, Any]:
-    return {"msg_type": "text", "content": {"text": _literal(text_of(message), 2 * most_chars)}}
+def _text(message: Message, max_chars: int) -> dict[str, Any]:
+    return {"msg_type": "text", "content": {"text": _without_mentions(format_text(message), 2 * max_chars)}}
 
 
-def _card(message: Message, most_chars: int) -> dict[str, Any]:
+def _card(message: Message, max_chars: int) -> dict[str, Any]:
     fields = [
-        {"is_short": True, "text": _plain(f"{name}\n{value}", 200)} for name, value in fields_of(message)[:_MOST_FIELDS]
+        {"is_short": True, "text": _plain_text(f"{name}\n{value}", 200)}
+        for name, value in message_fields(message)[:_MAX_FIELDS]
     ]
     elements: list[dict[str, Any]] = [{"tag": "div", "fields": fields}]
-    for text in (message.reason, advice_of(message)):
+    for text in (message.reason, format_advice(message)):
         if text:
-            elements.append({"tag": "div", "text": _plain(text, most_chars)})
+            elements.append({"tag": "div", "text": _plain_text(text, max_chars)})
     if message.link:
-        button = {"tag": "button", "type": "primary", "text": _plain("Open the run", 50), "url": message.link}
+        button = {"tag": "button", "type": "primary", "text": _plain_text("Open the run", 50), "url": message.link}
         elements.append({"tag": "action", "actions": [button]})
     colour = _SEVERITY_COLOURS.get(message.severity) or _COLOURS.get(message.event, "grey")
-    header = {"title": _plain(subject_of(message), 200), "template": colour}
+    header = {"title": _plain_text(format_subject(message), 200), "template": colour}
     return {
         "msg_type": "interactive",
         "card": {"config": {"wide_screen_mode": True}, "header": header, "elements": elements},
     }
 
 
-def _plain(text: str, most_chars: int) -> dict[str, str]:
-    """Return a text that is shown as it is: no markup is read in it."""
-    return {"tag": "plain_text", "content": _literal(text, most_chars)}
+def _plain_text(text: str, max_chars: int) -> dict[str, str]:
+    """Return a text element in which Lark interprets no markup."""
+    return {"tag": "plain_text", "content": _without_mentions(text, max_chars)}
 
 
-def _literal(text: str, most_chars: int) -> str:
-    """Return a text that mentions nobody."""
-    return cut(_MENTION.sub("＜", text), most_chars)
+def _without_mentions(text: str, max_chars: int) -> str:
+    """Return a text without mentions."""
+    return truncate(_MENTION.sub("＜", text), max_chars)

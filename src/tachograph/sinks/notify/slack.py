@@ -1,4 +1,4 @@
-"""Slack: an incoming webhook. It answers `ok`, or says in a word what is wrong."""
+"""Slack: an incoming webhook. It returns `ok`, or an error code such as `invalid_token`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 
 from tachograph._base.http import DeliveryError, check_response, post
-from tachograph.sinks.notify._message import Message, advice_of, fields_of, fitted, subject_of
-from tachograph.sinks.notify._secret import Cleaner
+from tachograph.sinks.notify._message import Message, escape_within, format_advice, format_subject, message_fields
+from tachograph.sinks.notify._secrets import SecretMasker
 from tachograph.sinks.notify._settings import SlackSettings
 
 __all__ = ["SlackChannel", "open_channel"]
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_MOST_FIELDS = 10
-"""Slack's limit for one section, as are the lengths below."""
+_MAX_FIELDS = 10
+"""Slack's limit for one section. The lengths below are limits of Slack, too."""
 
 
 class SlackChannel:
@@ -25,14 +25,14 @@ class SlackChannel:
 
     def __init__(self, settings: SlackSettings) -> None:
         self._url = settings.url
-        self.clean = Cleaner(settings.url)
+        self.mask_secrets = SecretMasker(settings.url)
 
     def send(self, message: Message, timeout_s: float) -> None:
         """Send a message."""
-        answer = post(self._url.reveal, msgspec.json.encode(_payload(message)), {}, timeout_s=timeout_s)
-        check_response(answer, self.clean)
-        if answer.text.strip() != "ok":
-            raise DeliveryError(f"Slack answers {self.clean(answer.text, 100)!r} instead of ok")
+        response = post(self._url.reveal, msgspec.json.encode(_payload(message)), {}, timeout_s=timeout_s)
+        check_response(response, self.mask_secrets)
+        if response.text.strip() != "ok":
+            raise DeliveryError(f"Slack returned {self.mask_secrets(response.text, 100)!r} instead of 'ok'")
 
 
 def open_channel(settings: SlackSettings) -> SlackChannel:
@@ -41,14 +41,14 @@ def open_channel(settings: SlackSettings) -> SlackChannel:
 
 
 def _payload(message: Message) -> dict[str, Any]:
-    blocks = [_section(f"*{_escaped(subject_of(message), 2_900)}*")]
-    fields = [f"*{_escaped(name, 200)}*\n{_escaped(value, 1_500)}" for name, value in fields_of(message)]
-    for first in range(0, len(fields), _MOST_FIELDS):
-        blocks.append({"type": "section", "fields": list(map(_mrkdwn, fields[first : first + _MOST_FIELDS]))})
-    blocks += [_section(_escaped(text, 2_900)) for text in (message.reason, advice_of(message)) if text]
+    blocks = [_section(f"*{_escape(format_subject(message), 2_900)}*")]
+    fields = [f"*{_escape(name, 200)}*\n{_escape(value, 1_500)}" for name, value in message_fields(message)]
+    for first in range(0, len(fields), _MAX_FIELDS):
+        blocks.append({"type": "section", "fields": list(map(_mrkdwn, fields[first : first + _MAX_FIELDS]))})
+    blocks += [_section(_escape(text, 2_900)) for text in (message.reason, format_advice(message)) if text]
     if message.link:
         blocks.append(_section(f"<{message.link}|Open the run>"))
-    return {"text": _escaped(f"{subject_of(message)}\n{message.reason}".strip(), 3_000), "blocks": blocks[:50]}
+    return {"text": _escape(f"{format_subject(message)}\n{message.reason}".strip(), 3_000), "blocks": blocks[:50]}
 
 
 def _section(text: str) -> dict[str, Any]:
@@ -56,9 +56,9 @@ def _section(text: str) -> dict[str, Any]:
 
 
 def _mrkdwn(text: str) -> dict[str, Any]:
-    # verbatim: a name that looks like a channel or an address is not made a link or a mention.
+    # verbatim: Slack must not turn a name that looks like a channel or an address into a mention or a link.
     return {"type": "mrkdwn", "text": text, "verbatim": True}
 
 
-def _escaped(text: str, most_chars: int) -> str:
-    return fitted(text, lambda mark: _ENTITIES.get(mark, mark), most_chars)
+def _escape(text: str, max_chars: int) -> str:
+    return escape_within(text, lambda char: _ENTITIES.get(char, char), max_chars)

@@ -1,4 +1,4 @@
-"""E-mail by SMTP."""
+"""E-mail over SMTP."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from email.message import EmailMessage
 from email.utils import formatdate
 
 from tachograph._base.http import DeliveryError
-from tachograph.sinks.notify._message import Message, one_line, subject_of, text_of
-from tachograph.sinks.notify._secret import Cleaner
+from tachograph.sinks.notify._message import Message, format_subject, format_text, single_line
+from tachograph.sinks.notify._secrets import SecretMasker
 from tachograph.sinks.notify._settings import EmailSettings
 
 __all__ = ["EmailChannel", "open_channel"]
@@ -20,29 +20,30 @@ _PORTS = {"starttls": 587, "ssl": 465, "plain": 25}
 
 
 class EmailChannel:
-    """Sends by a mail server."""
+    """Sends through a mail server."""
 
     name = "email"
 
     def __init__(self, settings: EmailSettings) -> None:
         self._settings = settings
-        self.clean = Cleaner(settings.password)
+        self.mask_secrets = SecretMasker(settings.password)
 
     def send(self, message: Message, timeout_s: float) -> None:
         """Send a message."""
         failure = None
         try:
-            with self._server(timeout_s) as server:
-                refused = server.send_message(self._mail(message))
+            with self._connect(timeout_s) as server:
+                refused = server.send_message(self._build_mail(message))
         except (OSError, smtplib.SMTPException, ValueError) as error:
-            failure = self._undelivered(error, timeout_s)
+            failure = self._delivery_error(error, timeout_s)
         if failure is not None:
-            raise failure  # here, where the error that may quote a password is no longer its context
+            # Raised outside the except block: the original error may quote the password and must not be its context.
+            raise failure
         if refused:
-            raise DeliveryError(f"the mail server refused {len(refused)} of {len(self._settings.to)} recipients")
+            raise DeliveryError(f"the mail server rejected {len(refused)} of {len(self._settings.to)} recipients")
 
     @contextlib.contextmanager
-    def _server(self, timeout_s: float) -> Iterator[smtplib.SMTP]:
+    def _connect(self, timeout_s: float) -> Iterator[smtplib.SMTP]:
         chosen = self._settings
         port = chosen.port or _PORTS[chosen.security]
         if chosen.security == "ssl":
@@ -58,46 +59,49 @@ class EmailChannel:
                 server.login(chosen.user, chosen.password.reveal())
             yield server
             with contextlib.suppress(smtplib.SMTPException, OSError):
-                server.quit()  # the mail is taken by now, whatever becomes of the farewell
+                server.quit()  # the mail is accepted by now, so a failure here does not matter
         finally:
             server.close()
 
-    def _mail(self, message: Message) -> EmailMessage:
+    def _build_mail(self, message: Message) -> EmailMessage:
         mail = EmailMessage()
-        mail["Subject"] = one_line(subject_of(message), 200)
+        mail["Subject"] = single_line(format_subject(message), 200)
         mail["From"] = self._settings.sender
         mail["To"] = ", ".join(self._settings.to)
         mail["Date"] = formatdate(message.time)
         mail["Message-ID"] = f"<{message.id}@tachograph.invalid>"
-        mail["Auto-Submitted"] = "auto-generated"  # or an absent reader's mailbox would answer
-        mail.set_content(text_of(message))
+        mail["Auto-Submitted"] = "auto-generated"  # prevents out-of-office replies
+        mail.set_content(format_text(message))
         return mail
 
-    def _undelivered(self, error: Exception, timeout_s: float) -> DeliveryError:
+    def _delivery_error(self, error: Exception, timeout_s: float) -> DeliveryError:
         if isinstance(error, smtplib.SMTPAuthenticationError):
-            return DeliveryError(f"the mail server does not accept the user or the password (SMTP {error.smtp_code})")
+            return DeliveryError(f"the mail server rejected the user name or the password (SMTP {error.smtp_code})")
         if isinstance(error, smtplib.SMTPRecipientsRefused):
             codes = {code for code, _ in error.recipients.values()}
             return DeliveryError(
-                f"the mail server refused every recipient (SMTP {', '.join(map(str, sorted(codes)))})",
+                f"the mail server rejected every recipient (SMTP {', '.join(map(str, sorted(codes)))})",
                 may_retry=all(400 <= code < 500 for code in codes),
             )
         if isinstance(error, smtplib.SMTPNotSupportedError):
-            return DeliveryError("the mail server offers no STARTTLS or no log-in; see notify.email.security")
+            return DeliveryError("the mail server does not support STARTTLS or login; see notify.email.security")
         if isinstance(error, smtplib.SMTPResponseException):
-            said = (
+            text = (
                 error.smtp_error.decode("utf-8", "replace") if isinstance(error.smtp_error, bytes) else error.smtp_error
             )
-            is_passing = 400 <= error.smtp_code < 500 or error.smtp_code <= 0
-            return DeliveryError(f"SMTP {error.smtp_code}: {self.clean(str(said), 200)}", may_retry=is_passing)
-        if isinstance(error, (TimeoutError, smtplib.SMTPServerDisconnected)):  # which a time-out may look like, too
-            return DeliveryError(f"the mail server hung up, or gave no answer within {timeout_s:g} s", may_retry=True)
+            is_temporary = 400 <= error.smtp_code < 500 or error.smtp_code <= 0
+            reason = f"SMTP {error.smtp_code}: {self.mask_secrets(str(text), 200)}"
+            return DeliveryError(reason, may_retry=is_temporary)
+        if isinstance(error, (TimeoutError, smtplib.SMTPServerDisconnected)):  # smtplib raises either for a timeout
+            return DeliveryError(
+                f"the mail server closed the connection or did not respond within {timeout_s:g} s", may_retry=True
+            )
         if isinstance(error, ssl.SSLCertVerificationError):
             return DeliveryError(f"the mail server's certificate is not trusted: {error.verify_message}")
         if isinstance(error, ValueError):
-            return DeliveryError(f"it cannot be sent: {type(error).__name__}")
-        words = getattr(error, "strerror", None) or type(error).__name__
-        return DeliveryError(f"the mail server cannot be reached: {words}", may_retry=True)
+            return DeliveryError(f"the mail cannot be sent: {type(error).__name__}")
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        return DeliveryError(f"the mail server cannot be reached: {reason}", may_retry=True)
 
 
 def open_channel(settings: EmailSettings) -> EmailChannel:

@@ -1,7 +1,7 @@
-"""Any address that takes JSON: all that is known, or what a template makes of it, signed if there is a secret.
+"""Any receiver of JSON: all values, or a filled template, signed if there is a secret.
 
-The signature is the HMAC-SHA256, under the secret, of the timestamp, a dot and the body, all as bytes: a receiver that
-refuses old timestamps cannot be sent a message a second time by someone who overheard it.
+The signature is the HMAC-SHA256, with the secret as the key, of the timestamp, a dot and the body, all as bytes. The
+timestamp prevents replays: a receiver that rejects old timestamps does not accept an intercepted message again.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import msgspec
 
 from tachograph._base.http import check_response, post
 from tachograph.sinks.notify._message import Message
-from tachograph.sinks.notify._secret import Cleaner
+from tachograph.sinks.notify._secrets import SecretMasker
 from tachograph.sinks.notify._settings import WebhookSettings
-from tachograph.sinks.notify._template import filled
+from tachograph.sinks.notify._template import fill_template
 
 __all__ = ["WebhookChannel", "open_channel", "signature"]
 
 
 class WebhookChannel:
-    """Sends JSON to an address."""
+    """Posts JSON to an address."""
 
     name = "webhook"
 
     def __init__(self, settings: WebhookSettings) -> None:
         self._settings = settings
-        self.clean = Cleaner(settings.url, settings.secret, settings.authorization)
+        self.mask_secrets = SecretMasker(settings.url, settings.secret, settings.authorization)
 
     def send(self, message: Message, timeout_s: float) -> None:
-        """Send a message, signed for this very moment."""
+        """Send a message, signed with the current time."""
         settings = self._settings
         values = message.values()
-        body = msgspec.json.encode(values if settings.template is None else filled(settings.template, values))
+        body = msgspec.json.encode(values if settings.template is None else fill_template(settings.template, values))
         headers = {"X-Tachograph-Event": message.event, "X-Tachograph-Id": message.id}
         if settings.authorization is not None:
             headers["Authorization"] = settings.authorization.reveal()
@@ -42,7 +42,7 @@ class WebhookChannel:
             timestamp = str(int(time.time()))
             headers["X-Tachograph-Timestamp"] = timestamp
             headers["X-Tachograph-Signature"] = f"sha256={signature(timestamp, body, settings.secret.reveal())}"
-        check_response(post(settings.url.reveal, body, headers, timeout_s=timeout_s), self.clean)
+        check_response(post(settings.url.reveal, body, headers, timeout_s=timeout_s), self.mask_secrets)
 
 
 def open_channel(settings: WebhookSettings) -> WebhookChannel:
@@ -51,5 +51,5 @@ def open_channel(settings: WebhookSettings) -> WebhookChannel:
 
 
 def signature(timestamp: str, body: bytes, secret: str) -> str:
-    """Return the signature of a body, in hexadecimal digits."""
+    """Return the signature of a body as hexadecimal digits."""
     return hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()

@@ -1,4 +1,4 @@
-"""Secrets that cannot be printed by mistake, and texts from which they are taken out."""
+"""Secrets that are not printed by accident, and a masker that removes them from texts of other parties."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tachograph.records import MASK, mask_text
 
-__all__ = ["Cleaner", "Secret"]
+__all__ = ["SecretMasker", "Secret"]
 
-_FEWEST_CHARS = 4
-"""A shorter text would be found in innocent words."""
+_MIN_CHARS = 4
+"""A shorter text could be part of an ordinary word."""
 
 
 class Secret:
-    """A text that shows itself only to `reveal`."""
+    """A text that only `reveal` returns; its repr is masked."""
 
     __slots__ = ("_text",)
 
@@ -22,7 +22,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """Return the text, for whoever sends it where it belongs."""
+        """Return the text. Call it as late as possible, so that no traceback holds the result."""
         return self._text
 
     def __bool__(self) -> bool:
@@ -38,21 +38,21 @@ class Secret:
         return MASK
 
 
-class Cleaner:
-    """Takes known secrets out of a text, whole or in the parts that an error message may quote."""
+class SecretMasker:
+    """Masks known secrets in a text, whole or in the parts and encodings that an error message may quote."""
 
     def __init__(self, *secrets: Secret | None) -> None:
         parts: set[str] = set()
         for secret in secrets:
             if secret is not None:
                 parts |= _parts(secret.reveal())
-        self._parts = sorted((part for part in parts if len(part) >= _FEWEST_CHARS), key=len, reverse=True)
+        self._parts = sorted((part for part in parts if len(part) >= _MIN_CHARS), key=len, reverse=True)
 
-    def __call__(self, text: str, most_chars: int = 300) -> str:
-        """Return the text in one line, without secrets, and not longer than this."""
+    def __call__(self, text: str, max_chars: int = 300) -> str:
+        """Return the text as one line of limited length, without secrets."""
         for part in self._parts:
             text = text.replace(part, MASK)
-        return " ".join(mask_text(text).split())[:most_chars]
+        return " ".join(mask_text(text).split())[:max_chars]
 
 
 def _parts(text: str) -> set[str]:
@@ -63,6 +63,6 @@ def _parts(text: str) -> set[str]:
     address = urlsplit(text)
     path = f"{address.path}?{address.query}" if address.query else address.path
     values = [piece.partition("=")[2] for piece in address.query.split("&")]
-    # A short piece of a path, such as "hook" or "services", is no secret and may be a word of the answer.
+    # A short part of a path, such as "hook" or "services", is not secret and may be a word of the response.
     pieces = [piece for piece in [*address.path.split("/"), *values] if len(piece) >= 8]
     return forms | {path, unquote(path), *pieces, *map(unquote, pieces)} - {"/"}

@@ -1,4 +1,9 @@
-"""Records in, messages out: what a journal says that somebody wants to be told. No files, no threads."""
+"""`MessageBuilder`: turns the records of a run into messages. Pure state, without files or threads.
+
+Records may be read twice: after a crash, after a failed write, or when the journal was replaced. Every message has a
+key that depends only on its record, and the state remembers the keys of the messages built so far. The state is saved
+with the outbox, so a resumed run repeats neither a message nor a milestone.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +22,22 @@ from tachograph.records import (
     severity_rank,
     step_of,
 )
-from tachograph.sinks.notify._message import Message, link_to, number_text, one_line, tidy
+from tachograph.sinks.notify._message import Message, clean_text, format_number, run_url, single_line
 from tachograph.sinks.notify._milestone import Milestone
 from tachograph.sinks.notify._settings import NotifySettings
 
-__all__ = ["Story", "StoryState"]
+__all__ = ["MessageBuilder", "BuilderState"]
 
-_MOST_REMEMBERED = 2_000
-_PROJECT_NAMES = ("project", "project_name", "wandb_project", "swanlab_project")
-_MEASURED = frozenset({*METRIC_KINDS, "event", "checkpoint"})
+_MAX_REMEMBERED = 2_000
+_PROJECT_KEYS = ("project", "project_name", "wandb_project", "swanlab_project")
+_KINDS_WITH_METRICS = frozenset({*METRIC_KINDS, "event", "checkpoint"})
 
 
-class StoryState(msgspec.Struct, kw_only=True):
-    """What must be known of the journal so far to understand how it goes on."""
+_NO_EXIT_RECORD = "The previous attempt ended without an exit record: the process or the machine was killed."
+
+
+class BuilderState(msgspec.Struct, kw_only=True):
+    """What the builder must remember of the records so far. Saved in the outbox file: field names must not change."""
 
     run_id: str = ""
     project: str = ""
@@ -39,49 +47,54 @@ class StoryState(msgspec.Struct, kw_only=True):
     step: int | None = None
     metrics: dict[str, float | str] = {}
     error: str = ""
-    """The exception that is ending the run."""
+    """The fatal exception, which the `end` record does not repeat."""
     is_open: bool = False
-    """Whether an attempt began and has not ended."""
+    """Whether an attempt has started and not ended."""
     seen: dict[str, float] = {}
-    """Messages there were, by their keys; the oldest are forgotten."""
+    """The time of each message by its key; the oldest are removed."""
     severities: dict[str, str] = {}
-    """The worst each alert came to; the oldest are forgotten."""
+    """The highest severity of each alert; the oldest are removed."""
     reached: list[str] = []
-    """Milestones that were reached."""
+    """The milestones that were reached."""
 
 
-class Story:
-    """Follows the records of one run in order and tells what is worth telling."""
+class MessageBuilder:
+    """Builds messages from the records of one run, which it must receive in order."""
 
-    def __init__(self, run: str, settings: NotifySettings, state: StoryState) -> None:
-        self.run = run
+    def __init__(self, run: str, settings: NotifySettings, state: BuilderState) -> None:
+        self._run = run
         self.state = state
         self._settings = settings
-        self._link = link_to(settings.dashboard_url, run)
+        self._link = run_url(settings.dashboard_url, run)
         self._milestones = [Milestone(text) for text in settings.milestones]
-        self._least = severity_rank(settings.min_severity)
-        self._kinds: dict[str, Callable[[dict[str, Any]], Message | None]] = {
-            "start": self._start,
-            "alert": self._alert,
-            "error": self._error,
-            "end": self._end,
+        self._min_rank = severity_rank(settings.min_severity)
+        self._handlers: dict[str, Callable[[dict[str, Any]], Message | None]] = {
+            "start": self._handle_start,
+            "alert": self._handle_alert,
+            "error": self._handle_error,
+            "end": self._handle_end,
         }
 
-    def take(self, record: dict[str, Any]) -> list[Message]:
-        """Take a record and return the messages it gives rise to: each message once, however often it is read."""
+    def rename_run(self, run: str) -> None:
+        """Use another name for the run from now on."""
+        self._run = run
+        self._link = run_url(self._settings.dashboard_url, run)
+
+    def handle(self, record: dict[str, Any]) -> list[Message]:
+        """Return the messages for a record: each message once, however often the record is read."""
         kind = record["event"]
-        if kind in _MEASURED:
-            return self._measured(record)
-        handle = self._kinds.get(kind)
+        if kind in _KINDS_WITH_METRICS:
+            return self._handle_metrics(record)
+        handle = self._handlers.get(kind)
         message = handle(record) if handle is not None else None
         if message is None or message.key in self.state.seen:
             return []
         self.state.seen[message.key] = message.time
-        if len(self.state.seen) > _MOST_REMEMBERED:
+        if len(self.state.seen) > _MAX_REMEMBERED:
             del self.state.seen[next(iter(self.state.seen))]
         return [message] if message.event in self._settings.on else []
 
-    def _measured(self, record: dict[str, Any]) -> list[Message]:
+    def _handle_metrics(self, record: dict[str, Any]) -> list[Message]:
         state = self.state
         if record["event"] == "step" and (step := step_of(record)) is not None:
             state.step = step
@@ -91,10 +104,10 @@ class Story:
                 state.metrics[name] = mark_non_finite(value)
         if not self._milestones:
             return []
-        told = (self._milestone(milestone, record) for milestone in self._milestones)
-        return [message for message in told if message is not None]
+        messages = (self._check_milestone(milestone, record) for milestone in self._milestones)
+        return [message for message in messages if message is not None]
 
-    def _milestone(self, milestone: Milestone, record: dict[str, Any]) -> Message | None:
+    def _check_milestone(self, milestone: Milestone, record: dict[str, Any]) -> Message | None:
         value = None if milestone.text in self.state.reached else milestone.value_if_met(record)
         if value is None:
             return None
@@ -103,55 +116,62 @@ class Story:
             return None
         step = step_of(record)
         at = "" if step is None or milestone.metric == "step" else f" at step {step}"
-        reason = f"{milestone.metric} is {number_text(value)}{at}."
+        reason = f"{milestone.metric} is {format_number(value)}{at}."
         return self._message(
             record, "milestone", f"milestone:{milestone.text}", f"Reached {milestone.text}", reason=reason
         )
 
-    def _start(self, record: dict[str, Any]) -> Message:
+    def _handle_start(self, record: dict[str, Any]) -> Message:
         state = self.state
         was_open, state.is_open = state.is_open, True
         state.run_id = str(record.get("run_id", ""))
-        state.host = one_line(record.get("host") or "")
-        state.project = one_line(self._settings.project or _project(record.get("config")))
+        state.host = single_line(record.get("host") or "")
+        state.project = single_line(self._settings.project or _config_project(record.get("config")))
         state.started_s = finite_or_none(record.get("time"))
         max_steps = finite_or_none(record.get("max_steps"))
         state.max_steps = int(max_steps) if max_steps else None
         state.error = ""
-        reason = "The attempt before it ended without a word: it was killed, or the machine was." if was_open else ""
+        reason = _NO_EXIT_RECORD if was_open else ""
         title = "Training resumed" if record.get("resumed") else "Training started"
         return self._message(record, "start", f"start:{record.get('time')}", title, reason=reason)
 
-    def _error(self, record: dict[str, Any]) -> None:
+    def _handle_error(self, record: dict[str, Any]) -> None:
         if record.get("fatal"):
-            self.state.error = _joined(": ", record.get("error_type"), record.get("error_message"))
+            self.state.error = ": ".join(
+                str(part) for part in (record.get("error_type"), record.get("error_message")) if part
+            )
 
-    def _end(self, record: dict[str, Any]) -> Message:
+    def _handle_end(self, record: dict[str, Any]) -> Message:
         state = self.state
         state.is_open = False
         reason, key = str(record.get("reason") or ""), f"end:{record.get('time')}"
         if record.get("status") == "failed":
-            why = state.error or reason
+            cause = state.error or reason
             return self._message(
-                record, "error", key, "Training failed", reason=why, state="failed", severity="critical"
+                record, "error", key, "Training failed", reason=cause, state="failed", severity="critical"
             )
-        reason = "" if reason == "exit" else reason  # it ended with the program, as it should
+        reason = "" if reason == "exit" else reason  # the program simply ended, which needs no explanation
         return self._message(record, "complete", key, "Training complete", reason=reason, state="finished")
 
-    def _alert(self, record: dict[str, Any]) -> Message | None:
+    def _handle_alert(self, record: dict[str, Any]) -> Message | None:
         alert, status = str(record.get("id", record.get("rule")))[:200], record.get("status", "opened")
         severity = str(record.get("severity", "warning"))
-        before = self._worst(alert, severity)
+        before = self._raise_severity(alert, severity)
         worst = self.state.severities[alert]
-        if severity_rank(worst) < self._least:
+        if severity_rank(worst) < self._min_rank:
             return None
-        title = one_line(record.get("title") or record.get("rule") or "alert")
+        title = single_line(record.get("title") or record.get("rule") or "alert")
         if record.get("absorbed_by"):
-            return None  # it is not over: another alert tells of it
+            return None  # the problem persists, and the alert that absorbed this one reports it
         if status == "resolved":
             reason = str(record.get("outcome") or record.get("message") or "")
             return self._message(
-                record, "resolved", f"alert:{alert}:resolved", f"Resolved: {title}", reason=reason, rule=_rule(record)
+                record,
+                "resolved",
+                f"alert:{alert}:resolved",
+                f"Resolved: {title}",
+                reason=reason,
+                rule=_rule_name(record),
             )
         has_risen = worst == "critical" and before is not None and before != "critical"
         if status != "opened" and not has_risen:
@@ -163,20 +183,20 @@ class Story:
             f"alert:{alert}:critical" if has_risen else f"alert:{alert}:opened",
             title,
             severity=worst,
-            rule=_rule(record),
+            rule=_rule_name(record),
             reason=str(record.get("message") or ""),
-            meaning=tidy(record.get("meaning") or "", 500),
-            advice=tuple(one_line(line, 300) for line in advice[:5]) if isinstance(advice, list) else (),
+            meaning=clean_text(record.get("meaning") or "", 500),
+            advice=tuple(single_line(line, 300) for line in advice[:5]) if isinstance(advice, list) else (),
         )
 
-    def _worst(self, alert: str, severity: str) -> str | None:
-        """Note an alert's severity if it is the worst so far; return the worst before."""
+    def _raise_severity(self, alert: str, severity: str) -> str | None:
+        """Remember an alert's severity if it is the highest so far; return the highest before."""
         severities = self.state.severities
         before = severities.get(alert)
         severity = severity if severity in SEVERITIES else "warning"
         if before is None or severity_rank(severity) > severity_rank(before):
             severities[alert] = severity
-        if len(severities) > _MOST_REMEMBERED:
+        if len(severities) > _MAX_REMEMBERED:
             del severities[next(iter(severities))]
         return before
 
@@ -189,10 +209,10 @@ class Story:
         return Message(
             key=key,
             event=event,
-            title=one_line(title),
-            reason=tidy(mask_text(reason), 2_000),
+            title=single_line(title),
+            reason=clean_text(mask_text(reason), 2_000),
             time=time_s,
-            run=self.run,
+            run=self._run,
             run_id=state.run_id,
             project=state.project,
             step=state.step if step is None else step,
@@ -205,14 +225,10 @@ class Story:
         )
 
 
-def _project(config: Any) -> str:
-    names = _PROJECT_NAMES if isinstance(config, dict) else ()
+def _config_project(config: Any) -> str:
+    names = _PROJECT_KEYS if isinstance(config, dict) else ()
     return next((config[name] for name in names if isinstance(config.get(name), str)), "")
 
 
-def _rule(record: dict[str, Any]) -> str:
-    return one_line(record.get("rule") or "")
-
-
-def _joined(glue: str, *parts: Any) -> str:
-    return glue.join(str(part) for part in parts if part)
+def _rule_name(record: dict[str, Any]) -> str:
+    return single_line(record.get("rule") or "")

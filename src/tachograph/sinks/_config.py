@@ -1,0 +1,77 @@
+"""Builds the sinks that the settings name. A missing package or a wrong option fails here, before the run starts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from tachograph._base.registry import Registry
+from tachograph.exceptions import ConfigError, did_you_mean
+from tachograph.sinks._sink import Sink
+
+__all__ = ["SINKS", "build_sinks"]
+
+SINKS = Registry(
+    "sink",
+    "tachograph.sinks",
+    {
+        "tensorboard": "tachograph.sinks.tensorboard:TensorBoardSink",
+        "wandb": "tachograph.sinks.wandb:WandbSink",
+    },
+)
+
+
+def build_sinks(chosen: Mapping[str, Mapping[str, Any]]) -> list[Sink]:
+    """Build sinks from their names and options.
+
+    Args:
+        chosen: the options of each sink, by its name; `Settings.sinks` has this form.
+
+    Raises:
+        ConfigError: if a sink is unknown or broken, its package is missing, or an option is wrong.
+    """
+    sinks: dict[str, Sink] = {}
+    for name, options in chosen.items():
+        sink = _build_sink(name, options)
+        if sink.name in sinks:
+            raise ConfigError(f"sinks: {name!r} and another sink are both named {sink.name!r}; remove one of them")
+        sinks[sink.name] = sink
+    return list(sinks.values())
+
+
+def _build_sink(name: str, options: Mapping[str, Any]) -> Sink:
+    if name == "notify":
+        raise ConfigError("sinks: configure notifications with notify={…}, telemetry.notify or TACHO_NOTIFY_…")
+    factory = SINKS.load(name)
+    _check_options(name, factory, options)
+    try:
+        sink = factory(**options)
+    except ConfigError as error:
+        raise ConfigError(f"sink {name!r}: {error}") from None
+    except Exception as error:
+        raise ConfigError(f"sink {name!r} cannot be created: {type(error).__name__}: {error}") from error
+    if not isinstance(sink, Sink):
+        raise ConfigError(f"sink {name!r} is incomplete: it needs a name and the methods open, write and close")
+    return sink
+
+
+def _check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
+    """Compare the options with the constructor's parameters, so that the error names the option and not a call."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a constructor written in C: calling it will tell
+        return
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    known = [name for name, parameter in parameters.items() if parameter.kind is not inspect.Parameter.VAR_POSITIONAL]
+    for option in options:
+        if option not in known:
+            hint = did_you_mean(option, known) or "."
+            available = f"Available: {', '.join(known)}" if known else "It has no options"
+            raise ConfigError(f"sink {name!r} has no option {option!r}{hint} {available}")
+    missing = [
+        option for option in known if option not in options and parameters[option].default is inspect.Parameter.empty
+    ]
+    if missing:
+        raise ConfigError(f"sink {name!r} needs the option {missing[0]!r}: sinks=[{{{name!r}: {{{missing[0]!r}: …}}}}]")

@@ -1,0 +1,183 @@
+"""`SinkDriver`: follows a journal and feeds one sink. Every sink, notifications included, is driven by this class.
+
+How it works. Each driver has one daemon thread, which polls the journal and passes whole blocks of records to
+`Sink.write`. It never blocks training and never loses a record, because three rules hold:
+
+Cursor. The cursor is the journal offset up to which the sink has accepted records. It is saved *after* each `write`,
+so a crash between the two repeats a block instead of skipping it. Delivery is therefore at least once, and a sink
+whose receiver must not get a record twice has to remember what it sent. The cursor is stored in the run folder, in
+`.tacho/sink-<name>.json`, so a resumed run continues where the last attempt stopped. A `BackgroundSink` stores the
+cursor itself, next to its queue, because the two must change in one atomic write.
+
+Retry. If `open` or `write` raises, the driver sets the offset back to the start of the block and tries again after a
+pause that doubles from the poll interval up to a minute. The sink is opened again first, since its connection may be
+the cause. Each distinct error is reported once, as a `telemetry_error` record of kind `sink_failed`. The backlog is
+the journal itself, so a sink that is down for hours costs no memory.
+
+Close. `Run.finish` calls `close(0)` on every driver and then `close(remaining time)`: all of them start on their last
+round at once, and one that hangs does not use up the time of the others. The last round has a few attempts without
+pauses, then the thread closes the sink and ends. If the deadline passes first, `close` returns False and leaves the
+daemon thread behind; the cursor shows the next attempt, or a later export, where to continue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tachograph.journal import JournalFollower, RunFolder, atomic_write
+from tachograph.records import mask_text
+from tachograph.sinks._sink import BackgroundSink, Sink
+
+__all__ = ["SinkDriver", "backoff_s"]
+
+_POLL_INTERVAL_S = 1.0
+_MAX_BACKOFF_S = 60.0
+_MAX_LAST_ATTEMPTS = 3
+_MAX_REPORTED = 20
+_BLOCK_BYTES = 256 << 10
+
+
+class _Cursor(msgspec.Struct):
+    journal_bytes: int = 0
+
+
+class SinkDriver:
+    """Feeds one sink from a journal, starting where the previous attempt stopped."""
+
+    def __init__(
+        self, folder: RunFolder, sink: Sink, report: Callable[[str, str, str], None], *, from_start: bool = True
+    ) -> None:
+        """Load the cursor; `start` begins to read.
+
+        Args:
+            folder: the run.
+            sink: the sink to drive.
+            report: called for each failure with its kind, the sink's name and the reason.
+            from_start: whether a sink that is new to the run also receives the records written before now.
+        """
+        self._folder = folder
+        self._sink = sink
+        self._background = sink if isinstance(sink, BackgroundSink) else None
+        self._report = report
+        self._poll_interval_s = self._background.poll_interval_s if self._background else _POLL_INTERVAL_S
+        self._is_open = False
+        self._reported: set[str] = set()
+        self._num_failures = 0
+        self._stopping = threading.Event()
+        self._cursor_path = folder.private / f"sink-{sink.name}.json"
+        begin = self._background.load_cursor(folder) if self._background else self._load_cursor()
+        if begin is None:
+            begin = 0 if from_start or not folder.journal.exists() else folder.journal.stat().st_size
+        self._follower = JournalFollower(folder.journal, begin, block_bytes=_BLOCK_BYTES)
+        if self._background is None:
+            # With from_start=False the starting point must survive a crash before the first write.
+            self._save_cursor(begin)
+        self._thread = threading.Thread(target=self._run, name=f"tachograph-{sink.name}", daemon=True)
+
+    @property
+    def name(self) -> str:
+        """The sink's name."""
+        return self._sink.name
+
+    def start(self) -> None:
+        """Start to follow the journal."""
+        if self._background is not None:
+            self._background.start()
+        self._thread.start()
+
+    def move(self, folder: RunFolder) -> None:
+        """Continue in another folder, to which the journal was moved."""
+        self._folder = folder
+        self._cursor_path = folder.private / self._cursor_path.name
+        self._follower.move(folder.journal)
+        if self._background is not None:
+            self._background.move(folder)
+
+    def close(self, timeout_s: float) -> bool:
+        """Pass on the remaining records and stop.
+
+        Call it with 0 to start the last round without waiting, and again to wait for its end.
+
+        Returns:
+            Whether the sink accepted every record in time. If not, they stay in the journal for the next attempt.
+        """
+        deadline_s = time.monotonic() + max(timeout_s, 0.0)
+        is_final_call = timeout_s > 0 or self._stopping.is_set()
+        self._stopping.set()
+        if self._background is not None and is_final_call:
+            self._background.flush(deadline_s)
+        self._thread.join(max(deadline_s - time.monotonic(), 0.0))
+        return not self._thread.is_alive() and self._num_failures == 0
+
+    # The driver's thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._stopping.wait(backoff_s(self._poll_interval_s, self._num_failures, _MAX_BACKOFF_S))
+            for _ in range(_MAX_LAST_ATTEMPTS if is_last else 1):
+                try:
+                    self._write_new_records()
+                    self._num_failures = 0
+                    break
+                except Exception as error:  # noqa: BLE001 - a sink may raise anything
+                    self._handle_failure(error)
+        with contextlib.suppress(Exception):
+            self._sink.close()
+
+    def _write_new_records(self) -> None:
+        if not self._is_open:
+            self._sink.open(self._folder, self._start_record())
+            self._is_open = True
+        while True:
+            before = self._follower.offset
+            records = self._follower.poll_block()
+            if self._follower.offset == before:
+                break
+            try:
+                self._sink.write(records)
+            except Exception:
+                self._follower.offset = before
+                raise
+            self._save_cursor(self._follower.offset)
+            time.sleep(0)  # release the interpreter: a long backlog must not starve the training thread
+        if self._background is not None:
+            self._background.poll()
+
+    def _start_record(self) -> dict[str, Any]:
+        head = JournalFollower(self._folder.journal, block_bytes=64 << 10).poll_block()
+        return next((record for record in head if record["event"] == "start"), {})
+
+    def _handle_failure(self, error: Exception) -> None:
+        self._num_failures += 1
+        self._is_open = False
+        # The text may quote a token, and a failing sink must not fill the journal.
+        reason = mask_text(f"{type(error).__name__}: {error}")[:500]
+        if reason not in self._reported and len(self._reported) < _MAX_REPORTED:
+            self._reported.add(reason)
+            self._report("sink_failed", self._sink.name, f"{reason}; will be retried")
+
+    def _load_cursor(self) -> int | None:
+        try:
+            return msgspec.json.decode(self._cursor_path.read_bytes(), type=_Cursor).journal_bytes
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def _save_cursor(self, journal_bytes: int) -> None:
+        if self._background is not None:
+            self._background.save_cursor(journal_bytes)
+            return
+        with contextlib.suppress(OSError):  # costs no records: some are written twice after a restart
+            atomic_write(self._cursor_path, msgspec.json.encode(_Cursor(journal_bytes)))
+
+
+def backoff_s(first_s: float, num_failures: int, max_s: float) -> float:
+    """Return the pause after a number of failures in a row: doubled for each one, up to a limit."""
+    # The exponent is bounded because 2.0**1024 overflows, which would end the thread of a sink that is down for a day.
+    return min(first_s * 2.0 ** min(num_failures, 30), max_s)
