@@ -133,11 +133,11 @@ def test_step_times_come_from_timestamps(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("state.json", "{}", "holds neither a `log_history`"),
+        ("state.json", "{}", "has no `log_history`"),
         ("state.json", "{", "is not valid JSON"),
         ("state.json", "[" * 100_000, "is not valid JSON"),
         ("log.csv.gz", "not packed", "cannot read"),
-        ("log.txt", "x", "is not a log that is known"),
+        ("log.txt", "x", "is not a known log"),
         ("log.csv", "", None),
         ("log.csv", "\x00\x00\x00\n\x00,\x00", None),
         ("log.jsonl", "\n\n[]\n3\n", None),

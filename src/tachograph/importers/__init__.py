@@ -1,9 +1,12 @@
-"""Logs of other tools as records: CSV, JSON lines, TensorBoard event files, and the Trainer's `trainer_state.json`.
+"""Importers: read the logs of other tools as records.
 
-Nothing in a file is executed. What cannot be read as a number is left out.
+Built-in importers read CSV, JSON lines, TensorBoard event files and the Trainer's `trainer_state.json`; packages add
+theirs as entry points of the group `tachograph.importers`. Nothing in a log is executed, and values that are not
+numbers are ignored.
 """
 
-from tachograph.importers._detect import describe, read_log
+from tachograph.importers._importer import Importer
+from tachograph.importers._read import IMPORTERS, describe, read_log
 from tachograph.importers._rows import STEP_NAMES, TIME_NAMES
 
-__all__ = ["STEP_NAMES", "TIME_NAMES", "describe", "read_log"]
+__all__ = ["IMPORTERS", "STEP_NAMES", "TIME_NAMES", "Importer", "describe", "read_log"]

@@ -1,4 +1,4 @@
-"""Rows of names and values as step records."""
+"""Turns rows of names and values into step records."""
 
 from __future__ import annotations
 
@@ -7,49 +7,53 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["STEP_NAMES", "TIME_NAMES", "records_of"]
+__all__ = ["STEP_NAMES", "TIME_NAMES", "rows_to_records"]
 
 STEP_NAMES = ("global_step", "step", "_step", "train/global_step", "iteration", "iter", "steps", "train_step", "batch")
-"""Columns that say the step; the first that is there counts."""
+"""Names of the column with the step; the first one present is used."""
 
 TIME_NAMES = ("time", "timestamp", "_timestamp", "wall_time", "Wall time", "datetime", "date")
-"""Columns that say when; seconds since the epoch or a date."""
+"""Names of the column with the time: seconds since the epoch, or an ISO date."""
 
-_LONGEST_STEP_S = 86_400.0
+_MAX_STEP_S = 86_400.0
 
 
-def records_of(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield a step record for each row. A row without a step is one after the row before; other texts are left out."""
+def rows_to_records(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield a step record for each row.
+
+    A row without a step is one step after the previous row. Values that are not numbers are ignored. Where rows have
+    times but no duration, `sec_per_step` is computed from the difference.
+    """
     last_step, last_time_s, last_timed_step = -1, None, -1
     for row in rows:
         if "event" in row and isinstance(row.get("event"), str) and isinstance(row.get("time"), (int, float)):
-            yield dict(row)  # of our own kind
+            yield dict(row)  # already a record, as in a copied journal
             continue
-        given = _first(row, STEP_NAMES)
+        given = _first_number(row, STEP_NAMES)
         step = int(given) if given is not None and math.isfinite(given) else last_step + 1
         record: dict[str, Any] = {"event": "step", "global_step": step}
-        time_s = _time(row)
+        time_s = _parse_time(row)
         if time_s is not None:
             record["time"] = time_s
         for name, value in row.items():
-            if name not in STEP_NAMES and name not in TIME_NAMES and (number := _number(value)) is not None:
+            if name not in STEP_NAMES and name not in TIME_NAMES and (number := _parse_number(value)) is not None:
                 record[str(name)] = number
         if time_s is not None:
-            if last_time_s is not None and step > last_timed_step and 0 < time_s - last_time_s < _LONGEST_STEP_S:
+            if last_time_s is not None and step > last_timed_step and 0 < time_s - last_time_s < _MAX_STEP_S:
                 record.setdefault("sec_per_step", (time_s - last_time_s) / (step - last_timed_step))
             last_time_s, last_timed_step = time_s, step
         last_step = step
         yield record
 
 
-def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
+def _first_number(row: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
     for name in names:
-        if (number := _number(row.get(name))) is not None:
+        if (number := _parse_number(row.get(name))) is not None:
             return number
     return None
 
 
-def _number(value: Any) -> float | None:
+def _parse_number(value: Any) -> float | None:
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, (int, float)):
@@ -65,10 +69,10 @@ def _number(value: Any) -> float | None:
     return None
 
 
-def _time(row: Mapping[str, Any]) -> float | None:
+def _parse_time(row: Mapping[str, Any]) -> float | None:
     for name in TIME_NAMES:
         value = row.get(name)
-        number = _number(value)
+        number = _parse_number(value)
         if number is not None and math.isfinite(number):
             return number
         if isinstance(value, str):
