@@ -161,3 +161,80 @@ def test_missing_facts_are_not_guessed():
     assert config_facts({}) == {}
     assert samples_per_step({}) is None
     assert samples_per_step({"effective_batch_size": 8}) == 8.0
+
+
+# Sinks ---------------------------------------------------------------------------------------------------------------
+
+WANDB = {"wandb": {"project": "demo"}}
+
+
+@pytest.mark.parametrize(
+    ("value", "sinks"),
+    [
+        (["tensorboard", WANDB], {"tensorboard": {}, "wandb": {"project": "demo"}}),
+        ([{"tensorboard": None}], {"tensorboard": {}}),
+        (("tensorboard",), {"tensorboard": {}}),
+        ([], {}),
+        ("tensorboard, wandb", {"tensorboard": {}, "wandb": {}}),
+        ('["tensorboard", {"wandb": {"project": "demo"}}]', {"tensorboard": {}, "wandb": {"project": "demo"}}),
+    ],
+)
+def test_forms_of_the_list_of_sinks(monkeypatch, value, sinks):
+    assert resolve_settings({"sinks": value}).sinks == sinks
+    assert resolve_settings({}, {"sinks": value}).sinks == sinks
+    if isinstance(value, str):
+        monkeypatch.setenv("TACHO_SINKS", value)
+        assert resolve_settings({}).sinks == sinks
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (7, "sinks=: expected a list such as"),
+        ({"wandb": {"key": "canary"}}, "got dict"),
+        ([7], "got an entry of type int"),
+        ([{}], "got an entry of type dict"),
+        ([{"wandb": "canary"}], "got an entry of type dict"),
+        ([{"wandb": None, "project": "canary"}], "(wandb, project): indent the options of a sink"),
+        ([{"wandb": {1: "canary"}}], "sinks=: the options of 'wandb' must have texts as names"),
+        (["wandb", WANDB], "sinks=: the sink 'wandb' is listed twice"),
+        ('[{"wandb": {"key": "canary"}', "got invalid JSON"),
+    ],
+)
+def test_invalid_list_of_sinks_is_rejected(value, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        resolve_settings({"sinks": value})
+    assert "canary" not in str(error.value)
+
+
+def test_invalid_sinks_in_environment_name_the_variable(monkeypatch):
+    monkeypatch.setenv("TACHO_SINKS", "[7]")
+    with pytest.raises(ConfigError, match="environment variable TACHO_SINKS: expected a list such as"):
+        resolve_settings({})
+
+
+def test_list_of_sinks_from_stronger_source_replaces_weaker_one(monkeypatch):
+    section = {"sinks": ["tensorboard"]}
+    monkeypatch.setenv("TACHO_SINKS", "wandb")
+    assert list(resolve_settings({}, section).sinks) == ["wandb"]
+    assert list(resolve_settings({"sinks": ["tensorboard", "wandb"]}, section).sinks) == ["tensorboard", "wandb"]
+
+
+def test_switch_adds_sink_and_keeps_options():
+    assert resolve_settings({"tensorboard": True}).sinks == {"tensorboard": {}}
+    assert resolve_settings({"tensorboard": True, "sinks": [WANDB]}).sinks == {**WANDB, "tensorboard": {}}
+    assert resolve_settings({"wandb": True, "sinks": [WANDB]}).sinks == WANDB
+
+
+def test_switch_of_same_or_stronger_source_removes_sink(monkeypatch):
+    section = {"sinks": ["tensorboard", "wandb"]}
+    assert list(resolve_settings({}, {**section, "wandb": False}).sinks) == ["tensorboard"]
+    assert list(resolve_settings({"wandb": False}, section).sinks) == ["tensorboard"]
+    monkeypatch.setenv("TACHO_WANDB", "0")
+    assert list(resolve_settings({}, section).sinks) == ["tensorboard"]
+
+
+def test_switch_of_weaker_source_is_ignored(monkeypatch):
+    monkeypatch.setenv("TACHO_SINKS", "wandb")
+    assert list(resolve_settings({}, {"wandb": False, "tensorboard": True}).sinks) == ["wandb"]
+    assert resolve_settings({"sinks": []}, {"tensorboard": True}).sinks == {}

@@ -11,7 +11,8 @@ import pytest
 import tachograph
 from tachograph.journal import RunFolder
 from tachograph.reader import read
-from tachograph.sinks import SinkDriver
+from tachograph.sinks import BackgroundSink, SinkDriver
+from tachograph.sinks._driver import backoff_s
 from tests.conftest import wait_for
 
 
@@ -109,9 +110,9 @@ def test_failing_sink_is_retried_and_reported_once(logs):
         wait_for(lambda: sink.records, 15)
     assert [record["a"] for record in sink.records if record["event"] == "step"] == [float(step) for step in range(100)]
     assert sink.records[-1]["event"] == "end"
-    told = read(logs / "x").latest("telemetry_error")
-    assert [record["kind"] for record in told] == ["sink_failed"]
-    assert "hf_x" not in told[0]["reason"]
+    errors = read(logs / "x").latest("telemetry_error")
+    assert [record["kind"] for record in errors] == ["sink_failed"]
+    assert "hf_x" not in errors[0]["reason"]
 
 
 def test_hanging_sink_does_not_delay_exit(logs, capsys):
@@ -184,3 +185,24 @@ def test_sink_is_reopened_after_failure(logs):
         run.log(a=1.0)
         wait_for(lambda: sink.records, 15)
     assert sink.num_opened == 2
+
+
+def test_backoff_is_bounded():
+    assert [backoff_s(1.0, failures, 60.0) for failures in (0, 1, 5, 6, 100_000)] == [1.0, 2.0, 32.0, 60.0, 60.0]
+
+
+def test_notify_is_driven_as_a_background_sink():
+    from tachograph.sinks.notify import NotifySink, resolve_notify
+
+    sink = NotifySink(resolve_notify(), [], report=lambda *_: None, print_line=print, start_s=0.0)
+    assert isinstance(sink, BackgroundSink)
+
+
+def test_cursor_of_new_sink_starts_at_the_end_if_asked(logs):
+    with tachograph.init("x", log_dir=str(logs), git=False) as run:
+        run.log(a=1.0)
+    sink = Flaky()
+    driver = SinkDriver(RunFolder(logs / "x"), sink, lambda *_: None, from_start=False)
+    driver.start()
+    assert driver.close(10)
+    assert sink.records == []
