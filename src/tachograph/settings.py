@@ -39,7 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     csv: Annotated[bool, Meta(description="Write `metrics.csv` next to the journal.")] = True
     sinks: Annotated[
         dict[str, dict[str, Any]],
-        Meta(description="Sinks to export the run to, such as `tensorboard`, optionally with options; see [sinks](sinks.md)."),
+        Meta(description="Sinks to export the run to, with or without options; see [sinks](sinks.md)."),
     ] = {}
     tensorboard: Annotated[
         bool, Meta(description="Short for the sink `tensorboard` without options; needs `tachograph[tensorboard]`.")

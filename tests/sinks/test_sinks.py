@@ -1,4 +1,4 @@
-"""Sinks follow the journal: with the real third parties, offline, and with one that fails."""
+"""The driver with sinks that fail or hang, and the built-in sinks with their real packages, offline."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scalars(folder):
 
 
 def test_tensorboard_receives_every_number(logs):
-    for first in (0, 10):  # the second attempt goes on where the first left off
+    for first in (0, 10):  # the second attempt continues after the first
         with tachograph.init(
             "x", log_dir=str(logs), tensorboard=True, resume=True, git=False, system_interval_s=0.1
         ) as run:
@@ -56,7 +56,7 @@ def test_wandb_receives_run_offline(logs, monkeypatch, tmp_path):
     files = list((logs / "x").rglob("*.wandb"))
     assert len(files) == 1
     assert run.id in files[0].name
-    # W&B's own process writes the file, and may still be at it.
+    # W&B writes the file in a process of its own, which may not have finished.
     assert wait_for(lambda: files[0].read_bytes().count(b"train_loss") >= 50, 30)
     assert b"opaque" not in files[0].read_bytes()
     assert read(logs / "x").latest("telemetry_error") == []
@@ -78,7 +78,7 @@ def test_missing_package_fails_at_setup_with_remedy(logs, script):
 
 
 class Flaky:
-    """Fails a few times, then works; takes its time if told to."""
+    """A sink that fails a few times and then works, slowly if asked to."""
 
     name = "flaky"
 
@@ -119,9 +119,9 @@ def test_hanging_sink_does_not_delay_exit(logs, capsys):
     run = tachograph.init("x", log_dir=str(logs), git=False, exit_timeout_s=1.0)
     run.add_follower(SinkDriver(run.folder, Flaky(slow_s=30.0), run.report_error))
     run.log(a=1.0)
-    began_s = time.monotonic()
-    assert run.finish() is True  # the journal is whole
-    assert time.monotonic() - began_s < 3
+    start_s = time.monotonic()
+    assert run.finish() is True  # the journal is complete
+    assert time.monotonic() - start_s < 3
     assert "flaky did not receive all records of 'x'; the journal has them" in capsys.readouterr().out
 
 
@@ -132,9 +132,9 @@ def test_each_sink_has_its_own_cursor(logs):
 
     def follow():
         sink = Flaky()
-        follower = SinkDriver(folder, sink, lambda *_: None)
-        follower.start()
-        assert follower.close(10)
+        driver = SinkDriver(folder, sink, lambda *_: None)
+        driver.start()
+        assert driver.close(10)
         return sink.records
 
     assert [record["event"] for record in follow()][-1] == "end"

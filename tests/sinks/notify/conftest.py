@@ -1,4 +1,4 @@
-"""Notifications against receivers of this machine."""
+"""Receivers on this machine for the tests of notifications."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class WebhookReceiver(Receiver):
     """A receiver of webhooks."""
 
     def events(self) -> list[str]:
-        """What a webhook without a template was told."""
+        """Return the events of the messages received, without a template."""
         return [request.json()["event"] for request in self.requests]
 
 

@@ -1,4 +1,4 @@
-"""Which records give rise to which messages."""
+"""Which records give which messages."""
 
 from __future__ import annotations
 

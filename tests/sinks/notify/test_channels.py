@@ -1,4 +1,4 @@
-"""Each channel against a real server that checks signatures, drops connections, answers slowly or wrongly."""
+"""Each channel with a real server that checks signatures, drops connections, or responds late or wrongly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sent(receiver, *, to=None, **settings):
 
 # Lark ----------------------------------------------------------------------------------------------------------------
 
-TAKEN = Reply(body=b'{"code": 0, "msg": "success", "data": {}}')
+ACCEPTED = Reply(body=b'{"code": 0, "msg": "success", "data": {}}')
 
 
 def test_lark_signature_matches_its_documentation():
@@ -39,13 +39,13 @@ def test_lark_signature_matches_its_documentation():
 
 
 def test_lark_text_is_signed(receiver):
-    receiver.reply(TAKEN)
+    receiver.reply(ACCEPTED)
     lark = channel(lark={"url": f"{receiver.address}/hook", "secret": "sec", "style": "text"})
-    told = sent(receiver, to=lark).json()
-    key = f"{told['timestamp']}\nsec".encode()
-    assert told["sign"] == base64.b64encode(hmac.new(key, b"", hashlib.sha256).digest()).decode()
-    assert abs(told["timestamp"] - time.time()) < 5
-    assert told["msg_type"] == "text"
+    payload = sent(receiver, to=lark).json()
+    key = f"{payload['timestamp']}\nsec".encode()
+    assert payload["sign"] == base64.b64encode(hmac.new(key, b"", hashlib.sha256).digest()).decode()
+    assert abs(payload["timestamp"] - time.time()) < 5
+    assert payload["msg_type"] == "text"
     for part in (
         "Loss spike",
         "greyjacket",
@@ -56,23 +56,23 @@ def test_lark_text_is_signed(receiver):
         "12 min 34 s",
         "Lower the learning",
     ):
-        assert part in told["content"]["text"]
-    assert "http://runs/#/run/greyjacket" in told["content"]["text"]
+        assert part in payload["content"]["text"]
+    assert "http://runs/#/run/greyjacket" in payload["content"]["text"]
 
 
 def test_lark_card_without_secret_is_not_signed(receiver):
-    receiver.reply(TAKEN)
-    told = sent(receiver, to=channel(lark=f"{receiver.address}/hook")).json()
-    assert set(told) == {"msg_type", "card"}
-    assert told["msg_type"] == "interactive"
-    assert told["card"]["header"]["template"] == "orange"
-    assert told["card"]["header"]["title"]["content"] == "[jackets/greyjacket] Loss spike"
-    assert told["card"]["elements"][-1]["actions"][0]["url"] == "http://runs/#/run/greyjacket"
+    receiver.reply(ACCEPTED)
+    payload = sent(receiver, to=channel(lark=f"{receiver.address}/hook")).json()
+    assert set(payload) == {"msg_type", "card"}
+    assert payload["msg_type"] == "interactive"
+    assert payload["card"]["header"]["template"] == "orange"
+    assert payload["card"]["header"]["title"]["content"] == "[jackets/greyjacket] Loss spike"
+    assert payload["card"]["elements"][-1]["actions"][0]["url"] == "http://runs/#/run/greyjacket"
 
 
 @pytest.mark.parametrize("style", ["text", "card"])
 def test_lark_escapes_mentions_and_markup(receiver, style):
-    receiver.reply(TAKEN)
+    receiver.reply(ACCEPTED)
     lark = channel(lark={"url": receiver.address, "style": style})
     request = sent(receiver, to=lark, title=NASTY[:100], reason=NASTY, run=NASTY[:50])
     assert b"<at" not in request.body
@@ -101,15 +101,15 @@ def test_lark_rejection_with_http_200_is_an_error(receiver, reply, reason, may_r
 
 
 def test_slack_texts_are_escaped(receiver):
-    told = sent(receiver, to=channel(slack=receiver.address), reason=NASTY).json()
-    texts = [block["text"]["text"] for block in told["blocks"] if "text" in block]
+    payload = sent(receiver, to=channel(slack=receiver.address), reason=NASTY).json()
+    texts = [block["text"]["text"] for block in payload["blocks"] if "text" in block]
     assert texts[0] == "*[jackets/greyjacket] Loss spike*"
     assert texts[-1] == "<http://runs/#/run/greyjacket|Open the run>"
     assert "&lt;!here&gt;" in texts[1]
-    for text in [told["text"], *texts[:-1]]:
+    for text in [payload["text"], *texts[:-1]]:
         assert "<" not in text
         assert ">" not in text
-    assert {"type": "mrkdwn", "text": "*train_loss*\n4.2", "verbatim": True} in told["blocks"][1]["fields"]
+    assert {"type": "mrkdwn", "text": "*train_loss*\n4.2", "verbatim": True} in payload["blocks"][1]["fields"]
 
 
 @pytest.mark.parametrize("body", [b"invalid_token", b"", b"<html>", b"okay"])
@@ -125,9 +125,9 @@ def test_slack_response_other_than_ok_is_an_error(receiver, body):
 @pytest.mark.parametrize("status", [200, 204])
 def test_discord_escapes_mentions_and_markup(receiver, status):
     receiver.reply(Reply(status, b""))
-    told = sent(receiver, to=channel(discord=receiver.address), reason=NASTY).json()
-    assert told["allowed_mentions"] == {"parse": []}
-    embed = told["embeds"][0]
+    payload = sent(receiver, to=channel(discord=receiver.address), reason=NASTY).json()
+    assert payload["allowed_mentions"] == {"parse": []}
+    embed = payload["embeds"][0]
     assert "\\*x\\*" in embed["description"]
     assert "\\<\\@U1\\>" in embed["description"]
     assert "@everyone" not in embed["description"].replace("\\@", "")
@@ -155,11 +155,11 @@ def test_webhook_sends_all_values_signed(receiver):
     assert headers["Authorization"] == "Bearer abc"
     assert headers["X-Tachograph-Event"] == "alert"
     assert request.path == "/in?x=1"
-    told = request.json()
-    assert told["id"] == headers["X-Tachograph-Id"]
-    assert told["metrics"] == {"train_loss": 4.2, "lr": "NaN"}
-    assert told["advice"] == ["Lower the learning rate."]
-    assert told["step"] == 120
+    payload = request.json()
+    assert payload["id"] == headers["X-Tachograph-Id"]
+    assert payload["metrics"] == {"train_loss": 4.2, "lr": "NaN"}
+    assert payload["advice"] == ["Lower the learning rate."]
+    assert payload["step"] == 120
 
 
 def test_template_is_filled_but_not_executed(receiver):
@@ -168,8 +168,8 @@ def test_template_is_filled_but_not_executed(receiver):
         "values": "{metrics}", "list": ["{advice}", "{{literal}}"], "inline": "{metrics}; {advice}",
     }  # fmt: skip
     run = '{reason} {0.__class__} %s ${x} "}],'
-    told = sent(receiver, to=channel(webhook={"url": receiver.address, "template": template}), run=run).json()
-    assert told == {
+    payload = sent(receiver, to=channel(webhook={"url": receiver.address, "template": template}), run=run).json()
+    assert payload == {
         "routing_key": "r", "n": 3, "text": f"Loss spike of {run} at 120: train_loss rose to 4.2", "step": 120,
         "values": {"train_loss": 4.2, "lr": "NaN"}, "list": [["Lower the learning rate."], "{literal}"],
         "inline": "train_loss 4.2, lr NaN; Lower the learning rate.",
@@ -181,7 +181,7 @@ def test_webhook_without_secret_is_not_signed(receiver):
     assert not [name for name in headers if "Signature" in name or "Timestamp" in name or name == "Authorization"]
 
 
-# HTTP, whoever answers -----------------------------------------------------------------------------------------------
+# HTTP, for every channel ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -228,10 +228,10 @@ def test_unreachable_receiver(receiver):
 
 def test_response_timeout(receiver):
     receiver.reply(Reply(delay_s=30))
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     with pytest.raises(DeliveryError, match="no answer within 0.3 s") as failure:
         channel(slack=receiver.address).send(message(), 0.3)
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - start_s < 2
     assert failure.value.may_retry
 
 
@@ -274,15 +274,15 @@ def test_messages_respect_size_limits_of_channels(receiver, text):
         "title": text * 200, "run": text * 200, "project": text * 200, "reason": text * 2_000, "meaning": text * 500,
         "advice": (text * 300,) * 5, "host": text * 200, "metrics": {f"{text * 190}{n}": 1.0 for n in range(10)},
     }  # fmt: skip
-    receiver.reply(TAKEN)
+    receiver.reply(ACCEPTED)
     for style in ("card", "text"):
         assert len(sent(receiver, to=channel(lark={"url": receiver.address, "style": style}), **long).body) <= 20_000
     receiver.reply(Reply())
-    told = sent(receiver, to=channel(slack=receiver.address), **long).json()
-    assert len(told["blocks"]) <= 50
-    assert all(len(block["text"]["text"]) <= 3_000 for block in told["blocks"] if "text" in block)
-    assert all(len(field["text"]) <= 2_000 for block in told["blocks"] for field in block.get("fields", []))
-    assert all(len(block.get("fields", [])) <= 10 for block in told["blocks"])
+    payload = sent(receiver, to=channel(slack=receiver.address), **long).json()
+    assert len(payload["blocks"]) <= 50
+    assert all(len(block["text"]["text"]) <= 3_000 for block in payload["blocks"] if "text" in block)
+    assert all(len(field["text"]) <= 2_000 for block in payload["blocks"] for field in block.get("fields", []))
+    assert all(len(block.get("fields", [])) <= 10 for block in payload["blocks"])
     embed = sent(receiver, to=channel(discord=receiver.address), **long).json()["embeds"][0]
     fields = embed["fields"]
     assert len(embed["title"]) <= 256
@@ -290,7 +290,7 @@ def test_messages_respect_size_limits_of_channels(receiver, text):
     assert len(fields) <= 25
     assert sum(len(field["name"]) + len(field["value"]) for field in fields) <= 6_000 - 256 - 3_000
     if text == "&":
-        assert told["blocks"][0]["text"]["text"].endswith(("&amp;*", "…*"))  # no half of an escape
+        assert payload["blocks"][0]["text"]["text"].endswith(("&amp;*", "…*"))  # no escape is cut in half
 
 
 def test_sending_leaves_no_threads(receiver):

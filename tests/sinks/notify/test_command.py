@@ -1,4 +1,4 @@
-"""`tacho notify test`, as a person or a program runs it."""
+"""`tacho notify test` and `tacho notify settings`, as users and programs run them."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_command_reads_config_file(receiver, tmp_path):
         f"telemetry:\n  notify:\n    webhook: {{url: '{receiver.address}', secret: s}}\n    project: jackets\n"
     )
     assert tacho("--config", path, "--event", "milestone").returncode == 0
-    told = receiver.requests[0].json()
-    assert (told["title"], told["project"]) == ("Reached train_loss < 0.5", "jackets")
+    payload = receiver.requests[0].json()
+    assert (payload["title"], payload["project"]) == ("Reached train_loss < 0.5", "jackets")
     path.write_text("telemetry:\n  notify:\n    slack: {url: canary}\n")
     done = tacho("--config", path)
     assert done.returncode == 1

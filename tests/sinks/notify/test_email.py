@@ -1,4 +1,4 @@
-"""E-mail against a real mail server."""
+"""E-mail with a real mail server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PASSWORD = "canary-hunter-2"
 
 
 class Mailbox:
-    """Keeps what it gets, or refuses it with the code it is told."""
+    """Stores the mails it receives, or rejects them with a given code."""
 
     def __init__(self):
         self.mails = []
@@ -39,7 +39,7 @@ class Mailbox:
         return "250 OK"
 
 
-def may_enter(server, session, envelope, mechanism, given):
+def authenticate(server, session, envelope, mechanism, given):
     good = isinstance(given, LoginPassword) and given.password == PASSWORD.encode()
     return AuthResult(success=good, handled=False, message=None if good else f"535 no, not {PASSWORD}")
 
@@ -72,11 +72,11 @@ def settings(controller, **more):
     return resolve_notify({"email": {**given, **more}})
 
 
-def send(controller, told=None, *, timeout_s=5.0, **more):
-    open_channels(settings(controller, **more))[0].send(told or message(), timeout_s)
+def send(controller, mail=None, *, timeout_s=5.0, **more):
+    open_channels(settings(controller, **more))[0].send(mail or message(), timeout_s)
 
 
-def parsed(controller):
+def parse_mail(controller):
     envelope, _, _ = controller.handler.mails[-1]
     return email.message_from_bytes(envelope.content, policy=email.policy.default)
 
@@ -84,7 +84,7 @@ def parsed(controller):
 def test_mail_contains_all_fields(mail_server):
     server = mail_server()
     send(server)
-    mail = parsed(server)
+    mail = parse_mail(server)
     assert mail["Subject"] == "[jackets/greyjacket] Loss spike"
     assert (mail["From"], mail["To"]) == ("t@x.org", "a@x.org, b@x.org")
     assert mail["Auto-Submitted"] == "auto-generated"
@@ -103,7 +103,7 @@ def test_text_cannot_inject_mail_headers(mail_server):
     server = mail_server()
     nasty = "x\r\nBcc: evil@x.org\r\n\r\n.\r\nMAIL FROM:<evil@x.org>\n.\n läuft 好"
     send(server, message(title=nasty, run=nasty, reason=nasty, project=nasty))
-    mail = parsed(server)
+    mail = parse_mail(server)
     assert mail["Bcc"] is None
     assert "\n" not in mail["Subject"]
     assert "Bcc: evil@x.org" in mail["Subject"]
@@ -112,13 +112,13 @@ def test_text_cannot_inject_mail_headers(mail_server):
 
 
 def test_login(mail_server):
-    server = mail_server(authenticator=may_enter, auth_require_tls=False)
+    server = mail_server(authenticator=authenticate, auth_require_tls=False)
     send(server, user="me", password=PASSWORD)
     assert server.handler.mails[0][2] is True
 
 
 def test_rejected_password_is_not_quoted(mail_server):
-    server = mail_server(authenticator=may_enter, auth_require_tls=False)
+    server = mail_server(authenticator=authenticate, auth_require_tls=False)
     with pytest.raises(DeliveryError, match="rejected the user name or the password") as failure:
         send(server, user="me", password="canary-wrong-3")
     assert "canary" not in str(failure.value)
@@ -157,7 +157,7 @@ def tls(tmp_path):
 
 def test_starttls_with_trusted_certificate(mail_server, tls, monkeypatch):
     context, certificate = tls
-    server = mail_server(tls_context=context, authenticator=may_enter, auth_required=True)
+    server = mail_server(tls_context=context, authenticator=authenticate, auth_required=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     send(server, security="starttls", user="me", password=PASSWORD)
     assert server.handler.mails[0][1:] == (True, True)
@@ -195,11 +195,11 @@ def test_mail_server_unreachable_or_silent(receiver):
     port = int(receiver.address.rpartition(":")[2])
     given = {"host": "127.0.0.1", "port": port, "security": "plain", "to": "a@x.org", "sender": "t@x.org"}
     mail = open_channels(resolve_notify({"email": given}))[0]
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     with pytest.raises(DeliveryError, match="did not respond within 0.3 s") as failure:  # HTTP waits for us
         mail.send(message(), 0.3)
     assert failure.value.may_retry
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - start_s < 2
     receiver.close()
     with pytest.raises(DeliveryError, match="cannot be reached: Connection refused") as failure:
         mail.send(message(), 0.3)

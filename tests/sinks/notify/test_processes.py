@@ -1,4 +1,4 @@
-"""Whole programs: one that completes, raises, is terminated, forks, is resumed, is not rank 0, is left alone."""
+"""Whole programs that finish, raise, are terminated, fork, are resumed, or are not rank 0."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def test_nan_loss_is_reported_end_to_end(logs, script, receiver):
         logs,
         receiver.address,
     ).ok()
-    told = {request.json()["event"]: request.json() for request in receiver.requests}
-    assert sorted(told) == ["alert", "complete", "resolved", "start"]
-    assert (told["alert"]["title"], told["alert"]["severity"]) == ("train_loss is NaN at step 60", "critical")
-    assert told["alert"]["advice"]
-    assert told["resolved"]["title"] == "Resolved: train_loss is NaN at step 60"
+    messages = {request.json()["event"]: request.json() for request in receiver.requests}
+    assert sorted(messages) == ["alert", "complete", "resolved", "start"]
+    assert (messages["alert"]["title"], messages["alert"]["severity"]) == ("train_loss is NaN at step 60", "critical")
+    assert messages["alert"]["advice"]
+    assert messages["resolved"]["title"] == "Resolved: train_loss is NaN at step 60"
 
 
 def test_terminated_program_reports_sigterm(logs, script, receiver):
@@ -86,7 +86,7 @@ def test_killed_program_is_resumed(logs, script, receiver):
     program = script(TRAIN, logs, receiver.address, "waits")
     receiver.wait(2)
     saved = logs / "x" / ".tacho" / "notify.json"
-    # Killed before it knows that a message arrived, it would send it again.
+    # Killed before it has read the response, it would send the message again.
     wait_for(lambda: not json.loads(saved.read_bytes())["queues"]["webhook"]["waiting"], what="the answers")
     program.process.kill()
     program.wait()
@@ -101,9 +101,9 @@ def test_killed_program_is_resumed(logs, script, receiver):
 def test_hanging_receiver_does_not_delay_exit(logs, script, receiver):
     receiver.reply(Reply(delay_s=60))
     program = script(TRAIN, logs, receiver.address, "simply ends", env={"TACHO_EXIT_TIMEOUT_S": "1"})
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     out = program.ok(20)
-    assert time.monotonic() - began_s < 6  # the start of Python and of the run included
+    assert time.monotonic() - start_s < 6  # including the start of Python and of the run
     assert "webhook: 3 messages not sent before exit; resume the run within an hour to send them" in out
     receiver.reply(Reply())
     receiver.released.set()

@@ -1,4 +1,4 @@
-"""Following a journal and sending, in this process: retries, rations, queues, and the end."""
+"""Sending in this process: retries, the rate limit, the outbox and the end of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def telemetry_errors(logs):
     return [record for record in lines_of(logs / "x") if record["event"] == "telemetry_error"]
 
 
-def nobody_sends():
+def wait_until_senders_end():
     names = {"tachograph-notify-webhook"}
     wait_for(lambda: not names & {thread.name for thread in threading.enumerate()}, what="the end of the threads")
 
@@ -80,10 +80,10 @@ def test_server_error_is_retried(logs, receiver):
     assert receiver.events() == ["start", "start", "start", "complete"]
     first, second = receiver.requests[:2]
     assert first.json()["id"] == second.json()["id"]
-    told = telemetry_errors(logs)
-    assert [record["kind"] for record in told] == ["notification_failed"] * 2
-    assert told[0]["field"] == "webhook"
-    assert told[0]["reason"] == "HTTP 500: ok; will be retried"
+    errors = telemetry_errors(logs)
+    assert [record["kind"] for record in errors] == ["notification_failed"] * 2
+    assert errors[0]["field"] == "webhook"
+    assert errors[0]["reason"] == "HTTP 500: ok; will be retried"
 
 
 def test_retry_has_new_signature(logs, receiver):
@@ -122,24 +122,24 @@ def test_hanging_channel_delays_no_other_channel(logs, receiver, make_receiver, 
     run = begin(logs, {"slack": receiver.address, "discord": stuck.address}, exit_timeout_s=0.7)
     receiver.wait(1)
     stuck.wait(1)
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     run.finish()
-    took_s = time.monotonic() - began_s
-    assert took_s < 1.5
+    duration_s = time.monotonic() - start_s
+    assert duration_s < 1.5
     assert [json.loads(request.body)["text"] for request in receiver.requests][-1].startswith("[x] Training complete")
     out = capsys.readouterr().out
     assert "discord: 2 messages not sent before exit" in out
     assert len(saved(logs)["queues"]["discord"]["waiting"]) == 2
     assert saved(logs)["queues"]["slack"]["waiting"] == []
-    # It had its chance all the same, while the first still waited for an answer.
+    # The second thread sent the final message while the first still waited for a response.
     assert "Training complete" in stuck.wait(2)[1].json()["embeds"][0]["title"]
 
 
 def test_unreachable_channel_does_not_delay_exit(logs, capsys):
     run = begin(logs, {"slack": "http://127.0.0.1:9/canary"}, exit_timeout_s=0.5)
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     run.finish()
-    assert time.monotonic() - began_s < 1.2
+    assert time.monotonic() - start_s < 1.2
     assert (
         "slack: 2 messages not sent before exit (it cannot be reached: Connection refused)" in capsys.readouterr().out
     )
@@ -161,7 +161,7 @@ def test_resume_sends_unsent_messages_and_none_twice(logs, receiver):
     run = begin(logs, {"webhook": receiver.address}, exit_timeout_s=0.3)
     receiver.wait(1)
     run.finish()
-    nobody_sends()
+    wait_until_senders_end()
     receiver.requests.clear()
     receiver.reply(Reply())
     with begin(logs, {"webhook": receiver.address}, resume=True):
@@ -179,7 +179,7 @@ def test_resume_sends_unsent_messages_and_none_twice(logs, receiver):
 def test_expired_messages_are_dropped_and_counted(logs, receiver):
     receiver.reply(Reply(500))
     begin(logs, {"webhook": receiver.address}, exit_timeout_s=0.2).finish()
-    nobody_sends()
+    wait_until_senders_end()
     path = logs / "x" / ".tacho" / "notify.json"
     state = saved(logs)
     for waiting in state["queues"]["webhook"]["waiting"]:
@@ -201,13 +201,13 @@ def test_milestone_is_not_repeated_after_resume(logs, receiver):
     assert receiver.events().count("milestone") == 1
 
 
-@pytest.mark.parametrize("was_told", [True, False])
-def test_old_events_are_not_sent_without_outbox_file(logs, receiver, was_told):
+@pytest.mark.parametrize("had_outbox", [True, False])
+def test_old_events_are_not_sent_without_outbox_file(logs, receiver, had_outbox):
     settings = {"webhook": receiver.address, "milestones": ["train_loss < 0.5"]}
-    with begin(logs, settings if was_told else None) as run:
+    with begin(logs, settings if had_outbox else None) as run:
         run.log(train_loss=0.1, step=1)
         alert(run, 1)
-    if was_told:
+    if had_outbox:
         (logs / "x" / ".tacho" / "notify.json").unlink()
     receiver.requests.clear()
     with begin(logs, settings, resume=True) as run:
@@ -232,7 +232,7 @@ def test_messages_over_rate_limit_are_summarised(logs, receiver):
         receiver.wait(5)
     events = receiver.events()
     assert events.count("start") == events.count("complete") == 1
-    assert events.count("alert") == 4  # three of the ration, and the critical one
+    assert events.count("alert") == 4  # three within the limit, and the critical one
     assert "Alert 99" in [request.json()["title"] for request in receiver.requests]
     summary = next(request.json() for request in receiver.requests if request.json()["event"] == "more")
     assert summary["title"] == "… and 17 more"
@@ -318,3 +318,71 @@ def test_config_section_alone_configures_channels(tmp_path, receiver):
     start = lines_of(tmp_path / "logs" / "x")[0]
     webhook = start["config"]["telemetry"]["notify"]["webhook"]
     assert webhook == {"url": "[masked]", "secret": "[masked]"}
+
+
+def test_outbox_file_of_earlier_version_is_read(logs, receiver):
+    """The names in the file are part of the format: a run must survive an upgrade between two attempts."""
+    settings = {"webhook": receiver.address, "milestones": ["train_loss < 0.5"]}
+    with begin(logs, None) as run:
+        run.log(train_loss=0.1, step=1)
+    waiting = {
+        "key": "milestone:step >= 1",
+        "event": "milestone",
+        "title": "Left over",
+        "time": time.time(),
+        "run": "x",
+    }
+    held = {"num_messages": 0, "titles": [], "last": None}
+    story = {"run_id": "r", "is_open": True, "seen": {"end:1.0": 1.0}, "reached": ["train_loss < 0.5"]}
+    state = {
+        "journal_bytes": (logs / "x" / "metrics.jsonl").stat().st_size,
+        "story": story,
+        "queues": {"webhook": {"waiting": [waiting], "held": held}},
+    }
+    (logs / "x" / ".tacho" / "notify.json").write_text(json.dumps(state))
+    with begin(logs, settings, resume=True) as run:
+        receiver.wait(2)
+        run.log(train_loss=0.1, step=2)
+    assert [request.json()["title"] for request in receiver.requests] == [
+        "Left over",
+        "Training resumed",
+        "Training complete",
+    ]
+    assert "ended without an exit record" in receiver.requests[1].json()["reason"]
+    assert set(saved(logs)) == {"journal_bytes", "story", "queues"}
+    errors = telemetry_errors(logs)
+    assert [record["reason"] for record in errors] == ["sending 1 message left over from the previous attempt"]
+
+
+@pytest.mark.swallows
+def test_record_that_cannot_be_handled_is_skipped(logs, receiver, monkeypatch):
+    from tachograph.sinks.notify._builder import MessageBuilder
+
+    handle = MessageBuilder.handle
+
+    def fail_on_alert(builder, record):
+        if record["event"] == "alert":
+            raise KeyError("broken")
+        return handle(builder, record)
+
+    monkeypatch.setattr(MessageBuilder, "handle", fail_on_alert)
+    with begin(logs, {"webhook": receiver.address}) as run:
+        alert(run, 1)
+    assert receiver.events() == ["start", "complete"]
+    assert telemetry_errors(logs) == []
+
+
+def test_moved_run_is_linked_by_its_new_name(tmp_path, receiver):
+    settings = resolve_notify({"webhook": receiver.address, "dashboard_url": "https://x.org"})
+    sink = NotifySink(settings, open_channels(settings), report=lambda *_: None, print_line=print, start_s=0.0)
+    for name in ("old", "new"):
+        (tmp_path / name / ".tacho").mkdir(parents=True)
+    driver = SinkDriver(RunFolder(tmp_path / "old"), sink, lambda *_: None)
+    driver.move(RunFolder(tmp_path / "new"))
+    (tmp_path / "new" / "metrics.jsonl").write_text(json.dumps({"event": "start", "time": time.time()}) + "\n")
+    driver.start()
+    assert driver.close(5)
+    payload = receiver.requests[0].json()
+    assert (payload["run"], payload["link"]) == ("new", "https://x.org/#/run/new")
+    assert (tmp_path / "new" / ".tacho" / "notify.json").exists()
+    assert not (tmp_path / "old" / ".tacho" / "notify.json").exists()

@@ -69,7 +69,7 @@ class NotifySink:
         """Load the outbox and the cursor of the previous attempt."""
         self._outbox = Outbox(folder, [channel.name for channel in self._channels])
         # Notifications may be new to a journal that has a history. The builder must read all of it, to know the state
-        # of the run, but nobody wants a message about last week.
+        # of the run, but a message about an event of last week is of no use.
         self._is_muted = self._outbox.is_new
         self._builder = MessageBuilder(folder.name, self._settings, self._outbox.builder_state)
         self._saved_bytes = self._outbox.journal_bytes
