@@ -160,7 +160,7 @@ _TRUE = {"1", "true", "yes", "on"}
 
 
 def parse_switch(value: Any) -> Any:
-    """Return the bool that a text such as "on" or "0" stands for, and any other value unchanged."""
+    """Return the bool that a string such as "on" or "0" stands for, and any other value unchanged."""
     if not isinstance(value, str):
         return value
     return {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(value.strip().lower(), value)
@@ -207,7 +207,7 @@ def _convert(name: str, value: Any, origin: str) -> Any:
 
 
 def _parse_sinks(value: Any, origin: str) -> dict[str, dict[str, Any]]:
-    """Return the options of each sink by its name, from a list of names and ``{name: options}``, or from a text.
+    """Return the options of each sink by its name, from a list of names and ``{name: options}``, or from a string.
 
     No message quotes a value, because an option may be a secret.
     """
@@ -226,7 +226,7 @@ def _parse_sinks(value: Any, origin: str) -> dict[str, dict[str, Any]]:
         if not isinstance(name, str) or not isinstance(options, Mapping):
             raise ConfigError(f"{expected}, got an entry of type {type(item).__name__}")
         if not all(isinstance(option, str) for option in options):
-            raise ConfigError(f"{origin}: the options of {name!r} must have texts as names")
+            raise ConfigError(f"{origin}: option names of {name!r} must be strings")
         if name in sinks:
             raise ConfigError(f"{origin}: the sink {name!r} is listed twice")
         sinks[name] = dict(options)

@@ -66,7 +66,7 @@ def test_wandb_options_reach_the_run(logs, script):
         ),
         ([{"tensorboard": {"log_dir": 7}}], "sink 'tensorboard': log_dir must be a path, got 7"),
         ([{"wandb": {"zzz": 1}}], "sink 'wandb' has no option 'zzz'. Available: project, entity, mode, group"),
-        ([{"wandb": {"project": ""}}], "sink 'wandb': project must be a non-empty text, got ''"),
+        ([{"wandb": {"project": ""}}], "sink 'wandb': project must be a non-empty string, got ''"),
         ([{"wandb": {"mode": "offlin"}}], "got 'offlin'; did you mean 'offline'?"),
     ],
 )

@@ -206,3 +206,76 @@ def test_cursor_of_new_sink_starts_at_the_end_if_asked(logs):
     driver.start()
     assert driver.close(10)
     assert sink.records == []
+
+
+class Background(Flaky):
+    """A sink with delivery threads, which records how the driver calls it."""
+
+    name = "background"
+    poll_interval_s = 0.05
+
+    def __init__(self, cursor=None):
+        super().__init__()
+        self.calls = []
+        self.cursor = cursor
+
+    def open(self, folder, start):
+        self.calls.append("open")
+
+    def write(self, records):
+        super().write(records)
+        self.calls.append("write")
+
+    def close(self):
+        self.calls.append("close")
+
+    def load_cursor(self, folder):
+        self.calls.append("load_cursor")
+        return self.cursor
+
+    def start(self):
+        self.calls.append("start")
+
+    def save_cursor(self, journal_bytes):
+        self.calls.append("save_cursor")
+        self.cursor = journal_bytes
+
+    def poll(self):
+        if self.calls[-1] != "poll":
+            self.calls.append("poll")
+
+    def move(self, folder): ...
+
+    def flush(self, deadline_s):
+        wait_for(lambda: "close" in self.calls)
+        self.calls.append("flush")
+
+
+def test_background_sink_stores_its_own_cursor(logs):
+    with tachograph.init("x", log_dir=str(logs), git=False) as run:
+        run.log(a=1.0)
+    folder = RunFolder(logs / "x")
+    first = Background()
+    driver = SinkDriver(folder, first, lambda *_: None)
+    driver.start()
+    assert driver.close(10)
+    assert first.calls == ["load_cursor", "start", "open", "write", "save_cursor", "poll", "close", "flush"]
+    assert first.cursor == folder.journal.stat().st_size
+    assert not (folder.private / "sink-background.json").exists()
+    second = Background(first.cursor)
+    driver = SinkDriver(folder, second, lambda *_: None)
+    driver.start()
+    assert driver.close(10)
+    assert second.records == []
+
+
+@pytest.mark.swallows
+def test_error_in_flush_does_not_reach_the_program(logs):
+    class Failing(Background):
+        def flush(self, deadline_s):
+            raise ConnectionError("down")
+
+    sink = Failing()
+    with tachograph.init("x", log_dir=str(logs), git=False) as run:
+        run.add_follower(SinkDriver(run.folder, sink, run.report_error))
+    assert wait_for(lambda: sink.records and sink.records[-1]["event"] == "end")

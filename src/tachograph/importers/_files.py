@@ -15,7 +15,7 @@ _MAX_LINE_CHARS = 16 << 20
 
 
 def file_type(path: Path) -> str:
-    """Return the extension of a file in lower case, without `.gz`; an empty text if the path is not a file."""
+    """Return the extension of a file in lower case, without `.gz`; an empty string if the path is not a file."""
     if not path.is_file():
         return ""
     return Path(path.name.lower().removesuffix(".gz")).suffix

@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from tachograph._base.guard import guard
 from tachograph.journal import JournalFollower, RunFolder, atomic_write
 from tachograph.records import mask_text
 from tachograph.sinks._sink import BackgroundSink, Sink
@@ -88,7 +89,8 @@ class SinkDriver:
     def start(self) -> None:
         """Start to follow the journal."""
         if self._background is not None:
-            self._background.start()
+            with guard(f"starting the sink {self.name}"):
+                self._background.start()
         self._thread.start()
 
     def move(self, folder: RunFolder) -> None:
@@ -97,7 +99,8 @@ class SinkDriver:
         self._cursor_path = folder.private / self._cursor_path.name
         self._follower.move(folder.journal)
         if self._background is not None:
-            self._background.move(folder)
+            with guard(f"moving the sink {self.name}"):
+                self._background.move(folder)
 
     def close(self, timeout_s: float) -> bool:
         """Pass on the remaining records and stop.
@@ -111,7 +114,8 @@ class SinkDriver:
         is_final_call = timeout_s > 0 or self._stopping.is_set()
         self._stopping.set()
         if self._background is not None and is_final_call:
-            self._background.flush(deadline_s)
+            with guard(f"flushing the sink {self.name}"):  # the thread that ends the run is the user's
+                self._background.flush(deadline_s)
         self._thread.join(max(deadline_s - time.monotonic(), 0.0))
         return not self._thread.is_alive() and self._num_failures == 0
 

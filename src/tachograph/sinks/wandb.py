@@ -42,7 +42,7 @@ class WandbSink:
     ) -> None:
         for option, value in {"project": project, "entity": entity, "mode": mode, "group": group}.items():
             if value is not None and (not isinstance(value, str) or not value):
-                raise ConfigError(f"{option} must be a non-empty text, got {value!r}")
+                raise ConfigError(f"{option} must be a non-empty string, got {value!r}")
         if mode is not None and mode not in _MODES:
             raise ConfigError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}{did_you_mean(mode, _MODES)}")
         self._project = project

@@ -98,7 +98,7 @@ MAIL = {"host": "smtp.x.org", "to": "a@x.org", "sender": "t@x.org"}
         ({"slack": {"url": "https://[canary/"}}, "notify.slack.url: not a valid address"),
         ({"slack": {"url": "https://me:canary@x.org/"}}, "notify.slack.url: a user name or password before"),
         ({"slack": {"url": "https://x.org/canary\nHost: y"}}, "notify.slack.url: contains characters"),
-        ({"slack": {"url": 7}}, "notify.slack.url: expected a text, got int"),
+        ({"slack": {"url": 7}}, "notify.slack.url: expected a string, got int"),
         ({"slack": 7}, "notify.slack: expected a section with url"),
         (
             {"lark": {"secret": "canary"}},
@@ -111,7 +111,7 @@ MAIL = {"host": "smtp.x.org", "to": "a@x.org", "sender": "t@x.org"}
         ({"webhook": {"url": URL, "template": {"a": "{run.x}"}}}, "unknown placeholder {run.x}"),
         ({"webhook": {"url": URL, "template": {"a": object()}}}, "expected JSON values, got object"),
         ({"milestones": ["train_loss ~ 0.5"]}, "notify.milestones: 'train_loss ~ 0.5' is not a milestone"),
-        ({"milestones": 5}, "notify.milestones: expected a list of texts, got 5"),
+        ({"milestones": 5}, "notify.milestones: expected a list of strings, got 5"),
         ({"on": ["finish"]}, "notify.on: unknown event 'finish'"),
         ({"min_severity": URL}, "notify.min_severity: expected one of info, warning, critical, got [masked]"),
         ({"burst": 0}, "notify.burst: expected `int` >= 1, got 0"),

@@ -32,7 +32,7 @@ _FINAL_EVENTS = {"complete", "error"}
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a run. Its texts are masked, bounded in length and free of control characters."""
+    """An event of a run. Its strings are masked, bounded in length and free of control characters."""
 
     key: str
     """Identifies the message within the run; the same however often its record is read."""
@@ -51,7 +51,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     max_steps: int | None = None
     metrics: dict[str, float | str] = {}
-    """Latest values; NaN and infinities as texts."""
+    """Latest values; NaN and infinities as strings."""
     duration_s: float | None = None
     host: str = ""
     link: str = ""
@@ -79,7 +79,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_url(dashboard_url: str, run: str) -> str:
-    """Return the address of a run's page, or an empty text if the dashboard's address is not configured."""
+    """Return the address of a run's page, or an empty string if the dashboard's address is not configured."""
     return f"{dashboard_url}/#/run/{quote(run, safe='')}" if dashboard_url else ""
 
 
@@ -107,7 +107,7 @@ def message_fields(message: Message) -> list[tuple[str, str]]:
 
 
 def format_advice(message: Message) -> str:
-    """Return what an alert means and what to do about it, or an empty text."""
+    """Return what an alert means and what to do about it, or an empty string."""
     lines = [message.meaning] if message.meaning else []
     if message.advice:
         lines += ["Suggested actions:", *(f"- {line}" for line in message.advice)]
@@ -122,23 +122,23 @@ def format_text(message: Message) -> str:
 
 
 def clean_text(text: Any, max_chars: int) -> str:
-    """Return a text without control characters other than newlines, truncated to a length."""
+    """Return a string without control characters other than newlines, truncated to a length."""
     cleaned = "".join(char if char.isprintable() or char == "\n" else " " for char in str(text)[: 2 * max_chars])
     return truncate(cleaned.strip(), max_chars)
 
 
 def single_line(text: Any, max_chars: int = 200) -> str:
-    """Return a text as one line."""
+    """Return a string as one line."""
     return truncate(" ".join(clean_text(text, max_chars).split()), max_chars)
 
 
 def truncate(text: str, max_chars: int) -> str:
-    """Return a text, shortened with an ellipsis if it is too long."""
+    """Return a string, shortened with an ellipsis if it is too long."""
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
 def escape_within(text: str, escape: Callable[[str], str], max_chars: int) -> str:
-    """Escape a text character by character up to a length, so that no escape sequence is cut in half."""
+    """Escape a string character by character up to a length, so that no escape sequence is cut in half."""
     pieces: list[str] = []
     left = max_chars - 1
     for char in text:
@@ -151,7 +151,7 @@ def escape_within(text: str, escape: Callable[[str], str], max_chars: int) -> st
 
 
 def format_number(value: float | str) -> str:
-    """Return a number with four significant digits, and a text unchanged."""
+    """Return a number with four significant digits, and a string unchanged."""
     if isinstance(value, str):
         return value
     return str(value) if isinstance(value, int) else f"{value:.4g}"

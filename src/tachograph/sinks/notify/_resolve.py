@@ -167,7 +167,7 @@ def _convert(wanted: Any, value: Any, origin: str) -> Any:
             raise ConfigError(f"{origin}: the environment variable {variable!r} is not set")
     if base is Secret:
         if not isinstance(value, str):
-            raise ConfigError(f"{origin}: expected a text, got {type(value).__name__}")
+            raise ConfigError(f"{origin}: expected a string, got {type(value).__name__}")
         return Secret(value.strip())
     if get_origin(base) is tuple:
         return _parse_list(value, origin)
@@ -187,7 +187,7 @@ def _convert(wanted: Any, value: Any, origin: str) -> Any:
 def _parse_list(value: Any, origin: str) -> tuple[str, ...]:
     items = re.split(r"[,;\n]", value) if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
-        raise ConfigError(f"{origin}: expected a list of texts, got {_quote(value)}")
+        raise ConfigError(f"{origin}: expected a list of strings, got {_quote(value)}")
     return tuple(item.strip() for item in items if item.strip())
 
 

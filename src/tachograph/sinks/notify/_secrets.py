@@ -1,4 +1,4 @@
-"""Secrets that are not printed by accident, and a masker that removes them from texts of other parties."""
+"""Secrets that are not printed by accident, and a masker that removes them from texts that others wrote."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tachograph.records import MASK, mask_text
 __all__ = ["SecretMasker", "Secret"]
 
 _MIN_CHARS = 4
-"""A shorter text could be part of an ordinary word."""
+"""A shorter string could be part of an ordinary word."""
 
 
 class Secret:
-    """A text that only `reveal` returns; its repr is masked."""
+    """A string that only `reveal` returns; its repr is masked."""
 
     __slots__ = ("_text",)
 

@@ -1,6 +1,6 @@
-"""Templates for the JSON of a webhook: placeholders in its texts are replaced by values; nothing is executed.
+"""Templates for the JSON of a webhook: placeholders in its strings are replaced by values; nothing is executed.
 
-The template is parsed as JSON before it is filled, so that no value can break out of the text that contains it.
+The template is parsed as JSON before it is filled, so that no value can break out of the string that contains it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def parse_template(template: Any, origin: str) -> Any:
     """Return a template as JSON values.
 
     Raises:
-        ConfigError: if it is a text that is not JSON, or contains an unknown placeholder.
+        ConfigError: if it is a string that is not JSON, or contains an unknown placeholder.
     """
     if isinstance(template, str):
         try:
             template = msgspec.json.decode(template)
         except msgspec.MsgspecError:
             raise ConfigError(f'{origin}: not valid JSON; try \'{{"text": "{{title}}"}}\'') from None
-    for text in _texts(template, origin):
+    for text in _strings(template, origin):
         for place in _PLACEHOLDER.finditer(text):
             if place[1] is not None and place[1] not in PLACEHOLDERS:
                 hint = did_you_mean(place[1], PLACEHOLDERS) or f"; available: {', '.join(PLACEHOLDERS)}."
@@ -62,7 +62,7 @@ def parse_template(template: Any, origin: str) -> Any:
 
 
 def fill_template(template: Any, values: Mapping[str, Any]) -> Any:
-    """Return a template with its placeholders replaced; a text that is only a placeholder keeps the value's type."""
+    """Return a template with its placeholders replaced; a string that is only a placeholder keeps the value's type."""
     if isinstance(template, Mapping):
         return {name: fill_template(item, values) for name, item in template.items()}
     if isinstance(template, (list, tuple)):
@@ -83,7 +83,7 @@ def _text(value: Any) -> str:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _texts(template: Any, origin: str, depth: int = 0) -> Iterator[str]:
+def _strings(template: Any, origin: str, depth: int = 0) -> Iterator[str]:
     if depth > _MAX_DEPTH:
         raise ConfigError(f"{origin}: nested more than {_MAX_DEPTH} levels deep")
     if isinstance(template, str):
@@ -91,10 +91,10 @@ def _texts(template: Any, origin: str, depth: int = 0) -> Iterator[str]:
     elif isinstance(template, Mapping):
         for name, item in template.items():
             if not isinstance(name, str):
-                raise ConfigError(f"{origin}: keys must be texts, got {type(name).__name__}")
-            yield from _texts(item, origin, depth + 1)
+                raise ConfigError(f"{origin}: keys must be strings, got {type(name).__name__}")
+            yield from _strings(item, origin, depth + 1)
     elif isinstance(template, (list, tuple)):
         for item in template:
-            yield from _texts(item, origin, depth + 1)
+            yield from _strings(item, origin, depth + 1)
     elif not (template is None or isinstance(template, (bool, int, float))):
         raise ConfigError(f"{origin}: expected JSON values, got {type(template).__name__}")

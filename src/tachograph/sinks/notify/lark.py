@@ -1,6 +1,6 @@
 """Lark and Feishu: a custom bot of a group.
 
-A message is signed with an HMAC over an empty text, whose key is made of the time and the secret. The HTTP status is
+A message is signed with an HMAC over an empty string, whose key is made of the time and the secret. The HTTP status is
 always 200: only the `code` in the body shows whether the message was accepted.
 """
 
