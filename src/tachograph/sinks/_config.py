@@ -60,11 +60,11 @@ def _check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
     """Compare the options with the constructor's parameters, so that the error names the option and not a call."""
     try:
         parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # a constructor written in C: calling it will tell
+    except (TypeError, ValueError):  # a constructor written in C has no signature; it checks its arguments itself
         return
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    known = [name for name, parameter in parameters.items() if parameter.kind is not inspect.Parameter.VAR_POSITIONAL]
+    known = [key for key, parameter in parameters.items() if parameter.kind is not inspect.Parameter.VAR_POSITIONAL]
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known) or "."

@@ -26,13 +26,11 @@ from tachograph.sinks.notify._message import Message, clean_text, format_number,
 from tachograph.sinks.notify._milestone import Milestone
 from tachograph.sinks.notify._settings import NotifySettings
 
-__all__ = ["MessageBuilder", "BuilderState"]
+__all__ = ["BuilderState", "MessageBuilder"]
 
 _MAX_REMEMBERED = 2_000
 _PROJECT_KEYS = ("project", "project_name", "wandb_project", "swanlab_project")
 _KINDS_WITH_METRICS = frozenset({*METRIC_KINDS, "event", "checkpoint"})
-
-
 _NO_EXIT_RECORD = "The previous attempt ended without an exit record: the process or the machine was killed."
 
 
