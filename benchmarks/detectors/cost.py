@@ -26,8 +26,8 @@ def cost_us() -> Cost:
     tables = list(_tables())
     ours, encoding = [], []
     for _ in range(7):
-        doctor = RuleEngine()
-        ours.append(_timed(lambda doctor=doctor: [doctor.take_steps(_NAMES, values) for values in tables]))
+        engine = RuleEngine()
+        ours.append(_timed(lambda engine=engine: [engine.observe_steps(_NAMES, values) for values in tables]))
         encoding.append(_timed(lambda: [StepTable.encode(_NAMES, values, _ROWS) for values in tables]))
     per_step = 1e6 / (_ROWS * _TABLES)
     all_us = statistics.median(ours) * per_step

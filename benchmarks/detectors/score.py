@@ -21,8 +21,8 @@ _TOLERANCE = 2
 
 
 def diagnose(records: Iterable[Record]) -> list[Record]:
-    doctor = RuleEngine()
-    return [alert for record in records for alert in doctor.take(record)]
+    engine = RuleEngine()
+    return [alert for record in records for alert in engine.observe(record)]
 
 
 def spikes_of(alerts: list[Record]) -> Steps:

@@ -61,8 +61,8 @@ def cosine(num: int, peak: float = 3e-4, warm_up: int = 100) -> Callable[[int], 
 
 def diagnose(records: Iterable[Record], rules: dict[str, Any] | None = None) -> list[Record]:
     """Show records to all rules, and return the alert records, which must be such as can be written and read."""
-    doctor = RuleEngine(resolve_rules(rules))
-    return checked([alert for record in records for alert in doctor.take(record)])
+    engine = RuleEngine(resolve_rules(rules))
+    return checked([alert for record in records for alert in engine.observe(record)])
 
 
 def checked(alerts: list[Record]) -> list[Record]:

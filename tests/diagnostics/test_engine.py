@@ -67,14 +67,14 @@ def troubled(source: random.Random, num: int) -> list[list[float]]:
 
 
 def by_record(rows: list[list[Any]]) -> list[Record]:
-    doctor = RuleEngine()
-    return [alert for row in rows for alert in doctor.take({"event": "step", **dict(zip(NAMES, row, strict=True))})]
+    engine = RuleEngine()
+    return [alert for row in rows for alert in engine.observe({"event": "step", **dict(zip(NAMES, row, strict=True))})]
 
 
 def by_columns(rows: list[list[Any]], cuts: list[int]) -> list[Record]:
-    doctor, alerts = RuleEngine(), []
+    engine, alerts = RuleEngine(), []
     for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
-        alerts += doctor.take_steps(NAMES, [value for row in rows[begin:end] for value in row])
+        alerts += engine.observe_steps(NAMES, [value for row in rows[begin:end] for value in row])
     return alerts
 
 
@@ -106,14 +106,14 @@ def test_however_the_rows_are_cut_the_alerts_are_the_same(data: st.DataObject) -
 
 def test_records_and_columns_can_take_turns() -> None:
     rows = troubled(random.Random(2), 4000)
-    doctor, alerts = RuleEngine(), []
+    engine, alerts = RuleEngine(), []
     for begin in range(0, 4000, 50):
         part = rows[begin : begin + 50]
         if begin % 100:
-            alerts += doctor.take_steps(NAMES, [value for row in part for value in row])
+            alerts += engine.observe_steps(NAMES, [value for row in part for value in row])
         else:
             for row in part:
-                alerts += doctor.take({"event": "step", **dict(zip(NAMES, row, strict=True))})
+                alerts += engine.observe({"event": "step", **dict(zip(NAMES, row, strict=True))})
     assert list(map(encode, alerts)) == list(map(encode, by_record(rows)))
 
 
@@ -123,26 +123,26 @@ def test_steps_with_an_evaluation_in_them_are_the_same_in_columns() -> None:
     times = [*level(source, 1000, 0.1, 0.02), *level(source, 1000, 0.12, 0.02)]
     for at, took_s in enumerate(times):
         row = [1000.0 + at, at, 2.0, took_s]
-        told[0].extend(records.take({"event": "step", **dict(zip(names, row, strict=True))}))
-        told[1].extend(columns.take_steps(names, row))
+        told[0].extend(records.observe({"event": "step", **dict(zip(names, row, strict=True))}))
+        told[1].extend(columns.observe_steps(names, row))
     assert list(map(encode, told[0])) == list(map(encode, told[1]))
 
 
 def test_numbers_of_numpy_give_alerts_that_can_be_written() -> None:
     numpy = pytest.importorskip("numpy")
-    doctor, alerts = RuleEngine(), []
+    engine, alerts = RuleEngine(), []
     for row in troubled(random.Random(1), 3000):
         kinds = [float, int, numpy.float32, numpy.float64, numpy.float32, numpy.float64, *[numpy.float64] * 4]
-        alerts += doctor.take_steps(NAMES, [kind(value) for kind, value in zip(kinds, row, strict=True)])
+        alerts += engine.observe_steps(NAMES, [kind(value) for kind, value in zip(kinds, row, strict=True)])
     assert len(checked(alerts)) > 5
 
 
 def test_a_step_of_numpy_can_be_written() -> None:
     numpy = pytest.importorskip("numpy")
     alerts = []
-    doctor = RuleEngine()
+    engine = RuleEngine()
     for at in range(100):
-        alerts += doctor.take_steps(
+        alerts += engine.observe_steps(
             ("time", "global_step", "loss"), [1000.0 + at, numpy.int64(at), math.nan if at == 50 else 2.0 + at % 3]
         )
     assert checked(alerts)
@@ -203,11 +203,11 @@ def junk(source: random.Random, num: int) -> Iterator[Record]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_that_can_be_in_a_record_breaks_it(seed: int) -> None:
-    doctor = RuleEngine()
+    engine = RuleEngine()
     for record in junk(random.Random(seed), 3000):
-        for alert in doctor.take(record):
+        for alert in engine.observe(record):
             encode(alert)
-        for alert in doctor.tick(float(record["time"] or 0) if isinstance(record.get("time"), (int, float)) else 0.0):
+        for alert in engine.tick(float(record["time"] or 0) if isinstance(record.get("time"), (int, float)) else 0.0):
             encode(alert)
 
 
@@ -233,11 +233,11 @@ HOSTILE: dict[str, Callable[[int], Any]] = {
 
 
 def of_every_metric(value_at: Callable[[int], Any], num: int = 2000) -> list[Record]:
-    doctor, alerts = RuleEngine(), []
+    engine, alerts = RuleEngine(), []
     for at in range(num):
         value = value_at(at)
-        alerts += doctor.take(step(at, **dict.fromkeys(METRICS, value)))
-        alerts += doctor.take(system(at, **dict.fromkeys(SYSTEM, value)))
+        alerts += engine.observe(step(at, **dict.fromkeys(METRICS, value)))
+        alerts += engine.observe(system(at, **dict.fromkeys(SYSTEM, value)))
     for alert in alerts:
         encode(alert)
     return alerts
@@ -258,8 +258,8 @@ def test_steps_that_go_back_are_missing_or_have_no_time_do_not_matter() -> None:
     gaps = [step(at * at, loss=loss) for at, loss in enumerate(losses)]
     for records in (back, gaps):
         assert [alert["rule"] for alert in diagnose(records)] == usual
-    doctor = RuleEngine()
-    alerts = [alert for record in bare for alert in doctor.take(record)]
+    engine = RuleEngine()
+    alerts = [alert for record in bare for alert in engine.observe(record)]
     assert [alert["rule"] for alert in alerts] == usual
     assert alerts[0]["global_step"] == 1000  # counted, where nobody says it
     assert all(alert.get("time") is None for alert in alerts)
@@ -267,29 +267,29 @@ def test_steps_that_go_back_are_missing_or_have_no_time_do_not_matter() -> None:
 
 def test_alerts_in_a_journal_are_not_looked_at_again() -> None:
     alerts = diagnose(series("loss", [*level(random.Random(1), 100, 2.0), math.nan]))
-    assert alerts and RuleEngine().take(alerts[0]) == []
+    assert alerts and RuleEngine().observe(alerts[0]) == []
 
 
 # A life ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_resume_leaves_what_was_open_behind_and_begins_anew() -> None:
-    doctor, losses = RuleEngine(prefix="x-"), falling(random.Random(1), 1000)
-    first = [alert for record in series("loss", [*losses, math.nan]) for alert in doctor.take(record)]
-    assert [alert["id"] for alert in first] == ["x-1"] and doctor.num_open == (1, 1)
-    assert doctor.take({**START, "max_steps": 3000}) == [] and doctor.num_open == (0, 0)
+    engine, losses = RuleEngine(prefix="x-"), falling(random.Random(1), 1000)
+    first = [alert for record in series("loss", [*losses, math.nan]) for alert in engine.observe(record)]
+    assert [alert["id"] for alert in first] == ["x-1"] and engine.num_open == (1, 1)
+    assert engine.observe({**START, "max_steps": 3000}) == [] and engine.num_open == (0, 0)
     # It resumes from an earlier step, higher than where it was: no spike, no divergence, no reset.
-    second = [alert for record in series("loss", losses[200:], 200) for alert in doctor.take(record)]
+    second = [alert for record in series("loss", losses[200:], 200) for alert in engine.observe(record)]
     assert second == []
-    third = [alert for record in series("loss", [math.nan] * 3, 1000) for alert in doctor.take(record)]
+    third = [alert for record in series("loss", [math.nan] * 3, 1000) for alert in engine.observe(record)]
     assert [(alert["id"], alert["status"]) for alert in third] == [("x-2", "opened")]
 
 
 def test_ids_are_unique_over_attempts_and_rules() -> None:
-    doctor, ids = RuleEngine(), []
+    engine, ids = RuleEngine(), []
     for attempt in range(3):
-        doctor.take(START)
-        told = doctor.take_steps(NAMES, [value for row in troubled(random.Random(attempt), 4000) for value in row])
+        engine.observe(START)
+        told = engine.observe_steps(NAMES, [value for row in troubled(random.Random(attempt), 4000) for value in row])
         ids += [alert["id"] for alert in checked(told) if alert["status"] == "opened"]
     assert len(ids) == len(set(ids)) > 12
 
@@ -303,7 +303,7 @@ def test_what_is_absorbed_is_closed_and_stays_silent_until_the_other_is_over() -
     losses[900] = 6.0
     alerts = diagnose(series("loss", losses))
     first, last = lives_of(alerts, "loss_spike")
-    assert statuses(first)[-1] == "resolved" and first[-1]["outcome"] == "part of not_finite now"
+    assert statuses(first)[-1] == "resolved" and first[-1]["outcome"] == "absorbed by not_finite"
     assert first[-1]["global_step"] == 510 and last[0]["global_step"] == 900
     assert last[0]["evidence"]["num_spikes"] == 1
 
@@ -313,7 +313,7 @@ def test_a_rule_that_is_off_says_nothing_and_silences_nobody() -> None:
     losses[500], losses[505] = 6.0, math.nan
     alerts = diagnose(series("loss", losses), {"not_finite": False})
     assert {alert["rule"] for alert in alerts} == {"loss_spike"} and not any(
-        alert.get("outcome", "").startswith("part of") for alert in alerts
+        alert.get("outcome", "").startswith("absorbed by") for alert in alerts
     )
 
 
@@ -334,13 +334,13 @@ def test_metrics_go_by_the_names_that_frameworks_use() -> None:
 
 
 def test_memory_does_not_grow_with_the_run() -> None:
-    doctor, source = RuleEngine(), random.Random(1)
+    engine, source = RuleEngine(), random.Random(1)
 
     def go_on(first: int, num_rows: int) -> None:
         rows = troubled(source, num_rows)
-        doctor.take_steps(NAMES, [value for row in rows for value in row])
+        engine.observe_steps(NAMES, [value for row in rows for value in row])
         for at in range(first, first + num_rows // 10):
-            doctor.take(
+            engine.observe(
                 system(
                     at,
                     **{
@@ -353,8 +353,8 @@ def test_memory_does_not_grow_with_the_run() -> None:
                     },
                 )
             )
-            doctor.take({"event": "validation", "time": 1.0 * at, "global_step": at, "val_loss": 2.0 + at % 5})
-            doctor.take({"event": "checkpoint", "time": 1000.0 * at, "save_s": 2.0})
+            engine.observe({"event": "validation", "time": 1.0 * at, "global_step": at, "val_loss": 2.0 + at % 5})
+            engine.observe({"event": "checkpoint", "time": 1000.0 * at, "save_s": 2.0})
 
     go_on(0, 8000)
     tracemalloc.start()
@@ -370,24 +370,24 @@ def test_memory_does_not_grow_with_the_run() -> None:
 
 
 def test_time_per_step_does_not_grow_with_the_run() -> None:
-    doctor, rows = RuleEngine(), troubled(random.Random(1), 4000)
+    engine, rows = RuleEngine(), troubled(random.Random(1), 4000)
     values, took_s = [value for row in rows for value in row], []
     for _ in range(12):
         begin = time.perf_counter()
-        doctor.take_steps(NAMES, values)
+        engine.observe_steps(NAMES, values)
         took_s.append(time.perf_counter() - begin)
     assert min(took_s[-4:]) < 2.5 * min(took_s[:4])
 
 
 def test_records_of_ever_new_shapes_are_not_all_remembered() -> None:
-    doctor = RuleEngine()
+    engine = RuleEngine()
     for at in range(300):
-        doctor.take(step(at, loss=2.0, **{f"a/{at}": 1.0}))
+        engine.observe(step(at, loss=2.0, **{f"a/{at}": 1.0}))
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         for at in range(300, 3000):
-            doctor.take(step(at, loss=2.0 + at % 3, **{f"a/{at}": 1.0}))
+            engine.observe(step(at, loss=2.0 + at % 3, **{f"a/{at}": 1.0}))
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -409,20 +409,20 @@ def test_nothing_heavy_is_imported(script: Callable[..., Script]) -> None:
 def folded(records: list[Record]) -> AlertHistory:
     book = AlertHistory()
     for record in records:
-        book.take(record)
+        book.add(record)
     return book
 
 
 def test_a_reader_sees_the_life_of_every_alert() -> None:
-    doctor = RuleEngine()
-    told = doctor.take_steps(NAMES, [value for row in troubled(random.Random(1), 4000) for value in row])
+    engine = RuleEngine()
+    told = engine.observe_steps(NAMES, [value for row in troubled(random.Random(1), 4000) for value in row])
     book = folded([START, *told])
     opened = [alert for alert in told if alert["status"] == "opened"]
     assert [alert.id for alert in book.alerts()] == [alert["id"] for alert in opened]
     assert (
         len(book.open_alerts()),
         sum(alert.severity == "critical" for alert in book.open_alerts()),
-    ) == doctor.num_open
+    ) == engine.num_open
     for alert in book.alerts():
         life = [record for record in told if record["id"] == alert.id]
         assert alert.rule == life[0]["rule"] and alert.is_open == (life[-1]["status"] != "resolved")
@@ -473,10 +473,10 @@ def test_a_record_can_be_shown_to_two_doctors() -> None:
 
 
 def test_a_doctor_without_rules_says_nothing() -> None:
-    doctor = RuleEngine({})
+    engine = RuleEngine({})
     rows = [value for row in troubled(random.Random(1), 1000) for value in row]
-    assert doctor.take_steps(NAMES, rows) == [] and doctor.tick(1e9) == [] and doctor.num_open == (0, 0)
-    assert RuleEngine(resolve_rules(None)).take_steps(NAMES, rows)
+    assert engine.observe_steps(NAMES, rows) == [] and engine.tick(1e9) == [] and engine.num_open == (0, 0)
+    assert RuleEngine(resolve_rules(None)).observe_steps(NAMES, rows)
 
 
 @pytest.mark.parametrize("every", [200, 500])
@@ -489,7 +489,7 @@ def test_a_fault_that_comes_back_again_and_again_is_one_alert(every: int) -> Non
     assert len(alerts) < 150
     book = AlertHistory()
     for alert in alerts:
-        book.take(alert)
+        book.add(alert)
     assert [alert.is_open for alert in book.alerts()] == [False, False, True]
     assert book.alerts()[-1].num_occurrences == len(alerts) - 4  # but for the first two, which were opened and resolved
 

@@ -74,7 +74,7 @@ def test_gradient_norms_that_are_not_finite_three_times_in_a_row(source: random.
     norms[700:703] = [math.inf] * 3
     opened, resolved = the_only(diagnose(series("grad_norm", norms)), "not_finite")
     assert opened["global_step"] == 702 and opened["evidence"]["in_a_row"] == 3
-    assert opened["message"].startswith("grad_norm is inf, 3 times in a row; before it was at")
+    assert opened["message"].startswith("grad_norm was inf 3 times in a row; its level before was ")
     assert resolved["status"] == "resolved"
 
 
@@ -84,7 +84,7 @@ def test_while_the_loss_is_up_one_gradient_is_enough(source: random.Random) -> N
     (not_finite,) = [life[0] for life in lives_of(alerts, "not_finite")]
     assert not_finite["global_step"] == 505
     spike = lives_of(alerts, "loss_spike")[0]
-    assert statuses(spike) == ["opened", "resolved"] and spike[-1]["outcome"] == "part of not_finite now"
+    assert statuses(spike) == ["opened", "resolved"] and spike[-1]["outcome"] == "absorbed by not_finite"
 
 
 def test_the_streak_of_gradients_is_a_setting(source: random.Random) -> None:
@@ -162,7 +162,7 @@ def test_spikes_that_come_again_are_told_in_one_alert(source: random.Random) -> 
         losses[at] = 5.0
     life = the_only(diagnose(series("loss", losses)), "loss_spike")
     assert statuses(life) == ["opened", *["updated"] * 5, "resolved"]
-    assert life[-2]["title"].startswith("3 loss spikes, the last at step 800: 5, from ")
+    assert life[-2]["title"].startswith("3 loss spikes, most recently at step 800: 5, from ")
     assert life[-1]["evidence"] == {"num_spikes": 3}
 
 
@@ -249,7 +249,7 @@ def test_fresh_weights_are_told_as_such_and_what_follows_is_a_new_story(source: 
     evidence = opened["evidence"]
     assert evidence["first"] == losses[0] and evidence["value"] == losses[1000] and evidence["level_before"] < 3
     for life in lives_of(alerts, "loss_spike"):  # until the next value it could have been one
-        assert life[-1]["outcome"] == "training started again with fresh weights"
+        assert life[-1]["outcome"] == "training restarted with fresh weights"
         assert life[-1]["global_step"] - life[0]["global_step"] == 1
 
 
@@ -280,12 +280,12 @@ def test_a_loss_that_leaves_for_good_is_one_critical_alert(source: random.Random
     assert evidence["value"] == losses[opened["global_step"]] > evidence["threshold"] > evidence["best"]
     assert 1500 < evidence["since_step"] < opened["global_step"]
     assert opened["title"].startswith(
-        f"Loss diverges since step {evidence['since_step']}: {evidence['value']:.4g}, its best was "
+        f"Loss has been diverging since step {evidence['since_step']}: {evidence['value']:.4g}, best was "
     )
     # What was said of it before is closed, and nothing more is said.
     others = [alert for alert in alerts if alert["rule"] != "divergence"]
     assert {alert["rule"] for alert in others} <= {"loss_spike"}
-    assert not others or others[-1]["outcome"] == "part of divergence now"
+    assert not others or others[-1]["outcome"] == "absorbed by divergence"
 
 
 def test_a_loss_that_explodes_within_a_few_steps(source: random.Random) -> None:
@@ -312,7 +312,7 @@ def test_a_spike_of_a_divergence_that_comes_back_slowly_is_not_told_afterwards(s
     alerts = diagnose(series("loss", with_bump(falling(source, 3000), 1500, *back)))
     assert [statuses(life) for life in lives_of(alerts, "divergence")] == [["opened", "resolved"]]
     (spike,) = lives_of(alerts, "loss_spike")
-    assert spike[-1]["outcome"] == "part of divergence now", brief(alerts)
+    assert spike[-1]["outcome"] == "absorbed by divergence", brief(alerts)
 
 
 def warm_restarts(source: random.Random) -> Iterator[Record]:
@@ -367,14 +367,14 @@ def test_a_loss_that_stands_still_is_told_once_for_information(source: random.Ra
     assert evidence["level"] == pytest.approx(2.0, abs=0.05) and evidence["most_share"] < 0.005
     assert evidence["from_step"] < evidence["step"] == opened["global_step"]
     assert evidence["window_values"] == pytest.approx(evidence["step"] - evidence["from_step"], rel=0.1)
-    assert opened["title"].startswith("Loss stands still at ")
+    assert opened["title"].startswith("Loss has been flat at ")
 
 
 def test_a_plateau_is_over_when_the_loss_falls_again(source: random.Random) -> None:
     losses = [2 + 3 * math.exp(-at / 200) - max(0, at - 4000) / 4000 + source.gauss(0, 0.02) for at in range(6500)]
     opened, resolved = the_only(diagnose(series("loss", losses)), "plateau")
     assert opened["global_step"] < 4000 < resolved["global_step"]
-    assert resolved["outcome"].startswith("the loss falls again")
+    assert resolved["outcome"].startswith("the loss is falling again, by ")
 
 
 def test_a_new_learning_rate_ends_a_plateau(source: random.Random) -> None:
@@ -480,7 +480,7 @@ def test_a_learning_rate_of_zero_in_the_middle_of_a_run(source: random.Random) -
     (opened,) = lives_of(alerts, "dead_learning_rate")[0]
     assert opened["severity"] == "critical" and 1000 + 31 <= opened["global_step"] <= 1000 + 48
     assert opened["evidence"]["value"] == 0 and opened["evidence"]["window_values"] == 32
-    assert opened["title"].startswith("Learning rate is zero, in the last 32 values up to step 10")
+    assert opened["title"].startswith("Learning rate has been zero for 32 values, up to step 10")
 
 
 def test_a_learning_rate_of_zero_at_the_end_is_what_was_planned(source: random.Random) -> None:
@@ -580,7 +580,7 @@ def test_a_loss_scale_that_is_cut_again_and_again() -> None:
     assert opened["severity"] == "critical" and opened["global_step"] == 102
     evidence = opened["evidence"]
     assert (evidence["value"], evidence["scale_before"], evidence["cuts"]) == (8192.0, 65536.0, 3)
-    assert opened["title"] == "Loss scale collapses: 8192 at step 102, from 65,536"
+    assert opened["title"] == "Loss scale collapsed to 8192 at step 102, from 65,536"
 
 
 def test_a_scaler_that_looks_for_its_scale_and_one_that_breathes_are_fine() -> None:
@@ -592,7 +592,7 @@ def test_a_scaler_that_looks_for_its_scale_and_one_that_breathes_are_fine() -> N
 def test_a_loss_scale_that_grows_again_resolves_it() -> None:
     scales = [65536.0] * 100 + [32768.0, 16384.0, 8192.0] + [8192.0] * 100 + [16384.0] * 10
     _, resolved = the_only(diagnose(series("loss_scale", scales)), "loss_scale_collapse")
-    assert resolved["outcome"] == "the scale grows again: 16,384"
+    assert resolved["outcome"] == "the scale is growing again: 16,384"
 
 
 def test_a_loss_scale_near_its_minimum_is_told_whatever_came_before() -> None:

@@ -1,4 +1,4 @@
-"""`tacho doctor` and `tachograph.diagnose`, over runs and over logs of other tools."""
+"""`tacho engine` and `tachograph.diagnose`, over runs and over logs of other tools."""
 
 from __future__ import annotations
 

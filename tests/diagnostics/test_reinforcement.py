@@ -27,7 +27,7 @@ def test_an_entropy_that_is_gone_while_the_reward_stands(source: random.Random) 
     assert opened["severity"] == "warning" and 200 < opened["global_step"] < 400
     assert evidence["share"] == pytest.approx(evidence["level"] / evidence["first"]) and evidence["share"] < 0.15
     assert evidence["reward"] == pytest.approx(0.6, abs=0.05)
-    assert opened["message"] == "The reward does not rise any more."
+    assert opened["message"] == "The reward has stopped rising."
 
 
 def test_an_entropy_that_is_paid_for_with_reward_is_how_learning_looks(source: random.Random) -> None:
@@ -69,7 +69,7 @@ def test_a_kl_divergence_that_leaps(source: random.Random) -> None:
     assert statuses(life) == ["opened", "updated", "resolved"]
     assert life[0]["evidence"]["value"] == 4.0 and life[0]["evidence"]["level"] == pytest.approx(0.05, rel=0.1)
     assert life[0]["title"].startswith("KL divergence of 4 at step 500, ") and life[1]["evidence"]["count"] == 2
-    assert life[1]["title"] == "2 outliers of the KL divergence, the last 6 at step 550"
+    assert life[1]["title"] == "2 KL divergence outliers, most recently 6 at step 550"
     assert 550 + 128 <= life[2]["global_step"] <= 550 + 144
 
 
@@ -103,7 +103,7 @@ def test_groups_in_which_all_rewards_are_the_same(source: random.Random) -> None
     opened, resolved = the_only(diagnose(series("frac_reward_zero_std", shares)), "zero_variance_rewards")
     assert opened["severity"] == "warning" and 96 < opened["global_step"] <= 127
     assert opened["evidence"]["share"] == pytest.approx(0.95, abs=0.05) and opened["evidence"]["window_values"] == 16
-    assert opened["title"].startswith("In 9") and resolved["global_step"] > 192
+    assert opened["title"].startswith("All rewards are equal in 9") and resolved["global_step"] > 192
 
 
 def test_groups_around_the_threshold_do_not_flap(source: random.Random) -> None:
@@ -113,7 +113,7 @@ def test_groups_around_the_threshold_do_not_flap(source: random.Random) -> None:
 
 def test_a_spread_of_zero_says_the_same_where_no_share_is_logged() -> None:
     (opened,) = the_only(diagnose(series("reward_std", [0.0] * 64)), "zero_variance_rewards")
-    assert opened["title"] == "In 100 % of the groups all rewards are the same"
+    assert opened["title"] == "All rewards are equal in 100 % of the groups"
     both = series("reward_std", [0.0] * 64, frac_reward_zero_std=lambda at: 0.1)
     assert diagnose(both) == []
 
@@ -134,7 +134,7 @@ def test_completions_that_are_all_cut_off(name: str) -> None:
     shares = [0.1] * 96 + [0.97] * 96 + [0.5] * 96
     opened, resolved = the_only(diagnose(series(name, shares)), "truncated_completions")
     assert opened["title"] == "97 % of the completions are cut off" and opened["global_step"] == 111
-    assert resolved["outcome"] == "50 % are cut off now"
+    assert resolved["outcome"] == "50 % of the completions are cut off now"
 
 
 def test_completions_around_the_threshold_do_not_flap(source: random.Random) -> None:
@@ -167,7 +167,7 @@ def test_a_reward_that_falls_from_its_peak(source: random.Random) -> None:
     assert opened["severity"] == "warning" and 700 < opened["global_step"] < 900
     assert evidence["peak"] == pytest.approx(1.0, abs=0.1) and abs(evidence["peak_step"] - 500) < 100
     assert evidence["level"] == pytest.approx(0.45, abs=0.15)
-    assert opened["title"].startswith("Reward fell to 0.") and " of what was gained is lost." in opened["message"]
+    assert opened["title"].startswith("Reward fell to 0.") and " % of its gain." in opened["message"]
 
 
 def test_a_reward_that_recovers_resolves_it(source: random.Random) -> None:

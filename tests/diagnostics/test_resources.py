@@ -37,7 +37,7 @@ def test_a_gpu_that_has_little_to_do(source: random.Random) -> None:
     assert opened["severity"] == "warning" and opened["evidence"]["samples"] == 36
     assert opened["evidence"]["mean_pct"] == pytest.approx(20, abs=2) and opened["evidence"]["gpus"] == ["0"]
     assert opened["title"].startswith("GPU 0 is busy only ")
-    assert resolved["outcome"].startswith("GPU 0 is busy 6")
+    assert resolved["outcome"].startswith("GPU 0 is busy at least 6")
 
 
 def test_all_gpus_of_a_node_that_wait_are_one_alert(source: random.Random) -> None:
@@ -88,7 +88,7 @@ def test_a_gpu_that_waits_for_data_is_part_of_waiting_for_data() -> None:
         ]
     alerts = diagnose(records)
     (low,), (stall,) = lives_of(alerts, "low_gpu_utilisation"), lives_of(alerts, "data_stall")
-    assert low[-1]["outcome"] == "part of data_stall now" and statuses(stall) == ["opened"], brief(alerts)
+    assert low[-1]["outcome"] == "absorbed by data_stall" and statuses(stall) == ["opened"], brief(alerts)
 
 
 # Memory that grows -------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_a_leak_on_the_host_with_the_time_that_is_left(source: random.Random) ->
     assert evidence["window_s"] >= 600 and evidence["metric"] == "cpu_mem_rss_mb"
     assert (
         opened["title"].startswith("Memory of the process grows by ")
-        and " GiB an hour and is full in " in opened["title"]
+        and " GiB per hour and will be full in " in opened["title"]
     )
 
 
@@ -133,7 +133,7 @@ def test_a_leak_on_one_gpu_is_told_of_that_gpu(source: random.Random) -> None:
         for at in range(1000)
     ]
     life = the_only(diagnose(while_training(samples)), "memory_growth")
-    assert life[0]["title"].startswith("Memory of GPU 1 grows by 3.6 GiB an hour")
+    assert life[0]["title"].startswith("Memory of GPU 1 grows by 3.6 GiB per hour")
 
 
 def test_memory_that_grows_and_is_then_flat_is_fine(source: random.Random) -> None:
@@ -155,7 +155,7 @@ def test_a_leak_that_is_mended_is_resolved(source: random.Random) -> None:
     used = lambda at: 8 + min(at, 400) / 360 * 4 + source.gauss(0, 0.02)  # noqa: E731
     life = the_only(diagnose(while_training(host(used, 3000))), "memory_growth")
     assert statuses(life) == ["opened", "resolved"]
-    assert life[-1]["outcome"].startswith("the memory of the process does not grow any more: 12.4")
+    assert life[-1]["outcome"].startswith("the memory of the process has stopped growing, at 12.4")
 
 
 def test_how_far_to_look_ahead_is_a_setting(source: random.Random) -> None:
@@ -177,7 +177,7 @@ def test_retries_of_the_allocator_are_told_once_and_then_when_they_have_doubled(
     life = the_only(diagnose(while_training(samples)), "near_oom")
     assert statuses(life) == ["opened", *["updated"] * 9, "resolved"], brief(life)
     assert life[0]["severity"] == "critical" and life[0]["evidence"]["retries"] == 1
-    assert life[0]["title"] == "GPU memory is all but full: an allocation had to be tried again"
+    assert life[0]["title"] == "GPU memory is almost full: 1 allocation was retried"
     assert life[-1]["global_step"] == 20 + 1000 + 59
 
 
@@ -186,7 +186,7 @@ def test_a_host_that_is_full_and_one_that_hovers_do_not_flap(source: random.Rand
     samples = [{"host_mem_used_pct": pct, "host_mem_available_gb": 512 * (1 - pct / 100)} for pct in used]
     opened, resolved = the_only(diagnose(while_training(samples)), "near_oom")
     assert opened["severity"] == "critical" and opened["evidence"]["used_pct"] >= 97
-    assert opened["title"].endswith(" GiB are left") and resolved["outcome"] == "host memory is 80 % full now"
+    assert opened["title"].endswith(" GiB left") and resolved["outcome"] == "host memory is 80 % full now"
 
 
 def test_a_full_gpu_says_nothing() -> None:

@@ -28,10 +28,10 @@ def test_a_rule_says_what_it_finds_what_it_means_and_what_to_do(rule: type[Rule]
 
 @pytest.mark.parametrize("rule", ALL, ids=list(RULES))
 def test_a_rule_listens_to_something_that_exists(rule: type[Rule]) -> None:
-    assert set(rule.hears) | set(rule.hears_each) <= set(SIGNALS)
-    assert set(rule.kinds) <= set(KINDS)
+    assert set(rule.block_signals) | set(rule.value_signals) <= set(SIGNALS)
+    assert set(rule.record_kinds) <= set(KINDS)
     assert set(rule.absorbs) <= set(RULES) - {rule.name}
-    assert rule.hears or rule.hears_each or rule.kinds or rule.on_tick is not Rule.on_tick
+    assert rule.block_signals or rule.value_signals or rule.record_kinds or rule.on_tick is not Rule.on_tick
 
 
 @pytest.mark.parametrize("rule", ALL, ids=list(RULES))
@@ -75,14 +75,14 @@ def test_thresholds_may_be_texts_as_from_an_environment() -> None:
         ({"los_spike": True}, "unknown rule rules.los_spike.*loss_spike"),
         ({"loss_spike": {"sigma": 8}}, "unknown threshold rules.loss_spike.sigma.*sigmas"),
         ({"loss_spike": {"sigmas": 1}}, "rules.loss_spike.sigmas: expected `float` >= 2"),
-        ({"loss_spike": {"sigmas": True}}, "rules.loss_spike.sigmas: a number is expected, got True"),
+        ({"loss_spike": {"sigmas": True}}, "rules.loss_spike.sigmas: expected a number, got True"),
         ({"loss_spike": {"sigmas": "many"}}, "rules.loss_spike.sigmas"),
         ({"loss_spike": {"sigmas": None}}, "rules.loss_spike.sigmas"),
         ({"loss_spike": {"most_peers": 2.5}}, "rules.loss_spike.most_peers"),
-        ({"loss_spike": 8}, "rules.loss_spike=8: true, false or thresholds are expected"),
+        ({"loss_spike": 8}, "rules.loss_spike=8: expected true, false or a dict of thresholds"),
         ({"loss_spike": "off"}, "rules.loss_spike='off'"),
-        (["loss_spike"], "a dict is expected"),
-        ("loss_spike", "a dict is expected"),
+        (["loss_spike"], "expected a dict"),
+        ("loss_spike", "expected a dict"),
         ({3: True}, "unknown rule rules.3"),
     ],
 )
@@ -98,5 +98,5 @@ def test_a_threshold_that_is_not_a_number_is_refused() -> None:
 
 def test_a_rule_can_be_looked_up() -> None:
     assert explain("hang") is RULES["hang"]
-    with pytest.raises(ConfigError, match="there is no rule 'hangs'.*hang.*the rules are: not_finite, "):
+    with pytest.raises(ConfigError, match="unknown rule 'hangs'.*did you mean 'hang'.*available: not_finite, "):
         explain("hangs")

@@ -67,7 +67,7 @@ def test_a_clean_jump_is_told_as_planned_and_is_then_known(source: random.Random
     opened, resolved = the_only(diagnose(series("sec_per_step", times)), "step_time_change")
     assert opened["severity"] == "info" and abs(opened["evidence"]["from_step"] - 800) <= 16
     assert opened["title"].startswith("Steps take 2 times as long since step ")
-    assert resolved["outcome"] == "it stayed as it is"
+    assert resolved["outcome"] == "the new step time is stable"
 
 
 def test_steps_that_become_slow_and_unsteady_are_no_plan(source: random.Random) -> None:
@@ -133,7 +133,7 @@ def test_one_step_that_cost_much_time_is_told_alone(source: random.Random) -> No
     times[700] = 95.0
     opened, resolved = the_only(diagnose(series("sec_per_step", times)), "step_outliers")
     assert opened["global_step"] == 700 and opened["title"].startswith("Step 700 took 95 s, ")
-    assert resolved["outcome"] == "no such step in the last 500"
+    assert resolved["outcome"] == "no slow step in the last 500 steps"
 
 
 def test_what_one_step_may_lose_is_a_setting(source: random.Random) -> None:
@@ -191,46 +191,46 @@ def test_the_share_of_waiting_is_a_setting(source: random.Random) -> None:
 # Hang --------------------------------------------------------------------------------------------------------------
 
 
-def watch(doctor: RuleEngine, seconds: range, every_s: int | None) -> list[Record]:
+def watch(engine: RuleEngine, seconds: range, every_s: int | None) -> list[Record]:
     """Let time pass, second by second, with a step now and then."""
     alerts: list[Record] = []
     for second in seconds:
         if every_s is not None and second % every_s == 0:
-            alerts += doctor.take(
+            alerts += engine.observe(
                 {"event": "step", "time": float(second), "global_step": second // every_s, "loss": 1.0 + second % 7}
             )
-        alerts += doctor.tick(float(second))
+        alerts += engine.tick(float(second))
     return alerts
 
 
 def test_a_run_that_stands_still_and_goes_on() -> None:
-    doctor = RuleEngine()
-    alerts = watch(doctor, range(600), 1)
+    engine = RuleEngine()
+    alerts = watch(engine, range(600), 1)
     assert alerts == []
-    alerts = watch(doctor, range(600, 2000), None)
+    alerts = watch(engine, range(600, 2000), None)
     (opened,) = alerts
     assert (opened["rule"], opened["severity"], opened["global_step"]) == ("hang", "critical", 599)
     assert opened["evidence"]["waited_s"] == 601 and opened["evidence"]["limit_s"] == 600
-    assert opened["title"] == "Nothing has happened for 10 min, since step 599"
-    assert doctor.num_open == (1, 1)
-    (resolved,) = watch(doctor, range(2000, 2600), 1)
-    assert resolved["status"] == "resolved" and resolved["outcome"].startswith("it goes on after ")
-    assert doctor.num_open == (0, 0)
+    assert opened["title"] == "No progress for 10 min, since step 599"
+    assert engine.num_open == (1, 1)
+    (resolved,) = watch(engine, range(2000, 2600), 1)
+    assert resolved["status"] == "resolved" and resolved["outcome"].startswith("the run continued after ")
+    assert engine.num_open == (0, 0)
     checked([*alerts, resolved])
 
 
 def test_a_run_with_long_steps_is_given_longer() -> None:
-    doctor = RuleEngine()
-    assert watch(doctor, range(3000), 250) == []
-    assert watch(doctor, range(3000, 4000), None) == []  # five times 250 s after the last step, at 2750 s
-    assert watch(doctor, range(4000, 4100), None)[0]["rule"] == "hang"
+    engine = RuleEngine()
+    assert watch(engine, range(3000), 250) == []
+    assert watch(engine, range(3000, 4000), None) == []  # five times 250 s after the last step, at 2750 s
+    assert watch(engine, range(4000, 4100), None)[0]["rule"] == "hang"
 
 
 def test_loading_and_compiling_may_take_their_time() -> None:
-    doctor = RuleEngine()
-    doctor.take({**START, "time": 0.0})
-    assert watch(doctor, range(1800), None) == []
-    (opened,) = watch(doctor, range(1800, 3000), None)
+    engine = RuleEngine()
+    engine.observe({**START, "time": 0.0})
+    assert watch(engine, range(1800), None) == []
+    (opened,) = watch(engine, range(1800, 3000), None)
     assert opened["title"].endswith("since the start")
 
 
@@ -238,28 +238,28 @@ def test_loading_and_compiling_may_take_their_time() -> None:
     "event", ["span", "span_start", "event", "validation", "checkpoint", "epoch", "a_kind_to_come"]
 )
 def test_any_record_of_the_training_code_is_progress(event: str) -> None:
-    doctor = RuleEngine(resolve_rules({"hang": {"least_s": 10, "times_longest": 1.5}}))
-    assert watch(doctor, range(20), 1) == []
+    engine = RuleEngine(resolve_rules({"hang": {"least_s": 10, "times_longest": 1.5}}))
+    assert watch(engine, range(20), 1) == []
     for second in range(20, 200):
-        assert doctor.take({"event": event, "time": float(second)}) == []
-        assert doctor.tick(float(second)) == []
+        assert engine.observe({"event": event, "time": float(second)}) == []
+        assert engine.tick(float(second)) == []
 
 
 @pytest.mark.parametrize("event", ["system", "profile", "alert", "telemetry_error", "control_change"])
 def test_what_goes_on_without_the_training_code_is_no_progress(event: str) -> None:
-    doctor = RuleEngine(resolve_rules({"hang": {"least_s": 10}}))
-    watch(doctor, range(20), 1)
+    engine = RuleEngine(resolve_rules({"hang": {"least_s": 10}}))
+    watch(engine, range(20), 1)
     told: list[Record] = []
     for second in range(20, 60):
-        told += doctor.take({"event": event, "time": float(second), "id": "1", "rule": "hang", "status": "opened"})
-        told += doctor.tick(float(second))
+        told += engine.observe({"event": event, "time": float(second), "id": "1", "rule": "hang", "status": "opened"})
+        told += engine.tick(float(second))
     assert [alert["rule"] for alert in told] == ["hang"]
 
 
 def test_a_clock_that_goes_back_is_no_hang() -> None:
-    doctor = RuleEngine()
-    watch(doctor, range(5000, 5100), 1)
-    assert watch(doctor, range(100, 350), None) == []
+    engine = RuleEngine()
+    watch(engine, range(5000, 5100), 1)
+    assert watch(engine, range(100, 350), None) == []
 
 
 # Checkpoints -------------------------------------------------------------------------------------------------------
@@ -284,8 +284,8 @@ def test_checkpoints_that_come_too_seldom_are_told_the_best_interval() -> None:
     evidence = opened["evidence"]
     assert opened["severity"] == "info" and evidence["best_interval_s"] == pytest.approx(best_s)
     assert evidence["interval_s"] == 6 * 3600 and evidence["save_s"] == 40.0 and evidence["saves"] == 3
-    assert opened["title"] == "Checkpoints are 6 h apart, which is a lot to lose"
-    assert opened["message"] == "With saves of 40 s about every 43.8 min is best."
+    assert opened["title"] == "Checkpoints are 6 h apart: a failure would lose a lot of work"
+    assert opened["message"] == "A save takes 40 s; the optimal interval is about 43.8 min."
 
 
 def test_checkpoints_that_take_too_much_of_the_time() -> None:
@@ -298,7 +298,7 @@ def test_checkpoints_at_a_good_interval_are_fine_and_resolve_it() -> None:
     good = saves(10, 2600, 40.0)
     assert diagnose(good) == []
     _, resolved = the_only(diagnose([*saves(5, 300, 60.0), *saves(10, 2600, 40.0, 1e5)]), "checkpoint_interval")
-    assert resolved["outcome"] == "they are 43.3 min apart now and take 1.5 % of the time"
+    assert resolved["outcome"] == "checkpoints are 43.3 min apart now and take 1.5 % of the time"
 
 
 def test_a_save_that_is_told_twice_is_one_save() -> None:

@@ -124,8 +124,8 @@ def test_rules_are_set_at_init_by_config_and_environment(logs, monkeypatch):
         ({"loss_spike": {"sigma": 3}}, "unknown threshold rules.loss_spike.sigma; did you mean 'sigmas'?"),
         ({"loss_spike": {"sigmas": "many"}}, "rules.loss_spike.sigmas: expected `float`, got `str`"),
         ({"loss_spike": {"sigmas": 0.5}}, "rules.loss_spike.sigmas: expected `float` >= 2.0"),
-        ({"loss_spike": 3}, "rules.loss_spike=3: true, false or thresholds are expected, such as {'sigmas': 5.5}"),
-        ([], "rules=[]: a dict is expected, such as rules={'plateau': False}"),
+        ({"loss_spike": 3}, "rules.loss_spike=3: expected true, false or a dict of thresholds, such as {'sigmas': 5.5}"),
+        ([], "rules=[]: expected a dict, such as rules={'plateau': False}"),
     ],
 )
 def test_wrong_rules_are_told_at_once(logs, rules, says):
@@ -255,10 +255,10 @@ def test_the_book_survives_what_others_write():
         },
         {"event": "alert", "id": "a", "rule": None, "status": "resolved", "global_step": 1.5},
     ]:
-        book.take(record)
+        book.add(record)
     json.dumps([alert.id for alert in book.alerts()])
     assert [alert.is_open for alert in book.alerts()] == [True, True, False]
     for index in range(2000):
-        book.take({"event": "alert", "id": f"n{index}", "status": "opened"})
+        book.add({"event": "alert", "id": f"n{index}", "status": "opened"})
     assert len(book.alerts()) <= 500
     assert book.num_opened == 2003

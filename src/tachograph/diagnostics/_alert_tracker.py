@@ -1,167 +1,215 @@
-"""The desk: where rules hand in what they found, and where it becomes alert records, one life per fault."""
+"""Turns the findings of rules into alerts: one fault is one alert, and every alert has one life cycle.
+
+A rule calls `report` as long as, and as often as, it finds a fault, and `resolve` when the fault is over. The tracker
+turns that into alert records with the statuses of this state machine:
+
+    (no alert) ── report: "opened" ──► open ── resolve ──► (no alert): "resolved"
+                                       │  ▲
+                          report again └──┘ "updated"
+
+    open ── resolve ──► cooling down ── cooldown expires ──► (no alert): "resolved"
+                          │
+                          └── report: "updated", with an occurrence ──► open
+
+Cooldown. A fault that comes and goes would open a new alert each time. So from the third alert of a fault on, the
+alert stays open for a *cooldown* after the fault is over: four times as long as the fault stayed away before this alert
+was opened. If the fault comes back within the cooldown, that is one more occurrence of the same alert. After 100
+occurrences only those are written whose number is a power of two. The clock is the time in the records, or the step if
+they have no time, so a journal gives the same alerts when it is read later.
+
+Absorption. A rule can name rules whose alerts are symptoms of the same fault. While its alert is open and not cooling
+down, theirs are resolved and suppressed: a divergence absorbs the loss spikes that led to it.
+
+The key of an alert is the pair of rule name and the key the rule chose, such as a GPU number. Alert ids are numbered
+within an attempt; the prefix makes them unique across attempts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from tachograph.diagnostics._signal_stats import Now
-from tachograph.records import SEVERITIES
+from tachograph.diagnostics._context import RunContext
+from tachograph.records import SEVERITIES, AlertRecord
 
-if TYPE_CHECKING:
-    from tachograph.diagnostics._rule import Rule
+__all__ = ["AlertTracker", "Finding", "RuleInfo"]
 
-__all__ = ["AlertTracker"]
+_MAX_OCCURRENCES_WRITTEN = 100
+_COOLDOWN_FACTOR = 4
+_MIN_ALERTS_FOR_COOLDOWN = 2
 
-_MOST_TOLD = 100
-"""Times that a fault of one alert is told; after that, at each power of two."""
+
+class RuleInfo(NamedTuple):
+    """The facts about a rule that its alerts carry. Keeps the tracker independent of the `Rule` class."""
+
+    name: str
+    meaning: str
+    advice: tuple[str, ...]
+    absorbs: tuple[str, ...]
+
+
+class Finding(NamedTuple):
+    """A fault as a rule reports it; see `Rule.report` for the fields."""
+
+    title: str
+    message: str
+    key: str
+    severity: str
+    evidence: dict[str, Any] | None
+    occurrence: dict[str, Any] | None
 
 
 class OpenAlert:
-    """An alert that is open, or that is over but may come back any moment."""
+    """An alert whose fault is present, or is over but still in its cooldown."""
 
-    def __init__(self, rule: Rule, alert_id: str, lingers: float) -> None:
+    __slots__ = ("cooldown", "id", "num_occurrences", "over_since", "resolution", "rule", "severity", "title")
+
+    def __init__(self, rule: RuleInfo, alert_id: str, cooldown: float) -> None:
         self.rule = rule
         self.id = alert_id
+        self.cooldown = cooldown
         self.severity = SEVERITIES[0]
         self.title = ""
-        self.count = 0
-        self.lingers = lingers
-        """For how long it stays open after it was over, because it came back so often."""
-        self.over_at: float | None = None
-        self.outcome: dict[str, Any] = {}
-
-    def is_worth_telling(self) -> bool:
-        """Tell whether it has not come back so often that nobody wants to know of each time."""
-        return self.count <= _MOST_TOLD or self.count & (self.count - 1) == 0
+        self.num_occurrences = 0
+        self.over_since: float | None = None
+        """When the fault ended; None while it is present."""
+        self.resolution: dict[str, Any] = {}
+        """The fields that the record of its resolution will have."""
 
 
 class AlertTracker:
-    """Gives alerts their ids, sees that one fault is one alert, and collects the records to be written.
+    """Opens, updates and resolves alerts, and collects the records to write; see the module docstring."""
 
-    A fault that comes back again and again is one alert too: from its third time on an alert stays open for a while
-    after it was over, four times as long as the fault last took to come back.
-    """
-
-    def __init__(self, now: Now, prefix: str = "") -> None:
-        self.now = now
-        self.is_reinforcement = False
-        """Whether rewards are recorded: a loss says little then."""
-        self.change: Callable[[str], None] = lambda what: None
-        """Tells every rule that something changed that explains other values."""
-        self.outbox: list[dict[str, Any]] = []
+    def __init__(self, context: RunContext, prefix: str = "") -> None:
+        self.num_cooling_down = 0
+        """Alerts in their cooldown. The engine calls `close_expired` only while there are some."""
+        self._context = context
         self._prefix = prefix
         self._num_opened = 0
-        self._lives: dict[tuple[str, str], OpenAlert] = {}
-        self._past: dict[tuple[str, str], tuple[int, float]] = {}
-        self.num_lingering = 0
-        """Alerts whose fault is over, but which may come back any moment."""
-        self._silent: dict[str, int] = {}
+        self._alerts: dict[tuple[str, str], OpenAlert] = {}
+        self._past: dict[tuple[str, str], tuple[int, float]] = {}  # by alert key: number closed, time of the last one
+        self._num_suppressors: dict[str, int] = {}  # by rule: open alerts that absorb it
+        self._pending: list[AlertRecord] = []
 
-    def found(self, rule: Rule, key: str, severity: str, said: dict[str, Any]) -> None:
-        """Open an alert, or update it."""
-        if self._silent.get(rule.name):
+    def report(self, rule: RuleInfo, finding: Finding) -> None:
+        """Open an alert, or update the one that is open."""
+        if self._num_suppressors.get(rule.name):
             return
-        place = (rule.name, key)
-        life = self._lives.get(place)
-        is_new = life is None
-        if life is None:
-            life = self._lives[place] = self._opened(rule, place)
-        comes_back = life.over_at is not None
-        if comes_back or is_new:
-            self.num_lingering -= comes_back
-            life.over_at = None
-            life.count += 1
+        key = (rule.name, finding.key)
+        alert = self._alerts.get(key)
+        is_new = alert is None
+        if alert is None:
+            alert = self._alerts[key] = self._create(rule, key)
+        is_recurring = alert.over_since is not None
+        if is_recurring or is_new:
+            self.num_cooling_down -= is_recurring
+            alert.over_since = None
+            alert.num_occurrences += 1
             self._absorb(rule)
-        fields = {name: value for name, value in said.items() if value}
-        if comes_back:
-            fields.setdefault("occurrence", {"step": self.now.step})
-        life.severity, life.title = max(severity, life.severity, key=SEVERITIES.index), said["title"]
-        identity = {"id": life.id, "rule": rule.name, "status": "opened" if is_new else "updated"}
-        identity["severity"] = life.severity
-        if is_new:
-            self._write({**identity, **fields, "meaning": rule.meaning, "advice": list(rule.advice)})
-        elif life.is_worth_telling():
-            self._write({**identity, **fields})
+        alert.severity = max(finding.severity, alert.severity, key=SEVERITIES.index)
+        alert.title = finding.title
+        occurrence = finding.occurrence or None
+        if is_recurring and occurrence is None:
+            occurrence = {"step": self._context.step}
+        if is_new or _is_worth_writing(alert.num_occurrences):
+            self._add_record(
+                alert,
+                "opened" if is_new else "updated",
+                title=finding.title or None,
+                message=finding.message or None,
+                evidence=finding.evidence or None,
+                occurrence=occurrence,
+                meaning=rule.meaning if is_new else None,
+                advice=list(rule.advice) if is_new else None,
+            )
 
-    def over(
+    def resolve(
         self, rule: str, key: str, outcome: str, evidence: dict[str, Any] | None = None, *, absorbed_by: str = ""
     ) -> None:
-        """Resolve an alert, if it is open."""
-        life = self._lives.get((rule, key))
-        if life is None or life.over_at is not None:
+        """Resolve an alert, if its fault is present; it is closed at once, or after its cooldown."""
+        alert = self._alerts.get((rule, key))
+        if alert is None or alert.over_since is not None:
             return
-        for absorbed in life.rule.absorbs:
-            self._silent[absorbed] -= 1
-        more = {"outcome": outcome, "evidence": evidence, "absorbed_by": absorbed_by}
-        life.over_at = self._clock()
-        life.outcome = {name: value for name, value in more.items() if value}
-        self.num_lingering += 1
-        if absorbed_by or not life.lingers:
-            self._close((rule, key), life)
+        for absorbed in alert.rule.absorbs:
+            self._num_suppressors[absorbed] -= 1
+        alert.over_since = self._now()
+        alert.resolution = {
+            "outcome": outcome or None,
+            "evidence": evidence or None,
+            "absorbed_by": absorbed_by or None,
+        }
+        self.num_cooling_down += 1
+        if absorbed_by or not alert.cooldown:
+            self._close((rule, key), alert)
 
-    def settle(self) -> None:
-        """Close alerts that have been over for long enough."""
-        if self.num_lingering:
-            now = self._clock()
-            for place, life in list(self._lives.items()):
-                if life.over_at is not None and not life.over_at <= now < life.over_at + life.lingers:
-                    self._close(place, life)
+    def close_expired(self) -> None:
+        """Close the alerts whose cooldown has expired."""
+        if self.num_cooling_down:
+            now = self._now()
+            for key, alert in list(self._alerts.items()):
+                # A clock that was set back closes an alert too: its cooldown might never expire.
+                if alert.over_since is not None and not alert.over_since <= now < alert.over_since + alert.cooldown:
+                    self._close(key, alert)
 
     def is_open(self, rule: str, key: str = "") -> bool:
-        """Tell whether an alert is open and its fault there."""
-        life = self._lives.get((rule, key))
-        return life is not None and life.over_at is None
+        """Return whether an alert is open and its fault is present."""
+        alert = self._alerts.get((rule, key))
+        return alert is not None and alert.over_since is None
 
     @property
     def num_open(self) -> tuple[int, int]:
-        """How many alerts are open, and how many of these are critical."""
-        return len(self._lives), sum(life.severity == "critical" for life in self._lives.values())
+        """Number of open alerts, those in their cooldown included, and how many of them are critical."""
+        return len(self._alerts), sum(alert.severity == "critical" for alert in self._alerts.values())
 
-    def clear(self) -> None:
-        """Leave everything that is open behind: a new attempt begins."""
-        self._lives.clear()
+    def drain(self) -> list[AlertRecord]:
+        """Return the records collected since the last call."""
+        self.close_expired()
+        pending, self._pending = self._pending, []
+        return pending
+
+    def reset(self) -> None:
+        """Abandon all open alerts without resolving them: a new attempt starts. Ids stay unique."""
+        self._alerts.clear()
         self._past.clear()
-        self._silent.clear()
-        self.num_lingering = 0
-        self.is_reinforcement = False
+        self._num_suppressors.clear()
+        self.num_cooling_down = 0
 
-    def _opened(self, rule: Rule, place: tuple[str, str]) -> OpenAlert:
+    def _create(self, rule: RuleInfo, key: tuple[str, str]) -> OpenAlert:
         self._num_opened += 1
-        num_before, over_at = self._past.get(place, (0, 0.0))
-        lingers = 4 * max(self._clock() - over_at, 0.0) if num_before >= 2 else 0.0
-        return OpenAlert(rule, f"{self._prefix}{self._num_opened}", lingers)
+        num_before, closed_at = self._past.get(key, (0, 0.0))
+        away = max(self._now() - closed_at, 0.0)
+        cooldown = _COOLDOWN_FACTOR * away if num_before >= _MIN_ALERTS_FOR_COOLDOWN else 0.0
+        return OpenAlert(rule, f"{self._prefix}{self._num_opened}", cooldown)
 
-    def _absorb(self, rule: Rule) -> None:
+    def _absorb(self, rule: RuleInfo) -> None:
         for absorbed in rule.absorbs:
-            self._silent[absorbed] = self._silent.get(absorbed, 0) + 1
-            for name, key in list(self._lives):
+            self._num_suppressors[absorbed] = self._num_suppressors.get(absorbed, 0) + 1
+            for name, key in list(self._alerts):
                 if name == absorbed:
-                    self.over(name, key, f"part of {rule.name} now", absorbed_by=rule.name)
+                    self.resolve(name, key, f"absorbed by {rule.name}", absorbed_by=rule.name)
 
-    def _close(self, place: tuple[str, str], life: OpenAlert) -> None:
-        del self._lives[place]
-        self.num_lingering -= 1
-        self._past[place] = (self._past.get(place, (0, 0.0))[0] + 1, self._clock())
-        fields = {"id": life.id, "rule": place[0], "status": "resolved", "severity": life.severity}
-        self._write({**fields, "title": life.title, **life.outcome})
+    def _close(self, key: tuple[str, str], alert: OpenAlert) -> None:
+        del self._alerts[key]
+        self.num_cooling_down -= 1
+        self._past[key] = (self._past.get(key, (0, 0.0))[0] + 1, self._now())
+        self._add_record(alert, "resolved", title=alert.title, **alert.resolution)
 
-    def _clock(self) -> float:
-        """Return when it is: by the time, or by the step where no time is recorded."""
-        now = self.now
-        return now.time_s if now.time_s is not None else float(now.step or 0)
+    def _now(self) -> float:
+        context = self._context
+        return context.time_s if context.time_s is not None else float(context.step or 0)
 
-    def _write(self, fields: dict[str, Any]) -> None:
-        record: dict[str, Any] = {"event": "alert", "time": self.now.time_s}
-        if self.now.step is not None:
-            record["global_step"] = self.now.step
-        self.outbox.append(_plain({**record, **fields}))
+    def _add_record(self, alert: OpenAlert, status: str, **fields: Any) -> None:
+        self._pending.append(
+            AlertRecord(
+                time=self._context.time_s,
+                global_step=self._context.step,
+                id=alert.id,
+                rule=alert.rule.name,
+                status=status,
+                severity=alert.severity,
+                **fields,
+            )
+        )
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: what was logged may be a numpy number."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items() if item is not None}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value.item() if hasattr(value, "item") else value
+def _is_worth_writing(num_occurrences: int) -> bool:
+    return num_occurrences <= _MAX_OCCURRENCES_WRITTEN or num_occurrences & (num_occurrences - 1) == 0

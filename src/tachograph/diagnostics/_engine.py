@@ -1,5 +1,25 @@
-"""The doctor: shows the records of a run to every rule, and returns the alerts they raise. The same while a run is
-recorded as over a journal or a log of another tool afterwards."""
+"""The engine: feeds the records of a run to every rule and returns the alert records they cause.
+
+The engine works the same while a run is being recorded (the writer thread calls it) and over a finished journal or the
+log of another tool. It reads no clock and no file, so the same records always give the same alerts.
+
+The path of a value. The field names of a record decide which of its values belong to a signal (`_signals.py`). That
+lookup is done once per *layout*, the tuple of field names, and cached as a list of handlers. The recorder batches steps
+of one layout, so `observe_steps` needs no dict and no lookup per value. A handler is the `add` of the signal's
+`SignalStats`, which calls the rules for blocks and outliers, or the `on_value` of a rule that wants every value.
+
+Three things are more than dispatch:
+
+- *Explaining changes.* After a sudden change of the learning rate or batch size, an announced change, or a restart with
+  fresh weights, loss and gradients jump for a known reason. The engine pauses outlier detection on both and calls
+  `on_change` of every rule. `lr` and `batch_size` are handled before the other values of a record, so that a change
+  explains the loss of the same step. A value that changes all the time explains nothing: see `_ChangeFilter`.
+- *Step times.* The step after a validation or checkpoint contains that work, so its duration is not used.
+- *Windows.* A record can summarise several steps. Its mean hides outliers, so the engine uses the maximum of the window
+  if that is an outlier, and NaN if a value in it was not finite.
+
+The alerts themselves (ids, life cycle, cooldown) are the job of `_alert_tracker.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +30,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tachograph.diagnostics._alert_tracker import AlertTracker
+from tachograph.diagnostics._context import RunContext
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import resolve_rules
-from tachograph.diagnostics._signal_stats import Listener, Now, SignalStats
+from tachograph.diagnostics._signal_stats import SignalListener, SignalStats
 from tachograph.diagnostics._signals import is_reward, signal_of
 from tachograph.diagnostics.rules import RULES
 from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
@@ -20,317 +41,326 @@ from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
 __all__ = ["RuleEngine"]
 
 EXPECTED_CHANGE = "expected_change"
-"""An event by which the training code says that what follows is not like what was before."""
+"""Name of the event with which training code announces that the values after it will differ."""
 
-_PAUSES = frozenset({"validation", "test", "checkpoint", "epoch"})
-"""Records after which the next step is not one like the others: its time holds what they took."""
+_INTERRUPTIONS = frozenset({"validation", "test", "checkpoint", "epoch"})
+"""Kinds of records after which the duration of the next step contains more than a step."""
 
 _NOT_PROGRESS = frozenset({"system", "profile", "alert", "telemetry_error", "control_change", "end"})
+"""Kinds of records that telemetry writes on its own, also while the training code hangs."""
+
 _NOT_LOGGED = frozenset({"system", "profile"})
+_CAUSES = frozenset({"lr", "batch_size"})
 _LR_FACTOR = 1.6
 _BATCH_FACTOR = 1.15
 _PAUSE_VALUES = 32
-_HABIT = 8
-_MOST_SHAPES = 256
-_EXPLAINS = frozenset({"lr", "batch_size"})
+_MAX_LAYOUTS = 256
 
-Take = Callable[[float], None]
+_MAX_FREQUENT_CHANGES = 8
+_FREQUENT_WITHIN = 512
+_SAME_CHANGE_WITHIN = 16
+_MAX_CHANGE_VALUES = 64
 
 
-class _Item(NamedTuple):
-    """A value of a record that is of interest."""
+class _Handler(NamedTuple):
+    """What to do with one value of a record."""
 
-    place: int
-    take: Take
+    index: int
+    handle: Callable[[float], None]
     signal: str
 
 
-class _Plan(NamedTuple):
-    """What is of interest in records that have the same names."""
+class _Layout(NamedTuple):
+    """The handlers for all records that have the same field names in the same order."""
 
-    items: list[_Item]
-    without_pace: list[_Item]
-    """Those but for the time per step, where that holds more than a step."""
-    evaluations: list[_Item]
+    handlers: list[_Handler]
+    without_step_time: list[_Handler]
+    evaluations: list[_Handler]
 
 
 class RuleEngine:
-    """Takes records in order; see the module.
+    """Observes records in order and returns alert records; see the module docstring.
 
     Example:
-        >>> doctor = Doctor()
-        >>> alerts = [alert for record in records for alert in doctor.take(record)]
+        >>> engine = RuleEngine()
+        >>> alerts = [alert for record in records for alert in engine.observe(record)]
     """
 
     def __init__(self, rules: Mapping[str, RuleSettings] | None = None, *, prefix: str = "") -> None:
-        """Get ready.
+        """Create the rules.
 
         Args:
-            rules: thresholds by rule, as `resolve_rules` gives them; all rules with their defaults if not given.
-            prefix: stands before the ids of alerts, to tell those of several attempts apart.
+            rules: thresholds by rule, as `resolve_rules` returns them; by default all rules with their defaults.
+            prefix: prefix of alert ids, which keeps those of several attempts apart.
         """
         chosen = resolve_rules(None) if rules is None else rules
-        self._now = Now()
-        self._desk = AlertTracker(self._now, prefix)
-        self._desk.change = self._changed
-        self._gauges: dict[str, SignalStats] = {}
+        self._context = RunContext()
+        self._context.announce_change = self._on_change
+        self._tracker = AlertTracker(self._context, prefix)
+        self._signals: dict[str, SignalStats] = {}
         self._rules: list[Rule] = [
-            RULES[name](thresholds, self._desk, self._gauges) for name, thresholds in chosen.items()
+            RULES[name](thresholds, self._context, self._tracker, self._signals) for name, thresholds in chosen.items()
         ]
         self._by_kind: dict[str, list[Rule]] = {}
         for rule in self._rules:
-            for kind in rule.kinds:
+            for kind in rule.record_kinds:
                 self._by_kind.setdefault(kind, []).append(rule)
-        self._plans: dict[tuple[str, ...], _Plan] = {}
-        self._skips_pace = True  # the first step holds what came before it
-        self._batch: float | None = None
-        self._num_batches = 0
-        self._batch_changes = _Changes()
+        self._layouts: dict[tuple[str, ...], _Layout] = {}
+        self._skips_step_time = True  # the first step contains the set-up
+        self._batch_size: float | None = None
+        self._num_batch_sizes = 0
+        self._batch_changes = _ChangeFilter()
         self._metrics: dict[str, str] = {}
 
     @property
     def num_open(self) -> tuple[int, int]:
-        """How many alerts are open, and how many of these are critical."""
-        return self._desk.num_open
+        """Number of open alerts, and how many of them are critical."""
+        return self._tracker.num_open
 
     @property
     def signals(self) -> dict[str, str]:
-        """What there was to look at so far: each signal with the name of its metric."""
+        """The signals found so far, each with the name of its metric."""
         return dict(self._metrics)
 
-    # Records -------------------------------------------------------------------------------------------------------
+    # Input ---------------------------------------------------------------------------------------------------------
 
-    def take(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """Take a record; return the alert records that it gives rise to."""
+    def observe(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """Feed a record to the rules; return the alert records it causes."""
         event = record["event"]
         if event == "alert":
             return []
         if event == "start":
-            self._start_over()
+            self._start_attempt()
         time_s = finite_or_none(record.get("time"))
         if time_s is not None:
-            self._now.time_s = time_s
+            self._context.time_s = time_s
         if event not in _NOT_PROGRESS:
-            self._now.num_seen += 1
+            self._context.num_progress += 1
         if event in METRIC_KINDS and event not in _NOT_LOGGED:
-            self._take_metrics(record)
+            self._observe_metrics(record)
         for rule in self._by_kind.get(event, ()):
             rule.on_record(record)
-        if event in _PAUSES:
-            self._skips_pace = True
+        if event in _INTERRUPTIONS:
+            self._skips_step_time = True
         if event == "control_change":
-            self._take_change(record)
+            self._on_control_change(record)
         elif event == "event" and record.get("name") == EXPECTED_CHANGE:
-            self._changed("batch")
+            self._on_change("batch")
         if event == "system" and time_s is not None:
             self._tick(time_s)
-        return self._told()
+        return self._drain()
 
-    def take_steps(self, names: tuple[str, ...], values: list[Any]) -> list[dict[str, Any]]:
-        """Take step records of one shape, their values laid end to end; return the alert records.
+    def observe_steps(self, names: tuple[str, ...], values: list[Any]) -> list[dict[str, Any]]:
+        """Feed step records of one layout to the rules; return the alert records they cause.
 
         Args:
-            names: what each value of a row is; `time` and `global_step` are among them.
-            values: numbers, as many rows as there are.
+            names: the field of each value in a row; `time` and `global_step` are among them.
+            values: numbers, row after row.
         """
-        plan = self._plan(names)
-        now, desk, width = self._now, self._desk, len(names)
+        layout = self._layout_of(names)
+        context, tracker, width = self._context, self._tracker, len(names)
         time_at, step_at = names.index("time"), names.index("global_step")
-        items = plan.without_pace if self._skips_pace or plan.evaluations else plan.items
+        handlers = layout.without_step_time if self._skips_step_time or layout.evaluations else layout.handlers
         for row in range(0, len(values), width):
-            now.time_s = values[row + time_at]
-            now.step = values[row + step_at]
-            for place, take, _ in items:
-                take(values[row + place])
-            if desk.num_lingering:
-                desk.settle()
-            if self._skips_pace and not plan.evaluations:
-                self._skips_pace, items = False, plan.items
-        self._skips_pace = self._skips_pace or bool(values and plan.evaluations)
-        now.num_seen += 1
-        return self._told()
+            context.time_s = values[row + time_at]
+            context.step = values[row + step_at]
+            for index, handle, _ in handlers:
+                handle(values[row + index])
+            if tracker.num_cooling_down:
+                tracker.close_expired()
+            if self._skips_step_time and not layout.evaluations:
+                self._skips_step_time, handlers = False, layout.handlers
+        self._skips_step_time = self._skips_step_time or bool(values and layout.evaluations)
+        context.num_progress += 1
+        return self._drain()
 
-    def see_progress(self) -> None:
-        """Hear that the training code goes on, though there is nothing to take yet."""
-        self._now.num_seen += 1
+    def on_progress(self) -> None:
+        """Note that the training code is running, although it has completed no record yet."""
+        self._context.num_progress += 1
 
     def tick(self, time_s: float) -> list[dict[str, Any]]:
-        """Hear that it is later; return the alert records."""
+        """Let rules handle the passing of time; return the alert records."""
         self._tick(time_s)
-        return self._told()
+        return self._drain()
 
     def _tick(self, time_s: float) -> None:
-        self._now.time_s = time_s
+        self._context.time_s = time_s
         for rule in self._rules:
             rule.on_tick(time_s)
 
-    def _told(self) -> list[dict[str, Any]]:
-        self._desk.settle()
-        told, self._desk.outbox = self._desk.outbox, []
-        return told
+    def _drain(self) -> list[dict[str, Any]]:
+        return [alert.to_record() for alert in self._tracker.drain()]
 
-    def _start_over(self) -> None:
-        """Forget everything but how many alerts there were: another process goes on, perhaps from an earlier step."""
-        self._desk.clear()
-        self._gauges.clear()
-        self._plans.clear()
-        self._now.step = None
-        self._skips_pace = True
-        self._batch = None
-        self._batch_changes = _Changes()
+    def _start_attempt(self) -> None:
+        """Forget everything except the number of alerts: another process continues, perhaps from an earlier step."""
+        self._tracker.reset()
+        self._signals.clear()
+        self._layouts.clear()
+        self._context.step = None
+        self._context.is_reinforcement = False
+        self._skips_step_time = True
+        self._batch_size = None
+        self._batch_changes = _ChangeFilter()
         for rule in self._rules:
             rule.reset()
 
     # Signals -------------------------------------------------------------------------------------------------------
 
-    def _take_metrics(self, record: dict[str, Any]) -> None:
+    def _observe_metrics(self, record: dict[str, Any]) -> None:
         step = step_of(record)
         if step is not None:
-            self._now.step = step
+            self._context.step = step
         elif record["event"] == "step":
-            self._now.step = 0 if self._now.step is None else self._now.step + 1
+            self._context.step = 0 if self._context.step is None else self._context.step + 1
         names = tuple(record)
-        plan = self._plan(names)
-        items = plan.evaluations
+        layout = self._layout_of(names)
+        handlers = layout.evaluations
         if record["event"] == "step":
-            items = plan.without_pace if self._skips_pace or plan.evaluations else plan.items
-            self._skips_pace = bool(plan.evaluations)
-        for place, take, signal in items:
-            value = record[names[place]]
+            handlers = layout.without_step_time if self._skips_step_time or layout.evaluations else layout.handlers
+            self._skips_step_time = bool(layout.evaluations)
+        for index, handle, signal in handlers:
+            value = record[names[index]]
             if is_number(value):
-                take(self._of_window(record, signal, names[place], value))
+                handle(self._representative(record, signal, names[index], value))
 
-    def _of_window(self, record: dict[str, Any], signal: str, name: str, value: float) -> float:
-        """Return what to take of a metric: of a window of steps, what is most remarkable."""
-        num_not_finite, num_steps = (
-            finite_or_none(record.get(f"{name}/nonfinite")),
-            finite_or_none(record.get("window_steps")),
-        )
-        # One gradient that overflowed among many is a skipped step; one loss is a fault.
+    def _representative(self, record: dict[str, Any], signal: str, name: str, value: float) -> float:
+        """Return the value that stands for a window of steps: NaN, the maximum if it is an outlier, else the mean."""
+        num_not_finite = finite_or_none(record.get(f"{name}/nonfinite"))
+        num_steps = finite_or_none(record.get("window_steps"))
+        # One gradient that overflows among many is a skipped step; one loss that is not finite is a fault.
         if num_not_finite and (signal != "grad_norm" or 2 * num_not_finite >= (num_steps or 1.0)):
             return math.nan
         highest = finite_or_none(record.get(f"{name}/max"))
-        gauge = self._gauges.get(signal)
-        if gauge is not None and highest is not None and highest >= gauge.loud_above:
+        stats = self._signals.get(signal)
+        if stats is not None and highest is not None and highest >= stats.outlier_above:
             return highest
         return value
 
-    def _plan(self, names: tuple[str, ...]) -> _Plan:
-        plan = self._plans.get(names)
-        if plan is None:
-            if len(self._plans) >= _MOST_SHAPES:
-                self._plans.clear()
-            if any(map(is_reward, names)):
-                self._desk.is_reinforcement = True
-            best: dict[str, tuple[int, int]] = {}
-            for place, name in enumerate(names):
-                found = signal_of(name)
-                if found is not None and (found[0] not in best or found[1] < best[found[0]][0]):
-                    best[found[0]] = (found[1], place)
-            # What explains the others comes first, wherever it stands in the record.
-            order = sorted(best.items(), key=lambda item: item[0] not in _EXPLAINS)
-            items = [
-                _Item(place, take, signal)
-                for signal, (_, place) in order
-                for take in self._takers(signal, names[place])
-            ]
-            without_pace = [item for item in items if item.signal != "step_s"]
-            plan = _Plan(items, without_pace, [item for item in items if item.signal == "val_loss"])
-            self._plans[names] = plan
-        return plan
+    def _layout_of(self, names: tuple[str, ...]) -> _Layout:
+        layout = self._layouts.get(names)
+        if layout is None:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[names] = self._build_layout(names)
+        return layout
 
-    def _takers(self, signal: str, metric: str) -> list[Take]:
-        takers: list[Take] = []
+    def _build_layout(self, names: tuple[str, ...]) -> _Layout:
+        if any(map(is_reward, names)):
+            self._context.is_reinforcement = True
+        best: dict[str, tuple[int, int]] = {}  # by signal: rank of the name, index in the record
+        for index, name in enumerate(names):
+            found = signal_of(name)
+            if found is not None and (found[0] not in best or found[1] < best[found[0]][0]):
+                best[found[0]] = (found[1], index)
+        # Causes come first, wherever they are in the record.
+        order = sorted(best.items(), key=lambda item: item[0] not in _CAUSES)
+        handlers = [
+            _Handler(index, handle, signal)
+            for signal, (_, index) in order
+            for handle in self._handlers_for(signal, names[index])
+        ]
+        return _Layout(
+            handlers,
+            without_step_time=[handler for handler in handlers if handler.signal != "step_s"],
+            evaluations=[handler for handler in handlers if handler.signal == "val_loss"],
+        )
+
+    def _handlers_for(self, signal: str, metric: str) -> list[Callable[[float], None]]:
+        handlers: list[Callable[[float], None]] = []
         self._metrics.setdefault(signal, metric)
         if signal == "batch_size":
-            takers.append(self._take_batch)
-        gauge = self._gauge(signal, metric)
-        if gauge is not None and gauge.metric == metric:
-            takers.append(gauge.take)
+            handlers.append(self._on_batch_size)
+        stats = self._stats_of(signal, metric)
+        if stats is not None and stats.metric == metric:
+            handlers.append(stats.add)
         for rule in self._rules:
-            if signal in rule.hears_each:
-                takers.append(partial(rule.on_value, signal, metric))
-        return takers
+            if signal in rule.value_signals:
+                handlers.append(partial(rule.on_value, signal, metric))
+        return handlers
 
-    def _gauge(self, signal: str, metric: str) -> SignalStats | None:
-        """Return the gauge of a signal, made when its first metric appears; None if no rule listens."""
-        listeners: list[Listener] = [rule for rule in self._rules if signal in rule.hears]
+    def _stats_of(self, signal: str, metric: str) -> SignalStats | None:
+        """Return the statistics of a signal, created when its first metric appears; None if no rule uses it."""
+        listeners: list[SignalListener] = [rule for rule in self._rules if signal in rule.block_signals]
         if signal == "lr":
-            listeners.append(_LrWatch(self._changed))
-        if listeners and signal not in self._gauges:
-            band = next(filter(None, (rule.band(signal) for rule in self._rules if signal in rule.hears)), None)
-            gauge = self._gauges[signal] = SignalStats(signal, self._now, band)
-            gauge.metric = metric
-            gauge.listeners = list(listeners)
-        return self._gauges.get(signal)
+            listeners.append(_LrChangeDetector(self._on_change))
+        if listeners and signal not in self._signals:
+            bands = (rule.outlier_band(signal) for rule in self._rules if signal in rule.block_signals)
+            stats = self._signals[signal] = SignalStats(signal, next(filter(None, bands), None))
+            stats.metric = metric
+            stats.listeners = list(listeners)
+        return self._signals.get(signal)
 
-    # Changes that explain others -----------------------------------------------------------------------------------
+    # Changes that explain other values -----------------------------------------------------------------------------
 
-    def _take_batch(self, value: float) -> None:
-        last = self._batch
-        self._num_batches += 1
+    def _on_batch_size(self, value: float) -> None:
+        last = self._batch_size
+        self._num_batch_sizes += 1
         if last is None or (value <= _BATCH_FACTOR * last and last <= _BATCH_FACTOR * value):
-            self._batch = value if last is None else last
+            self._batch_size = value if last is None else last
             return
-        self._batch = value
-        if self._batch_changes.is_rare(self._num_batches):
-            self._changed("batch")
+        self._batch_size = value
+        if self._batch_changes.is_rare(self._num_batch_sizes):
+            self._on_change("batch")
 
-    def _take_change(self, record: dict[str, Any]) -> None:
+    def _on_control_change(self, record: dict[str, Any]) -> None:
         name = str(record.get("name")).lower()
         if "lr" in name or "learning_rate" in name:
-            self._changed("lr")
+            self._on_change("lr")
         elif "batch" in name:
-            self._changed("batch")
+            self._on_change("batch")
 
-    def _changed(self, what: str) -> None:
+    def _on_change(self, change: str) -> None:
         for signal in ("loss", "grad_norm"):
-            if signal in self._gauges:
-                self._gauges[signal].pause(_PAUSE_VALUES)
-        if what == "batch" and "step_s" in self._gauges:
-            self._gauges["step_s"].reset()
-        if what == "restart" and "loss" in self._gauges:
-            self._gauges["loss"].reset()
+            if signal in self._signals:
+                self._signals[signal].pause(_PAUSE_VALUES)
+        if change == "batch" and "step_s" in self._signals:
+            self._signals["step_s"].reset()
+        if change == "restart" and "loss" in self._signals:
+            self._signals["loss"].reset()
         for rule in self._rules:
-            rule.on_change(what)
+            rule.on_change(change)
 
 
-class _Changes:
-    """Tells changes from a habit: what changes again and again explains nothing."""
+class _ChangeFilter:
+    """Separates rare changes from a value that changes all the time and therefore explains nothing.
+
+    Changes within 16 values of each other count as one, unless that one lasts for more than 64 values. Eight changes
+    within 512 values are too many.
+    """
 
     def __init__(self) -> None:
-        self._places: deque[int] = deque(maxlen=_HABIT)
+        self._places: deque[int] = deque(maxlen=_MAX_FREQUENT_CHANGES)
         self._last = -math.inf
 
     def is_rare(self, place: int) -> bool:
-        """Take a change at a place; tell whether there were few before. Those close together are one."""
-        is_same, self._last = place - self._last <= 16, place
+        """Add a change at the n-th value; return whether there were few before it."""
+        is_same, self._last = place - self._last <= _SAME_CHANGE_WITHIN, place
         if not is_same:
             self._places.append(place)
-        elif place - self._places[-1] > 64:
+        elif place - self._places[-1] > _MAX_CHANGE_VALUES:
             return False
-        return len(self._places) < _HABIT or place - self._places[0] > 512
+        return len(self._places) < _MAX_FREQUENT_CHANGES or place - self._places[0] > _FREQUENT_WITHIN
 
 
-class _LrWatch(Listener):
-    """Tells of sudden changes of the learning rate; a schedule changes it little by little."""
+class _LrChangeDetector(SignalListener):
+    """Detects sudden changes of the learning rate. A schedule changes it gradually and is ignored."""
 
-    def __init__(self, changed: Callable[[str], None]) -> None:
-        self._changed = changed
-        self._changes = _Changes()
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        self._on_change = on_change
+        self._changes = _ChangeFilter()
 
-    def on_block(self, gauge: SignalStats) -> None:
-        """Watch around where it is now."""
-        self._watch(gauge, gauge.last or 0.0)
+    def on_block(self, stats: SignalStats) -> None:
+        """Centre the band on the current value."""
+        self._set_band(stats, stats.last or 0.0)
 
-    def on_loud(self, gauge: SignalStats, value: float) -> bool:
-        """Tell of a change."""
-        if value != gauge.last:
-            self._watch(gauge, value)
-            if self._changes.is_rare(gauge.num_taken):
-                self._changed("lr")
+    def on_outlier(self, stats: SignalStats, value: float) -> bool:
+        """Report a change."""
+        if value != stats.last:
+            self._set_band(stats, value)
+            if self._changes.is_rare(stats.num_added):
+                self._on_change("lr")
         return False
 
-    def _watch(self, gauge: SignalStats, value: float) -> None:
-        gauge.low = value / _LR_FACTOR
-        gauge.ask(self, value * _LR_FACTOR)
+    def _set_band(self, stats: SignalStats, value: float) -> None:
+        stats.low = value / _LR_FACTOR
+        stats.watch(self, value * _LR_FACTOR)

@@ -1,4 +1,4 @@
-"""What a rule is: something that listens to the signals of a run and says when one of its faults begins and ends."""
+"""The base class of all rules."""
 
 from __future__ import annotations
 
@@ -6,82 +6,88 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from tachograph.diagnostics._alert_tracker import AlertTracker
-from tachograph.diagnostics._signal_stats import Listener, Now, SignalStats
+from tachograph.diagnostics._alert_tracker import AlertTracker, Finding, RuleInfo
+from tachograph.diagnostics._context import RunContext
+from tachograph.diagnostics._signal_stats import SignalListener, SignalStats
 
 __all__ = ["Rule", "RuleSettings"]
 
 
 class RuleSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a rule; each field says what it means."""
+    """Base of the thresholds of a rule. Every field has a default and a `Meta` with a description and a range."""
 
 
-class Rule(Listener):
-    """Base of all rules. A rule is pure: it sees values and records, and speaks to its desk.
+class Rule(SignalListener):
+    """Base of all rules. A rule observes signals and records, and reports when its fault begins and ends.
 
-    The docstring of a rule says what it finds and how; with `meaning`, `advice` and the thresholds it is the rule's
-    page.
+    A rule does no I/O, starts no thread and reads no clock: the same records always give the same alerts. It keeps a
+    bounded amount of state, however long the run is.
+
+    The docstring of a rule says what it finds and how. Together with `meaning`, `advice` and `Thresholds` it becomes
+    the rule's page in the documentation and the output of `tacho doctor --explain`.
     """
 
     name: ClassVar[str]
+    """Its name in settings, alert records and messages."""
     severity: ClassVar[str] = "warning"
+    """`info`, `warning` or `critical`."""
     meaning: ClassVar[str]
-    """What it usually means."""
+    """What the fault usually means."""
     advice: ClassVar[tuple[str, ...]]
-    """What people do about it."""
-    hears: ClassVar[tuple[str, ...]] = ()
-    """Signals of which it hears by the block, and of values that are loud or not finite."""
-    hears_each: ClassVar[tuple[str, ...]] = ()
-    """Signals of which it hears every value; for those that come seldom."""
-    kinds: ClassVar[tuple[str, ...]] = ()
-    """Kinds of records that it sees."""
+    """What to do about it, the most useful step first."""
+    block_signals: ClassVar[tuple[str, ...]] = ()
+    """Signals whose blocks, outliers and non-finite values the rule receives."""
+    value_signals: ClassVar[tuple[str, ...]] = ()
+    """Signals of which the rule receives every value. Only for signals that are recorded rarely."""
+    record_kinds: ClassVar[tuple[str, ...]] = ()
+    """Kinds of records the rule receives. `step` is not possible: steps arrive in batches, as signals."""
     absorbs: ClassVar[tuple[str, ...]] = ()
-    """Rules whose alerts are part of the same fault: they are closed when it opens, and silent while it is open."""
+    """Rules whose alerts are symptoms of this fault: resolved when it opens, suppressed while it is open."""
     Thresholds: ClassVar[type[RuleSettings]] = RuleSettings
 
-    def __init__(self, thresholds: Any, desk: AlertTracker, gauges: dict[str, SignalStats]) -> None:
-        """Get ready.
+    def __init__(
+        self, thresholds: Any, context: RunContext, tracker: AlertTracker, signals: dict[str, SignalStats]
+    ) -> None:
+        """Start with no state.
 
         Args:
             thresholds: an instance of the class's `Thresholds`.
-            desk: takes what the rule finds.
-            gauges: those of the signals that the run has, by signal; filled as they appear.
+            context: the position of the run.
+            tracker: receives the findings.
+            signals: the statistics of every signal some rule observes, by signal name. A signal is added when its first
+                value appears.
         """
         self.thresholds = thresholds
-        self.desk = desk
-        self.gauges = gauges
+        self.context = context
+        self.tracker = tracker
+        self.signals = signals
+        self._info = RuleInfo(self.name, self.meaning, self.advice, self.absorbs)
         self.reset()
 
-    @property
-    def now(self) -> Now:
-        """Where the run is."""
-        return self.desk.now
-
     def reset(self) -> None:
-        """Forget everything: a new attempt begins."""
+        """Set up the state of the rule. Called at the start of every attempt."""
 
-    def band(self, signal: str) -> tuple[float, float] | None:
-        """Return how many spreads, and what share of the level, a value of the signal must be above it to be loud.
+    def outlier_band(self, signal: str) -> tuple[float, float] | None:
+        """Return how far above its level a value must be to be an outlier: in spreads, and as a share of the level.
 
-        A rule that needs the spread of a signal must say so here, if only with an infinite number of spreads.
+        The first rule that returns a band for a signal defines it. A rule that needs only the spread of a signal
+        returns an infinite number of spreads.
         """
         return None
 
     def on_value(self, signal: str, metric: str, value: float) -> None:
-        """Hear of a value of a signal in `hears_each`."""
+        """Handle a value of one of `value_signals`."""
 
     def on_record(self, record: dict[str, Any]) -> None:
-        """See a record of one of `kinds`."""
+        """Handle a record of one of `record_kinds`. The record must not be changed."""
 
-    def on_change(self, what: str) -> None:
-        """Hear that something changed that explains other values: `lr`, `batch`, or `restart` with fresh weights."""
+    def on_change(self, change: str) -> None:
+        """Handle a change that explains the values after it: `lr`, `batch`, or `restart` with fresh weights."""
 
     def on_tick(self, time_s: float) -> None:
-        """Hear that time has passed, about every second while a run is recorded."""
+        """Handle the passing of time, about once per second while the run is being recorded."""
 
-    # What it says --------------------------------------------------------------------------------------------------
-
-    def found(
+    def report(
         self,
         title: str,
         message: str = "",
@@ -94,20 +100,19 @@ class Rule(Listener):
         """Open an alert, or update the one that is open.
 
         Args:
-            title: what is wrong, in one line with its numbers.
-            message: more about it, in a sentence or two.
-            key: tells several alerts of the rule apart, such as one per GPU.
-            severity: unless it is the rule's own.
+            title: the fault in one line, with its numbers.
+            message: one or two sentences more.
+            key: distinguishes several alerts of one rule, such as one per GPU.
+            severity: overrides the severity of the rule.
             evidence: numbers, window and steps; `metric` names the chart to look at.
-            occurrence: what is said of this time, of a fault that comes back while the alert is open.
+            occurrence: facts about this occurrence of a fault that comes and goes while the alert is open.
         """
-        said = {"title": title, "message": message, "evidence": evidence or {}, "occurrence": occurrence}
-        self.desk.found(self, key, severity or self.severity, said)
+        self.tracker.report(self._info, Finding(title, message, key, severity or self.severity, evidence, occurrence))
 
-    def over(self, outcome: str, *, key: str = "", evidence: dict[str, Any] | None = None) -> None:
-        """Resolve an alert, if it is open."""
-        self.desk.over(self.name, key, outcome, evidence)
+    def resolve(self, outcome: str, *, key: str = "", evidence: dict[str, Any] | None = None) -> None:
+        """Resolve the alert, if it is open. `outcome` says why, in a few words."""
+        self.tracker.resolve(self.name, key, outcome, evidence)
 
     def is_open(self, key: str = "") -> bool:
-        """Tell whether an alert is open."""
-        return self.desk.is_open(self.name, key)
+        """Return whether the alert is open and its fault is present."""
+        return self.tracker.is_open(self.name, key)

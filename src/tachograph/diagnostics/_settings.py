@@ -1,4 +1,4 @@
-"""Which rules look at a run, and with which thresholds."""
+"""Which rules are on, and with which thresholds."""
 
 from __future__ import annotations
 
@@ -27,39 +27,49 @@ def threshold_table(rule: type[Rule]) -> list[ThresholdRow]:
     """Return the thresholds of a rule."""
     rows = []
     for field in msgspec.structs.fields(rule.Thresholds):
-        base, meta = field.type.__origin__, field.type.__metadata__[0]
-        rows.append(ThresholdRow(field.name, base.__name__, field.default, meta.description))
+        base = getattr(field.type, "__origin__", field.type)
+        # The rule of another package may have a threshold without a description.
+        metas = [meta for meta in getattr(field.type, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
+        doc = next((meta.description for meta in metas if meta.description), "")
+        rows.append(ThresholdRow(field.name, getattr(base, "__name__", str(base)), field.default, doc))
     return rows
 
 
 def resolve_rules(given: Mapping[str, Any] | None) -> dict[str, RuleSettings]:
-    """Settle the thresholds of every rule that is on.
+    """Return the thresholds of every rule that is on.
 
     Args:
         given: by rule, ``False`` to turn it off, ``True``, or its thresholds, as in ``{"loss_spike": {"sigmas": 8}}``.
 
     Raises:
-        ConfigError: for a rule or threshold that does not exist, or a value that is out of its range.
+        ConfigError: if a rule or threshold is unknown, a value is out of range, or a rule named here cannot be loaded.
+            An installed rule that is not named and cannot be loaded is skipped with a warning.
     """
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"rules={given!r}: a dict is expected, such as rules={{'plateau': False}}")
+        raise ConfigError(f"rules={given!r}: expected a dict, such as rules={{'plateau': False}}")
     given = given or {}
+    names = RULES.names()
     for name in given:
-        if name not in RULES:
-            raise ConfigError(f"unknown rule rules.{name}{did_you_mean(str(name), RULES)}")
+        if name not in names:
+            raise ConfigError(f"unknown rule rules.{name}{did_you_mean(str(name), names)}")
     chosen = {}
-    for name, rule in RULES.items():
-        wanted = given.get(name, True)
-        if wanted is False:
+    for name in names:
+        setting = given.get(name, True)
+        if setting is False:
             continue
-        chosen[name] = _thresholds(rule, {} if wanted in (True, None) else wanted)
+        try:
+            chosen[name] = _resolve_thresholds(RULES.load(name), {} if setting in (True, None) else setting)
+        except ConfigError as error:
+            if name in given or RULES.is_built_in(name):
+                raise
+            RULES.skip(name, error)
     return chosen
 
 
-def _thresholds(rule: type[Rule], values: Any) -> RuleSettings:
+def _resolve_thresholds(rule: type[Rule], values: Any) -> RuleSettings:
     if not isinstance(values, Mapping):
         raise ConfigError(
-            f"rules.{rule.name}={values!r}: true, false or thresholds are expected, such as {_example(rule)}"
+            f"rules.{rule.name}={values!r}: expected true, false or a dict of thresholds, such as {_example(rule)}"
         )
     known = rule.Thresholds.__struct_fields__
     for name in values:
@@ -67,12 +77,12 @@ def _thresholds(rule: type[Rule], values: Any) -> RuleSettings:
             raise ConfigError(f"unknown threshold rules.{rule.name}.{name}{did_you_mean(str(name), known)}")
     for name, value in values.items():
         if isinstance(value, bool):
-            raise ConfigError(f"rules.{rule.name}.{name}: a number is expected, got {value!r}")
+            raise ConfigError(f"rules.{rule.name}.{name}: expected a number, got {value!r}")
     try:
         return msgspec.convert(dict(values), rule.Thresholds, strict=False)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        raise ConfigError(f"rules.{rule.name}.{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
+        problem, _, path = str(error).partition(" - at `$.")
+        raise ConfigError(f"rules.{rule.name}.{path.rstrip('`')}: {problem[0].lower()}{problem[1:]}") from None
 
 
 def _example(rule: type[Rule]) -> str:
@@ -84,8 +94,6 @@ def explain(name: str) -> type[Rule]:
     """Return a rule by its name.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if the rule does not exist or cannot be loaded.
     """
-    if name not in RULES:
-        raise ConfigError(f"there is no rule {name!r}{did_you_mean(name, RULES)}; the rules are: {', '.join(RULES)}")
-    return RULES[name]
+    return RULES.load(name)

@@ -1,4 +1,10 @@
-"""Finds where the time per step shifts for good: a change point, then a look whether the shift is real."""
+"""Detects a lasting increase of the time per step: a change point, then a check that the increase is real.
+
+Blocks of sixteen steps are merged until they cover about a second, because a short slow moment is not a slowdown. The
+median of the last four merged blocks is compared with the twelve before them, leaving one block between for the change
+itself. All four must be higher, by a share and by six times the usual distance of a block from the median. Slow drift
+never makes such a contrast, so it is ignored.
+"""
 
 from __future__ import annotations
 
@@ -7,62 +13,61 @@ from typing import NamedTuple
 
 from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
 
-__all__ = ["Shift", "ShiftFinder"]
+__all__ = ["Shift", "ShiftDetector"]
 
-_BEFORE = 12
-_AFTER = 4
-_BLOCK_S = 1.0
-"""Blocks of steps that take less time are put together: what is slow for a moment is not slower."""
-_MOST_MERGED = 64
+_NUM_BEFORE = 12
+_NUM_AFTER = 4
+_MIN_BLOCK_S = 1.0
+_MAX_MERGED = 64
 
 
 class Shift(NamedTuple):
-    """A level that became another one."""
+    """A level that changed to another one."""
 
     before: float
     after: float
     step: int | None
-    """The last step of the block in which it happened."""
+    """The last step of the block in which it changed."""
     is_clean: bool
-    """Whether it happened within one block and the signal is as steady after it as before."""
+    """Whether it changed within one block and the signal is as steady after it as before."""
 
 
-class ShiftFinder:
-    """Compares the last four blocks of step times with the twelve before; a slow drift is none of its business."""
+class ShiftDetector:
+    """Detects upward shifts; see the module docstring."""
 
-    def __init__(self, least_share: float) -> None:
-        self._least_share = least_share
+    def __init__(self, min_share: float) -> None:
+        self._min_share = min_share
         self._merging: list[list[float]] = []
         self._merged_s = 0.0
-        self._blocks: deque[tuple[float, float, int | None]] = deque(maxlen=_BEFORE + _AFTER + 1)
+        self._blocks: deque[tuple[float, float, int | None]] = deque(maxlen=_NUM_BEFORE + _NUM_AFTER + 1)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all blocks."""
         self._blocks.clear()
         self._merging, self._merged_s = [], 0.0
 
-    def take(self, gauge: SignalStats, step: int | None) -> Shift | None:
-        """Take a block, and return the shift upwards that it confirms."""
-        self._merging.append(gauge.values)
-        self._merged_s += BLOCK * (gauge.level or 0.0)
-        if self._merged_s < _BLOCK_S and len(self._merging) < _MOST_MERGED:
+    def add_block(self, stats: SignalStats, step: int | None) -> Shift | None:
+        """Add the last block of a signal; return the shift it confirms, if any."""
+        self._merging.append(stats.values)
+        self._merged_s += BLOCK * (stats.level or 0.0)
+        if self._merged_s < _MIN_BLOCK_S and len(self._merging) < _MAX_MERGED:
             return None
         middle = median(sorted(values[BLOCK // 2] for values in self._merging))
         width = median(sorted(values[-BLOCK // 4] - values[BLOCK // 4] for values in self._merging))
         self._blocks.append((middle, width, step))
         self._merging, self._merged_s = [], 0.0
-        # Most blocks are much like the one before the last: nothing to think about.
-        if len(self._blocks) < _AFTER + 5 or middle < (1 + self._least_share) * self._blocks[-_AFTER - 2][0]:
+        # Fast path: most blocks are not higher than the one before the last four.
+        if len(self._blocks) < _NUM_AFTER + 5 or middle < (1 + self._min_share) * self._blocks[-_NUM_AFTER - 2][0]:
             return None
         *before, turn, first, second, third, fourth = self._blocks
         old = median(sorted(level for level, _, _ in before))
         if old <= 0:
-            return None  # there is no share of nothing
+            return None  # a share of zero is undefined
         spread = median(sorted(abs(level - old) for level, _, _ in before))
         after = sorted(level for level, _, _ in (first, second, third, fourth))
-        if after[0] < (1 + self._least_share) * old or after[0] - old < 6 * spread:
+        if after[0] < (1 + self._min_share) * old or after[0] - old < 6 * spread:
             return None
-        # It may have happened anywhere in the blocks called `turn` and `first`.
+        # The change may lie anywhere in the blocks `turn` and `first`.
         settled = (second, third, fourth)
         new = median(sorted(level for level, _, _ in settled))
         old_width = median(sorted(width for _, width, _ in before)) / old

@@ -1,13 +1,26 @@
-"""The level and the spread of one signal, kept up to date for about half a microsecond per value.
+"""The level and the spread of one signal, updated in about half a microsecond per value.
 
-Values are gathered in blocks of sixteen. As long as a value lies in the band in which nothing is remarkable, taking it
-costs a comparison and an append; whatever needs thought happens once per block, or when a value leaves the band.
+How it works. Values are collected in blocks of sixteen. A value strictly between `low` and `high` costs one comparison
+and one append. Everything else happens once per block, or when a value leaves that band: listeners are called, and the
+band is computed anew.
 
-The level is the median of the last block, so that a trend is followed. The spread is the largest of three: half the
-range of the middle half of a block, as the median over the last eight blocks and as the mean over the last two, and the
-root mean square distance from the level over the last four, in which far-off values count as less far off. So a rare
-outlier does not hide the next one, while a signal that jumps up and down by habit, such as a loss with two modes, has a
-large spread and no outliers.
+The *level* is the median of the last block, so it follows a trend with a delay of at most one block.
+
+The *spread* (`sigma`) is the largest of three estimates, all scaled to the standard deviation of Gaussian noise:
+
+- half the interquartile range of a block, as the median over the last eight blocks;
+- the same, as the mean over the last two blocks;
+- the root mean square distance from the previous level, as the median over the last four blocks, with every distance
+  capped at six spreads.
+
+Why three. A robust estimate alone (the first) underestimates a signal that regularly jumps between two levels, such as
+a loss under mixup, and would report every jump. A root mean square alone is inflated by one outlier, which then hides
+the next one. The maximum of both ignores rare outliers and still gives a bimodal signal a large spread. The two-block
+mean reacts fast when the noise grows.
+
+An *outlier* is a value above `outlier_above`. A listener decides whether an outlier is abnormal. An abnormal value
+enters the block clipped to `outlier_above`, so that it does not shift level or spread; `values` still shows it as it
+was recorded. Values that are NaN or infinite never enter a block.
 """
 
 from __future__ import annotations
@@ -16,157 +29,148 @@ import math
 from collections import deque
 from operator import mul
 
-__all__ = ["BLOCK", "SignalStats", "Listener", "Now", "median"]
+__all__ = ["BLOCK", "SignalListener", "SignalStats", "median"]
 
 BLOCK = 16
 _MIDDLE = BLOCK // 2
 _QUARTER = BLOCK // 4
-_SQUARE_BLOCKS = 4
-_LONG_BLOCKS = 8
-_TO_SIGMA = 1.4826
+_NUM_RMS_BLOCKS = 4
+_NUM_WIDTH_BLOCKS = 8
+_TO_SIGMA = 1.4826  # half the interquartile range of Gaussian noise, times this, is its standard deviation
 _CAP_SIGMAS = 6.0
 
 
-class Now:
-    """Where in the run we are: shared by everyone who needs to know."""
+class SignalListener:
+    """Receives the blocks and outliers of a signal."""
 
-    __slots__ = ("num_seen", "step", "time_s")
+    def on_block(self, stats: SignalStats) -> None:
+        """Handle sixteen more values; level and spread of `stats` are up to date."""
 
-    def __init__(self) -> None:
-        self.step: int | None = None
-        self.time_s: float | None = None
-        self.num_seen = 0
-        """Grows with everything that the training code records."""
+    def on_outlier(self, stats: SignalStats, value: float) -> bool:
+        """Handle a value outside the band, or above the limit passed to `SignalStats.watch`.
 
-
-class Listener:
-    """Hears of a signal."""
-
-    def on_block(self, gauge: SignalStats) -> None:
-        """Sixteen more values are known, and what they say of level and spread."""
-
-    def on_loud(self, gauge: SignalStats, value: float) -> bool:
-        """Hear of a value far above the level, or that it asked for; tell whether it is too odd to count as normal."""
+        Returns:
+            True if the value is abnormal and must not shift level and spread.
+        """
         return False
 
-    def on_not_finite(self, gauge: SignalStats, value: float) -> None:
-        """Hear of a value that is NaN or infinite."""
+    def on_not_finite(self, stats: SignalStats, value: float) -> None:
+        """Handle a value that is NaN or infinite."""
 
 
 class SignalStats:
-    """Follows one signal; see the module.
+    """Level and spread of one signal; see the module docstring.
 
     Attributes:
-        signal: what is followed, such as `loss`.
-        metric: the name under which it is recorded.
-        level: the median of the last block, without what was odd; None before the first.
-        sigma: the spread; None while there are too few values.
-        low: values up to this are told as loud ones are.
-        loud_above: how large a value must be to be loud; infinite while that cannot be told.
-        values: the last block as it came, sorted.
-        first: the level of the first block.
-        very_first: the first value.
-        num_values: how many values there were in blocks.
+        signal: name of the signal, such as `loss`.
+        metric: name under which the signal is recorded.
+        level: median of the last block, abnormal values clipped; None before the first block.
+        sigma: the spread; None until two blocks are complete.
+        low: values up to this one are reported to the listeners like outliers.
+        high: values from this one on leave the fast path.
+        outlier_above: smallest value that is an outlier; infinite while that is unknown.
+        values: the last block as recorded, sorted.
+        first_level: level of the first block.
+        first_value: the first value.
+        num_in_blocks: number of values in complete blocks.
     """
 
     __slots__ = (
-        "_asked",
         "_band",
         "_block",
         "_blocks",
         "_cap",
+        "_clipped",
         "_last",
         "_num_paused",
-        "_odd",
         "_squares",
+        "_watched",
         "_widths",
-        "first",
+        "first_level",
+        "first_value",
         "high",
         "level",
         "listeners",
-        "loud_above",
         "low",
         "metric",
-        "now",
-        "num_values",
+        "num_in_blocks",
+        "outlier_above",
         "sigma",
         "signal",
         "values",
-        "very_first",
     )
 
-    def __init__(self, signal: str, now: Now, band: tuple[float, float] | None = None) -> None:
-        """Follow a signal.
+    def __init__(self, signal: str, band: tuple[float, float] | None = None) -> None:
+        """Start with no values.
 
         Args:
-            signal: what it is.
-            now: where the run is.
-            band: how many spreads, and what share of the level, a value must be above it to be loud; with no spreads
-                these are not measured, and without a band nothing is loud.
+            signal: name of the signal.
+            band: how far above the level a value must be to be an outlier: in spreads, and as a share of the level.
+                The larger distance counts. With zero spreads the spread is not measured; without a band no value is an
+                outlier.
         """
         self.signal = signal
         self.metric = signal
-        self.now = now
-        self.listeners: list[Listener] = []
+        self.listeners: list[SignalListener] = []
         self._band = band
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: what comes is another story."""
+        """Forget all values."""
         self.level: float | None = None
         self.sigma: float | None = None
-        self.first: float | None = None
-        self.very_first: float | None = None
+        self.first_level: float | None = None
+        self.first_value: float | None = None
         self.values: list[float] = []
-        self.num_values = 0
+        self.num_in_blocks = 0
         self.low = -math.inf
-        self.high = self.loud_above = math.inf
+        self.high = self.outlier_above = math.inf
         self._block: list[float] = []
-        self._odd: dict[int, float] = {}
-        self._blocks: deque[list[float]] = deque(maxlen=_SQUARE_BLOCKS)
-        self._widths: deque[float] = deque(maxlen=_LONG_BLOCKS)
-        self._squares: deque[float] = deque(maxlen=_SQUARE_BLOCKS)
+        self._clipped: dict[int, float] = {}  # original values of the current block, by their place in it
+        self._blocks: deque[list[float]] = deque(maxlen=_NUM_RMS_BLOCKS)
+        self._widths: deque[float] = deque(maxlen=_NUM_WIDTH_BLOCKS)
+        self._squares: deque[float] = deque(maxlen=_NUM_RMS_BLOCKS)
         self._cap = math.inf
         self._last: float | None = None
         self._num_paused = 0
-        self._asked: dict[Listener, float] = {}
+        self._watched: dict[SignalListener, float] = {}
 
-    def take(self, value: float) -> None:
-        """Take a value."""
+    def add(self, value: float) -> None:
+        """Add a value. This is the hot path: one comparison and one append for most values."""
         if self.low < value < self.high:
             block = self._block
             block.append(value)
             if len(block) == BLOCK:
-                self._close(block)
+                self._finish_block(block)
         else:
-            self._loud(value)
+            self._add_outside_band(value)
 
     @property
-    def num_taken(self) -> int:
-        """How many values there were, with those that make no block yet."""
-        return self.num_values + len(self._block)
+    def num_added(self) -> int:
+        """Number of finite values so far, those of the incomplete block included."""
+        return self.num_in_blocks + len(self._block)
 
     @property
     def last(self) -> float | None:
-        """The last value; an odd one is only as large as is not yet loud."""
+        """The last value; an abnormal one is clipped."""
         return self._block[-1] if self._block else self._last
 
     def pause(self, num_values: int) -> None:
-        """Find none of the next values loud, for a change of level is expected; then go on from the new level."""
+        """Report no outliers for the next values because a new level is expected, then continue from that level."""
         self._num_paused = max(self._num_paused, num_values)
-        self.loud_above = math.inf
-        self.high = min(self._asked.values(), default=math.inf)
+        self.outlier_above = math.inf
+        self.high = min(self._watched.values(), default=math.inf)
 
-    def ask(self, listener: Listener, above: float | None) -> None:
-        """Tell a listener of every value that is so large, from now on; None: only of loud ones again."""
+    def watch(self, listener: SignalListener, above: float | None) -> None:
+        """Report every value from `above` on to one listener; None returns to outliers only."""
         if above is None:
-            self._asked.pop(listener, None)
+            self._watched.pop(listener, None)
         else:
-            self._asked[listener] = above
-        self.high = min(self.loud_above, *self._asked.values()) if self._asked else self.loud_above
+            self._watched[listener] = above
+        self._update_high()
 
-    def num_above(self, value: float, num_blocks: int = _SQUARE_BLOCKS) -> int:
-        """Return how many values in the last blocks, and in the one that is being filled, were at least so large."""
+    def num_above(self, value: float, num_blocks: int = _NUM_RMS_BLOCKS) -> int:
+        """Return how many values of the last blocks and of the incomplete one are at least `value`."""
         blocks = list(self._blocks)[-num_blocks:]
         return sum(other >= value for block in (*blocks, self._block) for other in block)
 
@@ -178,47 +182,46 @@ class SignalStats:
         quarter = len(values) // 4
         return 0.5 * _TO_SIGMA * math.log(values[-quarter] / values[quarter])
 
-    def _loud(self, value: float) -> None:
+    def _add_outside_band(self, value: float) -> None:
         if not math.isfinite(value):
             for listener in self.listeners:
                 listener.on_not_finite(self, value)
             return
-        is_odd, is_low = False, value <= self.low
+        is_abnormal, is_low = False, value <= self.low
         for listener in self.listeners:
-            if is_low or value >= self._asked.get(listener, self.loud_above):
-                is_odd = listener.on_loud(self, value) or is_odd
-        if is_odd:
-            self._odd[len(self._block)] = value
-            value = self.loud_above
+            if is_low or value >= self._watched.get(listener, self.outlier_above):
+                is_abnormal = listener.on_outlier(self, value) or is_abnormal
+        if is_abnormal:
+            self._clipped[len(self._block)] = value
+            value = self.outlier_above
         self._block.append(value)
         if len(self._block) == BLOCK:
-            self._close(self._block)
+            self._finish_block(self._block)
 
-    def _close(self, block: list[float]) -> None:
-        """Take a block into account; odd values are not in it as they came, but as large as is not yet loud."""
+    def _finish_block(self, block: list[float]) -> None:
         self._block = []
         self._last = block[-1]
         ordered = self.values = sorted(block)
-        if self._odd:
-            self.values = sorted(self._odd.get(place, value) for place, value in enumerate(block))
-            self._odd = {}
+        if self._clipped:
+            self.values = sorted(self._clipped.get(place, value) for place, value in enumerate(block))
+            self._clipped = {}
         level = self.level
         self.level = 0.5 * (ordered[_MIDDLE - 1] + ordered[_MIDDLE])
         if level is None:
-            level = self.first = self.level
-            self.very_first = block[0]
-        self.num_values += BLOCK
+            level = self.first_level = self.level
+            self.first_value = block[0]
+        self.num_in_blocks += BLOCK
         if self._band is not None:
             if self._band[0]:
-                self._measure(block, ordered, level, self._band)
+                self._update_sigma(block, ordered, level, self._band)
             else:
-                self.loud_above = (1 + self._band[1]) * self.level
-                self.high = min(self.loud_above, *self._asked.values()) if self._asked else self.loud_above
+                self.outlier_above = (1 + self._band[1]) * self.level
+                self._update_high()
         for listener in self.listeners:
             listener.on_block(self)
 
-    def _measure(self, block: list[float], ordered: list[float], level: float, band: tuple[float, float]) -> None:
-        """Bring the spread up to date, with a block and the level before it."""
+    def _update_sigma(self, block: list[float], ordered: list[float], level: float, band: tuple[float, float]) -> None:
+        """Update the spread and the band from a block and the level before it."""
         cap = self._cap
         distances = [value - level for value in block]
         if ordered[-1] - level > cap or level - ordered[0] > cap:
@@ -236,11 +239,15 @@ class SignalStats:
         recent = 0.5 * (widths[-1] + widths[-2])
         width = max(median(sorted(widths)), recent)
         self._cap = _CAP_SIGMAS * _TO_SIGMA * width
-        spread = math.sqrt(median(sorted(self._squares)) / BLOCK)
-        self.sigma = sigma = max(_TO_SIGMA * width, spread)
-        away = band[0] * sigma if sigma > 0 or math.isfinite(band[0]) else math.inf
-        self.loud_above = self.level + max(away, band[1] * abs(self.level))
-        self.high = min(self.loud_above, *self._asked.values()) if self._asked else self.loud_above
+        rms = math.sqrt(median(sorted(self._squares)) / BLOCK)
+        self.sigma = sigma = max(_TO_SIGMA * width, rms)
+        # A constant signal has no spread: zero times an infinite number of spreads would be NaN.
+        distance = band[0] * sigma if sigma > 0 or math.isfinite(band[0]) else math.inf
+        self.outlier_above = self.level + max(distance, band[1] * abs(self.level))
+        self._update_high()
+
+    def _update_high(self) -> None:
+        self.high = min(self.outlier_above, *self._watched.values()) if self._watched else self.outlier_above
 
 
 def median(ordered: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""Which metric is which signal: the names that trainers and frameworks use for the same thing."""
+"""Maps metric names to signals: trainers and frameworks use different names for the same quantity."""
 
 from __future__ import annotations
 
@@ -55,29 +55,29 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "clipped_ratio",
     ),
 }
-"""For each signal the names it goes by; where a record has several, the first counts."""
+"""The metric names of each signal. If a record has several of them, the first in this list is used."""
 
-_NOT_LETTERS = re.compile(r"[^a-z0-9/]+")
+_SEPARATORS = re.compile(r"[^a-z0-9/]+")
 _SIGNAL_OF = {
-    _NOT_LETTERS.sub("_", name.lower()): (signal, rank)
+    _SEPARATORS.sub("_", name.lower()): (signal, rank)
     for signal, names in SIGNALS.items()
     for rank, name in enumerate(names)
 }
 _REWARD = re.compile(r"(^|[/_])(reward|rewards|rew|return|returns|score|scores)([/_]|$)")
-_OF_PREFERENCES = re.compile(r"chosen|rejected|margin|accurac")
+_PREFERENCE = re.compile(r"chosen|rejected|margin|accurac")
 
 
 def signal_of(name: str) -> tuple[str, int] | None:
-    """Return the signal that a metric is, and its rank among the names of that signal; None if it is none.
+    """Return the signal of a metric and the rank of this name among the signal's names; None if it is no signal.
 
     Upper case, spaces, dashes and underscores make no difference; ``lr-AdamW`` is a learning rate.
     """
-    plain = _NOT_LETTERS.sub("_", name.lower())
+    plain = _SEPARATORS.sub("_", name.lower())
     found = _SIGNAL_OF.get(plain)
     return ("lr", len(SIGNALS["lr"])) if found is None and plain.startswith("lr_") else found
 
 
 def is_reward(name: str) -> bool:
-    """Tell whether a metric is a reward of reinforcement learning, not one that stems from preferences."""
-    plain = _NOT_LETTERS.sub("_", name.lower())
-    return _REWARD.search(plain) is not None and _OF_PREFERENCES.search(plain) is None
+    """Return whether a metric is a reward of reinforcement learning, and not one of preference training."""
+    plain = _SEPARATORS.sub("_", name.lower())
+    return _REWARD.search(plain) is not None and _PREFERENCE.search(plain) is None

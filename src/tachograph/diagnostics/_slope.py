@@ -1,4 +1,4 @@
-"""The straight line through some points."""
+"""Linear regression with one variable."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 from collections.abc import Sequence
 from operator import mul
 
-__all__ = ["slope_of"]
+__all__ = ["fit_slope"]
 
 
-def slope_of(places: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """Return the slope of the line through some points, and its standard error; infinite where there is no line."""
+def fit_slope(places: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Return the slope of the least-squares line and its standard error, which is infinite if all places are equal."""
     count = len(values)
     mean_place, mean = sum(places) / count, sum(values) / count
-    away = [place - mean_place for place in places]
-    spread = sum(map(mul, away, away))  # unlike **, this never raises for what is huge
+    distances = [place - mean_place for place in places]
+    spread = sum(map(mul, distances, distances))  # unlike **, multiplication of huge floats never raises
     if spread <= 0:
         return 0.0, math.inf
-    slope = sum(map(mul, away, (value - mean for value in values))) / spread
-    rest = [value - mean - slope * distance for value, distance in zip(values, away, strict=True)]
-    return slope, math.sqrt(sum(map(mul, rest, rest)) / max(count - 2, 1) / spread)
+    slope = sum(map(mul, distances, (value - mean for value in values))) / spread
+    residuals = [value - mean - slope * distance for value, distance in zip(values, distances, strict=True)]
+    return slope, math.sqrt(sum(map(mul, residuals, residuals)) / max(count - 2, 1) / spread)

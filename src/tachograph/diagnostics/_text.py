@@ -1,4 +1,4 @@
-"""Numbers as people read them, for titles and messages."""
+"""Formats numbers for the titles and messages of alerts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ __all__ = ["duration", "factor", "figure", "percent"]
 
 
 def figure(value: float | None) -> str:
-    """Return a number with three or four digits that matter."""
-    if value is None or not math.isfinite(value):
-        return "NaN" if value is not None and math.isnan(value) else "unknown" if value is None else str(value)
+    """Return a number with four significant digits, or five to six in front of the decimal point."""
+    if value is None:
+        return "unknown"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else str(value)
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def factor(value: float) -> str:
-    """Return how many times: `4.3 times`."""
+    """Return a ratio: `4.3 times`."""
     return f"{value:.2g} times" if value < 10 else f"{value:,.0f} times" if value < 1e6 else f"{value:.1e} times"
 
 
@@ -25,7 +27,7 @@ def percent(share: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in one unit."""
+    """Return a duration in one unit."""
     for size, unit in ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s")):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"

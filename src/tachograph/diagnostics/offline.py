@@ -1,4 +1,4 @@
-"""`tachograph.diagnose`: what the rules say of a run, or of a log of another tool, after the fact."""
+"""`tachograph.diagnose`: run the rules over a recorded run or the log of another tool."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ __all__ = ["Diagnosis", "diagnose"]
 
 
 class Diagnosis(msgspec.Struct):
-    """What the rules found."""
+    """The findings of the rules."""
 
     name: str
     alerts: list[Alert]
-    """Each fault once, oldest first."""
+    """One alert per fault, oldest first."""
     signals: dict[str, str]
-    """What there was to look at: each signal with the name under which it is recorded."""
+    """The signals that were found, each with the name of its metric."""
     num_records: int
     num_alerts: int
-    """How many alerts there were; of very many only the last are in `alerts`."""
+    """Number of all alerts; if there are very many, `alerts` contains only the last ones."""
     state: RunState | None = None
-    """What became of the run; None if it is a log of another tool, or records."""
+    """The state of the run; None for records and for the log of another tool."""
     reason: str | None = None
-    """Why it ended, if it did not just finish."""
+    """Why the run ended, unless it finished normally."""
 
     @property
     def open_alerts(self) -> list[Alert]:
-        """Alerts that were not resolved when the records ended, the worst first."""
+        """Alerts that were still open at the last record, the worst first."""
         return worst_first(alert for alert in self.alerts if alert.is_open)
 
     @property
     def has_failed(self) -> bool:
-        """Whether the run itself ended badly, whatever the rules say of its training."""
+        """Whether the run itself failed or crashed, whatever the rules found."""
         return self.state in {RunState.FAILED, RunState.CRASHED}
 
 
@@ -50,44 +50,45 @@ def diagnose(
     *,
     rules: Mapping[str, Any] | None = None,
 ) -> Diagnosis:
-    """Let the rules look at everything that was recorded, as they would have while it was.
+    """Run the rules over everything that was recorded, as they would have run at the time.
 
     Args:
         source: a run (its folder or, with `log_dir`, its name); a CSV, JSON-lines or TensorBoard file or a
             `trainer_state.json` of another tool; or records.
-        log_dir: the folder that holds the runs.
-        rules: which rules to use and with which thresholds, as for `init`.
+        log_dir: the folder that contains the runs.
+        rules: the rules to use and their thresholds, as for `init`.
 
     Raises:
         RunNotFoundError: if there is neither a run nor a log.
-        ConfigError: if a log cannot be read, or `rules` is wrong.
+        ConfigError: if a log cannot be read, or `rules` is invalid.
 
     Example:
         >>> for alert in tachograph.diagnose("logs/greyjacket").alerts:
         ...     print(alert.severity, alert.title)
     """
     thresholds = resolve_rules(rules)
-    name, records, folder = _records(source, log_dir)
-    doctor, book, num_records = RuleEngine(thresholds), AlertHistory(), 0
+    name, records, folder = _open_source(source, log_dir)
+    engine, history, num_records = RuleEngine(thresholds), AlertHistory(), 0
     has_recorded_hang = False
     for record in records:
         num_records += 1
         if record["event"] == "start":
-            book.take(record)
+            history.add(record)
         if record["event"] == "alert" and record.get("rule") == "hang" and "hang" in thresholds:
+            # A journal has no ticks, so only the process that recorded it could notice that nothing happened.
             has_recorded_hang = True
-            book.take(record)  # only who was there can tell that nothing happened
-        for alert in doctor.take(record):
+            history.add(record)
+        for alert in engine.observe(record):
             if alert["rule"] != "hang" or not has_recorded_hang:
-                book.take(alert)
-    diagnosis = Diagnosis(name, book.alerts(), doctor.signals, num_records, book.num_opened)
+                history.add(alert)
+    diagnosis = Diagnosis(name, history.alerts(), engine.signals, num_records, history.num_opened)
     if folder is not None:
         run = overview(folder)
         diagnosis.state, diagnosis.reason = run.state, run.reason
     return diagnosis
 
 
-def _records(
+def _open_source(
     source: str | os.PathLike[str] | Iterable[dict[str, Any]], log_dir: str | os.PathLike[str] | None
 ) -> tuple[str, Iterator[dict[str, Any]], RunFolder | None]:
     if not isinstance(source, (str, os.PathLike)):

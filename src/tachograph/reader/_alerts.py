@@ -1,4 +1,4 @@
-"""Alerts as a reader sees them: the records of one fault, from opened to resolved, folded into one."""
+"""Alerts for readers: all records of one alert, from opened to resolved, merged into one object."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from tachograph.records import finite_or_none, severity_rank, step_of
+from tachograph.records import AlertRecord, severity_rank
 
 __all__ = ["Alert", "AlertHistory", "worst_first"]
 
-_MOST_KEPT = 500
-_MOST_OCCURRENCES = 200
+_MAX_ALERTS = 500
+_MAX_OCCURRENCES = 200
 
 
 class Alert(msgspec.Struct):
@@ -21,17 +21,17 @@ class Alert(msgspec.Struct):
     id: str
     rule: str
     severity: str
-    """`info`, `warning` or `critical`: the worst it came to."""
+    """`info`, `warning` or `critical`: the highest severity so far."""
     title: str
     message: str = ""
     meaning: str = ""
-    """What it usually means."""
+    """What the fault usually means."""
     advice: list[str] = []
-    """What people do about it."""
+    """What to do about it."""
     evidence: dict[str, Any] = {}
-    """Numbers, window and steps, as they were told last."""
+    """Numbers, window and steps, from the latest record that has them."""
     occurrences: list[dict[str, Any]] = []
-    """Each time the fault came back while the alert was open, as far as the rule tells them: at most the last 200."""
+    """The last 200 occurrences of the fault while the alert was open, if the rule reports them."""
     num_occurrences: int = 1
     attempt: int = 0
     opened_time: float | None = None
@@ -43,82 +43,85 @@ class Alert(msgspec.Struct):
     outcome: str = ""
     """Why it was resolved."""
     is_open: bool = True
-    """Whether it was neither resolved nor left behind by a process that ended before a resume."""
+    """False if it was resolved, or if its attempt ended and the run was resumed."""
 
 
 class AlertHistory:
-    """Takes `alert` records in order and keeps what they say of each alert."""
+    """Merges `alert` records, added in order, into alerts."""
 
     def __init__(self) -> None:
         self._alerts: dict[str, Alert] = {}
         self._attempt = -1
         self.num_opened = 0
-        """Alerts there were in all; only the last 500 are kept, and those that are open."""
+        """Number of all alerts. Only the last 500 are kept, open ones preferred."""
 
-    def take(self, record: dict[str, Any]) -> None:
-        """Take an `alert` record, or the `start` of an attempt."""
+    def add(self, record: dict[str, Any]) -> None:
+        """Add an `alert` record, or the `start` record of an attempt."""
         if record["event"] == "start":
             self._attempt += 1
             for alert in self._alerts.values():
                 alert.is_open = False
             return
-        key = str(record.get("id", record.get("rule")))
-        if key not in self._alerts:
-            self._alerts[key] = self._opened(key, record)
-        _update(self._alerts[key], record)
+        parsed = AlertRecord.from_record(record)
+        if parsed.id not in self._alerts:
+            self._alerts[parsed.id] = self._open(parsed)
+        _update(self._alerts[parsed.id], parsed)
 
     def alerts(self) -> list[Alert]:
-        """Return the alerts, oldest first."""
+        """Return all alerts, oldest first."""
         return list(self._alerts.values())
 
     def open_alerts(self) -> list[Alert]:
-        """Return those that are not resolved, the worst first."""
+        """Return the open alerts, the worst first."""
         return worst_first(alert for alert in self._alerts.values() if alert.is_open)
 
-    def _opened(self, key: str, record: dict[str, Any]) -> Alert:
+    def _open(self, record: AlertRecord) -> Alert:
         self.num_opened += 1
-        if len(self._alerts) >= _MOST_KEPT:
+        if len(self._alerts) >= _MAX_ALERTS:
             closed = (key for key, alert in self._alerts.items() if not alert.is_open)
             self._alerts.pop(next(closed, next(iter(self._alerts))))
-        rule = str(record.get("rule", "alert"))
         return Alert(
-            id=key,
-            rule=rule,
+            id=record.id,
+            rule=record.rule,
             severity="info",
-            title=str(record.get("title") or rule),
+            title=record.title or record.rule,
             attempt=max(self._attempt, 0),
-            opened_time=finite_or_none(record.get("time")),
-            opened_step=step_of(record),
+            opened_time=record.time,
+            opened_step=record.global_step,
         )
 
 
 def worst_first(alerts: Iterable[Alert]) -> list[Alert]:
-    """Sort alerts by severity, then by when they were opened."""
+    """Sort alerts by severity, then by the time they were opened."""
     return sorted(alerts, key=lambda alert: (-severity_rank(alert.severity), alert.opened_time or 0.0))
 
 
-def _update(alert: Alert, record: dict[str, Any]) -> None:
-    severity = str(record.get("severity", "warning"))
-    if severity_rank(severity) > severity_rank(alert.severity):
-        alert.severity = severity
-    for name in ("title", "message", "meaning", "outcome"):
-        if record.get(name):
-            setattr(alert, name, str(record[name]))
-    advice = record.get("advice")
-    if isinstance(advice, list):
-        alert.advice = [str(line) for line in advice]
-    if isinstance(record.get("evidence"), dict):
-        is_last = record.get("status") == "resolved"
-        alert.evidence = {**(alert.evidence if is_last else {}), **record["evidence"]}
-    alert.updated_time, alert.updated_step = finite_or_none(record.get("time")), step_of(record)
-    occurrence = record.get("occurrence")
-    if isinstance(occurrence, dict):
-        last = alert.occurrences[-1].get("step") if alert.occurrences else None
-        is_known = last is not None and last == occurrence.get("step")
-        is_first = not alert.occurrences and record.get("status") == "opened"
-        alert.num_occurrences += not is_known and not is_first
-        kept = alert.occurrences[:-1] if is_known else alert.occurrences[1 - _MOST_OCCURRENCES :]
-        alert.occurrences = [*kept, occurrence]
-    alert.is_open = record.get("status") != "resolved"
-    alert.resolved_time = None if alert.is_open else alert.updated_time
-    alert.resolved_step = None if alert.is_open else alert.updated_step
+def _update(alert: Alert, record: AlertRecord) -> None:
+    if severity_rank(record.severity) > severity_rank(alert.severity):
+        alert.severity = record.severity
+    alert.title = record.title or alert.title
+    alert.message = record.message or alert.message
+    alert.meaning = record.meaning or alert.meaning
+    alert.outcome = record.outcome or alert.outcome
+    if record.advice is not None:
+        alert.advice = record.advice
+    is_resolved = record.status == "resolved"
+    if record.evidence is not None:
+        # The evidence of a resolution adds to that of the fault; any other evidence replaces it.
+        alert.evidence = {**(alert.evidence if is_resolved else {}), **record.evidence}
+    if record.occurrence is not None:
+        _add_occurrence(alert, record.occurrence, is_opening=record.status == "opened")
+    alert.updated_time, alert.updated_step = record.time, record.global_step
+    alert.is_open = not is_resolved
+    alert.resolved_time = alert.updated_time if is_resolved else None
+    alert.resolved_step = alert.updated_step if is_resolved else None
+
+
+def _add_occurrence(alert: Alert, occurrence: dict[str, Any], *, is_opening: bool) -> None:
+    last_step = alert.occurrences[-1].get("step") if alert.occurrences else None
+    is_known = last_step is not None and last_step == occurrence.get("step")
+    is_first = not alert.occurrences and is_opening
+    alert.num_occurrences += not is_known and not is_first
+    # An occurrence at the same step is an update of the last one, such as how a spike recovered.
+    kept = alert.occurrences[:-1] if is_known else alert.occurrences[1 - _MAX_OCCURRENCES :]
+    alert.occurrences = [*kept, occurrence]

@@ -255,7 +255,7 @@ class RunDigest:
         if event not in _NOT_KEPT:
             self._keep(event, record)
         if event in {"start", "alert"}:
-            self._alerts.take(record)
+            self._alerts.add(record)
         if event == "end":
             attempt.end = record
         elif event == "telemetry_error" and record.get("kind") == "records_lost":

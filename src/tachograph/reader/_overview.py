@@ -124,7 +124,7 @@ def _num_alerts(ends: JournalEnds, heartbeat: Heartbeat | None) -> tuple[int, in
     book = AlertHistory()
     for record in ends.tail:
         if record["event"] in {"start", "alert"}:
-            book.take(record)
+            book.add(record)
     found = book.open_alerts()
     told = (len(found), sum(alert.severity == "critical" for alert in found))
     if heartbeat is None or heartbeat.run_id != ends.start.get("run_id", heartbeat.run_id):

@@ -1,4 +1,4 @@
-"""Shows the rules what is about to be written, and puts their alerts among it. Runs in the writer's thread."""
+"""Runs the rules while a run is being recorded. Called by the writer thread only, never by the training loop."""
 
 from __future__ import annotations
 
@@ -19,82 +19,90 @@ from tachograph.records import StepTable
 
 __all__ = ["LiveDiagnostics"]
 
-_MOST_LINES = 20
-_MOST_DUMPS = 10
+_MAX_LINES = 20
+_MAX_DUMPS = 10
+_PLACE = "diagnosing the run"
 
 
 class LiveDiagnostics:
-    """A doctor for a run that is being recorded."""
+    """Feeds everything that is about to be written to the rule engine, and adds the alerts to it.
 
-    def __init__(self, rules: Mapping[str, RuleSettings], say: Callable[[str], None]) -> None:
-        """Get ready.
+    If a rule raises, diagnosis stops for the rest of the run and recording continues: the rule would raise again at
+    every step.
+    """
+
+    def __init__(self, rules: Mapping[str, RuleSettings], print_line: Callable[[str], None]) -> None:
+        """Create the rules.
 
         Args:
-            rules: the rules with their thresholds.
-            say: prints a line for the person who watches the run.
+            rules: thresholds by rule, as `resolve_rules` returns them.
+            print_line: prints a line to the console of the run.
         """
-        self._doctor: RuleEngine | None = RuleEngine(rules, prefix=f"{os.urandom(3).hex()}-")
-        self._say = say
+        self._print_line = print_line
         self._num_lines = 0
         self._num_dumps = 0
         self.fault = ""
-        """Why it has given up, if it has."""
+        """Why diagnosis stopped; empty while it is running."""
+        self._engine: RuleEngine | None = None
+        with guard(_PLACE, self._stop):  # the rule of another package may raise
+            self._engine = RuleEngine(rules, prefix=f"{os.urandom(3).hex()}-")
 
-    def examine(self, pieces: list[Encodable], folder: Path) -> list[Encodable]:
-        """Return the pieces with the alerts that they give rise to, each behind what caused it."""
+    def observe(self, pieces: list[Encodable], folder: Path) -> list[Encodable]:
+        """Return the pieces with the alerts they cause, each alert after its cause."""
         result: list[Encodable] = []
         for piece in pieces:
             result.append(piece)
+            engine = self._engine
+            if engine is None:
+                continue
             if isinstance(piece, StepTable):
-                result += self._alerts(folder, "take_steps", piece.names, piece.values)
+                result += self._guarded(folder, engine.observe_steps, piece.names, piece.values)
             else:
-                result += self._alerts(folder, "take", piece)
+                result += self._guarded(folder, engine.observe, piece)
         return result
 
     def tick(self, time_s: float, folder: Path) -> list[Encodable]:
-        """Return the alerts that the time that has passed gives rise to."""
-        return self._alerts(folder, "tick", time_s)
+        """Let rules handle the passing of time; return their alerts."""
+        return self._guarded(folder, self._engine.tick, time_s) if self._engine is not None else []
 
-    def see_progress(self) -> None:
-        """Hear that the loop has logged something, though it may wait in a window of steps."""
-        if self._doctor is not None:
-            self._doctor.see_progress()
+    def on_progress(self) -> None:
+        """Note that the training code logged something, although it may still wait in a window of steps."""
+        if self._engine is not None:
+            self._engine.on_progress()
 
     @property
     def num_open(self) -> tuple[int, int]:
-        """How many alerts are open, and how many of these are critical."""
-        return self._doctor.num_open if self._doctor is not None else (0, 0)
+        """Number of open alerts, and how many of them are critical."""
+        return self._engine.num_open if self._engine is not None else (0, 0)
 
-    def _alerts(self, folder: Path, method: str, *arguments: Any) -> list[Encodable]:
-        if self._doctor is None:
-            return []
-        try:
-            alerts: list[dict[str, Any]] = getattr(self._doctor, method)(*arguments)
+    def _guarded(
+        self, folder: Path, method: Callable[..., list[dict[str, Any]]], *arguments: Any
+    ) -> list[dict[str, Any]]:
+        with guard(_PLACE, self._stop):
+            alerts = method(*arguments)
             for alert in alerts:
                 if alert["status"] == "opened":
                     self._announce(alert, folder)
-            return list(alerts)
-        except Exception as fault:
-            self._doctor = None  # it would come again with every step
-            self.fault = f"{type(fault).__name__}: {fault}"
-            guard.report("diagnosing the run", fault)
-            if guard.strict:
-                raise
-            return []
+            return alerts
+        return []
+
+    def _stop(self, _place: str, fault: Exception) -> None:
+        self._engine = None
+        self.fault = f"{type(fault).__name__}: {fault}"
 
     def _announce(self, alert: dict[str, Any], folder: Path) -> None:
-        if alert["rule"] == "hang" and self._num_dumps < _MOST_DUMPS:
+        if alert["rule"] == "hang" and self._num_dumps < _MAX_DUMPS:
             self._num_dumps += 1
             name = dump_stacks(folder)
             if name is not None:
                 alert["evidence"] = {**alert.get("evidence", {}), "stacks": name}
-        if alert["severity"] != "info" and self._num_lines < _MOST_LINES:
+        if alert["severity"] != "info" and self._num_lines < _MAX_LINES:
             self._num_lines += 1
-            self._say(f"{alert['severity']}: {alert['title']} (tacho doctor --explain {alert['rule']})")
+            self._print_line(f"{alert['severity']}: {alert['title']} (tacho doctor --explain {alert['rule']})")
 
 
 def dump_stacks(folder: Path) -> str | None:
-    """Write the Python stacks of all threads into a file of the folder; return its name, or None if that fails."""
+    """Write the Python stacks of all threads to a file in the folder; return its name, or None if that fails."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = [f"pid {os.getpid()}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n"]
     main = threading.main_thread().ident

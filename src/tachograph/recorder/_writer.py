@@ -200,7 +200,7 @@ class Writer:
                 with guard("reading the memory in use"):
                     self._builder.attach = memory_fields()
             if self.diagnostics is not None and any(type(item) is tuple for item in chunk):
-                self.diagnostics.see_progress()
+                self.diagnostics.on_progress()
             try:
                 self._write(self._build(chunk))
                 if self._builder.saw_array:
@@ -240,7 +240,7 @@ class Writer:
 
     def _write(self, records: list[Encodable]) -> None:
         if self.diagnostics is not None and records:
-            records = self.diagnostics.examine(records, self.files.folder.path)
+            records = self.diagnostics.observe(records, self.files.folder.path)
             self._check_diagnostics(self.diagnostics)
         data, kept = self._encode(records)
         num_dropped = self.files.append(data, kept)

@@ -1,5 +1,6 @@
 """Records: what a line of the journal says and how it is written. Knows nothing of who made it or who reads it."""
 
+from tachograph.records._alert import AlertRecord
 from tachograph.records._codec import decode, decode_block, encode, mark_non_finite, to_json
 from tachograph.records._kinds import (
     KINDS,
@@ -28,6 +29,7 @@ from tachograph.records._values import (
 )
 
 __all__ = [
+    "AlertRecord",
     "KINDS",
     "MASK",
     "LazyValue",

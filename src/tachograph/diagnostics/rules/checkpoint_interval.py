@@ -1,4 +1,4 @@
-"""Checkpoints that cost too much, or come too seldom."""
+"""Checkpoints are too expensive or too rare."""
 
 from __future__ import annotations
 
@@ -16,87 +16,86 @@ from tachograph.records import finite_or_none
 
 __all__ = ["CheckpointInterval"]
 
-_SAVES = frozenset({"checkpoint_save_sync", "checkpoint_save_async"})
+_SAVE_SPANS = frozenset({"checkpoint_save_sync", "checkpoint_save_async"})
 
 
 class CheckpointInterval(Rule):
-    """Checkpoints are saved too seldom, or saving them takes too much of the time.
+    """Checkpoints are too far apart, or saving them takes too much of the time.
 
-    From the time a save takes and the time between failures that is to be expected, the best interval follows
-    (Young and Daly): the root of twice their product. The alert tells it. Measured are the last saves, from
-    `checkpoint_save_sync` spans or from `save_s` in checkpoint records; an asynchronous save costs what the loop waits.
+    The optimal interval follows from the duration of a save and the expected time between failures (Young and Daly): it
+    is the square root of twice their product. The alert names it. The rule measures the last saves, from
+    `checkpoint_save_sync` and `checkpoint_save_async` spans or from `save_s` in checkpoint records. An asynchronous
+    save costs the time the training loop waits for it.
     """
 
     name = "checkpoint_interval"
     severity = "info"
     meaning = (
-        "Too seldom: a failure throws away more work than the saves in between would have cost. Too often, or too "
-        "slow: the run spends its time on saving."
+        "Too rare: a failure loses more work than additional saves would have cost. Too frequent or too slow: the run "
+        "spends its time saving."
     )
     advice = (
-        "Save about as often as the best interval named here says; set hours_between_failures to what your cluster "
-        "has.",
-        "Make saves cheaper: asynchronous or sharded ones, local disks first, optimizer state less often.",
+        "Save about as often as the optimal interval named here; set hours_between_failures to the value of your "
+        "cluster.",
+        "Make saves cheaper: save asynchronously or sharded, to local disks first, and optimizer state less often.",
     )
-    kinds = ("checkpoint", "span", "span_stop")
+    record_kinds = ("checkpoint", "span", "span_stop")
 
     class Thresholds(RuleSettings):
-        """When it fires."""
+        """When the rule fires."""
 
         hours_between_failures: Annotated[
-            float, Meta(description="Hours between two failures of the whole job that are to be expected.", gt=0)
+            float, Meta(description="Expected hours between two failures of the whole job.", gt=0)
         ] = 24.0
-        times_off: Annotated[float, Meta(description="How many times the best interval is too long.", gt=1)] = 2.0
-        most_share: Annotated[float, Meta(description="Share of the time that saving may take.", gt=0, lt=1)] = 0.05
-        saves: Annotated[int, Meta(description="Saves that must be known.", ge=2, le=100)] = 3
+        times_off: Annotated[float, Meta(description="Multiple of the optimal interval that is too long.", gt=1)] = 2.0
+        most_share: Annotated[
+            float, Meta(description="Maximum share of the time that saving may take.", gt=0, lt=1)
+        ] = 0.05
+        saves: Annotated[int, Meta(description="Number of recent saves that are measured.", ge=2, le=100)] = 3
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all saves."""
         self._saves: deque[tuple[float, float]] = deque(maxlen=self.thresholds.saves)
 
     def on_record(self, record: dict[str, Any]) -> None:
-        """Take a save, if the record is of one."""
+        """Add a save, if the record describes one."""
         time_s = finite_or_none(record.get("time"))
-        took_s = finite_or_none(record.get("save_s"))
+        save_s = finite_or_none(record.get("save_s"))
         if record["event"] != "checkpoint":
-            took_s = finite_or_none(record.get("duration_s")) if record.get("name") in _SAVES else None
-        if time_s is None or took_s is None or took_s < 0:
+            save_s = finite_or_none(record.get("duration_s")) if record.get("name") in _SAVE_SPANS else None
+        if time_s is None or save_s is None or save_s < 0:
             return
-        if self._saves and 0 <= time_s - self._saves[-1][0] < took_s:
-            return  # the same save, told by its span and by a record
-        self._saves.append((time_s, took_s))
+        if self._saves and 0 <= time_s - self._saves[-1][0] < save_s:
+            return  # the same save, recorded both by its span and by a checkpoint record
+        self._saves.append((time_s, save_s))
         if len(self._saves) == self.thresholds.saves:
-            self._judge()
+            self._evaluate()
 
-    def _judge(self) -> None:
+    def _evaluate(self) -> None:
         limits, saves = self.thresholds, list(self._saves)
-        took_s = median(sorted(took for _, took in saves))
-        gaps = sorted(later - earlier for (earlier, _), (later, _) in itertools.pairwise(saves))
-        interval_s = median(gaps)
-        if interval_s <= 0 or took_s <= 0:
+        save_s = median(sorted(took_s for _, took_s in saves))
+        interval_s = median(sorted(later - earlier for (earlier, _), (later, _) in itertools.pairwise(saves)))
+        if interval_s <= 0 or save_s <= 0:
             return
-        best_s = math.sqrt(2 * 3600 * limits.hours_between_failures * took_s)
-        share = took_s / interval_s
+        best_s = math.sqrt(2 * 3600 * limits.hours_between_failures * save_s)
+        share = save_s / interval_s
         evidence = {
-            "save_s": took_s,
+            "save_s": save_s,
             "interval_s": interval_s,
             "best_interval_s": best_s,
             "share": share,
             "hours_between_failures": limits.hours_between_failures,
-            "step": self.now.step,
+            "step": self.context.step,
             "saves": len(saves),
         }
-        best = f"With saves of {duration(took_s)} about every {duration(best_s)} is best."
-        is_new = not self.is_open()
-        if share > limits.most_share:
-            if is_new:
-                self.found(f"Saving checkpoints takes {percent(share)} of the time", best, evidence=evidence)
-        elif interval_s > limits.times_off * best_s:
-            if is_new:
-                self.found(
-                    f"Checkpoints are {duration(interval_s)} apart, which is a lot to lose", best, evidence=evidence
-                )
-        else:
-            self.over(f"they are {duration(interval_s)} apart now and take {percent(share)} of the time")
+        message = f"A save takes {duration(save_s)}; the optimal interval is about {duration(best_s)}."
+        is_too_frequent, is_too_rare = share > limits.most_share, interval_s > limits.times_off * best_s
+        if not is_too_frequent and not is_too_rare:
+            self.resolve(f"checkpoints are {duration(interval_s)} apart now and take {percent(share)} of the time")
+        elif not self.is_open():
+            title = f"Checkpoints are {duration(interval_s)} apart: a failure would lose a lot of work"
+            if is_too_frequent:
+                title = f"Saving checkpoints takes {percent(share)} of the time"
+            self.report(title, message, evidence=evidence)

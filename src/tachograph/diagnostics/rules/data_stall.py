@@ -15,10 +15,10 @@ __all__ = ["DataStall"]
 
 
 class DataStall(Rule):
-    """A large share of the time of the training loop is spent waiting for the next batch.
+    """The training loop spends a large share of its time waiting for the next batch.
 
-    It is measured in the process, by the `data_loading` spans, as the share of each window; the mean over several
-    windows counts.
+    The `data_loading` spans measure that share in the training process, for each window. The rule uses the mean over
+    several windows.
     """
 
     name = "data_stall"
@@ -28,25 +28,27 @@ class DataStall(Rule):
     advice = (
         "Use more workers, pin_memory and a larger prefetch_factor; keep workers alive between epochs.",
         "Decode, resize and tokenise once and store the result; put the data on local disks.",
-        "Read larger chunks in order; see whether the host's CPUs are all busy.",
+        "Read larger chunks sequentially; check whether all CPU cores of the host are busy.",
     )
-    hears_each = ("data_share",)
+    value_signals = ("data_share",)
     absorbs = ("low_gpu_utilisation",)
 
     class Thresholds(RuleSettings):
-        """When it fires."""
+        """When the rule fires."""
 
-        share: Annotated[float, Meta(description="Share of the time that is too much.", gt=0, lt=1)] = 0.25
-        windows: Annotated[int, Meta(description="Windows over which the mean is taken.", ge=1, le=1000)] = 6
+        share: Annotated[float, Meta(description="Minimum share of the time spent waiting for data.", gt=0, lt=1)] = (
+            0.25
+        )
+        windows: Annotated[int, Meta(description="Number of windows in the mean.", ge=1, le=1000)] = 6
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all windows."""
         self._shares: deque[float] = deque(maxlen=self.thresholds.windows)
 
     def on_value(self, signal: str, metric: str, value: float) -> None:
-        """Take the share of a window."""
+        """Add the share of a window."""
         if not math.isfinite(value):
             return
         self._shares.append(value)
@@ -55,8 +57,10 @@ class DataStall(Rule):
         mean = sum(self._shares) / len(self._shares)
         if self.is_open():
             if mean < 0.6 * self.thresholds.share:
-                self.over(f"waiting for data takes {percent(mean)} of the time now")
+                self.resolve(f"waiting for data takes {percent(mean)} of the time now")
         elif mean >= self.thresholds.share:
-            evidence = {"metric": metric, "share": mean, "step": self.now.step, "windows": len(self._shares)}
-            title = f"{percent(mean)} of the time is spent waiting for data"
-            self.found(title, f"That is the mean over the last {len(self._shares)} windows.", evidence=evidence)
+            num_windows = len(self._shares)
+            evidence = {"metric": metric, "share": mean, "step": self.context.step, "windows": num_windows}
+            windows = "last window" if num_windows == 1 else f"last {num_windows} windows"
+            message = f"This is the mean over the {windows}."
+            self.report(f"Training spends {percent(mean)} of its time waiting for data", message, evidence=evidence)

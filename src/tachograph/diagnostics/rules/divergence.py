@@ -1,4 +1,4 @@
-"""The loss leaves for good."""
+"""The loss rises and stays up."""
 
 from __future__ import annotations
 
@@ -14,69 +14,82 @@ from tachograph.diagnostics._text import figure
 
 __all__ = ["Divergence"]
 
-_BLOCKS = 8
+_NUM_BLOCKS = 8
 
 
 class Divergence(Rule):
-    """The loss has risen far above the best level it had, and stays there.
+    """The loss has risen far above its best level and stays there.
 
-    The best level is that of the best block of sixteen values, in a long run of several in a row. Most of the last
-    values must lie above it by a share of what the run has gained since its start, or of the best level, whichever is
-    less, and by many spreads; the longer the run has been going, the more values are asked for. A slow rise is found
-    when eight blocks in a row are that high. So a spike is none, nor is a loss with two modes. A loss that goes back to
-    where the run started is another fault: see `loss_reset`. After a sudden change of the learning rate or the batch
-    size, as at a warm restart, most of what was gained must be lost, until the loss has come back once. Not looked for
-    in reinforcement learning, where the loss does not say how well it goes.
+    The best level is the level of the best block of sixteen values, or of several consecutive blocks in a long run.
+    Most of the recent values must exceed it by a share of the total improvement or of the best level, whichever is
+    smaller, and by several spreads. The longer the run, the more values are required. A slow rise is detected when
+    eight consecutive blocks are that high. Spikes and losses that alternate between two levels are therefore ignored.
+
+    A loss that jumps back to its initial value is a different fault: see `loss_reset`. After a sudden change of the
+    learning rate or the batch size, such as a warm restart, most of the improvement must be lost, until the loss has
+    recovered once. The rule is inactive in reinforcement learning, where the loss does not measure progress.
     """
 
     name = "divergence"
     severity = "critical"
     meaning = (
-        "The optimizer has left the region in which it made progress; what was learnt is being lost. Most often the "
-        "learning rate is too high, or grew too fast; sometimes a change of the data mix, a numerical fault in one "
-        "layer, or a loss scale that collapsed came before."
+        "The optimizer has left the region in which it made progress, and the model is getting worse. Most often the "
+        "learning rate is too high or was raised too fast. Sometimes a change of the data mix, a numerical fault in "
+        "one layer or a collapsed loss scale comes first."
     )
     advice = (
-        "Stop, and go back to the last checkpoint from before the step named here.",
-        "Resume with a lower learning rate (half of it, say), or skip the batches around that step.",
-        "Lengthen the warm-up, clip gradients by norm, check weight decay and the epsilon of the optimizer.",
-        "See what changed at that step: data mix, batch size, schedule, precision.",
+        "Stop the run and restart from the last checkpoint before the step named here.",
+        "Resume with a lower learning rate (half, for example), or skip the batches around that step.",
+        "Lengthen the warm-up, clip gradients by norm, and check weight decay and the optimizer's epsilon.",
+        "Check what changed at that step: data mix, batch size, schedule, precision.",
     )
-    hears = ("loss",)
+    block_signals = ("loss",)
     absorbs = ("loss_spike", "plateau", "exploding_gradients")
 
     class Thresholds(RuleSettings):
-        """When it fires."""
+        """When the rule fires."""
 
         share_of_best: Annotated[
-            float, Meta(description="Rise above the best level, as a share of that level.", gt=0)
+            float, Meta(description="Minimum rise above the best level, as a share of that level.", gt=0)
         ] = 0.33
         share_of_gain: Annotated[
-            float, Meta(description="Or as a share of what was gained since the start, if that is less.", gt=0)
+            float, Meta(description="Minimum rise as a share of the total improvement, if that is smaller.", gt=0)
         ] = 0.3
         share_after_change: Annotated[
-            float, Meta(description="Share of the gain, or of the best if more, after a change of rate or batch.", gt=0)
+            float,
+            Meta(
+                description=(
+                    "Minimum rise after a change of learning rate or batch size, as a share of the total improvement "
+                    "or of the best level, whichever is larger."
+                ),
+                gt=0,
+            ),
         ] = 0.6
-        least_gain: Annotated[float, Meta(description="But at least this share of what was gained.", ge=0, lt=1)] = 0.05
-        sigmas: Annotated[float, Meta(description="And by so many spreads of a calm block.", ge=1)] = 5.0
+        least_gain: Annotated[
+            float, Meta(description="Lower limit of the rise, as a share of the total improvement.", ge=0, lt=1)
+        ] = 0.05
+        sigmas: Annotated[float, Meta(description="Lower limit of the rise, in spreads of a calm block.", ge=1)] = 5.0
         window_values: Annotated[
-            int, Meta(description="Values that are looked at together, in a short run; up to four times that.", ge=4)
+            int,
+            Meta(description="Recent values that are checked together; up to four times as many in a long run.", ge=4),
         ] = 8
         runaway: Annotated[
             float,
-            Meta(description="Times the first level that is beyond anything: three such values are enough.", gt=1),
+            Meta(description="Multiple of the first level at which three values are enough.", gt=1),
         ] = 10.0
-        least_above: Annotated[float, Meta(description="The share of them that must be that high.", gt=0, le=1)] = 0.75
+        least_above: Annotated[
+            float, Meta(description="Minimum share of the recent values that must be that high.", gt=0, le=1)
+        ] = 0.75
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all values."""
         self._best: float | None = None
         self._best_step: int | None = None
-        self._levels: deque[float] = deque(maxlen=_BLOCKS)
-        self._lows: deque[float] = deque(maxlen=_BLOCKS)
-        self._widths: deque[float] = deque(maxlen=2 * _BLOCKS)
+        self._levels: deque[float] = deque(maxlen=_NUM_BLOCKS)
+        self._lows: deque[float] = deque(maxlen=_NUM_BLOCKS)
+        self._widths: deque[float] = deque(maxlen=2 * _NUM_BLOCKS)
         self._width = 0.0
         self._onset: int | None = None
         self._slow_onset: int | None = None
@@ -85,82 +98,82 @@ class Divergence(Rule):
         self._places: deque[int] = deque(maxlen=4 * self.thresholds.window_values)
         self._values: deque[float] = deque(maxlen=4 * self.thresholds.window_values)
 
-    def on_change(self, what: str) -> None:
-        """Begin anew with fresh weights; expect a rise after other changes."""
-        if what == "restart":
+    def on_change(self, change: str) -> None:
+        """Start over with fresh weights; tolerate a rise after other changes."""
+        if change == "restart":
             self.reset()
         else:
             self._is_lenient = True
 
-    def on_block(self, gauge: SignalStats) -> None:
-        """Keep the best level; ask for values far above it; see whether whole blocks are."""
-        level, first = gauge.level, gauge.first
-        if level is None or first is None or self.desk.is_reinforcement:
+    def on_block(self, stats: SignalStats) -> None:
+        """Update the best level, watch for values far above it, and detect a slow rise."""
+        level, first = stats.level, stats.first_level
+        if level is None or first is None or self.context.is_reinforcement:
             return
-        values, low = gauge.values, gauge.values[BLOCK // 4]
-        best = self._kept(level, gauge.num_values // BLOCK)
+        values, low = stats.values, stats.values[BLOCK // 4]
+        best = self._update_best(level, stats.num_in_blocks // BLOCK)
         rise = self._usual_rise(best, first)
         if level < best + 0.5 * rise or not self._widths:
             self._is_lenient = False
-            self._widths.append(1.48 * (values[BLOCK // 2] - low))  # what is above may be the fault
+            self._widths.append(1.48 * (values[BLOCK // 2] - low))  # the upper half may contain the fault
             self._width = sorted(self._widths)[len(self._widths) // 8]
         rise = self._rise(best, first)
         self._lows.append(low)
         if self.is_open():
             if values[-BLOCK // 4] < best + 0.5 * rise:
-                self.over(f"{gauge.metric} is back at {figure(level)}", evidence={"level": level, "best": best})
+                self.resolve(f"{stats.metric} is back at {figure(level)}", evidence={"level": level, "best": best})
             return
         limit = best + rise
         if low <= limit:
-            self._slow_onset = self.now.step
-        if min(self._lows) > limit and len(self._lows) == _BLOCKS:
-            self._tell(gauge, level, limit, _BLOCKS * BLOCK, self._slow_onset)
+            self._slow_onset = self.context.step
+        if min(self._lows) > limit and len(self._lows) == _NUM_BLOCKS:
+            self._report(stats, level, limit, _NUM_BLOCKS * BLOCK, self._slow_onset)
         else:
-            gauge.ask(self, limit if rise > 0 else None)
+            stats.watch(self, limit if rise > 0 else None)
 
-    def _kept(self, level: float, num_blocks: int) -> float:
-        """Return the best level: over several blocks in a long run, of which the luckiest would be too low."""
+    def _update_best(self, level: float, num_blocks: int) -> float:
+        """Return the best level. A long run smooths over several blocks: the luckiest single block would be too low."""
         self._levels.append(level)
-        num_smoothed = max(1, min(num_blocks // 8, _BLOCKS))
+        num_smoothed = max(1, min(num_blocks // 8, _NUM_BLOCKS))
         smoothed = median(sorted(list(self._levels)[-num_smoothed:]))
         if self._best is None or smoothed < self._best:
-            self._best, self._best_step = smoothed, self.now.step
+            self._best, self._best_step = smoothed, self.context.step
         return self._best
 
-    def on_loud(self, gauge: SignalStats, value: float) -> bool:
-        """See whether most of the last values were that high, and were not before."""
-        if self._best is None or gauge.first is None or self.is_open() or self.desk.is_reinforcement:
+    def on_outlier(self, stats: SignalStats, value: float) -> bool:
+        """Check whether most of the recent values are that high, and whether that is new."""
+        if self._best is None or stats.first_level is None or self.is_open() or self.context.is_reinforcement:
             return False
-        limit = self._best + self._rise(self._best, gauge.first)
+        limit = self._best + self._rise(self._best, stats.first_level)
         if value < limit or limit <= self._best:
             return False
-        limits, place = self.thresholds, gauge.num_taken
+        limits, place = self.thresholds, stats.num_added
         if not self._places or place - self._places[-1] > 4 * limits.window_values:
-            self._onset = self.now.step
+            self._onset = self.context.step
         self._places.append(place)
         self._values.append(value)
         window = max(limits.window_values, min(place // 16, 4 * limits.window_values))
-        if not self._runs_away(gauge, value, place):
-            least = math.ceil(limits.least_above * window)
-            if len(self._places) < least or place - self._places[-least] >= window:
+        if not self._runs_away(stats, value, place):
+            min_above = math.ceil(limits.least_above * window)
+            if len(self._places) < min_above or place - self._places[-min_above] >= window:
                 return False
-            trend = self._trend(self._best, least)
+            trend = self._trend(self._best, min_above)
             num_here = sum(place - other < window for other in self._places)
-            num_before = gauge.num_above(limit, 2 + window // BLOCK) - num_here
+            num_before = stats.num_above(limit, 2 + window // BLOCK) - num_here
             if trend < 0.75 or (num_before > 4 and trend < 1.5):
-                return False  # a slow spike, or a loss that is like that
-        self._tell(gauge, value, limit, window, self._onset)
-        gauge.ask(self, None)
+                return False  # a slow spike that is already falling, or a loss that is often this high
+        self._report(stats, value, limit, window, self._onset)
+        stats.watch(self, None)
         return False
 
-    def _runs_away(self, gauge: SignalStats, value: float, place: int) -> bool:
-        """Tell whether there were several values lately that are beyond anything."""
-        if value > self.thresholds.runaway * max(abs(gauge.first or 0.0), abs(self._best or 0.0)):
+    def _runs_away(self, stats: SignalStats, value: float, place: int) -> bool:
+        """Return whether several recent values exceed a large multiple of the first level."""
+        if value > self.thresholds.runaway * max(abs(stats.first_level or 0.0), abs(self._best or 0.0)):
             self._far.append(place)
         return len(self._far) == 3 and place - self._far[0] < self.thresholds.window_values
 
     def _trend(self, best: float, num_values: int) -> float:
-        """Return how much higher the last of some values are than the first, both seen from the best level."""
+        """Return the ratio of the last values to the first ones, both measured from the best level."""
         values = list(self._values)[-num_values:]
         first, last = sorted(values[: num_values // 2]), sorted(values[-max(2, num_values // 4) :])
         return (median(last) - best) / (median(first) - best)
@@ -173,25 +186,25 @@ class Divergence(Rule):
 
     def _usual_rise(self, best: float, first: float) -> float:
         limits = self.thresholds
-        gained = max(first - best, 0.0)
-        share = limits.share_of_gain * gained
+        gain = max(first - best, 0.0)
+        share = limits.share_of_gain * gain
         if best > 0:
             share = min(limits.share_of_best * best, share)
-        if gained < 0.1 * abs(best):
-            share = 0.5 * abs(best)  # nothing was gained that could be lost
-        return max(share, 0.1 * abs(best), limits.sigmas * self._width, limits.least_gain * gained)
+        if gain < 0.1 * abs(best):
+            share = 0.5 * abs(best)  # there is no improvement yet that could be lost
+        return max(share, 0.1 * abs(best), limits.sigmas * self._width, limits.least_gain * gain)
 
-    def _tell(self, gauge: SignalStats, value: float, limit: float, window: int, since: int | None) -> None:
+    def _report(self, stats: SignalStats, value: float, limit: float, window: int, since: int | None) -> None:
         evidence = {
-            "metric": gauge.metric,
+            "metric": stats.metric,
             "value": value,
             "best": self._best,
             "best_step": self._best_step,
             "since_step": since,
-            "step": self.now.step,
+            "step": self.context.step,
             "threshold": limit,
             "window_values": window,
         }
-        best = f"its best was {figure(self._best)} at step {self._best_step}"
+        best = f"best was {figure(self._best)} at step {self._best_step}"
         message = f"Most of the last {window} values are above {figure(limit)}."
-        self.found(f"Loss diverges since step {since}: {figure(value)}, {best}", message, evidence=evidence)
+        self.report(f"Loss has been diverging since step {since}: {figure(value)}, {best}", message, evidence=evidence)

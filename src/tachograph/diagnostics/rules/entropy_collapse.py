@@ -16,28 +16,28 @@ __all__ = ["EntropyCollapse"]
 
 
 class EntropyCollapse(Rule):
-    """The entropy of the policy is a small part of what it was at the start, and the reward does not rise any more.
+    """The entropy of the policy is a small fraction of its initial value, and the reward has stopped rising.
 
-    A fall of the entropy alone is how learning by reinforcement looks; it is paid for with reward. It is a fault when
-    nothing is gained for it.
+    Falling entropy alone is normal in reinforcement learning: the policy trades it for reward. It is a fault when the
+    reward no longer rises.
     """
 
     name = "entropy_collapse"
     meaning = (
-        "The policy gives the same answers again and again. It cannot find better ones, so the rewards will stay where "
-        "they are, and groups of samples have no variance to learn from."
+        "The policy repeats the same answers and cannot find better ones. Rewards will stay where they are, and groups "
+        "of samples have no variance to learn from."
     )
     advice = (
         "Raise the sampling temperature, the entropy bonus, or the upper clip range.",
-        "Add harder or more varied prompts; lower the learning rate; go back to a checkpoint with more entropy.",
+        "Add harder or more varied prompts; lower the learning rate; restart from a checkpoint with more entropy.",
     )
-    hears = ("entropy", "reward")
+    block_signals = ("entropy", "reward")
 
     class Thresholds(RuleSettings):
-        """When it fires."""
+        """When the rule fires."""
 
         share: Annotated[
-            float, Meta(description="Share of the first entropy below which it has collapsed.", gt=0, lt=1)
+            float, Meta(description="Share of the initial entropy below which it has collapsed.", gt=0, lt=1)
         ] = 0.15
         reward_blocks: Annotated[
             int, Meta(description="Blocks of 16 values over which the reward must not have risen.", ge=1, le=100)
@@ -46,45 +46,43 @@ class EntropyCollapse(Rule):
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all rewards."""
         self._rewards: deque[float] = deque(maxlen=self.thresholds.reward_blocks + 1)
 
-    def band(self, signal: str) -> tuple[float, float] | None:
-        """Ask for the spread."""
+    def outlier_band(self, signal: str) -> tuple[float, float] | None:
+        """Measure the spread; report no outliers."""
         return math.inf, 0.0
 
-    def on_block(self, gauge: SignalStats) -> None:
-        """Compare the entropy with the first, and the reward with before."""
-        if gauge.level is None:
+    def on_block(self, stats: SignalStats) -> None:
+        """Compare the entropy with its initial value, and the reward with earlier blocks."""
+        if stats.level is None:
             return
-        if gauge.signal == "reward":
-            self._rewards.append(gauge.level)
+        if stats.signal == "reward":
+            self._rewards.append(stats.level)
             return
-        first = gauge.first
-        if first is None or first <= 0 or gauge.level < 0:
-            return  # that of continuous actions can be below zero, where shares mean nothing
-        share = gauge.level / first
+        first = stats.first_level
+        if first is None or first <= 0 or stats.level < 0:
+            return  # the entropy of continuous actions can be negative, where shares are meaningless
+        share = stats.level / first
         if self.is_open():
             if share > 2 * self.thresholds.share:
-                self.over(f"{gauge.metric} is back at {figure(gauge.level)}")
-        elif share < self.thresholds.share and not self._rises():
+                self.resolve(f"{stats.metric} is back at {figure(stats.level)}")
+        elif share < self.thresholds.share and not self._may_be_rising():
             evidence = {
-                "metric": gauge.metric,
-                "level": gauge.level,
+                "metric": stats.metric,
+                "level": stats.level,
                 "first": first,
                 "share": share,
                 "reward": self._rewards[-1] if self._rewards else None,
-                "step": self.now.step,
+                "step": self.context.step,
             }
-            title = f"Entropy has collapsed to {percent(share)} of what it was: {figure(gauge.level)}"
-            message = (
-                "The reward does not rise any more." if self._rewards else "No reward is recorded to compare with."
-            )
-            self.found(title, message, evidence=evidence)
+            title = f"Entropy has collapsed to {percent(share)} of its initial value: {figure(stats.level)}"
+            message = "The reward has stopped rising." if self._rewards else "No reward is recorded to compare with."
+            self.report(title, message, evidence=evidence)
 
-    def _rises(self) -> bool:
-        """Tell whether the reward has risen over the last blocks, or is not known long enough to say."""
-        reward = self.gauges.get("reward")
+    def _may_be_rising(self) -> bool:
+        """Return whether the reward has risen over the last blocks, or has too few values to tell."""
+        reward = self.signals.get("reward")
         if reward is None:
             return False
         if len(self._rewards) <= self.thresholds.reward_blocks or reward.sigma is None:

@@ -1,4 +1,4 @@
-"""The loss is back where the run began."""
+"""The loss is back at its initial value."""
 
 from __future__ import annotations
 
@@ -15,79 +15,80 @@ __all__ = ["LossReset"]
 
 
 class LossReset(Rule):
-    """The loss jumps, from one value to the next, back to the value the run started with.
+    """The loss jumps back to its initial value from one value to the next.
 
-    That is what fresh weights do, if the value after it is not back where the loss was: then it was one bad batch. The
-    rules about the loss start anew from there, so that a reset on purpose is no divergence. Not looked for while the
-    run has hardly gained anything.
+    Fresh weights cause exactly that. If the next value is back at the previous level, it was one bad batch instead. All
+    rules about the loss start over after a reset, so that an intended one is not reported as a divergence. The rule is
+    inactive until the loss has fallen noticeably.
     """
 
     name = "loss_reset"
     meaning = (
-        "The weights are new: a schedule that restarts training on purpose, or a checkpoint that was not loaded, "
-        "loaded into another model, or overwritten."
+        "The model has fresh weights. Either a schedule restarts training on purpose, or a checkpoint was not loaded, "
+        "was loaded into a different model, or was overwritten."
     )
     advice = (
-        "If it was on purpose, nothing: what follows is judged as a run of its own.",
-        "If not, see that the checkpoint was loaded into the model that is trained, and that no key was missing.",
+        "If the restart was intended, do nothing: the steps after it are judged like a new run.",
+        "Otherwise check that the checkpoint is loaded into the model being trained, and that no key is missing.",
     )
-    hears = ("loss",)
+    block_signals = ("loss",)
 
     class Thresholds(RuleSettings):
-        """When it fires."""
+        """When the rule fires."""
 
         tolerance: Annotated[
-            float, Meta(description="How near the first value it must be, as a share of it.", gt=0, lt=1)
+            float, Meta(description="Maximum distance from the first value, as a share of it.", gt=0, lt=1)
         ] = 0.1
         least_gain: Annotated[
-            float, Meta(description="What the run must have gained before, as a share of the first value.", gt=0, lt=1)
+            float,
+            Meta(description="Minimum fall of the loss before the jump, as a share of its first value.", gt=0, lt=1),
         ] = 0.3
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all values."""
         self._first: float | None = None
         self._jump: dict[str, Any] | None = None
         self._calm_below = 0.0
 
-    def on_loud(self, gauge: SignalStats, value: float) -> bool:
-        """See whether a loud value is the first one come back, and whether the next one stays up."""
+    def on_outlier(self, stats: SignalStats, value: float) -> bool:
+        """Check whether an outlier is close to the first value, and whether the next value stays up."""
         if self._jump is not None:
             jump, self._jump = self._jump, None
-            gauge.ask(self, None)
+            stats.watch(self, None)
             if value > self._calm_below:
-                self._tell(jump)
+                self._report(jump)
             return False
-        first, level = self._first or gauge.very_first, gauge.level
-        if first is None or level is None or first <= 0 or not gauge.sigma:
+        first, level = self._first or stats.first_value, stats.level
+        if first is None or level is None or first <= 0 or not stats.sigma:
             return False
         limits = self.thresholds
-        if level > 0 and math.log(value / level) < 5 * gauge.log_sigma():
-            return False  # a loss that is anywhere at any time, as with single samples
+        if level > 0 and math.log(value / level) < 5 * stats.log_sigma():
+            return False  # a loss that varies this much anyway, as with a batch size of one
         if abs(value - first) <= limits.tolerance * first and level <= (1 - limits.least_gain) * first:
             self._jump = {
-                "metric": gauge.metric,
-                "step": self.now.step,
+                "metric": stats.metric,
+                "step": self.context.step,
                 "value": value,
                 "first": first,
                 "level_before": level,
             }
-            self._calm_below = level + 0.5 * (gauge.loud_above - level)
-            gauge.ask(self, -math.inf)
+            self._calm_below = level + 0.5 * (stats.outlier_above - level)
+            stats.watch(self, -math.inf)
         return False
 
-    def _tell(self, jump: dict[str, Any]) -> None:
+    def _report(self, jump: dict[str, Any]) -> None:
         self._first = jump["value"]
         rise = f"{figure(jump['value'])} at step {jump['step']}, from {figure(jump['level_before'])}"
-        self.found(
-            f"Loss went back to its first value: {rise}",
-            "It looks as if training had started again with fresh weights.",
+        self.report(
+            f"Loss is back at its initial value: {rise}",
+            "Training seems to have restarted with fresh weights.",
             evidence=jump,
         )
-        self.desk.change("restart")
+        self.context.announce_change("restart")
 
-    def on_block(self, gauge: SignalStats) -> None:
-        """Close it once the new story has a level of its own."""
-        if self.is_open() and gauge.num_values >= 64:
-            self.over(f"judged anew from there; the loss is at {figure(gauge.level)}")
+    def on_block(self, stats: SignalStats) -> None:
+        """Resolve the alert once the restarted loss has a level of its own."""
+        if self.is_open() and stats.num_in_blocks >= 64:
+            self.resolve(f"the rules started over; the loss is at {figure(stats.level)}")

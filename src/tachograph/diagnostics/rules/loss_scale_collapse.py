@@ -1,4 +1,4 @@
-"""The loss scale falls and falls."""
+"""The loss scale keeps falling."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ __all__ = ["LossScaleCollapse"]
 
 
 class LossScaleCollapse(Rule):
-    """The loss scale of an fp16 run has been cut several times without growing in between, or is near its minimum.
+    """The loss scale of an fp16 run was reduced several times without growing in between, or is near its minimum.
 
-    In the first steps a scaler looks for its scale from above, so cuts are not counted until it has once held for a
-    while. After that, several cuts in a row mean that every step overflows.
+    A loss scaler starts too high and searches for its scale, so reductions count only after the scale has been stable
+    once. After that, several reductions in a row mean that every step overflows.
     """
 
     name = "loss_scale_collapse"
     severity = "critical"
     meaning = (
-        "Gradients overflow in fp16 whatever the scale: they contain infinities or NaN for another reason, or have "
-        "grown beyond what fp16 can hold. Steps are being skipped; at the minimum most trainers give up."
+        "Gradients overflow in fp16 whatever the scale is. They contain infinities or NaN for another reason, or have "
+        "grown beyond the range of fp16. The optimizer is skipping steps; most trainers abort at the minimum scale."
     )
     advice = (
-        "Stop before it reaches the minimum; go back to a checkpoint from before the first cut.",
-        "Use bf16. In fp16 keep attention softmax, norms and the loss in fp32.",
-        "Lower the learning rate, clip gradients.",
+        "Stop before the scale reaches its minimum; restart from a checkpoint before the first reduction.",
+        "Use bf16. In fp16, keep attention softmax, norms and the loss in fp32.",
+        "Lower the learning rate; clip gradients.",
     )
-    hears_each = ("loss_scale",)
+    value_signals = ("loss_scale",)
 
     class Thresholds(RuleSettings):
-        """When it fires."""
+        """When the rule fires."""
 
-        cuts: Annotated[int, Meta(description="Cuts without growth in between that are too many.", ge=2)] = 3
+        cuts: Annotated[int, Meta(description="Reductions without growth in between.", ge=2)] = 3
         window_values: Annotated[
-            int, Meta(description="Values within which the next cut must come to be counted with the last.", ge=1)
+            int, Meta(description="Maximum number of values between two reductions that are counted together.", ge=1)
         ] = 64
-        minimum: Annotated[float, Meta(description="The scaler's least scale.", gt=0)] = 1.0
+        minimum: Annotated[float, Meta(description="The scaler's minimum scale.", gt=0)] = 1.0
         settled_values: Annotated[
-            int, Meta(description="Values without a cut after which the scaler has found its scale.", ge=1)
+            int, Meta(description="Values without a reduction after which the scale is stable.", ge=1)
         ] = 32
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all values."""
         self._last: float | None = None
         self._num_cuts = 0
         self._num_same = 0
-        self._num_since = 0
+        self._num_since_cut = 0
         self._has_settled = False
         self._scale_before = 0.0
 
     def on_value(self, signal: str, metric: str, value: float) -> None:
-        """Count cuts."""
+        """Count reductions."""
         if not math.isfinite(value):
             return
         last, self._last = self._last, value
-        self._num_since += 1
+        self._num_since_cut += 1
         if last is None or value == last:
             self._num_same += 1
             if not self._has_settled and self._num_same >= self.thresholds.settled_values:
@@ -71,10 +71,10 @@ class LossScaleCollapse(Rule):
         if value > last:
             self._num_cuts = 0
             if value > 4 * self.thresholds.minimum:
-                self.over(f"the scale grows again: {figure(value)}")
+                self.resolve(f"the scale is growing again: {figure(value)}")
             return
-        self._num_cuts = self._num_cuts + 1 if self._num_since < self.thresholds.window_values else 1
-        self._num_since = 0
+        self._num_cuts = self._num_cuts + 1 if self._num_since_cut < self.thresholds.window_values else 1
+        self._num_since_cut = 0
         if self._num_cuts == 1:
             self._scale_before = last
         is_low = value <= 2 * self.thresholds.minimum
@@ -85,7 +85,10 @@ class LossScaleCollapse(Rule):
             "value": value,
             "scale_before": self._scale_before,
             "cuts": self._num_cuts,
-            "step": self.now.step,
+            "step": self.context.step,
         }
-        title = f"Loss scale collapses: {figure(value)} at step {self.now.step}, from {figure(self._scale_before)}"
-        self.found(title, f"It was cut {self._num_cuts} times without growing in between.", evidence=evidence)
+        title = (
+            f"Loss scale collapsed to {figure(value)} at step {self.context.step}, from {figure(self._scale_before)}"
+        )
+        times = "once" if self._num_cuts == 1 else f"{self._num_cuts} times without growing in between"
+        self.report(title, f"It was reduced {times}.", evidence=evidence)

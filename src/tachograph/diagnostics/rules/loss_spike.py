@@ -13,60 +13,61 @@ from tachograph.diagnostics._text import factor, figure
 
 __all__ = ["LossSpike"]
 
-_MOST_TOLD = 100
-"""Spikes of one alert that are told one by one; of more, every sixteenth."""
+_MAX_REPORTED = 100
+_REPORT_EVERY = 16
+"""Of the spikes after the first 100 of an alert, only every sixteenth is reported."""
 
 
 class LossSpike(Rule):
-    """The loss jumps far above its recent level, and it is told how it comes back.
+    """The loss jumps far above its recent level; the alert reports how it recovers.
 
-    A value is a spike if it lies many spreads above the level of the last values and by a share of that level, and if
-    the last values hardly ever did the same: a loss that jumps up by habit, as with mixup, is left alone. From then on
-    every value is watched. The spike is *recovering* if the loss is back soon, *slow* if it takes its time, and *not
-    recovering* if it stays above. Further spikes before the loss has been calm for a while are told in the same alert,
-    and the more alerts there were, the longer that while is. Silent for a while after a resume and after a sudden
-    change of the learning rate or the batch size.
+    A value is a spike if it exceeds the recent level by many spreads and by a share of that level, and if hardly any of
+    the recent values did the same. A loss that jumps regularly, as with mixup, is therefore ignored. From then on the
+    rule follows every value. The spike is *recovering* if the loss is back soon, *slow* if that takes longer, and *not
+    recovering* if the loss stays up.
+
+    Spikes that follow before the loss has been calm for a while are added to the same alert. The rule is inactive for a
+    while after a resume and after a sudden change of the learning rate or the batch size.
     """
 
     name = "loss_spike"
     meaning = (
-        "One that recovers at once is mostly a hard or broken batch and does little harm. Many of them, or slow ones, "
-        "say that training is close to the edge of stability: the learning rate is too high for this point of the "
-        "run, or the second moments of the optimizer react too slowly. The same step in several runs points to the "
-        "data."
+        "A spike that recovers at once usually comes from a hard or corrupt batch and does little harm. Frequent or "
+        "slow ones mean that training is close to instability: the learning rate is too high for this phase, or the "
+        "optimizer's second moments adapt too slowly. If several runs spike at the same step, suspect the data."
     )
     advice = (
-        "If it recovered: go on, and look at the batches of the steps named here if it comes again.",
-        "If it is slow or does not recover: go back to a checkpoint from about 100 steps before and skip some "
-        "hundred batches.",
+        "If it recovered, continue; if it happens again, inspect the batches of the steps named here.",
+        "If it is slow or does not recover, restart from a checkpoint about 100 steps earlier and skip a few hundred "
+        "batches.",
         "Lower the learning rate, lengthen the warm-up, clip gradients by norm, or lower Adam's beta2 to 0.95.",
-        "Check whether data order or sampler state was restored after a resume.",
+        "After a resume, check that data order and sampler state were restored.",
     )
-    hears = ("loss",)
+    block_signals = ("loss",)
 
     class Thresholds(RuleSettings):
-        """When it fires."""
+        """When the rule fires."""
 
-        sigmas: Annotated[float, Meta(description="Spreads above the recent level that make a spike.", ge=2)] = 5.5
+        sigmas: Annotated[float, Meta(description="Minimum height above the recent level, in spreads.", ge=2)] = 5.5
         least_share: Annotated[
-            float, Meta(description="How far above the level it must be at least, as a share of the level.", ge=0)
+            float, Meta(description="Minimum height above the recent level, as a share of that level.", ge=0)
         ] = 0.05
         least_gain: Annotated[
-            float, Meta(description="And as a share of what the run has gained since its start.", ge=0)
+            float, Meta(description="Minimum height as a share of the total improvement since the start.", ge=0)
         ] = 0.03
         most_peers: Annotated[
-            int, Meta(description="Of the last 64 values, how many may have risen more than 60 % as high.", ge=0)
+            int, Meta(description="How many of the last 64 values may have reached 60 % of that height.", ge=0)
         ] = 2
         fast_values: Annotated[int, Meta(description="Values within which a recovery is not slow.", ge=1)] = 16
-        slow_values: Annotated[
-            int, Meta(description="Values after which a spike that is not over counts as not recovering.", ge=2)
-        ] = 128
+        slow_values: Annotated[int, Meta(description="Values after which a spike counts as not recovering.", ge=2)] = (
+            128
+        )
         quiet_values: Annotated[int, Meta(description="Values without a spike that resolve the alert.", ge=1)] = 128
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all spikes."""
         self._spike: dict[str, Any] | None = None
         self._calm_below = 0.0
         self._num_calm = 0
@@ -74,111 +75,110 @@ class LossSpike(Rule):
         self._quiet_since = 0
         self._stays_up = False
 
-    def band(self, signal: str) -> tuple[float, float] | None:
-        """Say which values it wants to hear of."""
+    def outlier_band(self, signal: str) -> tuple[float, float] | None:
+        """Define the outliers of the loss."""
         return self.thresholds.sigmas, self.thresholds.least_share
 
-    def on_change(self, what: str) -> None:
-        """Begin anew with fresh weights."""
-        if what == "restart":
-            self.over("training started again with fresh weights")
+    def on_change(self, change: str) -> None:
+        """Start over with fresh weights."""
+        if change == "restart":
+            self.resolve("training restarted with fresh weights")
             self.reset()
 
-    def on_loud(self, gauge: SignalStats, value: float) -> bool:
-        """Begin a spike, or see how it goes on."""
+    def on_outlier(self, stats: SignalStats, value: float) -> bool:
+        """Start a spike, or follow the current one."""
         if self._spike is not None:
-            return self._go_on(self._spike, gauge, value)
-        level, sigma = gauge.level, gauge.sigma or 0.0
+            return self._follow(self._spike, stats, value)
+        level, sigma = stats.level, stats.sigma or 0.0
         if level is None or self._stays_up or sigma <= 0:
-            return False  # not back from the last one, or always the same, beside which any number is far off
-        if value - level < self.thresholds.least_gain * ((gauge.first or 0.0) - level):
-            return False  # next to nothing, seen from where the run began
-        if gauge.num_above(level + 0.6 * (value - level)) > self.thresholds.most_peers:
+            return False  # still up from the last spike, or constant: any change would be infinitely many spreads
+        if value - level < self.thresholds.least_gain * ((stats.first_level or 0.0) - level):
+            return False  # negligible compared with the progress of the run
+        if stats.num_above(level + 0.6 * (value - level)) > self.thresholds.most_peers:
             return False
-        if level > 0 and math.log(value / level) < self.thresholds.sigmas * gauge.log_sigma():
-            return False  # a loss that is skewed by nature, as with small batches
-        self._calm_below = level + 0.5 * (gauge.loud_above - level)
+        if level > 0 and math.log(value / level) < self.thresholds.sigmas * stats.log_sigma():
+            return False  # a loss with a skewed distribution, as with small batches
+        self._calm_below = level + 0.5 * (stats.outlier_above - level)
         self._num_calm = 0
         self._num_spikes = self._num_spikes + 1 if self.is_open() else 1
         self._spike = {
-            "step": self.now.step,
+            "step": self.context.step,
             "value": value,
             "peak": value,
             "level_before": level,
             "sigmas": (value - level) / sigma,
             "class": "open",
             "values": 0,
-            **self._gradient(),
+            **self._gradient_norms(),
         }
-        gauge.ask(self, -math.inf)
-        if self._is_worth_telling():
-            self._tell(gauge, self._spike)
+        stats.watch(self, -math.inf)
+        if self._is_worth_reporting():
+            self._report(stats, self._spike)
         return True
 
-    def on_block(self, gauge: SignalStats) -> None:
-        """See whether a spike that did not recover has done so after all, and whether all is calm."""
+    def on_block(self, stats: SignalStats) -> None:
+        """Detect a late recovery, and resolve the alert when the loss has been calm for long enough."""
         if self._spike is not None:
             return
         if self._stays_up:
-            if gauge.values[-4] >= self._calm_below:
+            if stats.values[-4] >= self._calm_below:
                 return
             self._stays_up = False
-            self._quiet_since = gauge.num_taken
-        elif self.is_open() and gauge.num_taken - self._quiet_since >= self.thresholds.quiet_values:
-            self.over(
+            self._quiet_since = stats.num_added
+        elif self.is_open() and stats.num_added - self._quiet_since >= self.thresholds.quiet_values:
+            self.resolve(
                 f"no spike in the last {self.thresholds.quiet_values} values", evidence={"num_spikes": self._num_spikes}
             )
 
-    def _is_worth_telling(self) -> bool:
-        return self._num_spikes <= _MOST_TOLD or self._num_spikes % 16 == 0
+    def _is_worth_reporting(self) -> bool:
+        return self._num_spikes <= _MAX_REPORTED or self._num_spikes % _REPORT_EVERY == 0
 
-    def _gradient(self) -> dict[str, Any]:
-        """Say what the gradient norm did, if it is known: a spike in both is of the optimizer, else rather of the
-        batch.
-        """
-        gauge = self.gauges.get("grad_norm")
-        if gauge is None or not gauge.level or not gauge.last:
+    def _gradient_norms(self) -> dict[str, Any]:
+        # A spike of loss and gradient norm points to the optimizer, a spike of the loss alone to the batch.
+        stats = self.signals.get("grad_norm")
+        if stats is None or not stats.level or not stats.last:
             return {}
-        return {"grad_norm": gauge.last, "grad_norm_before": gauge.level}
+        return {"grad_norm": stats.last, "grad_norm_before": stats.level}
 
-    def _go_on(self, spike: dict[str, Any], gauge: SignalStats, value: float) -> bool:
+    def _follow(self, spike: dict[str, Any], stats: SignalStats, value: float) -> bool:
         spike["values"] += 1
         spike["peak"] = max(spike["peak"], value)
         self._num_calm = self._num_calm + 1 if value < self._calm_below else 0
         is_back = self._num_calm >= 2
         if is_back or spike["values"] >= self.thresholds.slow_values:
-            took = spike["values"] - 1
+            num_values = spike["values"] - 1
             spike["class"] = "not recovering"
             if is_back:
-                spike["class"] = "recovering" if took <= self.thresholds.fast_values else "slow"
-                spike["recovery_values"] = took
-                if isinstance(self.now.step, int) and isinstance(spike["step"], int):
-                    spike["recovery_steps"] = self.now.step - spike["step"]
+                spike["class"] = "recovering" if num_values <= self.thresholds.fast_values else "slow"
+                spike["recovery_values"] = num_values
+                if isinstance(self.context.step, int) and isinstance(spike["step"], int):
+                    spike["recovery_steps"] = self.context.step - spike["step"]
             self._stays_up = not is_back
-            self._quiet_since = gauge.num_taken
+            self._quiet_since = stats.num_added
             self._spike = None
-            gauge.ask(self, None)
-            if self.is_open() and self._is_worth_telling():  # it may have become part of another alert
-                self._tell(gauge, {**spike, "level_after": value if is_back else gauge.level})
-        return value >= gauge.loud_above
+            stats.watch(self, None)
+            if self.is_open() and self._is_worth_reporting():  # another alert may have absorbed it
+                self._report(stats, {**spike, "level_after": value if is_back else stats.level})
+        return value >= stats.outlier_above
 
-    def _tell(self, gauge: SignalStats, spike: dict[str, Any]) -> None:
+    def _report(self, stats: SignalStats, spike: dict[str, Any]) -> None:
         before = spike["level_before"]
         rise = f", {factor(spike['peak'] / before)} its level" if before > 0 and spike["peak"] > 2 * before else ""
         title = f"Loss spike at step {spike['step']}: {figure(spike['peak'])}, from {figure(before)}{rise}"
         if self._num_spikes > 1:
-            last = f"the last at step {spike['step']}: {figure(spike['peak'])}, from {figure(before)}"
+            last = f"most recently at step {spike['step']}: {figure(spike['peak'])}, from {figure(before)}"
             title = f"{self._num_spikes} loss spikes, {last}"
-        said = {
-            "open": "How it goes on will be told.",
-            "recovering": f"It was back after {_values(spike.get('recovery_values', 0))}.",
-            "slow": f"It took {_values(spike.get('recovery_values', 0))} to come back.",
-            "not recovering": f"It has not come back in {spike['values']} values and stays at {figure(gauge.level)}.",
+        unrecovered = f"It has not recovered after {_values(spike['values'])}"
+        message = {
+            "open": "Recovery will be reported.",
+            "recovering": f"It recovered after {_values(spike.get('recovery_values', 0))}.",
+            "slow": f"It recovered slowly, after {_values(spike.get('recovery_values', 0))}.",
+            "not recovering": f"{unrecovered} and stays at {figure(stats.level)}.",
         }[spike["class"]]
         severity = "critical" if spike["class"] == "not recovering" else None
-        evidence = {"metric": gauge.metric, "num_spikes": self._num_spikes, **spike}
-        self.found(title, said, severity=severity, evidence=evidence, occurrence=dict(spike))
+        evidence = {"metric": stats.metric, "num_spikes": self._num_spikes, **spike}
+        self.report(title, message, severity=severity, evidence=evidence, occurrence=dict(spike))
 
 
 def _values(count: int) -> str:
-    return "one value" if count == 1 else f"{count} values"
+    return "1 value" if count == 1 else f"{count} values"

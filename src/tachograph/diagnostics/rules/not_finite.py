@@ -1,7 +1,8 @@
-"""NaN and infinity."""
+"""NaN and infinite values."""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from msgspec import Meta
@@ -12,90 +13,95 @@ from tachograph.diagnostics._text import figure
 
 __all__ = ["NotFinite"]
 
+_EARLY_VALUES = 64
+_EARLY_FACTOR = 8
+
 
 class NotFinite(Rule):
     """The loss, the gradient norm or the validation loss is NaN or infinite.
 
-    A loss that is not finite opens the alert at once. A gradient norm does so only after several in a row: a run in
-    fp16 with a loss scaler overflows now and then by design, skips that step and goes on. While the loss spikes or
-    diverges, one is enough. The alert is resolved when the values have been finite for a while.
+    One loss that is not finite opens the alert. A gradient norm must be non-finite several times in a row, because fp16
+    training with a loss scaler overflows occasionally by design and skips that step. While the loss spikes or diverges,
+    one such gradient norm is enough. The alert is resolved once the values have been finite for a while.
     """
 
     name = "not_finite"
     severity = "critical"
     meaning = (
-        "Once a loss is NaN, the weights usually are too, and nothing that follows can be used. Before it there is "
-        "often a rise of the gradient norm; causes are a learning rate that is too high, overflow in fp16, a division "
-        "or logarithm of zero in the loss, or a broken batch."
+        "Once the loss is NaN, the weights usually are too, and every later step is wasted. The gradient norm often "
+        "rises first. Common causes: a learning rate that is too high, fp16 overflow, division by zero or the "
+        "logarithm of zero in the loss, or a corrupt batch."
     )
     advice = (
-        "Stop, and go back to a checkpoint from before the step named here.",
-        "Look at the batch of that step, and skip it if it is broken.",
+        "Stop the run and restart from a checkpoint before the step named here.",
+        "Inspect the batch of that step; skip it if it is corrupt.",
         "Lower the learning rate or lengthen the warm-up; clip gradients by norm.",
         "Use bf16 instead of fp16, or keep softmax, norms and the loss in fp32.",
         "Find the operation with torch.autograd.set_detect_anomaly(True).",
     )
-    hears = ("loss", "grad_norm")
-    hears_each = ("val_loss",)
+    block_signals = ("loss", "grad_norm")
+    value_signals = ("val_loss",)
     absorbs = ("loss_spike", "exploding_gradients", "plateau")
 
     class Thresholds(RuleSettings):
-        """When it fires."""
+        """When the rule fires."""
 
         gradient_streak: Annotated[
-            int, Meta(description="Gradient norms in a row that must not be finite; fewer are a skipped step.", ge=1)
+            int, Meta(description="Consecutive non-finite gradient norms; fewer count as skipped steps.", ge=1)
         ] = 3
-        values_to_resolve: Annotated[int, Meta(description="Finite values after which it is over.", ge=1)] = 32
+        values_to_resolve: Annotated[
+            int, Meta(description="Consecutive finite values that resolve the alert.", ge=1)
+        ] = 32
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget everything."""
-        self._seen_at: dict[str, int] = {}
+        """Forget all values."""
+        self._last_at: dict[str, int] = {}
         self._streak: dict[str, int] = {}
 
-    def on_change(self, what: str) -> None:
-        """Begin anew with fresh weights."""
-        if what == "restart":
-            self.over("training started again with fresh weights", key="loss")
-            self._seen_at.pop("loss", None)
+    def on_change(self, change: str) -> None:
+        """Resolve the alert on the loss after a restart with fresh weights."""
+        if change == "restart":
+            self.resolve("training restarted with fresh weights", key="loss")
+            self._last_at.pop("loss", None)
 
-    def on_not_finite(self, gauge: SignalStats, value: float) -> None:
-        """Count those in a row."""
-        signal, taken = gauge.signal, gauge.num_taken
-        self._streak[signal] = self._streak.get(signal, 0) + 1 if self._seen_at.get(signal) == taken else 1
-        self._seen_at[signal] = taken
+    def on_not_finite(self, stats: SignalStats, value: float) -> None:
+        """Count consecutive values."""
+        signal, num_added = stats.signal, stats.num_added
+        # Non-finite values are not added, so an unchanged count means that no finite value came in between.
+        self._streak[signal] = self._streak.get(signal, 0) + 1 if self._last_at.get(signal) == num_added else 1
+        self._last_at[signal] = num_added
         if self.is_open(signal):
             return
-        is_in_trouble = self.desk.is_open("loss_spike") or self.desk.is_open("divergence")
-        wanted = self.thresholds.gradient_streak
-        if taken < 64:
-            wanted *= 8  # a loss scaler begins far too high, by design
-        if signal == "loss" or is_in_trouble or self._streak[signal] >= wanted:
-            self._tell(signal, gauge.metric, value, gauge.level)
+        is_in_trouble = self.tracker.is_open("loss_spike") or self.tracker.is_open("divergence")
+        min_streak = self.thresholds.gradient_streak
+        if num_added < _EARLY_VALUES:
+            min_streak *= _EARLY_FACTOR  # a loss scaler starts far too high, by design
+        if signal == "loss" or is_in_trouble or self._streak[signal] >= min_streak:
+            self._report(signal, stats.metric, value, stats.level)
 
-    def on_block(self, gauge: SignalStats) -> None:
-        """See whether it is over."""
-        seen_at, wanted = self._seen_at.get(gauge.signal), self.thresholds.values_to_resolve
-        if seen_at is not None and gauge.num_taken - seen_at >= wanted:
-            self.over(f"{gauge.metric} has been finite again for {wanted} values", key=gauge.signal)
+    def on_block(self, stats: SignalStats) -> None:
+        """Resolve the alert after enough finite values."""
+        last_at, num_values = self._last_at.get(stats.signal), self.thresholds.values_to_resolve
+        if last_at is not None and stats.num_added - last_at >= num_values:
+            self.resolve(f"{stats.metric} has been finite for {num_values} values", key=stats.signal)
 
     def on_value(self, signal: str, metric: str, value: float) -> None:
-        """See a validation loss."""
-        is_finite = abs(value) < float("inf")
+        """Check a validation loss."""
+        is_finite = abs(value) < math.inf  # math.isfinite raises for a huge int
         if not is_finite and not self.is_open(signal):
-            self._tell(signal, metric, value, None)
+            self._report(signal, metric, value, None)
         elif is_finite:
-            self.over(f"{metric} is finite again", key=signal)
+            self.resolve(f"{metric} is finite again", key=signal)
 
-    def _tell(self, signal: str, metric: str, value: float, level: float | None) -> None:
-        streak = self._streak.get(signal, 1)
-        times = f", {streak} times in a row" if streak > 1 else ""
-        before = f"; before it was at {figure(level)}" if level is not None else ""
-        evidence = {"metric": metric, "value": value, "step": self.now.step, "level_before": level, "in_a_row": streak}
-        self.found(
-            f"{metric} is {figure(value)} at step {self.now.step}",
-            f"{metric} is {figure(value)}{times}{before}.",
+    def _report(self, signal: str, metric: str, value: float, level: float | None) -> None:
+        streak, step = self._streak.get(signal, 1), self.context.step
+        times = f" {streak} times in a row" if streak > 1 else ""
+        before = f"; its level before was {figure(level)}" if level is not None else ""
+        self.report(
+            f"{metric} is {figure(value)} at step {step}",
+            f"{metric} was {figure(value)}{times}{before}.",
             key=signal,
-            evidence=evidence,
+            evidence={"metric": metric, "value": value, "step": step, "level_before": level, "in_a_row": streak},
         )

@@ -1,4 +1,4 @@
-"""The validation loss rises while the training loss falls."""
+"""The validation loss rises while the training loss does not."""
 
 from __future__ import annotations
 
@@ -15,111 +15,113 @@ from tachograph.diagnostics._text import figure, percent
 
 __all__ = ["Overfitting"]
 
+_NUM_RECENT = 24
+_NUM_EARLY = 10
+
 
 class Overfitting(Rule):
-    """The validation loss has been above its best for several evaluations, while the training loss is not above its
-    own.
+    """The validation loss has been above its best for several evaluations, while the training loss has not risen.
 
-    Among the first ten evaluations, rises in a row to more than a fifth above the best count one more. The alert names
-    the step of the best validation loss: the checkpoint to keep. It is resolved when the validation loss comes back to
-    its best.
+    Among the first ten evaluations, a steady rise to more than 20 % above the best also counts. The alert names the
+    step of the best validation loss, which is the checkpoint to keep. The alert is resolved when the validation loss
+    returns to its best.
     """
 
     name = "overfitting"
     meaning = (
-        "From the step named here on, the model learns the training data by heart; what it can do on other data gets "
-        "worse. If both losses rise, it is not this but a divergence."
+        "Since the step named here, the model memorises the training data and generalises worse. If both losses rise, "
+        "it is a divergence instead."
     )
     advice = (
-        "Keep the checkpoint nearest to the best step, and stop.",
+        "Keep the checkpoint closest to the best step, and stop.",
         "Use more data or augmentation, a smaller model, more weight decay or dropout, or fewer epochs.",
-        "With a small validation set, see whether the rise is larger than what its size explains.",
+        "If the validation set is small, check that the rise is larger than its sampling noise.",
     )
-    hears_each = ("val_loss",)
+    value_signals = ("val_loss",)
 
     class Thresholds(RuleSettings):
-        """When it fires."""
+        """When the rule fires."""
 
         rise: Annotated[
-            float, Meta(description="How far above its best the validation loss must be, as a share.", gt=0)
+            float, Meta(description="Minimum rise of the validation loss above its best, as a share.", gt=0)
         ] = 0.03
         noise: Annotated[
             float,
-            Meta(description="How many times its usual unrest between evaluations it must be above its best.", ge=0),
+            Meta(description="Minimum rise as a multiple of the usual noise between evaluations.", ge=0),
         ] = 4.0
-        patience: Annotated[int, Meta(description="Evaluations in a row for which it must be.", ge=1)] = 3
+        patience: Annotated[int, Meta(description="Consecutive evaluations that must be that high.", ge=1)] = 3
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all evaluations."""
         self._best: dict[str, tuple[float, int | None, float | None]] = {}
         self._num_above: dict[str, int] = {}
         self._num_values: dict[str, int] = {}
         self._recent: dict[str, deque[float]] = {}
 
-    def on_change(self, what: str) -> None:
-        """Begin anew with fresh weights."""
-        if what == "restart":
+    def on_change(self, change: str) -> None:
+        """Start over with fresh weights."""
+        if change == "restart":
             self.reset()
 
     def on_value(self, signal: str, metric: str, value: float) -> None:
         """Compare a validation loss with the best so far."""
         if not math.isfinite(value):
             return
-        recent = self._recent.setdefault(metric, deque(maxlen=24))
+        recent = self._recent.setdefault(metric, deque(maxlen=_NUM_RECENT))
         recent.append(value)
-        loss = self.gauges.get("loss")
+        loss = self.signals.get("loss")
         level = loss.level if loss is not None else None
         self._num_values[metric] = self._num_values.get(metric, 0) + 1
-        # Of many evaluations the best is low by chance: the more there are, the more of them make one.
+        # The best of many noisy evaluations is low by chance, so a longer run takes the median of more of them.
         num_smoothed = max(1, min(self._num_values[metric] // 8, 5))
         smoothed = median(sorted(list(recent)[-num_smoothed:]))
-        best, step, level_then = self._best.get(metric, (smoothed, self.now.step, level))
+        best, step, level_at_best = self._best.get(metric, (smoothed, self.context.step, level))
         if smoothed <= best:
-            self._best[metric] = (smoothed, self.now.step, level)
+            self._best[metric] = (smoothed, self.context.step, level)
             self._num_above[metric] = 0
-            self.over(f"{metric} is back at its best: {figure(smoothed)}", key=metric)
+            self.resolve(f"{metric} is back at its best: {figure(smoothed)}", key=metric)
             return
-        self._best.setdefault(metric, (best, step, level_then))
-        # It must be above by more than it goes up and down anyway, each time: the best of many is low by chance.
-        rise = max(self.thresholds.rise * abs(best), self.thresholds.noise * _unrest(list(recent)))
+        self._best.setdefault(metric, (best, step, level_at_best))
+        rise = max(self.thresholds.rise * abs(best), self.thresholds.noise * _noise(list(recent)))
         self._num_above[metric] = self._num_above.get(metric, 0) + 1 if value >= best + rise else 0
-        num_asked = self.thresholds.patience
-        if self.is_open(metric) or (self._num_above[metric] < num_asked and not _rises(list(recent), best, num_asked)):
+        patience = self.thresholds.patience
+        is_above = self._num_above[metric] >= patience or _rises_steadily(list(recent), best, patience)
+        if self.is_open(metric) or not is_above:
             return
         sigma = loss.sigma if loss is not None else None
-        if level is not None and level_then is not None and level > level_then + 2 * (sigma or 0.0):
-            return  # both rise: that is not learning by heart
+        if level is not None and level_at_best is not None and level > level_at_best + 2 * (sigma or 0.0):
+            return  # both losses rise: that is not overfitting
         evidence = {
             "metric": metric,
             "value": value,
             "best": best,
             "best_step": step,
-            "step": self.now.step,
+            "step": self.context.step,
             "rise": (value - best) / abs(best) if best else None,
             "train_loss": level,
-            "train_loss_at_best": level_then,
+            "train_loss_at_best": level_at_best,
             "evaluations_above": self._num_above[metric],
         }
-        more = percent((value - best) / abs(best)) if best else figure(value - best)
-        title = f"Overfitting since step {step}: {metric} is {figure(value)}, {more} above its best of {figure(best)}"
-        self.found(
-            title, f"It has been above for {self._num_above[metric]} evaluations.", key=metric, evidence=evidence
-        )
+        excess = percent((value - best) / abs(best)) if best else figure(value - best)
+        title = f"Overfitting since step {step}: {metric} is {figure(value)}, {excess} above its best of {figure(best)}"
+        num_above = self._num_above[metric]
+        evaluations = "1 evaluation" if num_above == 1 else f"{num_above} evaluations"
+        self.report(title, f"It has been above its best for {evaluations}.", key=metric, evidence=evidence)
 
 
-def _unrest(values: list[float]) -> float:
-    """Return by how much values leave the straight line of their neighbours, on average; a steady rise has none."""
-    bends = [
+def _noise(values: list[float]) -> float:
+    """Return the mean distance of values from the midpoint of their neighbours; zero for a steady rise."""
+    distances = [
         abs(before + after - 2 * value) / 2
         for before, value, after in zip(values, values[1:], values[2:], strict=False)
     ]
-    return sum(bends) / len(bends) if bends else 0.0
+    return sum(distances) / len(distances) if distances else 0.0
 
 
-def _rises(values: list[float], best: float, num_asked: int) -> bool:
-    """Tell whether few evaluations are known, and the last of them rose one after the other, far above the best."""
-    last = values[-num_asked:]
-    is_steady = len(last) == num_asked and all(before < after for before, after in itertools.pairwise(last))
-    return len(values) <= 10 and is_steady and num_asked > 1 and last[-1] - best > 0.2 * abs(best)
+def _rises_steadily(values: list[float], best: float, num_values: int) -> bool:
+    """Return whether there are few evaluations, and the last ones rose one after the other, far above the best."""
+    last = values[-num_values:]
+    is_steady = len(last) == num_values and all(before < after for before, after in itertools.pairwise(last))
+    return len(values) <= _NUM_EARLY and is_steady and num_values > 1 and last[-1] - best > 0.2 * abs(best)

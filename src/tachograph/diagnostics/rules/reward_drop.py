@@ -15,63 +15,63 @@ __all__ = ["RewardDrop"]
 
 
 class RewardDrop(Rule):
-    """The reward has lost a good part of what it had gained.
+    """The reward has lost a large part of what it had gained.
 
-    Compared are the levels of blocks of sixteen values: the present one must lie below the highest by a share of what
-    was gained since the start, and by several spreads. Rewards of preference training, such as `rewards/chosen`, are
-    not looked at: that they fall is expected.
+    The rule compares the levels of blocks of sixteen values: the current one must be below the peak by a share of the
+    gain since the start and by several spreads. It ignores rewards of preference training, such as `rewards/chosen`,
+    because those are expected to fall.
     """
 
     name = "reward_drop"
     meaning = (
-        "The policy has become worse at what is rewarded: updates that are too large, a collapse of the entropy, or a "
-        "reward model that is asked about texts unlike those it knows."
+        "The policy has become worse at the task. Common causes: updates that are too large, an entropy collapse, or a "
+        "reward model that is applied to texts unlike its training data."
     )
     advice = (
-        "Go back to the checkpoint nearest to the peak.",
+        "Restart from the checkpoint closest to the peak.",
         "Lower the learning rate, raise the KL coefficient, or use larger groups.",
-        "Read completions from the peak and from now.",
+        "Compare completions from the peak with current ones.",
     )
-    hears = ("reward",)
+    block_signals = ("reward",)
 
     class Thresholds(RuleSettings):
-        """When it fires."""
+        """When the rule fires."""
 
-        share: Annotated[float, Meta(description="Share of the gain that must be lost.", gt=0)] = 0.5
-        sigmas: Annotated[float, Meta(description="And by so many spreads.", gt=0)] = 2.0
+        share: Annotated[float, Meta(description="Minimum loss, as a share of the gain.", gt=0)] = 0.5
+        sigmas: Annotated[float, Meta(description="Minimum loss in spreads.", gt=0)] = 2.0
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget the peak."""
         self._peak: float | None = None
         self._peak_step: int | None = None
-        self._lowest: float | None = None
+        self._initial: float | None = None
 
-    def band(self, signal: str) -> tuple[float, float] | None:
-        """Ask for the spread."""
+    def outlier_band(self, signal: str) -> tuple[float, float] | None:
+        """Measure the spread; report no outliers."""
         return math.inf, 0.0
 
-    def on_block(self, gauge: SignalStats) -> None:
-        """Compare with the peak."""
-        level, sigma = gauge.level, gauge.sigma
+    def on_block(self, stats: SignalStats) -> None:
+        """Compare the level with the peak."""
+        level, sigma = stats.level, stats.sigma
         if level is None or sigma is None:
             return
-        self._lowest = level if self._lowest is None else self._lowest
+        self._initial = level if self._initial is None else self._initial
         if self._peak is None or level > self._peak:
-            self._peak, self._peak_step = level, self.now.step
-        gained, lost = self._peak - self._lowest, self._peak - level
-        limit = max(self.thresholds.share * gained, self.thresholds.sigmas * sigma)
+            self._peak, self._peak_step = level, self.context.step
+        gain, loss = self._peak - self._initial, self._peak - level
+        limit = max(self.thresholds.share * gain, self.thresholds.sigmas * sigma)
         if self.is_open():
-            if lost < 0.5 * limit:
-                self.over(f"{gauge.metric} is back at {figure(level)}")
-        elif gained > self.thresholds.sigmas * sigma and lost > limit:
+            if loss < 0.5 * limit:
+                self.resolve(f"{stats.metric} is back at {figure(level)}")
+        elif gain > self.thresholds.sigmas * sigma and loss > limit:
             evidence = {
-                "metric": gauge.metric,
+                "metric": stats.metric,
                 "level": level,
                 "peak": self._peak,
                 "peak_step": self._peak_step,
-                "step": self.now.step,
+                "step": self.context.step,
             }
             title = f"Reward fell to {figure(level)} from its peak of {figure(self._peak)} at step {self._peak_step}"
-            self.found(title, f"{percent(lost / gained)} of what was gained is lost.", evidence=evidence)
+            self.report(title, f"It has lost {percent(loss / gain)} of its gain.", evidence=evidence)

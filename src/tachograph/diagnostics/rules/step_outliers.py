@@ -16,76 +16,78 @@ __all__ = ["StepOutliers"]
 
 
 class StepOutliers(Rule):
-    """Now and then a step takes several times as long as the others, at no regular distance.
+    """Some steps take several times as long as the others, at irregular intervals.
 
-    Steps after a validation or checkpoint do not count, nor do slow steps that come at a regular distance, which is
-    work somebody planned. One step alone is reported if it cost much time.
+    Steps after a validation or checkpoint are ignored, and so are slow steps at regular intervals, which are usually
+    planned work. A single step is reported only if it cost a lot of time.
     """
 
     name = "step_outliers"
     severity = "info"
     meaning = (
-        "Something stops the loop for a moment: garbage collection, a data worker that starts anew or waits for "
-        "storage, the allocator of the GPU that frees and retries, a slow rank, or a compiler that meets a new shape."
+        "Something pauses the training loop: garbage collection, a data worker that restarts or waits for storage, a "
+        "GPU allocation that is retried, a slow rank, or a compiler that meets a new shape."
     )
     advice = (
-        "See in the timeline which phase those steps spent their time in.",
+        "Check in the timeline which phase of those steps took the time.",
         "Use persistent data workers and a larger prefetch; pad to few shapes; call gc.freeze() after set-up.",
     )
-    hears = ("step_s",)
+    block_signals = ("step_s",)
 
     class Thresholds(RuleSettings):
-        """When it fires."""
+        """When the rule fires."""
 
         least_share: Annotated[
-            float, Meta(description="How much longer than usual it must take, as a share.", gt=0)
+            float, Meta(description="Minimum excess over the usual step time, as a share of it.", gt=0)
         ] = 2.0
-        count: Annotated[int, Meta(description="Outliers that make an alert.", ge=2)] = 5
-        window_values: Annotated[int, Meta(description="Among how many steps.", ge=16)] = 500
-        one_s: Annotated[float, Meta(description="Seconds that one step must lose to be reported alone.", gt=0)] = 30.0
+        count: Annotated[int, Meta(description="Minimum number of slow steps.", ge=2)] = 5
+        window_values: Annotated[
+            int, Meta(description="Number of recent steps among which they are counted.", ge=16)
+        ] = 500
+        one_s: Annotated[float, Meta(description="Seconds a single step must lose to be reported alone.", gt=0)] = 30.0
         least_lost: Annotated[
-            float, Meta(description="Share of the time of that many steps that they must have cost.", ge=0, lt=1)
+            float, Meta(description="Minimum time lost, as a share of the time of those recent steps.", ge=0, lt=1)
         ] = 0.05
-        least_lost_s: Annotated[float, Meta(description="And seconds that they must have cost.", ge=0)] = 5.0
+        least_lost_s: Annotated[float, Meta(description="Minimum time lost in seconds.", ge=0)] = 5.0
         least_step_s: Annotated[
-            float, Meta(description="Seconds that a usual step must take to be worth a look.", ge=0)
+            float, Meta(description="Usual step time in seconds below which steps are ignored.", ge=0)
         ] = 0.001
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget everything."""
-        self._places: deque[tuple[int, int | None, float]] = deque(maxlen=64)
-        self._told_s = 0.0
+        """Forget all slow steps."""
+        self._slow_steps: deque[tuple[int, int | None, float]] = deque(maxlen=64)  # place, step, excess in seconds
+        self._reported_s = 0.0
 
-    def on_change(self, what: str) -> None:
-        """Begin anew when the steps are others."""
-        if what == "batch":
-            self.over("the batch size changed")
+    def on_change(self, change: str) -> None:
+        """Start over when the batch size changes."""
+        if change == "batch":
+            self.resolve("the batch size changed")
             self.reset()
 
-    def band(self, signal: str) -> tuple[float, float] | None:
-        """Say which values it wants to hear of."""
+    def outlier_band(self, signal: str) -> tuple[float, float] | None:
+        """Define the outliers of the step time, by share only."""
         return 0.0, self.thresholds.least_share
 
-    def on_loud(self, gauge: SignalStats, value: float) -> bool:
-        """Note a slow step; see whether there are too many."""
-        limits, level = self.thresholds, gauge.level or 0.0
+    def on_outlier(self, stats: SignalStats, value: float) -> bool:
+        """Add a slow step; report if there are too many."""
+        limits, level = self.thresholds, stats.level or 0.0
         if level <= 0 or level < limits.least_step_s:
             return False
-        self._places.append((gauge.num_taken, self.now.step, value - level))
-        recent = [place for place in self._places if place[0] > gauge.num_taken - limits.window_values]
+        self._slow_steps.append((stats.num_added, self.context.step, value - level))
+        recent = [slow for slow in self._slow_steps if slow[0] > stats.num_added - limits.window_values]
         is_long = value - level >= limits.one_s and value >= 10 * level
         is_regular = _is_regular([step if step is not None else place for place, step, _ in recent])
         lost_s = sum(excess for _, _, excess in recent)
         is_costly = lost_s >= max(limits.least_lost * limits.window_values * level, limits.least_lost_s)
         is_fault = is_long or (len(recent) >= limits.count and is_costly and not is_regular)
-        if is_fault and (not self.is_open() or lost_s >= 2 * self._told_s):
-            self._told_s = lost_s
+        if is_fault and (not self.is_open() or lost_s >= 2 * self._reported_s):
+            self._reported_s = lost_s
             steps = [step for _, step, _ in recent][-10:]
             evidence = {
-                "metric": gauge.metric,
-                "step": self.now.step,
+                "metric": stats.metric,
+                "step": self.context.step,
                 "value_s": value,
                 "usual_s": level,
                 "count": len(recent),
@@ -93,20 +95,20 @@ class StepOutliers(Rule):
                 "steps": steps,
                 "window_values": limits.window_values,
             }
-            title = f"Step {self.now.step} took {duration(value)}, {factor(value / level)} the usual"
+            title = f"Step {self.context.step} took {duration(value)}, {factor(value / level)} the usual"
             if len(recent) > 1:
                 title = f"{len(recent)} steps took far longer than the usual {duration(level)}; {duration(lost_s)} lost"
-            self.found(title, f"The last was step {self.now.step} with {duration(value)}.", evidence=evidence)
+            self.report(title, f"The last one, step {self.context.step}, took {duration(value)}.", evidence=evidence)
         return True
 
-    def on_block(self, gauge: SignalStats) -> None:
-        """See whether it is over."""
-        if self.is_open() and self._places[-1][0] < gauge.num_taken - self.thresholds.window_values:
-            self.over(f"no such step in the last {self.thresholds.window_values}")
+    def on_block(self, stats: SignalStats) -> None:
+        """Resolve the alert when the last slow step is far back."""
+        if self.is_open() and self._slow_steps[-1][0] < stats.num_added - self.thresholds.window_values:
+            self.resolve(f"no slow step in the last {self.thresholds.window_values} steps")
 
 
 def _is_regular(steps: list[int]) -> bool:
-    """Tell whether the distances between the steps are multiples of one number, near enough."""
+    """Return whether most distances between the steps are multiples of the smallest one, within 5 %."""
     distances = [later - earlier for earlier, later in itertools.pairwise(steps)]
     if len(distances) < 2:
         return False

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._shift import ShiftFinder
+from tachograph.diagnostics._shift import ShiftDetector
 from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import duration, percent
 
@@ -15,33 +15,33 @@ __all__ = ["ThroughputRegression"]
 
 
 class ThroughputRegression(Rule):
-    """Steps take longer than before, from some point on and for good.
+    """Steps have become slower at some point and stay slower.
 
-    The median step times of the last four blocks of sixteen steps are compared with those of the twelve before. All
-    four must be longer, by a share and by several times what blocks differ anyway. Steps after a validation or
-    checkpoint do not count. A change that happens at once, is large and leaves steps as steady as before is what a
-    schedule of batch size or sequence length does: `step_time_change` tells of it. Silent after a change of the batch
-    size.
+    The rule compares the median step times of the last four blocks of sixteen steps with the twelve blocks before. All
+    four must be slower, by a share and by several times the usual difference between blocks. Steps after a validation
+    or checkpoint are ignored, and so is slow drift. A large change within one block that leaves steps as steady as
+    before looks like a schedule of batch size or sequence length; `step_time_change` reports it. A change of the batch
+    size resolves the alert.
     """
 
     name = "throughput_regression"
     meaning = (
-        "The same work takes longer. Usual causes: a GPU that is too hot or limited in power, another job on the node, "
-        "a slow rank that all others wait for, storage or network that slowed down, memory that is being swapped, or a "
-        "list in the training loop that grows."
+        "The same work takes longer. Common causes: a GPU that is throttled by heat or power, another job on the node, "
+        "a slow rank that all others wait for, slower storage or network, swapping, or a list in the training loop "
+        "that keeps growing."
     )
     advice = (
-        "See in the timeline which phase grew: data, forward, backward, optimizer.",
+        "Check in the timeline which phase became slower: data, forward, backward or optimizer.",
         "Compare GPU clocks, power and temperature before and after (nvidia-smi -q -d PERFORMANCE).",
         "On several nodes, compare step times per rank to find the slow one.",
-        "See whether something else runs on the machine.",
+        "Check whether something else is running on the machine.",
     )
-    hears = ("step_s",)
+    block_signals = ("step_s",)
 
     class Thresholds(RuleSettings):
-        """When it fires."""
+        """When the rule fires."""
 
-        rise: Annotated[float, Meta(description="Share by which steps must take longer.", gt=0)] = 0.1
+        rise: Annotated[float, Meta(description="Minimum increase of the step time, as a share.", gt=0)] = 0.1
         scheduled_rise: Annotated[
             float,
             Meta(
@@ -49,33 +49,33 @@ class ThroughputRegression(Rule):
             ),
         ] = 0.35
 
-        least_step_s: Annotated[float, Meta(description="Seconds that a step must take to be worth a look.", ge=0)] = (
-            0.001
-        )
+        least_step_s: Annotated[
+            float, Meta(description="Step time in seconds below which steps are ignored.", ge=0)
+        ] = 0.001
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget everything."""
-        self._finder = ShiftFinder(self.thresholds.rise)
+        """Forget all step times."""
+        self._detector = ShiftDetector(self.thresholds.rise)
         self._old = 0.0
         self._new = 0.0
 
-    def on_change(self, what: str) -> None:
-        """Begin anew when the steps are others."""
-        if what == "batch":
-            self._finder.clear()
-            self.over("the batch size changed")
+    def on_change(self, change: str) -> None:
+        """Start over when the batch size changes."""
+        if change == "batch":
+            self._detector.clear()
+            self.resolve("the batch size changed")
 
-    def on_block(self, gauge: SignalStats) -> None:
-        """Look for a shift."""
+    def on_block(self, stats: SignalStats) -> None:
+        """Check for a shift, or for its end."""
         if self.is_open():
-            middle = gauge.values[len(gauge.values) // 2]
+            middle = stats.values[len(stats.values) // 2]
             if middle < self._old + 0.5 * (self._new - self._old):
-                self.over(f"steps take {duration(middle)} again")
-                self._finder.clear()
+                self.resolve(f"steps take {duration(middle)} again")
+                self._detector.clear()
             return
-        shift = self._finder.take(gauge, self.now.step)
+        shift = self._detector.add_block(stats, self.context.step)
         if (
             shift is None
             or shift.after < self.thresholds.least_step_s
@@ -85,12 +85,12 @@ class ThroughputRegression(Rule):
         self._old, self._new = shift.before, shift.after
         rise = shift.after / shift.before - 1
         evidence = {
-            "metric": gauge.metric,
+            "metric": stats.metric,
             "before_s": shift.before,
             "after_s": shift.after,
             "rise": rise,
             "from_step": shift.step,
-            "step": self.now.step,
+            "step": self.context.step,
         }
         title = f"Steps take {percent(rise)} longer since about step {shift.step}: {duration(shift.after)}"
-        self.found(title, f"Before, they took {duration(shift.before)}.", evidence=evidence)
+        self.report(title, f"They took {duration(shift.before)} before.", evidence=evidence)

@@ -1,4 +1,4 @@
-"""Completions that are all cut off."""
+"""Completions are cut off."""
 
 from __future__ import annotations
 
@@ -6,49 +6,34 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import SignalStats
-from tachograph.diagnostics._text import percent
+from tachograph.diagnostics._high_share import HighShareRule
 
 __all__ = ["TruncatedCompletions"]
 
 
-class TruncatedCompletions(Rule):
-    """Nearly all completions reach the longest length and are cut off.
+class TruncatedCompletions(HighShareRule):
+    """Nearly all completions reach the maximum length and are cut off.
 
-    From the share that TRL logs as `completions/clipped_ratio`, as the mean of the last sixteen values.
+    The rule uses the mean of the last sixteen values of the share that TRL logs as `completions/clipped_ratio`.
     """
 
     name = "truncated_completions"
     meaning = (
-        "The policy does not end its answers: it rambles, has unlearnt the end token, or the limit is too short for "
-        "the task. Rewards that look at the end of an answer see none."
+        "The policy does not end its answers: it rambles, has unlearned the end token, or the limit is too short for "
+        "the task. Rewards that depend on the end of an answer see none."
     )
     advice = (
         "Read some completions. If they are good, raise max_completion_length.",
-        "See that the end token is in the template and is not masked in the loss.",
-        "Punish length softly, or leave cut-off completions out of the loss.",
+        "Check that the end token is in the template and not masked in the loss.",
+        "Add a soft length penalty, or exclude truncated completions from the loss.",
     )
-    hears = ("truncated_share",)
+    block_signals = ("truncated_share",)
+    title = "{share} of the completions are cut off"
+    outcome = "{share} of the completions are cut off now"
 
-    class Thresholds(RuleSettings):
-        """When it fires."""
+    class Thresholds(HighShareRule.Thresholds):
+        """When the rule fires."""
 
-        share: Annotated[float, Meta(description="Share of completions cut off that is too much.", gt=0, le=1)] = 0.9
+        share: Annotated[float, Meta(description="Minimum share of completions that are cut off.", gt=0, le=1)] = 0.9
 
     thresholds: Thresholds
-
-    def on_block(self, gauge: SignalStats) -> None:
-        """Look at the last sixteen values."""
-        share = sum(gauge.values) / len(gauge.values)
-        if self.is_open():
-            if share < 0.75 * self.thresholds.share:
-                self.over(f"{percent(share)} are cut off now")
-        elif share >= self.thresholds.share:
-            evidence = {
-                "metric": gauge.metric,
-                "share": share,
-                "step": self.now.step,
-                "window_values": len(gauge.values),
-            }
-            self.found(f"{percent(share)} of the completions are cut off", evidence=evidence)

@@ -1,0 +1,29 @@
+"""The position of the run, shared by the engine, the alert tracker and the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["RunContext"]
+
+
+class RunContext:
+    """Mutable facts about the run. The engine writes them; rules and the tracker read them.
+
+    Attributes:
+        step: the current step; None before the first one.
+        time_s: the time of the current record in Unix seconds; None if records carry no time.
+        num_progress: grows with everything the training code records. The `hang` rule polls it.
+        is_reinforcement: whether rewards are recorded. The loss says little about progress then.
+        announce_change: call it with `lr`, `batch` or `restart` when something changed that explains the values that
+            follow. The engine passes it on to every rule.
+    """
+
+    __slots__ = ("announce_change", "is_reinforcement", "num_progress", "step", "time_s")
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.time_s: float | None = None
+        self.num_progress = 0
+        self.is_reinforcement = False
+        self.announce_change: Callable[[str], None] = lambda change: None

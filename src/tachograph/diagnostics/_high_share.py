@@ -1,0 +1,46 @@
+"""The common part of rules that fire while a recorded share is too high."""
+
+from __future__ import annotations
+
+from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._signal_stats import SignalStats
+from tachograph.diagnostics._text import percent
+
+__all__ = ["HighShareRule"]
+
+
+class HighShareRule(Rule):
+    """Opens an alert when the mean of a block reaches `thresholds.share`, and resolves it below 75 % of that."""
+
+    title: str
+    """Title of the alert; `{share}` is the share."""
+    outcome: str
+    """Outcome of the alert; `{share}` is the share."""
+
+    class Thresholds(RuleSettings):
+        """When the rule fires; each rule declares its own default and description."""
+
+        share: float = 1.0
+
+    thresholds: Thresholds
+
+    def share_of(self, stats: SignalStats) -> float | None:
+        """Return the share in the last block; None to ignore the block."""
+        return sum(stats.values) / len(stats.values)
+
+    def on_block(self, stats: SignalStats) -> None:
+        """Compare the share with the threshold."""
+        share = self.share_of(stats)
+        if share is None:
+            return
+        if self.is_open():
+            if share < 0.75 * self.thresholds.share:
+                self.resolve(self.outcome.format(share=percent(share)))
+        elif share >= self.thresholds.share:
+            evidence = {
+                "metric": stats.metric,
+                "share": share,
+                "step": self.context.step,
+                "window_values": len(stats.values),
+            }
+            self.report(self.title.format(share=percent(share)), evidence=evidence)
