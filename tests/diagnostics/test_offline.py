@@ -202,7 +202,7 @@ def test_a_hang_that_was_recorded_is_told_again(logs):
 def test_nothing_to_judge_is_not_nothing_wrong(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("a;b\n1,5;2,5\n")
-    assert "Nothing could be judged" in tacho("doctor", path)
+    assert "Nothing to diagnose: no known signal was recorded" in tacho("doctor", path)
     assert tacho("doctor", path, "--fail-on", "critical", check=False).returncode == 1
 
 
@@ -248,7 +248,7 @@ def test_the_command(logs):
     assert found["signals"]["loss"] == "train_loss"
     assert tacho("doctor", "x", "--log-dir", logs, "--fail-on", "critical", check=False).returncode == 1
     off = ["--set", "not_finite=off", "--set", "loss_spike.sigmas=200"]
-    assert "Nothing wrong was found" in tacho("doctor", "x", "--log-dir", logs, "--fail-on", "info", *off)
+    assert "No problems found" in tacho("doctor", "x", "--log-dir", logs, "--fail-on", "info", *off)
     shown = tacho("show", "x", "--log-dir", logs)
     assert "train_loss is NaN at step 351" in shown
     assert json.loads(tacho("show", "x", "--log-dir", logs, "--json"))["alerts"][-1]["rule"] == "not_finite"
@@ -275,7 +275,7 @@ def test_a_run_that_failed_is_not_well(script, logs, ending, says):
     shown = tacho("doctor", "x", "--log-dir", logs)
     assert says in shown
     assert "tacho show x --log-dir" in shown
-    assert "Nothing wrong was found with its training" in shown
+    assert "No problems found in its training metrics" in shown
     assert json.loads(tacho("doctor", "x", "--log-dir", logs, "--json"))["state"] in says
     assert tacho("doctor", "x", "--log-dir", logs, "--fail-on", "critical", check=False).returncode == 1
 
@@ -290,10 +290,10 @@ def test_the_command_explains(logs):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "name a run or a log file"),
+        ([], "specify a run or a log file"),
         (["--explain", "spike"], "did you mean 'loss_spike'?"),
         (["nothing"], "no run 'nothing'"),
-        (["x", "--set", "loss_spike"], "RULE.THRESHOLD=NUMBER or RULE=off is expected"),
+        (["x", "--set", "loss_spike"], "expected RULE.THRESHOLD=NUMBER or RULE=off"),
         (["x", "--set", "loss_spike.sigmas=-1"], "rules.loss_spike.sigmas"),
         (["x", "--set", "spikes=off"], "unknown rule"),
     ],
@@ -309,4 +309,4 @@ def test_a_log_without_a_loss_says_so(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("step,accuracy\n1,0.5\n")
     shown = tacho("doctor", path)
-    assert "There is no training loss" in shown
+    assert "No training loss found" in shown

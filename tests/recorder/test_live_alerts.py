@@ -124,7 +124,10 @@ def test_rules_are_set_at_init_by_config_and_environment(logs, monkeypatch):
         ({"loss_spike": {"sigma": 3}}, "unknown threshold rules.loss_spike.sigma; did you mean 'sigmas'?"),
         ({"loss_spike": {"sigmas": "many"}}, "rules.loss_spike.sigmas: expected `float`, got `str`"),
         ({"loss_spike": {"sigmas": 0.5}}, "rules.loss_spike.sigmas: expected `float` >= 2.0"),
-        ({"loss_spike": 3}, "rules.loss_spike=3: expected true, false or a dict of thresholds, such as {'sigmas': 5.5}"),
+        (
+            {"loss_spike": 3},
+            "rules.loss_spike=3: expected true, false or a dict of thresholds, such as {'sigmas': 5.5}",
+        ),
         ([], "rules=[]: expected a dict, such as rules={'plateau': False}"),
     ],
 )

@@ -430,7 +430,7 @@ def test_the_mirror_has_it(logs):
 def test_rules_do_not_look_at_it():
     doctor = RuleEngine()
     for second in range(100):
-        doctor.take({"event": "profile", "time": float(second), "train_loss": math.nan, "global_step": second})
+        doctor.observe({"event": "profile", "time": float(second), "train_loss": math.nan, "global_step": second})
     assert doctor.signals == {}
 
 

@@ -29,19 +29,19 @@ _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 @click.argument("run", required=False)
 @log_dir_option
 @json_option
-@click.option("--explain", "rule", metavar="RULE", help="Say what a rule finds, how, and what to do about it.")
+@click.option("--explain", "rule", metavar="RULE", help="Explain a rule: what it finds, how, and what to do about it.")
 @click.option("--rules", "lists_rules", is_flag=True, help="List the rules.")
 @click.option(
     "--set",
     "settings",
     metavar="RULE.THRESHOLD=NUMBER",
     multiple=True,
-    help="Use another threshold; RULE=off turns a rule off.",
+    help="Set a threshold; RULE=off turns a rule off.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice(SEVERITIES),
-    help="Exit with 1 if there is an alert as bad as this, the run failed, or there is nothing to judge.",
+    help="Exit with status 1 on an alert of this severity or higher, a failed run, or no known signal.",
 )
 def doctor(
     run: str | None,
@@ -52,40 +52,40 @@ def doctor(
     settings: tuple[str, ...],
     fail_on: str | None,
 ) -> None:
-    """Say what is wrong with a run, or with a log of another tool.
+    """Diagnose a run, or the log of another tool.
 
-    RUN is a run, a CSV or JSON-lines file, TensorBoard event files, or a trainer_state.json. The rules look at all that
-    was recorded, from the beginning.
+    RUN is a run, a CSV or JSON-lines file, TensorBoard event files, or a trainer_state.json. The rules check everything
+    that was recorded, from the beginning.
     """
     if rule is not None:
-        Console().print(_explained(rule))
+        Console().print(_render_rule(rule))
         return
     if lists_rules:
-        Console().print(_rules())
+        Console().print(_render_rules())
         return
     if run is None:
-        raise click.UsageError("name a run or a log file, or use --explain RULE or --rules")
-    diagnosis = diagnose(run, log_dir, rules=_thresholds(settings))
+        raise click.UsageError("specify a run or a log file, or use --explain RULE or --rules")
+    diagnosis = diagnose(run, log_dir, rules=_parse_settings(settings))
     if as_json:
         click.echo(json_text(msgspec.to_builtins(diagnosis)))
     else:
         where = "" if log_dir == Settings().log_dir else f" --log-dir {log_dir}"
-        Console().print(_rendered(diagnosis, f"tacho show {run}{where}"))
-    worst = max((severity_rank(alert.severity) for alert in diagnosis.alerts), default=-1)
-    is_unwell = diagnosis.has_failed or not diagnosis.signals
-    if fail_on is not None and (is_unwell or worst >= severity_rank(fail_on)):
-        raise SystemExit(1)
+        Console().print(_render_diagnosis(diagnosis, f"tacho show {run}{where}"))
+    if fail_on is not None:
+        worst = max((severity_rank(alert.severity) for alert in diagnosis.alerts), default=-1)
+        if diagnosis.has_failed or not diagnosis.signals or worst >= severity_rank(fail_on):
+            raise SystemExit(1)
 
 
-def _thresholds(settings: tuple[str, ...]) -> dict[str, Any]:
-    """Read ``loss_spike.sigmas=8`` and ``plateau=off``."""
+def _parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
+    """Parse ``loss_spike.sigmas=8`` and ``plateau=off``."""
     rules: dict[str, Any] = {}
     for text in settings:
         name, equals, value = text.partition("=")
         rule, dot, threshold = name.strip().partition(".")
         switch = parse_switch(value)
         if not equals or (not dot and not isinstance(switch, bool)):
-            raise ConfigError(f"--set {text}: RULE.THRESHOLD=NUMBER or RULE=off is expected, as in loss_spike.sigmas=8")
+            raise ConfigError(f"--set {text}: expected RULE.THRESHOLD=NUMBER or RULE=off, as in loss_spike.sigmas=8")
         if not dot:
             rules[rule] = switch
         elif not isinstance(rules.get(rule), bool):
@@ -93,27 +93,27 @@ def _thresholds(settings: tuple[str, ...]) -> dict[str, Any]:
     return rules
 
 
-def _rendered(diagnosis: Diagnosis, more: str) -> RenderableType:
+def _render_diagnosis(diagnosis: Diagnosis, show_command: str) -> RenderableType:
     parts: list[RenderableType] = []
     if diagnosis.has_failed:
         why = f": {safe(diagnosis.reason, 400)}" if diagnosis.reason else ""
         failure = (f"The run {diagnosis.state}{why}.", "bold red")
-        parts += [Text.assemble(failure, (f" {safe(more, 400)} says more.", "dim")), Text()]
-    over = [alert for alert in diagnosis.alerts if not alert.is_open]
+        parts += [Text.assemble(failure, (f" Details: {safe(show_command, 400)}", "dim")), Text()]
+    closed = [alert for alert in diagnosis.alerts if not alert.is_open]
     for alert in diagnosis.open_alerts:
-        parts += [_in_full(alert), Text()]
-    if over:
-        parts += [Text("Over, or left behind:", style="dim"), *(_in_short(alert) for alert in over), Text()]
+        parts += [_render_alert(alert), Text()]
+    if closed:
+        parts += [Text("Resolved or abandoned:", style="dim"), *(_summary(alert) for alert in closed), Text()]
     if not diagnosis.alerts and diagnosis.signals:
-        where = " with its training" if diagnosis.has_failed else ""
-        parts += [Text(f"Nothing wrong was found{where}.", style="green"), Text()]
+        scope = " in its training metrics" if diagnosis.has_failed else ""
+        parts += [Text(f"No problems found{scope}.", style="green"), Text()]
     elif not diagnosis.alerts:
-        parts += [Text("Nothing could be judged.", style="yellow"), Text()]
-    seen = ", ".join(f"{signal} ({safe(metric)})" for signal, metric in diagnosis.signals.items())
-    seen = seen or "no signal that a rule knows"
-    parts.append(Text(f"Looked at {diagnosis.num_records} records: {seen}.", style="dim"))
+        parts += [Text("Nothing to diagnose: no known signal was recorded.", style="yellow"), Text()]
+    signals = ", ".join(f"{signal} ({safe(metric)})" for signal, metric in diagnosis.signals.items()) or "none"
+    records = "1 record" if diagnosis.num_records == 1 else f"{diagnosis.num_records} records"
+    parts.append(Text(f"Checked {records}. Signals: {signals}.", style="dim"))
     if "loss" not in diagnosis.signals:
-        missing = "There is no training loss: most rules need one, under a name such as train_loss."
+        missing = "No training loss found. Most rules need one; record it as train_loss, for example."
         parts.append(Text(missing, style="yellow"))
     return Group(*parts)
 
@@ -122,29 +122,29 @@ def _headline(alert: Alert) -> Text:
     return Text.assemble((f"{alert.severity:9}", _STYLES.get(alert.severity, "")), (safe(alert.title, 400), "bold"))
 
 
-def _in_full(alert: Alert) -> RenderableType:
+def _render_alert(alert: Alert) -> RenderableType:
     lines: list[RenderableType] = [_headline(alert)]
     body: list[RenderableType] = []
     if alert.message:
         body.append(Text(safe(alert.message, 1000)))
-    facts = {safe(name): safe(_shown(value), 200) for name, value in alert.evidence.items() if name != "metric"}
-    body += [grid(list(facts.items())), Text.assemble(("Means  ", "dim"), safe(alert.meaning, 2000))]
-    body += [Text.assemble(("Do     ", "dim"), safe(line, 500)) for line in alert.advice]
+    facts = {safe(name): safe(_format_value(value), 200) for name, value in alert.evidence.items() if name != "metric"}
+    body += [grid(list(facts.items())), Text.assemble(("Meaning  ", "dim"), safe(alert.meaning, 2000))]
+    body += [Text.assemble(("Advice   ", "dim"), safe(line, 500)) for line in alert.advice]
     body.append(Text(f"tacho doctor --explain {safe(alert.rule)}", style="dim"))
     return Group(*lines, Padding(Group(*body), (0, 0, 0, 9)))
 
 
-def _in_short(alert: Alert) -> Text:
-    steps = took = ""
+def _summary(alert: Alert) -> Text:
+    steps = lasted = ""
     if alert.resolved_step is not None:
         steps = f"steps {number(alert.opened_step)} to {number(alert.resolved_step)}"
     if alert.resolved_time is not None and alert.opened_time is not None:
-        took = f" ({duration(alert.resolved_time - alert.opened_time)})"
-    return _headline(alert) + Text(f"  {steps}{took}  {safe(alert.outcome, 200)}", style="dim")
+        lasted = f" ({duration(alert.resolved_time - alert.opened_time)})"
+    return _headline(alert) + Text(f"  {steps}{lasted}  {safe(alert.outcome, 200)}", style="dim")
 
 
 def alert_lines(alerts: list[Alert]) -> Table:
-    """Return a table of alerts, for other commands to show."""
+    """Return a table of alerts, for other commands."""
     table = new_table("alert", "what", "since step", right={"since step"}, wraps={"what"})
     for alert in alerts:
         severity = Text(alert.severity, style=_STYLES.get(alert.severity, ""))
@@ -152,13 +152,13 @@ def alert_lines(alerts: list[Alert]) -> Table:
     return table
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, float):
         return number(value)
-    return ", ".join(map(_shown, value)) if isinstance(value, list) else str(value)
+    return ", ".join(map(_format_value, value)) if isinstance(value, list) else str(value)
 
 
-def _explained(name: str) -> RenderableType:
+def _render_rule(name: str) -> RenderableType:
     rule = explain(name)
     import inspect
 
@@ -172,18 +172,18 @@ def _explained(name: str) -> RenderableType:
         Text("What it usually means", style="bold"),
         Text(rule.meaning),
         Text(),
-        Text("What people do about it", style="bold"),
+        Text("What to do about it", style="bold"),
         *(Text(f"- {line}") for line in rule.advice),
     ]
     return Group(*parts, Text(), thresholds) if threshold_table(rule) else Group(*parts)
 
 
 def _paragraphs(text: str) -> list[RenderableType]:
-    """Return paragraphs whose lines break where the terminal ends."""
+    """Return paragraphs that wrap at the width of the terminal."""
     return [Text(" ".join(paragraph.split()) + "\n") for paragraph in text.split("\n\n")]
 
 
-def _rules() -> Table:
+def _render_rules() -> Table:
     table = new_table("rule", "severity", "finds", wraps={"finds"})
     for name, rule in RULES.items():
         first = (rule.__doc__ or "").strip().partition("\n\n")[0]

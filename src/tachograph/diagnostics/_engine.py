@@ -65,7 +65,7 @@ _MAX_CHANGE_VALUES = 64
 class _Handler(NamedTuple):
     """What to do with one value of a record."""
 
-    index: int
+    column: int
     handle: Callable[[float], None]
     signal: str
 
@@ -164,8 +164,8 @@ class RuleEngine:
         for row in range(0, len(values), width):
             context.time_s = values[row + time_at]
             context.step = values[row + step_at]
-            for index, handle, _ in handlers:
-                handle(values[row + index])
+            for column, handle, _ in handlers:
+                handle(values[row + column])
             if tracker.num_cooling_down:
                 tracker.close_expired()
             if self._skips_step_time and not layout.evaluations:
@@ -218,10 +218,10 @@ class RuleEngine:
         if record["event"] == "step":
             handlers = layout.without_step_time if self._skips_step_time or layout.evaluations else layout.handlers
             self._skips_step_time = bool(layout.evaluations)
-        for index, handle, signal in handlers:
-            value = record[names[index]]
+        for column, handle, signal in handlers:
+            value = record[names[column]]
             if is_number(value):
-                handle(self._representative(record, signal, names[index], value))
+                handle(self._representative(record, signal, names[column], value))
 
     def _representative(self, record: dict[str, Any], signal: str, name: str, value: float) -> float:
         """Return the value that stands for a window of steps: NaN, the maximum if it is an outlier, else the mean."""
@@ -247,17 +247,17 @@ class RuleEngine:
     def _build_layout(self, names: tuple[str, ...]) -> _Layout:
         if any(map(is_reward, names)):
             self._context.is_reinforcement = True
-        best: dict[str, tuple[int, int]] = {}  # by signal: rank of the name, index in the record
-        for index, name in enumerate(names):
+        best: dict[str, tuple[int, int]] = {}  # by signal: rank of the name, column
+        for column, name in enumerate(names):
             found = signal_of(name)
             if found is not None and (found[0] not in best or found[1] < best[found[0]][0]):
-                best[found[0]] = (found[1], index)
+                best[found[0]] = (found[1], column)
         # Causes come first, wherever they are in the record.
         order = sorted(best.items(), key=lambda item: item[0] not in _CAUSES)
         handlers = [
-            _Handler(index, handle, signal)
-            for signal, (_, index) in order
-            for handle in self._handlers_for(signal, names[index])
+            _Handler(column, handle, signal)
+            for signal, (_, column) in order
+            for handle in self._handlers_for(signal, names[column])
         ]
         return _Layout(
             handlers,

@@ -75,15 +75,13 @@ class LiveDiagnostics:
         """Number of open alerts, and how many of them are critical."""
         return self._engine.num_open if self._engine is not None else (0, 0)
 
-    def _guarded(
-        self, folder: Path, method: Callable[..., list[dict[str, Any]]], *arguments: Any
-    ) -> list[dict[str, Any]]:
+    def _guarded(self, folder: Path, method: Callable[..., list[dict[str, Any]]], *arguments: Any) -> list[Encodable]:
         with guard(_PLACE, self._stop):
             alerts = method(*arguments)
             for alert in alerts:
                 if alert["status"] == "opened":
                     self._announce(alert, folder)
-            return alerts
+            return [*alerts]
         return []
 
     def _stop(self, _place: str, fault: Exception) -> None:
