@@ -1,4 +1,4 @@
-"""What the rules cost per step, beside what encoding the same steps costs."""
+"""The cost of all rules per step, compared with encoding the same steps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TABLES = 200
 class Cost(NamedTuple):
     all_us: float
     ratio: float
-    what: str
+    description: str
 
 
 def cost_us() -> Cost:
-    """Return microseconds per step, as the median of several turns in which both took part."""
+    """Return microseconds per step, as the median over several alternating repetitions."""
     tables = list(_tables())
     ours, encoding = [], []
     for _ in range(7):

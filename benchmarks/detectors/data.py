@@ -1,4 +1,4 @@
-"""The real training logs on which detectors are measured, as records. They are not part of the repository."""
+"""Loads labelled logs of real runs as records. The logs are not part of the repository."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Run = tuple[str, str]
 
 
 def folder() -> Path | None:
-    """Return where the logs are: `TRAINING_LOGS`, else beside the repository."""
+    """Return the folder of the logs, `TRAINING_LOGS` or one beside the repository; None if there are none."""
     beside = Path(__file__).resolve().parents[3] / "shared/data/training_logs"
     found = Path(os.environ.get("TRAINING_LOGS", beside))
     return found if (found / "labels.csv").is_file() else None
@@ -36,7 +36,7 @@ class Logs(NamedTuple):
     runs: dict[Run, list[Record]]
     labels: list[Label]
     bimodal: set[Run]
-    """Runs of those workloads whose losses are labelled as having two modes."""
+    """Runs of workloads whose loss is labelled as bimodal."""
 
     def points(self, run: Run) -> int:
         return sum("loss" in record for record in self.runs[run])

@@ -1,7 +1,7 @@
-"""How good the rules are, on real logs with labels: `make bench-detectors`.
+"""Detection quality of the rules on labelled logs of real runs: `make bench-detectors`.
 
-Every run is shown to the rules once, record by record, as it would be while it is recorded. Published rules run over
-the same losses for comparison. Labels marked *weak* come from an offline rule; those *by eye* from a reader.
+The rules observe every run once, record by record, as they would while it is being recorded. Published rules run on the
+same losses for comparison. *Weak* labels come from an offline rule; labels *by eye* come from a person.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tachograph.diagnostics import RuleEngine
 
 Steps = list[int]
 _TOLERANCE = 2
-"""Points by which an alarm may be off from the stretch that is labelled."""
+"""Number of points by which an alert may miss the labelled stretch."""
 
 
 def diagnose(records: Iterable[Record]) -> list[Record]:
@@ -26,13 +26,13 @@ def diagnose(records: Iterable[Record]) -> list[Record]:
 
 
 def spikes_of(alerts: list[Record]) -> Steps:
-    """Return where spikes were told: each time once, when it began."""
-    told = [alert["occurrence"] for alert in alerts if alert["rule"] == "loss_spike" and "occurrence" in alert]
-    return sorted({spike["step"] for spike in told})
+    """Return the step at which each reported spike began."""
+    spikes = [alert["occurrence"] for alert in alerts if alert["rule"] == "loss_spike" and "occurrence" in alert]
+    return sorted({spike["step"] for spike in spikes})
 
 
-def olmo(losses: list[tuple[int, float]], num_before: int = 128, sigmas: float = 6.0) -> Steps:
-    """Find what lies more than so many standard deviations above the mean of the values before."""
+def sigma_rule(losses: list[tuple[int, float]], num_before: int = 128, sigmas: float = 6.0) -> Steps:
+    """Return the steps whose loss exceeds the mean of the previous values by `sigmas` standard deviations."""
     window: deque[float] = deque(maxlen=num_before)
     found = []
     for step, loss in losses:
@@ -48,7 +48,7 @@ def olmo(losses: list[tuple[int, float]], num_before: int = 128, sigmas: float =
 
 
 class Score:
-    """Counts and prints."""
+    """Compares alerts with labels, and prints the result."""
 
     def __init__(self, logs: Logs) -> None:
         self.logs = logs
@@ -61,19 +61,19 @@ class Score:
 
     def print(self) -> None:
         print(f"{len(self.logs.runs)} runs: {len(self.clean)} clean, {len(self.bimodal)} with a bimodal loss\n")
-        self._spikes()
+        self._print_spikes()
         print()
         for name, rule in (("diverged", "divergence"), ("overfit", "overfitting"), ("nonfinite", "not_finite")):
-            self._per_run(name, rule)
-        self._step_times()
+            self._print_per_run(name, rule)
+        self._print_step_times()
         print()
-        self._alarms()
+        self._print_alerts_by_rule()
 
-    def _spikes(self) -> None:
+    def _print_spikes(self) -> None:
         rules: dict[str, Callable[[Run], Steps]] = {
             "ours": lambda run: spikes_of(self.alerts[run]),
-            "6 sigma of 128 before": lambda run: olmo(self._losses(run)),
-            "3 sigma of 50 before": lambda run: olmo(self._losses(run), 50, 3.0),
+            "6 sigma of 128 before": lambda run: sigma_rule(self._losses(run)),
+            "3 sigma of 50 before": lambda run: sigma_rule(self._losses(run), 50, 3.0),
         }
         wanted = {"weak", "cross_run_coincident_batch"}
         labels = [
@@ -95,22 +95,22 @@ class Score:
                 f"{_share(bimodal, len(self.bimodal)):>16}{sum(true):>9}/{len(true)}{sum(false):>7}/{len(false)}"
             )
             if name == "ours":
-                self._need("spike recall >= 85 %", hits >= 0.85 * len(labels))
-                self._need("alarms on <= 2 % of the clean runs", clean <= 0.02 * len(self.clean))
-                self._need("alarms on <= 5 % of the bimodal runs", bimodal <= 0.05 * len(self.bimodal))
+                self._require("spike recall >= 85 %", hits >= 0.85 * len(labels))
+                self._require("alerts on <= 2 % of the clean runs", clean <= 0.02 * len(self.clean))
+                self._require("alerts on <= 5 % of the bimodal runs", bimodal <= 0.05 * len(self.bimodal))
 
     def _losses(self, run: Run) -> list[tuple[int, float]]:
         return [(record["global_step"], record["loss"]) for record in self.logs.runs[run] if "loss" in record]
 
     def _is_hit(self, label: Label, found: Steps) -> bool:
-        """Tell whether something was found within the labelled stretch, or a few points around it."""
+        """Return whether something was found within the labelled stretch, or a few points around it."""
         steps = [step for step, _ in self._losses(label.run)]
         begin, end = steps.index(label.first_step), steps.index(label.last_step)
         low, high = steps[max(0, begin - _TOLERANCE)], steps[min(len(steps) - 1, end + _TOLERANCE)]
         return any(low <= step <= high for step in found)
 
-    def _per_run(self, name: str, rule: str) -> None:
-        """Compare, run by run, what is labelled with whether the rule fired at all."""
+    def _print_per_run(self, name: str, rule: str) -> None:
+        """Compare the labels of each run with whether the rule fired at all."""
         fired = {run for run, alerts in self.alerts.items() if any(alert["rule"] == rule for alert in alerts)}
         labels = [label for label in self.logs.labels if label.name == name]
         true = {label.run for label in labels if label.is_by_eye and label.status == "true"}
@@ -123,25 +123,25 @@ class Score:
             f"{rule:24}true {len(true & fired)}/{len(true)}   false {len(false & fired)}/{len(false)}   "
             f"weak {len(weak & fired)}/{len(weak)}   clean runs {_share(len(clean), len(self.clean))}"
         )
-        self._need(f"{rule}: >= 95 % of the true ones", len(true & fired) >= 0.95 * len(true))
-        self._need(f"{rule}: none of the false ones", not false & fired)
+        self._require(f"{rule}: >= 95 % of the true ones", len(true & fired) >= 0.95 * len(true))
+        self._require(f"{rule}: none of the false ones", not false & fired)
 
-    def _step_times(self) -> None:
+    def _print_step_times(self) -> None:
         planned = {label.run for label in self.logs.labels if label.status == "hard_negative_scheduled_change"}
-        told = {
+        fired = {
             rule: {run for run, alerts in self.alerts.items() if any(a["rule"] == rule for a in alerts)}
             for rule in ("throughput_regression", "step_time_change", "step_outliers")
         }
-        for rule, runs in told.items():
+        for rule, runs in fired.items():
             timed = [run for run in self.logs.runs if any("sec_per_step" in record for record in self.logs.runs[run])]
             rest = [run for run in timed if run not in planned]
             print(
                 f"{rule:24}planned changes {_share(len(runs & planned), len(planned))}   "
                 f"other timed runs {_share(sum(run in runs for run in rest), len(rest))}"
             )
-        self._need("planned changes are no regressions", not told["throughput_regression"] & planned)
+        self._require("planned changes are no regressions", not fired["throughput_regression"] & planned)
 
-    def _alarms(self) -> None:
+    def _print_alerts_by_rule(self) -> None:
         print("runs with at least one alert, by rule (clean / bimodal / all):")
         rules = sorted({alert["rule"] for alerts in self.alerts.values() for alert in alerts})
         for rule in rules:
@@ -150,9 +150,9 @@ class Score:
             among = f"{clean:>4}/{len(self.clean)}{bimodal:>6}/{len(self.bimodal)}{len(fired):>6}/{len(self.alerts)}"
             print(f"  {rule:24}{among}")
 
-    def _need(self, what: str, is_met: bool) -> None:
+    def _require(self, target: str, is_met: bool) -> None:
         if not is_met:
-            print(f"  MISSED: {what}")
+            print(f"  MISSED: {target}")
             self.is_met = False
 
 
@@ -163,15 +163,16 @@ def _share(part: int, whole: int) -> str:
 def main() -> int:
     path = folder()
     if path is None:
-        print("No training logs: set TRAINING_LOGS to the folder that holds labels.csv and the logs.")
+        print("No training logs found: set TRAINING_LOGS to the folder that contains labels.csv and the logs.")
         return 0
     score = Score(load(path))
     score.print()
     print()
     cost = cost_us()
-    print(f"cost of all rules per step: {cost.all_us:.2f} us for {cost.what}; {cost.ratio:.2f} of encoding the records")
-    score._need("cost <= 3 us per step", cost.all_us <= 3.0)
-    print("all bars met" if score.is_met else "some bars were missed")
+    ratio = f"{cost.ratio:.2f} of encoding the records"
+    print(f"cost of all rules per step: {cost.all_us:.2f} us for {cost.description}; {ratio}")
+    score._require("cost <= 3 us per step", cost.all_us <= 3.0)
+    print("all targets met" if score.is_met else "some targets were missed")
     return 0 if score.is_met else 1
 
 

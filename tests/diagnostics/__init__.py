@@ -1,4 +1,4 @@
-"""Runs that look like real ones, healthy or not, and what the rules say of them."""
+"""Synthetic runs, healthy or faulty, and helpers to check the alerts they cause."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ def system(number: int, every_s: float = 10.0, **values: Any) -> Record:
 
 
 def series(name: str, values: Iterable[Any], first: int = 0, **others: Callable[[int], Any]) -> Iterator[Record]:
-    """Yield a step for each value; of other metrics, what they are at that step."""
+    """Yield a step for each value; other metrics are functions of the step."""
     for number, value in enumerate(values, first):
         yield step(number, **{name: value}, **{other: of(number) for other, of in others.items()})
 
 
-# What runs do ------------------------------------------------------------------------------------------------------
+# Runs ----------------------------------------------------------------------------------------------------------------
 
 
 def falling(source: random.Random, num: int, noise: float = 0.05, floor: float = 2.0) -> list[float]:
-    """Return the losses of a language model that goes on learning."""
+    """Return the losses of a language model that keeps learning."""
     return [
         floor + 8.8 * math.exp(-index / 150) + 0.8 / (1 + index / 500) + source.gauss(0, noise) for index in range(num)
     ]
 
 
 def level(source: random.Random, num: int, value: float, share: float = 0.03) -> list[float]:
-    """Return values around one, which differ by a share of it."""
+    """Return noisy values around a level; `share` is the relative noise."""
     return [value * (1 + source.gauss(0, share)) for _ in range(num)]
 
 
 def cosine(num: int, peak: float = 3e-4, warm_up: int = 100) -> Callable[[int], float]:
-    """Return the usual schedule: a short rise, then down to nothing."""
+    """Return a cosine schedule with a linear warm-up."""
 
     def lr(index: int) -> float:
         if index < warm_up:
@@ -56,23 +56,23 @@ def cosine(num: int, peak: float = 3e-4, warm_up: int = 100) -> Callable[[int], 
     return lr
 
 
-# What is said of them ----------------------------------------------------------------------------------------------
+# Alerts --------------------------------------------------------------------------------------------------------------
 
 
 def diagnose(records: Iterable[Record], rules: dict[str, Any] | None = None) -> list[Record]:
-    """Show records to all rules, and return the alert records, which must be such as can be written and read."""
+    """Run all rules over the records; return the checked alert records."""
     engine = RuleEngine(resolve_rules(rules))
     return checked([alert for record in records for alert in engine.observe(record)])
 
 
 def checked(alerts: list[Record]) -> list[Record]:
-    """See that every alert record can be written, and that every life is one: opened, updated, resolved."""
-    lives: dict[str, str] = {}
+    """Check that every alert record can be encoded, and that every alert goes opened, updated, resolved."""
+    last_status: dict[str, str] = {}
     for alert in alerts:
         assert decode(encode(alert))["id"] == alert["id"]
-        before, status = lives.get(alert["id"]), alert["status"]
+        before, status = last_status.get(alert["id"]), alert["status"]
         assert (before is None) == (status == "opened"), f"{status} after {before}: {alert}"
-        assert before != "resolved", f"after its end: {alert}"
+        assert before != "resolved", f"record after resolution: {alert}"
         assert alert["rule"] in RULES and alert["severity"] in ("info", "warning", "critical")
         if status == "opened":
             assert alert["title"] and alert["meaning"] and alert["advice"] and alert["evidence"]
@@ -82,33 +82,33 @@ def checked(alerts: list[Record]) -> list[Record]:
             )
         else:
             assert alert["outcome"]
-        lives[alert["id"]] = status
+        last_status[alert["id"]] = status
     return alerts
 
 
-def lives_of(alerts: list[Record], rule: str) -> list[list[Record]]:
-    """Return the alerts of a rule, each as all its records."""
-    lives: dict[str, list[Record]] = {}
+def alerts_of_rule(alerts: list[Record], rule: str) -> list[list[Record]]:
+    """Return the alerts of a rule, each as the list of its records."""
+    by_id: dict[str, list[Record]] = {}
     for alert in alerts:
         if alert["rule"] == rule:
-            lives.setdefault(alert["id"], []).append(alert)
-    return list(lives.values())
+            by_id.setdefault(alert["id"], []).append(alert)
+    return list(by_id.values())
 
 
-def the_only(alerts: list[Record], rule: str) -> list[Record]:
-    """Return the records of the one alert there is: of this rule, and no other."""
-    lives = lives_of(alerts, rule)
-    assert len(lives) == 1, f"{len(lives)} alerts of {rule} in {brief(alerts)}"
+def only_alert(alerts: list[Record], rule: str) -> list[Record]:
+    """Return the records of the only alert, which must be of this rule."""
+    found = alerts_of_rule(alerts, rule)
+    assert len(found) == 1, f"{len(found)} alerts of {rule} in {brief(alerts)}"
     assert {alert["rule"] for alert in alerts} == {rule}, brief(alerts)
-    return lives[0]
+    return found[0]
 
 
-def statuses(life: list[Record]) -> list[str]:
-    return [alert["status"] for alert in life]
+def statuses(history: list[Record]) -> list[str]:
+    return [alert["status"] for alert in history]
 
 
 def brief(alerts: list[Record]) -> list[str]:
-    """Return alerts in a form that can be read when a test fails."""
+    """Return alerts in a readable form for assertion messages."""
     return [
         f"{alert['rule']} {alert['status']} at {alert.get('global_step')}: {alert.get('title') or alert['outcome']}"
         for alert in alerts

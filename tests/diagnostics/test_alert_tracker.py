@@ -1,4 +1,4 @@
-"""The life cycle of alerts, and the exact records they write."""
+"""The history cycle of alerts, and the exact records they write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor as a whole: hostile values, columns and records, resumes, what it costs, and what readers make of it."""
+"""The rule engine as a whole: hostile values, batches, resumes, cost, and what readers make of its alerts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.conftest import Script
 from tests.diagnostics import (
     START,
     Record,
+    alerts_of_rule,
     brief,
     checked,
     diagnose,
     falling,
     level,
-    lives_of,
     series,
     statuses,
     step,
@@ -38,7 +38,7 @@ NAMES = ("time", "global_step", "loss", "grad_norm", "lr", "sec_per_step", "kl",
 
 
 def troubled(source: random.Random, num: int) -> list[list[float]]:
-    """Return the rows of a run in which one thing after the other goes wrong."""
+    """Return the rows of a run with one fault after another."""
     rows = []
     for at in range(num):
         loss = 2 + 8 * math.exp(-at / 200) + source.gauss(0, 0.05)
@@ -66,45 +66,47 @@ def troubled(source: random.Random, num: int) -> list[list[float]]:
     return rows
 
 
-def by_record(rows: list[list[Any]]) -> list[Record]:
+def observe_singly(rows: list[list[Any]]) -> list[Record]:
     engine = RuleEngine()
     return [alert for row in rows for alert in engine.observe({"event": "step", **dict(zip(NAMES, row, strict=True))})]
 
 
-def by_columns(rows: list[list[Any]], cuts: list[int]) -> list[Record]:
+def observe_batched(rows: list[list[Any]], cuts: list[int]) -> list[Record]:
     engine, alerts = RuleEngine(), []
     for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
         alerts += engine.observe_steps(NAMES, [value for row in rows[begin:end] for value in row])
     return alerts
 
 
-# Records and columns -----------------------------------------------------------------------------------------------
+# Single records and batches ------------------------------------------------------------------------------------------
 
 
-def test_columns_and_records_of_a_troubled_run_give_the_same_alerts() -> None:
+def test_batched_and_single_steps_give_the_same_alerts() -> None:
     rows = troubled(random.Random(1), 8000)
-    told = checked(by_record(rows))
-    assert len({alert["rule"] for alert in told}) >= 8, brief(told)
+    alerts = checked(observe_singly(rows))
+    assert len({alert["rule"] for alert in alerts}) >= 8, brief(alerts)
     for size in (1, 16, 100, 8000):
-        assert [encode(alert) for alert in by_columns(rows, list(range(size, 8000, size)))] == list(map(encode, told))
+        assert [encode(alert) for alert in observe_batched(rows, list(range(size, 8000, size)))] == list(
+            map(encode, alerts)
+        )
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
-def test_however_the_rows_are_cut_the_alerts_are_the_same(data: st.DataObject) -> None:
+def test_batch_boundaries_do_not_change_alerts(data: st.DataObject) -> None:
     rows = troubled(random.Random(data.draw(st.integers(0, 20))), 900)
-    odd = st.sampled_from([0.0, -0.0, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf, 1e6, 3, -7.5, 10**250])
+    extreme = st.sampled_from([0.0, -0.0, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf, 1e6, 3, -7.5, 10**250])
     for at, place, value in data.draw(
-        st.lists(st.tuples(st.integers(0, 899), st.integers(2, len(NAMES) - 1), odd), max_size=60)
+        st.lists(st.tuples(st.integers(0, 899), st.integers(2, len(NAMES) - 1), extreme), max_size=60)
     ):
         for index in range(at, min(900, at + data.draw(st.sampled_from([1, 20, 200])))):
             rows[index][place] = value
     cuts = sorted(data.draw(st.sets(st.integers(1, 899), max_size=12)))
-    told = [encode(alert) for alert in by_record(rows)]
-    assert [encode(alert) for alert in by_columns(rows, cuts)] == told
+    alerts = [encode(alert) for alert in observe_singly(rows)]
+    assert [encode(alert) for alert in observe_batched(rows, cuts)] == alerts
 
 
-def test_records_and_columns_can_take_turns() -> None:
+def test_single_and_batched_steps_can_alternate() -> None:
     rows = troubled(random.Random(2), 4000)
     engine, alerts = RuleEngine(), []
     for begin in range(0, 4000, 50):
@@ -114,21 +116,21 @@ def test_records_and_columns_can_take_turns() -> None:
         else:
             for row in part:
                 alerts += engine.observe({"event": "step", **dict(zip(NAMES, row, strict=True))})
-    assert list(map(encode, alerts)) == list(map(encode, by_record(rows)))
+    assert list(map(encode, alerts)) == list(map(encode, observe_singly(rows)))
 
 
-def test_steps_with_an_evaluation_in_them_are_the_same_in_columns() -> None:
+def test_batched_steps_with_evaluations_give_the_same_alerts() -> None:
     source, names = random.Random(1), ("time", "global_step", "val_loss", "sec_per_step")
-    records, columns, told = RuleEngine(), RuleEngine(), ([], [])
+    single, batched, alerts = RuleEngine(), RuleEngine(), ([], [])
     times = [*level(source, 1000, 0.1, 0.02), *level(source, 1000, 0.12, 0.02)]
     for at, took_s in enumerate(times):
         row = [1000.0 + at, at, 2.0, took_s]
-        told[0].extend(records.observe({"event": "step", **dict(zip(names, row, strict=True))}))
-        told[1].extend(columns.observe_steps(names, row))
-    assert list(map(encode, told[0])) == list(map(encode, told[1]))
+        alerts[0].extend(single.observe({"event": "step", **dict(zip(names, row, strict=True))}))
+        alerts[1].extend(batched.observe_steps(names, row))
+    assert list(map(encode, alerts[0])) == list(map(encode, alerts[1]))
 
 
-def test_numbers_of_numpy_give_alerts_that_can_be_written() -> None:
+def test_numpy_values_give_encodable_alerts() -> None:
     numpy = pytest.importorskip("numpy")
     engine, alerts = RuleEngine(), []
     for row in troubled(random.Random(1), 3000):
@@ -137,7 +139,7 @@ def test_numbers_of_numpy_give_alerts_that_can_be_written() -> None:
     assert len(checked(alerts)) > 5
 
 
-def test_a_step_of_numpy_can_be_written() -> None:
+def test_numpy_step_number_is_encodable() -> None:
     numpy = pytest.importorskip("numpy")
     alerts = []
     engine = RuleEngine()
@@ -177,7 +179,7 @@ SYSTEM = [
 
 
 def junk(source: random.Random, num: int) -> Iterator[Record]:
-    """Yield records in which nothing is as it should be."""
+    """Yield records with random wrong values."""
     for at in range(num):
         head: Record = {"time": source.choice([at, at, None, "x", math.nan, -5, 1e308])}
         head["global_step"] = source.choice([at, at, at - 500, None, 2**70, 1.5, "x", True, -1])
@@ -202,7 +204,7 @@ def junk(source: random.Random, num: int) -> Iterator[Record]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_that_can_be_in_a_record_breaks_it(seed: int) -> None:
+def test_junk_records_never_raise(seed: int) -> None:
     engine = RuleEngine()
     for record in junk(random.Random(seed), 3000):
         for alert in engine.observe(record):
@@ -232,7 +234,7 @@ HOSTILE: dict[str, Callable[[int], Any]] = {
 }
 
 
-def of_every_metric(value_at: Callable[[int], Any], num: int = 2000) -> list[Record]:
+def alerts_on_every_metric(value_at: Callable[[int], Any], num: int = 2000) -> list[Record]:
     engine, alerts = RuleEngine(), []
     for at in range(num):
         value = value_at(at)
@@ -244,12 +246,12 @@ def of_every_metric(value_at: Callable[[int], Any], num: int = 2000) -> list[Rec
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_series_that_no_run_should_have_do_not_break_it_and_are_not_a_flood(what: str) -> None:
-    alerts = of_every_metric(HOSTILE[what])
+def test_hostile_series_cause_no_error_and_no_flood(what: str) -> None:
+    alerts = alerts_on_every_metric(HOSTILE[what])
     assert sum(alert["status"] == "updated" for alert in alerts) < 60, brief(alerts[:20])
 
 
-def test_steps_that_go_back_are_missing_or_have_no_time_do_not_matter() -> None:
+def test_missing_or_repeated_steps_and_times_are_tolerated() -> None:
     losses = falling(random.Random(1), 1500)
     losses[1000] += 4.0
     usual = [alert["rule"] for alert in diagnose(series("loss", losses))]
@@ -261,54 +263,54 @@ def test_steps_that_go_back_are_missing_or_have_no_time_do_not_matter() -> None:
     engine = RuleEngine()
     alerts = [alert for record in bare for alert in engine.observe(record)]
     assert [alert["rule"] for alert in alerts] == usual
-    assert alerts[0]["global_step"] == 1000  # counted, where nobody says it
+    assert alerts[0]["global_step"] == 1000  # counted, because the records have none
     assert all(alert.get("time") is None for alert in alerts)
 
 
-def test_alerts_in_a_journal_are_not_looked_at_again() -> None:
+def test_recorded_alerts_are_not_observed() -> None:
     alerts = diagnose(series("loss", [*level(random.Random(1), 100, 2.0), math.nan]))
     assert alerts and RuleEngine().observe(alerts[0]) == []
 
 
-# A life ------------------------------------------------------------------------------------------------------------
+# Life cycle ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_resume_leaves_what_was_open_behind_and_begins_anew() -> None:
+def test_resume_abandons_open_alerts_and_starts_over() -> None:
     engine, losses = RuleEngine(prefix="x-"), falling(random.Random(1), 1000)
     first = [alert for record in series("loss", [*losses, math.nan]) for alert in engine.observe(record)]
     assert [alert["id"] for alert in first] == ["x-1"] and engine.num_open == (1, 1)
     assert engine.observe({**START, "max_steps": 3000}) == [] and engine.num_open == (0, 0)
-    # It resumes from an earlier step, higher than where it was: no spike, no divergence, no reset.
+    # It resumes from an earlier step with a higher loss: no spike, no divergence, no reset.
     second = [alert for record in series("loss", losses[200:], 200) for alert in engine.observe(record)]
     assert second == []
     third = [alert for record in series("loss", [math.nan] * 3, 1000) for alert in engine.observe(record)]
     assert [(alert["id"], alert["status"]) for alert in third] == [("x-2", "opened")]
 
 
-def test_ids_are_unique_over_attempts_and_rules() -> None:
+def test_alert_ids_are_unique_over_attempts() -> None:
     engine, ids = RuleEngine(), []
     for attempt in range(3):
         engine.observe(START)
-        told = engine.observe_steps(NAMES, [value for row in troubled(random.Random(attempt), 4000) for value in row])
-        ids += [alert["id"] for alert in checked(told) if alert["status"] == "opened"]
+        alerts = engine.observe_steps(NAMES, [value for row in troubled(random.Random(attempt), 4000) for value in row])
+        ids += [alert["id"] for alert in checked(alerts) if alert["status"] == "opened"]
     assert len(ids) == len(set(ids)) > 12
 
 
-def test_what_is_absorbed_is_closed_and_stays_silent_until_the_other_is_over() -> None:
+def test_absorbed_rule_is_suppressed_until_fault_is_over() -> None:
     source = random.Random(3)
     losses = level(source, 1000, 2.0, 0.02)
     losses[500] = 6.0
     losses[510] = math.nan
-    losses[520] = losses[530] = 9.0  # would be spikes
+    losses[520] = losses[530] = 9.0  # spikes, but absorbed
     losses[900] = 6.0
     alerts = diagnose(series("loss", losses))
-    first, last = lives_of(alerts, "loss_spike")
+    first, last = alerts_of_rule(alerts, "loss_spike")
     assert statuses(first)[-1] == "resolved" and first[-1]["outcome"] == "absorbed by not_finite"
     assert first[-1]["global_step"] == 510 and last[0]["global_step"] == 900
     assert last[0]["evidence"]["num_spikes"] == 1
 
 
-def test_a_rule_that_is_off_says_nothing_and_silences_nobody() -> None:
+def test_disabled_rule_reports_and_absorbs_nothing() -> None:
     losses = level(random.Random(3), 600, 2.0, 0.02)
     losses[500], losses[505] = 6.0, math.nan
     alerts = diagnose(series("loss", losses), {"not_finite": False})
@@ -317,12 +319,12 @@ def test_a_rule_that_is_off_says_nothing_and_silences_nobody() -> None:
     )
 
 
-def test_an_alert_says_when_it_is_told() -> None:
+def test_alert_has_time_and_step() -> None:
     (alert,) = diagnose(series("loss", [*level(random.Random(1), 100, 2.0), math.nan]))
     assert (alert["event"], alert["time"], alert["global_step"]) == ("alert", 1100.0, 100)
 
 
-def test_metrics_go_by_the_names_that_frameworks_use() -> None:
+def test_signals_are_found_under_every_listed_name() -> None:
     for signal in ("loss", "grad_norm"):
         for name in SIGNALS[signal]:
             values = [*level(random.Random(1), 100, 2.0), *[math.nan] * 3]
@@ -330,13 +332,13 @@ def test_metrics_go_by_the_names_that_frameworks_use() -> None:
             assert alert["evidence"]["metric"] == name
 
 
-# What it costs -----------------------------------------------------------------------------------------------------
+# Cost ----------------------------------------------------------------------------------------------------------------
 
 
 def test_memory_does_not_grow_with_the_run() -> None:
     engine, source = RuleEngine(), random.Random(1)
 
-    def go_on(first: int, num_rows: int) -> None:
+    def observe_more(first: int, num_rows: int) -> None:
         rows = troubled(source, num_rows)
         engine.observe_steps(NAMES, [value for row in rows for value in row])
         for at in range(first, first + num_rows // 10):
@@ -356,17 +358,17 @@ def test_memory_does_not_grow_with_the_run() -> None:
             engine.observe({"event": "validation", "time": 1.0 * at, "global_step": at, "val_loss": 2.0 + at % 5})
             engine.observe({"event": "checkpoint", "time": 1000.0 * at, "save_s": 2.0})
 
-    go_on(0, 8000)
+    observe_more(0, 8000)
     tracemalloc.start()
     try:
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
-        go_on(800, 12_000)
+        observe_more(800, 12_000)
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert after - before < 100_000  # what is kept has been replaced by what is counted now; it is not more
+    assert after - before < 100_000  # state is replaced, not added
 
 
 def test_time_per_step_does_not_grow_with_the_run() -> None:
@@ -379,7 +381,7 @@ def test_time_per_step_does_not_grow_with_the_run() -> None:
     assert min(took_s[-4:]) < 2.5 * min(took_s[:4])
 
 
-def test_records_of_ever_new_shapes_are_not_all_remembered() -> None:
+def test_number_of_cached_layouts_is_bounded() -> None:
     engine = RuleEngine()
     for at in range(300):
         engine.observe(step(at, loss=2.0, **{f"a/{at}": 1.0}))
@@ -403,76 +405,75 @@ def test_nothing_heavy_is_imported(script: Callable[..., Script]) -> None:
     assert script(source).ok().strip() == "[]"
 
 
-# What readers make of it -------------------------------------------------------------------------------------------
+# Readers -------------------------------------------------------------------------------------------------------------
 
 
-def folded(records: list[Record]) -> AlertHistory:
-    book = AlertHistory()
+def read_alerts(records: list[Record]) -> AlertHistory:
+    reader = AlertHistory()
     for record in records:
-        book.add(record)
-    return book
+        reader.add(record)
+    return reader
 
 
-def test_a_reader_sees_the_life_of_every_alert() -> None:
+def test_reader_merges_records_of_each_alert() -> None:
     engine = RuleEngine()
-    told = engine.observe_steps(NAMES, [value for row in troubled(random.Random(1), 4000) for value in row])
-    book = folded([START, *told])
-    opened = [alert for alert in told if alert["status"] == "opened"]
-    assert [alert.id for alert in book.alerts()] == [alert["id"] for alert in opened]
+    alerts = engine.observe_steps(NAMES, [value for row in troubled(random.Random(1), 4000) for value in row])
+    reader = read_alerts([START, *alerts])
+    opened = [alert for alert in alerts if alert["status"] == "opened"]
+    assert [alert.id for alert in reader.alerts()] == [alert["id"] for alert in opened]
     assert (
-        len(book.open_alerts()),
-        sum(alert.severity == "critical" for alert in book.open_alerts()),
+        len(reader.open_alerts()),
+        sum(alert.severity == "critical" for alert in reader.open_alerts()),
     ) == engine.num_open
-    for alert in book.alerts():
-        life = [record for record in told if record["id"] == alert.id]
-        assert alert.rule == life[0]["rule"] and alert.is_open == (life[-1]["status"] != "resolved")
-        assert (alert.opened_time, alert.opened_step) == (life[0]["time"], life[0]["global_step"])
-        assert (alert.updated_time, alert.updated_step) == (life[-1]["time"], life[-1]["global_step"])
-        assert alert.title == [record["title"] for record in life if "title" in record][-1]
-        for record in life:
+    for alert in reader.alerts():
+        history = [record for record in alerts if record["id"] == alert.id]
+        assert alert.rule == history[0]["rule"] and alert.is_open == (history[-1]["status"] != "resolved")
+        assert (alert.opened_time, alert.opened_step) == (history[0]["time"], history[0]["global_step"])
+        assert (alert.updated_time, alert.updated_step) == (history[-1]["time"], history[-1]["global_step"])
+        assert alert.title == [record["title"] for record in history if "title" in record][-1]
+        for record in history:
             alert_evidence = record.get("evidence", {})
             assert alert_evidence.keys() <= alert.evidence.keys()
-        assert alert.evidence.items() >= [record["evidence"] for record in life if "evidence" in record][-1].items()
-        assert alert.meaning == life[0]["meaning"] and alert.advice == life[0]["advice"]
-        assert alert.severity == life[-1]["severity"]
+        assert alert.evidence.items() >= [record["evidence"] for record in history if "evidence" in record][-1].items()
+        assert alert.meaning == history[0]["meaning"] and alert.advice == history[0]["advice"]
+        assert alert.severity == history[-1]["severity"]
         if not alert.is_open:
-            assert alert.outcome == life[-1]["outcome"] and alert.resolved_step == life[-1]["global_step"]
-            assert alert.resolved_time == life[-1]["time"]
+            assert alert.outcome == history[-1]["outcome"] and alert.resolved_step == history[-1]["global_step"]
+            assert alert.resolved_time == history[-1]["time"]
 
 
-def test_a_reader_sees_that_a_resume_left_alerts_behind() -> None:
-    told = diagnose(series("loss", [*level(random.Random(1), 100, 2.0), math.nan]))
-    book = folded([START, *told, START])
-    (alert,) = book.alerts()
-    assert not alert.is_open and alert.resolved_step is None and alert.attempt == 0 and book.open_alerts() == []
+def test_reader_marks_abandoned_alerts_as_closed() -> None:
+    alerts = diagnose(series("loss", [*level(random.Random(1), 100, 2.0), math.nan]))
+    reader = read_alerts([START, *alerts, START])
+    (alert,) = reader.alerts()
+    assert not alert.is_open and alert.resolved_step is None and alert.attempt == 0 and reader.open_alerts() == []
 
 
-def test_a_spike_that_recovers_is_one_occurrence_as_it_ended() -> None:
+def test_reader_keeps_final_state_of_each_occurrence() -> None:
     losses = level(random.Random(1), 1000, 2.0, 0.02)
     losses[500] = losses[560] = 6.0
-    (alert,) = folded(diagnose(series("loss", losses))).alerts()
+    (alert,) = read_alerts(diagnose(series("loss", losses))).alerts()
     assert [occurrence["step"] for occurrence in alert.occurrences] == [500, 560]
     assert [occurrence["class"] for occurrence in alert.occurrences] == ["recovering"] * 2
     assert alert.num_occurrences == 2
 
 
-def test_occurrences_of_different_steps_are_all_counted() -> None:
+def test_reader_counts_occurrences_of_different_steps() -> None:
     kls = level(random.Random(1), 1000, 0.05, 0.1)
     for at in (500, 520, 540):
         kls[at] = 5.0
-    (alert,) = folded(diagnose(series("kl", kls))).alerts()
+    (alert,) = read_alerts(diagnose(series("kl", kls))).alerts()
     assert [occurrence["step"] for occurrence in alert.occurrences] == [500, 520, 540] and alert.num_occurrences == 3
 
 
-def test_a_record_can_be_shown_to_two_doctors() -> None:
-    """Rules do not change what they are shown."""
+def test_rules_do_not_change_records() -> None:
     records = list(series("loss", [*level(random.Random(1), 100, 2.0), math.nan]))
     copies = [dict(record) for record in records]
     assert list(map(encode, diagnose(records))) == list(map(encode, diagnose(records)))
     assert list(map(encode, records)) == list(map(encode, copies))
 
 
-def test_a_doctor_without_rules_says_nothing() -> None:
+def test_engine_without_rules_reports_nothing() -> None:
     engine = RuleEngine({})
     rows = [value for row in troubled(random.Random(1), 1000) for value in row]
     assert engine.observe_steps(NAMES, rows) == [] and engine.tick(1e9) == [] and engine.num_open == (0, 0)
@@ -480,21 +481,21 @@ def test_a_doctor_without_rules_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("every", [200, 500])
-def test_a_fault_that_comes_back_again_and_again_is_one_alert(every: int) -> None:
+def test_recurring_fault_becomes_one_alert(every: int) -> None:
     losses = falling(random.Random(1), 30_000)
     for at in range(1000, 30_000, every):
         losses[at] = math.nan
     alerts = diagnose(series("loss", losses), {"plateau": False})
     assert len({alert["id"] for alert in alerts}) == 3
     assert len(alerts) < 150
-    book = AlertHistory()
+    reader = AlertHistory()
     for alert in alerts:
-        book.add(alert)
-    assert [alert.is_open for alert in book.alerts()] == [False, False, True]
-    assert book.alerts()[-1].num_occurrences == len(alerts) - 4  # but for the first two, which were opened and resolved
+        reader.add(alert)
+    assert [alert.is_open for alert in reader.alerts()] == [False, False, True]
+    assert reader.alerts()[-1].num_occurrences == len(alerts) - 4  # not counting the records of the first two
 
 
-def test_it_is_over_when_it_has_stayed_away_for_long() -> None:
+def test_cooldown_expires_when_the_fault_stays_away() -> None:
     losses = falling(random.Random(1), 30_000)
     for at in range(1000, 5000, 500):
         losses[at] = math.nan

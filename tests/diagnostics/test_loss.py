@@ -1,4 +1,4 @@
-"""Rules about the loss: not finite, spike, reset, divergence, plateau, overfitting, dead rate, loss scale."""
+"""Rules about the loss: not finite, spike, reset, divergence, plateau, overfitting, dead learning rate, loss scale."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tests.diagnostics import (
     SEEDS,
     START,
     Record,
+    alerts_of_rule,
     brief,
     cosine,
     diagnose,
     falling,
     level,
-    lives_of,
+    only_alert,
     series,
     statuses,
     step,
-    the_only,
 )
 
 
 def with_bump(losses: list[float], at: int, *bump: float) -> list[float]:
-    """Return losses with something added from a step on."""
+    """Return losses with a bump added from a step on."""
     changed = list(losses)
     for index, more in enumerate(bump, at):
         changed[index] += more
@@ -42,10 +42,10 @@ def source(request: pytest.FixtureRequest) -> random.Random:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_is_told_at_once_and_only_once(source: random.Random, value: float) -> None:
+def test_non_finite_loss_is_reported_at_once_and_only_once(source: random.Random, value: float) -> None:
     losses = falling(source, 500)
     alerts = diagnose(series("train_loss", [*losses, *[value] * 1000]))
-    (opened,) = the_only(alerts, "not_finite")
+    (opened,) = only_alert(alerts, "not_finite")
     assert (opened["severity"], opened["global_step"]) == ("critical", 500)
     evidence = opened["evidence"]
     assert str(evidence["value"]) == str(value) and evidence["metric"] == "train_loss" and evidence["step"] == 500
@@ -53,66 +53,66 @@ def test_a_loss_that_is_not_finite_is_told_at_once_and_only_once(source: random.
     assert opened["title"].startswith("train_loss is ")
 
 
-def test_nan_is_over_when_values_were_finite_for_a_while_and_not_before(source: random.Random) -> None:
+def test_nan_resolves_after_enough_finite_values(source: random.Random) -> None:
     losses = level(source, 1000, 2.0)
-    for at in (500, 520, 540):  # comes back before it is over
+    for at in (500, 520, 540):  # recurs before the alert is resolved
         losses[at] = math.nan
-    opened, resolved = the_only(diagnose(series("loss", losses)), "not_finite")
+    opened, resolved = only_alert(diagnose(series("loss", losses)), "not_finite")
     assert opened["global_step"] == 500
     assert resolved["status"] == "resolved" and 540 + 32 <= resolved["global_step"] <= 540 + 48
 
 
-def test_overflows_of_fp16_now_and_then_are_no_alarm(source: random.Random) -> None:
+def test_occasional_fp16_overflows_are_ignored(source: random.Random) -> None:
     norms = level(source, 4000, 1.0, 0.2)
     for at in range(150, 4000, 200):
         norms[at : at + 2] = [math.inf, math.nan]
     assert diagnose(series("grad_norm", norms)) == []
 
 
-def test_gradient_norms_that_are_not_finite_three_times_in_a_row(source: random.Random) -> None:
+def test_three_consecutive_non_finite_gradients_alert(source: random.Random) -> None:
     norms = level(source, 1000, 1.0, 0.2)
     norms[700:703] = [math.inf] * 3
-    opened, resolved = the_only(diagnose(series("grad_norm", norms)), "not_finite")
+    opened, resolved = only_alert(diagnose(series("grad_norm", norms)), "not_finite")
     assert opened["global_step"] == 702 and opened["evidence"]["in_a_row"] == 3
     assert opened["message"].startswith("grad_norm was inf 3 times in a row; its level before was ")
     assert resolved["status"] == "resolved"
 
 
-def test_while_the_loss_is_up_one_gradient_is_enough(source: random.Random) -> None:
+def test_one_bad_gradient_alerts_while_the_loss_spikes(source: random.Random) -> None:
     losses = with_bump(level(source, 600, 2.0, 0.02), 500, *[2.0] * 100)
     alerts = diagnose(series("loss", losses, grad_norm=lambda at: math.inf if at == 505 else 1.0))
-    (not_finite,) = [life[0] for life in lives_of(alerts, "not_finite")]
+    (not_finite,) = [history[0] for history in alerts_of_rule(alerts, "not_finite")]
     assert not_finite["global_step"] == 505
-    spike = lives_of(alerts, "loss_spike")[0]
+    spike = alerts_of_rule(alerts, "loss_spike")[0]
     assert statuses(spike) == ["opened", "resolved"] and spike[-1]["outcome"] == "absorbed by not_finite"
 
 
-def test_the_streak_of_gradients_is_a_setting(source: random.Random) -> None:
+def test_gradient_streak_is_configurable(source: random.Random) -> None:
     norms = level(source, 400, 1.0, 0.2)
     norms[200] = math.inf
     rules = {"not_finite": {"gradient_streak": 1, "values_to_resolve": 100}}
-    opened, resolved = the_only(diagnose(series("grad_norm", norms), rules), "not_finite")
+    opened, resolved = only_alert(diagnose(series("grad_norm", norms), rules), "not_finite")
     assert opened["global_step"] == 200 and resolved["global_step"] >= 300
 
 
-def test_a_validation_loss_that_is_nan_until_it_is_not() -> None:
+def test_nan_validation_loss_resolves_when_finite() -> None:
     values = [2.0, 1.9, math.nan, math.nan, 1.8]
     records = [
         {"event": "validation", "time": 1.0 * at, "global_step": at, "val_loss": v} for at, v in enumerate(values)
     ]
-    opened, resolved = the_only(diagnose(records), "not_finite")
+    opened, resolved = only_alert(diagnose(records), "not_finite")
     assert (opened["global_step"], resolved["global_step"]) == (2, 4)
     assert opened["title"].startswith("val_loss is NaN")
 
 
-def test_nan_inside_a_window_of_steps_is_seen(source: random.Random) -> None:
+def test_nan_inside_a_window_is_detected(source: random.Random) -> None:
     records = list(series("train_loss", level(source, 100, 2.0)))
     records[60] |= {"window_steps": 50, "train_loss/nonfinite": 1}
-    opened = the_only(diagnose(records), "not_finite")[0]
+    opened = only_alert(diagnose(records), "not_finite")[0]
     assert opened["global_step"] == 60
 
 
-def test_one_overflow_in_each_long_window_is_no_alarm(source: random.Random) -> None:
+def test_one_overflow_per_long_window_is_ignored(source: random.Random) -> None:
     records = [{**record, "window_steps": 1000} for record in series("grad_norm", level(source, 100, 1.0))]
     for record in records[50:60]:
         record["grad_norm/nonfinite"] = 1
@@ -122,10 +122,10 @@ def test_one_overflow_in_each_long_window_is_no_alarm(source: random.Random) -> 
 # Spikes ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_spike_that_recovers_is_one_alert_with_its_numbers(source: random.Random) -> None:
+def test_recovering_spike_is_one_alert_with_evidence(source: random.Random) -> None:
     losses = with_bump(falling(source, 1500), 1000, 3.0, 2.0, 1.0)
     before = sorted(losses[976:992])
-    opened, updated, resolved = the_only(diagnose(series("train_loss", losses)), "loss_spike")
+    opened, updated, resolved = only_alert(diagnose(series("train_loss", losses)), "loss_spike")
     assert (opened["severity"], opened["global_step"], opened["evidence"]["class"]) == ("warning", 1000, "open")
     evidence = updated["evidence"]
     assert evidence["class"] == "recovering" and evidence["recovery_values"] == 3 and evidence["recovery_steps"] == 4
@@ -137,18 +137,18 @@ def test_a_spike_that_recovers_is_one_alert_with_its_numbers(source: random.Rand
     assert opened["occurrence"]["step"] == updated["occurrence"]["step"] == 1000
 
 
-def test_a_spike_that_takes_its_time_is_slow(source: random.Random) -> None:
+def test_slow_recovery_is_classified_as_slow(source: random.Random) -> None:
     bump = [1.5 * math.exp(-index / 20) for index in range(300)]
-    opened, updated, resolved = the_only(
+    opened, updated, resolved = only_alert(
         diagnose(series("loss", with_bump(falling(source, 2000), 1000, *bump))), "loss_spike"
     )
     assert updated["evidence"]["class"] == "slow" and 17 <= updated["evidence"]["recovery_values"] < 128
     assert (opened["severity"], updated["severity"], resolved["severity"]) == ("warning",) * 3
 
 
-def test_a_spike_that_stays_is_critical_and_is_over_when_the_loss_is_back(source: random.Random) -> None:
+def test_unrecovered_spike_is_critical_and_resolves_late(source: random.Random) -> None:
     losses = with_bump(falling(source, 3000), 1000, *[0.6] * 600)
-    opened, updated, resolved = the_only(diagnose(series("loss", losses)), "loss_spike")
+    opened, updated, resolved = only_alert(diagnose(series("loss", losses)), "loss_spike")
     assert opened["global_step"] == 1000
     assert (updated["severity"], updated["evidence"]["class"]) == ("critical", "not recovering")
     assert updated["global_step"] == 1000 + 128
@@ -156,63 +156,65 @@ def test_a_spike_that_stays_is_critical_and_is_over_when_the_loss_is_back(source
     assert resolved["global_step"] >= 1600 + 128 and resolved["severity"] == "critical"
 
 
-def test_spikes_that_come_again_are_told_in_one_alert(source: random.Random) -> None:
+def test_repeated_spikes_share_one_alert(source: random.Random) -> None:
     losses = level(source, 1500, 2.0, 0.02)
     for at in (600, 700, 800):
         losses[at] = 5.0
-    life = the_only(diagnose(series("loss", losses)), "loss_spike")
-    assert statuses(life) == ["opened", *["updated"] * 5, "resolved"]
-    assert life[-2]["title"].startswith("3 loss spikes, most recently at step 800: 5, from ")
-    assert life[-1]["evidence"] == {"num_spikes": 3}
+    history = only_alert(diagnose(series("loss", losses)), "loss_spike")
+    assert statuses(history) == ["opened", *["updated"] * 5, "resolved"]
+    assert history[-2]["title"].startswith("3 loss spikes, most recently at step 800: 5, from ")
+    assert history[-1]["evidence"] == {"num_spikes": 3}
 
 
-def test_a_spike_after_the_last_was_over_is_counted_anew(source: random.Random) -> None:
+def test_spike_after_resolution_opens_a_new_alert(source: random.Random) -> None:
     losses = level(source, 2000, 2.0, 0.02)
     losses[600] = losses[1200] = 5.0
-    first, second = lives_of(diagnose(series("loss", losses)), "loss_spike")
+    first, second = alerts_of_rule(diagnose(series("loss", losses)), "loss_spike")
     assert first[0]["title"].startswith("Loss spike at step 600") and second[0]["title"].startswith(
         "Loss spike at step 1200"
     )
 
 
-def test_a_spike_says_what_the_gradient_did(source: random.Random) -> None:
+def test_spike_evidence_contains_gradient_norms(source: random.Random) -> None:
     losses = with_bump(falling(source, 1200), 1000, 3.0)
     norms = level(source, 1200, 1.0, 0.1)
     norms[999] = 40.0
     alerts = diagnose(series("loss", losses, grad_norm=lambda at: norms[at]))
-    evidence = the_only(alerts, "loss_spike")[0]["evidence"]
+    evidence = only_alert(alerts, "loss_spike")[0]["evidence"]
     assert evidence["grad_norm"] == 40.0 and evidence["grad_norm_before"] == pytest.approx(1.0, abs=0.2)
 
 
-def test_a_loss_that_learns_gives_rise_to_nothing(source: random.Random) -> None:
+def test_healthy_run_has_no_alerts(source: random.Random) -> None:
     records = series("loss", falling(source, 4000), lr=cosine(4000), grad_norm=lambda at: 1 + abs(source.gauss(0, 0.3)))
     assert diagnose([START | {"max_steps": 4000}, *records]) == []
 
 
-def test_a_loss_with_two_modes_by_habit_does_not_spike_or_diverge() -> None:
-    """As with mixup: every other batch is much harder."""
+def test_bimodal_loss_does_not_spike_or_diverge() -> None:
+    """As with mixup: about half of the batches are much harder."""
     for seed in range(12):
         source = random.Random(seed)
         losses = [loss + (2.0 if source.random() < 0.5 else 0.0) for loss in falling(source, 3000, 0.2)]
-        told = {alert["rule"] for alert in diagnose(series("loss", losses))}
-        assert not told & {"loss_spike", "divergence", "loss_reset"}, f"seed {seed}: {told}"
+        fired = {alert["rule"] for alert in diagnose(series("loss", losses))}
+        assert not fired & {"loss_spike", "divergence", "loss_reset"}, f"seed {seed}: {fired}"
 
 
-def test_spreads_and_share_are_settings(source: random.Random) -> None:
+def test_spike_thresholds_are_configurable(source: random.Random) -> None:
     losses = level(source, 1200, 2.0, 0.02)
     losses[1000] = 2.5
-    assert [life[0]["global_step"] for life in lives_of(diagnose(series("loss", losses)), "loss_spike")] == [1000]
+    assert [
+        history[0]["global_step"] for history in alerts_of_rule(diagnose(series("loss", losses)), "loss_spike")
+    ] == [1000]
     assert diagnose(series("loss", losses), {"loss_spike": {"sigmas": 50}}) == []
     assert diagnose(series("loss", losses), {"loss_spike": {"least_share": 0.5}}) == []
     assert diagnose(series("loss", losses), {"loss_spike": False}) == []
     quick = diagnose(series("loss", losses), {"loss_spike": {"quiet_values": 16}})
-    assert the_only(quick, "loss_spike")[-1]["global_step"] <= 1036
+    assert only_alert(quick, "loss_spike")[-1]["global_step"] <= 1036
 
 
-def test_no_spike_after_a_step_of_the_learning_rate_or_the_batch_size(source: random.Random) -> None:
+def test_lr_or_batch_change_explains_a_jump(source: random.Random) -> None:
     losses = [*level(source, 1000, 2.0, 0.02), *level(source, 600, 2.6, 0.02)]
-    told = {alert["rule"] for alert in diagnose(series("loss", losses))}
-    assert "loss_spike" in told
+    fired = {alert["rule"] for alert in diagnose(series("loss", losses))}
+    assert "loss_spike" in fired
     assert diagnose(series("loss", losses, lr=lambda at: 1e-3 if at < 999 else 1e-2)) == []
     assert diagnose(series("loss", losses, batch_size=lambda at: 64 if at < 999 else 256)) == []
     change = {"event": "control_change", "time": 1999.5, "name": "learning_rate", "value": 0.01}
@@ -221,59 +223,61 @@ def test_no_spike_after_a_step_of_the_learning_rate_or_the_batch_size(source: ra
 
 
 @pytest.mark.parametrize("name", ["lr", "batch_size"])
-def test_a_change_explains_the_loss_of_the_same_step_wherever_it_stands_in_the_record(name: str) -> None:
+def test_change_explains_loss_of_same_step_in_any_field_order(name: str) -> None:
     losses = [*level(random.Random(1), 1000, 2.0, 0.02), *level(random.Random(2), 600, 2.6, 0.02)]
     assert diagnose(series("loss", losses, **{name: lambda at: 1 if at < 1000 else 4})) == []
 
 
-def test_losses_that_are_rounded_to_nothing_do_not_spike() -> None:
-    """A trainer that rounds to four places, on a loss that starts at zero, as that of GRPO."""
+def test_rounded_losses_near_zero_do_not_spike() -> None:
+    """A trainer rounds to four places, and the loss starts at zero, as in GRPO."""
     source = random.Random(4)
     losses = [round(max(0.0, source.gauss(0, 0.00004)), 4) for _ in range(3000)]
     assert 0.0001 in losses
-    told = {alert["rule"] for alert in diagnose(series("loss", [0.0001, *losses]))}
-    assert not told & {"divergence", "loss_reset", "dead_learning_rate"}
-    assert "loss_spike" not in told
+    fired = {alert["rule"] for alert in diagnose(series("loss", [0.0001, *losses]))}
+    assert not fired & {"divergence", "loss_reset", "dead_learning_rate"}
+    assert "loss_spike" not in fired
 
 
 # Reset -------------------------------------------------------------------------------------------------------------
 
 
-def test_fresh_weights_are_told_as_such_and_what_follows_is_a_new_story(source: random.Random) -> None:
+def test_fresh_weights_are_a_reset_and_rules_start_over(source: random.Random) -> None:
     losses = [*falling(source, 1000), *falling(source, 1000), *falling(source, 1000)]
     alerts = diagnose(series("loss", losses))
-    assert [life[0]["evidence"]["step"] for life in lives_of(alerts, "loss_reset")] == [1000, 2000], brief(alerts)
+    assert [history[0]["evidence"]["step"] for history in alerts_of_rule(alerts, "loss_reset")] == [1000, 2000], brief(
+        alerts
+    )
     assert {alert["rule"] for alert in alerts} <= {"loss_reset", "loss_spike"}
-    opened, resolved = lives_of(alerts, "loss_reset")[0]
+    opened, resolved = alerts_of_rule(alerts, "loss_reset")[0]
     assert opened["severity"] == "warning" and resolved["global_step"] < 1100
     evidence = opened["evidence"]
     assert evidence["first"] == losses[0] and evidence["value"] == losses[1000] and evidence["level_before"] < 3
-    for life in lives_of(alerts, "loss_spike"):  # until the next value it could have been one
-        assert life[-1]["outcome"] == "training restarted with fresh weights"
-        assert life[-1]["global_step"] - life[0]["global_step"] == 1
+    for history in alerts_of_rule(alerts, "loss_spike"):  # until the next value, a reset looks like a spike
+        assert history[-1]["outcome"] == "training restarted with fresh weights"
+        assert history[-1]["global_step"] - history[0]["global_step"] == 1
 
 
-def test_one_bad_batch_as_bad_as_the_first_is_a_spike_and_no_reset(source: random.Random) -> None:
+def test_single_value_at_initial_loss_is_a_spike(source: random.Random) -> None:
     losses = falling(source, 1500)
     losses[1000] = losses[0]
-    life = the_only(diagnose(series("loss", losses)), "loss_spike")
-    assert statuses(life) == ["opened", "updated", "resolved"]
+    history = only_alert(diagnose(series("loss", losses)), "loss_spike")
+    assert statuses(history) == ["opened", "updated", "resolved"]
 
 
-def test_how_near_a_reset_must_be_is_a_setting(source: random.Random) -> None:
+def test_reset_tolerance_is_configurable(source: random.Random) -> None:
     losses = [*falling(source, 1000), *(loss * 0.8 for loss in falling(source, 1000))]
-    assert not lives_of(diagnose(series("loss", losses)), "loss_reset")
-    assert lives_of(diagnose(series("loss", losses), {"loss_reset": {"tolerance": 0.3}}), "loss_reset")
+    assert not alerts_of_rule(diagnose(series("loss", losses)), "loss_reset")
+    assert alerts_of_rule(diagnose(series("loss", losses), {"loss_reset": {"tolerance": 0.3}}), "loss_reset")
 
 
 # Divergence --------------------------------------------------------------------------------------------------------
 
 
-def test_a_loss_that_leaves_for_good_is_one_critical_alert(source: random.Random) -> None:
+def test_divergence_is_one_critical_alert(source: random.Random) -> None:
     losses = with_bump(falling(source, 2500), 1500, *(min(4.0, index / 50) for index in range(1000)))
     alerts = diagnose(series("loss", losses))
-    (opened,) = lives_of(alerts, "divergence")[0]
-    assert len(lives_of(alerts, "divergence")) == 1 and opened["severity"] == "critical"
+    (opened,) = alerts_of_rule(alerts, "divergence")[0]
+    assert len(alerts_of_rule(alerts, "divergence")) == 1 and opened["severity"] == "critical"
     assert 1500 < opened["global_step"] < 1600
     evidence = opened["evidence"]
     assert evidence["best"] == pytest.approx(2.2, abs=0.1) and 1000 < evidence["best_step"] < 1520
@@ -282,86 +286,86 @@ def test_a_loss_that_leaves_for_good_is_one_critical_alert(source: random.Random
     assert opened["title"].startswith(
         f"Loss has been diverging since step {evidence['since_step']}: {evidence['value']:.4g}, best was "
     )
-    # What was said of it before is closed, and nothing more is said.
+    # Earlier alerts on the same fault are absorbed, and no other alert follows.
     others = [alert for alert in alerts if alert["rule"] != "divergence"]
     assert {alert["rule"] for alert in others} <= {"loss_spike"}
     assert not others or others[-1]["outcome"] == "absorbed by divergence"
 
 
-def test_a_loss_that_explodes_within_a_few_steps(source: random.Random) -> None:
+def test_exploding_loss_is_detected_within_a_few_steps(source: random.Random) -> None:
     losses = [*falling(source, 400), *(10.0**index for index in range(2, 12))]
     alerts = diagnose(series("loss", losses))
-    assert lives_of(alerts, "divergence")[0][0]["global_step"] <= 405
+    assert alerts_of_rule(alerts, "divergence")[0][0]["global_step"] <= 405
 
 
-def test_divergence_is_over_when_the_loss_is_back_and_spikes_are_seen_again(source: random.Random) -> None:
+def test_divergence_resolves_and_spikes_are_reported_again(source: random.Random) -> None:
     losses = with_bump(falling(source, 4000), 1500, *[3.0] * 400)
     losses[3500] = 9.0
     alerts = diagnose(series("loss", losses))
-    (life,) = lives_of(alerts, "divergence")
-    assert statuses(life) == ["opened", "resolved"] and 1900 < life[-1]["global_step"] < 1940
-    assert life[-1]["outcome"].startswith("loss is back at 2.")
-    last = lives_of(alerts, "loss_spike")[-1]
+    (history,) = alerts_of_rule(alerts, "divergence")
+    assert statuses(history) == ["opened", "resolved"] and 1900 < history[-1]["global_step"] < 1940
+    assert history[-1]["outcome"].startswith("loss is back at 2.")
+    last = alerts_of_rule(alerts, "loss_spike")[-1]
     assert last[0]["title"].startswith("Loss spike at step 3500: 9, from 2.")
-    begun = [life[0]["evidence"]["step"] for life in lives_of(alerts, "loss_spike")]
+    begun = [history[0]["evidence"]["step"] for history in alerts_of_rule(alerts, "loss_spike")]
     assert begun == [1500, 3500], brief(alerts)
 
 
-def test_a_spike_of_a_divergence_that_comes_back_slowly_is_not_told_afterwards(source: random.Random) -> None:
+def test_absorbed_spike_is_not_reported_again(source: random.Random) -> None:
     back = [max(0.0, 3.0 - max(0, index - 60) * 0.02) for index in range(400)]
     alerts = diagnose(series("loss", with_bump(falling(source, 3000), 1500, *back)))
-    assert [statuses(life) for life in lives_of(alerts, "divergence")] == [["opened", "resolved"]]
-    (spike,) = lives_of(alerts, "loss_spike")
+    assert [statuses(history) for history in alerts_of_rule(alerts, "divergence")] == [["opened", "resolved"]]
+    (spike,) = alerts_of_rule(alerts, "loss_spike")
     assert spike[-1]["outcome"] == "absorbed by divergence", brief(alerts)
 
 
 def warm_restarts(source: random.Random) -> Iterator[Record]:
-    """Yield a run whose learning rate goes back up every thousand steps, and its loss with it."""
+    """Yield a run whose learning rate, and with it the loss, goes back up every thousand steps."""
     for at in range(4000):
         lr = 0.05 * (1 + math.cos(math.pi * (at % 1000) / 1000))
         loss = 0.04 + 5 * lr + (2.2 * math.exp(-at / 200) if at < 1000 else 0.0)
         yield step(at, loss=loss * (1 + source.gauss(0, 0.1)), lr=lr)
 
 
-def test_restarts_of_the_learning_rate_are_no_divergence(source: random.Random) -> None:
+def test_warm_restarts_are_not_a_divergence(source: random.Random) -> None:
     assert diagnose(warm_restarts(source)) == []
 
 
-def test_a_learning_rate_that_breaks_the_run_is_a_divergence_all_the_same(source: random.Random) -> None:
+def test_divergence_after_lr_change_is_detected(source: random.Random) -> None:
     losses = [*falling(source, 1000), *level(source, 1000, 9.0, 0.02)]
     alerts = diagnose(series("loss", losses, lr=lambda at: 1e-4 if at < 1000 else 1e-2), {"loss_reset": False})
-    assert lives_of(alerts, "divergence")[0][0]["global_step"] < 1100
+    assert alerts_of_rule(alerts, "divergence")[0][0]["global_step"] < 1100
 
 
-def test_a_loss_below_zero_can_diverge_too(source: random.Random) -> None:
+def test_negative_loss_can_diverge(source: random.Random) -> None:
     losses = [-50 + 60 * math.exp(-at / 300) + source.gauss(0, 1) for at in range(1400)]
     assert not [alert for alert in diagnose(series("loss", losses)) if alert["rule"] != "plateau"]
     alerts = diagnose(series("loss", with_bump(losses, 1200, *(index / 2 for index in range(200)))))
-    assert len(lives_of(alerts, "divergence")) == 1
+    assert len(alerts_of_rule(alerts, "divergence")) == 1
 
 
-def test_the_loss_of_reinforcement_learning_may_rise_from_zero(source: random.Random) -> None:
-    """It is a multiple of the KL divergence there, and rises while the reward does."""
+def test_rising_loss_in_reinforcement_learning_is_ignored(source: random.Random) -> None:
+    """The loss is a multiple of the KL divergence and rises together with the reward."""
     kls = [0.05 * min(1.0, at / 1000) * abs(1 + source.gauss(0, 0.2)) for at in range(3000)]
     rewards = [at / 3000 + source.gauss(0, 0.1) for at in range(3000)]
     records = (step(at, loss=round(0.04 * kls[at], 4), reward=rewards[at]) for at in range(3000))
-    told = {alert["rule"] for alert in diagnose(records)}
-    assert not told & {"divergence", "plateau", "dead_learning_rate"}
+    fired = {alert["rule"] for alert in diagnose(records)}
+    assert not fired & {"divergence", "plateau", "dead_learning_rate"}
 
 
-def test_how_far_is_too_far_is_a_setting(source: random.Random) -> None:
+def test_divergence_shares_are_configurable(source: random.Random) -> None:
     losses = with_bump(falling(source, 2500), 1500, *(min(0.5, index / 200) for index in range(1000)))
-    assert not lives_of(diagnose(series("loss", losses)), "divergence")
+    assert not alerts_of_rule(diagnose(series("loss", losses)), "divergence")
     strict = {"divergence": {"share_of_best": 0.12, "share_of_gain": 0.03}}
-    assert len(lives_of(diagnose(series("loss", losses), strict), "divergence")) == 1
+    assert len(alerts_of_rule(diagnose(series("loss", losses), strict), "divergence")) == 1
 
 
 # Plateau -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_loss_that_stands_still_is_told_once_for_information(source: random.Random) -> None:
+def test_plateau_is_reported_once_as_info(source: random.Random) -> None:
     losses = [2 + 3 * math.exp(-at / 200) + source.gauss(0, 0.03) for at in range(8000)]
-    (opened,) = the_only(diagnose(series("loss", losses)), "plateau")
+    (opened,) = only_alert(diagnose(series("loss", losses)), "plateau")
     assert opened["severity"] == "info" and 1500 <= opened["global_step"] < 4000
     evidence = opened["evidence"]
     assert evidence["level"] == pytest.approx(2.0, abs=0.05) and evidence["most_share"] < 0.005
@@ -370,39 +374,39 @@ def test_a_loss_that_stands_still_is_told_once_for_information(source: random.Ra
     assert opened["title"].startswith("Loss has been flat at ")
 
 
-def test_a_plateau_is_over_when_the_loss_falls_again(source: random.Random) -> None:
+def test_plateau_resolves_when_the_loss_falls_again(source: random.Random) -> None:
     losses = [2 + 3 * math.exp(-at / 200) - max(0, at - 4000) / 4000 + source.gauss(0, 0.02) for at in range(6500)]
-    opened, resolved = the_only(diagnose(series("loss", losses)), "plateau")
+    opened, resolved = only_alert(diagnose(series("loss", losses)), "plateau")
     assert opened["global_step"] < 4000 < resolved["global_step"]
     assert resolved["outcome"].startswith("the loss is falling again, by ")
 
 
-def test_a_new_learning_rate_ends_a_plateau(source: random.Random) -> None:
+def test_lr_change_resolves_a_plateau(source: random.Random) -> None:
     losses = [2 + 3 * math.exp(-at / 200) + source.gauss(0, 0.02) for at in range(4100)]
     alerts = diagnose(series("loss", losses, lr=lambda at: 0.1 if at < 4000 else 0.01))
-    assert the_only(alerts, "plateau")[-1]["outcome"] == "the learning rate changed"
+    assert only_alert(alerts, "plateau")[-1]["outcome"] == "the learning rate changed"
 
 
-def test_the_end_of_a_schedule_is_no_plateau(source: random.Random) -> None:
+def test_end_of_schedule_is_not_a_plateau(source: random.Random) -> None:
     losses = [2 + 3 * max(0.0, 1 - at / 6000) + source.gauss(0, 0.03) for at in range(8000)]
     assert diagnose([START | {"max_steps": 8000}, *series("loss", losses, lr=cosine(8000))]) == []
 
 
-def test_a_long_warm_up_is_no_plateau(source: random.Random) -> None:
+def test_long_warm_up_is_not_a_plateau(source: random.Random) -> None:
     losses = level(source, 4000, 6.9, 0.003)
     assert diagnose(series("loss", losses, lr=lambda at: 1e-3 * (at + 1) / 4000)) == []
-    assert the_only(diagnose(series("loss", losses, lr=lambda at: 1e-3)), "plateau")
+    assert only_alert(diagnose(series("loss", losses, lr=lambda at: 1e-3)), "plateau")
 
 
-def test_a_slow_fall_under_much_noise_is_no_plateau(source: random.Random) -> None:
+def test_slow_noisy_fall_is_not_a_plateau(source: random.Random) -> None:
     losses = [3 - 0.5 * at / 6000 + source.gauss(0, 0.3) for at in range(6000)]
     assert diagnose(series("loss", losses)) == []
 
 
-def test_what_counts_as_a_gain_is_a_setting(source: random.Random) -> None:
+def test_plateau_gain_is_configurable(source: random.Random) -> None:
     losses = [3 - 0.6 * at / 6000 + source.gauss(0, 0.02) for at in range(6000)]
     assert diagnose(series("loss", losses)) == []
-    assert the_only(diagnose(series("loss", losses), {"plateau": {"least_gain": 0.05}}), "plateau")
+    assert only_alert(diagnose(series("loss", losses), {"plateau": {"least_gain": 0.05}}), "plateau")
 
 
 # Overfitting -------------------------------------------------------------------------------------------------------
@@ -419,7 +423,7 @@ def with_evaluations(train: list[float], evaluate: dict[int, float]) -> Iterator
 def test_overfitting_names_the_best_step(source: random.Random) -> None:
     values = {at: 2.2 + 0.8 * abs(at - 1000) / 1000 for at in range(100, 3000, 100)}
     alerts = diagnose(with_evaluations(falling(source, 3000, floor=1.0), values))
-    (opened,) = the_only(alerts, "overfitting")
+    (opened,) = only_alert(alerts, "overfitting")
     evidence = opened["evidence"]
     assert opened["severity"] == "warning" and evidence["best_step"] == 1000 and evidence["best"] == 2.2
     assert evidence["evaluations_above"] == 3 and opened["global_step"] == evidence["step"]
@@ -428,114 +432,114 @@ def test_overfitting_names_the_best_step(source: random.Random) -> None:
     assert opened["title"].startswith("Overfitting since step 1000: val_loss is 2.")
 
 
-def test_overfitting_is_over_only_at_a_new_best(source: random.Random) -> None:
+def test_overfitting_resolves_only_at_a_new_best(source: random.Random) -> None:
     values = [2.0, 2.1, 2.2, 2.3, 2.4, 2.05, 2.4, 2.01, 2.3, 1.99]
     evaluate = {100 * (index + 1): value for index, value in enumerate(values)}
-    opened, resolved = the_only(diagnose(with_evaluations(falling(source, 1100, floor=1.0), evaluate)), "overfitting")
+    opened, resolved = only_alert(diagnose(with_evaluations(falling(source, 1100, floor=1.0), evaluate)), "overfitting")
     assert (opened["global_step"], resolved["global_step"]) == (400, 1000)
 
 
-def test_a_noisy_validation_loss_is_hardly_ever_overfitting() -> None:
-    """The best of sixty noisy values is low by chance: what is above it need not be worse."""
-    num_told = 0
+def test_noisy_validation_loss_is_rarely_overfitting() -> None:
+    """The best of sixty noisy values is low by chance; values above it are not necessarily worse."""
+    num_fired = 0
     for seed in range(20):
         source = random.Random(seed)
         values = {at: 2.0 * (1 + source.gauss(0, 0.05)) for at in range(20, 1200, 20)}
         alerts = diagnose(with_evaluations(falling(source, 1200, floor=1.0), values))
-        num_told += bool(lives_of(alerts, "overfitting"))
-    assert num_told <= 3
+        num_fired += bool(alerts_of_rule(alerts, "overfitting"))
+    assert num_fired <= 3
 
 
-def test_if_both_losses_rise_it_is_no_overfitting(source: random.Random) -> None:
+def test_rise_of_both_losses_is_not_overfitting(source: random.Random) -> None:
     train = [2.0 + max(0, at - 1000) / 2000 + source.gauss(0, 0.02) for at in range(2000)]
     values = {at: 2.2 + max(0, at - 1000) / 2000 for at in range(100, 2000, 100)}
-    assert not lives_of(diagnose(with_evaluations(train, values)), "overfitting")
+    assert not alerts_of_rule(diagnose(with_evaluations(train, values)), "overfitting")
 
 
-def test_patience_and_rise_are_settings(source: random.Random) -> None:
+def test_overfitting_thresholds_are_configurable(source: random.Random) -> None:
     values = {at: 2.2 + 0.8 * abs(at - 1000) / 1000 for at in range(100, 2500, 100)}
     records = list(with_evaluations(falling(source, 2500, floor=1.0), values))
-    at = the_only(diagnose(records), "overfitting")[0]["global_step"]
-    late = the_only(diagnose(records, {"overfitting": {"patience": 8}}), "overfitting")[0]["global_step"]
+    at = only_alert(diagnose(records), "overfitting")[0]["global_step"]
+    late = only_alert(diagnose(records, {"overfitting": {"patience": 8}}), "overfitting")[0]["global_step"]
     assert late > at and diagnose(records, {"overfitting": {"rise": 2.0}}) == []
 
 
-def test_two_validation_sets_are_two_stories() -> None:
+def test_validation_sets_are_tracked_separately() -> None:
     records: list[Record] = []
     for at in range(20):
         records.append({"event": "validation", "time": 1.0 * at, "global_step": at, "val_loss": 3 - at / 20})
         records.append({"event": "validation", "time": 1.0 * at, "global_step": at, "eval_loss": 2 + 0.1 * at})
-    (opened,) = the_only(diagnose(records), "overfitting")
+    (opened,) = only_alert(diagnose(records), "overfitting")
     assert opened["evidence"]["metric"] == "eval_loss" and opened["evidence"]["best_step"] == 0
 
 
 # Dead learning rate ------------------------------------------------------------------------------------------------
 
 
-def test_a_learning_rate_of_zero_in_the_middle_of_a_run(source: random.Random) -> None:
+def test_zero_lr_in_the_middle_of_a_run_alerts(source: random.Random) -> None:
     losses = level(source, 2000, 2.0)
     alerts = diagnose(
         [START | {"max_steps": 2000}, *series("loss", losses, lr=lambda at: max(0.0, 1e-3 * (1 - at / 1000)))]
     )
-    (opened,) = lives_of(alerts, "dead_learning_rate")[0]
+    (opened,) = alerts_of_rule(alerts, "dead_learning_rate")[0]
     assert opened["severity"] == "critical" and 1000 + 31 <= opened["global_step"] <= 1000 + 48
     assert opened["evidence"]["value"] == 0 and opened["evidence"]["window_values"] == 32
     assert opened["title"].startswith("Learning rate has been zero for 32 values, up to step 10")
 
 
-def test_a_learning_rate_of_zero_at_the_end_is_what_was_planned(source: random.Random) -> None:
+def test_zero_lr_at_the_end_of_a_schedule_is_ignored(source: random.Random) -> None:
     num = 2000
     records = series("loss", falling(source, num), lr=lambda at: max(0.0, 1e-3 * (1 - at / (num - 90))))
     assert diagnose([START | {"max_steps": num}, *records]) == []
 
 
-def test_a_learning_rate_that_comes_back_resolves_it(source: random.Random) -> None:
+def test_zero_lr_alert_resolves_when_lr_is_back(source: random.Random) -> None:
     lr = lambda at: 0.0 if 500 <= at < 600 else 1e-3  # noqa: E731
-    life = the_only(diagnose(series("loss", level(source, 1000, 2.0), lr=lr)), "dead_learning_rate")
-    assert statuses(life) == ["opened", "resolved"] and life[-1]["outcome"].startswith("lr is at 0.00")
+    history = only_alert(diagnose(series("loss", level(source, 1000, 2.0), lr=lr)), "dead_learning_rate")
+    assert statuses(history) == ["opened", "resolved"] and history[-1]["outcome"].startswith("lr is at 0.00")
 
 
-def test_a_warm_up_from_zero_is_not_dead(source: random.Random) -> None:
+def test_warm_up_from_zero_is_ignored(source: random.Random) -> None:
     records = series("loss", falling(source, 500), lr=lambda at: 0.0 if at < 20 else 1e-6 * at)
     assert diagnose(records) == []
 
 
-def test_a_loss_that_is_the_same_number_again_and_again() -> None:
-    (opened,) = the_only(diagnose(series("loss", [2.51234] * 3000, grad_norm=lambda at: 1.0)), "dead_learning_rate")
+def test_constant_loss_with_gradient_alerts() -> None:
+    (opened,) = only_alert(diagnose(series("loss", [2.51234] * 3000, grad_norm=lambda at: 1.0)), "dead_learning_rate")
     assert opened["global_step"] == 31 and opened["title"] == "Loss is exactly 2.512 in all of the last 32 values"
 
 
-def test_a_dead_rate_and_the_loss_that_stands_for_it_are_one_fault() -> None:
+def test_zero_lr_and_constant_loss_are_one_alert() -> None:
     alerts = diagnose(step(at, lr=0.0, loss=2.5) for at in range(300))
     assert len([alert for alert in alerts if alert["status"] == "opened"]) == 1, brief(alerts)
 
 
-def test_how_long_it_must_be_dead_is_a_setting() -> None:
-    (opened,) = the_only(
+def test_dead_lr_blocks_are_configurable() -> None:
+    (opened,) = only_alert(
         diagnose(series("loss", [2.512341234] * 300), {"dead_learning_rate": {"blocks": 10}}), "dead_learning_rate"
     )
     assert opened["global_step"] == 159
 
 
-def test_a_slow_divergence_is_found(source: random.Random) -> None:
+def test_slow_divergence_is_detected(source: random.Random) -> None:
     losses = [value * (1 + min(1.0, max(0, at - 2500) / 1500)) for at, value in enumerate(falling(source, 5000))]
-    (opened,) = lives_of(diagnose(series("loss", losses)), "divergence")[0]
+    (opened,) = alerts_of_rule(diagnose(series("loss", losses)), "divergence")[0]
     assert 2500 < opened["evidence"]["since_step"] < opened["global_step"] < 4000
 
 
-def test_a_run_that_blows_up_at_once_is_found(source: random.Random) -> None:
+def test_divergence_in_the_first_steps_is_detected(source: random.Random) -> None:
     losses = [(1.6 if at < 12 else 11.0) + source.gauss(0, 0.05) for at in range(100)]
-    (opened,) = lives_of(diagnose(series("loss", losses)), "divergence")[0]
+    (opened,) = alerts_of_rule(diagnose(series("loss", losses)), "divergence")[0]
     assert opened["global_step"] < 40
 
 
-def test_small_batches_have_skewed_losses_and_no_spikes() -> None:
-    num_told = 0
+def test_skewed_losses_of_small_batches_do_not_spike() -> None:
+    num_fired = 0
     for seed in range(10):
         source = random.Random(seed)
         losses = [(0.1 + 1 / (1 + at / 100)) * source.lognormvariate(0, 0.6) for at in range(3000)]
-        num_told += bool(lives_of(diagnose(series("loss", losses)), "loss_spike"))
-    assert num_told <= 1
+        num_fired += bool(alerts_of_rule(diagnose(series("loss", losses)), "loss_spike"))
+    assert num_fired <= 1
 
 
 @pytest.mark.parametrize(
@@ -546,68 +550,68 @@ def test_small_batches_have_skewed_losses_and_no_spikes() -> None:
         ("lr", lambda at: 1e-3 if at % 10 < 5 else 1e-4),
     ],
 )
-def test_what_changes_by_habit_explains_nothing(name: str, value: object) -> None:
+def test_frequent_changes_explain_nothing(name: str, value: object) -> None:
     losses = falling(random.Random(1), 1500)
     losses[1000] += 4.0
     alerts = diagnose(series("loss", losses, **{name: value}))
-    assert [life[0]["global_step"] for life in lives_of(alerts, "loss_spike")] == [1000]
+    assert [history[0]["global_step"] for history in alerts_of_rule(alerts, "loss_spike")] == [1000]
 
 
-def test_an_expected_change_can_be_announced(source: random.Random) -> None:
+def test_expected_change_event_explains_a_jump(source: random.Random) -> None:
     records = list(series("loss", [*level(source, 1000, 2.0, 0.02), *level(source, 600, 2.6, 0.02)]))
-    told = {"event": "event", "time": 1999.5, "name": "expected_change"}
-    assert lives_of(diagnose(records), "loss_spike")
-    assert diagnose([*records[:1000], told, *records[1000:]]) == []
+    announcement = {"event": "event", "time": 1999.5, "name": "expected_change"}
+    assert alerts_of_rule(diagnose(records), "loss_spike")
+    assert diagnose([*records[:1000], announcement, *records[1000:]]) == []
 
 
-def test_a_loss_scaler_that_looks_for_its_scale_is_no_alarm() -> None:
+def test_early_overflows_of_a_loss_scaler_are_ignored() -> None:
     norms = [math.inf] * 12 + [1.0 + at % 3 for at in range(300)]
     assert diagnose(series("grad_norm", norms)) == []
 
 
-def test_the_loss_of_an_actor_says_little(source: random.Random) -> None:
+def test_actor_loss_does_not_diverge(source: random.Random) -> None:
     losses = [0.01 * at / 100 + source.gauss(0, 0.05) for at in range(3000)]
-    told = diagnose(series("train/loss", losses, **{"rollout/ep_rew_mean": lambda at: at / 100}))
-    assert "divergence" not in {alert["rule"] for alert in told}
+    alerts = diagnose(series("train/loss", losses, **{"rollout/ep_rew_mean": lambda at: at / 100}))
+    assert "divergence" not in {alert["rule"] for alert in alerts}
 
 
 # Loss scale --------------------------------------------------------------------------------------------------------
 
 
-def test_a_loss_scale_that_is_cut_again_and_again() -> None:
+def test_repeated_loss_scale_reductions_alert() -> None:
     scales = [65536.0] * 100 + [65536.0 / 2**cut for cut in range(1, 8)] + [512.0] * 50
-    (opened,) = the_only(diagnose(series("loss_scale", scales)), "loss_scale_collapse")
+    (opened,) = only_alert(diagnose(series("loss_scale", scales)), "loss_scale_collapse")
     assert opened["severity"] == "critical" and opened["global_step"] == 102
     evidence = opened["evidence"]
     assert (evidence["value"], evidence["scale_before"], evidence["cuts"]) == (8192.0, 65536.0, 3)
     assert opened["title"] == "Loss scale collapsed to 8192 at step 102, from 65,536"
 
 
-def test_a_scaler_that_looks_for_its_scale_and_one_that_breathes_are_fine() -> None:
+def test_searching_or_oscillating_loss_scale_is_ignored() -> None:
     search = [2.0**power for power in range(32, 15, -1)]
     breathing = [scale for _ in range(20) for scale in [65536.0] * 40 + [32768.0] * 40]
     assert diagnose(series("grad_scale", [*search, *breathing])) == []
 
 
-def test_a_loss_scale_that_grows_again_resolves_it() -> None:
+def test_growing_loss_scale_resolves_the_alert() -> None:
     scales = [65536.0] * 100 + [32768.0, 16384.0, 8192.0] + [8192.0] * 100 + [16384.0] * 10
-    _, resolved = the_only(diagnose(series("loss_scale", scales)), "loss_scale_collapse")
+    _, resolved = only_alert(diagnose(series("loss_scale", scales)), "loss_scale_collapse")
     assert resolved["outcome"] == "the scale is growing again: 16,384"
 
 
-def test_a_loss_scale_near_its_minimum_is_told_whatever_came_before() -> None:
+def test_loss_scale_near_minimum_is_always_reported() -> None:
     scales = [2.0**power for power in range(16, -1, -1)]
-    (opened,) = the_only(diagnose(series("loss_scale", scales)), "loss_scale_collapse")
+    (opened,) = only_alert(diagnose(series("loss_scale", scales)), "loss_scale_collapse")
     assert opened["evidence"]["value"] == 2.0
     early = diagnose(series("loss_scale", scales), {"loss_scale_collapse": {"minimum": 128}})
-    assert the_only(early, "loss_scale_collapse")[0]["evidence"]["value"] == 256.0
+    assert only_alert(early, "loss_scale_collapse")[0]["evidence"]["value"] == 256.0
 
 
-def test_the_number_of_cuts_is_a_setting() -> None:
+def test_loss_scale_cuts_are_configurable() -> None:
     scales = [65536.0] * 100 + [65536.0 / 2**cut for cut in range(1, 6)] + [2048.0] * 50
     assert diagnose(series("loss_scale", scales), {"loss_scale_collapse": {"cuts": 6}}) == []
 
 
-def test_a_loss_scale_that_is_nan_now_and_then_was_not_cut() -> None:
+def test_nan_loss_scale_is_not_a_reduction() -> None:
     scales = [math.nan if at % 10 == 0 else 65536.0 for at in range(500)]
     assert diagnose(series("loss_scale", scales)) == []

@@ -1,4 +1,4 @@
-"""`tacho engine` and `tachograph.diagnose`, over runs and over logs of other tools."""
+"""`tacho doctor` and `tachograph.diagnose`, on runs and on logs of other tools."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def spikes(diagnosis):
     return [alert.opened_step for alert in diagnosis.alerts if alert.rule == "loss_spike"]
 
 
-def test_csv(tmp_path):
+def test_csv_log(tmp_path):
     path = tmp_path / "log.csv"
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
@@ -41,7 +41,7 @@ def test_csv(tmp_path):
     assert (diagnosis.name, diagnosis.num_records) == ("log.csv", 400)
 
 
-def test_csv_of_other_countries_and_packed(tmp_path):
+def test_gzipped_csv_with_semicolons(tmp_path):
     path = tmp_path / "log.csv.gz"
     with gzip.open(path, "wt") as file:
         file.write("iteration;train/loss\n")
@@ -62,7 +62,7 @@ def test_json_lines_of_another_tool(tmp_path):
     assert [alert.opened_step for alert in diagnosis.alerts if alert.rule == "not_finite"] == [300]
 
 
-def test_our_own_journal_under_another_name(tmp_path, logs):
+def test_copied_journal_is_read_as_a_log(tmp_path, logs):
     with tachograph.init("x", log_dir=logs, git=False, system_interval_s=0, console=False) as run:
         for step, loss in rows():
             run.log(train_loss=loss, step=step)
@@ -71,7 +71,7 @@ def test_our_own_journal_under_another_name(tmp_path, logs):
     assert spikes(tachograph.diagnose(copy)) == spikes(tachograph.diagnose("x", logs)) == [200]
 
 
-def test_the_history_of_a_trainer(tmp_path):
+def test_transformers_trainer_state(tmp_path):
     history = [
         {"step": 10 * step, "loss": loss, "learning_rate": 1e-4, "grad_norm": 1.0} for step, loss in rows(120, 100)
     ]
@@ -118,7 +118,7 @@ def read_none():
     yield from ()
 
 
-def test_step_times_come_from_timestamps(tmp_path):
+def test_step_times_are_derived_from_timestamps(tmp_path):
     path = tmp_path / "log.csv"
     begin = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
     with open(path, "w") as file:
@@ -131,7 +131,7 @@ def test_step_times_come_from_timestamps(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         ("state.json", "{}", "has no `log_history`"),
         ("state.json", "{", "is not valid JSON"),
@@ -144,19 +144,19 @@ def test_step_times_come_from_timestamps(tmp_path):
         ("log.csv", "step,loss\n1e400,2\nnan,3\n,\n5\n6,7,8,9\n", None),
     ],
 )
-def test_files_that_are_not_what_they_should_be(tmp_path, name, content, says):
+def test_invalid_log_files_are_rejected_or_empty(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_text(content)
-    if says is None:
+    if message is None:
         assert tachograph.diagnose(path).alerts == []
         return
     with pytest.raises(ConfigError) as error:
         tachograph.diagnose(path)
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert name in str(error.value)
 
 
-def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path):
+def test_endless_line_is_rejected(tmp_path):
     path = tmp_path / "bomb.csv.gz"
     with gzip.open(path, "wb") as file:
         file.write(b"step,loss\n" + bytes(40 << 20))
@@ -164,13 +164,13 @@ def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path):
         tachograph.diagnose(path)
 
 
-def test_a_packed_file_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path):
+def test_truncated_gzip_is_read_as_far_as_possible(tmp_path):
     path = tmp_path / "log.csv.gz"
     path.write_bytes(gzip.compress(b"step,loss\n" + b"".join(b"%d,%f\n" % row for row in rows()))[:-200])
     assert tachograph.diagnose(path).num_records > 100
 
 
-def test_a_folder_of_several_boards(tmp_path):
+def test_folder_with_several_boards_is_ambiguous(tmp_path):
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -189,7 +189,7 @@ def test_a_folder_of_several_boards(tmp_path):
         tachograph.diagnose(tmp_path / "board")
 
 
-def test_a_hang_that_was_recorded_is_told_again(logs):
+def test_recorded_hang_is_kept_offline(logs):
     rules = {"hang": {"least_s": 1.0, "times_longest": 1.5}}
     with tachograph.init("x", log_dir=logs, rules=rules, git=False, system_interval_s=0, console=False) as run:
         run.log(train_loss=1.0, step=0)
@@ -199,7 +199,7 @@ def test_a_hang_that_was_recorded_is_told_again(logs):
     assert "1 alert" in tacho("ls", "--log-dir", logs)
 
 
-def test_nothing_to_judge_is_not_nothing_wrong(tmp_path):
+def test_log_without_signals_fails_the_check(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("a;b\n1,5;2,5\n")
     assert "Nothing to diagnose: no known signal was recorded" in tacho("doctor", path)
@@ -219,12 +219,12 @@ def test_nothing_to_judge_is_not_nothing_wrong(tmp_path):
         ("test/loss", None),
     ],
 )
-def test_names_of_other_tools(name, signal):
+def test_signal_names_of_other_tools(name, signal):
     records = [{"event": "step", "time": 1.0, "global_step": 1, name: 1.0}]
     assert list(tachograph.diagnose(records).signals) == ([signal] if signal else [])
 
 
-def test_what_is_not_there(tmp_path):
+def test_missing_source_raises(tmp_path):
     with pytest.raises(RunNotFoundError):
         tachograph.diagnose(tmp_path / "nothing.csv")
     with pytest.raises(RunNotFoundError):
@@ -234,7 +234,7 @@ def test_what_is_not_there(tmp_path):
         read_log(tmp_path / "nothing")
 
 
-def test_the_command(logs):
+def test_command_shows_alerts(logs):
     with tachograph.init("x", log_dir=logs, git=False, system_interval_s=0, console=False) as run:
         for step, loss in rows():
             run.log({"train_loss": math.nan if step > 350 else loss, "[red]odd[/red]\x1b[2J": 1.0}, step=step)
@@ -255,13 +255,13 @@ def test_the_command(logs):
 
 
 @pytest.mark.parametrize(
-    ("ending", "says"),
+    ("ending", "message"),
     [
         ("raise ValueError('boom')", "The run failed: ValueError"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "The run crashed"),
     ],
 )
-def test_a_run_that_failed_is_not_well(script, logs, ending, says):
+def test_failed_run_fails_the_check(script, logs, ending, message):
     script(
         f"""
         import os, signal, time, tachograph
@@ -273,14 +273,14 @@ def test_a_run_that_failed_is_not_well(script, logs, ending, says):
         """
     ).wait()
     shown = tacho("doctor", "x", "--log-dir", logs)
-    assert says in shown
+    assert message in shown
     assert "tacho show x --log-dir" in shown
     assert "No problems found in its training metrics" in shown
-    assert json.loads(tacho("doctor", "x", "--log-dir", logs, "--json"))["state"] in says
+    assert json.loads(tacho("doctor", "x", "--log-dir", logs, "--json"))["state"] in message
     assert tacho("doctor", "x", "--log-dir", logs, "--fail-on", "critical", check=False).returncode == 1
 
 
-def test_the_command_explains(logs):
+def test_command_explains_and_lists_rules(logs):
     shown = tacho("doctor", "--explain", "loss_spike", columns=100)
     assert "What it usually means" in shown
     assert "loss_spike.sigmas" in shown
@@ -288,7 +288,7 @@ def test_the_command_explains(logs):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ([], "specify a run or a log file"),
         (["--explain", "spike"], "did you mean 'loss_spike'?"),
@@ -298,14 +298,14 @@ def test_the_command_explains(logs):
         (["x", "--set", "spikes=off"], "unknown rule"),
     ],
 )
-def test_the_command_says_what_is_wrong(tmp_path, arguments, says):
+def test_command_reports_usage_errors(tmp_path, arguments, message):
     done = tacho("doctor", *arguments, "--log-dir", tmp_path, check=False)
     assert done.returncode != 0
-    assert says in " ".join(done.stderr.replace("│", " ").split())
+    assert message in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
 
 
-def test_a_log_without_a_loss_says_so(tmp_path):
+def test_missing_loss_is_reported(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("step,accuracy\n1,0.5\n")
     shown = tacho("doctor", path)

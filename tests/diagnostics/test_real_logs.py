@@ -1,4 +1,4 @@
-"""The rules on real training logs with labels, where these are at hand: `make bench-detectors` prints the same."""
+"""Detection quality on labelled logs of real runs, if available; `make bench-detectors` prints the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.detectors.score import Score
 
 
 @pytest.mark.skipif(folder() is None, reason="the training logs are not part of the repository; set TRAINING_LOGS")
-def test_the_rules_keep_to_their_bars(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_meet_detection_targets(capsys: pytest.CaptureFixture[str]) -> None:
     place = folder()
     assert place is not None
     score = Score(load(place))

@@ -1,4 +1,4 @@
-"""Rules about learning by reinforcement and from preferences."""
+"""Rules about reinforcement learning and preference training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.diagnostics import SEEDS, diagnose, level, lives_of, series, statuses, step, the_only
+from tests.diagnostics import SEEDS, alerts_of_rule, diagnose, level, only_alert, series, statuses, step
 
 
 @pytest.fixture(params=SEEDS)
@@ -18,11 +18,11 @@ def source(request: pytest.FixtureRequest) -> random.Random:
 # Entropy -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_entropy_that_is_gone_while_the_reward_stands(source: random.Random) -> None:
+def test_collapsed_entropy_with_flat_reward_alerts(source: random.Random) -> None:
     entropies = [0.02 + 2.0 * math.exp(-at / 100) for at in range(1000)]
     rewards = [0.6 * (1 - math.exp(-at / 50)) + source.gauss(0, 0.05) for at in range(1000)]
     alerts = diagnose(series("entropy", entropies, reward=lambda at: rewards[at]))
-    (opened,) = the_only(alerts, "entropy_collapse")
+    (opened,) = only_alert(alerts, "entropy_collapse")
     evidence = opened["evidence"]
     assert opened["severity"] == "warning" and 200 < opened["global_step"] < 400
     assert evidence["share"] == pytest.approx(evidence["level"] / evidence["first"]) and evidence["share"] < 0.15
@@ -30,122 +30,122 @@ def test_an_entropy_that_is_gone_while_the_reward_stands(source: random.Random) 
     assert opened["message"] == "The reward has stopped rising."
 
 
-def test_an_entropy_that_is_paid_for_with_reward_is_how_learning_looks(source: random.Random) -> None:
+def test_falling_entropy_with_rising_reward_is_ignored(source: random.Random) -> None:
     entropies = [0.02 + 2.0 * math.exp(-at / 100) for at in range(1000)]
     rewards = [at / 250 + source.gauss(0, 0.05) for at in range(1000)]
     assert diagnose(series("entropy", entropies, reward=lambda at: rewards[at])) == []
 
 
-def test_an_entropy_that_comes_back_resolves_it(source: random.Random) -> None:
+def test_recovered_entropy_resolves_the_alert(source: random.Random) -> None:
     entropies = [
         *level(source, 200, 2.0),
         *(0.3 + source.gauss(0, 0.05) for _ in range(2000)),
         *level(source, 200, 2.0),
     ]
-    life = the_only(diagnose(series("entropy", entropies)), "entropy_collapse")
-    assert statuses(life) == ["opened", "resolved"] and life[-1]["global_step"] > 2200
-    assert life[0]["message"] == "No reward is recorded to compare with."
+    history = only_alert(diagnose(series("entropy", entropies)), "entropy_collapse")
+    assert statuses(history) == ["opened", "resolved"] and history[-1]["global_step"] > 2200
+    assert history[0]["message"] == "No reward is recorded to compare with."
 
 
-def test_an_entropy_below_zero_is_that_of_continuous_actions(source: random.Random) -> None:
+def test_negative_entropy_is_ignored(source: random.Random) -> None:
     entropies = [1.4 - 3 * at / 1000 + source.gauss(0, 0.02) for at in range(1000)]
-    told = diagnose(series("entropy", [entropy for entropy in entropies if not 0 < entropy < 0.25]))
-    assert told == []
+    alerts = diagnose(series("entropy", [entropy for entropy in entropies if not 0 < entropy < 0.25]))
+    assert alerts == []
 
 
-def test_the_share_of_entropy_is_a_setting(source: random.Random) -> None:
+def test_entropy_share_is_configurable(source: random.Random) -> None:
     entropies = [*level(source, 200, 2.0), *level(source, 200, 0.8)]
     assert diagnose(series("entropy", entropies)) == []
-    assert the_only(diagnose(series("entropy", entropies), {"entropy_collapse": {"share": 0.5}}), "entropy_collapse")
+    assert only_alert(diagnose(series("entropy", entropies), {"entropy_collapse": {"share": 0.5}}), "entropy_collapse")
 
 
 # KL ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_kl_divergence_that_leaps(source: random.Random) -> None:
+def test_kl_outliers_share_one_alert(source: random.Random) -> None:
     kls = level(source, 1000, 0.05, 0.1)
     kls[500], kls[550] = 4.0, 6.0
-    life = the_only(diagnose(series("kl", kls)), "kl_outlier")
-    assert statuses(life) == ["opened", "updated", "resolved"]
-    assert life[0]["evidence"]["value"] == 4.0 and life[0]["evidence"]["level"] == pytest.approx(0.05, rel=0.1)
-    assert life[0]["title"].startswith("KL divergence of 4 at step 500, ") and life[1]["evidence"]["count"] == 2
-    assert life[1]["title"] == "2 KL divergence outliers, most recently 6 at step 550"
-    assert 550 + 128 <= life[2]["global_step"] <= 550 + 144
+    history = only_alert(diagnose(series("kl", kls)), "kl_outlier")
+    assert statuses(history) == ["opened", "updated", "resolved"]
+    assert history[0]["evidence"]["value"] == 4.0 and history[0]["evidence"]["level"] == pytest.approx(0.05, rel=0.1)
+    assert history[0]["title"].startswith("KL divergence of 4 at step 500, ") and history[1]["evidence"]["count"] == 2
+    assert history[1]["title"] == "2 KL divergence outliers, most recently 6 at step 550"
+    assert 550 + 128 <= history[2]["global_step"] <= 550 + 144
 
 
-def test_a_kl_divergence_that_leaps_and_stays_is_not_told_of_every_value(source: random.Random) -> None:
-    life = the_only(
+def test_lasting_kl_jump_is_not_reported_per_value(source: random.Random) -> None:
+    history = only_alert(
         diagnose(series("kl", [*level(source, 500, 0.05, 0.1), *level(source, 500, 50.0, 0.1)])), "kl_outlier"
     )
-    assert len(life) < 16 and life[-1]["status"] == "resolved"
+    assert len(history) < 16 and history[-1]["status"] == "resolved"
 
 
-def test_a_kl_divergence_that_grows_or_is_tiny_is_fine(source: random.Random) -> None:
+def test_slowly_growing_or_tiny_kl_is_ignored(source: random.Random) -> None:
     assert diagnose(series("kl", [0.1 * at / 1000 * (1 + source.gauss(0, 0.2)) for at in range(3000)])) == []
     tiny = level(source, 1000, 1e-4, 0.1)
     tiny[500] = 0.01
     assert diagnose(series("kl", tiny)) == []
 
 
-def test_what_makes_an_outlier_of_the_kl_is_a_setting(source: random.Random) -> None:
+def test_kl_thresholds_are_configurable(source: random.Random) -> None:
     kls = level(source, 1000, 0.05, 0.1)
     kls[500] = 0.3
-    assert the_only(diagnose(series("kl", kls)), "kl_outlier")
+    assert only_alert(diagnose(series("kl", kls)), "kl_outlier")
     assert diagnose(series("kl", kls), {"kl_outlier": {"least": 0.5}}) == []
     assert diagnose(series("kl", kls), {"kl_outlier": {"sigmas": 500}}) == []
 
 
-# Rewards without variance ------------------------------------------------------------------------------------------
+# Zero-variance rewards -----------------------------------------------------------------------------------------------
 
 
-def test_groups_in_which_all_rewards_are_the_same(source: random.Random) -> None:
+def test_equal_rewards_in_most_groups_alert(source: random.Random) -> None:
     shares = [*level(source, 96, 0.2), *(min(1.0, value) for value in level(source, 96, 0.95)), *level(source, 96, 0.2)]
-    opened, resolved = the_only(diagnose(series("frac_reward_zero_std", shares)), "zero_variance_rewards")
+    opened, resolved = only_alert(diagnose(series("frac_reward_zero_std", shares)), "zero_variance_rewards")
     assert opened["severity"] == "warning" and 96 < opened["global_step"] <= 127
     assert opened["evidence"]["share"] == pytest.approx(0.95, abs=0.05) and opened["evidence"]["window_values"] == 16
     assert opened["title"].startswith("All rewards are equal in 9") and resolved["global_step"] > 192
 
 
-def test_groups_around_the_threshold_do_not_flap(source: random.Random) -> None:
+def test_equal_rewards_near_threshold_do_not_flap(source: random.Random) -> None:
     shares = [min(1.0, 0.8 + source.gauss(0, 0.08)) for _ in range(3000)]
-    assert statuses(the_only(diagnose(series("frac_reward_zero_std", shares)), "zero_variance_rewards")) == ["opened"]
+    assert statuses(only_alert(diagnose(series("frac_reward_zero_std", shares)), "zero_variance_rewards")) == ["opened"]
 
 
-def test_a_spread_of_zero_says_the_same_where_no_share_is_logged() -> None:
-    (opened,) = the_only(diagnose(series("reward_std", [0.0] * 64)), "zero_variance_rewards")
+def test_zero_reward_std_replaces_a_missing_share() -> None:
+    (opened,) = only_alert(diagnose(series("reward_std", [0.0] * 64)), "zero_variance_rewards")
     assert opened["title"] == "All rewards are equal in 100 % of the groups"
     both = series("reward_std", [0.0] * 64, frac_reward_zero_std=lambda at: 0.1)
     assert diagnose(both) == []
 
 
-def test_the_share_of_groups_is_a_setting() -> None:
+def test_equal_rewards_share_is_configurable() -> None:
     assert diagnose(series("frac_reward_zero_std", [0.5] * 64)) == []
-    assert the_only(
+    assert only_alert(
         diagnose(series("frac_reward_zero_std", [0.5] * 64), {"zero_variance_rewards": {"share": 0.4}}),
         "zero_variance_rewards",
     )
 
 
-# Completions that are cut off --------------------------------------------------------------------------------------
+# Truncated completions -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["completions/clipped_ratio", "train/completions/clipped_ratio"])
-def test_completions_that_are_all_cut_off(name: str) -> None:
+def test_truncated_completions_alert(name: str) -> None:
     shares = [0.1] * 96 + [0.97] * 96 + [0.5] * 96
-    opened, resolved = the_only(diagnose(series(name, shares)), "truncated_completions")
+    opened, resolved = only_alert(diagnose(series(name, shares)), "truncated_completions")
     assert opened["title"] == "97 % of the completions are cut off" and opened["global_step"] == 111
     assert resolved["outcome"] == "50 % of the completions are cut off now"
 
 
-def test_completions_around_the_threshold_do_not_flap(source: random.Random) -> None:
+def test_truncation_near_the_threshold_does_not_flap(source: random.Random) -> None:
     shares = [min(1.0, 0.9 + source.gauss(0, 0.06)) for _ in range(3000)]
-    assert statuses(the_only(diagnose(series("clipped_ratio", shares)), "truncated_completions")) == ["opened"]
+    assert statuses(only_alert(diagnose(series("clipped_ratio", shares)), "truncated_completions")) == ["opened"]
 
 
-def test_many_but_not_all_cut_off_is_fine_and_a_setting(source: random.Random) -> None:
+def test_truncated_share_threshold_is_configurable(source: random.Random) -> None:
     shares = level(source, 500, 0.6, 0.1)
     assert diagnose(series("clipped_ratio", shares)) == []
-    assert the_only(
+    assert only_alert(
         diagnose(series("clipped_ratio", shares), {"truncated_completions": {"share": 0.4}}), "truncated_completions"
     )
 
@@ -161,8 +161,8 @@ def up_and_down(source: random.Random, low: float, num: int = 1000) -> list[floa
     ]
 
 
-def test_a_reward_that_falls_from_its_peak(source: random.Random) -> None:
-    (opened,) = the_only(diagnose(series("reward", up_and_down(source, 0.0))), "reward_drop")
+def test_falling_reward_alerts(source: random.Random) -> None:
+    (opened,) = only_alert(diagnose(series("reward", up_and_down(source, 0.0))), "reward_drop")
     evidence = opened["evidence"]
     assert opened["severity"] == "warning" and 700 < opened["global_step"] < 900
     assert evidence["peak"] == pytest.approx(1.0, abs=0.1) and abs(evidence["peak_step"] - 500) < 100
@@ -170,17 +170,17 @@ def test_a_reward_that_falls_from_its_peak(source: random.Random) -> None:
     assert opened["title"].startswith("Reward fell to 0.") and " % of its gain." in opened["message"]
 
 
-def test_a_reward_that_recovers_resolves_it(source: random.Random) -> None:
+def test_recovered_reward_resolves_the_alert(source: random.Random) -> None:
     rewards = [*up_and_down(source, 0.2), *level(source, 500, 1.0, 0.1)]
-    assert statuses(the_only(diagnose(series("reward", rewards)), "reward_drop")) == ["opened", "resolved"]
+    assert statuses(only_alert(diagnose(series("reward", rewards)), "reward_drop")) == ["opened", "resolved"]
 
 
-def test_a_noisy_reward_and_one_that_gives_a_little_back_are_fine(source: random.Random) -> None:
+def test_noisy_or_slightly_lower_reward_is_ignored(source: random.Random) -> None:
     assert diagnose(series("reward", up_and_down(source, 0.7))) == []
     assert diagnose(series("reward", [at / 2000 + source.gauss(0, 0.5) for at in range(3000)])) == []
 
 
-def test_the_chosen_reward_of_preference_training_may_fall(source: random.Random) -> None:
+def test_falling_preference_rewards_are_ignored(source: random.Random) -> None:
     records = (
         step(
             at,
@@ -192,7 +192,7 @@ def test_the_chosen_reward_of_preference_training_may_fall(source: random.Random
     assert diagnose(records) == []
 
 
-def test_the_share_that_may_be_lost_is_a_setting(source: random.Random) -> None:
+def test_reward_drop_share_is_configurable(source: random.Random) -> None:
     rewards = up_and_down(source, 0.6)
-    assert lives_of(diagnose(series("reward", rewards), {"reward_drop": {"share": 0.2}}), "reward_drop")
+    assert alerts_of_rule(diagnose(series("reward", rewards), {"reward_drop": {"share": 0.2}}), "reward_drop")
     assert diagnose(series("reward", up_and_down(source, 0.0)), {"reward_drop": {"share": 3.0}}) == []

@@ -1,4 +1,4 @@
-"""Which rules there are, what they say of themselves, and how their thresholds are set."""
+"""The catalogue of rules, their documentation, and how thresholds are set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = list(RULES.values())
 
 
 @pytest.mark.parametrize("rule", ALL, ids=list(RULES))
-def test_a_rule_says_what_it_finds_what_it_means_and_what_to_do(rule: type[Rule]) -> None:
+def test_rules_have_docstring_meaning_and_advice(rule: type[Rule]) -> None:
     assert rule.__doc__ and len(rule.__doc__.splitlines()[0]) > 20
     assert rule.meaning.endswith(".") and len(rule.meaning) > 60
     assert rule.advice and all(line.endswith((".", "?")) and len(line) > 15 for line in rule.advice)
@@ -27,7 +27,7 @@ def test_a_rule_says_what_it_finds_what_it_means_and_what_to_do(rule: type[Rule]
 
 
 @pytest.mark.parametrize("rule", ALL, ids=list(RULES))
-def test_a_rule_listens_to_something_that_exists(rule: type[Rule]) -> None:
+def test_rules_observe_existing_signals_and_kinds(rule: type[Rule]) -> None:
     assert set(rule.block_signals) | set(rule.value_signals) <= set(SIGNALS)
     assert set(rule.record_kinds) <= set(KINDS)
     assert set(rule.absorbs) <= set(RULES) - {rule.name}
@@ -35,7 +35,7 @@ def test_a_rule_listens_to_something_that_exists(rule: type[Rule]) -> None:
 
 
 @pytest.mark.parametrize("rule", ALL, ids=list(RULES))
-def test_every_threshold_is_described_and_its_default_is_allowed(rule: type[Rule]) -> None:
+def test_thresholds_have_descriptions_and_valid_defaults(rule: type[Rule]) -> None:
     rows = threshold_table(rule)
     assert rows
     for row in rows:
@@ -51,26 +51,26 @@ def test_thresholds_have_a_range(rule: type[Rule]) -> None:
             resolve_rules({rule.name: {row.name: -1e9}})
 
 
-def test_rules_are_one_file_each_of_their_name() -> None:
+def test_each_rule_is_in_a_file_of_its_name() -> None:
     files = {path.stem for path in Path(rules.__file__).parent.glob("*.py")} - {"__init__"}
     assert files == set(RULES) == {rule.__module__.rpartition(".")[2] for rule in ALL}
     for rule in ALL:
         assert rule.__name__.lower() == rule.name.replace("_", "")
 
 
-def test_all_rules_are_on_unless_told_otherwise() -> None:
+def test_all_rules_are_on_by_default() -> None:
     assert list(resolve_rules(None)) == list(resolve_rules({})) == list(RULES)
     assert set(RULES) - set(resolve_rules({"plateau": False, "hang": True, "near_oom": None})) == {"plateau"}
 
 
-def test_thresholds_may_be_texts_as_from_an_environment() -> None:
+def test_thresholds_accept_numeric_strings() -> None:
     chosen = resolve_rules({"loss_spike": {"sigmas": "8", "most_peers": "3"}})["loss_spike"]
     assert (chosen.sigmas, chosen.most_peers) == (8.0, 3)
     assert chosen.least_share == RULES["loss_spike"].Thresholds().least_share
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"los_spike": True}, "unknown rule rules.los_spike.*loss_spike"),
         ({"loss_spike": {"sigma": 8}}, "unknown threshold rules.loss_spike.sigma.*sigmas"),
@@ -86,17 +86,17 @@ def test_thresholds_may_be_texts_as_from_an_environment() -> None:
         ({3: True}, "unknown rule rules.3"),
     ],
 )
-def test_what_is_wrong_is_said_at_once_and_by_name(given: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_rule_settings_are_named_in_the_error(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         resolve_rules(given)
 
 
-def test_a_threshold_that_is_not_a_number_is_refused() -> None:
+def test_nan_threshold_is_rejected() -> None:
     with pytest.raises(ConfigError, match="sigmas"):
         resolve_rules({"loss_spike": {"sigmas": math.nan}})
 
 
-def test_a_rule_can_be_looked_up() -> None:
+def test_explain_returns_a_rule() -> None:
     assert explain("hang") is RULES["hang"]
     with pytest.raises(ConfigError, match="unknown rule 'hangs'.*did you mean 'hang'.*available: not_finite, "):
         explain("hangs")

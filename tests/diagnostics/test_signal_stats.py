@@ -1,4 +1,4 @@
-"""The level and the spread of a signal."""
+"""Level, spread and outliers of a signal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tachograph.diagnostics._signal_stats import BLOCK, SignalListener, SignalSt
 
 
 class RecordingListener(SignalListener):
-    """Remembers what it heard."""
+    """Records all calls."""
 
     def __init__(self, is_abnormal: bool = True) -> None:
         self.outliers: list[float] = []
@@ -45,7 +45,7 @@ def calm(stats: SignalStats, num: int, value: float = 2.0, spread: float = 0.1, 
     return values
 
 
-def test_the_level_is_the_median_of_the_last_block() -> None:
+def test_level_is_the_median_of_the_last_block() -> None:
     stats = stats_with(RecordingListener())
     values = calm(stats, 100)
     assert stats.level == statistics.median(values[80:96]) and stats.first_level == statistics.median(values[:16])
@@ -54,13 +54,13 @@ def test_the_level_is_the_median_of_the_last_block() -> None:
 
 
 @pytest.mark.parametrize("spread", [1e-6, 0.1, 1e5])
-def test_the_spread_of_calm_values_is_their_deviation(spread: float) -> None:
+def test_spread_of_gaussian_noise_is_its_deviation(spread: float) -> None:
     stats = stats_with(RecordingListener())
     calm(stats, 1600, 0.0, spread)
     assert stats.sigma is not None and 0.8 * spread < stats.sigma < 1.7 * spread
 
 
-def test_there_is_no_spread_and_nothing_is_loud_before_two_blocks() -> None:
+def test_no_spread_and_no_outliers_before_two_blocks() -> None:
     listener = RecordingListener()
     stats = stats_with(listener)
     for value in (1.0, 1e9, 1.0, 5.0) * 7:
@@ -68,7 +68,7 @@ def test_there_is_no_spread_and_nothing_is_loud_before_two_blocks() -> None:
     assert stats.sigma is None and listener.outliers == []
 
 
-def test_a_loud_value_is_told_and_does_not_hide_the_next_one() -> None:
+def test_outlier_is_reported_and_does_not_hide_the_next() -> None:
     listener = RecordingListener()
     stats = stats_with(listener)
     calm(stats, 160)
@@ -78,7 +78,7 @@ def test_a_loud_value_is_told_and_does_not_hide_the_next_one() -> None:
     assert listener.outliers == [50.0] * 5 and stats.sigma is not None and stats.sigma < 0.2
 
 
-def test_a_signal_that_jumps_by_habit_has_a_large_spread() -> None:
+def test_bimodal_signal_has_a_large_spread() -> None:
     listener = RecordingListener()
     stats = stats_with(listener)
     source = random.Random(1)
@@ -87,7 +87,7 @@ def test_a_signal_that_jumps_by_habit_has_a_large_spread() -> None:
     assert listener.outliers == []
 
 
-def test_values_that_are_not_finite_are_told_and_count_for_nothing() -> None:
+def test_non_finite_values_are_reported_but_not_added() -> None:
     listener = RecordingListener()
     stats = stats_with(listener)
     calm(stats, 32)
@@ -96,7 +96,7 @@ def test_values_that_are_not_finite_are_told_and_count_for_nothing() -> None:
     assert len(listener.not_finite) == 3 and stats.num_added == 32 and listener.outliers == []
 
 
-def test_a_pause_expects_a_new_level() -> None:
+def test_pause_accepts_a_new_level() -> None:
     listener = RecordingListener()
     stats = stats_with(listener)
     calm(stats, 160)
@@ -107,7 +107,7 @@ def test_a_pause_expects_a_new_level() -> None:
     assert listener.outliers == [20.0]
 
 
-def test_a_listener_can_ask_for_less_and_is_alone_in_hearing_it() -> None:
+def test_watch_reports_lower_values_to_one_listener_only() -> None:
     first, second = RecordingListener(is_abnormal=False), RecordingListener(is_abnormal=False)
     stats = stats_with(first)
     stats.listeners.append(second)
@@ -121,7 +121,7 @@ def test_a_listener_can_ask_for_less_and_is_alone_in_hearing_it() -> None:
     assert second.outliers == [2.25, 50.0]
 
 
-def test_a_reset_is_a_new_story() -> None:
+def test_reset_forgets_all_values() -> None:
     stats = stats_with(RecordingListener())
     calm(stats, 160)
     stats.reset()
@@ -130,14 +130,14 @@ def test_a_reset_is_a_new_story() -> None:
     assert stats.level == pytest.approx(7.0, abs=0.1)
 
 
-def test_how_many_were_at_least_so_large() -> None:
+def test_num_above_counts_recent_values() -> None:
     stats = stats_with(RecordingListener(is_abnormal=False))
     values = calm(stats, 200)
     recent = values[192 - 4 * BLOCK : 192] + values[192:]
     assert stats.num_above(2.05) == sum(value >= 2.05 for value in recent)
 
 
-def test_without_a_band_there_is_a_level_but_no_spread() -> None:
+def test_without_a_band_no_spread_is_measured() -> None:
     listener = RecordingListener()
     stats = stats_with(listener, None)
     calm(stats, 160)
@@ -145,7 +145,7 @@ def test_without_a_band_there_is_a_level_but_no_spread() -> None:
     assert stats.level is not None and stats.sigma is None and listener.outliers == []
 
 
-def test_the_values_of_a_block_are_those_that_came() -> None:
+def test_block_values_are_not_clipped() -> None:
     listener = RecordingListener()
     stats = stats_with(listener)
     calm(stats, 160)
@@ -156,7 +156,7 @@ def test_the_values_of_a_block_are_those_that_came() -> None:
     assert listener.blocks[-3:] == [sorted(block) for block in came]
 
 
-def test_the_values_of_a_block_of_zeros_are_zeros() -> None:
+def test_block_of_zeros_keeps_its_values() -> None:
     listener = RecordingListener(is_abnormal=False)
     stats = stats_with(listener)
     for _ in range(64):
@@ -164,7 +164,7 @@ def test_the_values_of_a_block_of_zeros_are_zeros() -> None:
     assert listener.blocks == [[0.0] * 16] * 4
 
 
-def test_a_constant_signal_of_which_only_the_spread_is_wanted_has_a_band() -> None:
+def test_constant_signal_with_infinite_band_has_no_nan() -> None:
     stats = stats_with(RecordingListener(), (math.inf, 0.0))
     for _ in range(64):
         stats.add(3.0)
@@ -172,5 +172,5 @@ def test_a_constant_signal_of_which_only_the_spread_is_wanted_has_a_band() -> No
 
 
 @pytest.mark.parametrize(("values", "middle"), [([1.0], 1.0), ([1.0, 3.0], 2.0), ([1.0, 3.0, 50.0], 3.0)])
-def test_the_median(values: list[float], middle: float) -> None:
+def test_median(values: list[float], middle: float) -> None:
     assert median(values) == middle

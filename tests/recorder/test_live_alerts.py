@@ -1,4 +1,4 @@
-"""Diagnosis of runs as they are recorded: what is in the journal with no dashboard open, and what is read of it."""
+"""Diagnosis while a run is being recorded: the alerts in the journal, and what readers see."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def alerts_of(folder):
     return [record for record in lines_of(folder) if record["event"] == "alert"]
 
 
-def test_a_spike_is_in_the_journal_once_with_its_life(logs):
+def test_spike_life_cycle_is_in_the_journal(logs):
     values = losses(600)
     values[300] *= 4
     with tachograph.init("x", log_dir=logs, **QUIET) as run:
         for step, loss in enumerate(values):
             run.log({"train_loss": loss, "lr": 1e-3, "grad_norm": 1.0 + loss / 10}, step=step)
-    told = [alert for alert in alerts_of(logs / "x") if alert["rule"] == "loss_spike"]
-    assert [alert["status"] for alert in told] == ["opened", "updated", "resolved"]
-    assert len({alert["id"] for alert in told}) == 1
+    records = [alert for alert in alerts_of(logs / "x") if alert["rule"] == "loss_spike"]
+    assert [alert["status"] for alert in records] == ["opened", "updated", "resolved"]
+    assert len({alert["id"] for alert in records}) == 1
     (alert,) = [alert for alert in tachograph.read(logs / "x").alerts if alert.rule == "loss_spike"]
     assert (alert.opened_step, alert.is_open, alert.severity) == (300, False, "warning")
     assert alert.evidence["peak"] == pytest.approx(values[300])
@@ -46,7 +46,7 @@ def test_a_spike_is_in_the_journal_once_with_its_life(logs):
     assert alert.meaning and alert.advice
 
 
-def test_an_alert_stands_behind_the_record_that_caused_it_and_before_the_end(logs):
+def test_alert_follows_its_cause_and_precedes_the_end(logs):
     with tachograph.init("x", log_dir=logs, **QUIET) as run:
         for step in range(100):
             run.log(train_loss=math.nan if step == 99 else 1.0 + step % 3, step=step)
@@ -54,7 +54,7 @@ def test_an_alert_stands_behind_the_record_that_caused_it_and_before_the_end(log
     assert events[-3:] == ["step", "alert", "end"]
 
 
-def test_what_is_found_while_recording_is_found_again_afterwards(logs):
+def test_live_and_offline_diagnosis_agree(logs):
     values = losses(1500, seed=5)
     values[500] = math.nan
     for step in (700, 703, 900):
@@ -67,17 +67,17 @@ def test_what_is_found_while_recording_is_found_again_afterwards(logs):
                 run.log_validation({"loss": loss + 0.1}, step=step)
                 run.flush()
 
-    def lives(alerts):
+    def summary(alerts):
         return [
             (a.rule, a.severity, a.opened_step, a.resolved_step, a.title) for a in alerts if a.rule != "step_outliers"
         ]
 
-    recorded = lives(tachograph.read(logs / "x").alerts)
+    recorded = summary(tachograph.read(logs / "x").alerts)
     assert {rule for rule, *_ in recorded} >= {"not_finite", "loss_spike", "divergence"}
-    assert lives(tachograph.diagnose(logs / "x").alerts) == recorded
+    assert summary(tachograph.diagnose(logs / "x").alerts) == recorded
 
 
-def test_open_alerts_are_counted_in_the_heartbeat_and_the_list(logs):
+def test_heartbeat_and_overview_count_open_alerts(logs):
     run = tachograph.init("x", log_dir=logs, **QUIET)
     for step in range(2000):
         run.log(train_loss=math.nan if step > 50 else 1.0 + step % 3, step=step)
@@ -85,10 +85,10 @@ def test_open_alerts_are_counted_in_the_heartbeat_and_the_list(logs):
     run.finish()
     shown = overview(run.folder)
     assert (shown.num_open_alerts, shown.num_critical_alerts) == (1, 1)
-    assert os.stat(run.folder.journal).st_size > 100_000  # the alert is far above the tail that a list reads
+    assert os.stat(run.folder.journal).st_size > 100_000  # the alert lies outside the tail that an overview reads
 
 
-def test_a_resumed_run_leaves_old_alerts_behind(logs):
+def test_resumed_run_abandons_old_alerts(logs):
     for attempt in range(2):
         with tachograph.init("x", log_dir=logs, resume=True, **QUIET) as run:
             for step in range(40):
@@ -101,7 +101,7 @@ def test_a_resumed_run_leaves_old_alerts_behind(logs):
     assert overview(history.folder).num_open_alerts == 0
 
 
-def test_rules_are_set_at_init_by_config_and_environment(logs, monkeypatch):
+def test_rules_come_from_argument_config_and_environment(logs, monkeypatch):
     def rules_that_fired(**settings):
         with tachograph.init("x", log_dir=logs, **QUIET, **settings) as run:
             for step in range(50):
@@ -118,7 +118,7 @@ def test_rules_are_set_at_init_by_config_and_environment(logs, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("rules", "says"),
+    ("rules", "message"),
     [
         ({"loss_spikes": True}, "unknown rule rules.loss_spikes; did you mean 'loss_spike'?"),
         ({"loss_spike": {"sigma": 3}}, "unknown threshold rules.loss_spike.sigma; did you mean 'sigmas'?"),
@@ -131,20 +131,20 @@ def test_rules_are_set_at_init_by_config_and_environment(logs, monkeypatch):
         ([], "rules=[]: expected a dict, such as rules={'plateau': False}"),
     ],
 )
-def test_wrong_rules_are_told_at_once(logs, rules, says):
+def test_invalid_rules_raise_at_init(logs, rules, message):
     with pytest.raises(ConfigError) as error:
         tachograph.init("x", log_dir=logs, rules=rules)
-    assert str(error.value) == says
+    assert str(error.value) == message
     assert not logs.exists()
 
 
-def test_wrong_rules_in_the_environment(logs, monkeypatch):
+def test_invalid_rules_in_the_environment_raise(logs, monkeypatch):
     monkeypatch.setenv("TACHO_RULES", "plateau=false")
     with pytest.raises(ConfigError, match="environment variable TACHO_RULES: a JSON object is expected"):
         tachograph.init("x", log_dir=logs)
 
 
-def test_a_person_who_watches_sees_one_line(logs, capsys):
+def test_console_shows_one_line_per_alert(logs, capsys):
     with tachograph.init("x", log_dir=logs, git=False, system_interval_s=0) as run:
         for step in range(100):
             run.log(train_loss=math.nan if step >= 50 else 1.0 + step % 3, step=step)
@@ -153,10 +153,10 @@ def test_a_person_who_watches_sees_one_line(logs, capsys):
 
 
 @pytest.mark.swallows
-def test_a_rule_that_fails_costs_the_diagnosis_and_nothing_else(logs, monkeypatch):
+def test_failing_rule_stops_diagnosis_only(logs, monkeypatch):
     from tachograph.diagnostics.rules import RULES
 
-    def broken(self, gauge):
+    def broken(self, stats):
         raise ZeroDivisionError("in a rule")
 
     monkeypatch.setattr(RULES["plateau"], "on_block", broken)
@@ -165,12 +165,12 @@ def test_a_rule_that_fails_costs_the_diagnosis_and_nothing_else(logs, monkeypatc
             run.log(train_loss=1.0 + step % 3, step=step)
     records = lines_of(logs / "x")
     assert sum(record["event"] == "step" for record in records) == 100
-    (told,) = [record for record in records if record["event"] == "telemetry_error"]
-    assert told["kind"] == "diagnosis_stopped"
-    assert told["reason"] == "ZeroDivisionError: in a rule"
+    (error,) = [record for record in records if record["event"] == "telemetry_error"]
+    assert error["kind"] == "diagnosis_stopped"
+    assert error["reason"] == "ZeroDivisionError: in a rule"
 
 
-def test_a_hang_dumps_the_stacks_of_all_threads(logs, script):
+def test_hang_dumps_stacks_of_all_threads(logs, script):
     program = script(
         """
         import sys, threading, time, tachograph
@@ -196,7 +196,7 @@ def test_a_hang_dumps_the_stacks_of_all_threads(logs, script):
     program.process.send_signal(signal.SIGKILL)
 
 
-def test_a_loop_that_goes_on_ends_the_hang(logs):
+def test_progress_resolves_the_hang(logs):
     rules = {"hang": {"least_s": 1.0, "times_longest": 1.5}}
     with tachograph.init("x", log_dir=logs, rules=rules, **QUIET) as run:
         run.log(train_loss=1.0, step=0)
@@ -207,7 +207,7 @@ def test_a_loop_that_goes_on_ends_the_hang(logs):
     assert [alert["status"] for alert in alerts_of(logs / "x")] == ["opened", "resolved"]
 
 
-def test_steps_that_wait_in_a_window_are_no_hang(logs):
+def test_steps_waiting_in_a_window_are_not_a_hang(logs):
     rules = {"hang": {"least_s": 1.5, "times_longest": 1.5, "first_step_s": 1.5}}
     with tachograph.init("x", log_dir=logs, rules=rules, log_every=1000, **QUIET) as run:
         begin = time.monotonic()
@@ -217,7 +217,7 @@ def test_steps_that_wait_in_a_window_are_no_hang(logs):
     assert alerts_of(logs / "x") == []
 
 
-def test_recording_with_windows_finds_what_lies_between(logs):
+def test_windows_do_not_hide_outliers_and_nan(logs):
     values = losses(4000)
     values[2005] *= 5
     values[3003] = math.nan
@@ -230,7 +230,7 @@ def test_recording_with_windows_finds_what_lies_between(logs):
     assert 3003 <= found["not_finite"].opened_step < 3013
 
 
-def test_alerts_do_not_slow_the_loop(logs):
+def test_diagnosis_does_not_slow_the_loop(logs):
     def seconds(**settings):
         with tachograph.init("x", log_dir=logs, csv=False, **QUIET, **settings) as run:
             begin = time.perf_counter()
@@ -243,8 +243,8 @@ def test_alerts_do_not_slow_the_loop(logs):
     assert min(on for on, _ in times) < 5 * min(off for _, off in times) + 0.01
 
 
-def test_the_book_survives_what_others_write():
-    book = AlertHistory()
+def test_alert_history_tolerates_foreign_records():
+    history = AlertHistory()
     for record in [
         {"event": "alert"},
         {
@@ -258,10 +258,10 @@ def test_the_book_survives_what_others_write():
         },
         {"event": "alert", "id": "a", "rule": None, "status": "resolved", "global_step": 1.5},
     ]:
-        book.add(record)
-    json.dumps([alert.id for alert in book.alerts()])
-    assert [alert.is_open for alert in book.alerts()] == [True, True, False]
+        history.add(record)
+    json.dumps([alert.id for alert in history.alerts()])
+    assert [alert.is_open for alert in history.alerts()] == [True, True, False]
     for index in range(2000):
-        book.add({"event": "alert", "id": f"n{index}", "status": "opened"})
-    assert len(book.alerts()) <= 500
-    assert book.num_opened == 2003
+        history.add({"event": "alert", "id": f"n{index}", "status": "opened"})
+    assert len(history.alerts()) <= 500
+    assert history.num_opened == 2003

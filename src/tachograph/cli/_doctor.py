@@ -129,7 +129,8 @@ def _render_alert(alert: Alert) -> RenderableType:
         body.append(Text(safe(alert.message, 1000)))
     facts = {safe(name): safe(_format_value(value), 200) for name, value in alert.evidence.items() if name != "metric"}
     body += [grid(list(facts.items())), Text.assemble(("Meaning  ", "dim"), safe(alert.meaning, 2000))]
-    body += [Text.assemble(("Advice   ", "dim"), safe(line, 500)) for line in alert.advice]
+    for index, line in enumerate(alert.advice):
+        body.append(Text.assemble(("Advice   " if index == 0 else "         ", "dim"), f"- {safe(line, 500)}"))
     body.append(Text(f"tacho doctor --explain {safe(alert.rule)}", style="dim"))
     return Group(*lines, Padding(Group(*body), (0, 0, 0, 9)))
 

@@ -1,6 +1,5 @@
 """The built-in rules, one file each, and `RULES`, which also contains the rules of installed packages."""
 
-from tachograph._base.registry import Registry
 from tachograph.diagnostics._catalog import RuleCatalog
 
 __all__ = ["RULES"]
@@ -38,7 +37,5 @@ _BUILT_IN = {
     "reward_drop": "RewardDrop",
 }
 
-RULES = RuleCatalog(
-    Registry("rule", "tachograph.rules", {name: f"{__name__}.{name}:{rule}" for name, rule in _BUILT_IN.items()})
-)
+RULES = RuleCatalog({name: f"{__name__}.{name}:{rule}" for name, rule in _BUILT_IN.items()})
 """Every rule by name. Nothing is imported before it is looked up."""

@@ -35,7 +35,7 @@ class CheckpointInterval(Rule):
         "spends its time saving."
     )
     advice = (
-        "Save about as often as the optimal interval named here; set hours_between_failures to the value of your "
+        "Save about as often as the optimal interval in the alert; set hours_between_failures to the value of your "
         "cluster.",
         "Make saves cheaper: save asynchronously or sharded, to local disks first, and optimizer state less often.",
     )

@@ -22,8 +22,9 @@ class Divergence(Rule):
 
     The best level is the level of the best block of sixteen values, or of several consecutive blocks in a long run.
     Most of the recent values must exceed it by a share of the total improvement or of the best level, whichever is
-    smaller, and by several spreads. The longer the run, the more values are required. A slow rise is detected when
-    eight consecutive blocks are that high. Spikes and losses that alternate between two levels are therefore ignored.
+    smaller, and by several standard deviations. The longer the run, the more values are required. A slow rise is
+    detected when eight consecutive blocks are that high. Spikes and losses that alternate between two levels are
+    therefore ignored.
 
     A loss that jumps back to its initial value is a different fault: see `loss_reset`. After a sudden change of the
     learning rate or the batch size, such as a warm restart, most of the improvement must be lost, until the loss has
@@ -38,7 +39,7 @@ class Divergence(Rule):
         "one layer or a collapsed loss scale comes first."
     )
     advice = (
-        "Stop the run and restart from the last checkpoint before the step named here.",
+        "Stop the run and restart from the last checkpoint before the step in the alert.",
         "Resume with a lower learning rate (half, for example), or skip the batches around that step.",
         "Lengthen the warm-up, clip gradients by norm, and check weight decay and the optimizer's epsilon.",
         "Check what changed at that step: data mix, batch size, schedule, precision.",
@@ -68,7 +69,9 @@ class Divergence(Rule):
         least_gain: Annotated[
             float, Meta(description="Lower limit of the rise, as a share of the total improvement.", ge=0, lt=1)
         ] = 0.05
-        sigmas: Annotated[float, Meta(description="Lower limit of the rise, in spreads of a calm block.", ge=1)] = 5.0
+        sigmas: Annotated[
+            float, Meta(description="Lower limit of the rise, in standard deviations of a calm block.", ge=1)
+        ] = 5.0
         window_values: Annotated[
             int,
             Meta(description="Recent values that are checked together; up to four times as many in a long run.", ge=4),

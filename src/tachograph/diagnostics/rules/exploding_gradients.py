@@ -20,10 +20,10 @@ _NUM_HELD_BACK = 4
 class ExplodingGradients(Rule):
     """The gradient norm is many times its usual value in this run and stays there.
 
-    No norm is too large for every model, so a block of sixteen values is compared with the run itself: with the slow
-    mean of its blocks (of their logarithms) and with the largest of them. The last four blocks are excluded from both,
-    so that a norm that keeps doubling does not become the reference. Single large values are ignored, because clipping
-    handles them: three quarters of the block must be too high.
+    No norm is too large for every model, so a block of sixteen values is compared with the run itself: with a moving
+    average of its blocks (of their logarithms) and with the largest of them. The last four blocks are excluded from
+    both, so that a norm that keeps doubling does not become the reference. Single large values are ignored, because
+    clipping handles them: three quarters of the block must be too high.
     """
 
     name = "exploding_gradients"
@@ -41,7 +41,7 @@ class ExplodingGradients(Rule):
     class Thresholds(RuleSettings):
         """When the rule fires."""
 
-        factor: Annotated[float, Meta(description="Minimum multiple of the slow mean of the run.", gt=1)] = 10.0
+        factor: Annotated[float, Meta(description="Minimum multiple of the run's moving average.", gt=1)] = 10.0
         factor_of_largest: Annotated[float, Meta(description="Minimum multiple of the largest block so far.", ge=1)] = (
             3.0
         )

@@ -28,7 +28,7 @@ class Hang(Rule):
         "does not respond, or threads or forked workers are deadlocked."
     )
     advice = (
-        "Read the stacks in the file named here: the innermost frame of the main thread is where it waits.",
+        "Read the stacks in the file that the alert names: the innermost frame of the main thread is where it waits.",
         "With several ranks, run py-spy dump on the others: the rank that waits elsewhere is the cause.",
         "Set TORCH_NCCL_TRACE_BUFFER_SIZE and a timeout for collectives; set a timeout for data workers.",
     )

@@ -36,7 +36,9 @@ class KlOutlier(Rule):
     class Thresholds(RuleSettings):
         """When the rule fires."""
 
-        sigmas: Annotated[float, Meta(description="Minimum height above the recent level, in spreads.", ge=2)] = 8.0
+        sigmas: Annotated[
+            float, Meta(description="Minimum height above the recent level, in standard deviations.", ge=2)
+        ] = 8.0
         least_share: Annotated[
             float, Meta(description="Minimum height above the recent level, as a share of that level.", ge=0)
         ] = 3.0

@@ -21,10 +21,10 @@ _REPORT_EVERY = 16
 class LossSpike(Rule):
     """The loss jumps far above its recent level; the alert reports how it recovers.
 
-    A value is a spike if it exceeds the recent level by many spreads and by a share of that level, and if hardly any of
-    the recent values did the same. A loss that jumps regularly, as with mixup, is therefore ignored. From then on the
-    rule follows every value. The spike is *recovering* if the loss is back soon, *slow* if that takes longer, and *not
-    recovering* if the loss stays up.
+    A value is a spike if it exceeds the recent level by many standard deviations and by a share of that level, and if
+    hardly any of the recent values did the same. A loss that jumps regularly, as with mixup, is therefore ignored. From
+    then on the rule follows every value. The spike is *recovering* if the loss is back soon, *slow* if that takes
+    longer, and *not recovering* if the loss stays up.
 
     Spikes that follow before the loss has been calm for a while are added to the same alert. The rule is inactive for a
     while after a resume and after a sudden change of the learning rate or the batch size.
@@ -37,7 +37,7 @@ class LossSpike(Rule):
         "optimizer's second moments adapt too slowly. If several runs spike at the same step, suspect the data."
     )
     advice = (
-        "If it recovered, continue; if it happens again, inspect the batches of the steps named here.",
+        "If it recovered, continue; if it happens again, inspect the batches of the steps in the alert.",
         "If it is slow or does not recover, restart from a checkpoint about 100 steps earlier and skip a few hundred "
         "batches.",
         "Lower the learning rate, lengthen the warm-up, clip gradients by norm, or lower Adam's beta2 to 0.95.",
@@ -48,7 +48,9 @@ class LossSpike(Rule):
     class Thresholds(RuleSettings):
         """When the rule fires."""
 
-        sigmas: Annotated[float, Meta(description="Minimum height above the recent level, in spreads.", ge=2)] = 5.5
+        sigmas: Annotated[
+            float, Meta(description="Minimum height above the recent level, in standard deviations.", ge=2)
+        ] = 5.5
         least_share: Annotated[
             float, Meta(description="Minimum height above the recent level, as a share of that level.", ge=0)
         ] = 0.05
@@ -91,7 +93,7 @@ class LossSpike(Rule):
             return self._follow(self._spike, stats, value)
         level, sigma = stats.level, stats.sigma or 0.0
         if level is None or self._stays_up or sigma <= 0:
-            return False  # still up from the last spike, or constant: any change would be infinitely many spreads
+            return False  # still up from the last spike, or constant, where every change is infinitely many sigmas
         if value - level < self.thresholds.least_gain * ((stats.first_level or 0.0) - level):
             return False  # negligible compared with the progress of the run
         if stats.num_above(level + 0.6 * (value - level)) > self.thresholds.most_peers:

@@ -33,7 +33,7 @@ class NotFinite(Rule):
         "logarithm of zero in the loss, or a corrupt batch."
     )
     advice = (
-        "Stop the run and restart from a checkpoint before the step named here.",
+        "Stop the run and restart from a checkpoint before the step in the alert.",
         "Inspect the batch of that step; skip it if it is corrupt.",
         "Lower the learning rate or lengthen the warm-up; clip gradients by norm.",
         "Use bf16 instead of fp16, or keep softmax, norms and the loss in fp32.",

@@ -29,8 +29,8 @@ class Overfitting(Rule):
 
     name = "overfitting"
     meaning = (
-        "Since the step named here, the model memorises the training data and generalises worse. If both losses rise, "
-        "it is a divergence instead."
+        "Since the step in the alert, the model memorises the training data and generalises worse. If both losses "
+        "rise, it is a divergence instead."
     )
     advice = (
         "Keep the checkpoint closest to the best step, and stop.",

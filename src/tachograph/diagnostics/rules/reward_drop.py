@@ -18,8 +18,8 @@ class RewardDrop(Rule):
     """The reward has lost a large part of what it had gained.
 
     The rule compares the levels of blocks of sixteen values: the current one must be below the peak by a share of the
-    gain since the start and by several spreads. It ignores rewards of preference training, such as `rewards/chosen`,
-    because those are expected to fall.
+    gain since the start and by several standard deviations. It ignores rewards of preference training, such as
+    `rewards/chosen`, because those are expected to fall.
     """
 
     name = "reward_drop"
@@ -37,8 +37,8 @@ class RewardDrop(Rule):
     class Thresholds(RuleSettings):
         """When the rule fires."""
 
-        share: Annotated[float, Meta(description="Minimum loss, as a share of the gain.", gt=0)] = 0.5
-        sigmas: Annotated[float, Meta(description="Minimum loss in spreads.", gt=0)] = 2.0
+        share: Annotated[float, Meta(description="Minimum drop, as a share of the gain.", gt=0)] = 0.5
+        sigmas: Annotated[float, Meta(description="Minimum drop in standard deviations.", gt=0)] = 2.0
 
     thresholds: Thresholds
 
@@ -60,12 +60,12 @@ class RewardDrop(Rule):
         self._initial = level if self._initial is None else self._initial
         if self._peak is None or level > self._peak:
             self._peak, self._peak_step = level, self.context.step
-        gain, loss = self._peak - self._initial, self._peak - level
+        gain, drop = self._peak - self._initial, self._peak - level
         limit = max(self.thresholds.share * gain, self.thresholds.sigmas * sigma)
         if self.is_open():
-            if loss < 0.5 * limit:
+            if drop < 0.5 * limit:
                 self.resolve(f"{stats.metric} is back at {figure(level)}")
-        elif gain > self.thresholds.sigmas * sigma and loss > limit:
+        elif gain > self.thresholds.sigmas * sigma and drop > limit:
             evidence = {
                 "metric": stats.metric,
                 "level": level,
@@ -74,4 +74,4 @@ class RewardDrop(Rule):
                 "step": self.context.step,
             }
             title = f"Reward fell to {figure(level)} from its peak of {figure(self._peak)} at step {self._peak_step}"
-            self.report(title, f"It has lost {percent(loss / gain)} of its gain.", evidence=evidence)
+            self.report(title, f"It has lost {percent(drop / gain)} of its gain.", evidence=evidence)

@@ -17,8 +17,8 @@ __all__ = ["VanishingGradients"]
 class VanishingGradients(Rule):
     """The gradient norm is zero, or a tiny fraction of its usual value in this run.
 
-    A block of sixteen zeros opens the alert at once. Otherwise the whole block must be below a small share of the slow
-    mean of the run's blocks. That mean follows a slow decline, such as the end of a long run.
+    A block of sixteen zeros opens the alert at once. Otherwise the whole block must be below a small share of a moving
+    average of the run's blocks. That average follows a slow decline, such as the end of a long run.
     """
 
     name = "vanishing_gradients"
@@ -39,7 +39,7 @@ class VanishingGradients(Rule):
         """When the rule fires."""
 
         share: Annotated[
-            float, Meta(description="Share of the slow mean of the run that the norm must fall below.", gt=0, lt=1)
+            float, Meta(description="Share of the run's moving average that the norm must fall below.", gt=0, lt=1)
         ] = 1e-3
         warm_up_blocks: Annotated[
             int, Meta(description="Blocks of 16 values required before that share is checked.", ge=1)
