@@ -140,6 +140,7 @@ def test_disabled_rule_is_not_imported(install: Install, caplog: pytest.LogCaptu
             minimal(block_signals=("losses",)),
             "rule 'acme' (acme_rules.Acme): unknown signal 'losses'; available: loss,",
         ),
+        (minimal(Thresholds=3), "`Thresholds` must be a subclass of tachograph.diagnostics.RuleSettings"),
         (minimal(record_kinds=("step",)), "`record_kinds` must not contain 'step'; use `block_signals`"),
     ],
 )
@@ -150,9 +151,21 @@ def test_invalid_rule_is_rejected_at_set_up(install: Install, source: str, messa
     assert "acme" not in resolve_rules(None)
 
 
+def with_threshold(declaration: str) -> str:
+    """Return the source of a rule `acme` with one threshold."""
+    imports = "from tachograph.diagnostics import RuleSettings\n"
+    return f"{imports}{minimal()}    class Thresholds(RuleSettings):\n        {declaration}\n"
+
+
+def test_threshold_without_default_is_skipped(install: Install) -> None:
+    install(with_threshold("floor: float"), "acme = acme_rules:Acme")
+    assert "acme" not in resolve_rules(None)
+    with pytest.raises(ConfigError, match="^rules.acme: object missing required field `floor`$"):
+        resolve_rules({"acme": True})
+
+
 def test_thresholds_need_no_description(install: Install) -> None:
-    source = minimal() + "    class Thresholds(__import__('tachograph.diagnostics').diagnostics.RuleSettings):\n"
-    install(source + "        floor: float = 0.5\n", "acme = acme_rules:Acme")
+    install(with_threshold("floor: float = 0.5"), "acme = acme_rules:Acme")
     assert resolve_rules({"acme": {"floor": 2}})["acme"].floor == 2.0
     assert "acme.floor" in tacho("doctor", "--explain", "acme")
 

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tachograph._base.guard import warn
-from tachograph.diagnostics._rule import Rule
+from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._signals import SIGNALS
 from tachograph.exceptions import ConfigError
 from tachograph.records import SEVERITIES
@@ -135,6 +135,8 @@ def _check(name: str, rule: Any) -> None:
         raise ConfigError(f"{where}: `name` must be {name!r}, the name of the entry point")
     if not isinstance(getattr(rule, "meaning", None), str) or not isinstance(getattr(rule, "advice", None), tuple):
         raise ConfigError(f"{where}: `meaning` must be a string and `advice` a tuple of strings")
+    if not (isinstance(rule.Thresholds, type) and issubclass(rule.Thresholds, RuleSettings)):
+        raise ConfigError(f"{where}: `Thresholds` must be a subclass of tachograph.diagnostics.RuleSettings")
     if rule.severity not in SEVERITIES:
         raise ConfigError(f"{where}: `severity` must be one of {', '.join(SEVERITIES)}, got {rule.severity!r}")
     if unknown := {*rule.block_signals, *rule.value_signals} - set(SIGNALS):

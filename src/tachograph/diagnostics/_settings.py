@@ -82,7 +82,8 @@ def _resolve_thresholds(rule: type[Rule], values: Any) -> RuleSettings:
         return msgspec.convert(dict(values), rule.Thresholds, strict=False)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$.")
-        raise ConfigError(f"rules.{rule.name}.{path.rstrip('`')}: {problem[0].lower()}{problem[1:]}") from None
+        where = f"rules.{rule.name}.{path.rstrip('`')}".rstrip(".")
+        raise ConfigError(f"{where}: {problem[0].lower()}{problem[1:]}") from None
 
 
 def _example(rule: type[Rule]) -> str:
