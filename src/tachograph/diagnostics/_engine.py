@@ -51,10 +51,10 @@ _NOT_PROGRESS = frozenset({"system", "profile", "alert", "telemetry_error", "con
 
 _NOT_LOGGED = frozenset({"system", "profile"})
 _CAUSES = frozenset({"lr", "batch_size"})
-_LR_FACTOR = 1.6
-_BATCH_FACTOR = 1.15
-_PAUSE_VALUES = 32
-_MAX_LAYOUTS = 256
+_LR_FACTOR = 1.6  # between two values, schedules change the learning rate by far less
+_BATCH_FACTOR = 1.15  # token counts vary by several percent from batch to batch
+_PAUSE_VALUES = 32  # two blocks, after which the spread is valid at the new level
+_MAX_LAYOUTS = 256  # field names can contain numbers, so their combinations are unbounded
 
 _MAX_FREQUENT_CHANGES = 8
 _FREQUENT_WITHIN = 512
@@ -147,6 +147,7 @@ class RuleEngine:
         elif event == "event" and record.get("name") == EXPECTED_CHANGE:
             self._on_change("batch")
         if event == "system" and time_s is not None:
+            # Offline there is no other clock. Live, it only adds to the ticks of the writer.
             self._tick(time_s)
         return self._drain()
 
@@ -195,7 +196,7 @@ class RuleEngine:
         """Forget everything except the number of alerts: another process continues, perhaps from an earlier step."""
         self._tracker.reset()
         self._signals.clear()
-        self._layouts.clear()
+        self._layouts.clear()  # they hold handlers of the signals
         self._context.step = None
         self._context.is_reinforcement = False
         self._skips_step_time = True

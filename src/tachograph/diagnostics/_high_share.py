@@ -34,6 +34,7 @@ class HighShareRule(Rule):
         if share is None:
             return
         if self.is_open():
+            # Resolving needs a clearly lower share, so that a share near the threshold does not flap.
             if share < 0.75 * self.thresholds.share:
                 self.resolve(self.outcome.format(share=percent(share)))
         elif share >= self.thresholds.share:

@@ -56,7 +56,7 @@ class DataStall(Rule):
             return
         mean = sum(self._shares) / len(self._shares)
         if self.is_open():
-            if mean < 0.6 * self.thresholds.share:
+            if mean < 0.6 * self.thresholds.share:  # clearly lower, so that the alert does not flap
                 self.resolve(f"waiting for data takes {percent(mean)} of the time now")
         elif mean >= self.thresholds.share:
             num_windows = len(self._shares)

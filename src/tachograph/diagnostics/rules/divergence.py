@@ -123,7 +123,7 @@ class Divergence(Rule):
         rise = self._rise(best, first)
         self._lows.append(low)
         if self.is_open():
-            if values[-BLOCK // 4] < best + 0.5 * rise:
+            if values[-BLOCK // 4] < best + 0.5 * rise:  # most of the block is at most halfway up
                 self.resolve(f"{stats.metric} is back at {figure(level)}", evidence={"level": level, "best": best})
             return
         limit = best + rise
@@ -167,7 +167,7 @@ class Divergence(Rule):
                 return False  # a slow spike that is already falling, or a loss that is often this high
         self._report(stats, value, limit, window, self._onset)
         stats.watch(self, None)
-        return False
+        return False  # not clipped: the level follows the loss
 
     def _runs_away(self, stats: SignalStats, value: float, place: int) -> bool:
         """Return whether several recent values exceed a large multiple of the first level."""

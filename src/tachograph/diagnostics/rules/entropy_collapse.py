@@ -65,7 +65,7 @@ class EntropyCollapse(Rule):
             return  # the entropy of continuous actions can be negative, where shares are meaningless
         share = stats.level / first
         if self.is_open():
-            if share > 2 * self.thresholds.share:
+            if share > 2 * self.thresholds.share:  # clearly higher, so that the alert does not flap
                 self.resolve(f"{stats.metric} is back at {figure(stats.level)}")
         elif share < self.thresholds.share and not self._may_be_rising():
             evidence = {

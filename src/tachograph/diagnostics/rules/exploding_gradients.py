@@ -79,6 +79,7 @@ class ExplodingGradients(Rule):
             if len(self._held_back) <= _NUM_HELD_BACK:
                 return
             level = self._held_back.popleft()
+        # The mean of logarithms, because norms range over orders of magnitude.
         log = math.log(level)
         self._mean_log = log if self._mean_log is None else self._mean_log + 0.05 * (log - self._mean_log)
         self._largest = max(0.98 * self._largest, level)  # decays, so that large norms of the warm-up are forgotten

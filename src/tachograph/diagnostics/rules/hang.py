@@ -51,6 +51,7 @@ class Hang(Rule):
     def on_tick(self, time_s: float) -> None:
         """Compare the current pause with the longest one."""
         num_progress = self.context.num_progress
+        # A clock that was set back restarts the measurement.
         if num_progress != self._num_progress or self._since_s is None or time_s < self._since_s:
             if self._since_s is not None and time_s > self._since_s:
                 paused_s = time_s - self._since_s

@@ -70,7 +70,7 @@ class LossScaleCollapse(Rule):
         self._num_same = 0
         if value > last:
             self._num_cuts = 0
-            if value > 4 * self.thresholds.minimum:
+            if value > 4 * self.thresholds.minimum:  # next to the minimum, growth is no recovery
                 self.resolve(f"the scale is growing again: {figure(value)}")
             return
         self._num_cuts = self._num_cuts + 1 if self._num_since_cut < self.thresholds.window_values else 1

@@ -100,6 +100,7 @@ class LossSpike(Rule):
             return False
         if level > 0 and math.log(value / level) < self.thresholds.sigmas * stats.log_sigma():
             return False  # a loss with a skewed distribution, as with small batches
+        # Frozen at the start of the spike: the level itself follows the spike if it lasts.
         self._calm_below = level + 0.5 * (stats.outlier_above - level)
         self._num_calm = 0
         self._num_spikes = self._num_spikes + 1 if self.is_open() else 1
@@ -146,7 +147,7 @@ class LossSpike(Rule):
         spike["values"] += 1
         spike["peak"] = max(spike["peak"], value)
         self._num_calm = self._num_calm + 1 if value < self._calm_below else 0
-        is_back = self._num_calm >= 2
+        is_back = self._num_calm >= 2  # one low value between high ones is not a recovery
         if is_back or spike["values"] >= self.thresholds.slow_values:
             num_values = spike["values"] - 1
             spike["class"] = "not recovering"

@@ -53,7 +53,7 @@ class LowGpuUtilisation(Rule):
         """Add a sample, if there were steps since the last one."""
         step, self._last_step = self._last_step, self.context.step
         if self.context.step is None or step is None or self.context.step == step:
-            return
+            return  # a GPU may be idle during set-up, validation or a checkpoint
         for name, value in record.items():
             if name.startswith("gpu/") and name.endswith("/util_pct") and (share := finite_or_none(value)) is not None:
                 self._samples.setdefault(name, deque(maxlen=self.thresholds.samples)).append(share)
@@ -68,6 +68,7 @@ class LowGpuUtilisation(Rule):
         }
         low = sorted((mean, name) for name, mean in means.items() if mean < limits.least_pct)
         if self.is_open():
+            # Clearly higher than the threshold, so that the alert does not flap.
             if means and min(means.values()) > 1.2 * limits.least_pct:
                 self.resolve(f"{_gpus(list(means))} busy at least {figure(min(means.values()))} % of the time now")
             elif len(low) > self._num_low:

@@ -92,6 +92,7 @@ class MemoryGrowth(Rule):
             and not peaks.is_slowing()
         )
         if not is_growing or left_s > 3600 * limits.horizon_h:
+            # Resolving takes a slope near zero or twice the horizon, so that the alert does not flap.
             if per_s < 3 * error or left_s > 2 * 3600 * limits.horizon_h:
                 self.resolve(f"the memory of {owner} has stopped growing, at {figure(used_gb)} GiB", key=name)
             return

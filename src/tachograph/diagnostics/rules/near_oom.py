@@ -81,5 +81,5 @@ class NearOom(Rule):
             }
             left = f", {figure(available_gb)} GiB left" if available_gb is not None else ""
             self.report(f"Host memory is {figure(used_pct)} % full{left}", key="host", evidence=evidence)
-        elif used_pct < self.thresholds.host_used_pct - 5:
+        elif used_pct < self.thresholds.host_used_pct - 5:  # clearly lower, so that the alert does not flap
             self.resolve(f"host memory is {figure(used_pct)} % full now", key="host")

@@ -96,6 +96,7 @@ class Plateau(Rule):
             pairs = zip(self._points[::2], self._points[1::2], strict=True)
             self._points = [second._replace(level=0.5 * (first.level + second.level)) for first, second in pairs]
             self._blocks_per_point *= 2
+        # A check costs a regression, so it is not done at every point.
         is_active = len(self._points) * self._blocks_per_point >= self.thresholds.least_blocks
         if is_active and len(self._points) % 8 == 0:
             self._evaluate(stats, self._points[-len(self._points) // 3 :])
@@ -105,6 +106,7 @@ class Plateau(Rule):
         level = abs(points[-1].level)
         max_share = (gain + 2 * error) / level if level > 0 else math.inf
         if self.is_open():
+            # A clear and significant fall, so that the alert does not flap.
             if max_share > 3 * self.thresholds.least_gain and gain > 2 * error:
                 self.resolve(f"the loss is falling again, by {percent(gain / level)} over the stretch")
         elif max_share < self.thresholds.least_gain and gain > -2 * error and self._should_learn(points):

@@ -63,7 +63,7 @@ class RewardDrop(Rule):
         gain, drop = self._peak - self._initial, self._peak - level
         limit = max(self.thresholds.share * gain, self.thresholds.sigmas * sigma)
         if self.is_open():
-            if drop < 0.5 * limit:
+            if drop < 0.5 * limit:  # clearly smaller, so that the alert does not flap
                 self.resolve(f"{stats.metric} is back at {figure(level)}")
         elif gain > self.thresholds.sigmas * sigma and drop > limit:
             evidence = {

@@ -82,6 +82,7 @@ class StepOutliers(Rule):
         lost_s = sum(excess for _, _, excess in recent)
         is_costly = lost_s >= max(limits.least_lost * limits.window_values * level, limits.least_lost_s)
         is_fault = is_long or (len(recent) >= limits.count and is_costly and not is_regular)
+        # An open alert is updated only when the lost time has doubled.
         if is_fault and (not self.is_open() or lost_s >= 2 * self._reported_s):
             self._reported_s = lost_s
             steps = [step for _, step, _ in recent][-10:]

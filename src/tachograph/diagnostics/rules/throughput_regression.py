@@ -71,6 +71,7 @@ class ThroughputRegression(Rule):
         """Check for a shift, or for its end."""
         if self.is_open():
             middle = stats.values[len(stats.values) // 2]
+            # Halfway back, so that noise around either level neither resolves nor reopens the alert.
             if middle < self._old + 0.5 * (self._new - self._old):
                 self.resolve(f"steps take {duration(middle)} again")
                 self._detector.clear()

@@ -63,7 +63,7 @@ class VanishingGradients(Rule):
             return
         if self.is_open() and level > 3 * limit:
             self.resolve(f"{stats.metric} is back at {figure(level)}")
-        if level > 0 and not self.is_open():
+        if level > 0 and not self.is_open():  # values of the fault must not become the reference
             log = math.log(level)
             self._mean_log = log if self._mean_log is None else self._mean_log + 0.05 * (log - self._mean_log)
             self._num_blocks += 1
