@@ -25,7 +25,8 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 @pytest.fixture(autouse=True)
 def usage_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of the test's own, nobody who has said anything, and nothing left behind."""
-    known = {*_consent._AUTOMATIC, *_consent._OFFLINE, *_RANKS, *_PROXIES, *(name.upper() for name in _PROXIES)}
+    circumstances = {*_consent._CI_VARIABLES, *_consent._OFFLINE_VARIABLES}
+    known = circumstances | {*_RANKS, *_PROXIES, *(name.upper() for name in _PROXIES)}
     for name in list(os.environ):
         if name in known or "_USAGE_" in name or name.endswith("DO_NOT_TRACK"):
             monkeypatch.delenv(name)

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from tachograph.usage._fields import Field, Group, ListOf
+from tachograph.usage._fields import Group, ListOf, SchemaField
 
 SECRETS: dict[str, tuple[str, ...]] = {
     "hf_KqRtVwYzAbCdEfGhJkMnPqRsTuVwXyZa12": (),
@@ -165,12 +165,12 @@ def numbers() -> Iterator[Any]:
             yield np.array([number])
 
 
-def filled(fields: Iterable[tuple[str, Field]], value: Callable[[], Any]) -> dict[str, Any]:
+def filled(fields: Iterable[tuple[str, SchemaField]], value: Callable[[], Any]) -> dict[str, Any]:
     """Return properties with a value in every field, as deep as there are any."""
     return {name: _filled(field, value) for name, field in fields}
 
 
-def _filled(field: Field, value: Callable[[], Any]) -> Any:
+def _filled(field: SchemaField, value: Callable[[], Any]) -> Any:
     if isinstance(field, Group):
         return {**filled(field.fields.items(), value), "unknown": value()}
     if isinstance(field, ListOf):

@@ -46,10 +46,10 @@ class Manager:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.last_words: list[Any] = []
 
-    def before_end(self, last_word: Any) -> None:
+    def add_exit_callback(self, last_word: Any) -> None:
         self.last_words.append(last_word)
 
-    def not_before_end(self, last_word: Any) -> None:
+    def remove_exit_callback(self, last_word: Any) -> None:
         self.last_words.remove(last_word)
 
     def send_event(self, name: str, properties: dict[str, Any]) -> None:

@@ -75,7 +75,7 @@ class Canary:
         while portion := [thing for _, thing in zip(range(400), things, strict=False)]:
             TelemetryManager.reset()
             manager = self.configure(**{"events": EVENTS, **config})
-            manager._told_of_system = True  # that event is tested by itself
+            manager._sent_system_info = True  # that event is tested by itself
             for thing in portion:
                 how(manager, thing)
             manager.shutdown(timeout_s=20)

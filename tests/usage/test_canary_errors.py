@@ -17,7 +17,7 @@ import pytest
 
 from tachograph.exceptions import ConfigError
 from tachograph.usage import TelemetryManager, send_errors
-from tachograph.usage._endpoint import as_endpoint
+from tachograph.usage._endpoint import parse_endpoint
 from tests.conftest import Script, wait_for
 from tests.usage.conftest import PostHogReceiver
 from tests.usage.planted import SECRETS, leaked, leaves, machine
@@ -255,7 +255,7 @@ def test_an_error_that_passes_known_code_names_it(canary: Canary, user_code: Any
         try:
             user_code.through_known_code(secret)
         except ConfigError as error:
-            manager.send_error(error, as_endpoint)
+            manager.send_error(error, parse_endpoint)
 
     canary.send(iter(["/home/alice/acme-merger/patients.jsonl"]), fail, **OWN)
     assert "tachograph.usage._config" in check(canary)

@@ -14,7 +14,7 @@ from tachograph.exceptions import ConfigError
 from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, decide, set_choice
 from tachograph.usage import _notice as notice
 from tachograph.usage._folder import app_folder, usage_folder
-from tachograph.usage._spool import kept_events
+from tachograph.usage._spool import read_events
 from tests.conftest import wait_for
 from tests.receiver import Reply
 
@@ -38,7 +38,7 @@ def sent(tmp_path):
 
 
 def states():
-    return [kept.state for kept in kept_events(app_folder("greyjacket"))]
+    return [kept.state for kept in read_events(app_folder("greyjacket"))]
 
 
 # The notice ----------------------------------------------------------------------------------------------------------
@@ -192,19 +192,19 @@ def test_what_was_refused_is_not_called_sent(configure, receiver):
     manager = configure()
     manager.send_event("train-start")
     wait_for(lambda: states() == ["refused"])
-    [kept] = kept_events(app_folder("greyjacket"))
+    [kept] = read_events(app_folder("greyjacket"))
     assert kept.refusal == "HTTP 401: no such key"
     manager.send_event("train-end")
     wait_for(lambda: states() == ["refused", "sent"])
 
 
 def test_what_arrives_while_consent_is_taken_back_is_called_sent(configure, receiver):
-    from tachograph.usage._spool import keep_here
+    from tachograph.usage._spool import keep_all_local
 
     receiver.reply(Reply(delay_s=1.0))
     configure().send_event("train-start")
     receiver.wait(1)
-    keep_here(app_folder("greyjacket"))
+    keep_all_local(app_folder("greyjacket"))
     assert states() == ["local"]
     wait_for(lambda: states() == ["sent"])
 

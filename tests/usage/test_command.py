@@ -36,15 +36,15 @@ def ran(app="greyjacket", choice="on", **arguments):
 
 
 def test_where_nothing_has_run_it_says_so(tacho):
-    assert "No app with usage telemetry has run here" in tacho("status")
+    assert "No app with usage telemetry has run on this machine" in tacho("status")
     assert json.loads(tacho("status", "--json")) == []
-    assert "nothing is chosen for it" in tacho("status", "greyjacket")
+    assert "no choice is stored for it" in tacho("status", "greyjacket")
     assert "nothing to delete" in tacho("purge")
-    assert "no app with usage telemetry has run here" in tacho("preview", code=1)
+    assert "no app with usage telemetry has run on this machine" in tacho("preview", code=1)
     tacho("off")
-    assert "every app: off, for you chose it with `tacho usage off`" in tacho("status")
+    assert "every app: off (set with `tacho usage off`). No app has run on this machine yet." in tacho("status")
     assert "greyjacket: off" in tacho("status", "greyjacket")
-    assert "greyjacket: off, for DO_NOT_TRACK is set to 1" in tacho("status", "greyjacket", DO_NOT_TRACK="1")
+    assert "greyjacket: off (DO_NOT_TRACK is set to 1)" in tacho("status", "greyjacket", DO_NOT_TRACK="1")
 
 
 def test_what_is_decided_and_why(tacho, tmp_path):
@@ -52,8 +52,8 @@ def test_what_is_decided_and_why(tacho, tmp_path):
     text = tacho("status")
     for line in (
         "greyjacket: on",
-        "policy of greyjacket is to send until you turn it off",
-        f"goes to      {tmp_path}/sent",
+        "policy of greyjacket is to send until you opt out",
+        f"sends to       {tmp_path}/sent",
     ):
         assert line in text
     assert "2 events (2 sent)" in text
@@ -70,22 +70,22 @@ def test_a_choice_holds_for_the_next_run(tacho, tmp_path):
         assert f"Stored: {mode} for greyjacket." in tacho(mode, "greyjacket")
         assert TelemetryManager.configure(config).decision.mode == mode
         TelemetryManager.reset()
-    assert "greyjacket is off all the same: DO_NOT_TRACK is set to 1." in tacho("on", "greyjacket", DO_NOT_TRACK="1")
+    assert "greyjacket is still off: DO_NOT_TRACK is set to 1." in tacho("on", "greyjacket", DO_NOT_TRACK="1")
 
 
 def test_a_name_that_means_nobody_is_no_success(tacho):
     ran(choice="local")
-    assert "to mean every app, name none" in tacho("off", "all", code=1)
-    assert "greyjackt has not run here yet; did you mean 'greyjacket'?" in tacho("off", "greyjackt")
+    assert "leave the name out" in tacho("off", "all", code=1)
+    assert "greyjackt has not run on this machine yet; did you mean 'greyjacket'?" in tacho("off", "greyjackt")
     [summary] = json.loads(tacho("status", "greyjackt", "--json"))
     assert (summary["app"], summary["mode"]) == ("greyjackt", "off")
-    assert "those that have: greyjacket" in tacho("preview", "zzz", code=1)
+    assert "known apps: greyjacket" in tacho("preview", "zzz", code=1)
 
 
 def test_what_was_refused_and_why(tacho, receiver):
     receiver.reply(Reply(401, b"no such key"))
     ran(endpoint=receiver.address, api_key="phc_x")
-    assert "refused      HTTP 401: no such key" in tacho("status")
+    assert "last refusal   HTTP 401: no such key" in tacho("status")
     assert "[HTTP 401: no such key]" in tacho("log")
     assert json.loads(tacho("log", "--json").splitlines()[0])["refusal"] == "HTTP 401: no such key"
     assert "2 of them had reached the receiver" in tacho("purge")
@@ -111,9 +111,9 @@ def test_taking_consent_back_keeps_here_what_waited(tacho, refusing):
     ran(endpoint=refusing, api_key="phc_x")
     assert "2 events (2 waiting)" in tacho("status")
     text = tacho("off")
-    assert "2 events that waited will not be sent" in text
+    assert "2 events waiting to be sent will stay on this machine" in text
     assert "2 events (2 local)" in tacho("status")
-    assert "would go to" in tacho("status")
+    assert "would send to" in tacho("status")
 
 
 def test_the_preview_is_the_very_request(tacho, absent):
@@ -199,7 +199,7 @@ def test_a_file_that_says_anything_is_not_believed(tacho, content):
     ran(choice="local")
     (app_folder("greyjacket") / "app.json").write_text(content)
     assert "greyjacket: local" in tacho("status")
-    assert "cannot be read, and it is taken for local" in tacho("status")
+    assert "the policy of greyjacket cannot be read; local is assumed" in tacho("status")
     tacho("preview")
     tacho("preview", "--fields")
     tacho("off")

@@ -15,7 +15,7 @@ import pytest
 from tachograph.exceptions import ConfigError
 from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, decide, set_choice
 from tachograph.usage import _notice as notice
-from tachograph.usage._consent import _AUTOMATIC, _OFFLINE
+from tachograph.usage._consent import _CI_VARIABLES, _OFFLINE_VARIABLES
 from tachograph.usage._folder import usage_folder
 
 POLICIES = {"opt-in": "off", "local": "local", "opt-out": "on"}
@@ -96,7 +96,7 @@ def test_the_order_of_all_that_decides():
             assert decision.reason
 
 
-@pytest.mark.parametrize("variable", [*_AUTOMATIC, *_OFFLINE])
+@pytest.mark.parametrize("variable", [*_CI_VARIABLES, *_OFFLINE_VARIABLES])
 def test_ci_and_offline_machines_send_nothing_by_themselves(variable):
     assert mode(**{variable: "1"}) == "off"
     assert mode(**{variable: "true"}) == "off"
@@ -230,7 +230,7 @@ def test_without_an_endpoint_nothing_can_be_sent(monkeypatch):
     monkeypatch.setenv("DO_NOT_TRACK", "0")
     manager = TelemetryManager.configure(UsageConfig(app="greyjacket"))
     assert manager.decision.mode == "local"
-    assert "nowhere to send" in manager.decision.reason
+    assert "greyjacket has no endpoint" in manager.decision.reason
 
 
 # The notice ----------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_a_notice_into_the_void_is_none(script, tmp_path):
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(source))
     subprocess.run([sys.executable, path], cwd=tmp_path, stderr=subprocess.DEVNULL, check=True)
-    assert (tmp_path / "decided").read_text() == "local: nobody could be told that reports would be sent"
+    assert (tmp_path / "decided").read_text() == "local: the notice could not be shown, so nothing is sent"
 
 
 def test_children_of_a_run_are_not_told_again(opt_out, monkeypatch, capsys):

@@ -18,7 +18,7 @@ import pytest
 from tachograph.exceptions import ConfigError
 from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, send_errors
 from tachograph.usage._folder import app_folder
-from tachograph.usage._spool import kept_events
+from tachograph.usage._spool import read_events
 
 
 class AcmeMergerError(ValueError):
@@ -37,7 +37,7 @@ def told(manager):
     def read():
         manager.shutdown(5.0)
         return [
-            kept.event["properties"] for kept in kept_events(app_folder("greyjacket")) if kept.event["event"] == "error"
+            kept.event["properties"] for kept in read_events(app_folder("greyjacket")) if kept.event["event"] == "error"
         ]
 
     return read

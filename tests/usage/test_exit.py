@@ -228,7 +228,7 @@ def test_who_says_no_pays_nothing(script: Start, usage_dir: Path) -> None:
         assert "tachograph.usage._manager" in added
         read = {"json"} if "CI" in env else set()  # there, what was chosen is looked up
         assert UNWANTED & set(added) <= read, env
-        late = {"_sender", "_spool", "_event", "_net", "_facts", "_system", "callback"}
+        late = {"_sender", "_spool", "_event", "_redact", "_properties", "_system", "callback"}
         assert {f"tachograph.usage.{name}" for name in late} & set(added) == set(), env
         assert len(added) < 80, sorted(added)
         bare = script("import atexit; print(atexit._ncallbacks())").ok()

@@ -33,7 +33,7 @@ from tachograph.usage import (
     Version,
     describe,
 )
-from tachograph.usage._fields import DROPPED, FIELD_TYPES, Field, clean_fields, described
+from tachograph.usage._fields import DROPPED, FIELD_TYPES, SchemaField, clean_fields, describe_fields
 from tachograph.usage._schemas import SCHEMAS
 
 ORGANIZATIONS = ("google", "meta-llama")
@@ -103,7 +103,7 @@ def test_what_becomes_of_a_value(field, value, wanted, monkeypatch, tmp_path):
     got = clean(field, value)
     assert got == wanted
     if got is not DROPPED:
-        assert field.clean_again(got, ORGANIZATIONS) == got, "what a field made passes it again"
+        assert field.clean_stored(got, ORGANIZATIONS) == got, "what a field made passes it again"
     assert type(got) is type(wanted) or got == wanted == 0
 
 
@@ -167,7 +167,7 @@ def test_no_field_lets_a_free_text_through(text, kind):
 # Set-up --------------------------------------------------------------------------------------------------------------
 
 
-class Anything(Field):
+class Anything(SchemaField):
     kind = "anything"
 
     def clean(self, value, organizations):
@@ -190,27 +190,27 @@ class Anything(Field):
         ({"endpoint": "https://eu.i.posthog.com"}, "needs api_key"),
         ({"endpoint": "https://example.com", "api_key": 5}, "api_key=5: expected a text"),
         ({"endpoint": "https://example.com", "api_key": "phx_secret"}, "private key of PostHog"),
-        ({"endpoint": 3}, "endpoint=3: expected the address"),
-        ({"endpoint": PostHog("https://example.com", "phc_x"), "api_key": "phc_y"}, "api_key belongs to an address"),
+        ({"endpoint": 3}, "endpoint=3: expected the URL"),
+        ({"endpoint": PostHog("https://example.com", "phc_x"), "api_key": "phc_y"}, "api_key needs a URL"),
         ({"organizations": "google"}, "organizations='google': expected a list"),
         ({"organizations": ["google/x"]}, "without spaces or slashes"),
         ({"packages": ["a b"]}, "without spaces or slashes"),
         ({"config_map": {"basemodel": "x"}}, "no field 'basemodel' in config-loaded; did you mean 'base_model'?"),
         ({"events": {"My Event": {}}}, "expected a name such as 'dataset-packed'"),
-        ({"events": {"error": {"message": Flag("")}}}, "'error' is made from an exception"),
+        ({"events": {"error": {"message": Flag("")}}}, "'error' is built from an exception"),
         ({"events": {"x": {"y": "text"}}}, "expected a field, one of Flag, Count"),
         ({"events": {"x": {"y": Anything("")}}}, "expected a field, one of Flag, Count"),
         ({"events": {"x": {"y": ListOf("", Anything(""))}}}, "expected a field, one of Flag, Count"),
         ({"events": {"x": {"y": Group("", {"z": Anything("")})}}}, "expected a field, one of Flag, Count"),
         ({"events": {"x": {"Y": Flag("")}}}, "expected a name such as 'num_packs'"),
         ({"events": {"x": [1]}}, "expected a mapping from names to fields"),
-        ({"events": {"x": {"y": Choice("", "ok", "/home/alice/x")}}}, "looks like something private"),
+        ({"events": {"x": {"y": Choice("", "ok", "/home/alice/x")}}}, "looks private and would be redacted"),
         ({"events": {"x": {"y": Choice("Words.")}}}, "expected words to choose from"),
         ({"events": {"x": {"y": Choice("Words.", ["a", "b"])}}}, "expected words to choose from"),
-        ({"events": {"x": {"y": Count("")}}}, "say what it tells"),
-        ({"events": {"train-start": {"max_steps": Flag("Steps.")}}}, "there is a field 'max_steps' already"),
+        ({"events": {"x": {"y": Count("")}}}, "describe the field for your users"),
+        ({"events": {"train-start": {"max_steps": Flag("Steps.")}}}, "the field 'max_steps' exists already"),
         ({"config_map": {"lora_rank": "lora..r"}}, "expected a path such as 'lora.rank' or a function, got 'lora..r'"),
-        ({"endpoint": 3, "api_key": "phc_x"}, "endpoint=3: expected the address"),
+        ({"endpoint": 3, "api_key": "phc_x"}, "endpoint=3: expected the URL"),
         ({"endpoint": "https://eu.i.posthog.com/i/v0/e/", "api_key": "phc_x"}, "takes single events"),
         ({"docs_url": "javascript:x"}, "https://"),
     ],
@@ -256,8 +256,8 @@ def test_an_app_says_of_itself_what_its_users_should_know():
     text = describe(config)
     for part in (
         "The policy of greyjacket is to record on this machine",
-        "`GREYJACKET_DO_NOT_TRACK=1` turns it off",
-        "if they are of: google",
+        "set `GREYJACKET_DO_NOT_TRACK=1` to turn it off",
+        "if their owner is one of: google",
         "### `packed`\n\nAfter the dataset was packed.\n",
         "| `num_packs` | count | Packs. |",
     ):
@@ -281,6 +281,6 @@ def test_fields_of_the_apps_own_join_those_there_are():
 def test_every_field_says_what_it_is():
     for event, schema in SCHEMAS.items():
         assert schema.doc
-        for name, about in described(schema.fields).items():
+        for name, about in describe_fields(schema.fields).items():
             assert about["doc"], (event, name)
             assert about["kind"], (event, name)

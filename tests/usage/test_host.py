@@ -14,7 +14,7 @@ import types
 import pytest
 
 from tachograph.usage import TelemetryManager, UsageConfig, send_errors
-from tachograph.usage._inspection import choose
+from tachograph.usage._inspection import apply_choice
 from tests.conftest import wait_for
 from tests.usage.conftest import spooled
 
@@ -177,12 +177,12 @@ def test_nothing_leaves_once_it_is_turned_off_however_long_the_connection_took(c
         time.sleep(1.0)
         return resolve(*arguments, **named)
 
-    choose("on", "greyjacket")
+    apply_choice("on", "greyjacket")
     manager = configure(choice=None, endpoint=receiver.address.replace("127.0.0.1", "localhost"))
     monkeypatch.setattr(socket, "getaddrinfo", slowly)
     manager.send_event("train-start", {"max_steps": 3})
     wait_for(lambda: asked)
-    assert choose("off", "greyjacket") == 1
+    assert apply_choice("off", "greyjacket") == 1
     manager.shutdown(3)
     assert receiver.requests == []
 
@@ -190,7 +190,7 @@ def test_nothing_leaves_once_it_is_turned_off_however_long_the_connection_took(c
 @pytest.mark.swallows
 def test_what_is_no_exception_is_refused_by_name(configure, caplog):
     configure(choice="local").send_error("boom")
-    assert "ConfigError: send_error takes an exception, not str" in caplog.text
+    assert "ConfigError: send_error expects an exception, not str" in caplog.text
 
 
 def test_an_app_that_is_not_configured_says_so_once_and_harms_nobody(caplog):

@@ -13,10 +13,10 @@ import pytest
 from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
 from tachograph.usage import Count, JsonLines, TelemetryManager, UsageConfig
-from tachograph.usage._facts import model_facts
 from tachograph.usage._folder import app_folder
+from tachograph.usage._properties import model_properties
 from tachograph.usage._schemas import SCHEMAS
-from tachograph.usage._spool import kept_events
+from tachograph.usage._spool import read_events
 
 MAP = {
     "base_model": "base_model",
@@ -41,7 +41,7 @@ def make(**arguments):
 
 def told(manager):
     manager.shutdown(5.0)
-    return [kept.event for kept in kept_events(app_folder(manager.config.app))]
+    return [kept.event for kept in read_events(app_folder(manager.config.app))]
 
 
 # One per app ---------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_one_for_each_app():
     second = make(app="other")
     assert TelemetryManager.get_instance("other") is second is not first
     nobody = TelemetryManager.get_instance()
-    assert "none is named: greyjacket, other" in nobody.decision.reason
+    assert "pass the name of one: greyjacket, other" in nobody.decision.reason
     assert "did you mean 'greyjacket'" in TelemetryManager.get_instance("grayjacket").decision.reason
     assert not nobody.enabled
     TelemetryManager.reset("other")
@@ -68,18 +68,18 @@ def test_a_model_is_told_as_far_as_it_is_known():
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(3, 4)
     model.dtype = torch.bfloat16
-    assert SCHEMAS["model-load"].fields["dtype"].clean(model_facts(model)["dtype"], ()) == "bfloat16"
-    assert "quantization" not in model_facts(model)
-    assert model_facts(model)["num_parameters"] == 16
+    assert SCHEMAS["model-load"].fields["dtype"].clean(model_properties(model)["dtype"], ()) == "bfloat16"
+    assert "quantization" not in model_properties(model)
+    assert model_properties(model)["num_parameters"] == 16
     model.weight.data, model.weight.ds_numel = torch.empty(0), 12  # as DeepSpeed leaves a part of a model
-    assert model_facts(model)["num_parameters"] == 16
+    assert model_properties(model)["num_parameters"] == 16
 
 
 def test_configured_differently_it_is_an_error():
     make()
     with pytest.raises(ConfigError, match=r"TelemetryManager.reset\('greyjacket'\)"):
         make(organizations=["meta-llama"])
-    with pytest.raises(ConfigError, match="already, with another choice"):
+    with pytest.raises(ConfigError, match="already configured with another choice"):
         TelemetryManager.configure(
             UsageConfig(app="greyjacket", organizations=["google"], config_map=MAP), choice="off"
         )
@@ -124,7 +124,7 @@ def test_an_object_cannot_be_passed_as_properties(given):
     manager = make()
     manager.send_event("config-loaded", given)
     assert told(manager) == []
-    assert "a config is told with send_config(config)" in guard.faults[0][1]
+    assert "use send_config(config) for a config" in guard.faults[0][1]
 
 
 @pytest.mark.swallows
@@ -234,8 +234,8 @@ def test_debug_says_what_the_map_does_not_find(monkeypatch, capsys):
     manager = make(config_map={"lora_rank": "lora.rank", "compile": lambda config: 1 / 0, "max_steps": "steps"})
     manager.send_config({"lora": {"r": 8}, "steps": 3})
     err = capsys.readouterr().err
-    assert "config_map finds nothing in this config for lora_rank, compile\n" in err
-    assert "left out" not in err
+    assert "[greyjacket usage] not found in this config: lora_rank, compile\n" in err
+    assert "dropped" not in err
 
 
 def test_debug_prints_and_neither_keeps_nor_sends(monkeypatch, capsys, tmp_path):
@@ -247,8 +247,8 @@ def test_debug_prints_and_neither_keeps_nor_sends(monkeypatch, capsys, tmp_path)
             manager.send_event("train-start", {"max_steps": 512, "secret": 1})
             TelemetryManager.reset()
             err = capsys.readouterr().err
-            assert "train-start: printed, neither kept nor sent" in err
-            assert "train-start: left out, for it is no such field or not of its kind: secret\n" in err
+            assert "train-start: printed only, not stored or sent" in err
+            assert "train-start: dropped: unknown field or wrong type: secret\n" in err
             assert json.loads(err[err.index("{") :])["properties"] == {"max_steps": 500}
         monkeypatch.delenv(variable)
     assert not (tmp_path / "sent").exists()

@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 from tachograph.usage._folder import app_folder
-from tachograph.usage._spool import kept_events
+from tachograph.usage._spool import read_events
 
 CONFIGURE = """
 import os, sys
@@ -183,7 +183,7 @@ def test_a_fork_in_the_middle_of_everything_neither_hangs_nor_doubles(script, se
         ),
         sent.path,
     ).ok()
-    events = sent() + [kept.event for kept in kept_events(app_folder("greyjacket")) if kept.state == "waiting"]
+    events = sent() + [kept.event for kept in read_events(app_folder("greyjacket")) if kept.state == "waiting"]
     assert {event["event"] for event in events} == {"train-start"}
     assert len({event["uuid"] for event in events}) == len(events)
 

@@ -16,7 +16,7 @@ import pytest
 
 from tachograph._base.guard import guard
 from tachograph.usage import ListOf, Measure, OtlpLogs, TelemetryManager, _spool
-from tachograph.usage._spool import keep_here
+from tachograph.usage._spool import keep_all_local
 from tests.conftest import wait_for
 from tests.receiver import Reply
 from tests.usage.conftest import Absent, PostHogReceiver, spooled, wait_until_sent
@@ -165,7 +165,7 @@ def test_where_nothing_can_be_written_nothing_is_sent(
     assert receiver.requests == []
     assert (tmp_path / "file").read_text("utf-8") == "no folder"
     assert {place for place, _ in guard.faults} <= {
-        "writing usage telemetry", "telling that an app has usage telemetry",
+        "writing usage telemetry", "saving the usage telemetry configuration",
     }  # fmt: skip
 
 
@@ -181,7 +181,7 @@ def test_who_takes_consent_back_is_heard_at_once(
     manager.send_event("train-start", {"num_epochs": 1})
     receiver.wait(1)
     if how == "kept here":
-        keep_here(usage_dir / "greyjacket")
+        keep_all_local(usage_dir / "greyjacket")
     else:
         shutil.rmtree(usage_dir)
     manager.send_event("train-start", {"num_epochs": 2})
@@ -206,7 +206,7 @@ def test_who_took_consent_back_is_not_forgotten_with_the_next_file(
     receiver.wait_for_events(1)
     wait_until_sent(usage_dir)
     if how == "kept here":
-        keep_here(usage_dir / "greyjacket")
+        keep_all_local(usage_dir / "greyjacket")
     else:
         shutil.rmtree(usage_dir)
     for _ in range(2):
@@ -221,7 +221,7 @@ def test_who_took_consent_back_is_not_forgotten_with_the_next_file(
 
 def test_what_was_kept_here_stays_here(configure: Configure, absent: Absent, script: Start, usage_dir: Path) -> None:
     finish(ready(script(PROGRAM, absent.address, "on", 3)))
-    keep_here(usage_dir / "greyjacket")
+    keep_all_local(usage_dir / "greyjacket")
     receiver = absent.comes()
     configure(endpoint=receiver.address).send_event("train-start", {"num_epochs": 77})
     receiver.wait(1)

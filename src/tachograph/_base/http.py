@@ -1,4 +1,15 @@
-"""One POST to one address: bounded in time and size, and never led elsewhere."""
+"""One POST to one address, bounded in time and size. Redirects are never followed.
+
+Three properties matter to the callers:
+
+* **Deadline.** ``timeout_s`` limits the connection and every single read. The body is read until one overall deadline,
+  so that a response without end costs no more than ``timeout_s``.
+* **Hook.** ``before_send`` runs when the connection is established (name resolution, proxy and TLS are done) and before
+  the first byte of the request is written. A caller that must re-check something at the last moment does it there and
+  raises `DeliveryError` to cancel.
+* **No secrets in errors.** Webhook addresses contain tokens. An error carries no text and no exception context that
+  could quote the address.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +27,19 @@ from typing import Any, NamedTuple
 
 from tachograph._version import __version__
 
-__all__ = ["HttpResponse", "DeliveryError", "check_response", "post"]
+__all__ = ["DeliveryError", "HttpResponse", "check_response", "post"]
 
-_MOST_ANSWER_BYTES = 64 << 10
-_LONGEST_WAIT_S = 3_600.0
-_WORTH_ANOTHER_TRY = {408, 425, 429}
+_MAX_RESPONSE_BYTES = 64 << 10
+_MAX_WAIT_S = 3_600.0
+_RETRYABLE_STATUSES = {408, 425, 429}
 
 
 class DeliveryError(Exception):
-    """A message did not arrive. Its text holds no secret.
+    """A message was not delivered. The text contains no secret.
 
     Attributes:
-        may_retry: whether the same message may arrive later.
-        wait_s: how long the receiver asks us to wait, if it does.
+        may_retry: whether the same message may be delivered later.
+        wait_s: how long the receiver asks us to wait, if it says so.
     """
 
     def __init__(self, reason: str, *, may_retry: bool = False, wait_s: float | None = None) -> None:
@@ -38,14 +49,14 @@ class DeliveryError(Exception):
 
 
 class HttpResponse(NamedTuple):
-    """What the receiver said."""
+    """Status, body and requested wait of a response."""
 
     status: int
     text: str
     wait_s: float | None
 
     def json(self) -> dict[str, Any]:
-        """Return the answer as an object, empty if it is none."""
+        """Return the body as a JSON object; empty if it is anything else."""
         try:
             values = json.loads(self.text)
         except (ValueError, RecursionError):
@@ -54,53 +65,48 @@ class HttpResponse(NamedTuple):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A message is meant for one address: whoever answers for it cannot send it on to another."""
+    """Refuse redirects: a message is meant for the configured address only."""
 
     def redirect_request(self, *_arguments: Any) -> None:
-        """Follow none."""
+        """Return nothing, so that the redirect itself is the response."""
 
 
-class _UnwantedError(Exception):
-    """Whoever wanted a message to be sent does so no longer."""
+class _BeforeSend:
+    """Mixin for a connection that calls a hook once it is established."""
 
-
-class _Asking:
-    """A connection that asks, once it stands, whether the message is still wanted."""
-
-    is_wanted: Callable[[], bool]
+    before_send: Callable[[], None]
 
     def connect(self) -> None:
-        super().connect()  # type: ignore[misc] # there is one beside
-        if not self.is_wanted():
-            raise _UnwantedError
+        super().connect()  # type: ignore[misc] # defined by the connection class beside this one
+        self.before_send()
 
 
-class _Connection(_Asking, http.client.HTTPConnection):
+class _HttpConnection(_BeforeSend, http.client.HTTPConnection):
     pass
 
 
-class _SecureConnection(_Asking, http.client.HTTPSConnection):
+class _HttpsConnection(_BeforeSend, http.client.HTTPSConnection):
     pass
 
 
 class _Request(urllib.request.Request):
-    is_wanted: Callable[[], bool]
+    before_send: Callable[[], None]
 
 
-class _Http(urllib.request.HTTPHandler):
+class _HttpHandler(urllib.request.HTTPHandler):
     def http_open(self, request: Any) -> Any:
-        return self.do_open(functools.partial(_asking, _Connection, request.is_wanted), request)
+        return self.do_open(functools.partial(_open_connection, _HttpConnection, request.before_send), request)
 
 
-class _Https(urllib.request.HTTPSHandler):
+class _HttpsHandler(urllib.request.HTTPSHandler):
     def https_open(self, request: Any) -> Any:
-        connect = functools.partial(_asking, _SecureConnection, request.is_wanted, context=_context())
+        connect = functools.partial(_open_connection, _HttpsConnection, request.before_send, context=_tls_context())
         return self.do_open(connect, request)
 
 
-def _asking(kind: type[Any], is_wanted: Callable[[], bool], host: str, **options: Any) -> Any:
+def _open_connection(kind: type[Any], before_send: Callable[[], None], host: str, **options: Any) -> Any:
     connection = kind(host, **options)
-    connection.is_wanted = is_wanted
+    connection.before_send = before_send
     return connection
 
 
@@ -110,106 +116,116 @@ def post(
     headers: Mapping[str, str],
     *,
     timeout_s: float,
-    is_wanted: Callable[[], bool] = lambda: True,
+    before_send: Callable[[], None] = lambda: None,
 ) -> HttpResponse:
-    """Send a body and return the answer, whatever its status. Proxies of the environment are used.
+    """Send a body and return the response, whatever its status. Proxy settings of the environment apply.
 
     Args:
-        address: returns where to; asked at the last moment, so that a secret one is in no traceback.
-        body: what to send.
-        headers: those beside the usual ones.
-        timeout_s: longest wait for the connection, and for each part of the answer.
-        is_wanted: tells whether to send it still, once there is a connection, which may have taken long.
+        address: returns the URL. Called at the last moment, so that a secret URL appears in no traceback.
+        body: bytes to send.
+        headers: added to the default ones.
+        timeout_s: limit for the connection, for each read and for reading the whole body.
+        before_send: called once the connection is established, before anything is sent. May raise `DeliveryError`.
 
     Raises:
-        DeliveryError: if there was no answer.
+        DeliveryError: if there was no response, or `before_send` raised it.
     """
     deadline_s = time.monotonic() + timeout_s
     headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": f"tachograph/{__version__}", **headers}
     try:
-        request = _Request(address(), body, headers, method="POST")  # checked at set-up
-        request.is_wanted = is_wanted  # here: an opener and its handlers hold each other, and would hold it
+        request = _Request(address(), body, headers, method="POST")  # the scheme was validated at set-up
+        # On the request, not on a handler: an opener and its handlers form a reference cycle, which would keep the
+        # hook (and all it refers to) alive until the next garbage collection.
+        request.before_send = before_send
         opener = urllib.request.build_opener(
             _NoRedirects,
-            _Http,
-            _Https(context=_context()),
-            *_proxies(urllib.parse.urlsplit(request.full_url).hostname or ""),
+            _HttpHandler,
+            _HttpsHandler(context=_tls_context()),
+            *_proxy_handlers(urllib.parse.urlsplit(request.full_url).hostname or ""),
         )
         try:
             response = opener.open(request, timeout=timeout_s)
         except urllib.error.HTTPError as error:
             response = error
         with response:
-            return HttpResponse(response.status or 0, _text(response, deadline_s), _wait_s(response.headers))
+            return HttpResponse(
+                response.status or 0, _read_body(response, deadline_s), _retry_after_s(response.headers)
+            )
     except Exception as error:  # noqa: BLE001 - many of them quote the address
-        failure = _undelivered(error, timeout_s)
+        failure = _delivery_error(error, timeout_s)
     try:
-        raise failure  # here, where the error that may quote the address is no longer its context
+        raise failure  # outside of the handler above, so that the original error is not its context
     finally:
-        del failure  # or it and this frame would hold each other, and all that the callers hold
+        del failure  # breaks the cycle of exception, traceback and this frame
 
 
-def _proxies(host: str) -> list[urllib.request.ProxyHandler]:
-    """Return what keeps a message for this machine on it, instead of showing it to a proxy."""
-    is_here = host in {"localhost", "::1"} or host.startswith("127.")
-    return [urllib.request.ProxyHandler({})] if is_here else []
+def _proxy_handlers(host: str) -> list[urllib.request.ProxyHandler]:
+    """Bypass proxies for the local machine: a local message must not be shown to a proxy."""
+    is_local = host in {"localhost", "::1"} or host.startswith("127.")
+    return [urllib.request.ProxyHandler({})] if is_local else []
 
 
 @functools.cache
-def _context() -> ssl.SSLContext:
-    """Return what checks certificates; reading all that are trusted takes tens of milliseconds."""
+def _tls_context() -> ssl.SSLContext:
+    """Return the context that verifies certificates. Cached: loading the trust store takes tens of milliseconds."""
     return ssl.create_default_context()
 
 
-def check_response(answer: HttpResponse, clean: Callable[[str, int], str]) -> None:
-    """Raise `DeliveryError` unless the status says that the message was taken."""
-    status = answer.status
+def check_response(response: HttpResponse, clean: Callable[[str, int], str]) -> None:
+    """Raise `DeliveryError` unless the status is a success.
+
+    Args:
+        response: as returned by `post`.
+        clean: returns the body, shortened to a number of characters, as it may be shown to people.
+    """
+    status = response.status
     if 200 <= status < 300:
         return
     if 300 <= status < 400:
         raise DeliveryError(
-            f"HTTP {status}: it leads to another address, which is not followed; set that one if it is right"
+            f"HTTP {status}: it leads to another address; redirects are not followed, so configure that address "
+            "if it is correct"
         )
-    said = clean(answer.text, 200)
-    may_retry = status >= 500 or status in _WORTH_ANOTHER_TRY
-    raise DeliveryError(f"HTTP {status}{': ' if said else ''}{said}", may_retry=may_retry, wait_s=answer.wait_s)
+    text = clean(response.text, 200)
+    may_retry = status >= 500 or status in _RETRYABLE_STATUSES
+    raise DeliveryError(f"HTTP {status}{': ' if text else ''}{text}", may_retry=may_retry, wait_s=response.wait_s)
 
 
-def _text(response: Any, deadline_s: float) -> str:
-    pieces: list[bytes] = []
-    left = _MOST_ANSWER_BYTES
-    while left > 0 and time.monotonic() < deadline_s:
-        piece = response.read1(left)
-        if not piece:
+def _read_body(response: Any, deadline_s: float) -> str:
+    chunks: list[bytes] = []
+    num_left = _MAX_RESPONSE_BYTES
+    while num_left > 0 and time.monotonic() < deadline_s:
+        chunk = response.read1(num_left)
+        if not chunk:
             break
-        pieces.append(piece)
-        left -= len(piece)
-    return b"".join(pieces).decode("utf-8", "replace")
+        chunks.append(chunk)
+        num_left -= len(chunk)
+    return b"".join(chunks).decode("utf-8", "replace")
 
 
-def _wait_s(headers: Any) -> float | None:
-    given = headers.get("Retry-After", "").strip()
+def _retry_after_s(headers: Any) -> float | None:
+    value = headers.get("Retry-After", "").strip()
     try:
         wait_s = (
-            float(given)
-            if given.replace(".", "", 1).isdigit()
-            else parsedate_to_datetime(given).timestamp() - time.time()
+            float(value)
+            if value.replace(".", "", 1).isdigit()
+            else parsedate_to_datetime(value).timestamp() - time.time()
         )
     except (ValueError, TypeError, OverflowError):
         return None
-    return min(max(wait_s, 0.0), _LONGEST_WAIT_S)
+    return min(max(wait_s, 0.0), _MAX_WAIT_S)
 
 
-def _undelivered(error: Exception, timeout_s: float) -> DeliveryError:
+def _delivery_error(error: Exception, timeout_s: float) -> DeliveryError:
     reason = getattr(error, "reason", error)
-    if isinstance(reason, _UnwantedError):
-        return DeliveryError("it is no longer wanted", may_retry=True)
+    if isinstance(reason, DeliveryError):
+        return DeliveryError(str(reason), may_retry=reason.may_retry, wait_s=reason.wait_s)  # without its traceback
     if isinstance(reason, TimeoutError):
         return DeliveryError(f"no answer within {timeout_s:g} s", may_retry=True)
     if isinstance(reason, ssl.SSLCertVerificationError):
-        return DeliveryError(f"its certificate is not trusted: {reason.verify_message}")
+        return DeliveryError(f"the receiver's certificate is not trusted: {reason.verify_message}")
     if isinstance(reason, http.client.InvalidURL) or not isinstance(reason, (OSError, http.client.HTTPException)):
         return DeliveryError(f"it cannot be sent: {type(reason).__name__}")
-    # Their own texts may quote the address; the system's words for an error number do not.
-    words = reason.strerror if isinstance(reason, OSError) and isinstance(reason.strerror, str) else ""
-    return DeliveryError(f"it cannot be reached: {words or type(reason).__name__}", may_retry=True)
+    # The text of such an error may quote the address; the system's text for an error number does not.
+    text = reason.strerror if isinstance(reason, OSError) and isinstance(reason.strerror, str) else ""
+    return DeliveryError(f"it cannot be reached: {text or type(reason).__name__}", may_retry=True)

@@ -12,132 +12,136 @@ from tachograph.cli._format import json_text, safe
 from tachograph.cli._options import json_option
 from tachograph.exceptions import did_you_mean
 from tachograph.usage import Decision, JsonLines
-from tachograph.usage._inspection import AppState, all_apps, choose, decided_for, one_app, preview, purge
-from tachograph.usage._sender import MOST_PER_BATCH
+from tachograph.usage._inspection import AppState, apply_choice, decision_for, find_app, list_apps, preview, purge
+from tachograph.usage._sender import MAX_BATCH_EVENTS
 
 __all__ = ["usage"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _STATES = ("sent", "refused", "waiting", "local")
-_NONE = """No app with usage telemetry has run here, and Tachograph itself reports nothing to anyone.
+_NO_APPS = """No app with usage telemetry has run on this machine. Tachograph itself reports nothing to anyone.
 
-`tacho usage off` says no for every app that you will ever use; DO_NOT_TRACK=1 does so for one shell."""
+Run `tacho usage off` to opt out of every app, now and in the future. Set DO_NOT_TRACK=1 to opt out in one shell."""
 
 
 def app_argument(command: Command) -> Command:
-    """Add the app, which may be left out."""
+    """Add the optional name of an app."""
     return click.argument("app", required=False)(command)
 
 
 @click.group()
 def usage() -> None:
-    """See and decide what frameworks report of how they are used."""
+    """Show and decide what frameworks report about their use."""
 
 
 @usage.command("status")
 @app_argument
 @json_option
 def status(app: str | None, as_json: bool) -> None:
-    """Say what is decided for each app, and why; what it kept here; where it would send it."""
-    states = [state for state in all_apps() if app in {None, state.app}]
-    decision = decided_for(app)
+    """Show for each app whether it records and sends, why, where it sends, and how much it recorded."""
+    states = [state for state in list_apps() if app in {None, state.app}]
+    decision = decision_for(app)
     if as_json:
         summaries = [_summary(state) for state in states]
         if not states and app is not None and decision is not None:
-            summaries.append({"app": app, **_decided(decision)})
+            summaries.append({"app": app, **_decision_values(decision)})
         click.echo(json_text(summaries))
         return
     if states:
-        click.echo("\n\n".join(map(_told, states)))
+        click.echo("\n\n".join(map(_status_text, states)))
     elif decision is not None:
-        click.echo(f"{app or 'every app'}: {decision.mode}, for {decision.reason}. It has not run here yet.")
+        subject = "No app has" if app is None else "It has not"
+        click.echo(f"{app or 'every app'}: {decision.mode} ({decision.reason}). {subject} run on this machine yet.")
     else:
-        click.echo(_NONE if app is None else f"{app} has not run here yet, and nothing is chosen for it.")
+        unknown = f"{app} has not run on this machine yet, and no choice is stored for it."
+        click.echo(_NO_APPS if app is None else unknown)
 
 
 @usage.command("on")
 @click.argument("app")
 def on(app: str) -> None:
-    """Agree that an app sends its reports. It is agreed for each app by its name."""
-    choose("on", app)
-    click.echo(_now("on", app))
+    """Agree that an app sends its reports. Consent is given for each app by name."""
+    apply_choice("on", app)
+    click.echo(_choice_text("on", app))
 
 
 @usage.command("off")
 @app_argument
 def off(app: str | None) -> None:
-    """Record nothing and send nothing, for an app or for every app there is and will be."""
+    """Record and send nothing, for one app or for every app, now and in the future."""
     _withdraw("off", app)
 
 
 @usage.command("local")
 @app_argument
 def local(app: str | None) -> None:
-    """Record on this machine and send nothing, for an app or for every app there is and will be."""
+    """Record on this machine and send nothing, for one app or for every app, now and in the future."""
     _withdraw("local", app)
 
 
 @usage.command("preview")
 @app_argument
-@click.option("--fields", is_flag=True, help="List instead every event there is, with every field it may have.")
+@click.option("--fields", is_flag=True, help="List all events with all their possible fields instead.")
 def show_preview(app: str | None, fields: bool) -> None:
-    """Show the very request that would be sent now: what waits, and what this machine is like. Nothing is sent."""
-    state = one_app(app)
+    """Show the exact request that would be sent now: pending events and the type of machine. Sends nothing."""
+    state = find_app(app)
     if fields:
-        for event, about in state.fields.items():
-            click.echo(f"{safe(event, 60)}: {safe(about['doc'], 400)}")
-            for name, field in about["fields"].items():
+        for event, info in state.fields.items():
+            click.echo(f"{safe(event, 60)}: {safe(info['doc'], 400)}")
+            for name, field in info["fields"].items():
                 click.echo(f"    {safe(name, 60)}: {safe(field['doc'], 400)} [{safe(field['kind'], 400)}]")
         return
-    receiver, events = state.config.receiver, preview(state)
+    endpoint, events = state.config.receiver, preview(state)
     if state.decision.mode != "on":
-        click.echo(f"A run that nobody told otherwise sends nothing of this: {state.decision.reason}.", err=True)
-    if receiver is None:
-        click.echo(f"{state.app} has nowhere to send it. As it would be kept here:", err=True)
+        click.echo(f"By default a run sends none of this: {state.decision.reason}.", err=True)
+    if endpoint is None:
+        click.echo(f"{state.app} has no endpoint. These events would be recorded locally:", err=True)
         click.echo("\n".join(json.dumps(event, indent=2) for event in events))
         return
-    click.echo(f"{'Lines of' if isinstance(receiver, JsonLines) else 'POST'} {receiver.name}", err=True)
-    for begin in range(0, len(events), MOST_PER_BATCH):
-        body = receiver.body(events[begin : begin + MOST_PER_BATCH])
+    click.echo(f"{'Lines of' if isinstance(endpoint, JsonLines) else 'POST'} {endpoint.name}", err=True)
+    for begin in range(0, len(events), MAX_BATCH_EVENTS):
+        body = endpoint.body(events[begin : begin + MAX_BATCH_EVENTS])
         click.echo("\n".join(json.dumps(json.loads(line), indent=2) for line in body.splitlines()))
 
 
 @usage.command("log")
 @app_argument
-@click.option("-n", "--lines", type=click.IntRange(min=1), default=20, show_default=True, help="How many, the newest.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(min=1), default=20, show_default=True, help="Number of newest events."
+)
 @json_option
 def log(app: str | None, lines: int, as_json: bool) -> None:
-    """List the events that an app recorded here, and whether each was sent, waits, or stays here."""
-    state = one_app(app)
-    kept = state.events[-lines:]
+    """List the recorded events of an app, and whether each was sent, was refused, is waiting or stays local."""
+    state = find_app(app)
+    events = state.events[-lines:]
     if as_json:
-        for item in kept:
-            refusal = {"refusal": item.refusal} if item.refusal else {}
-            click.echo(json.dumps({"state": item.state, **refusal, **item.event}))
+        for stored in events:
+            refusal = {"refusal": stored.refusal} if stored.refusal else {}
+            click.echo(json.dumps({"state": stored.state, **refusal, **stored.event}))
         return
-    for item in kept:
-        properties = safe(json.dumps(item.event["properties"]), 2_000)
+    for stored in events:
+        properties = safe(json.dumps(stored.event["properties"]), 2_000)
         click.echo(
-            f"{safe(item.event['timestamp'], 40)}  {item.state:7}  {safe(item.event['event'], 60)}  {properties}"
-            + (f"  [{safe(item.refusal, 200)}]" if item.refusal else "")
+            f"{safe(stored.event['timestamp'], 40)}  {stored.state:7}  {safe(stored.event['event'], 60)}  {properties}"
+            + (f"  [{safe(stored.refusal, 200)}]" if stored.refusal else "")
         )
-    if not kept:
-        click.echo(f"{state.app} has recorded nothing here.")
+    if not events:
+        click.echo(f"{state.app} has recorded nothing on this machine.")
 
 
 @usage.command("purge")
 @app_argument
 def delete(app: str | None) -> None:
-    """Delete what an app recorded here, or what all did. What you chose stays."""
+    """Delete the recorded events of one app or of all apps. Stored choices are kept."""
     states = purge(app)
     for state in states:
-        gone = [kept for kept in state.events if kept.state in {"sent", "refused"}]
-        click.echo(f"{state.app}: deleted {_events(len(state.events))}")
-        if gone:
-            run_ids = sorted({kept.event["run_id"] for kept in gone})
+        received = [stored for stored in state.events if stored.state in {"sent", "refused"}]
+        click.echo(f"{state.app}: deleted {_num_events(len(state.events))}")
+        if received:
+            run_ids = sorted({stored.event["run_id"] for stored in received})
             click.echo(
-                f"  {len(gone)} of them had reached the receiver, under these ids, by which it can find them:\n    "
+                f"  {len(received)} of them had reached the receiver. Ask for their deletion with these run ids:\n    "
                 + "\n    ".join(safe(run_id, 40) for run_id in run_ids)
             )
     if not states:
@@ -145,39 +149,44 @@ def delete(app: str | None) -> None:
 
 
 def _withdraw(mode: str, app: str | None) -> None:
-    num_waiting = choose(mode, app)
-    click.echo(_now(mode, app))
-    if num_waiting:
-        click.echo(f"{_events(num_waiting)} that waited will not be sent; `tacho usage purge` deletes what is kept.")
+    num_held_back = apply_choice(mode, app)
+    click.echo(_choice_text(mode, app))
+    if num_held_back:
+        click.echo(
+            f"{_num_events(num_held_back)} waiting to be sent will stay on this machine. "
+            "Run `tacho usage purge` to delete recorded events."
+        )
 
 
-def _now(mode: str, app: str | None) -> str:
-    """Return what holds after a choice, which something stronger may overrule."""
-    states = all_apps()
+def _choice_text(mode: str, app: str | None) -> str:
+    """Return a confirmation of a choice, with the apps for which something else takes precedence."""
+    states = list_apps()
     lines = [f"Stored: {mode} for {app or 'every app'}."]
     if app is not None and app not in {state.app for state in states}:
-        lines.append(f"{app} has not run here yet{did_you_mean(app, [state.app for state in states]) or '.'}")
+        lines.append(
+            f"{app} has not run on this machine yet{did_you_mean(app, [state.app for state in states]) or '.'}"
+        )
     for state in states:
         if app in {None, state.app} and state.decision.mode != mode:
-            lines.append(f"{state.app} is {state.decision.mode} all the same: {state.decision.reason}.")
+            lines.append(f"{state.app} is still {state.decision.mode}: {state.decision.reason}.")
     return "\n".join(lines)
 
 
-def _told(state: AppState) -> str:
-    where = state.config.receiver.name if state.config.receiver is not None else "nowhere"
-    sends = "goes to" if state.decision.mode == "on" else "would go to"
+def _status_text(state: AppState) -> str:
+    endpoint = state.config.receiver.name if state.config.receiver is not None else "nowhere"
+    label = "sends to" if state.decision.mode == "on" else "would send to"
     counts = ", ".join(f"{state.count(name)} {name}" for name in _STATES if state.count(name))
-    refusals = [kept.refusal for kept in state.events if kept.refusal]
+    refusals = [stored.refusal for stored in state.events if stored.refusal]
     prefix = state.config.env_prefix
     return "\n".join(
         [
             f"{state.app}: {state.decision.mode}",
-            f"  why          {state.decision.reason}",
-            f"  {sends:12} {safe(where, 200)}",
-            f"  kept here    {_events(len(state.events))}{f' ({counts})' if counts else ''} in {state.folder}",
-            *([f"  refused      {safe(refusals[-1], 200)}"] if refusals else []),
-            f"  see it       tacho usage preview {state.app}, tacho usage log {state.app}",
-            f"  change it    tacho usage on|local|off {state.app}, or {prefix}_DO_NOT_TRACK=1",
+            f"  reason         {state.decision.reason}",
+            f"  {label:14} {safe(endpoint, 200)}",
+            f"  recorded       {_num_events(len(state.events))}{f' ({counts})' if counts else ''} in {state.folder}",
+            *([f"  last refusal   {safe(refusals[-1], 200)}"] if refusals else []),
+            f"  inspect        tacho usage preview {state.app}, tacho usage log {state.app}",
+            f"  change         tacho usage on|local|off {state.app}, or {prefix}_DO_NOT_TRACK=1",
         ]
     )
 
@@ -185,7 +194,7 @@ def _told(state: AppState) -> str:
 def _summary(state: AppState) -> dict[str, Any]:
     return {
         "app": state.app,
-        **_decided(state.decision),
+        **_decision_values(state.decision),
         "policy": state.config.consent,
         "endpoint": state.config.receiver.name if state.config.receiver is not None else None,
         "folder": str(state.folder),
@@ -193,9 +202,9 @@ def _summary(state: AppState) -> dict[str, Any]:
     }
 
 
-def _decided(decision: Decision) -> dict[str, Any]:
+def _decision_values(decision: Decision) -> dict[str, Any]:
     return {"mode": decision.mode, "reason": decision.reason, "is_explicit": decision.is_explicit}
 
 
-def _events(count: int) -> str:
+def _num_events(count: int) -> str:
     return f"{count} event{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Anonymous usage telemetry that a framework embeds, private by construction.
+"""Anonymous usage telemetry for frameworks. Disabled or local unless the user agrees; private by construction.
 
 Example:
     >>> from tachograph.usage import TelemetryManager, UsageConfig, send_errors
@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tachograph.usage._config import UsageConfig
-from tachograph.usage._errors import send_errors
 from tachograph.usage._manager import TelemetryManager
+from tachograph.usage._send_errors import send_errors
 
 if TYPE_CHECKING:
     from tachograph.usage._consent import Decision, decide
@@ -67,23 +67,23 @@ __all__ = [
     "set_choice",
 ]
 
-_HOMES = {
+_MODULES = {
     **dict.fromkeys(("Decision", "decide"), "_consent"),
     **dict.fromkeys(("JsonLines", "OtlpLogs", "PostHog"), "_endpoint"),
     **dict.fromkeys(("RuntimeMetrics", "RuntimeMetricsTracker"), "_metrics"),
     "Schema": "_schemas",
-    "TelemetryCallback": "callback",  # not in the list above: whoever imports all of it may not have transformers
+    "TelemetryCallback": "callback",  # not in `__all__`: it needs transformers
     "describe": "_describe",
     "set_choice": "_folder",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__ and name not in _HOMES:
+    if name not in __all__ and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, '_fields')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, '_fields')}"), name)
 
 
 def __dir__() -> list[str]:

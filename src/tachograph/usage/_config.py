@@ -1,4 +1,4 @@
-"""What a framework says once: who it is, where reports go, and what may be in them."""
+"""The configuration of an app: its name, where events are sent, and what they may contain."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from tachograph.exceptions import ConfigError, did_you_mean
-from tachograph.usage._consent import Choices, Decision, Policy, as_policy, decide
-from tachograph.usage._endpoint import Endpoint, as_endpoint
-from tachograph.usage._fields import FIELD_TYPES, Choice, Field, Group, ListOf, Version, described
+from tachograph.usage._consent import ChoiceLike, Decision, Policy, check_policy, decide
+from tachograph.usage._endpoint import Endpoint, parse_endpoint
+from tachograph.usage._fields import FIELD_TYPES, Choice, Group, ListOf, SchemaField, Version, describe_fields
 from tachograph.usage._folder import check_app
 from tachograph.usage._schemas import CONFIG_EVENTS, PACKAGES, SCHEMAS, Schema
 
@@ -26,30 +26,31 @@ _PACKAGE = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 _ORGANIZATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
 KNOWN_PACKAGES = tuple(name.replace("-", "_") for name in PACKAGES)
-"""Packages whose code an error may name, beside those of the app, where they are installed."""
+"""Packages besides the app's own whose code an error may name, if they are installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UsageConfig:
-    """What a framework that embeds usage telemetry says of itself. A mistake in it is an error at once.
+    """Configuration of a framework that embeds usage telemetry. It is validated at once.
 
     Attributes:
         app: name of the framework, in lower case.
-        env_prefix: what its environment variables begin with: ``AXOLOTL`` for ``AXOLOTL_DO_NOT_TRACK``; the name in
-            upper case if not given.
-        endpoint: where reports go: the address of a PostHog instance, or a `PostHog`, `OtlpLogs` or `JsonLines`.
-            Nothing is ever sent without one.
-        api_key: the public key of the project, for an address; PostHog itself needs one.
-        organizations: owners of models and datasets whose ids may be told.
-        consent: what happens if the user says nothing: ``opt-in`` (nothing), ``local`` (recorded, not sent) or
-            ``opt-out`` (sent, after a notice and a pause).
-        version: version of the framework; that of the installed distribution of its name if not given. What is no
-            version, such as ``unknown``, is left out.
-        packages: packages of the framework, of which an error may name code; the one of its name if not given.
-        config_map: for fields of the config events, where to find them in a config: a dotted path or a function of it.
-        events: more events, and more fields for those there are: ``{"name": {"field": Count("What it says.")}}``, or
+        env_prefix: prefix of its environment variables, as in ``AXOLOTL`` for ``AXOLOTL_DO_NOT_TRACK``. Defaults to the
+            name in upper case.
+        endpoint: where events are sent: the URL of a PostHog instance, or a `PostHog`, `OtlpLogs` or `JsonLines`.
+            Without one, nothing is ever sent.
+        api_key: the project's public key, if the endpoint is a URL. PostHog Cloud needs one.
+        organizations: owners on the Hub whose models and datasets may be named.
+        consent: the policy if the user made no choice: ``opt-in`` (record nothing), ``local`` (record, do not send) or
+            ``opt-out`` (send, after a notice and a pause).
+        version: version of the framework; defaults to that of the installed distribution of its name. An invalid one,
+            such as ``unknown``, is not sent.
+        packages: packages of the framework, whose code an error may name. Defaults to the one with its name.
+        config_map: where to find the fields of the config events in a config: a dotted path, or a function of the
+            config.
+        events: additional events, and additional fields of built-in ones: ``{"name": {"field": Count("Meaning.")}}`` or
             ``{"name": Schema("When it is recorded.", {"field": …})}``.
-        docs_url: a page that says more, for the notice.
+        docs_url: a page with more information, for the notice.
     """
 
     app: str
@@ -61,20 +62,21 @@ class UsageConfig:
     version: str = ""
     packages: Sequence[str] = ()
     config_map: Mapping[str, str | Callable[[Any], Any]] = field(default_factory=dict)
-    events: Mapping[str, Mapping[str, Field] | Schema] = field(default_factory=dict)
+    events: Mapping[str, Mapping[str, SchemaField] | Schema] = field(default_factory=dict)
     docs_url: str = ""
 
     def __post_init__(self) -> None:
         check_app(self.app)
         prefix = self.env_prefix or re.sub(r"[^A-Z0-9]", "_", self.app.upper())
         _check("env_prefix", prefix, _PREFIX, "upper case, such as 'AXOLOTL'")
-        packages = _names("packages", self.packages or (self.app.replace("-", "_"),), _PACKAGE)
-        organizations = _names("organizations", self.organizations, _ORGANIZATION)
+        packages = _check_names("packages", self.packages or (self.app.replace("-", "_"),), _PACKAGE)
+        organizations = _check_names("organizations", self.organizations, _ORGANIZATION)
         receiver = self.receiver
-        if as_policy(self.consent) == "opt-out" and receiver is None:
+        if check_policy(self.consent) == "opt-out" and receiver is None:
             raise ConfigError("consent='opt-out' needs an endpoint; without one use consent='local'")
         if self.docs_url and not (isinstance(self.docs_url, str) and self.docs_url.startswith("https://")):
-            raise ConfigError(f"docs_url={self.docs_url!r}: expected an address that begins with https://")
+            raise ConfigError(f"docs_url={self.docs_url!r}: expected a URL that begins with https://")
+        # Normalized values; the dataclass is frozen.
         for name, value in {
             "env_prefix": prefix,
             "version": clean_version(self.version),
@@ -84,7 +86,7 @@ class UsageConfig:
             object.__setattr__(self, name, value)
         known = self.schemas[CONFIG_EVENTS[0]].fields
         if not isinstance(self.config_map, Mapping):
-            raise ConfigError(f"config_map={self.config_map!r}: expected a mapping from fields to places in a config")
+            raise ConfigError(f"config_map={self.config_map!r}: expected a mapping from fields to paths in a config")
         for name, place in self.config_map.items():
             is_path = isinstance(place, str) and re.fullmatch(_PATH, place) is not None
             if not is_path and not callable(place):
@@ -93,29 +95,29 @@ class UsageConfig:
                 )
             if name not in known:
                 raise ConfigError(
-                    f"config_map: there is no field {name!r} in {CONFIG_EVENTS[0]}{did_you_mean(str(name), known)}; "
+                    f"config_map: no field {name!r} in {CONFIG_EVENTS[0]}{did_you_mean(str(name), known)}; "
                     f"declare it with events={{{CONFIG_EVENTS[0]!r}: {{{name!r}: …}}}}"
                 )
 
     @property
     def receiver(self) -> Endpoint | None:
-        """Where reports go."""
-        return as_endpoint(self.endpoint, self.api_key)
+        """The endpoint that `endpoint` and `api_key` describe."""
+        return parse_endpoint(self.endpoint, self.api_key)
 
     @cached_property
     def schemas(self) -> dict[str, Schema]:
-        """Every event of this app, by name."""
-        return _merged(self.events)
+        """All events of this app by name."""
+        return _merge_schemas(self.events)
 
-    def decide(self, choice: Choices = None) -> Decision:
-        """Return what is decided now for this app, which without a receiver can only be to record here."""
+    def decide(self, choice: ChoiceLike = None) -> Decision:
+        """Decide what this app may do. Without an endpoint it can only record locally."""
         decision = decide(self.app, self.env_prefix, self.consent, choice=choice)
         if decision.mode == "on" and self.receiver is None:
-            return decision._replace(mode="local", reason=f"{decision.reason}; {self.app} has nowhere to send it")
+            return decision._replace(mode="local", reason=f"{decision.reason}; {self.app} has no endpoint")
         return decision
 
     def facts(self) -> dict[str, Any]:
-        """Return all of it as plain values, for `tacho usage` and to tell whether two are the same."""
+        """Return everything as plain values, for `tacho usage` and to compare two configurations."""
         receiver = self.receiver
         return {
             "app": self.app,
@@ -131,26 +133,27 @@ class UsageConfig:
             },
             "docs_url": self.docs_url,
             "events": {
-                name: {"doc": schema.doc, "fields": described(schema.fields)} for name, schema in self.schemas.items()
+                name: {"doc": schema.doc, "fields": describe_fields(schema.fields)}
+                for name, schema in self.schemas.items()
             },
         }
 
 
 def clean_version(version: Any) -> str:
-    """Return the public part of a version, nothing if it has none."""
+    """Return the public part of a version; empty if it is invalid."""
     cleaned = Version("").clean(version, ())
     return cleaned if isinstance(cleaned, str) else ""
 
 
-def _merged(events: Mapping[str, Mapping[str, Field] | Schema]) -> dict[str, Schema]:
-    """Return the built-in events with those of an app. What is said of one config event is said of both."""
+def _merge_schemas(events: Mapping[str, Mapping[str, SchemaField] | Schema]) -> dict[str, Schema]:
+    """Return the built-in events with those of an app. A field of one config event is added to both."""
     schemas = dict(SCHEMAS)
     if not isinstance(events, Mapping):
         raise ConfigError(f"events={events!r}: expected a mapping from names of events to their fields")
-    for event, given in events.items():
-        doc, fields = given if isinstance(given, Schema) else ("", given)
+    for event, schema in events.items():
+        doc, fields = schema if isinstance(schema, Schema) else ("", schema)
         if event == "error":
-            raise ConfigError("events: 'error' is made from an exception and has no fields but its own")
+            raise ConfigError("events: 'error' is built from an exception and cannot have additional fields")
         _check("events", event, _EVENT, "a name such as 'dataset-packed'")
         if not isinstance(fields, Mapping) or not isinstance(doc, str):
             raise ConfigError(f"events[{event!r}]: expected a mapping from names to fields such as Count('…')")
@@ -159,14 +162,14 @@ def _merged(events: Mapping[str, Mapping[str, Field] | Schema]) -> dict[str, Sch
             _check_field(f"events[{event!r}][{name!r}]", item)
             if not isinstance(item.doc, str) or not item.doc.strip():
                 raise ConfigError(
-                    f"events[{event!r}][{name!r}]: say what it tells, for your users: Count('Packs made.')"
+                    f"events[{event!r}][{name!r}]: describe the field for your users, as in Count('Number of packs.')"
                 )
             if name in _RESERVED:
-                raise ConfigError(f"events[{event!r}]: {name!r} goes with every event already; use another name")
+                raise ConfigError(f"events[{event!r}]: {name!r} is part of every event; use another name")
             if event in SCHEMAS and name in SCHEMAS[event].fields:
-                raise ConfigError(f"events[{event!r}]: there is a field {name!r} already; use another name")
+                raise ConfigError(f"events[{event!r}]: the field {name!r} exists already; use another name")
         for each in CONFIG_EVENTS if event in CONFIG_EVENTS else (event,):
-            old = schemas.get(each, Schema(doc or "An event of the app's own.", {}))
+            old = schemas.get(each, Schema(doc or "A custom event of the app.", {}))
             schemas[each] = Schema(old.doc, {**old.fields, **fields})
     return schemas
 
@@ -182,25 +185,25 @@ def _check_field(where: str, item: Any) -> None:
     if isinstance(item, ListOf):
         _check_field(where, item.field)
         if not isinstance(item.most, int) or item.most < 1:
-            raise ConfigError(f"{where}: most={item.most!r}: expected a whole number of at least 1")
+            raise ConfigError(f"{where}: most={item.most!r}: expected an integer of at least 1")
     if isinstance(item, Choice):
-        from tachograph.usage._net import is_suspicious
+        from tachograph.usage._redact import is_private
 
         if not item.words or not all(isinstance(word, str) for word in item.words.values()):
             raise ConfigError(
-                f"{where}: expected words to choose from, as in Choice('How it is packed.', 'full', 'none')"
+                f"{where}: expected words to choose from, as in Choice('Packing method.', 'full', 'none')"
             )
         for word in item.words.values():
-            if is_suspicious(word):
-                raise ConfigError(f"{where}: {word!r} looks like something private; choices are short, plain words")
+            if is_private(word):
+                raise ConfigError(f"{where}: {word!r} looks private and would be redacted; use short, plain words")
 
 
-def _check(name: str, value: Any, pattern: str, wanted: str) -> None:
+def _check(name: str, value: Any, pattern: str, expected: str) -> None:
     if not isinstance(value, str) or not re.fullmatch(pattern, value):
-        raise ConfigError(f"{name}={value!r}: expected {wanted}")
+        raise ConfigError(f"{name}={value!r}: expected {expected}")
 
 
-def _names(name: str, values: Any, pattern: str) -> tuple[str, ...]:
+def _check_names(name: str, values: Any, pattern: str) -> tuple[str, ...]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ConfigError(f"{name}={values!r}: expected a list of names")
     for value in values:

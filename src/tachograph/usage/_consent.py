@@ -1,53 +1,68 @@
-"""Whether anything is recorded or sent, and why: one resolver for programs and for `tacho usage status`.
+"""Consent: whether an app may record and send, and why.
 
-The first of these that says anything decides: what the program was told; `DO_NOT_TRACK` and the app's own variable; the
-choice that `tacho usage` stored; CI or an offline machine; the app's policy. In doubt it is off. A no that the program
-was told which started this one counts beside all but the first, and the least of the two holds.
+`decide` resolves it once, when an app is configured, and for `tacho usage status`. The first source that has an opinion
+decides:
+
+1. the ``choice`` that the program passes, for example from a flag on its command line;
+2. ``DO_NOT_TRACK`` and the app's own ``<PREFIX>_DO_NOT_TRACK``; if either opts out, it is off, and so is every value
+   that is not clearly a yes or no;
+3. the choice stored by `tacho usage on|local|off`; unreadable counts as off;
+4. CI and machines that are configured to stay offline: off;
+5. the app's policy.
+
+An opt-out inherited from the parent process also applies to 2-5; the stricter one wins.
+
+`ConsentGate` answers while the program runs. From the decision on, consent can only shrink: the user may run
+`tacho usage off` in another terminal, or delete the recorded events.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from tachograph.exceptions import ConfigError, did_you_mean
-from tachograph.usage._folder import Mode, as_mode, stored_choice
+from tachograph.usage._folder import Mode, parse_mode, stored_choice
+
+if TYPE_CHECKING:
+    from tachograph.usage._spool import Spool
 
 __all__ = [
-    "Choices",
+    "ChoiceLike",
+    "ConsentGate",
     "Decision",
     "Policy",
-    "as_policy",
+    "check_policy",
     "decide",
-    "inherited_choice",
-    "is_set",
-    "less",
-    "named_policy",
+    "inherited_choice_variable",
+    "is_switch_on",
+    "parse_policy",
     "policy_text",
+    "stricter",
 ]
 
 Policy = Literal["opt-in", "local", "opt-out"]
-Choices = Mode | bool | None
+ChoiceLike = Mode | bool | None
 
 _POLICIES: dict[Policy, tuple[Mode, str]] = {
-    "opt-in": ("off", "to record nothing until you turn it on"),
-    "local": ("local", "to record on this machine and to send nothing"),
-    "opt-out": ("on", "to send until you turn it off"),
+    "opt-in": ("off", "to record nothing until you opt in"),
+    "local": ("local", "to record on this machine and send nothing"),
+    "opt-out": ("on", "to send until you opt out"),
 }
 _YES = {"1", "true", "yes", "on"}
 _NO = {"0", "false"}
 _UNSET = {"", "0", "false", "no", "off"}
 
-_AUTOMATIC = (
+_CI_VARIABLES = (
     "CI", "CONTINUOUS_INTEGRATION", "GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "CIRCLECI", "TRAVIS", "TF_BUILD",
     "JENKINS_URL", "TEAMCITY_VERSION", "CODEBUILD_BUILD_ID", "DRONE", "APPVEYOR",
 )  # fmt: skip
-_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY")
+_OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY")
 
 
 class Decision(NamedTuple):
-    """What is decided, and why."""
+    """What an app may do, and why."""
 
     mode: Mode
     reason: str
@@ -55,92 +70,126 @@ class Decision(NamedTuple):
 
     @property
     def is_explicit(self) -> bool:
-        """Whether the user decided it, not a policy or a circumstance."""
+        """Whether the user decided, and not a policy or a circumstance."""
         return self.source in {"choice", "environment", "stored"}
 
 
-def decide(
-    app: str, env_prefix: str, policy: Policy, *, choice: Choices = None, environ: Mapping[str, str] | None = None
-) -> Decision:
-    """Decide for an app.
+class ConsentGate:
+    """The consent for one app at this moment. The sender asks it before every write and every send.
 
     Args:
-        app: its name.
-        env_prefix: what its own variable begins with.
-        policy: what it does if nobody says anything.
-        choice: what the program was told, say by a flag on its command line.
-        environ: the environment; that of this process if not given.
+        app: name of the app.
+        decision: what was decided when the app was configured.
+    """
+
+    def __init__(self, app: str, decision: Decision) -> None:
+        self._app = app
+        self._decision = decision
+        self._is_withdrawn = False
+
+    def mode(self) -> Mode:
+        """Return the current mode: the decision, or a stored choice that is stricter by now."""
+        mode = self._decision.mode
+        # A flag and the environment hold for this program, whatever is stored.
+        if self._decision.source not in {"choice", "environment"}:
+            stored = stored_choice(self._app)
+            mode = mode if stored is None else stricter(mode, stored.mode)
+        return stricter(mode, "local") if self._is_withdrawn else mode
+
+    def allows(self, spool: Spool) -> bool:
+        """Return whether the events of a file may leave the machine now."""
+        return spool.is_sendable and self.mode() == "on"
+
+    def withdraw(self) -> None:
+        """Send nothing from now on: the user held back or deleted events of this process."""
+        self._is_withdrawn = True
+
+
+def decide(
+    app: str, env_prefix: str, policy: Policy, *, choice: ChoiceLike = None, environ: Mapping[str, str] | None = None
+) -> Decision:
+    """Decide what an app may do. The module's docstring lists the order.
+
+    Args:
+        app: name of the app.
+        env_prefix: prefix of its own environment variable.
+        policy: what it does if the user made no choice.
+        choice: the choice that the program passes, for example from a flag on its command line.
+        environ: the environment; that of this process by default.
 
     Raises:
-        ConfigError: if the choice is none.
+        ConfigError: if the choice is invalid.
     """
     environ = os.environ if environ is None else environ
     if choice is not None:
-        return Decision(as_mode(choice), "the program was told so", "choice")
+        return Decision(parse_mode(choice), "set by the program", "choice")
     decision = _decide(app, env_prefix, policy, environ)
-    inherited = environ.get(inherited_choice(app))
+    inherited = environ.get(inherited_choice_variable(app))
     if inherited is not None:
-        mode = less(decision.mode, "local" if inherited == "local" else "off")
+        mode = stricter(decision.mode, "local" if inherited == "local" else "off")
         if mode != decision.mode:
-            return Decision(mode, "the program that started this one was told so", "choice")
+            return Decision(mode, "inherited from the program that started this one", "choice")
     return decision
 
 
 def _decide(app: str, env_prefix: str, policy: Policy, environ: Mapping[str, str]) -> Decision:
-    said = {name: environ[name] for name in (f"{env_prefix}_DO_NOT_TRACK", "DO_NOT_TRACK") if name in environ}
-    for name, value in said.items():
+    variables = {name: environ[name] for name in (f"{env_prefix}_DO_NOT_TRACK", "DO_NOT_TRACK") if name in environ}
+    for name, value in variables.items():
         text = value.strip().lower()
         if text in _YES:
             return Decision("off", f"{name} is set to {text}", "environment")
         if text not in _NO:
-            reason = f"{name} is set, and not to 0 or false: whatever else it says counts as 1"
+            reason = f"{name} is set to an unknown value, which counts as 1; use 0 or false to opt in"
             return Decision("off", reason, "environment")
-    if said:
-        reason = f"{' and '.join(said)} {'say' if len(said) > 1 else 'says'} that you may be tracked"
+    if variables:
+        reason = f"{' and '.join(variables)} {'are' if len(variables) > 1 else 'is'} set to 0 or false"
         return Decision("on", reason, "environment")
     stored = stored_choice(app)
     if stored is not None:
         return Decision(stored.mode, stored.reason, "stored")
-    for names, circumstance in ((_AUTOMATIC, "this looks like CI"), (_OFFLINE, "this machine is to stay offline")):
+    for names, circumstance in (
+        (_CI_VARIABLES, "this looks like CI"),
+        (_OFFLINE_VARIABLES, "this machine is configured to stay offline"),
+    ):
         for name in names:
-            if is_set(environ, name):
+            if is_switch_on(environ, name):
                 return Decision("off", f"{circumstance}: {name} is set", "circumstance")
     return Decision(_POLICIES[policy][0], policy_text(app, policy), "policy")
 
 
 def policy_text(app: str, policy: Policy) -> str:
-    """Return in words what an app does if nobody says anything."""
+    """Return in words what an app does if the user made no choice."""
     return f"the policy of {app} is {_POLICIES[policy][1]}"
 
 
-def inherited_choice(app: str) -> str:
-    """Return the variable by which a program that was told no lets those it starts know."""
+def inherited_choice_variable(app: str) -> str:
+    """Return the environment variable by which a program passes an opt-out to its child processes."""
     return f"TACHO_USAGE_CHOICE_{app.replace('-', '_').upper()}"
 
 
-def is_set(environ: Mapping[str, str], name: str) -> bool:
-    """Tell whether a switch in the environment is on: anything but nothing, 0, false, no and off."""
+def is_switch_on(environ: Mapping[str, str], name: str) -> bool:
+    """Return whether a variable is set to anything but an empty text, 0, false, no or off."""
     return environ.get(name, "").strip().lower() not in _UNSET
 
 
-def less(one: Mode, other: Mode) -> Mode:
-    """Return the mode that tells less."""
+def stricter(one: Mode, other: Mode) -> Mode:
+    """Return the mode that reveals less."""
     return min(one, other, key=get_args(Mode).index)
 
 
-def as_policy(policy: str) -> Policy:
-    """Return a policy that is one.
+def check_policy(policy: str) -> Policy:
+    """Return a valid policy.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if there is no such policy.
     """
-    known = named_policy(policy)
+    known = parse_policy(policy)
     if known is None:
         names = get_args(Policy)
         raise ConfigError(f"consent={policy!r}: expected one of {', '.join(names)}{did_you_mean(str(policy), names)}")
     return known
 
 
-def named_policy(policy: object) -> Policy | None:
-    """Return a policy by its name, None if it is none."""
+def parse_policy(policy: object) -> Policy | None:
+    """Return the policy of this name, None if there is none."""
     return next((known for known in get_args(Policy) if known == policy), None)

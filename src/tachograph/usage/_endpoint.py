@@ -1,6 +1,6 @@
-"""Where reports go: PostHog's batch endpoint, any collector of OTLP logs, or a file.
+"""Where events are sent: PostHog's batch API, a collector of OTLP logs, or a file.
 
-An endpoint is a plain value that says what it would send. What speaks to the network is imported when it does.
+An endpoint is a plain value that builds the bytes of a request. The HTTP client is imported when something is sent.
 """
 
 from __future__ import annotations
@@ -15,49 +15,54 @@ from typing import Any, Protocol
 from tachograph._version import __version__
 from tachograph.exceptions import ConfigError
 
-__all__ = ["Endpoint", "Event", "JsonLines", "OtlpLogs", "PostHog", "as_endpoint", "endpoint_from"]
+__all__ = ["Endpoint", "Event", "JsonLines", "OtlpLogs", "PostHog", "parse_endpoint", "endpoint_from_facts"]
 
 Event = dict[str, Any]
-"""An event as it lies in the spool: uuid, event, timestamp, run_id, app, app_version, properties."""
+"""An event as stored: uuid, event, timestamp, run_id, app, app_version, properties."""
 
 _LOOPBACK = r"(?i)http://(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?(?:/.*)?"
 
 
 class Endpoint(Protocol):
-    """Takes reports."""
+    """Receives events."""
 
     @property
     def name(self) -> str:
-        """Where they go, for people."""
+        """Where events are sent, for people."""
         ...
 
     def facts(self) -> dict[str, Any]:
-        """Return it as plain values, which `endpoint_from` understands."""
+        """Return it as plain values, from which `endpoint_from_facts` can build it again."""
         ...
 
     def body(self, events: Sequence[Event]) -> bytes:
-        """Return the very bytes that some events are sent as."""
+        """Return the body of the request for some events."""
         ...
 
-    def send(self, events: Sequence[Event], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
-        """Send some events, if that is still wanted when all is ready.
+    def send(self, events: Sequence[Event], timeout_s: float, before_send: Callable[[], None]) -> None:
+        """Send some events.
+
+        Args:
+            events: those to send.
+            timeout_s: limit for the connection and for each read.
+            before_send: called when everything is ready, right before the first byte is sent.
 
         Raises:
-            DeliveryError: if they did not arrive.
+            DeliveryError: if they were not delivered, or `before_send` raised it.
         """
         ...
 
 
 @dataclass(frozen=True)
 class PostHog:
-    """PostHog, or whatever takes its batches: ``PostHog("https://eu.i.posthog.com", "phc_…")``.
+    """PostHog, or any server with its batch API: ``PostHog("https://eu.i.posthog.com", "phc_…")``.
 
-    Events are anonymous: no profile is made of a run, no place is looked up, and the instance is asked to forget the
-    address they came from.
+    Events are anonymous: they create no person profile, GeoIP lookup is disabled, and the instance is asked not to
+    store the IP address.
 
     Attributes:
-        url: the address of the instance.
-        api_key: the public key of the project, which can only write. A receiver of one's own may need none.
+        url: URL of the instance.
+        api_key: the project's public key, which can only write. A server of your own may need none.
     """
 
     url: str
@@ -66,18 +71,20 @@ class PostHog:
     def __post_init__(self) -> None:
         _check_url(self.url)
         if not isinstance(self.api_key, str):
-            raise ConfigError(f"api_key={self.api_key!r}: expected a text, the public key of the project (phc_…)")
-        if not self.api_key and _is_posthogs(self.url):
-            raise ConfigError("a PostHog endpoint needs api_key, the public key of the project (phc_…)")
+            raise ConfigError(f"api_key={self.api_key!r}: expected a text, the project's public key (phc_…)")
+        if not self.api_key and _is_posthog_cloud(self.url):
+            raise ConfigError("a PostHog endpoint needs api_key, the project's public key (phc_…)")
         if self.url.rstrip("/").endswith(("/e", "/capture")):
-            raise ConfigError(f"endpoint {self.url!r} takes single events; expected the address of the instance alone")
+            raise ConfigError(f"endpoint {self.url!r} takes single events; expected only the URL of the instance")
         if self.api_key.startswith(("phx_", "phs_")):
-            raise ConfigError("api_key: this is a private key of PostHog, which anyone could read out of your package; "
-                              "use the public key of the project (phc_…)")  # fmt: skip
+            raise ConfigError(
+                "api_key: this is a private key of PostHog, which anyone could read in your package; "
+                "use the project's public key (phc_…)"
+            )
 
     @property
     def name(self) -> str:
-        """The address."""
+        """The URL of the request."""
         return f"{_with_path(self.url, '/batch')}/"
 
     def facts(self) -> dict[str, Any]:
@@ -85,21 +92,21 @@ class PostHog:
         return {"kind": "PostHog", "url": self.url, "api_key": self.api_key}
 
     def body(self, events: Sequence[Event]) -> bytes:
-        """Return a batch."""
+        """Return a batch request."""
         return _json({"api_key": self.api_key, "batch": [_posthog_event(event) for event in events]})
 
-    def send(self, events: Sequence[Event], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
-        """Send a batch."""
-        _post(self.name, self.body(events), {}, timeout_s, is_wanted)
+    def send(self, events: Sequence[Event], timeout_s: float, before_send: Callable[[], None]) -> None:
+        """Send a batch request."""
+        _post(self.name, self.body(events), {}, timeout_s, before_send)
 
 
 @dataclass(frozen=True)
 class OtlpLogs:
-    """A collector that takes OTLP logs over HTTP as JSON: ``OtlpLogs("https://collector.example.com:4318")``.
+    """A collector that accepts OTLP logs over HTTP as JSON: ``OtlpLogs("https://collector.example.com:4318")``.
 
     Attributes:
-        url: its address, without ``/v1/logs``.
-        headers: sent along. They are in your package: no secret can be among them.
+        url: URL of the collector, without ``/v1/logs``.
+        headers: additional headers. Anyone can read them in your package, so they must not contain secrets.
     """
 
     url: str
@@ -107,15 +114,15 @@ class OtlpLogs:
 
     def __post_init__(self) -> None:
         _check_url(self.url)
-        given = self.headers
-        if not isinstance(given, Mapping) or not all(
-            isinstance(text, str) and text.isprintable() for item in given.items() for text in item
+        headers = self.headers
+        if not isinstance(headers, Mapping) or not all(
+            isinstance(text, str) and text.isprintable() for item in headers.items() for text in item
         ):
-            raise ConfigError(f"OtlpLogs headers={given!r}: expected a mapping from names to texts of one line")
+            raise ConfigError(f"OtlpLogs headers={headers!r}: expected a mapping from names to texts of one line")
 
     @property
     def name(self) -> str:
-        """The address."""
+        """The URL of the request."""
         return _with_path(self.url, "/v1/logs")
 
     def facts(self) -> dict[str, Any]:
@@ -123,20 +130,20 @@ class OtlpLogs:
         return {"kind": "OtlpLogs", "url": self.url, "headers": dict(self.headers)}
 
     def body(self, events: Sequence[Event]) -> bytes:
-        """Return a request to export logs, one resource for each app and run."""
+        """Return an export request with one resource for each app and run."""
         resources: dict[tuple[str, str, str], list[Event]] = {}
         for event in events:
             resources.setdefault((event["app"], event.get("app_version", ""), event["run_id"]), []).append(event)
         return _json({"resourceLogs": [_resource(*key, items) for key, items in resources.items()]})
 
-    def send(self, events: Sequence[Event], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
-        """Send a request."""
-        _post(self.name, self.body(events), self.headers, timeout_s, is_wanted)
+    def send(self, events: Sequence[Event], timeout_s: float, before_send: Callable[[], None]) -> None:
+        """Send an export request."""
+        _post(self.name, self.body(events), self.headers, timeout_s, before_send)
 
 
 @dataclass(frozen=True)
 class JsonLines:
-    """A file to which events are appended, one JSON object per line: for machines of one's own, and for tests.
+    """A file to which events are appended, one JSON object per line: for your own machines and for tests.
 
     Attributes:
         path: the file.
@@ -161,22 +168,23 @@ class JsonLines:
         """Return the lines."""
         return b"".join(_json(event) + b"\n" for event in events)
 
-    def send(self, events: Sequence[Event], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
-        """Append the lines, in one piece: several processes may write."""
+    def send(self, events: Sequence[Event], timeout_s: float, before_send: Callable[[], None]) -> None:
+        """Append the lines with one write: several processes may write to the file."""
         from tachograph._base.http import DeliveryError
 
+        before_send()
         try:
             with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", buffering=0) as file:
                 body = self.body(events)
                 if file.write(body) != len(body):
-                    file.write(b"\n")  # what follows begins a line of its own
+                    file.write(b"\n")  # keeps the torn line apart from the next one
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise DeliveryError(f"the file cannot be written: {error.strerror}", may_retry=True) from None
 
 
-def as_endpoint(given: Any, api_key: str) -> Endpoint | None:
-    """Return what an address or an endpoint means.
+def parse_endpoint(given: Any, api_key: str) -> Endpoint | None:
+    """Return the endpoint for a URL or an endpoint; None for none.
 
     Raises:
         ConfigError: if it is neither.
@@ -185,15 +193,15 @@ def as_endpoint(given: Any, api_key: str) -> Endpoint | None:
         return PostHog(given, api_key)
     if given is not None and not isinstance(given, (PostHog, OtlpLogs, JsonLines)):
         raise ConfigError(
-            f"endpoint={given!r}: expected the address of a PostHog instance, or a PostHog, OtlpLogs or JsonLines"
+            f"endpoint={given!r}: expected the URL of a PostHog instance, or a PostHog, OtlpLogs or JsonLines"
         )
     if api_key:
-        raise ConfigError("api_key belongs to an address: endpoint='https://…', or PostHog('https://…', api_key)")
+        raise ConfigError("api_key needs a URL: use endpoint='https://…', or endpoint=PostHog('https://…', api_key)")
     return given
 
 
-def endpoint_from(facts: Any) -> Endpoint | None:
-    """Return the endpoint that plain values speak of, None if they speak of none."""
+def endpoint_from_facts(facts: Any) -> Endpoint | None:
+    """Return the endpoint that `Endpoint.facts` described, None if the values are invalid."""
     kinds: dict[str, Any] = {"PostHog": PostHog, "OtlpLogs": OtlpLogs, "JsonLines": JsonLines}
     try:
         values = dict(facts)
@@ -207,9 +215,7 @@ def _check_url(url: Any) -> None:
     from urllib.parse import urlsplit
 
     if not isinstance(url, str) or not (url.startswith("https://") or re.fullmatch(_LOOPBACK, url)):
-        raise ConfigError(
-            f"endpoint {url!r}: expected an address that begins with https:// (http:// only to this machine)"
-        )
+        raise ConfigError(f"endpoint {url!r}: expected a URL that begins with https:// (http:// only for this machine)")
     try:
         parts = urlsplit(url)
         is_plain = bool(parts.hostname) and "@" not in parts.netloc and not parts.query and not parts.fragment
@@ -217,22 +223,22 @@ def _check_url(url: Any) -> None:
     except ValueError:
         is_plain = False
     if not is_plain or not url.isprintable() or " " in url:
-        raise ConfigError(f"endpoint {url!r}: expected a plain address, without user, password, query or spaces")
+        raise ConfigError(f"endpoint {url!r}: expected a plain URL, without user, password, query or spaces")
 
 
 def _with_path(url: str, path: str) -> str:
-    """Return an address with a path at its end, which may be there already."""
+    """Return a URL that ends with a path, which it may do already."""
     return url.rstrip("/").removesuffix(path) + path
 
 
-def _is_posthogs(url: str) -> bool:
+def _is_posthog_cloud(url: str) -> bool:
     from urllib.parse import urlsplit
 
     return (urlsplit(url).hostname or "").endswith("posthog.com")
 
 
 def _posthog_event(event: Event) -> dict[str, Any]:
-    about = {
+    envelope = {
         "app": event["app"],
         "app_version": event.get("app_version"),
         "$lib": "tachograph",
@@ -248,15 +254,15 @@ def _posthog_event(event: Event) -> dict[str, Any]:
         "timestamp": event["timestamp"],
         "properties": {
             **event["properties"],
-            **{name: value for name, value in about.items() if name[0] == "$" or value},
+            **{name: value for name, value in envelope.items() if name[0] == "$" or value},
         },
     }
 
 
 def _resource(app: str, app_version: str, run_id: str, events: Sequence[Event]) -> dict[str, Any]:
-    about = {"service.name": app, "service.version": app_version, "service.instance.id": run_id}
+    attributes = {"service.name": app, "service.version": app_version, "service.instance.id": run_id}
     return {
-        "resource": {"attributes": _attributes({name: value for name, value in about.items() if value})},
+        "resource": {"attributes": _attributes({name: value for name, value in attributes.items() if value})},
         "scopeLogs": [
             {
                 "scope": {"name": "tachograph.usage", "version": __version__},
@@ -305,8 +311,8 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _post(url: str, body: bytes, headers: Mapping[str, str], timeout_s: float, is_wanted: Callable[[], bool]) -> None:
+def _post(url: str, body: bytes, headers: Mapping[str, str], timeout_s: float, before_send: Callable[[], None]) -> None:
     from tachograph._base.http import check_response, post
 
-    answer = post(lambda: url, body, headers, timeout_s=timeout_s, is_wanted=is_wanted)
-    check_response(answer, lambda text, most: " ".join(text.split())[:most])
+    response = post(lambda: url, body, headers, timeout_s=timeout_s, before_send=before_send)
+    check_response(response, lambda text, max_chars: " ".join(text.split())[:max_chars])

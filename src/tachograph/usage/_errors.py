@@ -1,119 +1,47 @@
-"""Errors of watched functions: which types, and where in the code of known packages. Never what they say.
+"""The properties of an ``error`` event: types, and places in known packages. Never the text of an exception.
 
-`KeyboardInterrupt`, `SystemExit`, `GeneratorExit`, the end of an iterator and whatever was cancelled are decisions, not
-failures: none is reported.
+Privacy rules:
+
+* Nothing that an exception says is read: no message, notes, arguments or attributes, no locals, no source lines.
+* A type is named only if it is found under its name in Python itself or in a known package. Any other one is a
+  ``user exception``, with its nearest known base class. An exception can claim any ``__module__`` and ``__qualname__``,
+  so the module is looked up in `sys.modules` and must contain this very type.
+* A frame is named only if its code belongs to a known package. All others are ``other code``; consecutive ones are
+  merged. Code can claim any file name, so its globals must be those of the module imported from that file.
+* Known packages are those of the app, wherever they are, and well-known ones of the field, but only where the
+  distribution of their name is installed: a folder ``datasets`` in a user's project does not count.
+
+`KeyboardInterrupt`, `SystemExit`, `GeneratorExit`, the end of an iterator and cancellation are decisions, not failures,
+and are never reported.
 """
 
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import inspect
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
-from contextvars import ContextVar
 from types import ModuleType, TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any
 
 from tachograph._base.decorator import wrap_calls
-from tachograph.exceptions import ConfigError
-from tachograph.usage._manager import manager_of
-from tachograph.usage._quiet import quiet
 
-__all__ = ["error_properties", "is_failure", "send_errors"]
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+__all__ = ["error_properties", "is_failure"]
 
 _USER_EXCEPTION = "user exception"
 _OTHER_CODE = "other code"
-_MOST_CAUSES = 8
-_MOST_FRAMES = 40
-_MARK = "__tachograph_reported__"
-_GENERATORS = object()
-"""The chain of generators that nothing watched has called."""
-_INSTALLED = ("site-packages", "dist-packages")
-_OTHER_NAMES = {"triton": ("pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu")}
-"""Distributions that install a package of another name."""
+_MAX_CAUSES = 8
+_MAX_FRAMES = 40
+_INSTALL_FOLDERS = ("site-packages", "dist-packages")
+_OTHER_DISTRIBUTIONS = {"triton": ("pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu")}
+"""Distributions that install a package under another name."""
 _STANDARD_LIBRARY = os.path.dirname(os.path.realpath(os.__file__))
-
-_chain: ContextVar[object | None] = ContextVar("tachograph_usage_chain", default=None)
-"""What all watched functions that are under way, one inside the other, share."""
-
-
-@overload
-def send_errors(function: Function) -> Function: ...
-@overload
-def send_errors(*, app: str) -> Callable[[Function], Function]: ...
-def send_errors(function: Function | None = None, *, app: str | None = None) -> Any:
-    """Report what a function raises, and let it go on as if nobody had looked: ``@send_errors``.
-
-    An exception that passes several watched functions is reported by the innermost. Until an app is configured, and
-    where usage telemetry is off, the function is simply called.
-
-    Args:
-        function: any function, method, coroutine or generator.
-        app: the app that it belongs to, where a process has several and its package does not tell.
-    """
-    if function is None:
-        return lambda later: _watched(later, app)
-    return _watched(function, app)
-
-
-def _watched(function: Any, app: str | None) -> Any:
-    if isinstance(function, (classmethod, staticmethod)):
-        return type(function)(_watched(function.__func__, app))
-    if not callable(function) or isinstance(function, type):
-        raise ConfigError(f"@send_errors is for functions and methods, not for {function!r}; put it on each of its own")
-    is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-    return wrap_calls(function, lambda _arguments: _Watch(function, app, is_generator=is_generator))
-
-
-class _Watch:
-    """Around one call."""
-
-    __slots__ = ("_app", "_chain", "_function", "_is_generator")
-
-    def __init__(self, function: Callable[..., Any], app: str | None, *, is_generator: bool) -> None:
-        self._function = function
-        self._app = app
-        self._is_generator = is_generator
-        self._chain: object | None = None
-
-    def __enter__(self) -> None:
-        # A generator begins no chain: while it rests, its caller would believe to be inside of it.
-        if not self._is_generator and _chain.get() is None:
-            self._chain = object()
-            _chain.set(self._chain)
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        chain = _chain.get()
-        if self._chain is not None:
-            _chain.set(None)
-        if error is not None and is_failure(error):
-            with contextlib.suppress(RecursionError), quiet("reporting an error"):
-                self._report(error, chain or _GENERATORS)
-
-    def _report(self, error: BaseException, chain: object) -> None:
-        if isinstance(error, RecursionError) and self._chain is None and chain is not _GENERATORS:
-            return  # there is no room to tell of it here; the outermost has some
-        # A mark, and no list of them: that would keep alive all that the frames of each refer to.
-        marks = vars(error)
-        mark = marks.get(_MARK) if self._chain is None else marks.pop(_MARK, None)
-        if mark is chain:
-            return
-        manager = manager_of(self._function, self._app)
-        if manager is not None and manager.enabled:
-            if self._chain is None:
-                marks[_MARK] = chain
-            manager.send_error(error, self._function)
 
 
 def is_failure(error: BaseException) -> bool:
-    """Tell whether an exception is a failure, and not how a program, an iterator or a task is meant to end."""
+    """Return whether an exception is a failure, and not the intended end of a program, an iterator or a task."""
     cancelled = getattr(sys.modules.get("concurrent.futures"), "CancelledError", StopIteration)
     return isinstance(error, Exception) and not isinstance(error, (StopIteration, StopAsyncIteration, cancelled))
 
@@ -121,54 +49,54 @@ def is_failure(error: BaseException) -> bool:
 def error_properties(
     error: BaseException, own: Collection[str], known: Collection[str], function: Callable[..., Any] | None = None
 ) -> dict[str, Any]:
-    """Return what is told of an exception.
+    """Return the properties of the event for an exception.
 
     Args:
         error: the exception.
-        own: packages of the app, wherever they lie.
-        known: packages that are known if they were installed, and not somebody's own of that name.
-        function: the function that let it pass, if it is to be named.
+        own: packages of the app, known wherever they are.
+        known: other packages, known only where their distribution is installed.
+        function: the watched function that the exception left, if any.
     """
     roots = _roots(own, known)
-    kind, base = _type_of(error, roots)
+    kind, base = _type_names(error, roots)
     properties: dict[str, Any] = {"type": kind, "base": base, "frames": _frames(error.__traceback__, roots)}
-    properties["causes"] = [_type_of(cause, roots)[0] for cause in _causes(error)]
+    properties["causes"] = [_type_names(cause, roots)[0] for cause in _causes(error)]
     members = getattr(error, "exceptions", None) if _is_group(error) else None
-    properties["members"] = [_type_of(member, roots)[0] for member in (members or ())[:_MOST_CAUSES]]
+    properties["members"] = [_type_names(member, roots)[0] for member in (members or ())[:_MAX_CAUSES]]
     inner = inspect.unwrap(function) if function is not None else None
     code = getattr(inner, "__code__", None)
-    if code is not None and (place := _place(code.co_filename, getattr(inner, "__globals__", None), roots)):
-        properties["function"] = f"{place}.{code.co_name}"
+    if code is not None and (module := _module_of(code.co_filename, getattr(inner, "__globals__", None), roots)):
+        properties["function"] = f"{module}.{code.co_name}"
     return {name: value for name, value in properties.items() if value}
 
 
-def _type_of(error: BaseException, roots: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the name of an exception's type, and for one of the user's the nearest that is not."""
+def _type_names(error: BaseException, roots: Mapping[str, str]) -> tuple[str, str | None]:
+    """Return the name of an exception's type, and for a user exception that of its nearest known base class."""
     names = [_known_name(kind, roots) for kind in type(error).__mro__]
     known = next((name for name in names if name), None)
     return (names[0], None) if names[0] else (_USER_EXCEPTION, known)
 
 
 def _known_name(kind: type, roots: Mapping[str, str]) -> str | None:
-    """Return the name of a type that is found, under that name, in Python itself or in a known package."""
-    module, name = str(kind.__module__), str(kind.__qualname__)  # whatever a metaclass makes of them
+    """Return the name of a type if it is found under that name in Python or in a known package, else None."""
+    module, name = str(kind.__module__), str(kind.__qualname__)  # a metaclass may return anything
     found = sys.modules.get(module)
     if found is None or vars(found).get(name) is not kind:
         return None
     if module == "builtins":
         return name
-    return f"{module}.{name}" if _is_pythons(found) or _root_of(_file_of(found), roots) else None
+    return f"{module}.{name}" if _is_standard_library(found) or _root_of(_file_of(found), roots) else None
 
 
-def _is_pythons(module: ModuleType) -> bool:
-    """Tell whether a module is of the standard library, and not somebody's own of that name."""
+def _is_standard_library(module: ModuleType) -> bool:
+    """Return whether a module belongs to the standard library, and is not a user's module of the same name."""
     if module.__name__ in sys.builtin_module_names:
         return True
     file = os.path.realpath(_file_of(module))
-    is_there = file.startswith(_STANDARD_LIBRARY + os.sep) and not any(
-        f"{os.sep}{name}{os.sep}" in file for name in _INSTALLED
+    is_in_folder = file.startswith(_STANDARD_LIBRARY + os.sep) and not any(
+        f"{os.sep}{name}{os.sep}" in file for name in _INSTALL_FOLDERS
     )
-    return is_there and module.__name__.partition(".")[0] in sys.stdlib_module_names
+    return is_in_folder and module.__name__.partition(".")[0] in sys.stdlib_module_names
 
 
 def _file_of(module: ModuleType) -> str:
@@ -177,18 +105,18 @@ def _file_of(module: ModuleType) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
-    seen = {id(error)}
-    while len(found) < _MOST_CAUSES:
+    causes: list[BaseException] = []
+    seen = {id(error)}  # causes may form a cycle
+    while len(causes) < _MAX_CAUSES:
         cause = error.__cause__
         if cause is None and not error.__suppress_context__:
             cause = error.__context__
         if cause is None or id(cause) in seen:
             break
         seen.add(id(cause))
-        found.append(cause)
+        causes.append(cause)
         error = cause
-    return found
+    return causes
 
 
 def _is_group(error: BaseException) -> bool:
@@ -198,30 +126,30 @@ def _is_group(error: BaseException) -> bool:
 
 def _frames(trace: TracebackType | None, roots: Mapping[str, str]) -> list[dict[str, Any]]:
     frames: list[dict[str, Any]] = []
-    places: dict[tuple[str, int], str | None] = {}  # of a recursion there are thousands, all from one
+    modules: dict[tuple[str, int], str | None] = {}  # cached: a deep recursion has thousands of frames of one module
     while trace is not None:
         frame, line, trace = trace.tb_frame, trace.tb_lineno, trace.tb_next
         code = frame.f_code
         if code.co_filename == wrap_calls.__code__.co_filename:
-            continue  # it stands around every watched function
+            continue  # the wrapper around every watched function
         key = code.co_filename, id(frame.f_globals)
-        if key not in places:
-            places[key] = _place(code.co_filename, frame.f_globals, roots)
-        module = places[key]
+        if key not in modules:
+            modules[key] = _module_of(code.co_filename, frame.f_globals, roots)
+        module = modules[key]
         if module is not None:
             frames.append({"module": module, "function": code.co_name, "line": line})
         elif not frames or frames[-1]["module"] != _OTHER_CODE:
             frames.append({"module": _OTHER_CODE})
-    return frames[-_MOST_FRAMES:]
+    return frames[-_MAX_FRAMES:]
 
 
-def _place(filename: str, names: Mapping[str, Any] | None, roots: Mapping[str, str]) -> str | None:
-    """Return the module of some code, if it lies where a known package was imported from.
+def _module_of(filename: str, namespace: Mapping[str, Any] | None, roots: Mapping[str, str]) -> str | None:
+    """Return the module of some code if it belongs to a known package, else None.
 
     Args:
-        filename: the file that it says it is from.
-        names: the global names that it sees.
-        roots: where known packages were imported from.
+        filename: the file that the code claims to come from.
+        namespace: the globals of the code.
+        roots: folders of the known packages, with their names.
     """
     path = os.path.realpath(filename)
     root = _root_of(filename, roots)
@@ -229,16 +157,16 @@ def _place(filename: str, names: Mapping[str, Any] | None, roots: Mapping[str, s
         return None
     inner = path[len(root) : -len(".py")].replace(os.sep, ".")
     module = f"{roots[root]}{inner}".removesuffix(".__init__")
-    # Any code can claim to come from a file; what was imported from it sees its names.
+    # Any code can claim to come from a file. Only code that was imported from it has the module's globals.
     for name in (module, "__main__"):
         found = sys.modules.get(name)
-        if found is not None and vars(found) is names and os.path.realpath(_file_of(found)) == path:
+        if found is not None and vars(found) is namespace and os.path.realpath(_file_of(found)) == path:
             return module
     return None
 
 
 def _root_of(filename: str, roots: Mapping[str, str]) -> str | None:
-    """Return which of some folders a file lies in."""
+    """Return the folder among the roots that contains a file, else None."""
     if not os.path.isabs(filename):
         return None
     folder = os.path.dirname(os.path.realpath(filename))
@@ -248,7 +176,7 @@ def _root_of(filename: str, roots: Mapping[str, str]) -> str | None:
 
 
 def _roots(own: Collection[str], known: Collection[str]) -> dict[str, str]:
-    """Return the folders that packages were imported from, each with the package's name."""
+    """Return the folders of the imported packages, with their names."""
     roots = {}
     for package in (*own, *known):
         for root in getattr(sys.modules.get(package), "__path__", ()):
@@ -259,15 +187,15 @@ def _roots(own: Collection[str], known: Collection[str]) -> dict[str, str]:
 
 @functools.cache
 def _is_installed(package: str, root: str) -> bool:
-    """Tell whether a folder is what the distribution of a package's name installed, and not somebody's own."""
+    """Return whether the distribution of a package's name installed a folder, and not the user."""
     from importlib.metadata import distribution
 
-    if os.path.basename(os.path.dirname(root)) not in _INSTALLED:
+    if os.path.basename(os.path.dirname(root)) not in _INSTALL_FOLDERS:
         return False
-    for name in (package, *_OTHER_NAMES.get(package, ())):
+    for name in (package, *_OTHER_DISTRIBUTIONS.get(package, ())):
         try:
             if os.path.realpath(str(distribution(name).locate_file(package))) == root:
                 return True
-        except Exception:  # noqa: BLE001, S112 - there is none, or somebody broke its metadata
+        except Exception:  # noqa: BLE001, S112 - not installed, or with broken metadata
             continue
     return False

@@ -1,4 +1,7 @@
-"""The one way to an event: schema, then the net over what is left, then the envelope."""
+"""How an event is built: the schema cleans the properties, redaction checks the result, the envelope is added.
+
+An event passes the same steps again before it is sent, because anyone can edit a file on disk.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,20 @@ from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.usage._config import UsageConfig, clean_version
 from tachograph.usage._endpoint import Event
 from tachograph.usage._fields import clean_fields
-from tachograph.usage._net import caught
 from tachograph.usage._process import is_id, new_id
+from tachograph.usage._redact import redact
 
-__all__ = ["checked_event", "make_event"]
+__all__ = ["recheck_event", "build_event"]
 
 
-def make_event(config: UsageConfig, run_id: str, name: str, properties: dict[str, Any]) -> Event:
-    """Return an event as it is kept and sent.
+def build_event(config: UsageConfig, run_id: str, name: str, properties: dict[str, Any]) -> Event:
+    """Return an event as it is stored and sent.
+
+    Args:
+        config: of the app.
+        run_id: id of the run.
+        name: name of the event.
+        properties: raw values for its fields.
 
     Raises:
         ConfigError: if the app has no such event.
@@ -27,7 +36,7 @@ def make_event(config: UsageConfig, run_id: str, name: str, properties: dict[str
     schemas = config.schemas
     if name not in schemas:
         raise ConfigError(
-            f"there is no event {name!r}{did_you_mean(name, schemas)}; "
+            f"unknown event {name!r}{did_you_mean(name, schemas)}; "
             f"declare it with UsageConfig(events={{{name!r}: {{'field': Count('…')}}}})"
         )
     cleaned = clean_fields(schemas[name].fields, properties, config.organizations)
@@ -38,23 +47,23 @@ def make_event(config: UsageConfig, run_id: str, name: str, properties: dict[str
         "run_id": run_id,
         "app": config.app,
         "app_version": config.version or _installed_version(config.app),
-        "properties": caught(cleaned, config.organizations),
+        "properties": redact(cleaned, config.organizations),
     }
     return {key: value for key, value in event.items() if value != ""}
 
 
-def checked_event(
+def recheck_event(
     config: UsageConfig, event: Event, fields: Mapping[str, Collection[str]] | None = None
 ) -> Event | None:
-    """Return what may be sent of an event that was read from the disk, where anyone may have written it.
+    """Return the part of a stored event that may be sent.
 
     Args:
         config: of the app.
-        event: as it was read.
-        fields: names of the fields that its events have, for one who does not have the app's own schemas.
+        event: as read from the disk.
+        fields: names of the fields of each event, for a caller that does not know the app's own schemas.
 
     Returns:
-        None for what the app cannot have written, or no longer would.
+        None if the app cannot have written the event, or would not write it any more.
     """
     schemas, name, values = config.schemas, event["event"], event["properties"]
     is_ours = event["app"] == config.app and is_id(event["uuid"]) and is_id(event["run_id"])
@@ -62,13 +71,13 @@ def checked_event(
     if not is_ours or not is_known or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", event["timestamp"]):
         return None
     if fields is None:
-        known = clean_fields(schemas[name].fields, values, config.organizations, again=True)
+        known = clean_fields(schemas[name].fields, values, config.organizations, is_stored=True)
     else:
         known = {field: value for field, value in values.items() if field in fields[name]}
     version = clean_version(event.get("app_version"))
     envelope = {key: event[key] for key in ("uuid", "event", "timestamp", "run_id", "app")}
-    about = {"app_version": version} if version else {}
-    return {**envelope, **about, "properties": caught(known, config.organizations)}
+    app_version = {"app_version": version} if version else {}
+    return {**envelope, **app_version, "properties": redact(known, config.organizations)}
 
 
 @functools.cache

@@ -1,6 +1,7 @@
-"""What may stand in an event: typed fields, none of which lets a free text or an exact number through.
+"""The typed fields of events. None of them passes on free text or an exact number.
 
-Each field takes what it understands and makes something coarse of it. What it does not understand is left out.
+Each field turns the values it understands into coarse ones and drops all others. The first line of a public class is
+also its description in the documentation, see `describe_kinds`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any, Final
 
-from tachograph.usage._folder import START
+from tachograph.usage._folder import START_FOLDER
 
 __all__ = [
     "DROPPED",
@@ -25,11 +26,11 @@ __all__ = [
     "CodeName",
     "Count",
     "Device",
-    "Field",
+    "SchemaField",
     "Flag",
     "Group",
     "HubId",
-    "Line",
+    "LineNumber",
     "ListOf",
     "Measure",
     "ModelType",
@@ -37,8 +38,8 @@ __all__ = [
     "Size",
     "Version",
     "clean_fields",
-    "described",
-    "kinds",
+    "describe_fields",
+    "describe_kinds",
 ]
 
 
@@ -47,90 +48,90 @@ class _Dropped(enum.Enum):
 
 
 DROPPED: Final = _Dropped.DROPPED
-"""What a field makes of a value that it does not understand."""
+"""Returned for a value that a field does not understand."""
 REDACTED = "[redacted]"
 OTHER = "other"
 
-_LONGEST_TEXT = 200
-_LARGEST = 1e18
+_MAX_TEXT_CHARS = 200
+_MAX_NUMBER = 1e18
 _NUMBER = r"(?a)[+-]?\d{1,16}(?:\.\d{0,16})?(?:[eE][+-]?\d{1,2})?"
-_SMALLEST = 1e-12
+_MIN_MEASURE = 1e-12
 _GIB = 1 << 30
 
 
-class Field:
+class SchemaField:
     """A field of an event.
 
     Args:
-        doc: what it says, for the documentation.
+        doc: its meaning, for the documentation.
     """
 
     kind = ""
-    """What is sent of a value, in words for the documentation."""
+    """What is sent, in words for the documentation."""
 
     def __init__(self, doc: str) -> None:
         self.doc = doc
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return what may be sent of a value, or `DROPPED`."""
+        """Return the coarse value that may be sent, or `DROPPED`."""
         raise NotImplementedError
 
-    def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return what may be sent of what this field made, or of whatever stands in its place on the disk."""
+    def clean_stored(self, value: Any, organizations: Collection[str]) -> Any:
+        """Clean a value that `clean` returned earlier and that was read from the disk, where anyone can edit it."""
         return self.clean(value, organizations)
 
 
-class Flag(Field):
+class Flag(SchemaField):
     """True or false."""
 
     kind = "flag"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return a bool as it is."""
-        if isinstance(value, str):  # as some configs have it
+        """Return a bool unchanged."""
+        if isinstance(value, str):  # some config formats know only texts
             value = {"true": True, "false": False}.get(value.strip().lower())
         return value if isinstance(value, bool) else DROPPED
 
 
-class Count(Field):
-    """A number of things, of which only the first digit is kept: 4096 is sent as 4000."""
+class Count(SchemaField):
+    """A number of things, with its first digit only: 4096 is sent as 4000."""
 
     kind = "count"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return the number with zeros after its first digit."""
+        """Return the number with zeros after the first digit."""
         number = _real(value)
         return DROPPED if number is None or number < 0 else int(_first_digit(math.floor(number)))
 
 
-class Size(Field):
-    """Bytes, sent as GiB of which only the first digit is kept: of 139.8 GiB, 100."""
+class Size(SchemaField):
+    """Bytes, sent as GiB with the first digit only: 139.8 GiB is sent as 100."""
 
     kind = "GiB"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return bytes as coarse GiB."""
+        """Return the bytes as coarse GiB."""
         number = _real(value)
         return DROPPED if number is None or number < 0 else _coarse(number / _GIB)
 
-    def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return coarse GiB."""
+    def clean_stored(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the coarse GiB."""
         return Seconds("").clean(value, organizations)
 
 
-class Seconds(Field):
-    """A length of time, of which only the first digit is kept: 754 is sent as 700."""
+class Seconds(SchemaField):
+    """A duration in seconds, with its first digit only: 754 is sent as 700."""
 
     kind = "seconds"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return the coarse length."""
+        """Return the coarse duration."""
         number = _real(value)
         return DROPPED if number is None or number < 0 else _coarse(number)
 
 
-class Measure(Field):
-    """A number in two significant digits: 0.01234 is sent as 0.012. `NaN` and infinities are sent as words."""
+class Measure(SchemaField):
+    """A number with two significant digits: 0.01234 is sent as 0.012. `NaN` and infinities are sent as words."""
 
     kind = "number"
 
@@ -139,58 +140,58 @@ class Measure(Field):
         if isinstance(value, Real) and not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if float(value) > 0 else "-Infinity"
         number = _real(value)
-        return DROPPED if number is None else float(f"{number:.1e}") if abs(number) >= _SMALLEST else 0.0
+        return DROPPED if number is None else float(f"{number:.1e}") if abs(number) >= _MIN_MEASURE else 0.0
 
-    def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return the number, or the word for none."""
+    def clean_stored(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the rounded number, or the word for NaN or an infinity."""
         return value if value in ("NaN", "Infinity", "-Infinity") else self.clean(value, organizations)
 
 
-class Choice(Field):
-    """One of the words that are listed, else `other`.
+class Choice(SchemaField):
+    """One of the listed words, else `other`.
 
     Args:
-        doc: what it says.
-        *words: those that may be sent.
-        also: other words for some of them.
+        doc: its meaning.
+        *words: the words that may be sent.
+        also: aliases, each with the word that is sent for it.
     """
 
     def __init__(self, doc: str, *words: str, also: Mapping[str, str] | None = None) -> None:
         super().__init__(doc)
         self.words = {str(word).lower(): word for word in (*words, *(also or {}).values())}
-        self._also = {other.lower(): word for other, word in (also or {}).items()}
+        self._aliases = {alias.lower(): word for alias, word in (also or {}).items()}
         self.kind = f"one of {', '.join(map(str, [*words, OTHER]))}"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return the word, as it is spelt here."""
+        """Return the listed word."""
         text = (_text(value) or "").strip().lower()
-        return DROPPED if not text else self.words.get(text) or self._also.get(text) or OTHER
+        return DROPPED if not text else self.words.get(text) or self._aliases.get(text) or OTHER
 
 
-class ModelType(Field):
-    """A kind of model that transformers itself knows, such as `llama`, else `other`."""
+class ModelType(SchemaField):
+    """A model type that transformers ships, such as `llama`, else `other`."""
 
     kind = "model type"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return the type if it is no invention of the user's."""
+        """Return the type if transformers ships it; types that the user registered are private."""
         text = _text(value)
         if not text:
             return DROPPED
         auto = sys.modules.get("transformers.models.auto.configuration_auto")
         return text if text in getattr(auto, "CONFIG_MAPPING_NAMES", {}) else OTHER
 
-    def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return the type; transformers, which knows them, need not be there any more."""
+    def clean_stored(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the type if it has the form of one: the process that sends it need not have imported transformers."""
         text = _text(value)
         return text if text and re.fullmatch(r"(?a)[\w-]{1,60}", text) else DROPPED
 
 
-class Version(Field):
-    """A version; what was appended to it is left out, unless it names a build for an accelerator: `2.13.0+cu128`."""
+class Version(SchemaField):
+    """A version without its local part, unless that names a build for an accelerator: `2.13.0+cu128`."""
 
     kind = "version"
-    # Three numbers at most: with a fourth it could be the address of a machine.
+    # At most three numbers: four could be an IP address.
     _VERSION = (
         r"(\d{1,4}(?:\.\d{1,4}){0,2}(?:(?:a|b|rc)\d{1,4})?(?:\.post\d{1,4})?(?:\.dev\d{1,8})?)"
         r"(\+(?:cpu|cu\d{2,3}|rocm\d(?:\.\d){0,2}|xpu))?(?:\+[\w.]*)?"
@@ -202,25 +203,25 @@ class Version(Field):
         return DROPPED if match is None else match[1] + (match[2] or "")
 
 
-class HubId(Field):
-    """An id on the Hub, if its owner is one of `organizations` and there is no such folder; else `[redacted]`."""
+class HubId(SchemaField):
+    """An id on the Hub, if its owner is one of `organizations` and no folder has this name; else `[redacted]`."""
 
     kind = "hub id"
     _ID = r"(?a)([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return the id, or that there was one."""
+        """Return the id, or `[redacted]`."""
         if value is None or value == "":
             return DROPPED
         match = re.fullmatch(self._ID, _text(value) or "")
         if match is None or match[1].lower() not in organizations:
             return REDACTED
-        is_local = os.path.lexists(match[0]) or os.path.lexists(os.path.join(START, match[0]))
+        is_local = os.path.lexists(match[0]) or os.path.lexists(os.path.join(START_FOLDER, match[0]))
         return REDACTED if is_local else match[0]
 
 
-class Device(Field):
-    """The model of an accelerator, if it is one that is sold, such as `NVIDIA H200`, else `other`."""
+class Device(SchemaField):
+    """A commercial accelerator, such as `NVIDIA H200`, else `other`."""
 
     kind = "device"
     _MODELS = (
@@ -242,7 +243,7 @@ class Device(Field):
     )
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return maker and model in our words, and nothing else of the name."""
+        """Return the maker and the model, and nothing else of the name."""
         text = _text(value)
         if not text:
             return DROPPED
@@ -255,149 +256,152 @@ class Device(Field):
         return OTHER
 
 
-class CodeName(Field):
-    """The name of a module, function or type in the code of a known package."""
+class CodeName(SchemaField):
+    """The name of a module, function or type in a known package."""
 
     kind = "code name"
     _NAME = r"(?a)[A-Za-z_<][\w<>]{0,99}(?:\.[A-Za-z_<][\w<>]{0,99}){0,19}|other code|user exception"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return the name if it can be one."""
+        """Return the name if it has the form of one."""
         text = _text(value)
-        return text if text and len(text) <= _LONGEST_TEXT and re.fullmatch(self._NAME, text) else DROPPED
+        return text if text and len(text) <= _MAX_TEXT_CHARS and re.fullmatch(self._NAME, text) else DROPPED
 
 
-class Line(Field):
-    """The number of a line in the code of a known package."""
+class LineNumber(SchemaField):
+    """A line number in the code of a known package."""
 
     kind = "line"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return the number as it is."""
+        """Return the number unchanged."""
         return value if type(value) is int and 0 < value < 1_000_000 else DROPPED
 
 
-class Group(Field):
+class Group(SchemaField):
     """Several fields under one name.
 
     Args:
-        doc: what it says.
-        fields: those in it.
+        doc: its meaning.
+        fields: the fields by name.
     """
 
-    def __init__(self, doc: str, fields: Mapping[str, Field]) -> None:
+    def __init__(self, doc: str, fields: Mapping[str, SchemaField]) -> None:
         super().__init__(doc)
         self.fields = dict(fields)
         self.kind = "group"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return what the fields leave of a mapping."""
-        return self._cleaned(value, organizations, again=False)
+        """Return the cleaned fields of a dictionary."""
+        return self._clean(value, organizations, is_stored=False)
 
-    def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return what the fields leave of what they made."""
-        return self._cleaned(value, organizations, again=True)
+    def clean_stored(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the cleaned fields of a stored dictionary."""
+        return self._clean(value, organizations, is_stored=True)
 
-    def _cleaned(self, value: Any, organizations: Collection[str], *, again: bool) -> Any:
+    def _clean(self, value: Any, organizations: Collection[str], *, is_stored: bool) -> Any:
         if not isinstance(value, dict):
             return DROPPED
-        return clean_fields(self.fields, value, organizations, again=again) or DROPPED
+        return clean_fields(self.fields, value, organizations, is_stored=is_stored) or DROPPED
 
 
-class ListOf(Field):
+class ListOf(SchemaField):
     """Several values of one kind.
 
     Args:
-        doc: what it says.
-        field: what each is.
-        most: how many are sent at most.
+        doc: its meaning.
+        field: the field for each value.
+        most: the maximum number of values; the rest is dropped.
     """
 
-    def __init__(self, doc: str, field: Field, most: int = 16) -> None:
+    def __init__(self, doc: str, field: SchemaField, most: int = 16) -> None:
         super().__init__(doc)
         self.field = field
         self.most = most
-        self.kind = f"list, {most} at most, of: {getattr(field, 'kind', field)}"
+        self.kind = f"list of at most {most}: {getattr(field, 'kind', field)}"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return what the field leaves of each value."""
+        """Return the cleaned values."""
         if isinstance(value, str):
-            value = [value]  # as a config has it that names only one
+            value = [value]  # some configs write a list of one as a single value
         if type(value) not in (list, tuple):
             return DROPPED
-        return self._understood(self.field.clean(item, organizations) for item in value[: self.most])
+        return self._without_dropped(self.field.clean(item, organizations) for item in value[: self.most])
 
-    def clean_again(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return what the field leaves of what it made of each."""
+    def clean_stored(self, value: Any, organizations: Collection[str]) -> Any:
+        """Return the cleaned values of a stored list."""
         if type(value) is not list:
             return DROPPED
-        return self._understood(_again(self.field, item, organizations) for item in value[: self.most])
+        return self._without_dropped(_clean_stored(self.field, item, organizations) for item in value[: self.most])
 
     @staticmethod
-    def _understood(items: Iterable[Any]) -> Any:
+    def _without_dropped(items: Iterable[Any]) -> Any:
         return [item for item in items if item is not DROPPED] or DROPPED
 
 
-def kinds() -> dict[str, str]:
-    """Return what each kind of field lets through, in words."""
-    plain = (Flag, Count, Measure, Seconds, Size, Version, HubId, ModelType, Device, CodeName, Line)
+def describe_kinds() -> dict[str, str]:
+    """Return a description of each kind of field: what is sent of a value."""
+    plain = (Flag, Count, Measure, Seconds, Size, Version, HubId, ModelType, Device, CodeName, LineNumber)
     return {kind.kind: (kind.__doc__ or "").partition("\n")[0] for kind in plain}
 
 
 FIELD_TYPES = (Flag, Count, Size, Seconds, Measure, Choice, ModelType, Version, HubId, Device, Group, ListOf)
-"""Those an app may use. Types of its own could let anything through."""
+"""The fields that an app may use. Subclasses are rejected, because they could pass on anything."""
 
 
 def clean_fields(
-    fields: Mapping[str, Field], values: Mapping[str, Any], organizations: Collection[str], *, again: bool = False
+    fields: Mapping[str, SchemaField],
+    values: Mapping[str, Any],
+    organizations: Collection[str],
+    *,
+    is_stored: bool = False,
 ) -> dict[str, Any]:
-    """Return what may be sent of some values. One that makes its field fail costs itself and nothing more.
+    """Return the values that may be sent. A value that makes its field fail is dropped.
 
     Args:
-        fields: what may be sent, by name.
-        values: as they were given, or as these fields made them.
+        fields: the fields by name.
+        values: raw values, or values that these fields returned earlier.
         organizations: owners whose models may be named.
-        again: whether the fields made them.
+        is_stored: whether the fields returned the values earlier and they were read back from the disk.
     """
     cleaned: dict[str, Any] = {}
     for name, field in fields.items():
-        clean = functools.partial(_again, field) if again else field.clean
+        clean = functools.partial(_clean_stored, field) if is_stored else field.clean
         try:
             value = clean(values[name], organizations) if name in values else DROPPED
-        except Exception:  # noqa: BLE001, S112 - a value, or a key, is of a type that somebody else wrote
+        except Exception:  # noqa: BLE001, S112 - values and keys may be of any type, with methods that raise
             continue
         if value is not DROPPED:
             cleaned[name] = value
     return cleaned
 
 
-def _again(field: Field, value: Any, organizations: Collection[str]) -> Any:
-    """Return what may be sent of what a field made, or that the second net has been there."""
-    return REDACTED if value == REDACTED else field.clean_again(value, organizations)
+def _clean_stored(field: SchemaField, value: Any, organizations: Collection[str]) -> Any:
+    """Clean a stored value. `[redacted]` passes every field."""
+    return REDACTED if value == REDACTED else field.clean_stored(value, organizations)
 
 
-def described(fields: Mapping[str, Field], prefix: str = "") -> dict[str, dict[str, str]]:
-    """Return what each field says and what is sent of it, in words; those of groups by dotted names."""
+def describe_fields(fields: Mapping[str, SchemaField], prefix: str = "") -> dict[str, dict[str, str]]:
+    """Return the meaning and the kind of each field. Fields of groups have dotted names."""
     rows: dict[str, dict[str, str]] = {}
     for name, field in fields.items():
-        inner = field.field if isinstance(field, ListOf) else field
-        is_list = isinstance(field, ListOf) and isinstance(inner, Group)
+        kind, path, inner = field.kind, f"{prefix}{name}", field
+        if isinstance(field, ListOf) and isinstance(field.field, Group):
+            kind, path, inner = f"list of at most {field.most}", f"{path}[]", field.field
+        rows[f"{prefix}{name}"] = {"kind": kind, "doc": field.doc}
         if isinstance(inner, Group):
-            rows[f"{prefix}{name}"] = {"kind": f"list, {field.most} at most" if is_list else "group", "doc": field.doc}  # type: ignore[attr-defined]
-            rows |= described(inner.fields, f"{prefix}{name}{'[]' if is_list else ''}.")
-        else:
-            rows[f"{prefix}{name}"] = {"kind": field.kind, "doc": field.doc}
+            rows |= describe_fields(inner.fields, f"{path}.")
     return rows
 
 
 def _real(value: Any) -> float | None:
-    """Return a number that is finite and of a sane size. A tensor is none: reading it could wait for a device."""
+    """Return a finite number of reasonable size, else None. A tensor is None: reading it could wait for a device."""
     if isinstance(value, str) and re.fullmatch(_NUMBER, value):
-        value = float(value)  # YAML takes 3e-4 for a text
+        value = float(value)  # YAML parses 3e-4 as a text
     if isinstance(value, bool) or not isinstance(value, (int, float, Real)):
         return None
     number = float(value)
-    return number if math.isfinite(number) and abs(number) <= _LARGEST else None
+    return number if math.isfinite(number) and abs(number) <= _MAX_NUMBER else None
 
 
 def _first_digit(number: float) -> float:
@@ -419,5 +423,5 @@ def _text(value: Any) -> str | None:
         value = str(value)
     if not isinstance(value, str):
         return None
-    text = str.__str__(value)  # whatever a subclass of it says
-    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "…"
+    text = str.__str__(value)  # a subclass may override it
+    return text if len(text) <= _MAX_TEXT_CHARS else text[:_MAX_TEXT_CHARS] + "…"

@@ -1,4 +1,14 @@
-"""The folder of usage telemetry: what was chosen, which apps there are, what each recorded. Only its owner reads it."""
+"""The folder of usage telemetry. Only its owner can read it.
+
+::
+
+    <folder>/choices.json           the modes that `tacho usage` stored, by app; "*" stands for all apps
+    <folder>/<app>/app.json         the configuration of an app that ran here, for `tacho usage`
+    <folder>/<app>/*.jsonl, *.sent  its events, see `_spool`
+
+Other users and other programs can write to a shared disk, so a file counts only if it is a regular file of this user.
+A choice that cannot be read counts as off.
+"""
 
 from __future__ import annotations
 
@@ -15,50 +25,50 @@ from typing import Any, Literal, NamedTuple, get_args
 from tachograph.exceptions import ConfigError, did_you_mean
 
 __all__ = [
-    "EVERY",
+    "ALL_APPS",
     "Mode",
     "StoredChoice",
     "app_folder",
-    "as_mode",
+    "parse_mode",
     "check_app",
     "known_apps",
-    "make_private",
-    "read_own",
+    "make_private_folder",
+    "read_own_file",
     "set_choice",
     "stored_choice",
-    "tell_of",
+    "save_app",
     "usage_folder",
 ]
 
 Mode = Literal["off", "local", "on"]
-"""Nothing is recorded; recorded on this machine alone; recorded here, and sent."""
-EVERY = "*"
-"""Stands for all apps in what was chosen."""
+"""Nothing is recorded; recorded on this machine only; recorded and sent. Ordered from strict to permissive."""
+ALL_APPS = "*"
+"""The key for all apps among the stored choices."""
 
 _APP_NAME = r"[a-z][a-z0-9_-]{0,31}"
 _CHOICES = "choices.json"
 _APP = "app.json"
-_MOST_BYTES = 4 << 20
+_MAX_FILE_BYTES = 4 << 20
 
 try:
-    START = os.getcwd()
-    """Where the process began, as far as we know: what is relative stays what it was when it moves on."""
+    START_FOLDER = os.getcwd()
+    """Working directory at import: relative paths keep their meaning when the process changes its directory."""
 except OSError:
-    START = os.sep
+    START_FOLDER = os.sep
 
 
 class StoredChoice(NamedTuple):
-    """What the user chose with `tacho usage`."""
+    """A mode that the user stored with `tacho usage`."""
 
     mode: Mode
     reason: str
 
 
 def usage_folder() -> Path:
-    """Return the folder: `TACHO_USAGE_DIR`, else inside the state folder of the user."""
-    chosen = os.environ.get("TACHO_USAGE_DIR")
-    if chosen:
-        return Path(START, os.path.expanduser(chosen))
+    """Return the folder: `TACHO_USAGE_DIR`, else a folder in the user's state directory."""
+    custom = os.environ.get("TACHO_USAGE_DIR")
+    if custom:
+        return Path(START_FOLDER, os.path.expanduser(custom))
     state = os.environ.get("XDG_STATE_HOME")
     home = Path(state) if state and os.path.isabs(state) else Path(os.path.expanduser("~")) / ".local" / "state"
     return home / "tachograph" / "usage"
@@ -70,51 +80,55 @@ def app_folder(app: str) -> Path:
 
 
 def stored_choice(app: str) -> StoredChoice | None:
-    """Return what the user chose for an app, or for all; off if it cannot be told."""
+    """Return the stored choice for an app, or for all apps; off if it cannot be read, None if there is none."""
     path = usage_folder() / _CHOICES
     try:
         choices = _read(_absolute(path))
     except (OSError, ValueError) as error:
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not path.is_symlink():
             return None
-        return StoredChoice("off", f"what you chose cannot be read from {path}: {_why(error)}")
-    name = app if app in choices else EVERY
+        return StoredChoice("off", f"your stored choice cannot be read from {path}: {_error_text(error)}")
+    name = app if app in choices else ALL_APPS
     if name not in choices:
         return None
-    mode, whom = choices[name], "" if name == EVERY else f" {app}"
+    mode, argument = choices[name], "" if name == ALL_APPS else f" {app}"
     if mode not in get_args(Mode):
-        return StoredChoice("off", f"{path} holds a choice that is none; `tacho usage off` writes it anew")
-    return StoredChoice(mode, f"you chose it with `tacho usage {mode}{whom}`")
+        return StoredChoice("off", f"{path} contains an invalid choice; run `tacho usage off` to rewrite it")
+    return StoredChoice(mode, f"set with `tacho usage {mode}{argument}`")
 
 
 def set_choice(mode: str, app: str | None = None) -> None:
-    """Store a choice, for an app or for all; what is said for all takes the place of what was said for one.
+    """Store a choice for an app, or for all apps. A choice for all apps replaces those for single apps.
+
+    Args:
+        mode: "off", "local" or "on".
+        app: name of the app; all apps if None, which is not possible for "on".
 
     Raises:
-        ConfigError: if it is none, agrees to every app, cannot be written, or what was chosen before cannot be read.
+        ConfigError: if the choice is invalid or cannot be stored, or the choices stored before cannot be read.
     """
-    mode = as_mode(mode)
+    mode = parse_mode(mode)
     if app is not None:
         check_app(app)
     elif mode == "on":
-        raise ConfigError("to send reports is agreed for each app by its name")
+        raise ConfigError("'on' needs the name of an app: consent to sending is given for each app")
     path = usage_folder() / _CHOICES
     try:
-        make_private(path.parent)
+        make_private_folder(path.parent)
         with _locked(path.parent):
-            choices = _choices_to_keep(path) if app is not None else {}
-            _write(path, {**choices, app or EVERY: mode})
+            choices = _read_choices(path) if app is not None else {}
+            _write(path, {**choices, app or ALL_APPS: mode})
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror}; set TACHO_USAGE_DIR to another folder, or DO_NOT_TRACK=1"
         ) from error
 
 
-def as_mode(choice: str | bool | None) -> Mode:
+def parse_mode(choice: str | bool | None) -> Mode:
     """Return a choice as a mode.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if there is no such mode.
     """
     if isinstance(choice, bool):
         return "on" if choice else "off"
@@ -123,24 +137,25 @@ def as_mode(choice: str | bool | None) -> Mode:
             return mode  # type: ignore[no-any-return]
     known = get_args(Mode)
     raise ConfigError(
-        f"{choice!r} is no choice for usage telemetry; use one of {', '.join(known)}{did_you_mean(str(choice), known)}"
+        f"invalid choice {choice!r} for usage telemetry: expected one of {', '.join(known)}"
+        f"{did_you_mean(str(choice), known)}"
     )
 
 
 def check_app(app: str) -> None:
-    """Refuse what cannot be the name of an app.
+    """Check the name of an app.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if it is invalid.
     """
     if app == "all":
-        raise ConfigError("app='all': no app can have this name; to mean every app, name none")
+        raise ConfigError("app='all' is not a valid name; leave the name out to address every app")
     if not isinstance(app, str) or not re.fullmatch(_APP_NAME, app):
         raise ConfigError(f"app={app!r}: expected a name in lower case, such as 'axolotl'")
 
 
 def known_apps() -> Iterator[dict[str, Any]]:
-    """Return what each app that ran here said of itself."""
+    """Return the saved configuration of each app that ran here; only its name if that cannot be read."""
     folder = usage_folder()
     try:
         names = sorted(
@@ -156,67 +171,68 @@ def known_apps() -> Iterator[dict[str, Any]]:
         yield {**facts, "app": name}
 
 
-def tell_of(app: str, facts: Mapping[str, Any]) -> None:
-    """Keep what an app says of itself, for `tacho usage`."""
+def save_app(app: str, facts: Mapping[str, Any]) -> None:
+    """Save the configuration of an app for `tacho usage`."""
     path = app_folder(app) / _APP
     try:
         if _read(path) == facts:
             return
     except (OSError, ValueError):
         pass
-    make_private(path.parent)
+    make_private_folder(path.parent)
     _write(path, facts)
 
 
-def make_private(folder: Path) -> None:
-    """Make the folder of usage telemetry, or one in it, for its owner alone."""
+def make_private_folder(folder: Path) -> None:
+    """Create the folder of usage telemetry, and one in it, readable by the owner only."""
     _absolute(usage_folder()).parent.mkdir(parents=True, exist_ok=True)
     for each in (usage_folder(), folder):
         each.mkdir(mode=0o700, exist_ok=True)
 
 
-def read_own(path: Path) -> bytes:
-    """Return what is in a file, if it is one and this user's own: nobody else decides or speaks for them.
+def read_own_file(path: Path) -> bytes:
+    """Return the content of a regular file that belongs to this user.
 
     Raises:
-        OSError: if it cannot be read, or is no such file.
+        OSError: if it cannot be read, or is any other file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for ever
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would block
     try:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_size > _MOST_BYTES:
-            raise PermissionError(errno.EACCES, "it is no plain file of this user's")
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size > _MAX_FILE_BYTES:
+            raise PermissionError(errno.EACCES, "not a regular file of this user")
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(_MOST_BYTES)
+            return file.read(_MAX_FILE_BYTES)
     finally:
         os.close(descriptor)
 
 
 def _absolute(path: Path) -> Path:
-    """Refuse a place that depends on where the program happens to be, for want of a home folder."""
+    """Reject a relative folder: without a home folder it would depend on where the program is started."""
     if not path.is_absolute():
         raise PermissionError(errno.EACCES, "this user has no home folder; set TACHO_USAGE_DIR")
     return path
 
 
-def _choices_to_keep(path: Path) -> dict[str, Any]:
+def _read_choices(path: Path) -> dict[str, Any]:
     try:
         return _read(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} cannot be read ({_why(error)}); `tacho usage off` turns it off for all and writes it anew"
+            f"{path} cannot be read ({_error_text(error)}); run `tacho usage off` to rewrite it "
+            "and turn usage telemetry off for all apps"
         ) from error
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let one process after the other read, change and write."""
+    """Serialize read-modify-write cycles of several processes."""
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -231,7 +247,7 @@ def _read(path: Path) -> dict[str, Any]:
     import json
 
     try:
-        values = json.loads(read_own(path))
+        values = json.loads(read_own_file(path))
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(values, dict):
@@ -240,7 +256,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:
-    """Write as a whole or not at all: another process may be reading."""
+    """Write atomically: another process may be reading."""
     import json
 
     text = json.dumps(values, indent=2) + "\n"

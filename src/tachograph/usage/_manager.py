@@ -1,4 +1,15 @@
-"""The manager: one per app and process. It decides once whether anything is recorded, and is cheap where nothing is."""
+"""The manager: one per app and process. It decides once whether to record, and costs next to nothing if it does not.
+
+Everything that only a recording process needs (the sender, the spool, JSON, the HTTP client) is imported when the first
+event is recorded.
+
+**Exit.** `configure` registers one exit handler for all managers. It calls the exit callbacks, which may record last
+events, closes all senders, and then waits for all of them together, at most `_EXIT_TIMEOUT_S`. Events that were not
+sent by then are on disk and are sent by the next process.
+
+**Fork.** A child forgets the sender of its parent, because threads do not survive a `fork` and locks may be held. The
+parent sends what it had queued.
+"""
 
 from __future__ import annotations
 
@@ -16,87 +27,88 @@ from tachograph._base.guard import warn
 from tachograph._base.ranks import stated_rank
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.usage._config import KNOWN_PACKAGES, UsageConfig
-from tachograph.usage._consent import Choices, Decision, is_set, less
-from tachograph.usage._folder import Mode, app_folder, as_mode, stored_choice, tell_of
+from tachograph.usage._consent import ChoiceLike, ConsentGate, Decision, is_switch_on
+from tachograph.usage._folder import Mode, app_folder, parse_mode, save_app
+from tachograph.usage._guard import guard_silently
 from tachograph.usage._process import (
-    forget_run_id,
+    clear_run_id,
+    create_run_id,
+    export_choice,
     inherited_run_id,
     is_main_process,
-    is_of_multiprocessing,
-    made_run_id,
-    note_choice,
-    note_fork,
-    note_told,
+    is_multiprocessing_child,
+    mark_notice_shown,
+    record_fork,
     restore_choice,
-    was_told,
+    was_notice_shown,
 )
-from tachograph.usage._quiet import quiet
 
 if TYPE_CHECKING:
-    from tachograph.usage._sender import Sender
+    from tachograph.usage._sender import UsageSender
 
-__all__ = ["TelemetryManager", "manager_of"]
+__all__ = ["TelemetryManager", "find_manager"]
 
 _EXIT_TIMEOUT_S = 0.8
-"""Longest time that the end of the process waits for the network and the disk, of all apps together."""
+"""Limit for the exit of the process: the network and the disk of all apps together."""
 _DISK_TIMEOUT_S = 0.5
-"""How long an end that waits for nothing waits for the disk, which takes a moment."""
+"""Limit for the disk in a shutdown that is not to wait for the network."""
 
 
 class TelemetryManager:
-    """Records what a framework is used for, if its user agrees: ``TelemetryManager.configure(UsageConfig(...))``.
+    """Records how a framework is used, if its user agrees: ``TelemetryManager.configure(UsageConfig(...))``.
 
-    Nothing here raises or waits once it is configured. Use `configure` and `get_instance`; do not construct one.
+    Use `configure` and `get_instance`; do not construct one. Once it is configured, nothing raises or blocks.
 
     Attributes:
-        config: what the framework said.
-        decision: whether anything is recorded or sent, and why.
+        config: configuration of the app.
+        decision: whether events are recorded or sent, and why.
+        is_debug: whether events are only printed.
     """
 
     _instances: ClassVar[dict[str, TelemetryManager]] = {}
     _lock: ClassVar[Any] = threading.RLock()
-    _problems: ClassVar[set[str]] = set()
+    _reported_problems: ClassVar[set[str]] = set()
 
     def __init__(self, config: UsageConfig, choice: Mode | None = None) -> None:
         self.config = config
         self.decision = config.decide(choice)
         debug = (f"{config.env_prefix}_USAGE_DEBUG", "TACHO_USAGE_DEBUG")
-        self.is_debugged = any(is_set(os.environ, name) for name in debug)
+        self.is_debug = any(is_switch_on(os.environ, name) for name in debug)
         self._choice = choice
-        self._noted_before: str | None = None
+        self._exported_before: str | None = None
         self._stated_rank = stated_rank()
-        self._home = os.getpid()
-        self._records = False
-        self._own_lock = threading.RLock()
+        self._configured_pid = os.getpid()
+        self._is_recording = False
+        self._sender_lock = threading.RLock()
         self._run_id: str | None = None
-        self._made_run_id = False
-        self._sender: Sender | None = None
-        self._told_of_system = False
-        self._told_of_errors = False
-        self._last_words: list[Callable[[], None]] = []
+        self._owns_run_id = False
+        self._sender: UsageSender | None = None
+        self._sent_system_info = False
+        self._announced_errors = False
+        self._exit_callbacks: list[Callable[[], None]] = []
 
-    # Life ------------------------------------------------------------------------------------------------------------
+    # Life cycle ------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def configure(cls, config: UsageConfig, *, choice: Choices = None) -> TelemetryManager:
-        """Decide for an app, once, where its program begins.
+    def configure(cls, config: UsageConfig, *, choice: ChoiceLike = None) -> TelemetryManager:
+        """Configure an app, once, at the start of its program.
 
-        With ``consent="opt-out"`` and no choice of the user's, this prints a notice and waits for ten seconds on the
-        main process: call it in the program, not when a package is imported.
+        With ``consent="opt-out"`` and without a choice of the user, the main process prints a notice and waits for ten
+        seconds. Call it in the program and not when a package is imported.
 
         Args:
-            config: what the app says of itself.
-            choice: what the user said, say by a flag on the command line: "off", "local", "on", a bool, or None.
+            config: configuration of the app.
+            choice: the user's choice, for example from a command-line flag: "off", "local", "on", a bool, or None.
 
         Returns:
-            The app's manager; the same one if it is configured again in the same way.
+            The app's manager; the same one if the app is configured again in the same way.
 
         Raises:
-            ConfigError: if the choice is none, or the app was configured differently before.
+            ConfigError: if the choice is invalid, or the app is already configured differently.
         """
         if not isinstance(config, UsageConfig):
             raise ConfigError(f"configure takes a UsageConfig, not {type(config).__name__}")
-        mode = None if choice is None else as_mode(choice)
+        mode = None if choice is None else parse_mode(choice)
         with cls._lock:
             known = cls._instances.get(config.app)
             if known is not None:
@@ -104,26 +116,26 @@ class TelemetryManager:
                 if not different:
                     return known
                 raise ConfigError(
-                    f"usage telemetry of {config.app} is configured already, with another {' and '.join(different)}; "
-                    f"TelemetryManager.reset({config.app!r}) forgets that"
+                    f"usage telemetry of {config.app} is already configured with another {' and '.join(different)}; "
+                    f"call TelemetryManager.reset({config.app!r}) first"
                 )
             manager = cls._instances[config.app] = cls(config, mode)
         try:
-            manager._begin()
-        except BaseException:  # Ctrl-C while the notice stands there
+            manager._start()
+        except BaseException:  # Ctrl-C during the notice
             cls._instances.pop(config.app, None)
             raise
         return manager
 
     @classmethod
     def get_instance(cls, app: str | None = None) -> TelemetryManager:
-        """Return the manager of an app; its name may be left out where there is one.
+        """Return the manager of an app. The name is optional if there is only one app.
 
-        Where it was not configured, or there are several and none is named, it is one that records nothing, and that
-        is said once: who imports a framework and calls its functions need not know of telemetry.
+        If the app is not configured, or the name is ambiguous, return a manager that records nothing, and log that
+        once: a script that imports a framework and calls its functions need not know about telemetry.
 
         Raises:
-            ConfigError: if this cannot be the name of an app.
+            ConfigError: if the name is invalid.
         """
         with cls._lock:
             known = dict(cls._instances)
@@ -132,276 +144,270 @@ class TelemetryManager:
         if app in known:
             return known[app]
         if app is None and known:
-            problem = f"several apps have usage telemetry, of which none is named: {', '.join(known)}"
+            problem = f"several apps have usage telemetry, pass the name of one: {', '.join(known)}"
         else:
-            whose = "" if app is None else f" of {app}"
+            name = "" if app is None else f" of {app}"
             remedy = "call TelemetryManager.configure(UsageConfig(...)) first"
-            problem = f"usage telemetry{whose} is not configured: {remedy}{did_you_mean(app or '', known)}"
-        if problem not in cls._problems:
-            cls._problems.add(problem)
+            problem = f"usage telemetry{name} is not configured: {remedy}{did_you_mean(app or '', known)}"
+        if problem not in cls._reported_problems:
+            cls._reported_problems.add(problem)
             warn("%s; nothing is recorded", problem)
-        return cls._idle(app or "unknown", problem)
+        return cls._disabled(app or "unknown", problem)
 
     @classmethod
-    def _idle(cls, app: str, reason: str) -> TelemetryManager:
-        """Return a manager that does nothing."""
+    def _disabled(cls, app: str, reason: str) -> TelemetryManager:
+        """Return a manager that records nothing."""
         manager = cls(UsageConfig(app=app), "off")
         manager.decision = manager.decision._replace(reason=reason)
         return manager
 
     @classmethod
     def reset(cls, app: str | None = None) -> None:
-        """Forget an app, or all: what tests do between them. Events that are queued are written down."""
+        """Remove the configuration of an app, or of all, between tests. Queued events are still written."""
         with cls._lock:
-            cls._problems.clear()
+            cls._reported_problems.clear()
             for name in [app] if app is not None else list(cls._instances):
                 manager = cls._instances.pop(name, None)
                 if manager is not None:
                     manager.shutdown(timeout_s=0.0)
                     if manager._choice is not None:
-                        restore_choice(name, manager._noted_before)
-                    if manager._made_run_id:
-                        forget_run_id(manager.config.env_prefix)
+                        restore_choice(name, manager._exported_before)
+                    if manager._owns_run_id:
+                        clear_run_id(manager.config.env_prefix)
 
     def shutdown(self, timeout_s: float = _EXIT_TIMEOUT_S, *, may_send: bool = True) -> None:
-        """Write down what is queued and try to send it. The end of the process does it.
+        """Write the queued events and try to send them. Called at exit automatically.
 
         Args:
-            timeout_s: longest time to wait for that.
-            may_send: whether to try it now; else the next run does.
+            timeout_s: limit for waiting.
+            may_send: whether to try sending now; otherwise the next run does.
         """
         now_s = time.monotonic()
         self._close(may_send=may_send)
         self._join(now_s + timeout_s, now_s + max(timeout_s, _DISK_TIMEOUT_S))
 
-    def before_end(self, last_word: Callable[[], None]) -> None:
-        """Call something when the process ends, before it is too late to record anything."""
-        self._last_words.append(last_word)
+    def add_exit_callback(self, callback: Callable[[], None]) -> None:
+        """Call a function when the process exits, while events can still be recorded."""
+        self._exit_callbacks.append(callback)
 
-    def not_before_end(self, last_word: Callable[[], None]) -> None:
-        """Do not call it, for there is nothing left to say."""
+    def remove_exit_callback(self, callback: Callable[[], None]) -> None:
+        """Remove a function that `add_exit_callback` added, if it is still there."""
         with contextlib.suppress(ValueError):
-            self._last_words.remove(last_word)
+            self._exit_callbacks.remove(callback)
 
     def _close(self, *, may_send: bool) -> None:
-        with quiet("ending usage telemetry"):
-            words, self._last_words = self._last_words, []
-            for word in words:
-                word()
-        with quiet("ending usage telemetry"):
-            self._records = False
+        with guard_silently("shutting down usage telemetry"):
+            callbacks, self._exit_callbacks = self._exit_callbacks, []
+            for callback in callbacks:
+                callback()
+        with guard_silently("shutting down usage telemetry"):
+            self._is_recording = False
             if self._sender is not None:
                 self._sender.close(may_send=may_send)
 
     def _join(self, deadline_s: float, disk_deadline_s: float) -> None:
-        with quiet("ending usage telemetry"):
+        with guard_silently("shutting down usage telemetry"):
             if self._sender is not None:
                 self._sender.join(deadline_s, disk_deadline_s)
 
     def _differences(self, config: UsageConfig, choice: Mode | None) -> list[str]:
-        """Return by what this is another than what would be configured now."""
+        """Return the names of the settings that differ from a configuration."""
         before, now = self.config.facts(), config.facts()
         return [
             *(name for name, value in now.items() if value != before[name]),
             *(["choice"] if choice != self._choice else []),
         ]
 
-    def _begin(self) -> None:
-        _watch_forks()
+    def _start(self) -> None:
+        _register_fork_handler()
         if self._choice is not None:
-            self._noted_before = note_choice(self.config.app, self._choice)
-        if not self.is_debugged:
-            self._tell_of_app()
+            self._exported_before = export_choice(self.config.app, self._choice)
+        if not self.is_debug:
+            self._register_app()
             if self.decision.mode == "on" and not self.decision.is_explicit:
-                self._see_to_notice()
-        self._records = self.decision.mode != "off" or self.is_debugged
+                self._ensure_notice()
+        self._is_recording = self.decision.mode != "off" or self.is_debug
         if self.enabled:
-            _ = self.run_id  # before any process is started from here
-            _watch_exit()  # now: an end that has begun takes no more orders
+            _ = self.run_id  # exported before any child process is started
+            _register_exit_handler()  # now: it is too late once the interpreter shuts down
 
-    def _tell_of_app(self) -> None:
-        """Let `tacho usage` know of the app. One who has said no finds nothing on the disk."""
+    def _register_app(self) -> None:
+        """Save the app for `tacho usage`. A user who opted out finds nothing on disk."""
         if (self.decision.mode != "off" or self.decision.source == "policy") and self._is_main:
-            with quiet("telling that an app has usage telemetry"), contextlib.suppress(OSError):
-                tell_of(self.config.app, self.config.facts())
+            with guard_silently("saving the usage telemetry configuration"), contextlib.suppress(OSError):
+                save_app(self.config.app, self.config.facts())
 
-    def _see_to_notice(self) -> None:
-        """Give notice before anything is sent, or send nothing."""
+    def _ensure_notice(self) -> None:
+        """Show the notice before anything is sent; without a notice, record locally only."""
         config = self.config
-        if was_told(config.env_prefix, config.app):
+        if was_notice_shown(config.env_prefix, config.app):
             return
         if self._is_main:
-            from tachograph.usage._notice import give_notice
+            from tachograph.usage._notice import show_notice
 
-            if give_notice(config):
-                self.decision = config.decide(self._choice)  # they may have said no meanwhile
+            if show_notice(config):
+                self.decision = config.decide(self._choice)  # the user may have opted out during the pause
                 if self.decision.mode == "on":
-                    note_told(config.env_prefix, config.app, self.run_id)
+                    mark_notice_shown(config.env_prefix, config.app, self.run_id)
                 return
-        self.decision = self.decision._replace(mode="local", reason="nobody could be told that reports would be sent")
+        self.decision = self.decision._replace(mode="local", reason="the notice could not be shown, so nothing is sent")
 
     @property
     def _is_main(self) -> bool:
-        return is_main_process(self._stated_rank, self._home)
-
-    def _mode_now(self) -> Mode:
-        """Return what holds now: the user may have thought better of it since it was decided."""
-        if self.decision.source in {"choice", "environment"}:
-            return self.decision.mode
-        stored = stored_choice(self.config.app)
-        return self.decision.mode if stored is None else less(self.decision.mode, stored.mode)
+        return is_main_process(self._stated_rank, self._configured_pid)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, in this process or another, is the manager of the same app there."""
-        return _manager_there, (self.config.app,)
+        """Copies and unpickled managers are the manager of the same app in that process."""
+        return _unpickle_manager, (self.config.app,)
 
-    # Facts -----------------------------------------------------------------------------------------------------------
+    # State -----------------------------------------------------------------------------------------------------------
 
     @property
     def enabled(self) -> bool:
         """Whether this process records events."""
-        return self._records and self._is_main
+        return self._is_recording and self._is_main
 
     @property
     def run_id(self) -> str:
-        """The id that events of this run share. It is made for the run and means nothing else."""
+        """The random id that the events of this run share."""
         if self._run_id is None:
             prefix = self.config.env_prefix
             self._run_id = inherited_run_id(prefix)
             if self._run_id is None:
-                self._run_id, self._made_run_id = made_run_id(prefix), True
+                self._run_id, self._owns_run_id = create_run_id(prefix), True
         return self._run_id
 
     @property
     def num_lost(self) -> int:
-        """Events that could neither be written nor sent."""
+        """Number of events that were dropped: not written, or rejected by the receiver."""
         return 0 if self._sender is None else self._sender.num_lost
 
     # Events ----------------------------------------------------------------------------------------------------------
 
     def send_event(self, event: str, properties: dict[str, Any] | None = None) -> None:
-        """Record an event, and send it if that is agreed.
+        """Record an event, and send it if the user agreed.
 
         Args:
-            event: its name, one of the schemas.
-            properties: values for its fields. What is no field of it is left out; each field makes its value coarse.
+            event: name of a built-in event or one of the app's own.
+            properties: values of its fields. Unknown fields are dropped; each field makes its value coarse.
         """
         if not self.enabled:
             return
-        with quiet("recording a usage event"):
+        with guard_silently("recording a usage event"):
             if event == "error":
-                raise ConfigError("an error is told with send_error(exception) or @send_errors, not with send_event")
+                raise ConfigError("use send_error(exception) or @send_errors to report an error, not send_event")
             if properties is not None and type(properties) is not dict:
                 raise ConfigError(
-                    f"send_event({event!r}) takes a dict of the event's fields, not {type(properties).__name__}; "
-                    "a config is told with send_config(config), which takes from it what config_map says"
+                    f"send_event({event!r}) expects a dict of the event's fields, not {type(properties).__name__}; "
+                    "use send_config(config) for a config: it reads the fields of config_map from it"
                 )
             self._record(event, properties or {})
-            if event == "config-loaded" and not self._told_of_system:
+            if event == "config-loaded" and not self._sent_system_info:
                 self.send_system_info()
 
     def send_config(self, config: Any, event: str = "config-loaded") -> None:
-        """Tell of a config: what ``config_map`` finds in it, and nothing else.
+        """Record a config: the fields that ``config_map`` finds in it, and nothing else.
 
         Args:
-            config: of any type.
+            config: an object of any type.
             event: ``config-loaded`` or ``config-processed``.
         """
         if self.enabled:
-            with quiet("telling of a config"):
-                from tachograph.usage._facts import config_facts
+            with guard_silently("recording a config"):
+                from tachograph.usage._properties import config_properties
 
-                places = self.config.config_map
-                facts = config_facts(config, places)
-                if self.is_debugged and len(facts) < len(places):
-                    missing = ", ".join(name for name in places if name not in facts)
-                    sys.stderr.write(
-                        f"[{self.config.app} usage] config_map finds nothing in this config for {missing}\n"
-                    )
-                self.send_event(event, facts)
+                config_map = self.config.config_map
+                properties = config_properties(config, config_map)
+                if self.is_debug and len(properties) < len(config_map):
+                    missing = ", ".join(name for name in config_map if name not in properties)
+                    sys.stderr.write(f"[{self.config.app} usage] not found in this config: {missing}\n")
+                self.send_event(event, properties)
 
     def send_model(self, model: Any) -> None:
-        """Tell of a model: `model-load`."""
+        """Record a model: `model-load`."""
         if self.enabled:
-            with quiet("telling of a model"):
-                from tachograph.usage._facts import model_facts
+            with guard_silently("recording a model"):
+                from tachograph.usage._properties import model_properties
 
-                self.send_event("model-load", model_facts(model))
+                self.send_event("model-load", model_properties(model))
 
     def send_adapter(self, peft_config: Any) -> None:
-        """Tell of an adapter by its config: `adapter-load`."""
+        """Record an adapter by its PEFT config: `adapter-load`."""
         if self.enabled:
-            with quiet("telling of an adapter"):
-                from tachograph.usage._facts import adapter_facts
+            with guard_silently("recording an adapter"):
+                from tachograph.usage._properties import adapter_properties
 
-                self.send_event("adapter-load", adapter_facts(peft_config))
+                self.send_event("adapter-load", adapter_properties(peft_config))
 
     def send_system_info(self) -> None:
-        """Tell what kind of machine this is: `system-info`. The first `config-loaded` does it."""
+        """Record the type of machine: `system-info`. The first `config-loaded` does so automatically."""
         if self.enabled:
-            with quiet("telling of the system"):
+            with guard_silently("recording the system"):
                 from tachograph.usage._system import system_info
 
-                self._told_of_system = True
+                self._sent_system_info = True
                 self.send_event("system-info", system_info())
 
     def send_error(self, error: BaseException, function: Callable[..., Any] | None = None) -> None:
-        """Tell of an exception: its type and where in the code of known packages it arose.
+        """Record an exception: its type and its places in known packages.
 
-        `KeyboardInterrupt`, `SystemExit` and whatever else is a decision and no failure is not told.
+        `KeyboardInterrupt`, `SystemExit` and other intended ends are not recorded.
 
         Args:
             error: the exception.
-            function: the function that let it pass, if it is to be named.
+            function: the watched function that the exception left, if any.
         """
         if self.enabled:
-            with quiet("telling of an error"):
+            with guard_silently("recording an error"):
                 from tachograph.usage._errors import error_properties, is_failure
 
                 if not isinstance(error, BaseException):
-                    raise ConfigError(f"send_error takes an exception, not {type(error).__name__}")
+                    raise ConfigError(f"send_error expects an exception, not {type(error).__name__}")
                 if not is_failure(error):
                     return
                 self._record("error", error_properties(error, self.config.packages, KNOWN_PACKAGES, function))
-                if self.decision.mode == "on" and not self.is_debugged and not self._told_of_errors:
-                    self._told_of_errors = True
+                if self.decision.mode == "on" and not self.is_debug and not self._announced_errors:
+                    self._announced_errors = True
                     warn(
-                        "%s reports errors anonymously, this one as run %s; `tacho usage log %s` shows what it says",
+                        "%s reports errors anonymously, this one as run %s; run `tacho usage log %s` to see the report",
                         self.config.app, self.run_id, self.config.app,
                     )  # fmt: skip
 
     def _record(self, event: str, properties: dict[str, Any]) -> None:
-        from tachograph.usage._event import checked_event, make_event
+        from tachograph.usage._event import build_event, recheck_event
 
-        made = make_event(self.config, self.run_id, event, properties)
-        if self.is_debugged:
-            _print(made, properties, self.decision)
+        built = build_event(self.config, self.run_id, event, properties)
+        if self.is_debug:
+            _print_event(built, properties, self.decision)
             return
-        with self._own_lock:
+        with self._sender_lock:
             if self._sender is None:
-                from tachograph.usage._sender import Sender
+                from tachograph.usage._sender import UsageSender
 
                 endpoint = self.config.receiver if self.decision.mode == "on" else None
-                checked = functools.partial(checked_event, self.config)
-                self._sender = Sender(app_folder(self.config.app), endpoint, self._mode_now, checked)
-                _watch_exit()
-        self._sender.put(made)
+                gate = ConsentGate(self.config.app, self.decision)
+                recheck = functools.partial(recheck_event, self.config)
+                self._sender = UsageSender(app_folder(self.config.app), endpoint, gate, recheck)
+                _register_exit_handler()
+        self._sender.put(built)
 
-    def _forget_parent(self) -> None:
-        """Begin anew in a child of `fork`: what is queued is the parent's to send, and every lock may be held."""
-        self._told_of_system = False
-        self._last_words = []
-        self._own_lock = threading.RLock()
+    def _reset_after_fork(self) -> None:
+        """Reset the state that a child of `fork` must not share with its parent."""
+        self._sent_system_info = False
+        self._exit_callbacks = []
+        self._sender_lock = threading.RLock()
         self._sender = None
 
 
-def _manager_there(app: str) -> TelemetryManager:
-    """Return the manager of an app; one that does nothing where the app is not configured."""
-    return TelemetryManager._instances.get(app) or TelemetryManager._idle(app, f"{app} is not configured here")
+def _unpickle_manager(app: str) -> TelemetryManager:
+    """Return the manager of an app; one that records nothing if the app is not configured in this process."""
+    return TelemetryManager._instances.get(app) or TelemetryManager._disabled(
+        app, f"{app} is not configured in this process"
+    )
 
 
-def manager_of(function: Callable[..., Any], app: str | None) -> TelemetryManager | None:
-    """Return the manager that a function belongs to: the one named, that of its package, or the only one."""
+def find_manager(function: Callable[..., Any], app: str | None) -> TelemetryManager | None:
+    """Return the manager for a function: the named one, that of its package, or the only one."""
     known = TelemetryManager._instances
     if app is not None:
         return known.get(app)
@@ -412,13 +418,14 @@ def manager_of(function: Callable[..., Any], app: str | None) -> TelemetryManage
     return next(iter(known.values())) if len(known) == 1 else None
 
 
-def _print(event: dict[str, Any], given: dict[str, Any], decision: Decision) -> None:
+def _print_event(event: dict[str, Any], properties: dict[str, Any], decision: Decision) -> None:
     import json
 
-    lines = [f"{event['event']}: printed, neither kept nor sent ({decision.mode}: {decision.reason})"]
-    dropped = [str(name) for name, value in given.items() if name not in event["properties"] and not _is_empty(value)]
+    lines = [f"{event['event']}: printed only, not stored or sent (without debug: {decision.mode}, {decision.reason})"]
+    kept = event["properties"]
+    dropped = [str(name) for name, value in properties.items() if name not in kept and not _is_empty(value)]
     if dropped:
-        lines.append(f"{event['event']}: left out, for it is no such field or not of its kind: {', '.join(dropped)}")
+        lines.append(f"{event['event']}: dropped: unknown field or wrong type: {', '.join(dropped)}")
     sys.stderr.write("".join(f"[{event['app']} usage] {line}\n" for line in lines) + json.dumps(event, indent=2) + "\n")
     sys.stderr.flush()
 
@@ -427,33 +434,34 @@ def _is_empty(value: Any) -> bool:
     return value is None or (type(value) in (dict, list, tuple, str) and not value)
 
 
-_watched: set[str] = set()
+_registered: set[str] = set()
+"""The handlers that are registered in this process (exit, fork), and whether the shutdown has begun (end)."""
 
 
-def _watch_exit() -> None:
-    if "exit" not in _watched:
-        _watched.add("exit")
-        atexit.register(_end_all)
-        if is_of_multiprocessing():
-            from multiprocessing.util import Finalize  # a worker may leave without running exit handlers
+def _register_exit_handler() -> None:
+    if "exit" not in _registered:
+        _registered.add("exit")
+        atexit.register(_shutdown_all)
+        if is_multiprocessing_child():
+            from multiprocessing.util import Finalize  # a worker may exit without running exit handlers
 
-            Finalize(None, _end_all, exitpriority=100)
+            Finalize(None, _shutdown_all, exitpriority=100)
 
 
-def _watch_forks() -> None:
-    if "fork" not in _watched and hasattr(os, "register_at_fork"):
-        _watched.add("fork")
+def _register_fork_handler() -> None:
+    if "fork" not in _registered and hasattr(os, "register_at_fork"):
+        _registered.add("fork")
         os.register_at_fork(after_in_child=_after_fork)
 
 
-def _end_all() -> None:
-    """End all managers, which together wait no longer than one."""
-    if "end" in _watched:
-        return  # a child of `fork` has this on its list twice
-    _watched.add("end")
+def _shutdown_all() -> None:
+    """Shut down all managers within one common deadline."""
+    if "end" in _registered:
+        return  # registered twice in a child of `fork`
+    _registered.add("end")
     deadline_s = time.monotonic() + _EXIT_TIMEOUT_S
     managers = list(TelemetryManager._instances.values())
-    # A module that is imported now would make Python forget that Ctrl-C ended it, and exit with another code.
+    # Importing a module now would reset the state from which Python derives the exit code after Ctrl-C.
     may_send = getattr(sys, "last_type", None) is not KeyboardInterrupt or "tachograph._base.http" in sys.modules
     for manager in managers:
         manager._close(may_send=may_send)
@@ -462,8 +470,8 @@ def _end_all() -> None:
 
 
 def _after_fork() -> None:
-    note_fork()
-    _watched.difference_update(("exit", "end"))  # `multiprocessing` clears exit handlers in its children
+    record_fork()
+    _registered.difference_update(("exit", "end"))  # `multiprocessing` clears exit handlers in its children
     TelemetryManager._lock = threading.RLock()
     for manager in TelemetryManager._instances.values():
-        manager._forget_parent()
+        manager._reset_after_fork()

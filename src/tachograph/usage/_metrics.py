@@ -1,7 +1,7 @@
-"""How long training takes and how much memory it needs, measured so that training does not notice.
+"""Duration and memory of training, measured without disturbing it.
 
-Nothing here starts a device or waits for one: torch is asked only if the training code has loaded it, and a backend
-of it only if it is in use already.
+Nothing here initializes a device or waits for one. Torch is used only if the training code has imported it, and a
+backend only if the training code has initialized it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tachograph._base.guard import guard
 __all__ = ["RuntimeMetrics", "RuntimeMetricsTracker"]
 
 _BACKENDS = ("cuda", "mps", "xpu", "npu")
-"""Parts of torch that hold a device's memory, the likeliest first. What runs on ROCm is found in `torch.cuda`."""
+"""Backends of torch, the most common first. ROCm uses `torch.cuda`."""
 
 _HIGH_WATER_MARK = "allocator_high_water_mark"
 _SAMPLED = "sampled"
@@ -24,25 +24,25 @@ _SAMPLED = "sampled"
 
 @dataclass
 class RuntimeMetrics:
-    """What is known of a training's time, steps and memory.
+    """Time, steps and memory of a training.
 
-    Times are those of `time.perf_counter`: a wall clock that is set meanwhile changes no duration.
+    Times are those of `time.perf_counter`, so that setting the wall clock changes no duration.
     """
 
     start_time: float | None = None
-    """When training began; now, if nothing is said."""
+    """Start of training; now by default."""
     epoch_start_times: dict[int, float] = field(default_factory=dict)
-    """When each epoch began; an epoch that was entered midway, on resuming, is not here."""
+    """Start of each epoch. An epoch that was resumed in the middle is missing."""
     epoch_end_times: dict[int, float] = field(default_factory=dict)
-    """When each epoch was completed."""
+    """End of each completed epoch."""
     peak_cpu_memory: int = 0
-    """Most bytes this process was seen to hold; 0 if nobody looked."""
+    """Peak of the sampled bytes of this process; 0 if it was never sampled."""
     peak_gpu_memory: dict[int, int] = field(default_factory=dict)
-    """Most bytes in use on each device that this process sees."""
+    """Peak bytes in use on each device visible to this process."""
     gpu_peak_memory_source: dict[int, str] = field(default_factory=dict)
-    """How that is known: `allocator_high_water_mark`, or `sampled`, which misses what lies between two looks."""
+    """Source of each peak: `allocator_high_water_mark`, or `sampled`, which misses peaks between two samples."""
     total_steps: int = 0
-    """Steps that were made in this process; those before a resume do not count."""
+    """Steps completed by this process; those before a resume do not count."""
     current_epoch: int = 0
     current_step: int = 0
 
@@ -52,27 +52,27 @@ class RuntimeMetrics:
 
     @property
     def elapsed_time(self) -> float:
-        """Seconds since training began."""
+        """Seconds since the start of training."""
         return perf_counter() - (self.start_time or 0.0)
 
     def epoch_time(self, epoch: int) -> float | None:
-        """Return the seconds an epoch took, None unless both its begin and its end were seen."""
+        """Return the duration of an epoch in seconds, None unless its start and end are known."""
         if epoch not in self.epoch_start_times or epoch not in self.epoch_end_times:
             return None
         return self.epoch_end_times[epoch] - self.epoch_start_times[epoch]
 
     def average_epoch_time(self) -> float | None:
-        """Return the mean seconds of the epochs that were seen whole, None if there is none."""
+        """Return the mean duration of complete epochs in seconds, None if there is none."""
         times_s = self._epoch_times_s()
         return sum(times_s.values()) / len(times_s) if times_s else None
 
     def steps_per_second(self) -> float | None:
-        """Return the steps per second since training began, None before the first."""
+        """Return the mean steps per second since the start of training, None before the first step."""
         elapsed_s = self.elapsed_time
         return self.total_steps / elapsed_s if self.total_steps and elapsed_s > 0 else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all that is known under names with units; what is not known is left out."""
+        """Return all known values under names with units. Unknown values are missing."""
         known: dict[str, Any] = {
             "total_time_seconds": self.elapsed_time,
             "total_steps": self.total_steps,
@@ -92,7 +92,7 @@ class RuntimeMetrics:
         return known
 
     def gpu_peaks(self) -> dict[str, int | str]:
-        """Return the peak of each device and how it is known."""
+        """Return the peak of each device and its source."""
         peaks: dict[str, int | str] = {}
         for index, peak_bytes in sorted(self.peak_gpu_memory.items()):
             peaks[f"gpu_{index}_peak_memory_bytes"] = peak_bytes
@@ -106,35 +106,35 @@ class RuntimeMetrics:
 
 
 class RuntimeMetricsTracker:
-    """Keeps `RuntimeMetrics` up to date: tell it of epochs and steps, and it looks at the memory now and then."""
+    """Updates `RuntimeMetrics`. Call it for every epoch and step; it samples the memory from time to time."""
 
     update_interval = 100
-    """Steps between two looks at the memory."""
+    """Steps between two samples of the memory."""
 
     def __init__(self) -> None:
         self.metrics = RuntimeMetrics()
         self.cpu_memory: int | None = None
-        """Bytes this process held at the last look, None if that could not be read."""
+        """Bytes of this process at the last sample, None if they could not be read."""
         self.gpu_memory: dict[int, int] = {}
-        """Bytes in use on each device at the last look."""
-        self._looked_s = 0.0
+        """Bytes in use on each device at the last sample."""
+        self._sampled_at_s = 0.0
         self._has_high_water_marks = False
 
     def start_epoch(self, epoch: int) -> None:
-        """An epoch begins."""
+        """Record the start of an epoch."""
         self.metrics.current_epoch = epoch
         self.metrics.epoch_start_times[epoch] = perf_counter()
         self.update_memory_metrics()
 
     def end_epoch(self, epoch: int) -> None:
-        """An epoch is completed."""
+        """Record the end of a completed epoch."""
         self.metrics.epoch_end_times[epoch] = perf_counter()
 
     def update_step(self, step: int) -> None:
-        """A step is done; at every hundredth the memory is looked at.
+        """Record a completed step, and sample the memory every `update_interval` steps.
 
         Args:
-            step: its number, which on resuming is more than the steps made here.
+            step: number of the step, which after a resume is larger than the number of steps of this process.
         """
         self.metrics.current_step = step
         self.metrics.total_steps += 1
@@ -142,7 +142,7 @@ class RuntimeMetricsTracker:
             self.update_memory_metrics()
 
     def update_memory_metrics(self) -> None:
-        """Look at the memory of this process and of its devices."""
+        """Sample the memory of this process and of its devices."""
         self.cpu_memory = None
         with guard("reading the memory of the process"):
             self.cpu_memory = _resident_bytes()
@@ -150,15 +150,15 @@ class RuntimeMetricsTracker:
         self.update_gpu_memory_metrics()
 
     def update_gpu_memory_metrics(self, pause_s: float = 0.0) -> None:
-        """Look at the memory of the devices. Their own counters are read, never reset.
+        """Sample the memory of the devices. Their own peak counters are read, never reset.
 
         Args:
-            pause_s: time since the last look within which devices that keep count of their peak are not asked again.
+            pause_s: minimum time between two samples of devices that have a peak counter.
         """
         now_s = perf_counter()
-        if self._has_high_water_marks and now_s - self._looked_s < pause_s:
+        if self._has_high_water_marks and now_s - self._sampled_at_s < pause_s:
             return
-        self._looked_s, self._has_high_water_marks = now_s, False
+        self._sampled_at_s, self._has_high_water_marks = now_s, False
         metrics, self.gpu_memory = self.metrics, {}
         for index, (in_use_bytes, peak_bytes, source) in enumerate(_devices()):
             self.gpu_memory[index] = in_use_bytes
@@ -167,7 +167,7 @@ class RuntimeMetricsTracker:
             self._has_high_water_marks = source == _HIGH_WATER_MARK
 
     def get_memory_metrics(self) -> dict[str, int | str]:
-        """Look at the memory, and return what is in use and the peaks; what cannot be read is left out."""
+        """Sample the memory and return the bytes in use and the peaks. Values that cannot be read are missing."""
         self.update_memory_metrics()
         known: dict[str, int | str] = {}
         if self.cpu_memory is not None:
@@ -181,36 +181,36 @@ class RuntimeMetricsTracker:
 def _resident_bytes() -> int:
     import psutil
 
-    return int(psutil.Process().memory_info().rss)  # asked anew, for a fork is another process
+    return int(psutil.Process().memory_info().rss)  # created each time: after a fork the process is another one
 
 
 def _devices() -> list[tuple[int, int, str]]:
-    """Return what is in use on each device, the most that ever was, and how that is known.
+    """Return the bytes in use, the peak and the source of the peak for each device.
 
-    The devices are those of the first backend that is in use; if it cannot be read, of the next.
+    The devices are those of the first initialized backend that can be read.
     """
     torch = sys.modules.get("torch")
     for name in _BACKENDS:
         with guard(f"reading the memory of {name}"):
             backend = getattr(torch, name, None)
-            if backend is not None and _is_in_use(backend):
-                return [_read(backend, index) for index in range(backend.device_count())]
+            if backend is not None and _is_initialized(backend):
+                return [_read_device(backend, index) for index in range(backend.device_count())]
     return []
 
 
-def _is_in_use(backend: Any) -> bool:
+def _is_initialized(backend: Any) -> bool:
     if hasattr(backend, "is_initialized"):
         return bool(backend.is_initialized())
-    # Metal has no such question. Seeding, which every trainer does, makes the generator; asking for memory before
-    # that would itself be the first use.
+    # Metal has no such function. Seeding, which every trainer does, creates the generator; reading the memory before
+    # that would itself initialize the device.
     return getattr(backend, "_default_mps_generator", None) is not None
 
 
-def _read(backend: Any, index: int) -> tuple[int, int, str]:
+def _read_device(backend: Any, index: int) -> tuple[int, int, str]:
     if hasattr(backend, "memory_allocated"):
         in_use_bytes = int(backend.memory_allocated(index))
     else:
-        in_use_bytes = int(backend.current_allocated_memory())  # Metal: there is one device
+        in_use_bytes = int(backend.current_allocated_memory())  # Metal has one device
     if hasattr(backend, "max_memory_allocated"):
         return in_use_bytes, max(in_use_bytes, int(backend.max_memory_allocated(index))), _HIGH_WATER_MARK
     return in_use_bytes, in_use_bytes, _SAMPLED

@@ -1,4 +1,4 @@
-"""What a user is told before anything is sent without their having said so, and the time to stop it."""
+"""The notice that is shown before an app with the policy ``opt-out`` sends anything, and the pause to prevent it."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any
 
 from tachograph.usage._config import UsageConfig
 
-__all__ = ["PAUSE_S", "give_notice"]
+__all__ = ["PAUSE_S", "show_notice"]
 
 PAUSE_S = 10.0
 
 
-def give_notice(config: UsageConfig) -> bool:
-    """Say what is about to happen, and give the user time to prevent it; tell whether it could be said."""
-    where = config.receiver.name if config.receiver is not None else ""
-    more = f"  Read more:     {config.docs_url}\n" if config.docs_url else ""
+def show_notice(config: UsageConfig) -> bool:
+    """Print the notice and pause; return whether it could be printed."""
+    endpoint = config.receiver.name if config.receiver is not None else ""
+    docs = f"  Read more:   {config.docs_url}\n" if config.docs_url else ""
     text = (
-        f"\n{config.app} sends anonymous usage reports to {where}\n"
-        "  What: versions, kind of hardware, coarse settings and timings of training, types of errors and where in\n"
-        "  the code of known packages they arose. No data, messages, paths or names of yours, and no id of you or\n"
-        "  your machine. The receiver sees the address that reports come from, as any server does.\n"
-        f"  See it first:  tacho usage preview {config.app}\n{more}"
-        f"  Turn it off:   tacho usage off {config.app}    or  {config.env_prefix}_DO_NOT_TRACK=1\n"
-        f"  Agree to it:   tacho usage on {config.app}     or  {config.env_prefix}_DO_NOT_TRACK=0\n"
-        f"Nothing has been sent. {config.app} goes on in {PAUSE_S:.0f} seconds; Ctrl-C stops {config.app}.\n\n"
+        f"\n{config.app} sends anonymous usage reports to {endpoint}\n"
+        "  They contain versions, the type of hardware, coarse settings and timings of training, and the types of\n"
+        "  errors with their places in known packages. They contain no data, messages, paths or names of yours, and\n"
+        "  no id of you or your machine. Like any server, the receiver sees your IP address.\n"
+        f"  Preview:     tacho usage preview {config.app}\n{docs}"
+        f"  Turn off:    tacho usage off {config.app}    or  {config.env_prefix}_DO_NOT_TRACK=1\n"
+        f"  Agree:       tacho usage on {config.app}     or  {config.env_prefix}_DO_NOT_TRACK=0\n"
+        f"Nothing has been sent yet. {config.app} continues in {PAUSE_S:.0f} seconds; press Ctrl-C to stop it.\n\n"
     )
-    if _is_nowhere(sys.stderr):
+    if _is_devnull(sys.stderr):
         return False
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # there is no such stream, or nobody reads it
+    except (AttributeError, OSError, ValueError):  # there is no stream, or it is closed
         return False
     sleep(PAUSE_S)
     return True
 
 
-def _is_nowhere(stream: Any) -> bool:
+def _is_devnull(stream: Any) -> bool:
     try:
         return os.path.samestat(os.fstat(stream.fileno()), os.stat(os.devnull))
     except (AttributeError, OSError, ValueError):
-        return False  # a stream without a file, say of a notebook
+        return False  # a stream without a file, as in a notebook

@@ -1,4 +1,12 @@
-"""Which process speaks for a run, and the id by which its processes are known as one."""
+"""Which process of a run records events, and the environment variables that child processes inherit.
+
+``<PREFIX>_USAGE_RUN_ID``
+    The id that all processes of a run share.
+``<PREFIX>_USAGE_TOLD``
+    ``app:run_id`` once the notice of that app was shown in that run, so that a child does not show it again.
+``TACHO_USAGE_CHOICE_<APP>``
+    An opt-out (``off`` or ``local``) that was passed to `TelemetryManager.configure`. An opt-in is not inherited.
+"""
 
 from __future__ import annotations
 
@@ -7,119 +15,120 @@ import re
 import sys
 
 from tachograph._base.ranks import group_rank
-from tachograph.usage._consent import inherited_choice
+from tachograph.usage._consent import inherited_choice_variable
 from tachograph.usage._folder import Mode
 
 __all__ = [
-    "forget_run_id",
+    "clear_run_id",
+    "create_run_id",
+    "export_choice",
     "inherited_run_id",
     "is_id",
     "is_main_process",
-    "is_of_multiprocessing",
-    "made_run_id",
+    "is_multiprocessing_child",
+    "mark_notice_shown",
     "new_id",
-    "note_choice",
-    "note_fork",
-    "note_told",
+    "record_fork",
     "restore_choice",
-    "was_told",
+    "was_notice_shown",
 ]
 
 _ID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
-_group_of_parent: list[bool] = [False]
+_inherited_group: list[bool] = [False]
+"""Whether the process group of this process was created by its parent before a `fork`."""
 
 
-def is_main_process(stated: int, home: int) -> bool:
-    """Tell whether this process speaks for its run: the first rank, and no worker of it.
+def is_main_process(stated: int, configured_pid: int) -> bool:
+    """Return whether this process records events for its run: rank 0, and not a worker of it.
 
-    A worker (of a data loader, say) inherits all that its parent states. It is a rank of its own only if it joined a
-    process group itself.
+    A worker, of a data loader for example, inherits the rank that its parent states. It counts as a rank of its own
+    only if it joined a process group itself.
 
     Args:
-        stated: the rank that its launcher states, which counts as long as there is no process group.
-        home: the process that was configured, of which others may be children by `fork`.
+        stated: the rank that the launcher states; used as long as there is no process group.
+        configured_pid: the process that called `configure`. This one may be its child by `fork`.
     """
     group = group_rank()
-    if os.getpid() != home or is_of_multiprocessing():
-        return group == 0 and not _group_of_parent[0]
+    if os.getpid() != configured_pid or is_multiprocessing_child():
+        return group == 0 and not _inherited_group[0]
     return (stated if group is None else group) == 0
 
 
-def note_fork() -> None:
-    """Remember, in a child of `fork`, what it has only inherited."""
-    _group_of_parent[0] = group_rank() is not None
+def record_fork() -> None:
+    """Remember, in a child of `fork`, whether its process group is the parent's."""
+    _inherited_group[0] = group_rank() is not None
 
 
 def inherited_run_id(env_prefix: str) -> str | None:
-    """Return the id that a process before this one gave the run, unless it is none."""
-    given = os.environ.get(_variable(env_prefix), "")
-    return given if is_id(given) else None
+    """Return the run id that a parent process exported, None if there is no valid one."""
+    run_id = os.environ.get(_run_id_variable(env_prefix), "")
+    return run_id if is_id(run_id) else None
 
 
-def made_run_id(env_prefix: str) -> str:
-    """Return a new id, which means nothing but this run, and tell it to processes that are started from here."""
-    run_id = os.environ[_variable(env_prefix)] = new_id()
+def create_run_id(env_prefix: str) -> str:
+    """Create a run id and export it to child processes."""
+    run_id = new_id()
+    os.environ[_run_id_variable(env_prefix)] = run_id
     return run_id
 
 
 def new_id() -> str:
-    """Return an id that means nothing."""
+    """Return a random id."""
     from uuid import uuid4
 
     return str(uuid4())
 
 
-def forget_run_id(env_prefix: str) -> None:
-    """Tell it no more."""
-    os.environ.pop(_variable(env_prefix), None)
-    os.environ.pop(_told(env_prefix), None)
+def clear_run_id(env_prefix: str) -> None:
+    """Stop exporting the run id and the mark of the notice."""
+    os.environ.pop(_run_id_variable(env_prefix), None)
+    os.environ.pop(_notice_variable(env_prefix), None)
 
 
-def was_told(env_prefix: str, app: str) -> bool:
-    """Tell whether the user was given the app's notice in this very run, by a process before this one."""
+def was_notice_shown(env_prefix: str, app: str) -> bool:
+    """Return whether an earlier process of this very run showed the notice of the app."""
     run_id = inherited_run_id(env_prefix)
-    return run_id is not None and os.environ.get(_told(env_prefix)) == f"{app}:{run_id}"
+    return run_id is not None and os.environ.get(_notice_variable(env_prefix)) == f"{app}:{run_id}"
 
 
-def note_told(env_prefix: str, app: str, run_id: str) -> None:
-    """Let processes that are started from here know that the user was given notice."""
-    os.environ[_told(env_prefix)] = f"{app}:{run_id}"
+def mark_notice_shown(env_prefix: str, app: str, run_id: str) -> None:
+    """Export to child processes that the notice was shown."""
+    os.environ[_notice_variable(env_prefix)] = f"{app}:{run_id}"
 
 
-def note_choice(app: str, choice: Mode) -> str | None:
-    """Let processes that are started from here know that their user said no; return what they knew before.
+def export_choice(app: str, choice: Mode) -> str | None:
+    """Export an opt-out to child processes, and return the value that was exported before.
 
-    A yes is not passed on.
+    An opt-in is not exported.
     """
-    name = inherited_choice(app)
-    before = os.environ.get(name)
+    before = os.environ.get(inherited_choice_variable(app))
     restore_choice(app, None if choice == "on" else choice)
     return before
 
 
-def restore_choice(app: str, noted: str | None) -> None:
-    """Let them know what they knew before."""
-    if noted is None:
-        os.environ.pop(inherited_choice(app), None)
+def restore_choice(app: str, exported: str | None) -> None:
+    """Export the value that `export_choice` returned."""
+    if exported is None:
+        os.environ.pop(inherited_choice_variable(app), None)
     else:
-        os.environ[inherited_choice(app)] = noted
+        os.environ[inherited_choice_variable(app)] = exported
 
 
 def is_id(text: str) -> bool:
-    """Tell whether a text is an id as we make them."""
+    """Return whether a text is an id as `new_id` creates them."""
     return re.fullmatch(_ID, text) is not None
 
 
-def _variable(env_prefix: str) -> str:
+def is_multiprocessing_child() -> bool:
+    """Return whether `multiprocessing` started this process."""
+    parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", None)
+    return parent is not None and parent() is not None
+
+
+def _run_id_variable(env_prefix: str) -> str:
     return f"{env_prefix}_USAGE_RUN_ID"
 
 
-def _told(env_prefix: str) -> str:
+def _notice_variable(env_prefix: str) -> str:
     return f"{env_prefix}_USAGE_TOLD"
-
-
-def is_of_multiprocessing() -> bool:
-    """Tell whether this process was started by `multiprocessing`."""
-    parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", None)
-    return parent is not None and parent() is not None

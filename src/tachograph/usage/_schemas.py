@@ -1,4 +1,7 @@
-"""Every event there is, and every field it may have. What is not here does not leave the process."""
+"""The schema of every built-in event. A value without a field here never leaves the process.
+
+The texts are shown to users, in `tacho usage preview --fields` and in the documentation.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,27 @@ from tachograph.usage._fields import (
     CodeName,
     Count,
     Device,
-    Field,
     Flag,
     Group,
     HubId,
-    Line,
+    LineNumber,
     ListOf,
     Measure,
     ModelType,
+    SchemaField,
     Seconds,
     Size,
     Version,
 )
 
-__all__ = ["CONFIG_EVENTS", "MEASURED", "PACKAGES", "SCHEMAS", "Schema"]
+__all__ = ["CONFIG_EVENTS", "PACKAGES", "SCHEMAS", "Schema"]
 
 
 class Schema(NamedTuple):
-    """An event: when it is recorded, and its fields."""
+    """An event: a sentence on when it is recorded, and its fields by name."""
 
     doc: str
-    fields: Mapping[str, Field]
+    fields: Mapping[str, SchemaField]
 
 
 PACKAGES = (
@@ -39,12 +42,12 @@ PACKAGES = (
     "safetensors", "sentencepiece", "tachograph", "tokenizers", "torch", "torchao", "transformers", "triton", "trl",
     "vllm", "xformers",
 )  # fmt: skip
-"""Distributions whose version is told, if they are installed, and whose code an error may name."""
+"""Distributions whose version is sent if they are installed, and whose code an error may name."""
 
 CONFIG_EVENTS = ("config-loaded", "config-processed")
 
 _DTYPES = ("float32", "tf32", "bfloat16", "float16", "float8", "float8_e4m3fn", "float8_e5m2", "int8", "int4", "nf4")
-_ALSO_DTYPES = {
+_DTYPE_ALIASES = {
     **{f"torch.{name}": name for name in _DTYPES},
     "fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp8": "float8",
 }  # fmt: skip
@@ -74,7 +77,7 @@ _ATTENTIONS = (
     "eager", "sdpa", "flash_attention", "flash_attention_2", "flash_attention_3", "flex_attention", "xformers",
     "sage",
 )  # fmt: skip
-_SPREADS = (
+_PARALLELISMS = (
     "none", "ddp", "fsdp", "fsdp2", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3", "tensor_parallel",
     "context_parallel", "pipeline_parallel",
 )  # fmt: skip
@@ -89,18 +92,18 @@ _TASKS = (
     "CAUSAL_LM", "SEQ_CLS", "SEQ_2_SEQ_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION",
 )  # fmt: skip
 
-_CONFIG: dict[str, Field] = {
-    "base_model": HubId("The model that is trained."),
-    "model_type": ModelType("What kind of model it is."),
-    "method": Choice("How it is trained.", *_METHODS),
-    "adapter": Choice("What is trained of it.", *_ADAPTERS),
+_CONFIG: dict[str, SchemaField] = {
+    "base_model": HubId("Base model."),
+    "model_type": ModelType("Type of the model."),
+    "method": Choice("Training method.", *_METHODS),
+    "adapter": Choice("Adapter, or full fine-tuning.", *_ADAPTERS),
     "lora_rank": Count("Rank of the adapter."),
     "lora_alpha": Measure("Scale of the adapter."),
     "lora_dropout": Measure("Dropout of the adapter."),
-    "num_datasets": Count("Datasets in the config."),
-    "dataset": HubId("The dataset, if there is one."),
-    "sequence_length": Count("Tokens in a sample at most."),
-    "sample_packing": Flag("Whether samples are packed together."),
+    "num_datasets": Count("Number of datasets in the config."),
+    "dataset": HubId("The dataset, if there is only one."),
+    "sequence_length": Count("Maximum number of tokens per sample."),
+    "sample_packing": Flag("Whether samples are packed."),
     "batch_size": Count("Samples per device and step."),
     "gradient_accumulation": Count("Batches per optimizer step."),
     "num_epochs": Measure("Epochs to train."),
@@ -109,161 +112,159 @@ _CONFIG: dict[str, Field] = {
     "weight_decay": Measure("Weight decay."),
     "optimizer": Choice("Optimizer.", *_OPTIMIZERS),
     "scheduler": Choice("Learning-rate schedule.", *_SCHEDULERS),
-    "warmup_steps": Count("Steps of warm-up."),
-    "dtype": Choice("Numbers that are computed with.", *_DTYPES, also=_ALSO_DTYPES),
-    "quantization": Choice("Numbers that weights are kept in.", *_QUANTIZATIONS),
-    "attention": Choice("Implementation of attention.", *_ATTENTIONS),
-    "gradient_checkpointing": Flag("Whether activations are computed again instead of kept."),
+    "warmup_steps": Count("Warm-up steps."),
+    "dtype": Choice("Data type of the computation.", *_DTYPES, also=_DTYPE_ALIASES),
+    "quantization": Choice("Quantization of the weights.", *_QUANTIZATIONS),
+    "attention": Choice("Attention implementation.", *_ATTENTIONS),
+    "gradient_checkpointing": Flag("Whether activations are recomputed."),
     "compile": Flag("Whether the model is compiled."),
-    "distributed": Choice("How the work is spread.", *_SPREADS),
+    "distributed": Choice("Parallelism.", *_PARALLELISMS),
     "trackers": ListOf(
         "Trackers in use.",
         Choice("", *_TRACKERS),
     ),
 }
 
-MEASURED: dict[str, Field] = {
+_LOGGED_METRICS: dict[str, SchemaField] = {
     "loss": Measure("Loss."),
-    "eval_loss": Measure("Loss of the latest evaluation."),
+    "eval_loss": Measure("Loss of the last evaluation."),
     "ppl": Measure("Perplexity."),
     "learning_rate": Measure("Learning rate."),
     "grad_norm": Measure("Gradient norm."),
     "tokens_total": Count("Tokens so far."),
-    "tokens_trainable": Count("Tokens so far that count for the loss."),
-    "tokens_per_second_per_gpu": Measure("Throughput of a device."),
+    "tokens_trainable": Count("Tokens so far that contribute to the loss."),
+    "tokens_per_second_per_gpu": Measure("Tokens per second and device."),
 }
 
-_METRICS: dict[str, Field] = {
-    "metrics": Group("What the trainer logged last of each; what it never logged is missing.", MEASURED),
-    "metric_steps": Group("The step each of them was logged at.", {name: Count("Step.") for name in MEASURED}),
+_METRICS: dict[str, SchemaField] = {
+    "metrics": Group("Last logged value of each metric.", _LOGGED_METRICS),
+    "metric_steps": Group("Step at which each metric was logged.", {name: Count("Step.") for name in _LOGGED_METRICS}),
 }
 
-_PEAKS: dict[str, Field] = {
-    "peak_cpu_memory": Size("Most memory that the main process held."),
-    "peak_gpu_memory": ListOf("Most memory that torch held on each accelerator the main process sees.", Size("")),
+_PEAKS: dict[str, SchemaField] = {
+    "peak_cpu_memory": Size("Peak memory of the main process."),
+    "peak_gpu_memory": ListOf("Peak memory of torch on each accelerator visible to the main process.", Size("")),
     "peak_gpu_memory_source": Choice(
-        "Whether torch kept count of the peak or it was sampled.", "allocator_high_water_mark", "sampled"
+        "Whether the peak comes from torch's own counter or from samples.", "allocator_high_water_mark", "sampled"
     ),
 }
 
 SCHEMAS: dict[str, Schema] = {
-    "config-loaded": Schema("A config was read. `system-info` follows it.", _CONFIG),
-    "config-processed": Schema("The config is as it will be used, with defaults filled in.", _CONFIG),
+    "config-loaded": Schema("A config was loaded. The first one is followed by `system-info`.", _CONFIG),
+    "config-processed": Schema("The config is final, with defaults filled in.", _CONFIG),
     "system-info": Schema(
-        "Beside the config, once per process.",
+        "Once per process, after the config.",
         {
             "os": Choice("Operating system.", "Linux", "Darwin", "Windows"),
             "architecture": Choice("Processor architecture.", "x86_64", "amd64", "arm64", "aarch64", "ppc64le"),
             "python": Version("Version of Python."),
             "num_cpus": Count("Logical CPUs."),
             "memory": Size("Memory of the machine."),
-            "accelerator": Choice("Kind of accelerators.", "cuda", "rocm", "mps", "xpu", "npu", "none"),
-            "num_accelerators": Count("Accelerators this process may use."),
+            "accelerator": Choice("Type of the accelerators.", "cuda", "rocm", "mps", "xpu", "npu", "none"),
+            "num_accelerators": Count("Number of accelerators visible to this process."),
             "accelerators": ListOf(
-                "Each of them.", Group("", {"name": Device("Model."), "memory": Size("Its memory.")}), 8
+                "The accelerators.", Group("", {"name": Device("Model."), "memory": Size("Memory.")}), 8
             ),
-            "packages": Group(
-                "Versions of packages that are installed.", {name: Version("Version.") for name in PACKAGES}
-            ),
+            "packages": Group("Versions of installed packages.", {name: Version("Version.") for name in PACKAGES}),
         },
     ),
     "model-load": Schema(
         "A model was loaded.",
         {
-            "base_model": HubId("Where it came from."),
-            "model_type": ModelType("What kind of model it is."),
-            "num_parameters": Count("Parameters."),
-            "num_trainable_parameters": Count("Those that are trained."),
-            "num_layers": Count("Layers."),
-            "hidden_size": Count("Width."),
-            "vocab_size": Count("Entries of the vocabulary."),
-            "num_experts": Count("Experts per layer."),
-            "dtype": Choice("Numbers of its weights.", *_DTYPES, also=_ALSO_DTYPES),
-            "quantization": Choice("How it is quantised.", *_QUANTIZATIONS),
+            "base_model": HubId("Base model."),
+            "model_type": ModelType("Type of the model."),
+            "num_parameters": Count("Number of parameters."),
+            "num_trainable_parameters": Count("Number of trainable parameters."),
+            "num_layers": Count("Number of layers."),
+            "hidden_size": Count("Hidden size."),
+            "vocab_size": Count("Size of the vocabulary."),
+            "num_experts": Count("Number of experts per layer."),
+            "dtype": Choice("Data type of the weights.", *_DTYPES, also=_DTYPE_ALIASES),
+            "quantization": Choice("Quantization.", *_QUANTIZATIONS),
             "attention": _CONFIG["attention"],
         },
     ),
     "adapter-load": Schema(
-        "An adapter was made or loaded.",
+        "An adapter was created or loaded.",
         {
-            "kind": Choice("Kind of adapter.", *_PEFT_TYPES),
-            "task": Choice("What the model is for.", *_TASKS),
+            "kind": Choice("Type of adapter.", *_PEFT_TYPES),
+            "task": Choice("Task of the model.", *_TASKS),
             "rank": Count("Rank."),
             "alpha": Measure("Scale."),
             "dropout": Measure("Dropout."),
             "bias": Choice("Which biases are trained.", "none", "all", "lora_only"),
-            "num_target_modules": Count("Modules named to be adapted."),
-            "all_linear": Flag("Whether all linear layers are."),
-            "use_dora": Flag("Whether magnitudes are trained apart."),
-            "use_rslora": Flag("Whether the scale is stabilised by rank."),
+            "num_target_modules": Count("Number of target modules listed by name."),
+            "all_linear": Flag("Whether all linear layers are targets."),
+            "use_dora": Flag("Whether DoRA is used."),
+            "use_rslora": Flag("Whether rank-stabilized LoRA is used."),
         },
     ),
     "train-start": Schema(
-        "Training begins.",
+        "Training started.",
         {
-            "start_step": Count("Steps done before, of a training that goes on."),
-            "resumed": Flag("Whether it goes on from a checkpoint."),
+            "start_step": Count("Steps completed before this process, when resumed."),
+            "resumed": Flag("Whether training resumed from a checkpoint."),
             "max_steps": Count("Steps to train."),
             "num_epochs": Measure("Epochs to train."),
             "batch_size": Count("Samples per device and step."),
             "gradient_accumulation": Count("Batches per optimizer step."),
-            "world_size": Count("Processes that train together."),
+            "world_size": Count("Number of training processes."),
         },
     ),
     "train-progress": Schema(
-        "After the first step, then every 100 steps or, at a multiple of 100, every minute.",
+        "After the first step, then every 100 steps. Multiples of 100 are reported early if a minute has passed.",
         {
-            "step": Count("Steps done."),
-            "start_step": Count("Steps done before this process began."),
-            "epoch": Count("Whole epochs done."),
-            "progress": Measure("Epochs done, with their fraction."),
-            "steps_per_second": Measure("Speed since the report before."),
-            "elapsed_s": Seconds("Time since training began."),
-            "since_last_report_s": Seconds("Time since the report before."),
-            "cpu_memory": Size("Memory that the main process holds."),
-            "gpu_memory": ListOf("Memory that torch holds on each accelerator the main process sees.", Size("")),
+            "step": Count("Steps completed."),
+            "start_step": Count("Steps completed before this process."),
+            "epoch": Count("Completed epochs."),
+            "progress": Measure("Epochs, including the fraction of the current one."),
+            "steps_per_second": Measure("Steps per second since the previous report."),
+            "elapsed_s": Seconds("Time since the start of training."),
+            "since_last_report_s": Seconds("Time since the previous report."),
+            "cpu_memory": Size("Memory of the main process."),
+            "gpu_memory": ListOf("Memory of torch on each accelerator visible to the main process.", Size("")),
             **_PEAKS,
             **_METRICS,
         },
     ),
     "train-end": Schema(
-        "Training has ended, or the process has before it could.",
+        "Training ended, or the process ended during training.",
         {
             "outcome": Choice(
-                "How: by Ctrl-C, an error that nobody caught, or in a way unseen, if not as it should.",
+                "How: `interrupted` by Ctrl-C, `failed` with an uncaught error, `unfinished` for an unknown reason.",
                 "finished",
                 "interrupted",
                 "failed",
                 "unfinished",
             ),
-            "step": Count("Steps done."),
-            "start_step": Count("Steps done before this process began."),
-            "total_s": Seconds("How long it took."),
-            "total_steps": Count("Steps done by this process."),
-            "steps_per_second": Measure("Speed over all."),
-            "epochs_completed": Count("Whole epochs that this process saw to their end."),
-            "average_epoch_s": Seconds("How long an epoch took."),
-            "train_loss": Measure("Mean loss, as the trainer says it."),
+            "step": Count("Steps completed."),
+            "start_step": Count("Steps completed before this process."),
+            "total_s": Seconds("Duration of the training."),
+            "total_steps": Count("Steps completed by this process."),
+            "steps_per_second": Measure("Mean steps per second."),
+            "epochs_completed": Count("Epochs completed by this process."),
+            "average_epoch_s": Seconds("Mean duration of an epoch."),
+            "train_loss": Measure("Mean training loss, as reported by the trainer."),
             **_PEAKS,
             **_METRICS,
         },
     ),
     "error": Schema(
-        "A function that is watched raised an exception. Never its message, notes, arguments or variables.",
+        "A watched function raised an exception. Messages, notes, arguments and variables are never included.",
         {
-            "function": CodeName("The function that is watched, if it is of a known package."),
-            "type": CodeName("Type of the exception if it is Python's or of a known package, else `user exception`."),
-            "base": CodeName("The nearest such type that a user exception derives from."),
-            "causes": ListOf("Types of the exceptions that led to it, nearest first.", CodeName(""), 8),
-            "members": ListOf("Types of the exceptions in a group.", CodeName(""), 8),
+            "function": CodeName("The watched function, if it belongs to a known package."),
+            "type": CodeName("Type of the exception if Python or a known package defines it, else `user exception`."),
+            "base": CodeName("For a user exception, its nearest base class from Python or a known package."),
+            "causes": ListOf("Types of its causes, nearest first.", CodeName(""), 8),
+            "members": ListOf("Types of the exceptions in an exception group.", CodeName(""), 8),
             "frames": ListOf(
-                "Where it happened, innermost last. Code of anyone else is one entry, `other code`.",
+                "The traceback, innermost frame last. Consecutive frames of other code are one entry, `other code`.",
                 Group(
                     "",
                     {
                         "module": CodeName("Module of a known package, or `other code`."),
-                        "function": CodeName("Function in it."),
-                        "line": Line("Line."),
+                        "function": CodeName("Function."),
+                        "line": LineNumber("Line."),
                     },
                 ),
                 40,
@@ -271,4 +272,4 @@ SCHEMAS: dict[str, Schema] = {
         },
     ),
 }
-"""By name."""
+"""The built-in events by name."""

@@ -1,8 +1,18 @@
-"""Events on disk: files of JSON lines, which are the queue, the record for the user, and what is deleted.
+"""Events on disk, as files of JSON lines: the queue of the sender, and what the user can read, hold back or delete.
 
-The name of a file says whether its events may be sent (`.on.jsonl`) or stay here (`.local.jsonl`), and for which
-receiver they were written. Beside it, `.sent` says how many of its bytes are done with, and which were refused and why.
-Taking back consent is a change of names.
+Files of an app's folder:
+
+``<time>-<random>-<endpoint tag>.on.jsonl``
+    Events that may be sent, and only to the endpoint with this tag.
+``<time>-<random>.local.jsonl``
+    Events that stay on this machine for good.
+``<same name>.sent``
+    Progress: ``done`` is the number of bytes that need no more work, because they were sent or rejected. ``refused``
+    lists the rejected ranges as ``[begin, end, reason]``.
+
+Consent is part of the name. Withdrawing it renames ``.on`` to ``.local``, which a running process notices at once
+because its file is gone. The process that writes a file holds a lock on it, so that no other process sends its events;
+the kernel releases the lock when the process ends, however that happens. What it left is sent by the next process.
 """
 
 from __future__ import annotations
@@ -17,24 +27,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tachograph.usage._endpoint import Event
-from tachograph.usage._folder import make_private, read_own
+from tachograph.usage._folder import make_private_folder, read_own_file
 
-__all__ = ["Kept", "Spool", "delete_events", "keep_here", "kept_events", "left_over", "prune"]
+__all__ = ["Spool", "StoredEvent", "delete_events", "keep_all_local", "open_leftovers", "prune", "read_events"]
 
-_MOST_BYTES_PER_FILE = 1 << 20
-_MOST_BYTES = 16 << 20
-_MOST_FILES = 200
-_LONGEST_KEPT_S = 30 * 86_400.0
-_LONGEST_WAIT_S = 14 * 86_400.0
-_MAY_BE_SENT, _STAYS = ".on.jsonl", ".local.jsonl"
+_MAX_FILE_BYTES = 1 << 20
+_MAX_TOTAL_BYTES = 16 << 20
+_MAX_FILES = 200
+_MAX_REJECTIONS = 100
+_MAX_AGE_S = 30 * 86_400.0
+_MAX_PENDING_S = 14 * 86_400.0
+_SENDABLE, _LOCAL = ".on.jsonl", ".local.jsonl"
 
 
 class Spool:
-    """A file of one process. Held while it is open, so that nobody else sends what is in it.
+    """An open, locked file of events.
 
     Args:
         path: the file.
-        is_new: whether it is to be made.
+        is_new: whether to create it.
+
+    Raises:
+        OSError: if it cannot be opened, another process holds it, or it belongs to another user.
     """
 
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
@@ -43,30 +57,30 @@ class Spool:
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if is_new else 0)
         self._file = os.open(path, flags, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        about = os.fstat(self._file)
-        if about.st_uid != os.geteuid():
-            raise PermissionError(f"{path} is not this user's")
-        self.num_bytes = about.st_size
-        self._marks = _marks(path)
+        status = os.fstat(self._file)
+        if status.st_uid != os.geteuid():
+            raise PermissionError(f"{path} belongs to another user")
+        self.num_bytes = status.st_size
+        self._progress = _read_progress(path)
 
     @classmethod
-    def begin(cls, folder: Path, receiver: str | None) -> Spool:
-        """Begin a file.
+    def create(cls, folder: Path, endpoint: str | None) -> Spool:
+        """Create a file.
 
         Args:
-            folder: of the app.
-            receiver: who may be sent it; None keeps it here.
+            folder: the app's folder.
+            endpoint: name of the endpoint that may receive the events; None keeps them on this machine.
         """
-        make_private(folder)
-        now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%fZ")  # their names are their order
-        ending = _STAYS if receiver is None else f"-{_tag(receiver)}{_MAY_BE_SENT}"
+        make_private_folder(folder)
+        now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%fZ")  # names sort by time
+        ending = _LOCAL if endpoint is None else f"-{_tag(endpoint)}{_SENDABLE}"
         return cls(folder / f"{now}-{os.urandom(4).hex()}{ending}", is_new=True)
 
     def append(self, events: list[Event]) -> None:
-        """Write events at the end, all or none.
+        """Append events, all or none.
 
         Raises:
-            OSError: if that cannot be.
+            OSError: if they cannot be written.
         """
         import json
 
@@ -82,209 +96,214 @@ class Spool:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time for another."""
-        return self.num_bytes >= _MOST_BYTES_PER_FILE
+        """Whether the next events belong into another file."""
+        return self.num_bytes >= _MAX_FILE_BYTES
 
     @property
-    def may_be_sent(self) -> bool:
-        """Whether it may, and the user has neither taken that back nor deleted it."""
-        return _may_send(self.path) and self.path.exists()
+    def is_sendable(self) -> bool:
+        """Whether its events may be sent: the user has neither held them back nor deleted them."""
+        return _is_sendable(self.path) and self.path.exists()
 
     @property
-    def is_gone(self) -> bool:
-        """Whether the user has deleted it, and not only said that it stays here."""
-        return not self.path.exists() and not _as_local(self.path).exists()
+    def is_deleted(self) -> bool:
+        """Whether the user deleted it, and did not just hold it back."""
+        return not self.path.exists() and not _local_path(self.path).exists()
 
     @property
-    def waits(self) -> bool:
-        """Whether there is something to send."""
-        return self._marks.done < self.num_bytes and self.may_be_sent
+    def has_pending(self) -> bool:
+        """Whether there are events to send."""
+        return self._progress.done < self.num_bytes and self.is_sendable
 
-    def stay(self) -> None:
-        """Make what waits in it stay here for good."""
-        _keep(self.path)
+    def keep_local(self) -> None:
+        """Keep the events on this machine for good."""
+        _keep_local(self.path)
 
-    def waiting(self, most: int) -> tuple[list[Event], int]:
-        """Return the next events that are not done with, and where they end. What is torn is passed over."""
-        begin = self._marks.done
-        data = os.pread(self._file, min(self.num_bytes - begin, _MOST_BYTES_PER_FILE), begin)
-        lines = data.splitlines(keepends=True)[:most]
+    def read_pending(self, max_events: int) -> tuple[list[Event], int]:
+        """Return the next events to send, and the position where they end. Torn lines are skipped."""
+        begin = self._progress.done
+        data = os.pread(self._file, min(self.num_bytes - begin, _MAX_FILE_BYTES), begin)
+        lines = data.splitlines(keepends=True)[:max_events]
         if not lines:
-            self.num_bytes = begin  # somebody has cut it off
+            self.num_bytes = begin  # the user truncated the file
         elif len(lines) > 1 and not lines[-1].endswith(b"\n"):
             lines.pop()
-        return [event for line in lines if (event := _event(line))], begin + sum(map(len, lines))
+        return [event for line in lines if (event := _parse_event(line))], begin + sum(map(len, lines))
 
-    def done(self, end: int, refusal: str | None = None) -> None:
-        """Remember that all up to here arrived, or that it was refused for good and why."""
+    def mark_done(self, end: int, refusal: str | None = None) -> None:
+        """Save that the events up to a position were sent, or were rejected for good and why."""
         import json
 
-        refused = self._marks.refused
+        refused = self._progress.refused
         if refusal is not None:
-            refused = [*refused, (self._marks.done, end, refusal)][-100:]
-        self._marks = _Marks(end, refused)
-        path = self.path if self.path.exists() else _as_local(self.path)
+            refused = [*refused, (self._progress.done, end, refusal)][-_MAX_REJECTIONS:]
+        self._progress = _Progress(end, refused)
+        path = self.path if self.path.exists() else _local_path(self.path)
         if path.exists():
-            descriptor = os.open(_mark_of(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            descriptor = os.open(_progress_path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "w", encoding="ascii") as file:
-                json.dump({"done": end, "refused": self._marks.refused}, file)
+                json.dump({"done": end, "refused": self._progress.refused}, file)
 
     def __del__(self) -> None:
-        # Whoever uses it holds it: a thread that reads never finds that another has closed the file.
+        # Closed with the last reference and not by a method: the reading and the writing thread share the file, and
+        # neither can close it under the other.
         if self._file >= 0:
             os.close(self._file)
 
 
-class Kept(NamedTuple):
-    """An event on this machine, and what became of it."""
+class StoredEvent(NamedTuple):
+    """An event on this machine and its state."""
 
     event: Event
     state: str
     """``sent``, ``refused``, ``waiting`` or ``local``."""
     refusal: str = ""
-    """What the receiver said to it, if it refused it."""
+    """Why the receiver rejected it, if it did."""
 
 
-class _Marks(NamedTuple):
+class _Progress(NamedTuple):
+    """Content of a ``.sent`` file."""
+
     done: int
     refused: list[tuple[int, int, str]]
 
 
-def kept_events(folder: Path, receiver: str | None = None) -> Iterator[Kept]:
+def read_events(folder: Path, endpoint: str | None = None) -> Iterator[StoredEvent]:
     """Return all events of an app, oldest first.
 
     Args:
-        folder: of the app.
-        receiver: who is sent them now; for another, and after two weeks, none of them waits. None for whoever it was.
+        folder: the app's folder.
+        endpoint: name of the current endpoint. Events for another one, and those older than two weeks, are no longer
+            waiting. None accepts every endpoint.
     """
     for path in _files(folder):
-        marks, position = _marks(path), 0
+        progress, position = _read_progress(path), 0
         try:
-            lines = read_own(path).splitlines(keepends=True)
-            waits = "waiting" if _may_send(path) and _is_for(path, receiver) and not _is_too_old(path) else "local"
+            lines = read_own_file(path).splitlines(keepends=True)
+            is_waiting = _is_sendable(path) and _is_for(path, endpoint) and not _is_too_old(path)
         except OSError:
-            continue  # deleted just now, or not ours
+            continue  # deleted meanwhile, or another user's
         for line in lines:
             position += len(line)
-            event = _event(line)
+            event = _parse_event(line)
             if event:
-                refusals = [why for begin, end, why in marks.refused if begin < position <= end]
-                state = "refused" if refusals else "sent" if position <= marks.done else waits
-                yield Kept(event, state, *refusals[:1])
+                refusals = [reason for begin, end, reason in progress.refused if begin < position <= end]
+                unsent = "waiting" if is_waiting else "local"
+                state = "refused" if refusals else "sent" if position <= progress.done else unsent
+                yield StoredEvent(event, state, *refusals[:1])
 
 
-def keep_here(folder: Path) -> None:
-    """Make what waits in the files of an app stay here for good."""
+def keep_all_local(folder: Path) -> None:
+    """Keep the pending events of an app on this machine for good."""
     for path in _files(folder):
-        if _may_send(path):
-            _keep(path)
+        if _is_sendable(path):
+            _keep_local(path)
 
 
-def _keep(path: Path) -> None:
-    renamed = _as_local(path)
+def _keep_local(path: Path) -> None:
+    renamed = _local_path(path)
     try:
-        if _mark_of(path).exists():
-            _mark_of(path).rename(_mark_of(renamed))
+        if _progress_path(path).exists():
+            _progress_path(path).rename(_progress_path(renamed))
         path.rename(renamed)
     except OSError:
-        return  # it was deleted just now, or is not ours
+        return  # deleted meanwhile, or another user's
 
 
-def left_over(folder: Path, own: Path, receiver: str) -> Iterator[Spool]:
-    """Open, one after the other, the files in which processes that are gone left something for the same receiver."""
+def open_leftovers(folder: Path, own: Path, endpoint: str) -> Iterator[Spool]:
+    """Open one by one the files that ended processes left with pending events for an endpoint."""
     for path in _files(folder):
-        if path == own or not _may_send(path) or not _is_for(path, receiver):
+        if path == own or not _is_sendable(path) or not _is_for(path, endpoint):
             continue
         try:
-            if path.stat().st_size <= _marks(path).done or _is_too_old(path):
+            if path.stat().st_size <= _read_progress(path).done or _is_too_old(path):
                 continue
             spool = Spool(path)
         except OSError:
-            continue  # its process still runs, or it was deleted just now
+            continue  # its process is still running, or it was deleted meanwhile
         yield spool
 
 
 def prune(folder: Path, own: Path) -> None:
-    """Delete what is old, and the oldest of too much, unless its process still runs."""
+    """Delete old files, and the oldest ones beyond the limits, unless their process is still running."""
     num_bytes = 0
     for number, path in enumerate(path for path in reversed(_files(folder)) if path != own):
         try:
-            about = path.stat()
-            num_bytes += about.st_size
-            is_too_much = number >= _MOST_FILES or num_bytes > _MOST_BYTES
-            if is_too_much or time.time() - about.st_mtime > _LONGEST_KEPT_S:
-                held = Spool(path)
+            status = path.stat()
+            num_bytes += status.st_size
+            is_beyond_limits = number >= _MAX_FILES or num_bytes > _MAX_TOTAL_BYTES
+            if is_beyond_limits or time.time() - status.st_mtime > _MAX_AGE_S:
+                locked = Spool(path)  # fails while its process holds it
                 _delete(path)
-                del held
+                del locked
         except OSError:
             continue
 
 
 def delete_events(folder: Path) -> None:
-    """Delete what an app kept."""
+    """Delete all events of an app."""
     for path in _files(folder):
         _delete(path)
 
 
 def _delete(path: Path) -> None:
     path.unlink(missing_ok=True)
-    _mark_of(path).unlink(missing_ok=True)
+    _progress_path(path).unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> list[Path]:
     try:
-        return sorted(path for path in folder.iterdir() if path.name.endswith((_MAY_BE_SENT, _STAYS)))
+        return sorted(path for path in folder.iterdir() if path.name.endswith((_SENDABLE, _LOCAL)))
     except OSError:
         return []
 
 
-def _tag(receiver: str) -> str:
-    """Return a short name for a receiver, that can be in the name of a file."""
-    return hashlib.sha256(receiver.encode()).hexdigest()[:8]
+def _tag(endpoint: str) -> str:
+    """Return a short hash of an endpoint's name that can be part of a file name."""
+    return hashlib.sha256(endpoint.encode()).hexdigest()[:8]
 
 
-def _may_send(path: Path) -> bool:
-    return path.name.endswith(_MAY_BE_SENT)
+def _is_sendable(path: Path) -> bool:
+    return path.name.endswith(_SENDABLE)
 
 
-def _is_for(path: Path, receiver: str | None) -> bool:
-    return receiver is None or path.name.endswith(f"-{_tag(receiver)}{_MAY_BE_SENT}")
+def _is_for(path: Path, endpoint: str | None) -> bool:
+    return endpoint is None or path.name.endswith(f"-{_tag(endpoint)}{_SENDABLE}")
 
 
 def _is_too_old(path: Path) -> bool:
-    return time.time() - path.stat().st_mtime > _LONGEST_WAIT_S
+    return time.time() - path.stat().st_mtime > _MAX_PENDING_S
 
 
-def _as_local(path: Path) -> Path:
-    return path.with_name(path.name.removesuffix(_MAY_BE_SENT).removesuffix(_STAYS) + _STAYS)
+def _local_path(path: Path) -> Path:
+    return path.with_name(path.name.removesuffix(_SENDABLE).removesuffix(_LOCAL) + _LOCAL)
 
 
-def _mark_of(path: Path) -> Path:
+def _progress_path(path: Path) -> Path:
     return path.with_suffix(".sent")
 
 
-def _marks(path: Path) -> _Marks:
+def _read_progress(path: Path) -> _Progress:
     import json
 
     try:
-        values = json.loads(read_own(_mark_of(path)))
-        refused = [(int(begin), int(end), "".join(map(str, why))) for begin, end, *why in values["refused"]]
-        return _Marks(int(values["done"]), refused)
+        values = json.loads(read_own_file(_progress_path(path)))
+        refused = [(int(begin), int(end), "".join(map(str, reason))) for begin, end, *reason in values["refused"]]
+        return _Progress(int(values["done"]), refused)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return _Marks(0, [])
+        return _Progress(0, [])
 
 
-def _event(line: bytes) -> dict[str, Any]:
-    """Return the event of a line, empty if it is torn or none."""
+def _parse_event(line: bytes) -> dict[str, Any]:
+    """Return the event of a line; empty if the line is torn or not an event."""
     import json
 
-    def refuse(_text: str) -> None:
-        raise ValueError("no number of JSON")
+    def reject_constant(_text: str) -> None:
+        raise ValueError("NaN and Infinity are not JSON")
 
     try:
-        event = json.loads(line, parse_constant=refuse)
+        event = json.loads(line, parse_constant=reject_constant)
     except (ValueError, RecursionError):
         return {}
-    wanted = {"uuid": str, "event": str, "timestamp": str, "run_id": str, "app": str, "properties": dict}
-    is_event = isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in wanted.items())
+    required = {"uuid": str, "event": str, "timestamp": str, "run_id": str, "app": str, "properties": dict}
+    is_event = isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in required.items())
     return event if is_event else {}

@@ -1,4 +1,4 @@
-"""What kind of machine this is: versions, sizes, accelerators. Nothing here makes a CUDA context."""
+"""The type of machine: versions, sizes, accelerators. Nothing here creates a CUDA context."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import sys
 from typing import Any
 
 from tachograph._base.nvml import GpuProbe
-from tachograph.usage._quiet import quiet
+from tachograph.usage._guard import guard_silently
 from tachograph.usage._schemas import PACKAGES
 
 __all__ = ["system_info"]
 
 
 def system_info() -> dict[str, Any]:
-    """Return what the `system-info` event tells, before it is made coarse. What cannot be read is missing."""
+    """Return the raw properties of the `system-info` event. A property that cannot be read is missing."""
     import platform
 
-    facts: dict[str, Any] = {
+    properties: dict[str, Any] = {
         "os": platform.system(),
         "architecture": platform.machine(),
         "python": platform.python_version(),
         "num_cpus": os.cpu_count(),
         "packages": _versions(),
     }
-    with quiet("asking for the size of memory"):
+    with guard_silently("reading the size of the memory"):
         import psutil
 
-        facts["memory"] = psutil.virtual_memory().total
-    with quiet("looking for accelerators"):
+        properties["memory"] = psutil.virtual_memory().total
+    with guard_silently("looking for accelerators"):
         kind, devices = _accelerators()
-        facts |= {"accelerator": kind, "num_accelerators": len(devices), "accelerators": devices}
-    return facts
+        properties |= {"accelerator": kind, "num_accelerators": len(devices), "accelerators": devices}
+    return properties
 
 
 def _versions() -> dict[str, str]:
@@ -41,34 +41,34 @@ def _versions() -> dict[str, str]:
     for name in PACKAGES:
         try:
             versions[name] = version(name)
-        except Exception:  # noqa: BLE001, S112 - not installed, or by somebody who broke its metadata
+        except Exception:  # noqa: BLE001, S112 - not installed, or with broken metadata
             continue
     return versions
 
 
 def _accelerators() -> tuple[str, list[dict[str, Any]]]:
-    """Return the kind and the devices. NVIDIA's driver is asked itself; torch only where that touches no device."""
+    """Return the type and the devices, from NVIDIA's driver or from torch where that does not initialize a device."""
     if devices := GpuProbe().devices():
         return "cuda", [{"name": name, "memory": num_bytes} for name, num_bytes in devices]
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return "none", []
     if getattr(torch.version, "hip", None):
-        return _asked("rocm", torch.cuda)
-    if torch.cuda.is_initialized():  # a device whose driver does not answer, as on a Jetson
-        return _asked("cuda", torch.cuda)
+        return _torch_devices("rocm", torch.cuda)
+    if torch.cuda.is_initialized():  # NVML is missing, as on a Jetson
+        return _torch_devices("cuda", torch.cuda)
     mps = getattr(torch.backends, "mps", None)
     if mps is not None and mps.is_available():
-        return "mps", [{}]  # which chip it is, only a program could tell
+        return "mps", [{}]  # reading the name of the chip would need a subprocess
     for kind in ("xpu", "npu"):
         backend = getattr(torch, kind, None)
         if backend is not None and backend.is_available():
-            return _asked(kind, backend)
+            return _torch_devices(kind, backend)
     return "none", []
 
 
-def _asked(kind: str, backend: Any) -> tuple[str, list[dict[str, Any]]]:
-    """Return the devices of a backend: what each is, only if the training code has begun to use them."""
+def _torch_devices(kind: str, backend: Any) -> tuple[str, list[dict[str, Any]]]:
+    """Return the devices of a backend, with names only if the training code has initialized it."""
     count = int(backend.device_count())
     if not count:
         return "none", []

@@ -1,6 +1,6 @@
-"""A callback for Hugging Face's `Trainer` that tells a framework's maintainers how training goes: three small events.
+"""A callback for Hugging Face's `Trainer` that records the start, the progress and the end of training.
 
-It passes raw numbers on; the schemas of the events round them. Nothing is told where usage telemetry is off.
+It passes on raw numbers; the schemas of the events round them. Nothing is recorded if usage telemetry is off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tachograph.usage._metrics import RuntimeMetricsTracker
 __all__ = ["TIME_SINCE_LAST", "TelemetryCallback"]
 
 TIME_SINCE_LAST = 60
-"""Seconds since the last report after which a round number of steps is told early."""
+"""Seconds since the last report after which a multiple of the interval is reported early."""
 
 _METRICS = {
     "loss": "loss",
@@ -31,7 +31,7 @@ _METRICS = {
     "tokens/trainable": "tokens_trainable",
     "tokens/train_per_sec_per_gpu": "tokens_per_second_per_gpu",
 }
-"""What the trainer calls a metric when it logs, and what it is called in an event."""
+"""Names of metrics in the trainer's logs, with their names in events."""
 
 _TOTALS = {
     "total_time_seconds": "total_s",
@@ -40,41 +40,41 @@ _TOTALS = {
     "epochs_completed": "epochs_completed",
     "average_epoch_time_seconds": "average_epoch_s",
 }
-"""What `RuntimeMetrics.to_dict` calls a figure, and what it is called at the end of training."""
+"""Names in `RuntimeMetrics.to_dict`, with their names in `train-end`."""
 
 _PAUSE_S = 10.0
-"""Between reports, devices that keep count of their peak are asked no sooner than after this time. To ask eight of them
-takes a millisecond or two, which a trainer that logs every step would feel; only a peak that the training code has
-reset meanwhile can be missed.
+"""Minimum time between two samples of devices with a peak counter. Reading eight of them takes a millisecond or two,
+too much for a trainer that logs every step. A peak can only be missed if the training code resets the counter.
 """
 
 _ALMOST = 1e-6
-"""An epoch is counted in floating point, so its end may be missed by this much."""
+"""Tolerance for the trainer's epoch, which is a floating-point number."""
 
 _guarded = guarded_callback("the trainer")
 
 
 class _Manager(Protocol):
-    """What is asked of a `TelemetryManager`."""
+    """The part of `TelemetryManager` that the callback uses."""
 
     @property
     def enabled(self) -> bool: ...
 
     def send_event(self, name: str, properties: dict[str, Any], /) -> object: ...
 
-    def before_end(self, last_word: Callable[[], None], /) -> object: ...
+    def add_exit_callback(self, callback: Callable[[], None], /) -> object: ...
 
-    def not_before_end(self, last_word: Callable[[], None], /) -> object: ...
+    def remove_exit_callback(self, callback: Callable[[], None], /) -> object: ...
 
 
 class TelemetryCallback(TrainerCallback):
-    """Tells how a `Trainer`'s training begins, goes on and ends: ``Trainer(…, callbacks=[TelemetryCallback()])``.
+    """Records the training of a `Trainer`: ``Trainer(…, callbacks=[TelemetryCallback()])``.
 
-    Progress is told at the first step, then every 100 steps, and at multiples of 100 if a minute went by. Figures are
-    those of this process: on resuming, steps and time before do not count, and `start_step` says where it went on.
+    Progress is recorded after the first step, then every 100 steps, and at multiples of 100 if a minute has passed.
+    Numbers are those of this process: after a resume, earlier steps and time do not count, and `start_step` is the step
+    at which training resumed.
 
     Args:
-        manager: who sends the events; that of the application when training begins, if nothing is said.
+        manager: records the events; by default the app's manager at the start of training.
     """
 
     report_interval_steps = 100
@@ -82,10 +82,10 @@ class TelemetryCallback(TrainerCallback):
 
     def __init__(self, manager: _Manager | None = None) -> None:
         self._manager = manager
-        self._told: _Manager | None = None
-        """Who is told of the training that is under way."""
+        self._active_manager: _Manager | None = None
+        """The manager of the current training."""
         self._tracker: RuntimeMetricsTracker | None = None
-        """There is one from the beginning of training to its end."""
+        """Set from the start of training to its end."""
         self._start_step = 0
         self._epoch: int | None = None
         self._last_report_step = 0
@@ -94,18 +94,18 @@ class TelemetryCallback(TrainerCallback):
         self._metric_steps: dict[str, int] = {}
         self._train_loss: float | None = None
 
-    # Beginning and end ---------------------------------------------------------------------------------------------
+    # Start and end -------------------------------------------------------------------------------------------------
 
     @_guarded
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Training begins, or goes on from a checkpoint."""
+        """Record the start of training."""
         self._end_unfinished()
-        self._told = self._manager if self._manager is not None else TelemetryManager.get_instance()
-        if not self._told.enabled:
+        self._active_manager = self._manager if self._manager is not None else TelemetryManager.get_instance()
+        if not self._active_manager.enabled:
             return
-        self._told.before_end(self._end_unfinished)
+        self._active_manager.add_exit_callback(self._end_unfinished)
         self._tracker = RuntimeMetricsTracker()
         self._start_step = self._last_report_step = state.global_step
         self._epoch, self._last_report_s = None, 0.0
@@ -125,25 +125,25 @@ class TelemetryCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Training is over."""
+        """Record the end of training."""
         if self._tracker is not None:
             self._tracker.update_memory_metrics()
             self._end(self._tracker, state.global_step, "finished")
 
     @_guarded
     def _end_unfinished(self) -> None:
-        """Tell of a training that did not come to its end: another begins, or the process ends."""
+        """Record a training that did not finish: another one starts, or the process exits."""
         if self._tracker is not None:
             self._end(self._tracker, self._tracker.metrics.current_step or self._start_step, _outcome())
 
     def _end(self, tracker: RuntimeMetricsTracker, step: int, outcome: str) -> None:
         self._tracker = None
-        if self._told is not None:
-            self._told.not_before_end(self._end_unfinished)
-        figures = tracker.metrics.to_dict()
+        if self._active_manager is not None:
+            self._active_manager.remove_exit_callback(self._end_unfinished)
+        totals = tracker.metrics.to_dict()
         self._send(
             "train-end",
-            **{ours: figures.get(name) for name, ours in _TOTALS.items()},
+            **{field: totals.get(name) for name, field in _TOTALS.items()},
             **_peaks(tracker),
             outcome=outcome,
             step=step,
@@ -159,7 +159,7 @@ class TelemetryCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """An epoch begins, or training goes on in the midst of one."""
+        """Start an epoch, or resume in the middle of one."""
         tracker = self._tracker
         if tracker is None:
             return
@@ -167,9 +167,9 @@ class TelemetryCallback(TrainerCallback):
         epoch = int(done + _ALMOST)
         is_first = self._epoch is None
         if self._epoch is not None:
-            epoch = max(epoch, self._epoch + 1)  # one that was cut short leaves the trainer's count behind
+            epoch = max(epoch, self._epoch + 1)  # the trainer's count lags after an epoch that was cut short
         self._epoch = epoch
-        if is_first and done - epoch > _ALMOST:  # the time of a part is not that of an epoch
+        if is_first and done - epoch > _ALMOST:  # a partial epoch is not timed
             tracker.metrics.current_epoch = epoch
             tracker.update_memory_metrics()
         else:
@@ -179,7 +179,7 @@ class TelemetryCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """An epoch is done, or training stops in the midst of one."""
+        """End an epoch, or stop in the middle of one."""
         tracker = self._tracker
         if tracker is None or self._epoch is None:
             return
@@ -188,7 +188,7 @@ class TelemetryCallback(TrainerCallback):
 
     @_guarded
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """A step is done; logging, evaluation and saving follow."""
+        """Count a step, and record progress if it is due. Logging, evaluation and saving follow."""
         tracker = self._tracker
         if tracker is None:
             return
@@ -229,7 +229,7 @@ class TelemetryCallback(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A batch was evaluated, which may need more memory than one that is trained with."""
+        """Sample the memory: evaluation may need more than training."""
         tracker = self._tracker
         if tracker is not None:
             tracker.update_gpu_memory_metrics(_PAUSE_S)
@@ -243,24 +243,24 @@ class TelemetryCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """The trainer logs: a step, what an evaluation found, or what all of training came to."""
+        """Keep the last value of each metric from a step, an evaluation or the summary of training."""
         if self._tracker is None or not logs:
             return
-        for name, ours in _METRICS.items():
+        for name, field in _METRICS.items():
             value = _number(logs.get(name))
             if value is not None:
-                self._metrics[ours], self._metric_steps[ours] = value, state.global_step
+                self._metrics[field], self._metric_steps[field] = value, state.global_step
         train_loss = _number(logs.get("train_loss"))
         if train_loss is not None:
             self._train_loss = train_loss
 
-    # What all of them use ------------------------------------------------------------------------------------------
+    # Common parts --------------------------------------------------------------------------------------------------
 
     def _send(self, event: str, **properties: Any) -> None:
-        """Send what is known: None, and a group or list with nothing in it, is left out."""
+        """Record an event. None and empty groups and lists are left out."""
         known = {name: value for name, value in properties.items() if value is not None and value not in ({}, [])}
-        if self._told is not None:
-            self._told.send_event(event, known)
+        if self._active_manager is not None:
+            self._active_manager.send_event(event, known)
 
 
 def _peaks(tracker: RuntimeMetricsTracker) -> dict[str, Any]:
@@ -273,25 +273,25 @@ def _peaks(tracker: RuntimeMetricsTracker) -> dict[str, Any]:
 
 
 def _outcome() -> str:
-    """Return how a training ended that did not finish, as far as the interpreter knows."""
-    error = getattr(sys, "last_type", None)  # what nobody caught
+    """Return how an unfinished training ended, as far as the interpreter knows."""
+    error = getattr(sys, "last_type", None)  # the uncaught exception that ended the program
     return "unfinished" if error is None else "interrupted" if error is KeyboardInterrupt else "failed"
 
 
 def _planned(count: int | None) -> int | None:
-    """Return how much is to be trained; None for what stands for no end or for nobody having said."""
+    """Return a number of planned steps or epochs; None if it is unlimited or not set."""
     return count if count is not None and 0 < count < sys.maxsize else None
 
 
 def _batch_size(args: TrainingArguments, state: TrainerState) -> int:
-    """Return the samples of a device's batch: where the trainer looks for the largest that fits, what it found."""
+    """Return the batch size per device; with `auto_find_batch_size`, the one that was found."""
     if args.auto_find_batch_size and state.train_batch_size:
         return int(state.train_batch_size // max(1, args.n_gpu))
     return int(args.per_device_train_batch_size)
 
 
 def _number(value: Any) -> float | None:
-    """Return a plain number. A tensor is none: to read it could mean to wait for a device."""
+    """Return a plain number, else None. A tensor is None: reading it could wait for a device."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     return int(value) if isinstance(value, Integral) else float(value)

@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tachograph.usage._fields import REDACTED
-from tachograph.usage._net import caught, is_suspicious, why_suspicious
+from tachograph.usage._redact import is_private, private_reason, redact
 
 # What the typed fields make
 # --------------------------------------------------------------------------------------------------------------------
@@ -84,19 +84,19 @@ ORGANIZATIONS = {hub_id.split("/")[0] for hub_id in HUB_IDS}
 
 @pytest.mark.parametrize("text", [*VERSIONS, *NAMES, *DEVICES, *HUB_IDS, *PLAIN_IDS])
 def test_what_the_fields_make_passes(text):
-    assert why_suspicious(text, ORGANIZATIONS) is None
-    assert caught({text: [text]}, ORGANIZATIONS) == {text: [text]}
+    assert private_reason(text, ORGANIZATIONS) is None
+    assert redact({text: [text]}, ORGANIZATIONS) == {text: [text]}
 
 
 @pytest.mark.parametrize("hub_id", ["META-LLAMA/Llama-3.1-8B", "qwen/Qwen3-8B"])
 def test_organizations_are_known_in_any_case(hub_id):
-    assert not is_suspicious(hub_id, ["meta-llama", "QWEN"])
+    assert not is_private(hub_id, ["meta-llama", "QWEN"])
 
 
 @pytest.mark.parametrize("hub_id", HUB_IDS)
 def test_a_hub_id_needs_its_organization_in_the_list(hub_id):
-    assert is_suspicious(hub_id)
-    assert is_suspicious(hub_id, ["acme"])
+    assert is_private(hub_id)
+    assert is_private(hub_id, ["acme"])
 
 
 def names_of(package: str) -> tuple[set[str], set[str], set[str]]:
@@ -121,9 +121,9 @@ def names_of(package: str) -> tuple[set[str], set[str], set[str]]:
 def test_names_in_real_packages_pass(package, every):
     modules, classes, functions = names_of(package)
     assert len(functions) > 500
-    assert [name for name in sorted(modules | classes) if is_suspicious(name)] == []
+    assert [name for name in sorted(modules | classes) if is_private(name)] == []
     some = sorted(functions)[::every]
-    caught_names = [name for name in some if is_suspicious(name)]
+    caught_names = [name for name in some if is_private(name)]
     assert len(caught_names) <= len(some) // 1000, caught_names
 
 
@@ -133,7 +133,7 @@ def test_all_model_types_pass():
     assert spec.origin is not None
     models = [path.name for path in (Path(spec.origin).parent / "models").iterdir() if path.is_dir()]
     assert len(models) > 300
-    assert [name for name in models if is_suspicious(name)] == []
+    assert [name for name in models if is_private(name)] == []
 
 
 # What is private
@@ -171,7 +171,7 @@ PRIVATE: dict[str, list[str]] = {
         *("550e84f0-e29b-41d4-a716-4466b5440c00", "550E84F0E29B41D4A7164466B5440C00", "d41d8cd98f00", "0x7f3a2c"),
         *("001A2B3C4D5E", "9f86d08188c4d659a2feaa0c55ad015a3bf4f1be", "run_9f86d081884c7d65", "facadefacadefacade"),
     ],
-    "number of a person": [
+    "personal number": [
         *("4915112345678", "+49 170 1234567", "(555) 123-4567", "555.123.4567", "4111 1111 1111 1111", "123-45-6789"),
         *("4111-1111-1111-1111", "52.5200 13.4050", "DE89370400440532013000", "x123456789x", "3232235777"),
     ],
@@ -205,21 +205,21 @@ PRIVATE: dict[str, list[str]] = {
 
 @pytest.mark.parametrize(("what", "text"), [(what, text) for what, texts in PRIVATE.items() for text in texts])
 def test_what_is_private_is_known_by_what_it_is(what, text):
-    assert why_suspicious(text, ["google"]) == what
-    assert caught({text: [text]}, ["google"]) == {REDACTED: [REDACTED]}
+    assert private_reason(text, ["google"]) == what
+    assert redact({text: [text]}, ["google"]) == {REDACTED: [REDACTED]}
 
 
-@pytest.mark.parametrize("what", ["IP address", "MAC address", "id", "number of a person", "random"])
+@pytest.mark.parametrize("what", ["IP address", "MAC address", "id", "personal number", "random"])
 @pytest.mark.parametrize("around", ["{}", "x-{}", "model_{}_final", "<lambda>.{}", "NVIDIA {} Laptop", "v{}rc1"])
 def test_a_neighbour_hides_nothing(what, around):
     for text in PRIVATE[what]:
-        assert is_suspicious(around.format(text))
+        assert is_private(around.format(text))
 
 
 def test_a_listed_organization_does_not_cover_a_private_name():
-    for what in ("IP address", "MAC address", "id", "number of a person", "key", "file", "random"):
+    for what in ("IP address", "MAC address", "id", "personal number", "key", "file", "random"):
         for text in PRIVATE[what]:
-            assert is_suspicious(f"google/{text}", ["google"])
+            assert is_private(f"google/{text}", ["google"])
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_listed_organization_does_not_cover_a_private_name():
 def test_keys_of_no_known_format_are_caught(alphabet, num_characters, share):
     lot = random.Random(7)
     keys = ["".join(lot.choices(alphabet, k=num_characters)) for _ in range(1000)]
-    assert sum(map(is_suspicious, keys)) >= share * len(keys)
+    assert sum(map(is_private, keys)) >= share * len(keys)
 
 
 HOSTILE = [
@@ -269,9 +269,9 @@ def test_no_text_takes_long(piece):
     for size in (120, 1_000_000):
         text = (piece * size)[:size]
         began_s = time.perf_counter()
-        is_suspicious(text)
-        is_suspicious(text + "!", ["a"])
-        caught([text, {text: text}], ["a"])
+        is_private(text)
+        is_private(text + "!", ["a"])
+        redact([text, {text: text}], ["a"])
         assert time.perf_counter() - began_s < 0.2
 
 
@@ -324,7 +324,7 @@ SECRETS = st.one_of(
 @settings(max_examples=600, deadline=None)
 @given(SECRETS, AROUND, AROUND)
 def test_a_secret_is_seen_in_any_surrounding(secret, before, after):
-    assert is_suspicious(before + secret + after, ORGANIZATIONS)
+    assert is_private(before + secret + after, ORGANIZATIONS)
 
 
 @settings(max_examples=200, deadline=None)
@@ -332,7 +332,7 @@ def test_a_secret_is_seen_in_any_surrounding(secret, before, after):
 @example("/", [""])
 @example("a/b", ["A"])
 def test_one_slash_passes_only_in_a_hub_id(text, organizations):
-    if is_suspicious(text, organizations):
+    if is_private(text, organizations):
         return
     assert "\\" not in text
     if "/" in text:
@@ -393,28 +393,28 @@ ODD = [
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
 def test_what_json_does_not_know_is_replaced_as_a_whole(value):
-    assert caught(value) == REDACTED
-    assert caught([value, {"a": value}]) == [REDACTED, {"a": REDACTED}]
+    assert redact(value) == REDACTED
+    assert redact([value, {"a": value}]) == [REDACTED, {"a": REDACTED}]
 
 
 def test_keys_that_are_no_texts_are_replaced():
     for key in (1, 1.5, None, True, (1, "a"), b"a", Path("a"), Sly("a"), Furious()):
-        assert caught({key: 1}) == {REDACTED: 1}
+        assert redact({key: 1}) == {REDACTED: 1}
 
 
 def test_replaced_keys_become_one():
-    assert caught({"/a": 1, "b": 2, "/c": 3, REDACTED: 4}) == {REDACTED: 1, "b": 2}
+    assert redact({"/a": 1, "b": 2, "/c": 3, REDACTED: 4}) == {REDACTED: 1, "b": 2}
 
 
 def test_numbers_and_their_kin_pass():
     values = [0, -1, 2**63 - 1, -(2**63), 1.5, True, False, None, float("inf")]
-    assert caught(values) == values
-    assert [type(value) for value in caught(values)] == [type(value) for value in values]
+    assert redact(values) == values
+    assert [type(value) for value in redact(values)] == [type(value) for value in values]
 
 
 def test_the_original_is_left_alone():
     value = {"a": ["/b"], "/c": {"d": "/e"}}
-    assert caught(value) == {"a": [REDACTED], REDACTED: {"d": REDACTED}}
+    assert redact(value) == {"a": [REDACTED], REDACTED: {"d": REDACTED}}
     assert value == {"a": ["/b"], "/c": {"d": "/e"}}
 
 
@@ -452,11 +452,11 @@ BOUNDLESS = {
 def test_no_value_is_too_large(name):
     value = BOUNDLESS[name]()
     began_s = time.perf_counter()
-    copy = caught(value)
+    copy = redact(value)
     assert time.perf_counter() - began_s < 2
     assert size_of(copy) <= 5_001
     assert "alice" not in json.dumps(copy)
-    assert caught(copy) == copy
+    assert redact(copy) == copy
 
 
 SCALARS = st.one_of(
@@ -484,10 +484,10 @@ VALUES = st.recursive(
 @settings(max_examples=250, deadline=None)
 @given(VALUES)
 def test_any_value_becomes_json_without_what_was_planted(value):
-    copy = caught(value, ORGANIZATIONS)
+    copy = redact(value, ORGANIZATIONS)
     assert CANARY not in json.dumps(copy, allow_nan=False)
     assert json.loads(json.dumps(copy)) == copy
-    assert caught(copy, ORGANIZATIONS) == copy
+    assert redact(copy, ORGANIZATIONS) == copy
 
 
 @settings(max_examples=200, deadline=None)
@@ -495,7 +495,7 @@ def test_any_value_becomes_json_without_what_was_planted(value):
 def test_a_planted_secret_is_nowhere_in_the_copy(secret, around):
     text = around + secret
     value = {"a": [text, {text: text}, (text,), {text}, text.encode(errors="replace")], text: {"b": [[text]]}}
-    assert caught(value, ORGANIZATIONS) == {
+    assert redact(value, ORGANIZATIONS) == {
         "a": [REDACTED, {REDACTED: REDACTED}, REDACTED, REDACTED, REDACTED],
         REDACTED: {"b": [[REDACTED]]},
     }

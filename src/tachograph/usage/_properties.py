@@ -1,4 +1,7 @@
-"""From objects of training to the fields of events: a config by a map, a model and an adapter by what they have."""
+"""Event properties from objects of training: a config by a map, a model and an adapter by their attributes.
+
+The objects are of types that others wrote, and every attribute may raise. A property that cannot be read is missing.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,24 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["adapter_facts", "config_facts", "model_facts"]
-
-_Place = str | Callable[[Any], Any]
+__all__ = ["adapter_properties", "config_properties", "model_properties"]
 
 
-def config_facts(config: Any, places: Mapping[str, _Place]) -> dict[str, Any]:
-    """Return the fields that a map finds in a config. What it does not find is missing."""
-    return _answers(
+def config_properties(config: Any, config_map: Mapping[str, str | Callable[[Any], Any]]) -> dict[str, Any]:
+    """Return the fields that a map finds in a config."""
+    return _read_all(
         {
-            name: functools.partial(place, config) if callable(place) else functools.partial(_at, config, place)
-            for name, place in places.items()
+            name: functools.partial(path, config) if callable(path) else functools.partial(_at_path, config, path)
+            for name, path in config_map.items()
         }
     )
 
 
-def model_facts(model: Any) -> dict[str, Any]:
-    """Return what is told of a model of transformers, or of any module of torch."""
-    config = _asked(lambda: model.config)
-    text = _asked(lambda: config.get_text_config()) or config  # noqa: PLW0108 - it may have none
-    places: dict[str, Callable[[], Any]] = {
+def model_properties(model: Any) -> dict[str, Any]:
+    """Return the properties of a transformers model, or of any torch module."""
+    config = _read(lambda: model.config)
+    text = _read(lambda: config.get_text_config()) or config  # noqa: PLW0108 - the method may not exist
+    readers: dict[str, Callable[[], Any]] = {
         "base_model": lambda: config._name_or_path,
         "model_type": lambda: config.model_type,
         "num_layers": lambda: text.num_hidden_layers,
@@ -33,20 +34,22 @@ def model_facts(model: Any) -> dict[str, Any]:
         "vocab_size": lambda: text.vocab_size,
         "num_experts": lambda: getattr(text, "num_local_experts", None) or text.num_experts,
         "attention": lambda: config._attn_implementation,
-        "quantization": lambda: None if config is None else _at(config, "quantization_config.quant_method") or "none",
+        "quantization": lambda: (
+            None if config is None else _at_path(config, "quantization_config.quant_method") or "none"
+        ),
         "dtype": lambda: model.dtype,
         "num_parameters": lambda: sum(map(_num_values, model.parameters())),
         "num_trainable_parameters": lambda: sum(
             _num_values(parameter) for parameter in model.parameters() if parameter.requires_grad
         ),
     }
-    return _answers(places)
+    return _read_all(readers)
 
 
-def adapter_facts(config: Any) -> dict[str, Any]:
-    """Return what is told of a config of PEFT."""
-    modules = _asked(lambda: config.target_modules)
-    places: dict[str, Callable[[], Any]] = {
+def adapter_properties(config: Any) -> dict[str, Any]:
+    """Return the properties of a PEFT config."""
+    modules = _read(lambda: config.target_modules)
+    readers: dict[str, Callable[[], Any]] = {
         "kind": lambda: config.peft_type,
         "task": lambda: config.task_type,
         "rank": lambda: config.r,
@@ -58,29 +61,28 @@ def adapter_facts(config: Any) -> dict[str, Any]:
         "use_dora": lambda: config.use_dora,
         "use_rslora": lambda: config.use_rslora,
     }
-    return _answers(places)
+    return _read_all(readers)
 
 
 def _num_values(parameter: Any) -> int:
-    """Return how many numbers a parameter has, where DeepSpeed has spread it over processes, too."""
+    """Return the size of a parameter, including the partitions that DeepSpeed keeps in other processes."""
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
-def _answers(questions: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    answers = {name: _asked(question) for name, question in questions.items()}
-    return {name: answer for name, answer in answers.items() if answer is not None}
+def _read_all(readers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    values = {name: _read(reader) for name, reader in readers.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _asked(question: Callable[[], Any]) -> Any:
-    """Return an answer, None if there is none: objects of training are of types that somebody else wrote."""
+def _read(reader: Callable[[], Any]) -> Any:
     try:
-        return question()
+        return reader()
     except Exception:  # noqa: BLE001
         return None
 
 
-def _at(values: Any, path: str) -> Any:
-    """Return what lies at a dotted path of keys, attributes and positions in lists; None where nothing does."""
+def _at_path(values: Any, path: str) -> Any:
+    """Return the value at a dotted path of keys, attributes and list positions; None if there is none."""
     for part in path.split("."):
         if isinstance(values, Mapping):
             values = values.get(part)
