@@ -1,10 +1,10 @@
-"""A framework that learns how it is used, from users who agree: anonymous, coarse, and never in the way.
+"""Anonymous usage telemetry in a framework: coarse, private, and only with the consent of its users.
 
     python examples/usage_telemetry.py
     tacho usage status greyjacket
     tacho usage log greyjacket
 
-The policy here is `local`: it is recorded on this machine, and nothing is sent.
+The policy here is `local`: events are recorded on this machine, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tachograph.usage import Choice, Count, TelemetryManager, UsageConfig, send_
 USAGE = UsageConfig(
     app="greyjacket",
     organizations=["google"],
-    # Where the fields of the config events are found. Nothing else of a config is looked at.
+    # Where to find the fields of the config events. Nothing else of a config is read.
     config_map={"base_model": "model.name", "lora_rank": "lora.r", "sequence_length": "sequence_len"},
-    # An event of our own. There is no field for free text.
+    # A custom event. There is no field for free text.
     events={
         "dataset-packed": {
-            "num_packs": Count("Packs that were made."),
-            "method": Choice("How they were made.", "greedy", "best-fit"),
+            "num_packs": Count("Number of packs."),
+            "method": Choice("Packing method.", "greedy", "best-fit"),
         }
     },
 )
@@ -28,7 +28,7 @@ USAGE = UsageConfig(
 
 @send_errors
 def train(config: dict) -> None:
-    """Train, and fail in a way that says too much."""
+    """Train, and fail with a message that contains a path."""
     manager = TelemetryManager.get_instance()
     manager.send_config(config)
     manager.send_event("dataset-packed", {"num_packs": 1312, "method": "best-fit", "path": config["path"]})
@@ -48,4 +48,4 @@ if __name__ == "__main__":
             }
         )
     except FileNotFoundError as error:
-        print(f"the error is what it was: {error}")
+        print(f"the error propagates unchanged: {error}")

@@ -1,4 +1,4 @@
-"""A receiver that is real: an HTTP server in a thread that keeps every byte it is sent and answers as it is told."""
+"""A real HTTP server in a thread. It records every byte and sends the replies that a test configures."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.conftest import wait_for
 
 
 class Request(NamedTuple):
-    """What came over the wire."""
+    """A received request."""
 
     raw: bytes
-    """All of it: the line, the headers, the body."""
+    """The request line, the headers and the body."""
     path: str
     headers: dict[str, str]
     body: bytes
@@ -29,24 +29,24 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What it is answered."""
+    """A configured reply."""
 
     status: int = 200
     body: bytes = b"ok"
     headers: Mapping[str, str] = MappingProxyType({})
     delay_s: float = 0.0
     is_dropped: bool = False
-    """Closes without an answer."""
+    """Closes the connection without a response."""
     is_silent: bool = False
-    """Accepts and never answers."""
+    """Accepts the request and never responds."""
     is_endless: bool = False
-    """Answers with a body that never ends."""
+    """Sends a body without end."""
     drip_s: float = 0.0
-    """Answers with headers that never end, one byte after another."""
+    """Sends headers without end, one byte at a time."""
 
 
 class Receiver(ThreadingHTTPServer):
-    """Gives the replies it was told in order, and the last one for ever."""
+    """Sends the configured replies in order, and repeats the last one."""
 
     daemon_threads = True
     block_on_close = False
@@ -74,7 +74,7 @@ class Receiver(ThreadingHTTPServer):
         return b"\n".join(request.raw for request in list(self.requests))
 
     def handle_error(self, *_arguments: Any) -> None:
-        """A client that is gone is what some tests are about."""
+        """Ignore clients that close the connection: some tests do that."""
 
     def close(self) -> None:
         self.released.set()
@@ -83,7 +83,7 @@ class Receiver(ThreadingHTTPServer):
 
 
 class _Tee:
-    """A stream of which all that is read is kept."""
+    """A stream that records everything read from it."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Usage telemetry against a PostHog of this machine, which keeps every byte it is sent."""
+"""Fixtures: usage telemetry against a local PostHog server that records every byte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 @pytest.fixture(autouse=True)
 def usage_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of the test's own, nobody who has said anything, and nothing left behind."""
+    """Use a folder per test, with no choices in the environment and no threads left behind."""
     circumstances = {*_consent._CI_VARIABLES, *_consent._OFFLINE_VARIABLES}
     known = circumstances | {*_RANKS, *_PROXIES, *(name.upper() for name in _PROXIES)}
     for name in list(os.environ):
@@ -37,11 +37,11 @@ def usage_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     for thread in threading.enumerate():
         if thread.name == "tachograph-usage":
             thread.join(5)
-            assert not thread.is_alive(), "the receiver is gone, but the sender still waits for it"
+            assert not thread.is_alive(), "the receiver is closed, but the sender still waits for it"
 
 
 class PostHogReceiver(Receiver):
-    """Takes batches of PostHog as it would: what has another shape is refused and remembered."""
+    """Accepts PostHog's batches as PostHog does: rejects and remembers every other shape."""
 
     def __init__(self, port: int = 0) -> None:
         self.problems: list[str] = []
@@ -56,7 +56,7 @@ class PostHogReceiver(Receiver):
         return Reply(400)
 
     def events(self) -> list[dict[str, Any]]:
-        """Every event that came, those that were refused too."""
+        """Return every received event, including rejected ones."""
         return [event for request in list(self.requests) for event in request.json()["batch"]]
 
     def wait_for_events(self, num_events: int, timeout_s: float = 15.0) -> list[dict[str, Any]]:
@@ -65,14 +65,14 @@ class PostHogReceiver(Receiver):
 
 
 def problem_of(request: Request) -> str | None:
-    """Say what is wrong with a batch of PostHog, None if nothing is."""
+    """Return what is wrong with a PostHog batch, None if nothing is."""
     try:
         assert request.path == "/batch/", f"path {request.path}"
         assert request.headers["Content-Type"].startswith("application/json"), "content type"
         batch = request.json()
         assert isinstance(batch, dict), "no object"
         assert isinstance(batch["api_key"], str) and batch["api_key"], "api_key"
-        assert isinstance(batch["batch"], list) and batch["batch"], "no batch, or an empty one"
+        assert isinstance(batch["batch"], list) and batch["batch"], "missing or empty batch"
         for event in batch["batch"]:
             assert isinstance(event["event"], str) and event["event"], "event"
             assert isinstance(event["distinct_id"], str) and event["distinct_id"], "distinct_id"
@@ -106,14 +106,14 @@ def receiver(make_receiver: Callable[[], PostHogReceiver]) -> PostHogReceiver:
 
 @pytest.fixture
 def refusing() -> Iterator[str]:
-    """An address at which nobody listens. It is held, so that nobody begins to."""
+    """A reserved address that refuses connections."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 class Absent:
-    """An address at which nobody listens yet."""
+    """An address that refuses connections until `start` is called."""
 
     def __init__(self, make_receiver: Callable[..., PostHogReceiver]) -> None:
         self._make_receiver = make_receiver
@@ -122,7 +122,7 @@ class Absent:
         self.port = self._held.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
 
-    def comes(self) -> PostHogReceiver:
+    def start(self) -> PostHogReceiver:
         self._held.close()
         return self._make_receiver(self.port)
 
@@ -136,7 +136,7 @@ def absent(make_receiver: Callable[..., PostHogReceiver]) -> Iterator[Absent]:
 
 @pytest.fixture
 def configure(receiver: PostHogReceiver) -> Callable[..., TelemetryManager]:
-    """Return what configures the app "greyjacket" of a user who has agreed: ``configure(version="1.2", choice=…)``."""
+    """Return a function that configures the app "greyjacket" with consent: ``configure(version="1.2", choice=…)``."""
 
     def make(*, choice: Any = "on", **overrides: Any) -> TelemetryManager:
         given: dict[str, Any] = {
@@ -154,7 +154,7 @@ def configure(receiver: PostHogReceiver) -> Callable[..., TelemetryManager]:
 
 
 def spooled(folder: Path) -> list[dict[str, Any]]:
-    """Every event that lies in the files of an app, oldest first, by the strictest reader there is."""
+    """Return every stored event, oldest first. Rejects everything that is not strict JSON."""
 
     def refuse(text: str) -> None:
         raise AssertionError(f"not valid JSON: {text}")
@@ -164,7 +164,7 @@ def spooled(folder: Path) -> list[dict[str, Any]]:
 
 
 def wait_until_sent(folder: Path, timeout_s: float = 15.0) -> None:
-    """Wait until all that lies in the files of an app is marked as arrived."""
+    """Wait until all stored events are marked as sent."""
 
     def is_sent() -> bool:
         paths = list(folder.rglob("*.on.jsonl"))
@@ -174,4 +174,4 @@ def wait_until_sent(folder: Path, timeout_s: float = 15.0) -> None:
             for path in paths
         )
 
-    wait_for(is_sent, timeout_s, "the mark that all was sent")
+    wait_for(is_sent, timeout_s, "all events to be marked as sent")

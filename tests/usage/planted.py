@@ -1,4 +1,4 @@
-"""Secrets of every kind, in values of every kind, and the search for them in bytes."""
+"""Secrets of every kind, values that contain them, and a search for them in bytes."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ SECRETS: dict[str, tuple[str, ...]] = {
     "1.4.2+alice.laptop": ("alice", "laptop"),
     "+49 151 23456789": ("23456789", "151 234"),
 }
-"""Each, and the parts of it that give it away."""
+"""Each secret with the parts that reveal it."""
 
 NUMBERS = (4915123456789, -4915123456789, 4915123456789.0, 52.520008, 1234.5678, 1e300, 10**5000, 2**63, 0.123456)
 
 
-class Word(str):
-    """A text whose methods tell the truth about somebody else."""
+class StickyText(str):
+    """A text whose methods all return itself."""
 
     def __str__(self) -> str:
         return self
@@ -75,20 +75,20 @@ class Word(str):
         return self
 
 
-class Loud:
-    """Tells a secret whatever it is asked, as the answer or as the reason why there is none."""
+class LeakyObject:
+    """Returns or raises a secret from every method and attribute."""
 
     def __init__(self, secret: str, raises: bool = True) -> None:
         self.secret = secret
         self.raises = raises
 
-    def _say(self, *_arguments: Any) -> Any:
+    def _leak(self, *_arguments: Any) -> Any:
         if self.raises:
             raise ValueError(self.secret)
         return self.secret
 
-    __str__ = __repr__ = __float__ = __int__ = __index__ = __bool__ = __eq__ = __len__ = __iter__ = _say
-    __getitem__ = __contains__ = __format__ = __fspath__ = __bytes__ = __lt__ = _say
+    __str__ = __repr__ = __float__ = __int__ = __index__ = __bool__ = __eq__ = __len__ = __iter__ = _leak
+    __getitem__ = __contains__ = __format__ = __fspath__ = __bytes__ = __lt__ = _leak
 
     def __hash__(self) -> int:
         return 7
@@ -96,11 +96,11 @@ class Loud:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._say()
+        return self._leak()
 
 
-class Disguised(Loud):
-    """Says that it is of another type."""
+class Disguised(LeakyObject):
+    """Claims to be of another type."""
 
     def __init__(self, secret: str, kind: type) -> None:
         super().__init__(secret, False)
@@ -117,10 +117,10 @@ class Record:
 
 
 def shapes() -> dict[str, Callable[[str], Any]]:
-    """Return the ways in which a value can hold a secret."""
+    """Return functions that build a value containing a secret."""
     return {
         "text": str,
-        "word": Word,
+        "sticky text": StickyText,
         "user string": UserString,
         "numpy text": np.str_,
         "bytes": str.encode,
@@ -144,9 +144,9 @@ def shapes() -> dict[str, Callable[[str], Any]]:
         "enum of text": lambda s: enum.Enum("Kind", {"one": s}, type=str).one,  # type: ignore[attr-defined]
         "exception": ValueError,
         "number of text": lambda s: int.from_bytes(s.encode(), "big"),
-        "loud": lambda s: Loud(s, raises=False),
-        "raising": Loud,
-        "raising ones": lambda s: [Loud(s), s],
+        "leaky": lambda s: LeakyObject(s, raises=False),
+        "raising": LeakyObject,
+        "raising ones": lambda s: [LeakyObject(s), s],
         "disguised": lambda s: [Disguised(s, kind) for kind in (bool, str, float, dict, list)],
         "as a flag": lambda s: Disguised(s, bool),
         "as a dict": lambda s: Disguised(s, dict),
@@ -155,7 +155,7 @@ def shapes() -> dict[str, Callable[[str], Any]]:
 
 
 def numbers() -> Iterator[Any]:
-    """Return numbers that say too much."""
+    """Return numbers with too many digits."""
     for number in NUMBERS:
         yield number
         yield str(number) if abs(number) < 1e30 else "1" * 400
@@ -166,7 +166,7 @@ def numbers() -> Iterator[Any]:
 
 
 def filled(fields: Iterable[tuple[str, SchemaField]], value: Callable[[], Any]) -> dict[str, Any]:
-    """Return properties with a value in every field, as deep as there are any."""
+    """Return properties with a value in every field, including nested ones."""
     return {name: _filled(field, value) for name, field in fields}
 
 
@@ -179,13 +179,13 @@ def _filled(field: SchemaField, value: Callable[[], Any]) -> Any:
 
 
 def machine() -> list[str]:
-    """Return what tells this machine and its user from others."""
+    """Return the names and paths that identify this machine and its user."""
     facts = [socket.gethostname(), getpass.getuser(), os.path.expanduser("~"), os.getcwd(), sys.prefix, sys.executable]
     return [fact for fact in facts if len(fact) > 5 and fact not in {"localhost", "runner"}]
 
 
 def needles(secrets: Iterable[str] = tuple(SECRETS)) -> set[bytes]:
-    """Return all that must not be found: secrets and their parts, as they are and in the usual disguises."""
+    """Return the bytes that must not be found: secrets and their parts, plain and in common encodings."""
     found: set[bytes] = set()
     for secret in secrets:
         for text in (secret, *SECRETS.get(secret, ())):
@@ -205,13 +205,13 @@ def needles(secrets: Iterable[str] = tuple(SECRETS)) -> set[bytes]:
 
 
 def leaked(places: dict[str, bytes], secrets: Iterable[str] = tuple(SECRETS), more: Iterable[str] = ()) -> list[str]:
-    """Say where which secret was found."""
+    """Return which secret was found where."""
     wanted = needles(secrets) | {text.encode() for text in more}
     return [f"{needle!r} in {place}" for place, data in places.items() for needle in sorted(wanted) if needle in data]
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Return every value, and no key, in what JSON holds."""
+    """Return every leaf of a JSON value, without keys."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What a `Trainer` tells of its training: by a real one with a tiny model, and by hand where the clock decides."""
+"""The callback, with a real `Trainer` and with direct calls where the clock matters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def one_thread() -> Any:
 
 
 class Manager:
-    """In place of a `TelemetryManager`: keeps what it is given, and takes only what the schemas know."""
+    """A stand-in for `TelemetryManager` that stores events and accepts only fields of the schemas."""
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
@@ -89,7 +89,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 
 def trainer_in(folder: Path, *callbacks: Any, data: Any = None, **arguments: Any) -> Any:
-    """A trainer whose epochs have six steps."""
+    """Return a trainer with six steps per epoch."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
@@ -117,7 +117,7 @@ def trainer_in(folder: Path, *callbacks: Any, data: Any = None, **arguments: Any
 # With a real trainer -------------------------------------------------------------------------------------------------
 
 
-def test_a_training_with_evaluation_in_between(tmp_path):
+def test_training_with_evaluation_reports_all_events(tmp_path):
     manager = Manager()
     trainer = trainer_in(tmp_path, TelemetryCallback(manager), eval_strategy="steps", eval_steps=4)
     assert manager.events == []
@@ -140,11 +140,11 @@ def test_a_training_with_evaluation_in_between(tmp_path):
     assert progress["steps_per_second"] == pytest.approx(1 / progress["elapsed_s"])
     assert progress["since_last_report_s"] == progress["elapsed_s"] > 0
     assert MIB < progress["cpu_memory"] <= progress["peak_cpu_memory"]
-    assert not {"metrics", "metric_steps"} & set(progress)  # nothing is logged yet
+    assert not {"metrics", "metric_steps"} & set(progress)  # nothing was logged yet
     [end] = manager.sent("train-end")
     history = trainer.state.log_history
     last, evaluated = ([entry for entry in history if name in entry][-1] for name in ("loss", "eval_loss"))
-    # The evaluation at step 12 and the summary come after it, and do not take its place.
+    # The evaluation at step 12 and the summary follow and do not replace it.
     trained = {name: last[name] for name in ("loss", "learning_rate", "grad_norm")}
     assert end["metrics"] == {**trained, "eval_loss": evaluated["eval_loss"]}
     assert end["metric_steps"] == {**dict.fromkeys(trained, 10), "eval_loss": 12}
@@ -155,7 +155,7 @@ def test_a_training_with_evaluation_in_between(tmp_path):
     assert end["peak_cpu_memory"] >= progress["peak_cpu_memory"]
 
 
-def test_a_training_that_is_resumed_in_the_midst_of_an_epoch(tmp_path):
+def test_resume_within_epoch_counts_from_start_step(tmp_path):
     trainer_in(tmp_path, max_steps=9, save_strategy="steps", save_steps=9).train()
     manager = Manager()
     again = trainer_in(tmp_path, TelemetryCallback(manager), num_train_epochs=3, gradient_accumulation_steps=1)
@@ -164,17 +164,19 @@ def test_a_training_that_is_resumed_in_the_midst_of_an_epoch(tmp_path):
     assert (start["start_step"], start["resumed"], start["max_steps"]) == (9, True, 18)
     [progress] = manager.sent("train-progress")
     assert (progress["step"], progress["start_step"], progress["epoch"]) == (10, 9, 1)
-    assert progress["steps_per_second"] == pytest.approx(1 / progress["elapsed_s"])  # one step was made here, not ten
-    assert "metrics" not in progress  # what was logged before the checkpoint is not of this process
+    assert progress["steps_per_second"] == pytest.approx(
+        1 / progress["elapsed_s"]
+    )  # this process made one step, not ten
+    assert "metrics" not in progress  # metrics from before the checkpoint do not count
     [end] = manager.sent("train-end")
     assert (end["step"], end["start_step"], end["total_steps"], end["epochs_completed"]) == (18, 9, 9, 2)
     assert end["steps_per_second"] == pytest.approx(9 / end["total_s"], rel=0.05)
     assert end["metric_steps"]["loss"] == 15
-    # Half of the second epoch was made here and all of the third: only the third says how long one takes.
+    # This process made half of the second epoch and all of the third: only the third is timed.
     assert 0 < end["average_epoch_s"] < end["total_s"]
 
 
-def test_a_training_that_is_resumed_at_the_end_of_an_epoch(tmp_path):
+def test_resume_at_end_of_epoch_times_next_epoch(tmp_path):
     trainer_in(tmp_path, max_steps=6, save_strategy="steps", save_steps=6).train()
     manager = Manager()
     trainer_in(tmp_path, TelemetryCallback(manager)).train(resume_from_checkpoint=True)
@@ -183,15 +185,15 @@ def test_a_training_that_is_resumed_at_the_end_of_an_epoch(tmp_path):
     assert end["average_epoch_s"] > 0
 
 
-def test_an_epoch_that_is_not_finished_is_not_counted(tmp_path):
+def test_unfinished_epoch_is_not_counted(tmp_path):
     manager = Manager()
     trainer_in(tmp_path, TelemetryCallback(manager), max_steps=4).train()
     [end] = manager.sent("train-end")
-    assert (end["step"], end["epochs_completed"]) == (4, 0)  # zero is known, and told
+    assert (end["step"], end["epochs_completed"]) == (4, 0)  # zero is a value
     assert "average_epoch_s" not in end
 
 
-def test_epochs_that_are_cut_short_are_not_counted(tmp_path):
+def test_epochs_cut_short_are_not_counted(tmp_path):
     class Cutter(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_epoch_stop = state.epoch % 1 > 0.3
@@ -202,7 +204,7 @@ def test_epochs_that_are_cut_short_are_not_counted(tmp_path):
     assert (end["total_steps"], end["epochs_completed"]) == (6, 0)
 
 
-def test_an_endless_dataset_has_no_number_of_epochs(tmp_path):
+def test_endless_dataset_reports_no_number_of_epochs(tmp_path):
     manager = Manager()
     trainer_in(tmp_path, TelemetryCallback(manager), data=Stream(), max_steps=2, gradient_accumulation_steps=3).train()
     [start] = manager.sent("train-start")
@@ -210,21 +212,21 @@ def test_an_endless_dataset_has_no_number_of_epochs(tmp_path):
     assert "num_epochs" not in start
 
 
-def test_training_again_begins_anew(tmp_path):
+def test_second_training_starts_from_zero(tmp_path):
     manager = Manager()
     trainer = trainer_in(tmp_path, TelemetryCallback(manager), max_steps=2, logging_steps=1)
     trainer.train()
-    trainer.evaluate()  # after training there is nothing to tell
+    trainer.evaluate()  # records nothing after training
     trainer.args.logging_steps = 50
     trainer.train()
     assert manager.names == ["train-start", "train-progress", "train-end"] * 2
     first, second = manager.sent("train-end")
     assert first["metric_steps"]["loss"] == 2
-    assert "metrics" not in second  # nothing was logged this time
+    assert "metrics" not in second  # nothing was logged in this training
     assert first["total_steps"] == second["total_steps"] == 2
 
 
-def test_evaluation_alone_is_not_told(tmp_path):
+def test_evaluation_alone_records_nothing(tmp_path):
     manager = Manager()
     trainer = trainer_in(tmp_path, TelemetryCallback(manager))
     trainer.evaluate()
@@ -232,7 +234,7 @@ def test_evaluation_alone_is_not_told(tmp_path):
     assert manager.events == []
 
 
-def test_weights_are_the_same_with_and_without(tmp_path):
+def test_weights_are_equal_with_and_without_callback(tmp_path):
     def weights(*callbacks: Any) -> bytes:
         trainer = trainer_in(tmp_path, *callbacks, max_steps=4, eval_strategy="steps", eval_steps=2)
         trainer.train()
@@ -243,7 +245,7 @@ def test_weights_are_the_same_with_and_without(tmp_path):
 
 
 @pytest.mark.swallows
-def test_a_manager_that_fails_does_not_hurt_training(tmp_path):
+def test_failing_manager_does_not_affect_training(tmp_path):
     class Failing(Manager):
         def send_event(self, name: str, properties: dict[str, Any]) -> None:
             super().send_event(name, properties)
@@ -251,32 +253,36 @@ def test_a_manager_that_fails_does_not_hurt_training(tmp_path):
 
     manager = Failing()
     assert trainer_in(tmp_path, TelemetryCallback(manager), max_steps=4).train().global_step == 4
-    assert manager.names == ["train-start", "train-progress", "train-end"]  # each once: a failure is not tried again
+    assert manager.names == ["train-start", "train-progress", "train-end"]  # each once: failures are not retried
     assert guard.num_faults == 3
 
 
-def test_the_manager_is_that_of_the_app(tmp_path, monkeypatch):
+def test_default_manager_is_that_of_the_app(tmp_path, monkeypatch):
     monkeypatch.setenv("TACHO_USAGE_DIR", str(tmp_path / "usage"))
     trainer = trainer_in(tmp_path, TelemetryCallback(), max_steps=2, logging_steps=1)
-    TelemetryManager.configure(UsageConfig(app="greyjacket"), choice="local")  # before training is early enough
+    TelemetryManager.configure(UsageConfig(app="greyjacket"), choice="local")  # in time: before training starts
     try:
         trainer.train()
     finally:
         TelemetryManager.reset()
     text = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "usage").rglob("*.jsonl"))
     events = [json.loads(line) for line in text.splitlines()]
-    told = {event["event"]: event["properties"] for event in events}
-    assert list(told) == ["train-start", "train-progress", "train-end"]
-    assert (told["train-start"]["max_steps"], told["train-progress"]["step"], told["train-end"]["step"]) == (2, 1, 2)
-    assert told["train-end"]["metric_steps"]["loss"] == 2
-    assert 0 < told["train-end"]["peak_cpu_memory"] < 1_000  # in GiB now: what is recorded is rounded
+    recorded = {event["event"]: event["properties"] for event in events}
+    assert list(recorded) == ["train-start", "train-progress", "train-end"]
+    assert (
+        recorded["train-start"]["max_steps"],
+        recorded["train-progress"]["step"],
+        recorded["train-end"]["step"],
+    ) == (2, 1, 2)
+    assert recorded["train-end"]["metric_steps"]["loss"] == 2
+    assert 0 < recorded["train-end"]["peak_cpu_memory"] < 1_000  # recorded as rounded GiB
 
 
-# By hand -------------------------------------------------------------------------------------------------------------
+# Direct calls ---------------------------------------------------------------------------------------------------------
 
 
 class Training:
-    """Calls the hooks as a trainer does, at the times a test says."""
+    """Calls the hooks like a trainer, at times chosen by the test."""
 
     def __init__(self, folder: Path, clock: Clock, manager: Manager | None = None, **state: Any) -> None:
         self.manager = manager if manager is not None else Manager()
@@ -321,7 +327,7 @@ def training(tmp_path: Path, clock: Clock) -> Training:
 
 @pytest.fixture
 def device(training: Training, monkeypatch: pytest.MonkeyPatch) -> Accelerator:
-    """A GPU that training uses."""
+    """A GPU used by training."""
     device = Accelerator(0, 0)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=device))
     return device
@@ -349,7 +355,7 @@ def every(seconds: float, *steps: range) -> list[tuple[int, float]]:
         pytest.param(999, [(1_000, 1), (1_001, 2), (1_100, 3)], [1_000, 1_100], id="resumed before a multiple"),
     ],
 )
-def test_when_progress_is_told(tmp_path, clock, start_step, steps, reported):
+def test_progress_is_reported_at_expected_steps(tmp_path, clock, start_step, steps, reported):
     training = Training(tmp_path, clock, global_step=start_step).begin()
     for step, at_s in steps:
         training.step(step, at_s)
@@ -357,34 +363,34 @@ def test_when_progress_is_told(tmp_path, clock, start_step, steps, reported):
     assert (TelemetryCallback.report_interval_steps, TIME_SINCE_LAST) == (100, 60)
 
 
-def test_the_interval_is_that_of_the_class(training):
+def test_report_interval_is_a_class_attribute(training):
     training.callback.report_interval_steps = 10
     for step in range(1, 25):
         training.step(step, step)
     assert training.manager.reported == [1, 11, 21]
 
 
-def test_speed_is_that_since_the_last_report(training):
+def test_speed_is_measured_since_last_report(training):
     training.step(1, 2)
     training.step(100, 101)
     training.step(200, 601)
-    told = [
+    recorded = [
         (one["step"], one["steps_per_second"], one["elapsed_s"], one["since_last_report_s"])
         for one in training.manager.sent("train-progress")
     ]
-    assert told == [(1, 0.5, 2, 2), (100, 1.0, 101, 99), (200, 0.2, 601, 500)]
+    assert recorded == [(1, 0.5, 2, 2), (100, 1.0, 101, 99), (200, 0.2, 601, 500)]
     end = training.end()
     assert (end["total_s"], end["total_steps"], end["steps_per_second"]) == (601, 3, pytest.approx(3 / 601))
 
 
-def test_no_time_no_speed(training):
+def test_speed_is_missing_without_elapsed_time(training):
     training.step(1, 0)
     [progress] = training.manager.sent("train-progress")
     assert "steps_per_second" not in progress
     assert progress["elapsed_s"] == progress["since_last_report_s"] == 0
 
 
-def test_a_resumed_training_counts_from_where_it_went_on(tmp_path, clock):
+def test_resumed_training_counts_from_start_step(tmp_path, clock):
     training = Training(tmp_path, clock, global_step=1_000, epoch=2.5).begin()
     training.step(1_001, 10)
     [progress] = training.manager.sent("train-progress")
@@ -392,7 +398,7 @@ def test_a_resumed_training_counts_from_where_it_went_on(tmp_path, clock):
     assert (progress["epoch"], progress["progress"]) == (2, 2.5)
 
 
-def test_epochs_that_are_not_counted_are_not_told(tmp_path, clock):
+def test_missing_epoch_is_not_reported(tmp_path, clock):
     training = Training(tmp_path, clock, epoch=None).begin()
     training.call("on_epoch_begin")
     training.step(1, 1)
@@ -407,13 +413,13 @@ def test_epochs_are_timed(training):
         training.state.epoch = float(epoch)
         training.call("on_epoch_begin")
         training.clock.now_s += took_s
-        training.state.epoch = epoch + 1 - 1e-12  # as sums of fractions come out
+        training.state.epoch = epoch + 1 - 1e-12  # rounding error of a sum of fractions
         training.call("on_epoch_end")
     end = training.end()
     assert (end["epochs_completed"], end["average_epoch_s"], end["total_s"]) == (2, 20, 40)
 
 
-def test_an_epoch_that_was_entered_midway_says_nothing_of_how_long_one_takes(tmp_path, clock):
+def test_epoch_resumed_midway_is_not_timed(tmp_path, clock):
     training = Training(tmp_path, clock, global_step=150, epoch=1.5).begin()
     for until, took_s in ((2.0, 10), (3.0, 20)):
         training.call("on_epoch_begin")
@@ -424,7 +430,7 @@ def test_an_epoch_that_was_entered_midway_says_nothing_of_how_long_one_takes(tmp
     assert (end["epochs_completed"], end["average_epoch_s"]) == (2, 20)
 
 
-def test_a_training_that_has_nothing_left_to_do(tmp_path, clock):
+def test_training_without_remaining_steps_is_reported(tmp_path, clock):
     training = Training(tmp_path, clock, global_step=500, max_steps=500, num_train_epochs=0).begin()
     assert "num_epochs" not in training.manager.sent("train-start")[0]
     end = training.end()
@@ -432,7 +438,7 @@ def test_a_training_that_has_nothing_left_to_do(tmp_path, clock):
     assert not {"steps_per_second", "train_loss", "metrics", "metric_steps", "peak_gpu_memory"} & set(end)
 
 
-def test_the_batch_size_is_the_one_that_was_found(tmp_path, clock):
+def test_batch_size_is_the_one_found_automatically(tmp_path, clock):
     training = Training(tmp_path, clock, train_batch_size=2)
     training.args.per_device_train_batch_size = 64
     training.begin()
@@ -444,7 +450,7 @@ def test_the_batch_size_is_the_one_that_was_found(tmp_path, clock):
 @pytest.mark.parametrize(
     ("error", "outcome"), [(None, "unfinished"), (KeyboardInterrupt, "interrupted"), (ValueError, "failed")]
 )
-def test_a_training_that_does_not_finish_is_told_when_the_process_ends(training, monkeypatch, error, outcome):
+def test_unfinished_training_is_recorded_at_exit(training, monkeypatch, error, outcome):
     if error is not None:
         monkeypatch.setattr(sys, "last_type", error, raising=False)
     training.step(7, 1)
@@ -455,7 +461,7 @@ def test_a_training_that_does_not_finish_is_told_when_the_process_ends(training,
     assert (end["outcome"], end["step"], end["total_steps"]) == (outcome, 7, 1)
 
 
-def test_a_training_that_does_not_finish_is_told_when_another_begins(training):
+def test_unfinished_training_is_recorded_when_next_starts(training):
     training.step(7, 1)
     training.begin()
     training.step(8, 2)
@@ -465,7 +471,7 @@ def test_a_training_that_does_not_finish_is_told_when_another_begins(training):
     assert training.manager.last_words == []
 
 
-def test_an_error_that_ends_the_process_ends_the_training(script, tmp_path):
+def test_uncaught_error_ends_training_as_failed(script, tmp_path):
     process = script(
         """
         import torch, transformers
@@ -491,10 +497,10 @@ def test_an_error_that_ends_the_process_ends_the_training(script, tmp_path):
     assert (last["event"], last["properties"]["outcome"], last["properties"]["step"]) == ("train-end", "failed", 3)
 
 
-# What the trainer logs -----------------------------------------------------------------------------------------------
+# Logged metrics -------------------------------------------------------------------------------------------------
 
 
-def test_all_metrics_and_where_they_come_from(training):
+def test_metrics_are_reported_with_their_steps(training):
     training.state.global_step = 40
     training.log(loss=2.5, ppl=12.2, learning_rate=1e-4, grad_norm=0.7, tokens__total=4_096, tokens__trainable=1_024)
     training.state.global_step = 50
@@ -522,7 +528,7 @@ def test_all_metrics_and_where_they_come_from(training):
     assert SCHEMAS["train-end"].fields["metrics"].fields.keys() == metrics.keys()
 
 
-def test_what_was_told_does_not_change_afterwards(training):
+def test_sent_properties_do_not_change_afterwards(training):
     training.log(loss=2.0)
     training.step(1, 1)
     training.log(loss=1.0)
@@ -530,7 +536,7 @@ def test_what_was_told_does_not_change_afterwards(training):
     assert progress["metrics"] == {"loss": 2.0}
 
 
-def test_zeros_are_values_and_nothing_is_none(training):
+def test_zeros_are_reported_and_none_is_omitted(training):
     training.log(loss=0.0, learning_rate=0, grad_norm=math.nan, ppl=math.inf)
     training.log(train_loss=0.0)
     training.call("on_log", logs=None)
@@ -542,9 +548,9 @@ def test_zeros_are_values_and_nothing_is_none(training):
     assert end["metric_steps"] == dict.fromkeys(end["metrics"], 0)
 
 
-def test_only_plain_numbers_are_taken(training):
+def test_only_plain_numbers_are_accepted(training):
     numpy = pytest.importorskip("numpy")
-    device_tensor = torch.zeros((), device="meta")  # to read it fails, as to read that of a GPU waits
+    device_tensor = torch.zeros((), device="meta")  # reading it raises, like reading one on a GPU would wait
     training.log(loss=device_tensor, ppl="12.1", learning_rate=None, grad_norm=True, train_loss=[1.0])
     training.log(tokens__total=numpy.int64(7), tokens__train_per_sec_per_gpu=numpy.float32(0.5))
     end = training.end()
@@ -556,7 +562,7 @@ def test_only_plain_numbers_are_taken(training):
 # Memory --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_memory_of_devices(training, device):
+def test_device_memory_is_reported(training, device):
     device.use(8 * MIB, 0)
     device.use(3 * MIB, MIB)
     training.step(1, 1)
@@ -565,12 +571,12 @@ def test_the_memory_of_devices(training, device):
     assert progress["peak_gpu_memory_source"] == "allocator_high_water_mark"
     device.use(9 * MIB, 0)
     end = training.end()
-    assert end["peak_gpu_memory"] == [9 * MIB, MIB]  # looked at once more
+    assert end["peak_gpu_memory"] == [9 * MIB, MIB]  # sampled once more at the end
     assert end["peak_gpu_memory_source"] == "allocator_high_water_mark"
     assert end["peak_cpu_memory"] >= progress["cpu_memory"] > MIB
 
 
-def test_devices_are_looked_at_where_the_trainer_logs_and_while_it_evaluates(training, device):
+def test_devices_are_sampled_when_logging_and_evaluating(training, device):
     training.step(1, 1)
     looked = []
     for step in range(2, 30):
@@ -578,14 +584,14 @@ def test_devices_are_looked_at_where_the_trainer_logs_and_while_it_evaluates(tra
         training.step(step, step * 2, should_log=step % 10 == 0)
         looked += [step] * (device.num_reads > before)
     assert looked == [10, 20]
-    # A peak that the training code resets before anything is told is known all the same.
+    # A peak that the training code resets before the next report is still known.
     device.use(7 * MIB, 0)
     training.call("on_prediction_step")
     device.in_use = device.peaks = [0, 0]
     assert training.end()["peak_gpu_memory"] == [7 * MIB, 0]
 
 
-def test_devices_that_keep_count_of_their_peak_are_not_asked_all_the_time(training, device):
+def test_devices_with_peak_counter_are_sampled_rarely(training, device):
     training.step(1, 0)
     looked = []
     for step in range(2, 60):
@@ -596,7 +602,7 @@ def test_devices_that_keep_count_of_their_peak_are_not_asked_all_the_time(traini
     assert looked == [10, 20]
 
 
-def test_devices_whose_peak_is_sampled_are_looked_at_each_time(training, monkeypatch):
+def test_devices_without_peak_counter_are_always_sampled(training, monkeypatch):
     device = Metal(MIB)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(mps=device))
     training.step(1, 0)
@@ -609,7 +615,7 @@ def test_devices_whose_peak_is_sampled_are_looked_at_each_time(training, monkeyp
     assert end["peak_gpu_memory"] == [2 * MIB]
 
 
-def test_the_process_is_looked_at_only_where_something_is_told(training, monkeypatch):
+def test_process_memory_is_sampled_only_for_reports(training, monkeypatch):
     real, reads = psutil.Process.memory_info, []
 
     def counted(process: psutil.Process) -> Any:
@@ -636,12 +642,12 @@ HOOKS = (
 )
 
 
-def test_nothing_is_looked_at_where_telemetry_is_off():
+def test_nothing_is_sampled_when_telemetry_is_off():
     callback = TelemetryCallback(Manager(enabled=False))
     for hook in HOOKS:
-        getattr(callback, hook)(None, None, None)  # whoever asks these anything fails
+        getattr(callback, hook)(None, None, None)  # using one of these would raise
 
 
-def test_the_hooks_are_those_the_trainer_calls():
+def test_hooks_match_those_of_the_trainer():
     ours = {name for name in vars(TelemetryCallback) if name.startswith("on_")}
     assert ours == set(HOOKS) <= set(dir(transformers.TrainerCallback))

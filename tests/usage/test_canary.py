@@ -1,4 +1,4 @@
-"""Secrets planted in every field of every event, and the bytes that a receiver gets: none of them may be in there."""
+"""Secrets planted in every field of every event must not appear in any byte that is sent, stored or printed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tachograph.usage import (
     Version,
 )
 from tests.usage.conftest import PostHogReceiver, spooled
-from tests.usage.planted import SECRETS, Loud, Word, filled, leaked, leaves, machine, numbers, shapes
+from tests.usage.planted import SECRETS, LeakyObject, StickyText, filled, leaked, leaves, machine, numbers, shapes
 
 Configure = Callable[..., TelemetryManager]
 
@@ -54,12 +54,12 @@ SCHEMAS = UsageConfig(app="greyjacket", events=EVENTS).schemas
 NAMES = [name for name in SCHEMAS if name != "error"]
 CONFIG_FIELDS = SCHEMAS["config-loaded"].fields
 
-SAID_OF_SECRETS = {"other", "[redacted]", "1.4.2"}
-"""All that may be said of what is private. The last is a version without what somebody appended to it."""
+ALLOWED_TEXTS = {"other", "[redacted]", "1.4.2"}
+"""The only texts that may be sent for private values. The last one is a version without its local part."""
 
 
 class Canary:
-    """Sends events, and looks for secrets in all that came of it."""
+    """Sends events and searches all outputs for secrets."""
 
     def __init__(
         self, configure: Configure, receiver: PostHogReceiver, usage_dir: Path, capture: Callable[[], str]
@@ -71,11 +71,11 @@ class Canary:
         self._num_sent = 0
 
     def send(self, things: Iterator[Any], how: Callable[[TelemetryManager, Any], None], **config: Any) -> None:
-        """Send some things, in portions for which the queue has room."""
+        """Send some values in portions that fit the queue."""
         while portion := [thing for _, thing in zip(range(400), things, strict=False)]:
             TelemetryManager.reset()
             manager = self.configure(**{"events": EVENTS, **config})
-            manager._sent_system_info = True  # that event is tested by itself
+            manager._sent_system_info = True  # tested separately
             for thing in portion:
                 how(manager, thing)
             manager.shutdown(timeout_s=20)
@@ -85,7 +85,7 @@ class Canary:
 
     def events(self) -> list[dict[str, Any]]:
         events = self.receiver.events()
-        assert len(events) == self._num_sent, "for everything that was told something arrived"
+        assert len(events) == self._num_sent, "every event arrived"
         return events
 
     def places(self) -> dict[str, bytes]:
@@ -98,16 +98,16 @@ class Canary:
             "what was printed": self._capture().encode(),
         }
 
-    def check(self, may_say: set[str] = SAID_OF_SECRETS, more: tuple[str, ...] = ()) -> None:
+    def check(self, allowed: set[str] = ALLOWED_TEXTS, more: tuple[str, ...] = ()) -> None:
         about = {"app", "app_version", "$lib", "$lib_version", "$process_person_profile", "$geoip_disable", "$ip"}
-        said = set()
+        sent = set()
         for event in self.events():
             properties = {name: value for name, value in event["properties"].items() if name not in about}
             assert set(properties) <= set(SCHEMAS[event["event"]].fields)
-            said |= set(leaves(properties))
-        assert {text for text in said if isinstance(text, str)} <= may_say
+            sent |= set(leaves(properties))
+        assert {text for text in sent if isinstance(text, str)} <= allowed
         digits = {
-            len(re.sub(r"e.*|\D", "", repr(abs(number))).strip("0")) for number in said if type(number) in (int, float)
+            len(re.sub(r"e.*|\D", "", repr(abs(number))).strip("0")) for number in sent if type(number) in (int, float)
         }
         assert digits <= {0, 1, 2}, "more than two digits of a number"
         assert leaked(self.places(), more=(*machine(), *more)) == []
@@ -124,8 +124,8 @@ def canary(
     return Canary(configure, receiver, usage_dir, capture)
 
 
-def test_the_search_finds_what_is_there(canary: Canary) -> None:
-    """In any place, under any disguise: else all tests below would say nothing."""
+def test_canary_search_finds_planted_secrets(canary: Canary) -> None:
+    """Proves that the tests below can fail."""
     canary.send(iter([{}]), lambda manager, values: manager.send_event("train-start", values))
     canary.check()
     with pytest.raises(AssertionError):
@@ -141,20 +141,29 @@ def test_the_search_finds_what_is_there(canary: Canary) -> None:
 
 
 def extras(secret: str) -> dict[Any, Any]:
-    """Keys that no schema knows, some of which are no texts."""
-    keys = [secret, Word(secret), secret.encode(), (secret,), frozenset({secret}), 4915123456789, None, Loud(secret)]
+    """Return properties with unknown keys, some of which are not texts."""
+    keys = [
+        secret,
+        StickyText(secret),
+        secret.encode(),
+        (secret,),
+        frozenset({secret}),
+        4915123456789,
+        None,
+        LeakyObject(secret),
+    ]
     return dict.fromkeys(keys, secret) | {"api_key": secret, "output_dir": secret, "$set": {"email": secret}}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_field_lets_a_secret_through(canary: Canary, name: str) -> None:
+def test_no_field_passes_on_a_secret(canary: Canary, name: str) -> None:
     fields = list(SCHEMAS[name].fields.items())
 
     def planted() -> Iterator[dict[str, Any]]:
         for make in shapes().values():
             for secret in SECRETS:
                 yield filled(fields, lambda make=make, secret=secret: make(secret)) | extras(secret)
-        for make in shapes().values():  # and where a group or a list is wanted, none
+        for make in shapes().values():  # and a scalar in place of a group or a list
             for secret in list(SECRETS)[::5]:
                 yield {field: make(secret) for field, _ in fields}
 
@@ -163,14 +172,14 @@ def test_no_field_lets_a_secret_through(canary: Canary, name: str) -> None:
     canary.check()
 
 
-def test_no_number_says_more_than_two_digits(canary: Canary) -> None:
+def test_no_number_has_more_than_two_digits(canary: Canary) -> None:
     values = list(numbers())
     planted = (
         (name, filled(SCHEMAS[name].fields.items(), lambda value=value: value)) for name in NAMES for value in values
     )
     canary.send(planted, lambda manager, pair: manager.send_event(*pair))
-    versions = {"52.520008", "1234.5678", "0.123456"}  # they look like versions, and would be some
-    canary.check(SAID_OF_SECRETS | versions)
+    versions = {"52.520008", "1234.5678", "0.123456"}  # valid versions
+    canary.check(ALLOWED_TEXTS | versions)
     for event in canary.events():
         for name, value in event["properties"].items():
             if versions & set(map(str, leaves(value))):
@@ -180,8 +189,8 @@ def test_no_number_says_more_than_two_digits(canary: Canary) -> None:
 # Configs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_config_is_not_sent_but_asked(canary: Canary) -> None:
-    """In the form of a dict, an object, a dataclass, by paths and by functions."""
+def test_config_is_read_by_map_only(canary: Canary) -> None:
+    """Configs as dicts, objects and dataclasses, read by paths and by functions."""
 
     def configs() -> Iterator[Any]:
         for make in shapes().values():
@@ -192,8 +201,8 @@ def test_a_config_is_not_sent_but_asked(canary: Canary) -> None:
                 yield SimpleNamespace(section=SimpleNamespace(**values))
                 yield argparse.Namespace(section=values)
                 yield kind(values)
-                yield Loud(secret)
-                yield {"section": Loud(secret, raises=False)}
+                yield LeakyObject(secret)
+                yield {"section": LeakyObject(secret, raises=False)}
                 yield make(secret)
 
     paths = {name: f"section.{name}" for name in CONFIG_FIELDS}
@@ -201,7 +210,7 @@ def test_a_config_is_not_sent_but_asked(canary: Canary) -> None:
     canary.check()
 
 
-def test_a_function_of_a_config_may_return_or_raise_anything(canary: Canary) -> None:
+def test_config_map_function_may_return_or_raise_anything(canary: Canary) -> None:
     secrets = list(SECRETS)
     made = [make(secret) for make in shapes().values() for secret in secrets[::5]]
     functions = {name: (lambda config: config) for name in CONFIG_FIELDS}
@@ -228,23 +237,25 @@ def model(value: Any) -> Any:
 
 
 PLAIN = {
-    name: make for name, make in shapes().items() if "raising" not in name and "loud" not in name and "as a" not in name
+    name: make
+    for name, make in shapes().items()
+    if "raising" not in name and "leaky" not in name and "as a" not in name
 }
 
 
-def test_nothing_of_a_model_or_adapter_is_told_but_what_the_schema_says(canary: Canary) -> None:
+def test_model_and_adapter_send_only_schema_fields(canary: Canary) -> None:
     made = [make(secret) for make in PLAIN.values() for secret in list(SECRETS)[::2]]
     canary.send(iter(made), lambda manager, value: manager.send_model(model(value)))
     canary.send(
         iter(made), lambda manager, value: manager.send_adapter(SimpleNamespace(**dict.fromkeys(ADAPTER, value)))
     )
     assert {event["event"] for event in canary.events()} == {"model-load", "adapter-load"}
-    canary.check(SAID_OF_SECRETS | {"none"})
+    canary.check(ALLOWED_TEXTS | {"none"})
 
 
 @pytest.mark.swallows
-def test_an_attribute_that_fails_costs_itself_and_is_not_quoted(canary: Canary) -> None:
-    """A model is of somebody else's class. One odd attribute must not cost the event, nor put its words into a log."""
+def test_failing_attribute_is_dropped_and_not_quoted(canary: Canary) -> None:
+    """One failing attribute of a foreign class must neither drop the event nor put its text into a log."""
     good = {"num_hidden_layers": 30, "hidden_size": 4000}
 
     class Failing:
@@ -258,17 +269,17 @@ def test_an_attribute_that_fails_costs_itself_and_is_not_quoted(canary: Canary) 
                 return good[name]
             raise AttributeError(name)
 
-    def tell(manager: TelemetryManager, config: Any) -> None:
+    def send_model(manager: TelemetryManager, config: Any) -> None:
         manager.send_model(SimpleNamespace(config=config, dtype="bfloat16"))
 
-    odd = [SimpleNamespace(**{**good, attribute: Loud("acme_merger")}) for attribute in CONFIG_OF_MODEL]
-    canary.send(iter([*odd, *map(Failing, CONFIG_OF_MODEL)]), tell)
+    odd = [SimpleNamespace(**{**good, attribute: LeakyObject("acme_merger")}) for attribute in CONFIG_OF_MODEL]
+    canary.send(iter([*odd, *map(Failing, CONFIG_OF_MODEL)]), send_model)
     assert leaked(canary.places()) == []
     assert {event["properties"]["dtype"] for event in canary.events()} == {"bfloat16"}
 
 
 @pytest.mark.swallows
-def test_a_model_that_fails_altogether_is_not_quoted(canary: Canary) -> None:
+def test_failing_model_is_not_quoted(canary: Canary) -> None:
     class Failing:
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError("acme_merger")
@@ -280,7 +291,7 @@ def test_a_model_that_fails_altogether_is_not_quoted(canary: Canary) -> None:
             raise RuntimeError("acme_merger")
 
     broken = SimpleNamespace(config=SimpleNamespace(hidden_size=4000), parameters=lambda: [Parameter()])
-    for kind in (Failing(), Loud("acme_merger"), Loud("acme_merger", raises=False), broken):
+    for kind in (Failing(), LeakyObject("acme_merger"), LeakyObject("acme_merger", raises=False), broken):
         TelemetryManager.reset()
         manager = canary.configure()
         manager.send_event("train-start")
@@ -292,7 +303,7 @@ def test_a_model_that_fails_altogether_is_not_quoted(canary: Canary) -> None:
 
 
 @pytest.mark.swallows
-def test_a_key_that_fails_is_not_quoted(canary: Canary) -> None:
+def test_failing_key_is_not_quoted(canary: Canary) -> None:
     class Key(str):
         def __eq__(self, _other: object) -> bool:
             raise ValueError("acme_merger")
@@ -310,9 +321,7 @@ def test_a_key_that_fails_is_not_quoted(canary: Canary) -> None:
 # The rest of an event ----------------------------------------------------------------------------------------------
 
 
-def test_the_environment_and_the_machine_are_not_told(
-    canary: Canary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_environment_and_machine_are_not_sent(canary: Canary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "acme-merger"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -335,29 +344,29 @@ def test_the_environment_and_the_machine_are_not_told(
 VERSIONS = (*SECRETS, "1.0+acme_merger", "1.0.dev20261115+g1a2b3c4.alice", "0151.23456789", "10.11.12.13")
 
 
-def told_of_versions(canary: Canary) -> dict[str, bytes]:
+def places_after_versions(canary: Canary) -> dict[str, bytes]:
     for version in VERSIONS:
         canary.send(iter([{}]), lambda manager, values: manager.send_event("train-start", values), version=version)
-        [path] = canary.usage_dir.rglob("app.json")  # the next one overwrites it
+        [path] = canary.usage_dir.rglob("app.json")  # kept: the next version overwrites it
         path.rename(path.with_name(f"app.{len(list(path.parent.iterdir()))}.txt"))
     return canary.places()
 
 
-def test_the_version_of_an_app_says_nothing_of_who_built_it(canary: Canary) -> None:
-    places = told_of_versions(canary)
+def test_sent_app_version_hides_who_built_it(canary: Canary) -> None:
+    places = places_after_versions(canary)
     sent = {place: data for place, data in places.items() if place in {"what was received", "OTLP"}}
     assert leaked(sent, more=("23456789", "10.11.12.13", "g1a2b3c4")) == []
 
 
-def test_what_is_kept_of_an_app_says_nothing_of_who_built_it(canary: Canary) -> None:
-    assert leaked({"the files": told_of_versions(canary)["the files"]}, more=("10.11.12.13", "g1a2b3c4")) == []
+def test_stored_app_version_hides_who_built_it(canary: Canary) -> None:
+    assert leaked({"the files": places_after_versions(canary)["the files"]}, more=("10.11.12.13", "g1a2b3c4")) == []
 
 
 # Hub ids -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "given, told",
+    "given, sent",
     [
         ("google/gemma-3", "google/gemma-3"),
         ("Google/gemma-3", "Google/gemma-3"),
@@ -380,8 +389,8 @@ def test_what_is_kept_of_an_app_says_nothing_of_who_built_it(canary: Canary) -> 
         ("gemma-3", "[redacted]"),
     ],
 )
-def test_an_id_of_the_hub_is_told_if_it_can_be_nothing_else(
-    canary: Canary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, told: str
+def test_hub_id_is_sent_only_if_unambiguous(
+    canary: Canary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, sent: str
 ) -> None:
     (tmp_path / "google" / "here").mkdir(parents=True)
     os.symlink(tmp_path / "nowhere", tmp_path / "google" / "link")
@@ -390,4 +399,4 @@ def test_an_id_of_the_hub_is_told_if_it_can_be_nothing_else(
     canary.send(iter([values]), lambda manager, config: manager.send_event("config-processed", config))
     [event] = canary.events()
     properties = {name: value for name, value in event["properties"].items() if name[0] != "$" and name[:3] != "app"}
-    assert properties == {"base_model": told, "dataset": told}
+    assert properties == {"base_model": sent, "dataset": sent}

@@ -1,4 +1,4 @@
-"""Exceptions that are made of secrets, from code that is one: what is told of them is types and places, all public."""
+"""Exceptions and code full of secrets: reports contain only public types and places."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = ["canary"]
 Start = Callable[..., Script]
 
 NAMES = ("alice", "acme_merger", "AcmeMerger", "patients", "Liddell")
-"""Parts of names in code. The second net could not know them from others."""
+"""Parts of private names in code, which redaction cannot distinguish from other names."""
 
 OWN = {"packages": ["tachograph"]}
-"""Known wherever it lies, which while it is developed is nowhere special."""
+"""Known wherever it is; during development it is not installed."""
 
 PUBLIC = {"user exception", "other code"}
 
 
 def public(text: str) -> bool:
-    """Tell whether a name can be found by anyone, in Python or in a known package."""
+    """Return whether a name is public: part of Python or of a known package."""
     module, _, name = text.rpartition(".")
     if not module:
         return text in PUBLIC or hasattr(builtins, text) or text in {"tachograph", "numpy"}
@@ -51,7 +51,7 @@ def public(text: str) -> bool:
 
 @pytest.fixture
 def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A package of the user's, all of whose names are secrets."""
+    """A user's package in which every name is private."""
     folder = tmp_path / "alice" / "site-packages" / "torch"
     package = folder / "acme_merger"
     package.mkdir(parents=True)
@@ -59,10 +59,10 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from tachograph.usage import UsageConfig, send_errors
 
     class AcmeMergerError(ValueError):
-        """Of the user's own."""
+        """A user exception."""
 
     class AcmeMergerKeyError(AcmeMergerError, KeyError):
-        """With two parents."""
+        """A user exception with two bases."""
 
     def patients_of_liddell(secret, kind=AcmeMergerError):
         acme_merger_patients = secret
@@ -98,7 +98,7 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def stuffed(error: BaseException, secret: str) -> BaseException:
-    """Return an exception with secrets wherever one can be put."""
+    """Return an exception with secrets in its attributes and notes."""
     error.patients = secret  # type: ignore[attr-defined]
     vars(error)[secret] = secret
     if hasattr(error, "add_note"):
@@ -113,7 +113,7 @@ def forged(module: str, name: str, base: type[BaseException] = ValueError) -> ty
 
 
 class _Meta(type):
-    """Says of its classes what they like."""
+    """Returns private names for its classes."""
 
     def __repr__(cls) -> str:
         return "acme_merger"
@@ -144,7 +144,7 @@ class Unspeakable(Exception):
 
 
 def errors(secret: str) -> Iterator[BaseException]:
-    """Return what Python and a user can raise about a secret."""
+    """Return exceptions of Python and of a user that contain a secret."""
     plain = (
         ValueError, KeyError, RuntimeError, OSError, ImportError, ArithmeticError, LookupError, Unspeakable,
         AcmeMergerMeta, ConfigError,
@@ -181,7 +181,7 @@ def errors(secret: str) -> Iterator[BaseException]:
 
 
 def raised(error: BaseException, secret: str) -> BaseException:
-    """Return an exception that was raised, from another and while another was handled."""
+    """Return an exception that was raised with a cause and a context."""
     try:
         try:
             try:
@@ -195,10 +195,10 @@ def raised(error: BaseException, secret: str) -> BaseException:
 
 
 def check(canary: Canary) -> set[str]:
-    """Look for secrets; return all that was told, as far as it is a text."""
+    """Search for secrets; return all texts that were sent."""
     events = canary.events()
     assert {event["event"] for event in events} == {"error"}
-    said = set()
+    texts = set()
     for event in events:
         assert set(event["properties"]) - {"app"} <= {
             "function", "type", "base", "causes", "members", "frames",
@@ -209,26 +209,26 @@ def check(canary: Canary) -> set[str]:
             assert set(frame) in ({"module", "function", "line"}, {"module"})
             if frame["module"] == "other code":
                 assert set(frame) == {"module"}
-            said.add(frame["module"])
+            texts.add(frame["module"])
         names = ("function", "type", "base", "causes", "members")
-        said |= set(leaves([event["properties"].get(name, []) for name in names]))
-    assert {text for text in said if not public(text)} == set()
+        texts |= set(leaves([event["properties"].get(name, []) for name in names]))
+    assert {text for text in texts if not public(text)} == set()
     assert leaked(canary.places(), more=(*NAMES, *machine())) == []
-    return said
+    return texts
 
 
-def test_what_is_told_of_an_exception_holds_nothing_of_it(canary: Canary) -> None:
+def test_report_contains_nothing_of_the_exception(canary: Canary) -> None:
     made = (raised(error, secret) for secret in SECRETS for error in errors(secret))
     canary.send(made, lambda manager, error: manager.send_error(error), **OWN)
-    said = check(canary)
-    assert {"user exception", "other code", "ValueError", "KeyError", "FileNotFoundError"} <= said
-    assert {"json.decoder.JSONDecodeError", "tachograph.exceptions.ConfigError"} <= said
+    texts = check(canary)
+    assert {"user exception", "other code", "ValueError", "KeyError", "FileNotFoundError"} <= texts
+    assert {"json.decoder.JSONDecodeError", "tachograph.exceptions.ConfigError"} <= texts
     causes = {tuple(event["properties"]["causes"]) for event in canary.events()}
     assert causes == {("KeyError", "user exception")}
 
 
-def test_what_is_told_of_code_is_where_it_is_known(canary: Canary, user_code: Any) -> None:
-    """Watched functions of all kinds, in a folder that looks like an installation of PyTorch."""
+def test_report_names_code_only_in_known_packages(canary: Canary, user_code: Any) -> None:
+    """Watched functions of all kinds, in a folder that looks like an installation of torch."""
 
     def fail(_manager: TelemetryManager, secret: str) -> None:
         patients = user_code.Patients()
@@ -241,16 +241,16 @@ def test_what_is_told_of_code_is_where_it_is_known(canary: Canary, user_code: An
         with pytest.raises(ConfigError):
             list(patients.watched_one_by_one(secret))
 
-    secrets = [secret for secret in SECRETS if secret != "acme_merger"]  # that is the name of an app
+    secrets = [secret for secret in SECRETS if secret != "acme_merger"]  # a valid name of an app
     canary.send(iter(secrets), fail, **OWN)
     canary._num_sent *= 4
-    said = check(canary)
-    assert {"user exception", "ValueError", "RuntimeError", "tachograph.exceptions.ConfigError"} <= said
-    assert "tachograph.usage._config" in said
+    texts = check(canary)
+    assert {"user exception", "ValueError", "RuntimeError", "tachograph.exceptions.ConfigError"} <= texts
+    assert "tachograph.usage._config" in texts
     assert "function" not in {name for event in canary.events() for name in event["properties"]}
 
 
-def test_an_error_that_passes_known_code_names_it(canary: Canary, user_code: Any) -> None:
+def test_error_through_known_code_names_it(canary: Canary, user_code: Any) -> None:
     def fail(manager: TelemetryManager, secret: str) -> None:
         try:
             user_code.through_known_code(secret)
@@ -263,11 +263,11 @@ def test_an_error_that_passes_known_code_names_it(canary: Canary, user_code: Any
     places = [(frame["module"], frame.get("function")) for frame in event["properties"]["frames"]]
     assert places[0] == ("other code", None)
     assert places[-1] == ("tachograph.usage._folder", "check_app")
-    assert event["properties"]["function"] == "tachograph.usage._endpoint.as_endpoint"
+    assert event["properties"]["function"] == "tachograph.usage._endpoint.parse_endpoint"
 
 
 @pytest.mark.swallows
-def test_an_exception_that_fails_when_asked_is_not_quoted(canary: Canary) -> None:
+def test_exception_with_failing_attributes_is_not_quoted(canary: Canary) -> None:
     class Meta(type):
         @property
         def __module__(cls) -> str:  # type: ignore[override]
@@ -309,7 +309,7 @@ except ValueError:
 """
 
 
-# A plain folder counts only where no real package of that name is found.
+# A folder without __init__ is imported only if no real package has its name.
 @pytest.mark.parametrize(
     "package, has_init",
     [
@@ -321,10 +321,10 @@ except ValueError:
         ("greyjacket", True),
     ],
 )
-def test_a_package_is_not_known_by_its_name_alone(
+def test_package_is_not_known_by_name_alone(
     script: Start, receiver: PostHogReceiver, tmp_path: Path, package: str, has_init: bool
 ) -> None:
-    """Many a project has a folder `datasets`, or `code`. What is in it is the user's own."""
+    """Many projects have a folder `datasets` or `code`, which is private."""
     inner = tmp_path / package / "acme_merger"
     inner.mkdir(parents=True)
     if has_init:
@@ -342,7 +342,7 @@ def test_a_package_is_not_known_by_its_name_alone(
     code, out, err = program.wait()
     assert (code, out) == (0, "raised\n"), err
     [event] = wait_for(receiver.events, what="the error")
-    if package == "greyjacket":  # which the app says is its own
+    if package == "greyjacket":  # declared by the app as its own
         assert event["properties"]["type"] == "greyjacket.acme_merger.patients.AcmeMergerError"
         return
     assert event["properties"]["type"] == "user exception"

@@ -1,4 +1,4 @@
-"""`tacho usage`: what a user sees and decides."""
+"""`tacho usage`: what users see and decide."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tacho():
     return run
 
 
-def ran(app="greyjacket", choice="on", **arguments):
+def run_app(app="greyjacket", choice="on", **arguments):
     manager = TelemetryManager.configure(UsageConfig(app=app, **arguments), choice=choice)
     manager.send_event("train-start", {"max_steps": 512})
     manager.send_event("train-end", {"step": 512})
@@ -35,7 +35,7 @@ def ran(app="greyjacket", choice="on", **arguments):
     return manager
 
 
-def test_where_nothing_has_run_it_says_so(tacho):
+def test_status_without_apps(tacho):
     assert "No app with usage telemetry has run on this machine" in tacho("status")
     assert json.loads(tacho("status", "--json")) == []
     assert "no choice is stored for it" in tacho("status", "greyjacket")
@@ -47,8 +47,8 @@ def test_where_nothing_has_run_it_says_so(tacho):
     assert "greyjacket: off (DO_NOT_TRACK is set to 1)" in tacho("status", "greyjacket", DO_NOT_TRACK="1")
 
 
-def test_what_is_decided_and_why(tacho, tmp_path):
-    ran(endpoint=JsonLines(tmp_path / "sent"), consent="opt-out")
+def test_status_shows_decision_and_reason(tacho, tmp_path):
+    run_app(endpoint=JsonLines(tmp_path / "sent"), consent="opt-out")
     text = tacho("status")
     for line in (
         "greyjacket: on",
@@ -64,7 +64,7 @@ def test_what_is_decided_and_why(tacho, tmp_path):
     assert summary["num_events"] == {"sent": 2, "refused": 0, "waiting": 0, "local": 0}
 
 
-def test_a_choice_holds_for_the_next_run(tacho, tmp_path):
+def test_choice_applies_to_next_run(tacho, tmp_path):
     config = UsageConfig(app="greyjacket", endpoint=JsonLines(tmp_path / "sent"))
     for mode in ("on", "off", "local"):
         assert f"Stored: {mode} for greyjacket." in tacho(mode, "greyjacket")
@@ -73,8 +73,8 @@ def test_a_choice_holds_for_the_next_run(tacho, tmp_path):
     assert "greyjacket is still off: DO_NOT_TRACK is set to 1." in tacho("on", "greyjacket", DO_NOT_TRACK="1")
 
 
-def test_a_name_that_means_nobody_is_no_success(tacho):
-    ran(choice="local")
+def test_unknown_app_name_is_reported(tacho):
+    run_app(choice="local")
     assert "leave the name out" in tacho("off", "all", code=1)
     assert "greyjackt has not run on this machine yet; did you mean 'greyjacket'?" in tacho("off", "greyjackt")
     [summary] = json.loads(tacho("status", "greyjackt", "--json"))
@@ -82,24 +82,24 @@ def test_a_name_that_means_nobody_is_no_success(tacho):
     assert "known apps: greyjacket" in tacho("preview", "zzz", code=1)
 
 
-def test_what_was_refused_and_why(tacho, receiver):
+def test_status_and_log_show_reason_of_rejection(tacho, receiver):
     receiver.reply(Reply(401, b"no such key"))
-    ran(endpoint=receiver.address, api_key="phc_x")
+    run_app(endpoint=receiver.address, api_key="phc_x")
     assert "last refusal   HTTP 401: no such key" in tacho("status")
     assert "[HTTP 401: no such key]" in tacho("log")
     assert json.loads(tacho("log", "--json").splitlines()[0])["refusal"] == "HTTP 401: no such key"
     assert "2 of them had reached the receiver" in tacho("purge")
 
 
-def test_what_waits_for_another_receiver_does_not_wait_for_this_one(tacho, refusing, absent):
-    ran(endpoint=refusing, api_key="phc_x")
+def test_events_for_another_endpoint_are_not_waiting(tacho, refusing, absent):
+    run_app(endpoint=refusing, api_key="phc_x")
     assert "2 events (2 waiting)" in tacho("status")
     TelemetryManager.configure(UsageConfig(app="greyjacket", endpoint=absent.address, api_key="phc_x"), choice="local")
     assert "2 events (2 local)" in tacho("status")
     assert [event["event"] for event in json.loads(tacho("preview"))["batch"]] == ["system-info"]
 
 
-def test_to_agree_needs_a_name(tacho):
+def test_on_requires_an_app_name(tacho):
     assert "Missing argument" in tacho("on", code=2)
     for name in ("../x", "A", "*", ""):
         assert "expected a name in lower case" in tacho("on", name, code=1)
@@ -107,8 +107,8 @@ def test_to_agree_needs_a_name(tacho):
     assert not usage_folder().exists()
 
 
-def test_taking_consent_back_keeps_here_what_waited(tacho, refusing):
-    ran(endpoint=refusing, api_key="phc_x")
+def test_off_holds_back_waiting_events(tacho, refusing):
+    run_app(endpoint=refusing, api_key="phc_x")
     assert "2 events (2 waiting)" in tacho("status")
     text = tacho("off")
     assert "2 events waiting to be sent will stay on this machine" in text
@@ -116,8 +116,8 @@ def test_taking_consent_back_keeps_here_what_waited(tacho, refusing):
     assert "would send to" in tacho("status")
 
 
-def test_the_preview_is_the_very_request(tacho, absent):
-    """Of events, fields and organisations that only the app knows, too."""
+def test_preview_equals_request_sent_later(tacho, absent):
+    """Including custom events, fields and organizations of the app."""
     config = UsageConfig(
         app="greyjacket",
         endpoint=absent.address,
@@ -139,7 +139,7 @@ def test_the_preview_is_the_very_request(tacho, absent):
     previewed = json.loads(tacho("preview"))
     names = ["config-loaded", "system-info", "model-load", "packed", "train-start"]
     assert [event["event"] for event in previewed["batch"]] == names
-    receiver = absent.comes()
+    receiver = absent.start()
     run()
     run_id = previewed["batch"][0]["distinct_id"]
     receiver.wait_for_events(2 * len(names))
@@ -148,8 +148,8 @@ def test_the_preview_is_the_very_request(tacho, absent):
     assert sent["batch"][2]["properties"]["base_model"] == "google/gemma-3-1b"
 
 
-def test_the_preview_tells_of_the_machine_too(tacho, refusing):
-    ran(endpoint=refusing, api_key="phc_x")
+def test_preview_includes_system_info(tacho, refusing):
+    run_app(endpoint=refusing, api_key="phc_x")
     body = json.loads(tacho("preview"))
     assert [event["event"] for event in body["batch"]] == ["train-start", "train-end", "system-info"]
     assert body["api_key"] == "phc_x"
@@ -160,15 +160,15 @@ def test_the_preview_tells_of_the_machine_too(tacho, refusing):
     assert "metrics.loss: Loss." in fields
 
 
-def test_the_preview_of_an_app_with_nowhere_to_send(tacho):
-    ran()
+def test_preview_without_endpoint(tacho):
+    run_app()
     event = json.loads(tacho("preview"))
     assert (event["event"], event["app"]) == ("system-info", "greyjacket")
 
 
-def test_the_log_says_what_became_of_each(tacho, refusing):
-    ran(choice="local", endpoint=refusing, api_key="phc_x")
-    ran(choice="on", endpoint=refusing, api_key="phc_x")
+def test_log_shows_state_of_each_event(tacho, refusing):
+    run_app(choice="local", endpoint=refusing, api_key="phc_x")
+    run_app(choice="on", endpoint=refusing, api_key="phc_x")
     lines = tacho("log").splitlines()
     assert [line.split()[1:3] for line in lines] == [
         ["local", "train-start"], ["local", "train-end"], ["waiting", "train-start"], ["waiting", "train-end"],
@@ -178,9 +178,9 @@ def test_the_log_says_what_became_of_each(tacho, refusing):
     assert json.loads(line)["state"] == "waiting"
 
 
-def test_purging_deletes_and_says_what_cannot_be_taken_back(tacho, tmp_path):
-    manager = ran(endpoint=JsonLines(tmp_path / "sent"))
-    ran("other", choice="local")
+def test_purge_deletes_and_lists_run_ids_of_sent_events(tacho, tmp_path):
+    manager = run_app(endpoint=JsonLines(tmp_path / "sent"))
+    run_app("other", choice="local")
     tacho("on", "greyjacket")
     text = tacho("purge", "greyjacket")
     assert "greyjacket: deleted 2 events" in text
@@ -189,14 +189,14 @@ def test_purging_deletes_and_says_what_cannot_be_taken_back(tacho, tmp_path):
     assert "2 events" in tacho("status", "other")
     assert "other: deleted 2 events" in tacho("purge")
     assert sorted(path.name for path in usage_folder().rglob("*.*")) == ["app.json", "app.json", "choices.json"]
-    assert "greyjacket: on" in tacho("status")  # what was chosen stays
+    assert "greyjacket: on" in tacho("status")  # stored choices are kept
 
 
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"app": "x", "env_prefix": "../", "consent": 7, "endpoint": {"kind": "os"}}']
 )
-def test_a_file_that_says_anything_is_not_believed(tacho, content):
-    ran(choice="local")
+def test_edited_app_file_is_not_trusted(tacho, content):
+    run_app(choice="local")
     (app_folder("greyjacket") / "app.json").write_text(content)
     assert "greyjacket: local" in tacho("status")
     assert "the policy of greyjacket cannot be read; local is assumed" in tacho("status")
@@ -205,8 +205,8 @@ def test_a_file_that_says_anything_is_not_believed(tacho, content):
     tacho("off")
 
 
-def test_terminal_codes_in_a_file_do_not_reach_the_terminal(tacho):
-    ran(choice="local")
+def test_terminal_codes_in_files_are_escaped(tacho):
+    run_app(choice="local")
     [path] = app_folder("greyjacket").glob("*.jsonl")
     path.write_text(path.read_text().replace("train-start", "\\u001b[31mred"))
     assert "\x1b" not in tacho("log")
@@ -215,7 +215,7 @@ def test_terminal_codes_in_a_file_do_not_reach_the_terminal(tacho):
     assert "\x1b" not in tacho("preview", "--fields")
 
 
-def test_the_example_tells_nothing_of_what_it_was_given(tacho):
+def test_example_records_nothing_private(tacho):
     example = Path(__file__).parents[2] / "examples" / "usage_telemetry.py"
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True)
     assert "usage telemetry is local" in done.stdout

@@ -1,4 +1,4 @@
-"""Who decides, and in which order. What anything but the user decides can never be to send without a notice."""
+"""The order of consent, inherited and stored choices, and the notice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tachograph.usage._consent import _CI_VARIABLES, _OFFLINE_VARIABLES
 from tachograph.usage._folder import usage_folder
 
 POLICIES = {"opt-in": "off", "local": "local", "opt-out": "on"}
-SAYS_OFF = [
+OPT_OUT_VALUES = [
     "1",
     "true",
     "TRUE",
@@ -38,7 +38,7 @@ SAYS_OFF = [
     "0.0",
     "None",
 ]
-SAYS_ON = ["0", "false", "False", " 0 ", "FALSE"]
+OPT_IN_VALUES = ["0", "false", "False", " 0 ", "FALSE"]
 
 
 def mode(policy="opt-out", choice=None, **environ):
@@ -47,10 +47,10 @@ def mode(policy="opt-out", choice=None, **environ):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("variable", ["GREY_DO_NOT_TRACK", "DO_NOT_TRACK"])
-def test_what_a_variable_says_counts_for_every_policy(policy, variable):
-    for value in SAYS_OFF:
+def test_environment_variable_overrides_every_policy(policy, variable):
+    for value in OPT_OUT_VALUES:
         assert mode(policy, **{variable: value}) == "off", value
-    for value in SAYS_ON:
+    for value in OPT_IN_VALUES:
         assert mode(policy, **{variable: value}) == "on", value
     assert mode(policy) == POLICIES[policy]
 
@@ -64,13 +64,13 @@ def test_what_a_variable_says_counts_for_every_policy(policy, variable):
         ("0", "junk", "off"),
     ],
 )  # fmt: skip
-def test_two_variables_either_of_which_may_say_no(own, general, wanted):
+def test_either_variable_can_opt_out(own, general, wanted):
     environ = {"GREY_DO_NOT_TRACK": own, "DO_NOT_TRACK": general}
     assert mode(**{name: value for name, value in environ.items() if value is not None}) == wanted
 
 
-def test_the_order_of_all_that_decides():
-    """Every combination of what may be said, against the order written down once more."""
+def test_order_of_precedence():
+    """Check every combination of sources against an independent implementation of the order."""
     choices, variables, stored = (
         [None, "off", "local", "on", True, False],
         [None, "1", "0", "junk"],
@@ -97,7 +97,7 @@ def test_the_order_of_all_that_decides():
 
 
 @pytest.mark.parametrize("variable", [*_CI_VARIABLES, *_OFFLINE_VARIABLES])
-def test_ci_and_offline_machines_send_nothing_by_themselves(variable):
+def test_ci_and_offline_machines_are_off_by_default(variable):
     assert mode(**{variable: "1"}) == "off"
     assert mode(**{variable: "true"}) == "off"
     assert variable in decide("greyjacket", "GREY", "opt-out", environ={variable: "1"}).reason
@@ -105,7 +105,7 @@ def test_ci_and_offline_machines_send_nothing_by_themselves(variable):
         assert mode(**{variable: unset}) == "on"
 
 
-def test_a_choice_for_all_takes_the_place_of_those_for_one():
+def test_choice_for_all_apps_replaces_single_ones():
     set_choice("on", "greyjacket")
     assert (mode("opt-in"), decide("other", "OTHER", "opt-in", environ={}).mode) == ("on", "off")
     set_choice("off")
@@ -122,7 +122,7 @@ def test_a_choice_for_all_takes_the_place_of_those_for_one():
         '{"*": "off", "greyjacket": null}',
     ],
 )  # fmt: skip
-def test_a_choice_that_cannot_be_read_is_off(content):
+def test_unreadable_choice_means_off(content):
     usage_folder().mkdir(parents=True)
     (usage_folder() / "choices.json").write_text(content)
     decision = decide("greyjacket", "GREY", "opt-out", environ={})
@@ -130,7 +130,7 @@ def test_a_choice_that_cannot_be_read_is_off(content):
     assert "choices.json" in decision.reason
 
 
-def test_a_broken_file_is_not_overwritten_by_a_choice_for_one_app():
+def test_choice_for_one_app_keeps_broken_file():
     usage_folder().mkdir(parents=True)
     (usage_folder() / "choices.json").write_text("{")
     with pytest.raises(ConfigError, match="tacho usage off"):
@@ -139,8 +139,8 @@ def test_a_broken_file_is_not_overwritten_by_a_choice_for_one_app():
     assert json.loads((usage_folder() / "choices.json").read_text()) == {"*": "off"}
 
 
-def test_a_user_without_a_home_has_said_no(monkeypatch, tmp_path):
-    """Else what was chosen would depend on where a program is started."""
+def test_user_without_home_folder_is_opted_out(monkeypatch, tmp_path):
+    """Otherwise the choice would depend on the working directory."""
     monkeypatch.delenv("TACHO_USAGE_DIR")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", "relative")
@@ -155,13 +155,13 @@ def test_a_user_without_a_home_has_said_no(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_folder_may_be_named_from_home(monkeypatch, tmp_path):
+def test_usage_dir_expands_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("TACHO_USAGE_DIR", "~/told")
-    assert usage_folder() == tmp_path / "told"
+    monkeypatch.setenv("TACHO_USAGE_DIR", "~/custom")
+    assert usage_folder() == tmp_path / "custom"
 
 
-def test_reading_what_is_no_file_leaves_none_open():
+def test_unreadable_choice_leaks_no_descriptor():
     (usage_folder() / "choices.json").mkdir(parents=True)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
@@ -169,8 +169,8 @@ def test_reading_what_is_no_file_leaves_none_open():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize(("choice", "is_heard"), [("off", True), ("local", True), ("on", False)])
-def test_a_no_is_heard_by_processes_that_are_started_from_here(script, tmp_path, choice, is_heard):
+@pytest.mark.parametrize(("choice", "is_inherited"), [("off", True), ("local", True), ("on", False)])
+def test_child_process_inherits_opt_out(script, tmp_path, choice, is_inherited):
     out = script(
         """
         import subprocess, sys
@@ -186,28 +186,28 @@ def test_a_no_is_heard_by_processes_that_are_started_from_here(script, tmp_path,
         cwd=tmp_path,
         env={"DO_NOT_TRACK": "0"},
     ).ok()
-    wanted = [choice, "choice"] if is_heard else ["on", "environment"]
+    wanted = [choice, "choice"] if is_inherited else ["on", "environment"]
     assert out.split() == [choice, "choice", *wanted]
     assert not [name for name in os.environ if "USAGE_CHOICE" in name]
 
 
-def test_a_no_that_was_passed_on_is_the_least(monkeypatch):
-    """Two apps with one prefix, an inherited no beside others, and a program that forgets what it was told itself."""
+def test_inherited_opt_out_and_own_choice_stricter_wins(monkeypatch):
+    """Two apps with one prefix, an inherited opt-out next to other sources, and a reset."""
     made = [UsageConfig(app=app, env_prefix="ACME", endpoint=JsonLines("x")) for app in ("acme-train", "acme-eval")]
     for config, choice in zip(made, ("off", "on"), strict=True):
         TelemetryManager.configure(config, choice=choice)
     assert [config.decide().mode for config in made] == ["off", "local"]
     TelemetryManager.reset()
     assert [config.decide().mode for config in made] == ["local", "local"]
-    for passed_on, environ, wanted in (
+    for inherited, environ, wanted in (
         ("local", {"DO_NOT_TRACK": "1"}, "off"),
         ("local", {"DO_NOT_TRACK": "0"}, "local"),
         ("local", {"CI": "1"}, "off"),
         ("off", {"DO_NOT_TRACK": "0"}, "off"),
         ("junk", {}, "off"),
     ):
-        said = {"TACHO_USAGE_CHOICE_GREY_JACKET": passed_on, **environ}
-        assert decide("grey-jacket", "GREY", "opt-out", environ=said).mode == wanted
+        variables = {"TACHO_USAGE_CHOICE_GREY_JACKET": inherited, **environ}
+        assert decide("grey-jacket", "GREY", "opt-out", environ=variables).mode == wanted
     monkeypatch.setenv("TACHO_USAGE_CHOICE_ACME_TRAIN", "off")
     TelemetryManager.configure(made[0], choice="off")
     TelemetryManager.reset()
@@ -215,18 +215,18 @@ def test_a_no_that_was_passed_on_is_the_least(monkeypatch):
 
 
 @pytest.mark.parametrize("choice", ["maybe", "", "ON", 1, 2.0])
-def test_a_choice_that_is_none_is_an_error(choice):
+def test_invalid_choice_raises(choice):
     with pytest.raises(ConfigError, match="off, local, on"):
         decide("greyjacket", "GREY", "local", choice=choice, environ={})
 
 
-def test_the_stored_choice_is_for_its_owner_only():
+def test_stored_choice_is_readable_by_owner_only():
     set_choice("off", "greyjacket")
     assert os.stat(usage_folder()).st_mode & 0o777 == 0o700
     assert os.stat(usage_folder() / "choices.json").st_mode & 0o777 == 0o600
 
 
-def test_without_an_endpoint_nothing_can_be_sent(monkeypatch):
+def test_without_endpoint_nothing_is_sent(monkeypatch):
     monkeypatch.setenv("DO_NOT_TRACK", "0")
     manager = TelemetryManager.configure(UsageConfig(app="greyjacket"))
     assert manager.decision.mode == "local"
@@ -241,8 +241,8 @@ def opt_out(tmp_path):
     return UsageConfig(app="greyjacket", endpoint=JsonLines(tmp_path / "sent.jsonl"), consent="opt-out")
 
 
-def test_opt_out_gives_notice_and_ten_seconds_before_anything_is_sent(script, tmp_path):
-    """The one test that really waits: Ctrl-C in the pause, and nothing has left."""
+def test_opt_out_shows_notice_and_waits_ten_seconds(script, tmp_path):
+    """The only test that waits for the real pause."""
     running = script(
         """
         import sys
@@ -268,7 +268,7 @@ def test_opt_out_gives_notice_and_ten_seconds_before_anything_is_sent(script, tm
         assert text in err
 
 
-def test_an_explicit_choice_or_another_policy_gives_none(opt_out, monkeypatch, capsys):
+def test_no_notice_with_explicit_choice_or_other_policy(opt_out, monkeypatch, capsys):
     monkeypatch.setattr(notice, "sleep", lambda _s: pytest.fail("it paused"))
     for environ in ({"DO_NOT_TRACK": "0"}, {"GREYJACKET_DO_NOT_TRACK": "1"}, {"CI": "1"}, {"RANK": "1"}):
         with monkeypatch.context() as patch:
@@ -284,7 +284,7 @@ def test_an_explicit_choice_or_another_policy_gives_none(opt_out, monkeypatch, c
     assert capsys.readouterr().err == ""
 
 
-def test_a_notice_into_the_void_is_none(script, tmp_path):
+def test_notice_to_devnull_does_not_count(script, tmp_path):
     source = """
         from tachograph.usage import JsonLines, TelemetryManager, UsageConfig
         config = UsageConfig(app="greyjacket", endpoint=JsonLines("sent"), consent="opt-out")
@@ -297,19 +297,19 @@ def test_a_notice_into_the_void_is_none(script, tmp_path):
     assert (tmp_path / "decided").read_text() == "local: the notice could not be shown, so nothing is sent"
 
 
-def test_children_of_a_run_are_not_told_again(opt_out, monkeypatch, capsys):
+def test_child_process_does_not_repeat_notice(opt_out, monkeypatch, capsys):
     pauses = []
     monkeypatch.setattr(notice, "sleep", pauses.append)
     first = TelemetryManager.configure(opt_out)
     run_id = first.run_id
     assert pauses == [10.0]
-    TelemetryManager._instances.clear()  # what a child process begins with: the environment and nothing else
+    TelemetryManager._instances.clear()  # like a child process, which has only the environment
     assert TelemetryManager.configure(opt_out).run_id == run_id
     assert pauses == [10.0]
     assert capsys.readouterr().err.count("anonymous usage reports") == 1
 
 
-def test_who_has_said_no_finds_nothing_on_the_disk(opt_out, monkeypatch):
+def test_opted_out_user_has_no_files(opt_out, monkeypatch):
     for name in ("DO_NOT_TRACK", "CI"):
         with monkeypatch.context() as patch:
             patch.setenv(name, "1")
@@ -320,4 +320,4 @@ def test_who_has_said_no_finds_nothing_on_the_disk(opt_out, monkeypatch):
     config = UsageConfig(app="greyjacket", endpoint="https://127.0.0.1:9", api_key="phc_x", consent="opt-in")
     TelemetryManager.configure(config).send_event("train-start")
     TelemetryManager.reset()
-    assert [path.name for path in usage_folder().rglob("*.json*")] == ["app.json"]  # so that `status` can offer it
+    assert [path.name for path in usage_folder().rglob("*.json*")] == ["app.json"]  # so that `status` lists the app

@@ -1,4 +1,4 @@
-"""What is told of an exception, and that whoever raised it never notices."""
+"""What is reported about an exception, and that the program never notices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tachograph.usage._spool import read_events
 
 
 class AcmeMergerError(ValueError):
-    """One of the user's."""
+    """A user exception."""
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def manager():
 
 
 @pytest.fixture
-def told(manager):
-    """End the manager and return the errors it told of."""
+def reported(manager):
+    """Return a function that shuts the manager down and returns the reported errors."""
 
     def read():
         manager.shutdown(5.0)
@@ -45,7 +45,7 @@ def told(manager):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A framework in a folder with a secret name, with a module that fails in several ways."""
+    """A framework in a folder with a private name, whose modules raise in several ways."""
     root = tmp_path / "home" / "alice" / "acme_merger"
     (root / "greyjacket" / "loops").mkdir(parents=True)
     (root / "greyjacket" / "__init__.py").write_text("")
@@ -67,7 +67,7 @@ def raises(function, kind=Exception):
     return error.value
 
 
-def test_the_same_exception_goes_on_and_one_is_told(told):
+def test_exception_propagates_unchanged_and_is_reported_once(reported):
     original = ValueError("secret")
 
     @send_errors
@@ -77,12 +77,12 @@ def test_the_same_exception_goes_on_and_one_is_told(told):
     assert raises(fail) is original
     assert str(original) == "secret"
     assert vars(original) == {}
-    [error] = told()
+    [error] = reported()
     assert error["type"] == "ValueError"
     assert set(error) == {"type", "frames"}
 
 
-def test_what_returns_is_returned_and_nothing_is_told(told):
+def test_successful_call_reports_nothing(reported):
     @send_errors
     def give(a, *, b):
         """Say it."""
@@ -90,10 +90,10 @@ def test_what_returns_is_returned_and_nothing_is_told(told):
 
     assert give(1, b=2) == 3
     assert (give.__name__, give.__doc__) == ("give", "Say it.")
-    assert told() == []
+    assert reported() == []
 
 
-def test_frames_of_known_packages_by_module_and_those_of_others_as_one(package, told):
+def test_known_frames_are_named_and_others_merged(package, reported):
     def fail():
         def deeper():
             raise AcmeMergerError("secret")
@@ -102,7 +102,7 @@ def test_frames_of_known_packages_by_module_and_those_of_others_as_one(package, 
 
     error = raises(lambda: send_errors(package.step)(fail), AcmeMergerError)
     assert isinstance(error, AcmeMergerError)
-    [error] = told()
+    [error] = reported()
     assert error["function"] == "greyjacket.train.step"
     assert (error["type"], error["base"]) == ("user exception", "ValueError")
     assert error["frames"] == [
@@ -111,13 +111,13 @@ def test_frames_of_known_packages_by_module_and_those_of_others_as_one(package, 
     ]
 
 
-def test_types_of_known_packages_have_their_names(package, told):
+def test_types_of_known_packages_are_named(package, reported):
     raises(send_errors(package.own))
-    [error] = told()
+    [error] = reported()
     assert error["type"] == "greyjacket.train.StepError"
 
 
-def test_a_type_that_claims_to_be_of_a_known_package_is_a_users(told):
+def test_forged_module_of_type_is_user_exception(reported):
     class Forged(RuntimeError):
         pass
 
@@ -130,21 +130,21 @@ def test_a_type_that_claims_to_be_of_a_known_package_is_a_users(told):
             raise kind("x")
 
         raises(fail)
-    errors = told()
+    errors = reported()
     assert [error["type"] for error in errors] == ["user exception"] * 2
     assert [error["base"] for error in errors] == ["RuntimeError", "Exception"]
 
 
-def test_a_name_of_python_itself_is_told(told):
+def test_types_of_standard_library_are_named(reported):
     @send_errors
     def fail():
         json.loads("{")
 
     raises(fail)
-    assert told()[0]["type"] == "json.decoder.JSONDecodeError"
+    assert reported()[0]["type"] == "json.decoder.JSONDecodeError"
 
 
-def test_the_chain_of_causes_by_type(told):
+def test_causes_are_reported_by_type(reported):
     @send_errors
     def fail():
         try:
@@ -164,12 +164,12 @@ def test_the_chain_of_causes_by_type(told):
 
     raises(fail)
     raises(hidden)
-    first, second = told()
+    first, second = reported()
     assert first["causes"] == ["user exception", "KeyError"]
     assert "causes" not in second
 
 
-def test_a_circle_of_causes_ends(told):
+def test_cyclic_causes_terminate(reported):
     @send_errors
     def fail():
         first, second = ValueError("1"), KeyError("2")
@@ -177,29 +177,29 @@ def test_a_circle_of_causes_ends(told):
         raise first
 
     raises(fail)
-    assert told()[0]["causes"] == ["KeyError"]
+    assert reported()[0]["causes"] == ["KeyError"]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups before Python 3.11")
-def test_members_of_a_group_by_type(told):
+def test_members_of_exception_group_are_reported_by_type(reported):
     @send_errors
     def fail():
         raise ExceptionGroup("secret", [ValueError("secret"), AcmeMergerError("secret")])  # noqa: F821
 
     raises(fail)
-    [error] = told()
+    [error] = reported()
     assert (error["type"], error["members"]) == ("ExceptionGroup", ["ValueError", "user exception"])
 
 
-def test_one_exception_through_nested_functions_is_told_by_the_innermost(package, told):
+def test_innermost_watched_function_reports(package, reported):
     inner = send_errors(package.own)
     outer = send_errors(lambda: send_errors(package.step)(inner))
     raises(outer)
-    [error] = told()
+    [error] = reported()
     assert error["function"] == "greyjacket.train.own"
 
 
-def test_each_failure_is_told_even_inside_one_call(told):
+def test_each_failure_in_one_call_is_reported(reported):
     @send_errors
     def fail(number):
         raise ValueError(number)
@@ -211,10 +211,10 @@ def test_each_failure_is_told_even_inside_one_call(told):
         raise KeyError("x")
 
     raises(outer)
-    assert [error["type"] for error in told()] == ["ValueError", "ValueError", "KeyError"]
+    assert [error["type"] for error in reported()] == ["ValueError", "ValueError", "KeyError"]
 
 
-def test_one_object_raised_in_two_calls_is_told_twice(told):
+def test_same_object_raised_in_two_calls_is_reported_twice(reported):
     error = ValueError("x")
 
     @send_errors
@@ -223,10 +223,10 @@ def test_one_object_raised_in_two_calls_is_told_twice(told):
 
     raises(fail)
     raises(fail)
-    assert len(told()) == 2
+    assert len(reported()) == 2
 
 
-def test_threads_have_chains_of_their_own(told):
+def test_threads_have_independent_chains(reported):
     barrier = threading.Barrier(2)
 
     @send_errors
@@ -239,10 +239,10 @@ def test_threads_have_chains_of_their_own(told):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(told()) == 2
+    assert len(reported()) == 2
 
 
-def test_coroutines_and_generators_are_watched_to_their_end(told):
+def test_coroutines_and_generators_are_watched(reported):
     @send_errors
     async def wait():
         await asyncio.sleep(0)
@@ -265,23 +265,23 @@ def test_coroutines_and_generators_are_watched_to_their_end(told):
     raises(lambda: asyncio.run(wait()))
     raises(lambda: list(give()))
     raises(lambda: asyncio.run(consume()))
-    assert [error["type"] for error in told()] == ["ValueError", "KeyError", "IndexError"]
+    assert [error["type"] for error in reported()] == ["ValueError", "KeyError", "IndexError"]
 
 
 @pytest.mark.parametrize(
     "kind",
     [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, asyncio.CancelledError, futures.CancelledError],
 )
-def test_decisions_are_not_failures(told, kind):
+def test_intended_ends_are_not_reported(reported, kind):
     @send_errors
     def stop():
         raise kind("secret")
 
     TelemetryManager.get_instance().send_error(raises(stop, kind))
-    assert told() == []
+    assert reported() == []
 
 
-def test_nothing_is_kept_alive_by_what_was_told(manager):
+def test_reporting_keeps_nothing_alive(manager):
     class Tensor:
         pass
 
@@ -303,7 +303,7 @@ def test_nothing_is_kept_alive_by_what_was_told(manager):
     assert outer() == [None, None]
 
 
-def test_an_exception_that_was_told_can_be_pickled(manager):
+def test_reported_exception_can_be_pickled(manager):
     @send_errors
     def fail():
         raise ValueError("x")
@@ -317,7 +317,7 @@ def test_an_exception_that_was_told_can_be_pickled(manager):
 
 @pytest.mark.swallows
 @pytest.mark.parametrize("place", ["__str__", "__module__", "metaclass", "__dict__", "__traceback__"])
-def test_a_hostile_exception_is_raised_as_it_is(manager, place):
+def test_hostile_exception_propagates_unchanged(manager, place):
     def boom(*_arguments):
         raise RuntimeError("while looking at it")
 
@@ -335,7 +335,7 @@ def test_a_hostile_exception_is_raised_as_it_is(manager, place):
 
 
 @pytest.mark.swallows
-def test_a_report_that_fails_masks_nothing(manager, monkeypatch):
+def test_failing_report_does_not_mask_exception(manager, monkeypatch):
     def refuse(*_arguments):
         raise OSError("no disk")
 
@@ -348,7 +348,7 @@ def test_a_report_that_fails_masks_nothing(manager, monkeypatch):
     assert str(raises(fail)) == "mine"
 
 
-def test_before_an_app_is_configured_and_where_it_is_off_functions_are_simply_called():
+def test_unconfigured_or_off_just_calls_function():
     @send_errors
     def fail():
         raise ValueError("x")
@@ -358,7 +358,7 @@ def test_before_an_app_is_configured_and_where_it_is_off_functions_are_simply_ca
     assert vars(raises(fail)) == {}
 
 
-def test_each_app_is_told_of_its_own_functions(package, tmp_path):
+def test_each_app_reports_its_own_functions(package, tmp_path):
     TelemetryManager.configure(UsageConfig(app="other", endpoint=JsonLines(tmp_path / "other")), choice="on")
     TelemetryManager.configure(UsageConfig(app="greyjacket", endpoint=JsonLines(tmp_path / "greyjacket")), choice="on")
 
@@ -367,16 +367,16 @@ def test_each_app_is_told_of_its_own_functions(package, tmp_path):
 
     raises(send_errors(package.own))
     raises(send_errors(app="other")(mine))
-    raises(send_errors(mine))  # whose it is cannot be told
-    told = {}
+    raises(send_errors(mine))  # ambiguous: belongs to no app
+    reported = {}
     for app in ("other", "greyjacket"):
         TelemetryManager.get_instance(app).shutdown(5)
-        told[app] = [json.loads(line)["properties"]["type"] for line in (tmp_path / app).read_text().splitlines()]
-    assert told == {"greyjacket": ["greyjacket.train.StepError"], "other": ["ValueError"]}
+        reported[app] = [json.loads(line)["properties"]["type"] for line in (tmp_path / app).read_text().splitlines()]
+    assert reported == {"greyjacket": ["greyjacket.train.StepError"], "other": ["ValueError"]}
 
 
-def test_a_module_of_the_users_is_theirs_whatever_it_is_called(tmp_path, monkeypatch, told):
-    """One named like a module of Python's, one like a package that is known where it is installed."""
+def test_user_module_with_known_name_is_not_named(tmp_path, monkeypatch, reported):
+    """One has the name of a standard module, one that of a package that is known where it is installed."""
     (tmp_path / "chunk.py").write_text("class AcmeError(OSError):\n    pass\n\ndef fail():\n    raise AcmeError('x')\n")
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text("")
@@ -389,20 +389,20 @@ def test_a_module_of_the_users_is_theirs_whatever_it_is_called(tmp_path, monkeyp
         raises(send_errors(module.fail))
         del sys.modules[name]
     del sys.modules["vllm"]
-    for error in told():
+    for error in reported():
         assert error == {"type": "user exception", "base": "OSError", "frames": [{"module": "other code"}]}
 
 
 @pytest.mark.parametrize("file", ["train.py", "acme_merger.py"])
-def test_code_that_claims_to_come_from_a_known_package_does_not(package, told, file):
+def test_forged_file_name_of_code_is_not_named(package, reported, file):
     place = package.__file__.replace("train.py", file)
     namespace = {}
     exec(compile("def secret_deal():\n    raise ValueError", place, "exec"), namespace)
     raises(send_errors(namespace["secret_deal"]))
-    assert told() == [{"type": "ValueError", "frames": [{"module": "other code"}]}]
+    assert reported() == [{"type": "ValueError", "frames": [{"module": "other code"}]}]
 
 
-def test_a_package_that_no_distribution_installed_is_somebodys_own(tmp_path, monkeypatch, told):
+def test_package_without_distribution_is_not_known(tmp_path, monkeypatch, reported):
     folder = tmp_path / "site-packages" / "xformers"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(
@@ -411,19 +411,19 @@ def test_a_package_that_no_distribution_installed_is_somebodys_own(tmp_path, mon
     monkeypatch.syspath_prepend(str(folder.parent))
     raises(send_errors(importlib.import_module("xformers").fail))
     del sys.modules["xformers"]
-    assert told() == [{"type": "user exception", "base": "OSError", "frames": [{"module": "other code"}]}]
+    assert reported() == [{"type": "user exception", "base": "OSError", "frames": [{"module": "other code"}]}]
 
 
-def test_too_deep_a_recursion_is_told_by_the_outermost(told):
+def test_recursion_error_is_reported_by_outermost_call(reported):
     @send_errors
     def deeper():
         return deeper()
 
     raises(deeper, RecursionError)
-    assert [error["type"] for error in told()] == ["RecursionError"]
+    assert [error["type"] for error in reported()] == ["RecursionError"]
 
 
-def test_methods_of_classes_stay_what_they_are(told):
+def test_class_and_static_methods_keep_their_kind(reported):
     class Trainer:
         @send_errors
         @classmethod
@@ -443,16 +443,16 @@ def test_methods_of_classes_stay_what_they_are(told):
     assert raises(Trainer.of_class).args == ("Trainer",)
     assert raises(lambda: Trainer().of_nothing(3)).args == (3,)
     assert Trainer().inside() is Trainer
-    assert [error["type"] for error in told()] == ["KeyError", "IndexError"]
+    assert [error["type"] for error in reported()] == ["KeyError", "IndexError"]
 
 
 @pytest.mark.parametrize("thing", [int, property(lambda self: 1), "train", type("Trainer", (), {})])
-def test_what_is_no_function_is_refused_at_once(thing):
+def test_decorating_a_non_function_raises(thing):
     with pytest.raises(ConfigError, match="for functions and methods"):
         send_errors(thing)
 
 
-def test_the_end_of_an_iterator_is_no_failure(told):
+def test_stop_iteration_is_not_a_failure(reported):
     class Numbers:
         def __iter__(self):
             return self
@@ -462,10 +462,10 @@ def test_the_end_of_an_iterator_is_no_failure(told):
             raise StopIteration
 
     assert list(Numbers()) == []
-    assert told() == []
+    assert reported() == []
 
 
-def test_a_generator_that_rests_holds_no_chain(told):
+def test_suspended_generator_does_not_keep_chain_open(reported):
     error = ValueError("x")
 
     @send_errors
@@ -482,11 +482,11 @@ def test_a_generator_that_rests_holds_no_chain(told):
     raises(fail)
     raises(fail)
     resting.close()
-    assert len(told()) == 2
+    assert len(reported()) == 2
 
 
 @pytest.mark.swallows
-def test_at_the_end_of_the_stack_the_error_is_still_the_programs(told):
+def test_error_near_recursion_limit_propagates(reported):
     @send_errors
     def fail(depth):
         if depth:
@@ -501,7 +501,7 @@ def test_at_the_end_of_the_stack_the_error_is_still_the_programs(told):
 
 
 @pytest.mark.xdist_group("torch")
-def test_frames_and_types_of_installed_packages(told):
+def test_frames_and_types_of_installed_packages(reported):
     torch = pytest.importorskip("torch")
 
     @send_errors
@@ -514,7 +514,7 @@ def test_frames_and_types_of_installed_packages(told):
 
     raises(fail)
     raises(fail_in_c)
-    first, second = told()
+    first, second = reported()
     assert first["type"] == "RuntimeError"
     modules = [frame["module"] for frame in first["frames"]]
     assert modules[0] == "other code"

@@ -1,4 +1,4 @@
-"""How a process ends: soon, with the code it would have had, and without having paid for what it does not use."""
+"""The exit of a process: soon, with the same exit code, and without cost if telemetry is off."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.usage.conftest import PostHogReceiver, spooled
 Start = Callable[..., Script]
 
 LONGEST_S = 1.0
-"""How much later than without usage telemetry a process may end."""
+"""Limit for the delay of the exit compared to a process without usage telemetry."""
 
 ENDING = """
 import sys, time
@@ -42,7 +42,7 @@ print(time.monotonic(), flush=True)
 
 
 class Timed:
-    """A program of which the time between its last statement and its end is measured."""
+    """Measures the time between the last statement of a program and its exit."""
 
     def __init__(self, folder: Path, *arguments: str, linger_s: float = 0.0) -> None:
         source = ENDING.replace("LINGER_S", str(linger_s))
@@ -70,7 +70,7 @@ class Timed:
 
 @pytest.fixture
 def silent_port() -> Iterator[str]:
-    """An address at which the system takes connections, and nobody ever reads from them."""
+    """An address that accepts connections but never reads from them."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen(16)
@@ -78,10 +78,10 @@ def silent_port() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("linger_s", [0.0, 0.8], ids=["at once", "under way"])
-def test_no_endpoint_keeps_a_process_from_ending(
+def test_no_endpoint_delays_exit(
     make_receiver: Callable[[], PostHogReceiver], refusing: str, silent_port: str, tmp_path: Path, linger_s: float
 ) -> None:
-    """Few at the same time, as the machine is shared, and what counts is the best of three tries."""
+    """Runs three programs at a time, because the machine is shared, and uses the best of three tries."""
     replies = {
         "healthy": Reply(), "silent": Reply(is_silent=True), "slow": Reply(delay_s=3.0), "500": Reply(500),
         "drips": Reply(drip_s=0.2), "429": Reply(429, headers={"Retry-After": "30"}),
@@ -92,7 +92,7 @@ def test_no_endpoint_keeps_a_process_from_ending(
     silent = receivers["silent"].address
     addresses = {name: [receiver.address] for name, receiver in receivers.items()}
     addresses |= {"refused": [refusing], "unread": [silent_port], "three apps": [silent, silent_port, refusing]}
-    if linger_s:  # those that are through with it by then are not waited for
+    if linger_s:  # the others are done by then and cause no delay
         addresses = {name: addresses[name] for name in ("healthy", "silent", "drips", "three apps")}
     best_s = dict.fromkeys(["off", *addresses], float("inf"))
     for _ in range(3):
@@ -106,13 +106,13 @@ def test_no_endpoint_keeps_a_process_from_ending(
     print("later than without, in seconds:", {name: round(time_s, 3) for name, time_s in late.items()})
     assert {name: time_s for name, time_s in late.items() if time_s > LONGEST_S} == {}
     names = {event["event"] for event in receivers["healthy"].events()}
-    assert names == {"train-start", "train-end"}, "there was time to send it"
+    assert names == {"train-start", "train-end"}, "everything was sent in time"
     for name in addresses.keys() & replies.keys():
         assert receivers[name].requests, f"{name} was never tried"
 
 
 @pytest.mark.parametrize("linger_s", [0.0, 0.8], ids=["at once", "under way"])
-def test_what_was_not_sent_in_time_is_not_lost(
+def test_unsent_events_are_stored_at_exit(
     receiver: PostHogReceiver, usage_dir: Path, tmp_path: Path, linger_s: float
 ) -> None:
     receiver.reply(Reply(is_silent=True))
@@ -132,9 +132,7 @@ ENDS = {
 }
 
 
-def test_the_exit_code_and_the_last_words_are_the_programs_own(
-    receiver: PostHogReceiver, script: Start, usage_dir: Path
-) -> None:
+def test_exit_code_and_output_are_unchanged(receiver: PostHogReceiver, script: Start, usage_dir: Path) -> None:
     receiver.reply(Reply(is_silent=True))
     source = """
     import logging, os, signal, sys, time
@@ -156,17 +154,17 @@ def test_the_exit_code_and_the_last_words_are_the_programs_own(
     assert (codes["the end"], codes["sys.exit"], codes["an error"], codes["os._exit"]) == (0, 3, 1, 5)
     assert (codes["SIGKILL"], codes["SIGTERM"]) == (-signal.SIGKILL, -signal.SIGTERM)
     for name in ENDS:
-        # Scripts are numbered; all else of what they say is the same.
-        said = [re.sub(r"script_\d+", "script", ends[name, choice][2]) for choice in ("off", "on")]
-        assert said[0] == said[1], name
-        # Even a process that is killed has written it down: it had the time for it.
+        # The scripts' names differ by a number; the rest of the output is equal.
+        outputs = [re.sub(r"script_\d+", "script", ends[name, choice][2]) for choice in ("off", "on")]
+        assert outputs[0] == outputs[1], name
+        # Even a killed process has stored its events: it had half a second.
         events = [event["event"] for event in spooled(usage_dir / name.replace(" ", "_") / "on")]
         assert events == ["train-start", *(["error"] if name == "an error that is reported" else [])], name
         assert not (usage_dir / name.replace(" ", "_") / "off").exists()
 
 
-def test_a_program_that_is_interrupted_ends_as_such(receiver: PostHogReceiver, script: Start) -> None:
-    """Else a shell goes on with the next of a list of runs. Python forgets it if anything is compiled at the end."""
+def test_interrupted_program_exits_with_sigint(receiver: PostHogReceiver, script: Start) -> None:
+    """Otherwise a shell continues with its next command. Python loses the state if a module is compiled at exit."""
     source = """
     import sys
     from tachograph.usage import TelemetryManager, UsageConfig
@@ -178,7 +176,7 @@ def test_a_program_that_is_interrupted_ends_as_such(receiver: PostHogReceiver, s
     assert codes == [-signal.SIGINT] * 3
 
 
-# What it costs who does not want it -----------------------------------------------------------------------------------
+# Cost when telemetry is off -------------------------------------------------------------------------------------------
 
 UNWANTED = {
     "ssl", "http.client", "urllib.request", "uuid", "psutil", "msgspec", "json", "platform", "torch", "transformers",
@@ -222,11 +220,11 @@ def modules(source: str, env: dict[str, str], script: Start) -> Any:
     return json.loads(script(source, env=env).ok())
 
 
-def test_who_says_no_pays_nothing(script: Start, usage_dir: Path) -> None:
+def test_opted_out_process_imports_and_starts_nothing(script: Start, usage_dir: Path) -> None:
     for env in ({"DO_NOT_TRACK": "1"}, {"GREYJACKET_DO_NOT_TRACK": "yes"}, {"CI": "true"}):
         added, num_handlers = modules(OFF, env, script)
         assert "tachograph.usage._manager" in added
-        read = {"json"} if "CI" in env else set()  # there, what was chosen is looked up
+        read = {"json"} if "CI" in env else set()  # reads the stored choice
         assert UNWANTED & set(added) <= read, env
         late = {"_sender", "_spool", "_event", "_redact", "_properties", "_system", "callback"}
         assert {f"tachograph.usage.{name}" for name in late} & set(added) == set(), env
@@ -236,7 +234,7 @@ def test_who_says_no_pays_nothing(script: Start, usage_dir: Path) -> None:
     assert not usage_dir.exists()
 
 
-def test_who_says_yes_is_spared_the_clients_of_others(script: Start, receiver: PostHogReceiver) -> None:
+def test_opted_in_process_imports_no_third_party_client(script: Start, receiver: PostHogReceiver) -> None:
     source = OFF.replace("assert not manager.enabled", "assert manager.enabled").replace(
         "threading.active_count() == 1", "1"
     )

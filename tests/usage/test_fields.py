@@ -1,4 +1,4 @@
-"""The fields: what each lets through, and what it makes of it."""
+"""The fields: which values they accept and what they return."""
 
 from __future__ import annotations
 
@@ -98,22 +98,22 @@ def clean(field, value):
         (Group("", {"a": Flag("")}), Namespace(a=True), DROPPED),
     ],
 )  # fmt: skip
-def test_what_becomes_of_a_value(field, value, wanted, monkeypatch, tmp_path):
+def test_field_cleans_value(field, value, wanted, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     got = clean(field, value)
     assert got == wanted
     if got is not DROPPED:
-        assert field.clean_stored(got, ORGANIZATIONS) == got, "what a field made passes it again"
+        assert field.clean_stored(got, ORGANIZATIONS) == got, "a stored value passes its field again"
     assert type(got) is type(wanted) or got == wanted == 0
 
 
-def test_an_enum_counts_as_its_value():
+def test_enum_is_cleaned_by_value():
     kind = enum.Enum("kind", {"LORA": "LORA", "MINE": "/home/alice"})
     assert clean(Choice("", "LORA"), kind.LORA) == "LORA"
     assert clean(Choice("", "LORA"), kind.MINE) == "other"
 
 
-def test_a_folder_of_that_name_is_meant_by_whoever_has_one(monkeypatch, tmp_path):
+def test_hub_id_that_is_a_local_path_is_redacted(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert clean(HubId(""), "google/gemma-3") == "google/gemma-3"
     (tmp_path / "google").mkdir()
@@ -121,7 +121,7 @@ def test_a_folder_of_that_name_is_meant_by_whoever_has_one(monkeypatch, tmp_path
     assert clean(HubId(""), "google/gemma-3") == "[redacted]"
 
 
-def test_only_what_transformers_ships_is_a_model_type():
+def test_only_shipped_model_types_are_sent():
     transformers = pytest.importorskip("transformers")
 
     class AcmeConfig(transformers.PretrainedConfig):
@@ -133,7 +133,7 @@ def test_only_what_transformers_ships_is_a_model_type():
     assert clean(ModelType(""), None) is DROPPED
 
 
-def test_a_value_that_fails_costs_itself():
+def test_failing_value_is_dropped():
     class Hostile:
         def __float__(self):
             raise RuntimeError("/home/alice")
@@ -148,7 +148,7 @@ def test_a_value_that_fails_costs_itself():
 
 
 @given(st.one_of(st.integers(0, 10**18), st.floats(0, 1e18)))
-def test_a_count_keeps_one_digit_and_never_grows(number):
+def test_count_keeps_one_digit_and_never_grows(number):
     got = clean(Count(""), number)
     assert got <= number or got == pytest.approx(number)
     assert len(str(got).rstrip("0")) <= 1
@@ -156,7 +156,7 @@ def test_a_count_keeps_one_digit_and_never_grows(number):
 
 
 @given(st.text(), st.sampled_from([field for field in FIELD_TYPES if field not in (Choice, Group, ListOf)]))
-def test_no_field_lets_a_free_text_through(text, kind):
+def test_no_field_passes_on_free_text(text, kind):
     got = kind("").clean(text, ORGANIZATIONS)
     if isinstance(got, str):
         assert got in ("other", "[redacted]") or (kind in (Version, HubId, Device, ModelType) and len(got) < 100)
@@ -175,7 +175,7 @@ class Anything(SchemaField):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"app": "Axolotl"}, "app='Axolotl': expected a name in lower case"),
         ({"app": "../x"}, "expected a name in lower case"),
@@ -215,14 +215,14 @@ class Anything(SchemaField):
         ({"docs_url": "javascript:x"}, "https://"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_an_error_at_once(arguments, told):
+def test_invalid_config_raises_at_once(arguments, message):
     with pytest.raises(ConfigError) as error:
         UsageConfig(**{"app": "greyjacket", **arguments})
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: JsonLines(None), "JsonLines(None): expected the path of a file"),
         (lambda: OtlpLogs("https://example.com", headers=7), "headers=7: expected a mapping"),
@@ -232,13 +232,13 @@ def test_a_mistake_is_an_error_at_once(arguments, told):
         ),
     ],
 )
-def test_a_mistake_in_an_endpoint_is_an_error_at_once(make, told):
+def test_invalid_endpoint_raises_at_once(make, message):
     with pytest.raises(ConfigError) as error:
         make()
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
-def test_an_address_may_be_given_whole():
+def test_endpoint_url_may_include_path():
     for url in (
         "https://example.com",
         "https://example.com/",
@@ -250,7 +250,7 @@ def test_an_address_may_be_given_whole():
         assert OtlpLogs(url).name == "https://example.com:4318/v1/logs"
 
 
-def test_an_app_says_of_itself_what_its_users_should_know():
+def test_describe_explains_app_to_users():
     schema = Schema("After the dataset was packed.", {"num_packs": Count("Packs.")})
     config = UsageConfig(app="greyjacket", organizations=["google"], events={"packed": schema})
     text = describe(config)
@@ -264,7 +264,7 @@ def test_an_app_says_of_itself_what_its_users_should_know():
         assert part in text
 
 
-def test_fields_of_the_apps_own_join_those_there_are():
+def test_custom_fields_extend_builtin_events():
     config = UsageConfig(
         app="my-app",
         events={"config-loaded": {"uses_magic": Flag("Magic.")}, "dataset-packed": {"num_packs": Count("Packs.")}},
@@ -278,7 +278,7 @@ def test_fields_of_the_apps_own_join_those_there_are():
     assert "uses_magic" not in SCHEMAS["config-loaded"].fields
 
 
-def test_every_field_says_what_it_is():
+def test_every_field_is_documented():
     for event, schema in SCHEMAS.items():
         assert schema.doc
         for name, about in describe_fields(schema.fields).items():

@@ -1,4 +1,4 @@
-"""The program around is left alone: whatever goes wrong in telling of it, it goes on and ends as it would have."""
+"""The host program is unaffected, whatever fails inside usage telemetry."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tachograph.usage import TelemetryManager, UsageConfig, send_errors
 
 
 @pytest.fixture
-def angry_handler():
-    """A program whose logging fails on every message."""
+def raising_handler():
+    """A log handler that raises on every message."""
 
-    class Angry(logging.Handler):
+    class RaisingHandler(logging.Handler):
         def emit(self, record):
             raise RuntimeError("no warnings allowed")
 
-    handler = Angry()
+    handler = RaisingHandler()
     logging.getLogger().addHandler(handler)
     yield
     logging.getLogger().removeHandler(handler)
 
 
 @pytest.mark.swallows
-def test_logging_that_fails_does_not_reach_the_program(configure, angry_handler, usage_dir):
+def test_failing_log_handler_does_not_reach_program(configure, raising_handler, usage_dir):
     manager = configure(choice="local")
 
     @send_errors
@@ -54,7 +54,7 @@ def test_logging_that_fails_does_not_reach_the_program(configure, angry_handler,
 
 
 @pytest.mark.parametrize("mode", ["off", "local"])
-def test_a_failure_while_the_interpreter_ends_stays_what_it_is(script, mode):
+def test_failure_during_interpreter_shutdown_is_unchanged(script, mode):
     out = script(
         HEAD
         + textwrap.dedent(
@@ -78,7 +78,7 @@ def test_a_failure_while_the_interpreter_ends_stays_what_it_is(script, mode):
     assert out == "ValueError: mine"
 
 
-def test_the_first_event_may_come_when_the_program_ends(script, usage_dir):
+def test_first_event_at_exit_is_recorded(script, usage_dir):
     script(
         HEAD
         + textwrap.dedent(
@@ -92,7 +92,7 @@ def test_the_first_event_may_come_when_the_program_ends(script, usage_dir):
     assert [event["event"] for event in spooled(usage_dir)] == ["train-end"]
 
 
-def test_a_disk_that_hangs_holds_up_the_end_once_for_all_apps(script):
+def test_hanging_disk_delays_exit_once_for_all_apps(script):
     out = script(
         HEAD
         + textwrap.dedent(
@@ -116,7 +116,7 @@ def test_a_disk_that_hangs_holds_up_the_end_once_for_all_apps(script):
     assert float(out) < 1.0
 
 
-def test_copies_of_a_manager_are_the_manager(configure):
+def test_copy_of_manager_is_the_manager(configure):
     manager = configure(choice="local", config_map={"lora_rank": lambda config: config["r"]})
     assert copy.deepcopy(manager) is manager
     data = pickle.dumps(manager)
@@ -127,7 +127,7 @@ def test_copies_of_a_manager_are_the_manager(configure):
     assert (elsewhere.enabled, elsewhere.config.app) == (False, "greyjacket")
 
 
-def test_an_asynchronous_generator_that_is_left_behind_is_closed_as_ever(configure, usage_dir):
+def test_abandoned_async_generator_is_closed(configure, usage_dir):
     manager = configure(choice="local")
     ends, complaints = [], []
 
@@ -153,7 +153,7 @@ def test_an_asynchronous_generator_that_is_left_behind_is_closed_as_ever(configu
     assert spooled(usage_dir) == []
 
 
-def test_a_coroutine_of_the_old_kind_can_still_be_awaited(configure):
+def test_generator_based_coroutine_can_be_awaited(configure):
     configure(choice="local")
 
     @send_errors
@@ -168,8 +168,8 @@ def test_a_coroutine_of_the_old_kind_can_still_be_awaited(configure):
     assert asyncio.run(main()) == 3
 
 
-def test_nothing_leaves_once_it_is_turned_off_however_long_the_connection_took(configure, receiver, monkeypatch):
-    """The name of the receiver is looked up slowly; meanwhile the user says no."""
+def test_nothing_is_sent_after_off_despite_slow_connection(configure, receiver, monkeypatch):
+    """Resolving the endpoint's name is slow; meanwhile the user opts out."""
     resolve, asked = socket.getaddrinfo, []
 
     def slowly(*arguments, **named):
@@ -188,12 +188,12 @@ def test_nothing_leaves_once_it_is_turned_off_however_long_the_connection_took(c
 
 
 @pytest.mark.swallows
-def test_what_is_no_exception_is_refused_by_name(configure, caplog):
+def test_send_error_rejects_non_exception(configure, caplog):
     configure(choice="local").send_error("boom")
     assert "ConfigError: send_error expects an exception, not str" in caplog.text
 
 
-def test_an_app_that_is_not_configured_says_so_once_and_harms_nobody(caplog):
+def test_unconfigured_app_is_reported_once(caplog):
     for _ in range(2):
         manager = TelemetryManager.get_instance("greyjacket")
         manager.send_event("train-start")

@@ -1,4 +1,4 @@
-"""The manager: one per app, cheap where nothing is recorded, and deaf to whatever it is handed."""
+"""The manager: one per app, robust against invalid input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make(**arguments):
     return TelemetryManager.configure(UsageConfig(**arguments), choice="local")
 
 
-def told(manager):
+def recorded(manager):
     manager.shutdown(5.0)
     return [kept.event for kept in read_events(app_folder(manager.config.app))]
 
@@ -47,15 +47,15 @@ def told(manager):
 # One per app ---------------------------------------------------------------------------------------------------------
 
 
-def test_one_for_each_app():
+def test_one_manager_per_app():
     first = make()
     assert make() is first is TelemetryManager.get_instance() is TelemetryManager.get_instance("greyjacket")
     second = make(app="other")
     assert TelemetryManager.get_instance("other") is second is not first
-    nobody = TelemetryManager.get_instance()
-    assert "pass the name of one: greyjacket, other" in nobody.decision.reason
+    ambiguous = TelemetryManager.get_instance()
+    assert "pass the name of one: greyjacket, other" in ambiguous.decision.reason
     assert "did you mean 'greyjacket'" in TelemetryManager.get_instance("grayjacket").decision.reason
-    assert not nobody.enabled
+    assert not ambiguous.enabled
     TelemetryManager.reset("other")
     assert TelemetryManager.get_instance() is first
     TelemetryManager.reset()
@@ -64,18 +64,18 @@ def test_one_for_each_app():
         TelemetryManager.get_instance("Grey Jacket")
 
 
-def test_a_model_is_told_as_far_as_it_is_known():
+def test_model_properties_of_torch_module():
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(3, 4)
     model.dtype = torch.bfloat16
     assert SCHEMAS["model-load"].fields["dtype"].clean(model_properties(model)["dtype"], ()) == "bfloat16"
     assert "quantization" not in model_properties(model)
     assert model_properties(model)["num_parameters"] == 16
-    model.weight.data, model.weight.ds_numel = torch.empty(0), 12  # as DeepSpeed leaves a part of a model
+    model.weight.data, model.weight.ds_numel = torch.empty(0), 12  # like a parameter partitioned by DeepSpeed
     assert model_properties(model)["num_parameters"] == 16
 
 
-def test_configured_differently_it_is_an_error():
+def test_configuring_differently_raises():
     make()
     with pytest.raises(ConfigError, match=r"TelemetryManager.reset\('greyjacket'\)"):
         make(organizations=["meta-llama"])
@@ -85,7 +85,7 @@ def test_configured_differently_it_is_an_error():
         )
 
 
-def test_what_is_no_config_is_an_error():
+def test_configuring_with_wrong_type_raises():
     with pytest.raises(ConfigError, match="takes a UsageConfig, not dict"):
         TelemetryManager.configure({"app": "x"})
 
@@ -93,12 +93,12 @@ def test_what_is_no_config_is_an_error():
 # Events --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_config_tells_what_its_map_finds_and_the_system_once():
+def test_config_sends_mapped_fields_and_system_info_once():
     manager = make()
     manager.send_config(CONFIG)
     manager.send_config(CONFIG, "config-processed")
     manager.send_event("config-loaded", {"adapter": "lora"})
-    events = told(manager)
+    events = recorded(manager)
     assert [event["event"] for event in events] == ["config-loaded", "system-info", "config-processed", "config-loaded"]
     wanted = {"base_model": "google/gemma-3", "lora_rank": 10, "num_datasets": 1, "learning_rate": 0.0002}
     assert events[0]["properties"] == events[2]["properties"] == wanted
@@ -114,38 +114,38 @@ def test_configs_of_any_type_are_read():
     manager.send_config(argparse.Namespace(**CONFIG))
     manager.send_config(collections.UserDict(CONFIG))
     manager.send_config(None)
-    events = [event["properties"] for event in told(manager) if event["event"] == "config-loaded"]
+    events = [event["properties"] for event in recorded(manager) if event["event"] == "config-loaded"]
     assert [event.get("lora_rank") for event in events] == [10, 10, None]
 
 
 @pytest.mark.swallows
 @pytest.mark.parametrize("given", [collections.OrderedDict(CONFIG), argparse.Namespace(a=1), [("a", 1)], "text"])
-def test_an_object_cannot_be_passed_as_properties(given):
+def test_properties_must_be_a_dict(given):
     manager = make()
     manager.send_event("config-loaded", given)
-    assert told(manager) == []
+    assert recorded(manager) == []
     assert "use send_config(config) for a config" in guard.faults[0][1]
 
 
 @pytest.mark.swallows
-def test_a_mistake_while_training_costs_one_event():
+def test_mistake_while_training_drops_one_event():
     manager = make()
     manager.send_event("no-such-event", {"a": 1})
     manager.send_event("error", {"type": "secret"})
     manager.send_event("train-start", {"max_steps": 500})
-    assert [event["event"] for event in told(manager)] == ["train-start"]
+    assert [event["event"] for event in recorded(manager)] == ["train-start"]
     assert [place for place, _ in guard.faults] == ["recording a usage event"] * 2
     assert "declare it with UsageConfig(events=" in guard.faults[0][1]
 
 
-def test_events_of_the_apps_own():
+def test_custom_event_is_recorded():
     manager = make(events={"dataset-packed": {"num_packs": Count("Packs.")}})
     manager.send_event("dataset-packed", {"num_packs": 1234, "path": "/home/alice"})
     manager.send_event("dataset-packed")
-    assert [event["properties"] for event in told(manager)] == [{"num_packs": 1000}, {}]
+    assert [event["properties"] for event in recorded(manager)] == [{"num_packs": 1000}, {}]
 
 
-def test_a_model_and_an_adapter(tmp_path, monkeypatch):
+def test_model_and_adapter_are_recorded(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     peft = pytest.importorskip("peft")
     manager = make()
@@ -158,7 +158,7 @@ def test_a_model_and_an_adapter(tmp_path, monkeypatch):
     model = peft.get_peft_model(model, lora)
     manager.send_model(model)
     manager.send_adapter(lora)
-    model_load, adapter_load = (event["properties"] for event in told(manager))
+    model_load, adapter_load = (event["properties"] for event in recorded(manager))
     num_trainable = model_load.pop("num_trainable_parameters")
     assert 0 < num_trainable < model_load["num_parameters"]
     assert model_load == {
@@ -172,8 +172,8 @@ def test_a_model_and_an_adapter(tmp_path, monkeypatch):
     }  # fmt: skip
 
 
-def test_the_system_without_touching_a_device(script):
-    """What is asked of torch makes no context, even where there is a device."""
+def test_system_info_initializes_no_device(script):
+    """Reading from torch creates no context, even if there is a device."""
     out = script(
         """
         import json, torch
@@ -194,7 +194,7 @@ def test_the_system_without_touching_a_device(script):
 # The run -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_id_is_of_the_run_and_told_to_its_children():
+def test_run_id_is_exported_to_children():
     manager = make()
     assert uuid.UUID(manager.run_id).version == 4
     assert os.environ["GREYJACKET_USAGE_RUN_ID"] == manager.run_id
@@ -204,7 +204,7 @@ def test_the_id_is_of_the_run_and_told_to_its_children():
 
 
 @pytest.mark.parametrize("given", ["", "alice@acme.com", "../x", str(uuid.UUID(int=1)), "{}" * 400])
-def test_an_id_that_is_none_is_not_taken(monkeypatch, given):
+def test_invalid_inherited_run_id_is_ignored(monkeypatch, given):
     monkeypatch.setenv("GREYJACKET_USAGE_RUN_ID", given)
     assert make().run_id != given
 
@@ -220,16 +220,16 @@ def test_an_id_that_is_none_is_not_taken(monkeypatch, given):
         ({"RANK": "²"}, True), ({"LOCAL_RANK": "1"}, True), ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, False),
     ],
 )  # fmt: skip
-def test_only_the_main_process_speaks(monkeypatch, environ, enabled):
+def test_only_main_process_records(monkeypatch, environ, enabled):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     manager = make()
     assert manager.enabled is enabled
     manager.send_event("train-start")
-    assert len(told(manager)) == enabled
+    assert len(recorded(manager)) == enabled
 
 
-def test_debug_says_what_the_map_does_not_find(monkeypatch, capsys):
+def test_debug_prints_fields_missing_in_config(monkeypatch, capsys):
     monkeypatch.setenv("TACHO_USAGE_DEBUG", "1")
     manager = make(config_map={"lora_rank": "lora.rank", "compile": lambda config: 1 / 0, "max_steps": "steps"})
     manager.send_config({"lora": {"r": 8}, "steps": 3})
@@ -238,7 +238,7 @@ def test_debug_says_what_the_map_does_not_find(monkeypatch, capsys):
     assert "dropped" not in err
 
 
-def test_debug_prints_and_neither_keeps_nor_sends(monkeypatch, capsys, tmp_path):
+def test_debug_prints_without_storing_or_sending(monkeypatch, capsys, tmp_path):
     for variable in ("GREYJACKET_USAGE_DEBUG", "TACHO_USAGE_DEBUG"):
         monkeypatch.setenv(variable, "1")
         config = UsageConfig(app="greyjacket", endpoint=JsonLines(tmp_path / "sent"), consent="opt-out")
@@ -255,16 +255,16 @@ def test_debug_prints_and_neither_keeps_nor_sends(monkeypatch, capsys, tmp_path)
     assert not app_folder("greyjacket").exists()
 
 
-def test_after_the_end_nothing_is_recorded():
+def test_nothing_is_recorded_after_shutdown():
     manager = make()
     manager.send_event("train-start")
-    assert len(told(manager)) == 1
+    assert len(recorded(manager)) == 1
     manager.send_event("train-start")
     assert manager.enabled is False
-    assert len(told(manager)) == 1
+    assert len(recorded(manager)) == 1
 
 
-def test_the_face_of_the_package():
+def test_public_names_of_package():
     import tachograph.usage as usage
 
     assert usage.__all__ == sorted(usage.__all__) == dir(usage)

@@ -1,4 +1,4 @@
-"""Runs of several processes: ranks, workers, children of `fork`, and those started with the environment alone."""
+"""Runs of several processes: ranks, workers, children of `fork`, and processes started with the environment."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def sent(tmp_path):
 
 
 @pytest.mark.xdist_group("torch")
-def test_of_two_ranks_one_speaks(tmp_path, sent):
-    """Under torchrun, before and after there is a process group, and in the workers of a loader."""
+def test_only_rank_zero_of_two_records(tmp_path, sent):
+    """With torchrun, before and after joining a process group, and in workers of a data loader."""
     path = tmp_path / "train.py"
     path.write_text(
         CONFIGURE
@@ -84,7 +84,7 @@ def test_of_two_ranks_one_speaks(tmp_path, sent):
     assert len({event["run_id"] for event in sent()}) == 1
 
 
-def test_a_process_that_is_started_from_a_run_belongs_to_it(script, sent):
+def test_child_process_shares_run_id(script, sent):
     script(
         CONFIGURE
         + textwrap.dedent(
@@ -102,7 +102,7 @@ def test_a_process_that_is_started_from_a_run_belongs_to_it(script, sent):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_does_not_speak_for_its_run(script, sent, method):
+def test_worker_does_not_record(script, sent, method):
     out = script(
         CONFIGURE
         + textwrap.dedent(
@@ -131,7 +131,7 @@ def test_a_worker_does_not_speak_for_its_run(script, sent, method):
 
 @pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_rank_that_was_started_as_a_worker_speaks_once_it_has_joined(script, sent, method, tmp_path):
+def test_worker_that_joins_a_group_records_as_rank(script, sent, method, tmp_path):
     script(
         CONFIGURE
         + textwrap.dedent(
@@ -142,7 +142,7 @@ def test_a_rank_that_was_started_as_a_worker_speaks_once_it_has_joined(script, s
                 manager.send_event("train-start", {"max_steps": 9})
                 dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=2)
                 manager.send_event("train-progress", {"step": 5})
-                dist.barrier()  # who leaves while the other is still connecting makes it fail
+                dist.barrier()  # leaving while the other is still connecting would fail
                 dist.destroy_process_group()
             if __name__ == "__main__":
                 manager.send_event("train-start", {"max_steps": 1})
@@ -158,7 +158,7 @@ def test_a_rank_that_was_started_as_a_worker_speaks_once_it_has_joined(script, s
     assert len({event["run_id"] for event in sent()}) == 1
 
 
-def test_a_fork_in_the_middle_of_everything_neither_hangs_nor_doubles(script, sent):
+def test_fork_while_sending_neither_hangs_nor_duplicates(script, sent):
     script(
         CONFIGURE
         + textwrap.dedent(
@@ -188,7 +188,7 @@ def test_a_fork_in_the_middle_of_everything_neither_hangs_nor_doubles(script, se
     assert len({event["uuid"] for event in events}) == len(events)
 
 
-def test_the_environment_of_a_rank_that_is_not_the_first_is_left_alone(script, sent):
+def test_environment_of_other_ranks_is_unchanged(script, sent):
     out = script(CONFIGURE + "print('GREYJACKET_USAGE_RUN_ID' in os.environ)", sent.path, env={"RANK": "1"}).ok()
     assert out.split() == ["False"]
     assert not os.path.exists(app_folder("greyjacket"))

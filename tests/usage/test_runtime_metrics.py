@@ -1,4 +1,4 @@
-"""The times, steps and memory of a training. Devices that are not here are stood in for; the rest is real."""
+"""Times, steps and memory of a training. Only devices that this machine lacks are simulated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 class Clock:
-    """The steady clock of the metrics, in the hands of a test."""
+    """A clock that the test controls."""
 
     def __init__(self) -> None:
         self.now_s = 5_000.0
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Accelerator:
-    """What `torch.cuda`, `torch.xpu` and `torch.npu` answer; whatever else is asked of it is an error."""
+    """A stand-in for `torch.cuda`, `torch.xpu` and `torch.npu`; any other use of it raises."""
 
     def __init__(self, *in_use: int, is_initialized: bool = True) -> None:
         self.in_use = list(in_use)
@@ -66,7 +66,7 @@ class Accelerator:
 
 
 class Metal:
-    """What `torch.mps` answers: no peak, no word on whether it is in use but the generator that seeding makes."""
+    """A stand-in for `torch.mps`: no peak counter, and initialized only if seeding created the generator."""
 
     def __init__(self, in_use: int, *, is_seeded: bool = True) -> None:
         self.in_use = in_use
@@ -90,14 +90,14 @@ Load = Callable[..., None]
 
 @pytest.fixture
 def load_torch(monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Have a torch loaded with these backends."""
+    """Replace the imported torch by one with these backends."""
     return lambda **backends: monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(**backends))
 
 
 # RuntimeMetrics ------------------------------------------------------------------------------------------------------
 
 
-def test_time_begins_when_it_is_made(clock):
+def test_start_time_defaults_to_now(clock):
     metrics = RuntimeMetrics()
     assert metrics.start_time == 5_000.0
     clock.now_s += 2.5
@@ -106,7 +106,7 @@ def test_time_begins_when_it_is_made(clock):
     assert RuntimeMetrics(start_time=0.0).elapsed_time == 5_002.5
 
 
-def test_nothing_is_known_at_first(clock):
+def test_new_metrics_are_empty(clock):
     metrics = RuntimeMetrics()
     assert metrics.epoch_start_times == metrics.epoch_end_times == {}
     assert metrics.peak_gpu_memory == metrics.gpu_peak_memory_source == {}
@@ -116,31 +116,31 @@ def test_nothing_is_known_at_first(clock):
     assert RuntimeMetrics().epoch_end_times is not metrics.epoch_end_times
 
 
-def test_the_clock_is_one_that_nobody_sets():
+def test_clock_is_monotonic():
     before_s = time.perf_counter()
     start_s = RuntimeMetrics().start_time
     assert start_s is not None
     assert before_s <= start_s <= time.perf_counter()
 
 
-def test_an_epoch_takes_from_its_begin_to_its_end(clock):
+def test_epoch_time_is_end_minus_start(clock):
     metrics = RuntimeMetrics(
         epoch_start_times={0: 10.0, 1: 30.0, 2: 70.0, 4: 300.0}, epoch_end_times={0: 30.0, 1: 70.0, 3: 300.0}
     )
     assert [metrics.epoch_time(epoch) for epoch in range(6)] == [20.0, 40.0, None, None, None, None]
-    assert metrics.average_epoch_time() == 30.0  # of those that were seen whole
+    assert metrics.average_epoch_time() == 30.0  # of complete epochs only
 
 
 def test_steps_per_second(clock):
     metrics = RuntimeMetrics(total_steps=30)
-    assert metrics.steps_per_second() is None  # no time went by
+    assert metrics.steps_per_second() is None  # no time has passed
     clock.now_s += 10
     assert metrics.steps_per_second() == 3.0
     metrics.total_steps = 0
     assert metrics.steps_per_second() is None
 
 
-def test_everything_that_is_known(clock):
+def test_to_dict_contains_all_known_values(clock):
     metrics = RuntimeMetrics(
         start_time=4_900.0,
         epoch_start_times={0: 4_900.0, 1: 4_940.0},
@@ -167,7 +167,7 @@ def test_everything_that_is_known(clock):
     }
 
 
-def test_an_epoch_that_was_entered_midway_is_completed_but_not_timed(clock):
+def test_epoch_resumed_midway_counts_but_is_not_timed(clock):
     figures = RuntimeMetrics(epoch_end_times={3: 5_000.0}).to_dict()
     assert figures["epochs_completed"] == 1
     assert not {"epoch_times", "average_epoch_time_seconds"} & set(figures)
@@ -190,7 +190,7 @@ def test_epochs_are_timed(clock, load_torch):
     assert tracker.metrics.epoch_time(4) is None
 
 
-def test_steps_made_here_are_counted_and_memory_is_looked_at_every_hundredth(load_torch):
+def test_steps_are_counted_and_memory_sampled_each_100(load_torch):
     device = Accelerator(MIB)
     load_torch(cuda=device)
     tracker = RuntimeMetricsTracker()
@@ -204,7 +204,7 @@ def test_steps_made_here_are_counted_and_memory_is_looked_at_every_hundredth(loa
     assert RuntimeMetricsTracker.update_interval == 100
 
 
-def test_the_beginning_of_an_epoch_looks_at_the_memory(load_torch):
+def test_start_of_epoch_samples_memory(load_torch):
     load_torch(xpu=Accelerator(3 * MIB))
     tracker = RuntimeMetricsTracker()
     assert (tracker.cpu_memory, tracker.gpu_memory) == (None, {})
@@ -213,7 +213,7 @@ def test_the_beginning_of_an_epoch_looks_at_the_memory(load_torch):
     assert tracker.gpu_memory == tracker.metrics.peak_gpu_memory == {0: 3 * MIB}
 
 
-def test_the_memory_of_the_process_is_the_real_one_and_its_peak_never_falls(load_torch):
+def test_process_memory_is_real_and_peak_never_falls(load_torch):
     load_torch()
     tracker = RuntimeMetricsTracker()
     before = tracker.get_memory_metrics()
@@ -229,8 +229,8 @@ def test_the_memory_of_the_process_is_the_real_one_and_its_peak_never_falls(load
     assert after["cpu_memory_bytes"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
 
 
-@pytest.mark.parametrize("name", ["cuda", "xpu", "npu"])  # what runs on ROCm is called cuda by torch
-def test_the_peak_of_a_device_is_the_allocators_and_survives_a_reset(load_torch, name):
+@pytest.mark.parametrize("name", ["cuda", "xpu", "npu"])  # torch uses cuda for ROCm
+def test_device_peak_is_the_allocators_and_survives_reset(load_torch, name):
     device = Accelerator(2 * MIB, 0)
     load_torch(**{name: device})
     tracker = RuntimeMetricsTracker()
@@ -240,13 +240,13 @@ def test_the_peak_of_a_device_is_the_allocators_and_survives_a_reset(load_torch,
     known = tracker.get_memory_metrics()
     assert (known["gpu_0_memory_bytes"], known["gpu_0_peak_memory_bytes"]) == (4 * MIB, 90 * MIB)
     assert (known["gpu_1_memory_bytes"], known["gpu_1_peak_memory_bytes"]) == (0, MIB)
-    device.peaks = [4 * MIB, 0]  # as the training code's `reset_peak_memory_stats` does
+    device.peaks = [4 * MIB, 0]  # like `reset_peak_memory_stats` of the training code
     known = tracker.get_memory_metrics()
     assert [known[f"gpu_{index}_peak_memory_bytes"] for index in (0, 1)] == [90 * MIB, MIB]
     assert {known[f"gpu_{index}_peak_memory_source"] for index in (0, 1)} == {"allocator_high_water_mark"}
 
 
-def test_without_a_counter_the_peak_is_sampled(load_torch):
+def test_peak_without_counter_is_sampled(load_torch):
     device = Metal(MIB)
     load_torch(mps=device)
     tracker = RuntimeMetricsTracker()
@@ -257,10 +257,10 @@ def test_without_a_counter_the_peak_is_sampled(load_torch):
         "gpu_0_peak_memory_bytes": 3 * MIB,
         "gpu_0_peak_memory_source": "sampled",
     }
-    assert tracker.cpu_memory is None  # only devices were asked for
+    assert tracker.cpu_memory is None  # only devices were sampled
 
 
-def test_a_device_that_is_not_in_use_is_left_alone(load_torch):
+def test_uninitialized_device_is_not_touched(load_torch):
     load_torch(cuda=Accelerator(is_initialized=False), mps=Metal(9, is_seeded=False), npu=Accelerator(MIB))
     tracker = RuntimeMetricsTracker()
     tracker.update_memory_metrics()
@@ -272,7 +272,7 @@ def test_a_device_that_is_not_in_use_is_left_alone(load_torch):
 
 
 @pytest.mark.swallows
-def test_a_backend_that_fails_costs_its_own_reading_only(load_torch):
+def test_failing_backend_loses_only_its_own_reading(load_torch):
     load_torch(cuda=Broken(MIB), xpu=Accelerator(5 * MIB))
     tracker = RuntimeMetricsTracker()
     known = tracker.get_memory_metrics()
@@ -286,7 +286,7 @@ def test_a_backend_that_fails_costs_its_own_reading_only(load_torch):
 
 
 @pytest.mark.swallows
-def test_a_process_that_cannot_be_read_costs_its_own_reading_only(load_torch, monkeypatch):
+def test_unreadable_process_loses_only_its_own_reading(load_torch, monkeypatch):
     def refuse(_process: psutil.Process) -> Any:
         raise psutil.AccessDenied
 
@@ -295,7 +295,7 @@ def test_a_process_that_cannot_be_read_costs_its_own_reading_only(load_torch, mo
     before = seen.get_memory_metrics()
     monkeypatch.setattr(psutil.Process, "memory_info", refuse)
     after = seen.get_memory_metrics()
-    assert set(before) - set(after) == {"cpu_memory_bytes"}  # the peak is still what it was
+    assert set(before) - set(after) == {"cpu_memory_bytes"}  # the peak is kept
     tracker = RuntimeMetricsTracker()
     assert tracker.get_memory_metrics() == {
         "gpu_0_memory_bytes": MIB,
@@ -306,7 +306,7 @@ def test_a_process_that_cannot_be_read_costs_its_own_reading_only(load_torch, mo
     assert guard.num_faults == 2
 
 
-def test_torch_is_never_imported_by_us(script):
+def test_torch_is_never_imported(script):
     script("""
         import sys
         from tachograph.usage._metrics import RuntimeMetricsTracker
@@ -318,7 +318,7 @@ def test_torch_is_never_imported_by_us(script):
     """).ok()
 
 
-def test_the_real_torch_on_a_machine_without_use_of_a_device(script):
+def test_real_torch_without_initialized_device(script):
     pytest.importorskip("torch")
     script("""
         import torch
@@ -331,7 +331,7 @@ def test_the_real_torch_on_a_machine_without_use_of_a_device(script):
     """).ok()
 
 
-def test_a_real_gpu(script):
+def test_real_gpu(script):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU")

@@ -1,4 +1,4 @@
-"""Events on disk: the queue, the record for the user, and what they may edit, take back or delete at any time."""
+"""Events on disk, which the user may edit, hold back or delete at any time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def files(usage_dir: Path) -> list[Path]:
 
 
 def event(number: int, **changes: object) -> bytes:
-    """Return a line as a process that is gone could have left it."""
+    """Return a line that an ended process could have left."""
     values = {
         "uuid": f"00000000-0000-4000-8000-{number:012}", "event": "train-start", "app": "greyjacket",
         "timestamp": "2026-11-15T18:00:00Z", "run_id": "00000000-0000-4000-8000-000000000000",
@@ -37,10 +37,10 @@ def event(number: int, **changes: object) -> bytes:
     return json.dumps({**values, **changes}).encode() + b"\n"
 
 
-# What lies there ---------------------------------------------------------------------------------------------------
+# Stored events -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_kept_is_what_was_sent(configure: Configure, receiver: PostHogReceiver, usage_dir: Path) -> None:
+def test_stored_events_equal_sent_events(configure: Configure, receiver: PostHogReceiver, usage_dir: Path) -> None:
     manager = configure(version="1.4.0")
     manager.send_config({"anything": 1})
     manager.send_event("train-progress", {"step": 512, "metrics": {"loss": float("nan")}})
@@ -58,7 +58,7 @@ def test_what_is_kept_is_what_was_sent(configure: Configure, receiver: PostHogRe
 
 
 @pytest.mark.parametrize("choice", ["on", "local"])
-def test_only_the_owner_reads_any_of_it(
+def test_files_are_readable_by_owner_only(
     configure: Configure, receiver: PostHogReceiver, usage_dir: Path, choice: str
 ) -> None:
     before = os.umask(0o022)
@@ -78,7 +78,7 @@ def test_only_the_owner_reads_any_of_it(
     assert wrong == {}
 
 
-def test_what_is_recorded_here_alone_is_never_sent(
+def test_local_events_are_never_sent(
     configure: Configure, receiver: PostHogReceiver, script: Start, usage_dir: Path
 ) -> None:
     finish(ready(script(PROGRAM, receiver.address, "local", 3)))
@@ -90,16 +90,16 @@ def test_what_is_recorded_here_alone_is_never_sent(
     assert epochs(receiver) == [77]
 
 
-# Full --------------------------------------------------------------------------------------------------------------
+# Limits ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_flood_blocks_nobody_and_every_loss_is_counted(
+def test_flood_never_blocks_and_losses_are_counted(
     configure: Configure, receiver: PostHogReceiver, usage_dir: Path
 ) -> None:
     receiver.reply(Reply(is_silent=True))
     manager = configure()
     manager.send_event("train-start")
-    receiver.wait(1)  # and now it hangs
+    receiver.wait(1)  # from here on it hangs
     memory_bytes, slowest_s = psutil.Process().memory_info().rss, 0.0
     for number in range(5000):
         began_s = time.thread_time()
@@ -115,10 +115,8 @@ def test_a_flood_blocks_nobody_and_every_loss_is_counted(
     assert len(spooled(usage_dir)) + manager.num_lost == 5001
 
 
-def test_what_is_told_while_the_network_hangs_is_soon_on_disk(
-    receiver: PostHogReceiver, script: Start, usage_dir: Path
-) -> None:
-    """Else a process that is killed, which is what happens to those that hang, has told nothing."""
+def test_events_are_on_disk_while_network_hangs(receiver: PostHogReceiver, script: Start, usage_dir: Path) -> None:
+    """Otherwise a process that is killed because it hangs would lose its events."""
     source = PROGRAM.replace(
         "sys.stdin.read()", "sys.stdin.readline()\nmanager.send_event('train-end')\nsys.stdin.read()"
     )
@@ -131,13 +129,13 @@ def test_what_is_told_while_the_network_hangs_is_soon_on_disk(
     wait_for(lambda: len(spooled(usage_dir)) == 2, 3, "the second event in the file")
 
 
-def test_a_disk_that_is_full_in_the_midst_of_a_line_is_counted(script: Start, usage_dir: Path) -> None:
+def test_torn_write_on_full_disk_is_counted(script: Start, usage_dir: Path) -> None:
     source = """
     import resource, time
     from tachograph.usage import ListOf, Measure, OtlpLogs, TelemetryManager, UsageConfig
     events = {"probed": {"values": ListOf("Values.", Measure("One."), 500)}}
     manager = TelemetryManager.configure(UsageConfig(app="greyjacket", events=events))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # which falls into the third line
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # cuts the third line
     for number in range(4):
         manager.send_event("probed", {"values": [1.5] * 500})
     time.sleep(1)
@@ -151,7 +149,7 @@ def test_a_disk_that_is_full_in_the_midst_of_a_line_is_counted(script: Start, us
 
 
 @pytest.mark.swallows
-def test_where_nothing_can_be_written_nothing_is_sent(
+def test_unwritable_folder_sends_nothing(
     configure: Configure, receiver: PostHogReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder", encoding="utf-8")
@@ -169,13 +167,11 @@ def test_where_nothing_can_be_written_nothing_is_sent(
     }  # fmt: skip
 
 
-# Changed minds -----------------------------------------------------------------------------------------------------
+# Withdrawn consent -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["kept here", "deleted"])
-def test_who_takes_consent_back_is_heard_at_once(
-    configure: Configure, receiver: PostHogReceiver, usage_dir: Path, how: str
-) -> None:
+def test_withdrawal_applies_at_once(configure: Configure, receiver: PostHogReceiver, usage_dir: Path, how: str) -> None:
     receiver.reply(Reply(429, headers={"Retry-After": "1"}), Reply())
     manager = configure()
     manager.send_event("train-start", {"num_epochs": 1})
@@ -185,22 +181,22 @@ def test_who_takes_consent_back_is_heard_at_once(
     else:
         shutil.rmtree(usage_dir)
     manager.send_event("train-start", {"num_epochs": 2})
-    time.sleep(2)  # twice as long as it was asked to wait
+    time.sleep(2)  # twice the requested wait
     manager.shutdown(timeout_s=1)
     assert len(receiver.requests) == 1, "it was sent again"
     if how == "kept here":
         assert [event["properties"]["num_epochs"] for event in spooled(usage_dir)] == [1, 2]
         assert [path.name.split(".", 1)[1] for path in files(usage_dir)] == ["local.jsonl"]
-    else:  # who deletes what was recorded wants no more of it to be sent, and can see what goes on
+    else:  # deleting events withdraws consent; later ones are still visible locally
         assert [event["properties"]["num_epochs"] for event in spooled(usage_dir)] == [2]
         assert [path.name.split(".", 1)[1] for path in files(usage_dir)] == ["local.jsonl"]
 
 
 @pytest.mark.parametrize("how", ["kept here", "deleted"])
-def test_who_took_consent_back_is_not_forgotten_with_the_next_file(
+def test_withdrawal_applies_to_next_file(
     configure: Configure, receiver: PostHogReceiver, usage_dir: Path, how: str
 ) -> None:
-    """A file that is full is followed by another, which must not begin where consent stood at the start."""
+    """The file that follows a full one must not be sendable again."""
     manager = configure(events={"probed": {"values": ListOf("Values.", Measure("One."), 4000)}})
     manager.send_event("train-start", {"num_epochs": 1})
     receiver.wait_for_events(1)
@@ -210,7 +206,7 @@ def test_who_took_consent_back_is_not_forgotten_with_the_next_file(
     else:
         shutil.rmtree(usage_dir)
     for _ in range(2):
-        for _ in range(80):  # of 16 kB each, which is more than a file holds
+        for _ in range(80):  # of 16 kB each, more than one file holds
             manager.send_event("probed", {"values": [1.5] * 4000})
         time.sleep(0.8)
     manager.send_event("train-start", {"num_epochs": 2})
@@ -219,10 +215,10 @@ def test_who_took_consent_back_is_not_forgotten_with_the_next_file(
     assert [path.name for path in files(usage_dir) if ".on." in path.name] == []
 
 
-def test_what_was_kept_here_stays_here(configure: Configure, absent: Absent, script: Start, usage_dir: Path) -> None:
+def test_held_back_events_stay_local(configure: Configure, absent: Absent, script: Start, usage_dir: Path) -> None:
     finish(ready(script(PROGRAM, absent.address, "on", 3)))
     keep_all_local(usage_dir / "greyjacket")
-    receiver = absent.comes()
+    receiver = absent.start()
     configure(endpoint=receiver.address).send_event("train-start", {"num_epochs": 77})
     receiver.wait(1)
     time.sleep(0.3)
@@ -230,8 +226,8 @@ def test_what_was_kept_here_stays_here(configure: Configure, absent: Absent, scr
     assert len(spooled(usage_dir)) == 4
 
 
-def test_a_file_that_was_emptied_is_no_riddle(configure: Configure, receiver: PostHogReceiver, usage_dir: Path) -> None:
-    """It is a plain file of the user's. Who empties it must not get a process that spins."""
+def test_truncated_file_does_not_spin(configure: Configure, receiver: PostHogReceiver, usage_dir: Path) -> None:
+    """The user may empty the file; the sending thread must not spin."""
     receiver.reply(Reply(429, headers={"Retry-After": "0.2"}), Reply())
     manager = configure()
     manager.send_event("train-start", {"num_epochs": 1})
@@ -243,22 +239,20 @@ def test_a_file_that_was_emptied_is_no_riddle(configure: Configure, receiver: Po
         began_s = time.process_time()
         time.sleep(0.4)
         busiest_s = max(busiest_s, time.process_time() - began_s)
-    path.unlink()  # which ends a spin, so that other tests do not suffer from it
+    path.unlink()  # ends a possible spin, for the sake of other tests
     assert busiest_s < 0.15, "a thread spins"
     assert len(receiver.requests) == 1
     assert manager.num_lost == 0
 
 
-# Whose file ----------------------------------------------------------------------------------------------------------
+# File locks ----------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_sends_what_another_process_is_writing_until_it_is_gone(
-    absent: Absent, script: Start, usage_dir: Path
-) -> None:
+def test_file_of_running_process_is_not_sent_by_another(absent: Absent, script: Start, usage_dir: Path) -> None:
     alive = ready(script(PROGRAM, absent.address, "on", 3))
     wait_for(lambda: len(spooled(usage_dir)) == 3)
-    time.sleep(1)  # it has tried, and waits before it tries again
-    receiver = absent.comes()
+    time.sleep(1)  # it has tried and waits for the retry
+    receiver = absent.start()
     other = ready(script(PROGRAM, receiver.address, "on", 1))
     receiver.wait(1)
     time.sleep(0.3)
@@ -272,9 +266,7 @@ def test_nobody_sends_what_another_process_is_writing_until_it_is_gone(
     assert sorted(epochs(receiver)) == [0, 0, 0, 1, 2]
 
 
-def test_a_process_that_is_killed_leaves_what_others_can_read_and_send(
-    receiver: PostHogReceiver, script: Start, usage_dir: Path
-) -> None:
+def test_killed_process_leaves_sendable_file(receiver: PostHogReceiver, script: Start, usage_dir: Path) -> None:
     source = PROGRAM.replace(
         "sys.stdin.read()", "import time\nwhile True: manager.send_event('train-end'); time.sleep(0.001)"
     )
@@ -294,14 +286,14 @@ def test_a_process_that_is_killed_leaves_what_others_can_read_and_send(
     receiver.wait_for_events(len(kept) + 1)
     finish(later)
     arrived = [event["uuid"] for event in receiver.events()]
-    assert len(arrived) == len(set(arrived)) == len(kept) + 1, "what the mark says arrived is not sent again"
+    assert len(arrived) == len(set(arrived)) == len(kept) + 1, "events marked as sent are not sent again"
     assert first < kept < set(arrived)
 
 
-def test_a_file_that_still_grows_is_not_pruned(
+def test_growing_file_is_not_pruned(
     receiver: PostHogReceiver, script: Start, usage_dir: Path, configure: Configure
 ) -> None:
-    """A training of weeks beside many short runs: it is the oldest file, and yet nobody's to delete."""
+    """A training of weeks beside many short runs: its file is the oldest but still in use."""
     source = PROGRAM.replace(
         "sys.stdin.read()", "sys.stdin.readline()\nmanager.send_event('train-end')\nsys.stdin.read()"
     )
@@ -322,7 +314,7 @@ def test_a_file_that_still_grows_is_not_pruned(
     assert len(files(usage_dir)) <= 202
 
 
-# Lines that are none -----------------------------------------------------------------------------------------------
+# Broken lines ------------------------------------------------------------------------------------------------------
 
 BROKEN = {
     "torn": event(7)[:60],
@@ -339,7 +331,7 @@ BROKEN = {
 
 @pytest.mark.swallows
 @pytest.mark.parametrize("kind", ["PostHog", "OtlpLogs"])
-def test_a_line_that_is_broken_costs_itself_and_nothing_more(
+def test_broken_line_loses_only_itself(
     configure: Configure, receiver: PostHogReceiver, usage_dir: Path, kind: str
 ) -> None:
     manager = configure(endpoint=OtlpLogs(receiver.address) if kind == "OtlpLogs" else receiver.address)
@@ -366,12 +358,10 @@ def test_a_line_that_is_broken_costs_itself_and_nothing_more(
     wait_for(lambda: b"train-end" in receiver.raw, 5, "the process's own events after it")
     assert {uuid: receiver.raw.count(uuid.encode()) for uuid in wanted} == dict.fromkeys(wanted, 1)
     assert guard.faults == []
-    receiver.problems.clear()  # PostHog takes a time that is none for now
+    receiver.problems.clear()  # the real PostHog accepts an invalid time
 
 
-def test_large_events_are_not_torn_on_their_way(
-    configure: Configure, receiver: PostHogReceiver, usage_dir: Path
-) -> None:
+def test_large_events_are_not_torn(configure: Configure, receiver: PostHogReceiver, usage_dir: Path) -> None:
     fields = {"values": ListOf("Values.", Measure("One."), 4000)}
     manager = configure(events={"probed": fields}, choice="on")
     for _ in range(80):  # of 16 kB each
@@ -384,9 +374,7 @@ def test_large_events_are_not_torn_on_their_way(
     assert kept == arrived
 
 
-def test_a_process_that_is_reset_lets_go_of_its_file(
-    configure: Configure, receiver: PostHogReceiver, refusing: str, usage_dir: Path
-) -> None:
+def test_reset_closes_the_file(configure: Configure, receiver: PostHogReceiver, refusing: str, usage_dir: Path) -> None:
     def num_open() -> int:
         return sum(str(usage_dir) in file.path for file in psutil.Process().open_files())
 

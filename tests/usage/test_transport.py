@@ -1,4 +1,4 @@
-"""What goes over the wire, and what becomes of it when the wire, or who listens at its end, is at fault."""
+"""Requests on the wire, and what happens when the network or the receiver fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ for number in range(num_events):
 print("ready", flush=True)
 sys.stdin.read()
 """
-"""Sends some events and goes on until its input ends."""
+"""Sends some events and runs until its input ends."""
 
 
 def finish(program: Script) -> None:
@@ -60,7 +60,7 @@ def epochs(receiver: PostHogReceiver) -> list[float]:
 # PostHog -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_has_the_shape_that_posthog_takes(configure: Configure, receiver: PostHogReceiver) -> None:
+def test_posthog_batch_has_expected_shape(configure: Configure, receiver: PostHogReceiver) -> None:
     manager = configure(version="1.4.0")
     manager.send_event("train-start", {"max_steps": 512, "resumed": False, "num_epochs": math.inf})
     manager.send_event("train-end")
@@ -86,9 +86,9 @@ def test_a_batch_has_the_shape_that_posthog_takes(configure: Configure, receiver
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_the_same_receiver_takes_what_the_real_client_sends(receiver: PostHogReceiver, is_packed: bool) -> None:
+def test_receiver_accepts_batches_of_real_client(receiver: PostHogReceiver, is_packed: bool) -> None:
     client = posthog.Posthog("phc_x", host=receiver.address, gzip=is_packed, disable_geoip=True, max_retries=0)
-    client.capture("train-start", distinct_id="somebody", properties={"max_steps": 500})
+    client.capture("train-start", distinct_id="someone", properties={"max_steps": 500})
     client.shutdown()
     [event] = receiver.wait_for_events(1)
     assert event["event"] == "train-start"
@@ -96,8 +96,8 @@ def test_the_same_receiver_takes_what_the_real_client_sends(receiver: PostHogRec
     assert ("Content-Encoding" in receiver.requests[0].headers) is is_packed
 
 
-def test_the_receiver_refuses_what_is_no_batch(configure: Configure, receiver: PostHogReceiver) -> None:
-    """The check can fail: else the two tests above would say nothing."""
+def test_receiver_rejects_invalid_batches(configure: Configure, receiver: PostHogReceiver) -> None:
+    """Proves that the receiver's check can fail."""
     from tachograph._base.http import post
 
     post(lambda: f"{receiver.address}/batch/", b'{"api_key":"phc_x","batch":[{"event":"x"}]}', {}, timeout_s=5)
@@ -106,7 +106,7 @@ def test_the_receiver_refuses_what_is_no_batch(configure: Configure, receiver: P
     receiver.problems.clear()
 
 
-def test_another_user_of_posthog_in_the_process_is_left_alone(configure: Configure, receiver: PostHogReceiver) -> None:
+def test_other_posthog_user_in_process_is_unaffected(configure: Configure, receiver: PostHogReceiver) -> None:
     def state() -> dict[str, Any]:
         plain = (str, int, float, bool, type(None), list, dict)
         return {name: value for name, value in vars(posthog).items() if isinstance(value, plain) and name[0] != "_"}
@@ -118,8 +118,8 @@ def test_another_user_of_posthog_in_the_process_is_left_alone(configure: Configu
     assert state() == before
 
 
-def test_a_field_of_the_apps_own_is_not_overwritten(configure: Configure, receiver: PostHogReceiver) -> None:
-    """Either the name is refused when it is declared, or what it says arrives."""
+def test_custom_field_is_not_overwritten(configure: Configure, receiver: PostHogReceiver) -> None:
+    """Either declaring the name raises, or its value arrives."""
     from tachograph.exceptions import ConfigError
 
     try:
@@ -134,12 +134,12 @@ def test_batches_are_small_and_in_order(configure: Configure, receiver: PostHogR
     manager = configure()
     for number in range(250):
         manager.send_event("train-start", {"num_epochs": number % 90})
-    assert [int(number) for number in epochs(receiver)] == []  # nobody waited for the network
+    assert [int(number) for number in epochs(receiver)] == []  # sending does not block
     receiver.wait_for_events(250)
     assert epochs(receiver) == [number % 90 for number in range(250)]
     sizes = [len(request.json()["batch"]) for request in receiver.requests]
     assert max(sizes) <= 100
-    assert len(sizes) <= 5, "what comes together goes together"
+    assert len(sizes) <= 5, "events are batched"
     assert len({event["uuid"] for event in receiver.events()}) == 250
 
 
@@ -147,7 +147,7 @@ def test_batches_are_small_and_in_order(configure: Configure, receiver: PostHogR
 
 
 def plain(value: Any) -> Any:
-    """Return a value of OTLP as Python has it."""
+    """Return an OTLP value as a Python value."""
     kind = value.WhichOneof("value")
     if kind == "array_value":
         return [plain(item) for item in value.array_value.values]
@@ -156,9 +156,7 @@ def plain(value: Any) -> Any:
     return getattr(value, kind)
 
 
-def test_otlp_is_what_a_collector_parses_and_says_it_all(
-    configure: Configure, receiver: PostHogReceiver, usage_dir: Path
-) -> None:
+def test_otlp_request_is_parsed_completely(configure: Configure, receiver: PostHogReceiver, usage_dir: Path) -> None:
     events = {
         "probed": {
             "values": ListOf("Values.", ListOf("Some.", Measure("One."))),
@@ -201,18 +199,18 @@ def test_otlp_is_what_a_collector_parses_and_says_it_all(
     assert by_name["system-info"]["packages"]["numpy"]
 
 
-def test_otlp_tells_the_very_time_of_an_event() -> None:
+def test_otlp_keeps_exact_time_of_event() -> None:
     def nanoseconds(timestamp: str) -> int:
         event = {"uuid": "u", "event": "x", "timestamp": timestamp, "run_id": "r", "app": "a", "properties": {}}
         parsed = Parse(OtlpLogs("http://127.0.0.1:1").body([event]), ExportLogsServiceRequest())
         return int(parsed.resource_logs[0].scope_logs[0].log_records[0].time_unix_nano)
 
     began_s = int(datetime(2026, 11, 15, 18, 0, tzinfo=timezone.utc).timestamp())
-    told = [nanoseconds(f"2026-11-15T18:00:00.{millisecond:03}Z") for millisecond in range(1000)]
-    assert told == [(began_s * 1000 + millisecond) * 1_000_000 for millisecond in range(1000)]
+    times_ns = [nanoseconds(f"2026-11-15T18:00:00.{millisecond:03}Z") for millisecond in range(1000)]
+    assert times_ns == [(began_s * 1000 + millisecond) * 1_000_000 for millisecond in range(1000)]
 
 
-# A file ------------------------------------------------------------------------------------------------------------
+# Files -------------------------------------------------------------------------------------------------------------
 
 
 def test_processes_append_whole_lines_to_one_file(script: Start, tmp_path: Path, usage_dir: Path) -> None:
@@ -230,9 +228,7 @@ def test_processes_append_whole_lines_to_one_file(script: Start, tmp_path: Path,
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_file_that_cannot_be_written_yet_gets_it_later(
-    configure: Configure, script: Start, tmp_path: Path, usage_dir: Path
-) -> None:
+def test_unwritable_file_is_retried_later(configure: Configure, script: Start, tmp_path: Path, usage_dir: Path) -> None:
     path = tmp_path / "not_there_yet" / "shared.jsonl"
     finish(ready(script(PROGRAM, path, "on", 3)))
     assert not path.parent.exists()
@@ -241,7 +237,7 @@ def test_a_file_that_cannot_be_written_yet_gets_it_later(
     wait_for(lambda: path.exists() and len(path.read_text("utf-8").splitlines()) == 4, what="all four")
 
 
-# When it does not arrive -------------------------------------------------------------------------------------------
+# Failures ----------------------------------------------------------------------------------------------------------
 
 
 FAILURES = {
@@ -253,18 +249,18 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("reply", FAILURES.values(), ids=FAILURES)
-def test_what_does_not_arrive_waits_for_another_process(
+def test_undelivered_events_are_sent_by_next_process(
     absent: Absent, script: Start, usage_dir: Path, reply: Reply | None
 ) -> None:
     if reply is not None:
-        receiver = absent.comes()
+        receiver = absent.start()
         receiver.reply(reply, Reply())
     finish(ready(script(PROGRAM, absent.address, "on", 3)))
     kept = spooled(usage_dir)
     assert len(kept) == 3
     assert not list(usage_dir.rglob("*.sent"))
     if reply is None:
-        receiver = absent.comes()
+        receiver = absent.start()
     before = len(receiver.requests)
     assert before == (0 if reply is None else 1)
     later = ready(script(PROGRAM, receiver.address, "on", 1))
@@ -277,7 +273,7 @@ def test_what_does_not_arrive_waits_for_another_process(
 
 
 @pytest.mark.parametrize("status", [400, 413])
-def test_what_is_refused_for_good_is_given_up_and_counted(
+def test_rejected_batch_is_dropped_and_counted(
     configure: Configure, receiver: PostHogReceiver, usage_dir: Path, status: int
 ) -> None:
     receiver.reply(Reply(status), Reply())
@@ -293,9 +289,7 @@ def test_what_is_refused_for_good_is_given_up_and_counted(
     assert manager.num_lost == 2
 
 
-def test_what_was_refused_for_good_is_not_sent_by_another_process(
-    receiver: PostHogReceiver, script: Start, usage_dir: Path
-) -> None:
+def test_rejected_batch_is_not_sent_by_next_process(receiver: PostHogReceiver, script: Start, usage_dir: Path) -> None:
     receiver.reply(Reply(400), Reply())
     first = ready(script(PROGRAM, receiver.address, "on", 3))
     wait_until_sent(usage_dir)
@@ -306,7 +300,7 @@ def test_what_was_refused_for_good_is_not_sent_by_another_process(
     assert [len(request.json()["batch"]) for request in receiver.requests] == [3, 1]
 
 
-def test_losses_are_still_known_when_all_is_over(configure: Configure, receiver: PostHogReceiver) -> None:
+def test_losses_are_known_after_shutdown(configure: Configure, receiver: PostHogReceiver) -> None:
     receiver.reply(Reply(400))
     manager = configure()
     manager.send_event("train-start")
@@ -315,7 +309,7 @@ def test_losses_are_still_known_when_all_is_over(configure: Configure, receiver:
     assert manager.num_lost == 1
 
 
-def test_nobody_is_led_elsewhere(
+def test_redirects_are_not_followed(
     configure: Configure, make_receiver: Callable[[], PostHogReceiver], receiver: PostHogReceiver
 ) -> None:
     elsewhere = make_receiver()
@@ -329,13 +323,11 @@ def test_nobody_is_led_elsewhere(
     assert elsewhere.requests == []
 
 
-def test_a_name_that_cannot_be_resolved_is_like_no_network(
-    configure: Configure, usage_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unresolvable_name_is_retried(configure: Configure, usage_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def unresolved(host: str, *_arguments: Any, **_named: Any) -> Any:
-        asked.append(host)  # the resolver itself is not asked: its question would leave the machine
+        asked.append(host)  # without a real query, which would leave the machine
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unresolved)
@@ -349,7 +341,7 @@ def test_a_name_that_cannot_be_resolved_is_like_no_network(
     assert not list(usage_dir.rglob("*.sent"))
 
 
-def test_the_receiver_says_how_long_to_wait(configure: Configure, receiver: PostHogReceiver) -> None:
+def test_retry_after_is_respected(configure: Configure, receiver: PostHogReceiver) -> None:
     receiver.reply(Reply(429, headers={"Retry-After": "1"}), Reply())
     manager = configure()
     manager.send_event("train-start", {"num_epochs": 1})
@@ -364,7 +356,7 @@ def test_the_receiver_says_how_long_to_wait(configure: Configure, receiver: Post
     assert manager.num_lost == 0
 
 
-def test_a_receiver_that_always_says_now_is_not_hammered(configure: Configure, receiver: PostHogReceiver) -> None:
+def test_retry_after_zero_does_not_cause_hammering(configure: Configure, receiver: PostHogReceiver) -> None:
     receiver.reply(Reply(429, headers={"Retry-After": "0"}))
     configure().send_event("train-start")
     receiver.wait(1)

@@ -1,4 +1,4 @@
-"""Consent is what the user says now: nothing is sent that they have not been told of, or that they have taken back."""
+"""Consent while a program runs: nothing is sent without a notice, or after consent was withdrawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """The pause of the notice takes no time here, and whoever wants to do something meanwhile."""
+    """Replace the pause of the notice by a list of its durations."""
     made = []
     monkeypatch.setattr(notice, "sleep", made.append)
     return made
@@ -44,7 +44,7 @@ def states():
 # The notice ----------------------------------------------------------------------------------------------------------
 
 
-def test_who_says_no_during_the_notice_is_heard(config, monkeypatch, tmp_path):
+def test_opt_out_during_notice_is_respected(config, monkeypatch, tmp_path):
     monkeypatch.setattr(notice, "sleep", lambda _pause_s: set_choice("off", "greyjacket"))
     manager = TelemetryManager.configure(config)
     assert (manager.decision.mode, manager.enabled) == ("off", False)
@@ -54,7 +54,7 @@ def test_who_says_no_during_the_notice_is_heard(config, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("stream", [None, "closed"])
-def test_where_no_notice_can_be_given_nothing_is_sent(config, monkeypatch, tmp_path, stream):
+def test_nothing_is_sent_if_notice_cannot_be_shown(config, monkeypatch, tmp_path, stream):
     closed = open(tmp_path / "stream", "w")  # noqa: SIM115
     closed.close()
     monkeypatch.setattr("sys.stderr", stream and closed)
@@ -65,8 +65,8 @@ def test_where_no_notice_can_be_given_nothing_is_sent(config, monkeypatch, tmp_p
     assert (sent(tmp_path), states()) == ([], ["local"])
 
 
-def test_a_process_that_becomes_the_main_one_later_has_told_nobody(script, tmp_path):
-    """`torch.multiprocessing.spawn`: each rank configures, then joins."""
+def test_process_that_becomes_main_later_sends_nothing(script, tmp_path):
+    """`torch.multiprocessing.spawn`: each rank configures the app, then joins the group."""
     pytest.importorskip("torch")
     script(
         """
@@ -89,15 +89,15 @@ def test_a_process_that_becomes_the_main_one_later_has_told_nobody(script, tmp_p
     assert (sent(tmp_path), states()) == ([], ["local"])
 
 
-def test_the_id_of_a_run_is_no_proof_that_anybody_was_told(config, pauses, capsys):
-    """Two apps with one prefix, and a parent that was told to record here alone."""
+def test_inherited_run_id_does_not_replace_notice(config, pauses, capsys):
+    """Two apps with one prefix, the first of which records locally."""
     TelemetryManager.configure(UsageConfig(app="other", env_prefix="GREYJACKET"), choice="local")
     TelemetryManager.configure(config)
     assert pauses == [10.0]
     assert "anonymous usage reports" in capsys.readouterr().err
 
 
-def test_the_notice_of_one_app_keeps_no_other_waiting(config, monkeypatch):
+def test_notice_of_one_app_does_not_block_another(config, monkeypatch):
     other = TelemetryManager.configure(UsageConfig(app="other"), choice="local")
     release = threading.Event()
     monkeypatch.setattr(notice, "sleep", lambda _pause_s: release.wait(20))
@@ -106,14 +106,14 @@ def test_the_notice_of_one_app_keeps_no_other_waiting(config, monkeypatch):
     wait_for(lambda: "greyjacket" in TelemetryManager._instances)
     began_s = time.monotonic()
     other.send_event("train-start")
-    assert TelemetryManager.get_instance("greyjacket").enabled is False  # not before it has been said
+    assert TelemetryManager.get_instance("greyjacket").enabled is False  # not before the notice has been shown
     assert time.monotonic() - began_s < 5
     release.set()
     thread.join()
     assert TelemetryManager.get_instance("greyjacket").enabled is True
 
 
-def test_ctrl_c_during_the_notice_leaves_nothing_configured(config, monkeypatch):
+def test_ctrl_c_during_notice_leaves_app_unconfigured(config, monkeypatch):
     def interrupt(_pause_s):
         raise KeyboardInterrupt
 
@@ -127,7 +127,7 @@ def test_ctrl_c_during_the_notice_leaves_nothing_configured(config, monkeypatch)
 
 
 @pytest.mark.parametrize(("mode", "wanted"), [("off", ["sent"]), ("local", ["sent", "local"])])
-def test_a_running_program_hears_what_is_chosen(config, pauses, tmp_path, mode, wanted):
+def test_running_program_follows_stored_choice(config, pauses, tmp_path, mode, wanted):
     manager = TelemetryManager.configure(config)
     manager.send_event("train-start")
     wait_for(lambda: sent(tmp_path) == ["train-start"] and states() == ["sent"])
@@ -138,7 +138,7 @@ def test_a_running_program_hears_what_is_chosen(config, pauses, tmp_path, mode, 
     assert sorted(states()) == sorted(wanted)
 
 
-def test_what_the_program_was_told_itself_is_not_changed_by_a_choice_before(config, tmp_path):
+def test_choice_of_program_overrides_stored_choice(config, tmp_path):
     set_choice("off")
     manager = TelemetryManager.configure(config, choice="on")
     manager.send_event("train-start")
@@ -146,7 +146,7 @@ def test_what_the_program_was_told_itself_is_not_changed_by_a_choice_before(conf
     assert sent(tmp_path) == ["train-start"]
 
 
-def test_what_waits_for_one_receiver_is_not_sent_to_another(configure, refusing, receiver):
+def test_pending_events_are_not_sent_to_another_endpoint(configure, refusing, receiver):
     manager = configure(endpoint=refusing)
     manager.send_event("train-start", {"max_steps": 1})
     manager.shutdown(5)
@@ -157,8 +157,8 @@ def test_what_waits_for_one_receiver_is_not_sent_to_another(configure, refusing,
     assert [event["properties"]["max_steps"] for event in receiver.events()] == [2]
 
 
-def test_what_lies_on_the_disk_is_looked_at_before_it_is_sent(configure, absent):
-    """Somebody, or an older version, may have written it."""
+def test_events_on_disk_are_checked_before_sending(configure, absent):
+    """The user, or an older version, may have written them."""
     manager = configure(endpoint=absent.address)
     manager.send_event("train-start", {"max_steps": 1})
     manager.shutdown(5)
@@ -175,19 +175,19 @@ def test_what_lies_on_the_disk_is_looked_at_before_it_is_sent(configure, absent)
         {**event, "app": "other"},
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    receiver = absent.comes()
+    receiver = absent.start()
     configure(endpoint=receiver.address).send_event("train-end")
     receiver.wait_for_events(5)
     assert not [secret for secret in (b"alice", b"gpu-box", b"acme_merger") if secret in receiver.raw]
-    told = [
+    recorded = [
         {name: value for name, value in event["properties"].items() if name[0] != "$" and name != "app"}
         for event in receiver.events()
     ]
-    assert told[1:4] == [{"max_steps": 3}, {"method": "other"}, {"max_steps": 50_000_000, "num_epochs": 1.2}]
-    assert len(told) == 5
+    assert recorded[1:4] == [{"max_steps": 3}, {"method": "other"}, {"max_steps": 50_000_000, "num_epochs": 1.2}]
+    assert len(recorded) == 5
 
 
-def test_what_was_refused_is_not_called_sent(configure, receiver):
+def test_rejected_events_are_not_marked_as_sent(configure, receiver):
     receiver.reply(Reply(401, b"no such\nkey"), Reply())
     manager = configure()
     manager.send_event("train-start")
@@ -198,7 +198,7 @@ def test_what_was_refused_is_not_called_sent(configure, receiver):
     wait_for(lambda: states() == ["refused", "sent"])
 
 
-def test_what_arrives_while_consent_is_taken_back_is_called_sent(configure, receiver):
+def test_event_delivered_during_withdrawal_counts_as_sent(configure, receiver):
     from tachograph.usage._spool import keep_all_local
 
     receiver.reply(Reply(delay_s=1.0))
@@ -209,7 +209,7 @@ def test_what_arrives_while_consent_is_taken_back_is_called_sent(configure, rece
     wait_for(lambda: states() == ["sent"])
 
 
-def test_a_message_for_this_machine_is_shown_to_no_proxy(configure, make_receiver, receiver, monkeypatch):
+def test_local_endpoint_bypasses_proxies(configure, make_receiver, receiver, monkeypatch):
     proxy = make_receiver()
     monkeypatch.setenv("http_proxy", proxy.address)
     monkeypatch.setenv("https_proxy", proxy.address)
@@ -225,13 +225,13 @@ def mode():
     return decide("greyjacket", "GREYJACKET", "opt-out", environ={}).mode
 
 
-def test_a_choice_that_leads_nowhere_is_off():
+def test_dangling_choice_file_means_off():
     usage_folder().mkdir(parents=True)
     (usage_folder() / "choices.json").symlink_to("/nowhere/at/all.json")
     assert mode() == "off"
 
 
-def test_a_choice_in_a_pipe_or_without_end_is_off():
+def test_choice_file_that_is_pipe_or_endless_means_off():
     usage_folder().mkdir(parents=True)
     os.mkfifo(usage_folder() / "choices.json")
     assert mode() == "off"
@@ -240,15 +240,15 @@ def test_a_choice_in_a_pipe_or_without_end_is_off():
     assert mode() == "off"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file somebody else's")
-def test_what_somebody_else_wrote_is_not_what_the_user_chose():
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")
+def test_choice_file_of_another_user_means_off():
     set_choice("on", "greyjacket")
     assert mode() == "on"
     os.chown(usage_folder() / "choices.json", 65534, 65534)
     assert mode() == "off"
 
 
-def test_choices_made_at_once_are_all_kept():
+def test_concurrent_choices_are_all_stored():
     names = [f"app{number}" for number in range(12)]
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(lambda name: set_choice("off", name), names))
@@ -256,13 +256,13 @@ def test_choices_made_at_once_are_all_kept():
 
 
 @pytest.mark.parametrize("arguments", [("on",), ("on", "*"), ("on", "../x"), ("maybe", "greyjacket"), ("off", "")])
-def test_a_choice_that_cannot_be_is_an_error(arguments):
+def test_invalid_choice_raises(arguments):
     with pytest.raises(ConfigError):
         set_choice(*arguments)
     assert not usage_folder().exists()
 
 
-def test_a_folder_that_is_relative_does_not_move_with_the_process(script, tmp_path):
+def test_relative_folder_does_not_follow_chdir(script, tmp_path):
     script(
         """
         import os
