@@ -13,8 +13,9 @@ import pytest
 from tachograph.exceptions import ConfigError
 from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, decide, set_choice
 from tachograph.usage import _notice as notice
+from tachograph.usage._consent import ConsentGate, Decision
 from tachograph.usage._folder import app_folder, usage_folder
-from tachograph.usage._spool import read_events
+from tachograph.usage._spool import Spool, read_events
 from tests.conftest import wait_for
 from tests.receiver import Reply
 
@@ -216,6 +217,47 @@ def test_local_endpoint_bypasses_proxies(configure, make_receiver, receiver, mon
     configure().send_event("train-start")
     receiver.wait(1)
     assert proxy.requests == []
+
+
+# The gate ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["choice", "environment", "stored", "circumstance", "policy"])
+def test_gate_applies_stricter_stored_choice(source):
+    gates = {mode: ConsentGate("greyjacket", Decision(mode, "", source)) for mode in ("off", "local", "on")}
+    assert {mode: gate.mode() for mode, gate in gates.items()} == {"off": "off", "local": "local", "on": "on"}
+    is_fixed = source in {"choice", "environment"}  # the user decided for this program
+    for stored, wanted in (
+        ("on", {"off": "off", "local": "local", "on": "on"}),
+        ("local", {"off": "off", "local": "local", "on": "local"}),
+        ("off", {"off": "off", "local": "off", "on": "off"}),
+    ):
+        set_choice(stored, "greyjacket")
+        modes = {mode: gate.mode() for mode, gate in gates.items()}
+        assert modes == ({mode: mode for mode in gates} if is_fixed else wanted)
+
+
+def test_gate_allows_only_sendable_files_with_consent(tmp_path):
+    gate = ConsentGate("greyjacket", Decision("on", "", "stored"))
+    sendable, local = Spool.create(tmp_path, "endpoint"), Spool.create(tmp_path, None)
+    assert (gate.allows(sendable), gate.allows(local)) == (True, False)
+    set_choice("off", "greyjacket")
+    assert not gate.allows(sendable)
+    set_choice("on", "greyjacket")
+    assert gate.allows(sendable)
+    sendable.keep_local()
+    assert not gate.allows(sendable)
+
+
+def test_withdrawn_gate_never_allows_sending_again(tmp_path):
+    gate = ConsentGate("greyjacket", Decision("on", "", "choice"))
+    spool = Spool.create(tmp_path, "endpoint")
+    assert gate.allows(spool)
+    gate.withdraw()
+    assert (gate.allows(spool), gate.mode()) == (False, "local")
+    off = ConsentGate("greyjacket", Decision("off", "", "choice"))
+    off.withdraw()
+    assert off.mode() == "off"
 
 
 # The stored choice ---------------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ import types
 
 import pytest
 
-from tachograph.usage import TelemetryManager, UsageConfig, send_errors
+from tachograph.usage import TelemetryManager, UsageConfig, _sender, send_errors, set_choice
 from tachograph.usage._inspection import apply_choice
 from tests.conftest import wait_for
+from tests.receiver import Reply
 from tests.usage.conftest import spooled
 
 HEAD = """
@@ -185,6 +186,20 @@ def test_nothing_is_sent_after_off_despite_slow_connection(configure, receiver, 
     assert apply_choice("off", "greyjacket") == 1
     manager.shutdown(3)
     assert receiver.requests == []
+
+
+def test_no_connection_is_opened_after_consent_is_withdrawn(configure, receiver, monkeypatch):
+    """The stored choice alone is enough; the file need not be renamed."""
+    monkeypatch.setattr(_sender, "_FIRST_RETRY_S", 0.2)
+    receiver.reply(Reply(429))
+    set_choice("on", "greyjacket")
+    configure(choice=None).send_event("train-start", {"max_steps": 3})
+    receiver.wait(1)
+    set_choice("off", "greyjacket")
+    connected = []
+    monkeypatch.setattr(receiver, "process_request", lambda request, _address: connected.append(request.close()))
+    time.sleep(1.5)
+    assert (len(receiver.requests), connected) == (1, [])
 
 
 @pytest.mark.swallows

@@ -86,7 +86,7 @@ def test_configuring_differently_raises():
 
 
 def test_configuring_with_wrong_type_raises():
-    with pytest.raises(ConfigError, match="takes a UsageConfig, not dict"):
+    with pytest.raises(ConfigError, match="expects a UsageConfig, not dict"):
         TelemetryManager.configure({"app": "x"})
 
 

@@ -106,6 +106,40 @@ def test_receiver_rejects_invalid_batches(configure: Configure, receiver: PostHo
     receiver.problems.clear()
 
 
+def test_before_send_can_cancel_an_open_connection(receiver: PostHogReceiver) -> None:
+    from tachograph._base.http import DeliveryError, post
+
+    accepted: list[Any] = []
+    process_request = receiver.process_request
+
+    def accept(request: Any, client_address: Any) -> None:
+        accepted.append(client_address)
+        process_request(request, client_address)
+
+    def cancel() -> None:
+        wait_for(lambda: accepted, what="the connection")  # the hook runs after connecting …
+        raise DeliveryError("cancelled", may_retry=True, wait_s=3.0)
+
+    receiver.process_request = accept  # type: ignore[method-assign]
+    with pytest.raises(DeliveryError, match="^cancelled$") as failure:
+        post(lambda: f"{receiver.address}/batch/", b"{}", {}, timeout_s=5, before_send=cancel)
+    assert (failure.value.may_retry, failure.value.wait_s) == (True, 3.0)
+    assert failure.value.__context__ is None
+    time.sleep(0.1)
+    assert receiver.requests == []  # … and before anything is sent
+
+
+def test_file_endpoint_writes_nothing_if_cancelled(tmp_path: Path) -> None:
+    from tachograph._base.http import DeliveryError
+
+    def cancel() -> None:
+        raise DeliveryError("cancelled")
+
+    with pytest.raises(DeliveryError, match="cancelled"):
+        JsonLines(tmp_path / "sent").send([{"event": "x"}], 5.0, cancel)
+    assert not (tmp_path / "sent").exists()
+
+
 def test_other_posthog_user_in_process_is_unaffected(configure: Configure, receiver: PostHogReceiver) -> None:
     def state() -> dict[str, Any]:
         plain = (str, int, float, bool, type(None), list, dict)

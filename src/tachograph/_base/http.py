@@ -39,7 +39,7 @@ class DeliveryError(Exception):
 
     Attributes:
         may_retry: whether the same message may be delivered later.
-        wait_s: how long the receiver asks us to wait, if it says so.
+        wait_s: the delay that the receiver asks for, if any.
     """
 
     def __init__(self, reason: str, *, may_retry: bool = False, wait_s: float | None = None) -> None:

@@ -2,7 +2,7 @@
 
 Privacy rules:
 
-* Nothing that an exception says is read: no message, notes, arguments or attributes, no locals, no source lines.
+* The content of an exception is never read: no message, notes, arguments or attributes, no locals, no source lines.
 * A type is named only if it is found under its name in Python itself or in a known package. Any other one is a
   ``user exception``, with its nearest known base class. An exception can claim any ``__module__`` and ``__qualname__``,
   so the module is looked up in `sys.modules` and must contain this very type.

@@ -107,7 +107,7 @@ class TelemetryManager:
             ConfigError: if the choice is invalid, or the app is already configured differently.
         """
         if not isinstance(config, UsageConfig):
-            raise ConfigError(f"configure takes a UsageConfig, not {type(config).__name__}")
+            raise ConfigError(f"configure expects a UsageConfig, not {type(config).__name__}")
         mode = None if choice is None else parse_mode(choice)
         with cls._lock:
             known = cls._instances.get(config.app)
@@ -144,7 +144,7 @@ class TelemetryManager:
         if app in known:
             return known[app]
         if app is None and known:
-            problem = f"several apps have usage telemetry, pass the name of one: {', '.join(known)}"
+            problem = f"several apps are configured; pass the name of one: {', '.join(known)}"
         else:
             name = "" if app is None else f" of {app}"
             remedy = "call TelemetryManager.configure(UsageConfig(...)) first"

@@ -13,7 +13,7 @@ A text passes if none of these rules applies, in this order:
 4. One of `_PATTERNS` matches anywhere in it: paths, keys of known formats, IP and MAC addresses, ids, phone and card
    numbers, host names, file names.
 5. It is a sentence: several words that are not the name of a device.
-6. `looks_random` says that part of it was generated and not written by a person.
+6. Part of it looks generated and not written by a person, see `looks_random`.
 
 A private name that looks like any other name cannot be recognised: ``acme_merger`` is as good an identifier as
 ``train_loop``. Only the fields can exclude it, by not accepting free text.
