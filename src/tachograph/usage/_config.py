@@ -19,6 +19,7 @@ __all__ = ["KNOWN_PACKAGES", "UsageConfig", "clean_version"]
 
 _PREFIX = r"[A-Z][A-Z0-9_]{0,31}"
 _EVENT = r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*"
+# Properties that endpoints add to every event.
 _RESERVED = ("app", "app_version", "distinct_id")
 _FIELD = r"[a-z][a-z0-9_]{0,63}"
 _PATH = r"[^.\s]+(?:\.[^.\s]+)*"
@@ -84,6 +85,7 @@ class UsageConfig:
             "organizations": tuple(organization.lower() for organization in organizations),
         }.items():
             object.__setattr__(self, name, value)
+        # Building the schemas validates `events`, so that a mistake is an error here and not while training.
         known = self.schemas[CONFIG_EVENTS[0]].fields
         if not isinstance(self.config_map, Mapping):
             raise ConfigError(f"config_map={self.config_map!r}: expected a mapping from fields to paths in a config")
@@ -175,6 +177,7 @@ def _merge_schemas(events: Mapping[str, Mapping[str, SchemaField] | Schema]) -> 
 
 
 def _check_field(where: str, item: Any) -> None:
+    # The exact type: a subclass could return anything from `clean`.
     if type(item) not in FIELD_TYPES:
         names = ", ".join(kind.__name__ for kind in FIELD_TYPES)
         raise ConfigError(f"{where}: expected a field, one of {names}; got {type(item).__name__}")
@@ -187,6 +190,7 @@ def _check_field(where: str, item: Any) -> None:
         if not isinstance(item.most, int) or item.most < 1:
             raise ConfigError(f"{where}: most={item.most!r}: expected an integer of at least 1")
     if isinstance(item, Choice):
+        # Imported here: most apps declare no choice, and one that is off should not compile the patterns.
         from tachograph.usage._redact import is_private
 
         if not item.words or not all(isinstance(word, str) for word in item.words.values()):

@@ -125,6 +125,7 @@ def decide(
         return Decision(parse_mode(choice), "set by the program", "choice")
     decision = _decide(app, env_prefix, policy, environ)
     inherited = environ.get(inherited_choice_variable(app))
+    # Unknown values count as off.
     if inherited is not None:
         mode = stricter(decision.mode, "local" if inherited == "local" else "off")
         if mode != decision.mode:

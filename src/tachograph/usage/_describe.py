@@ -33,6 +33,7 @@ def describe_events(config: UsageConfig) -> str:
     described: dict[str, Any] = {}
     for name, event in config.facts()["events"].items():
         lines += ["", f"### `{name}`", "", event["doc"], ""]
+        # The two config events have the same long table.
         same = next((other for other, fields in described.items() if fields == event["fields"]), None)
         if same is not None:
             lines.append(f"Same fields as `{same}`.")

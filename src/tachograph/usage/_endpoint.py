@@ -20,6 +20,7 @@ __all__ = ["Endpoint", "Event", "JsonLines", "OtlpLogs", "PostHog", "parse_endpo
 Event = dict[str, Any]
 """An event as stored: uuid, event, timestamp, run_id, app, app_version, properties."""
 
+# Plain HTTP is allowed only where nothing leaves the machine.
 _LOOPBACK = r"(?i)http://(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?(?:/.*)?"
 
 
@@ -243,6 +244,7 @@ def _posthog_event(event: Event) -> dict[str, Any]:
         "app_version": event.get("app_version"),
         "$lib": "tachograph",
         "$lib_version": __version__,
+        # PostHog would otherwise create a person for the run id, and look up and store the IP address.
         "$process_person_profile": False,
         "$geoip_disable": True,
         "$ip": None,
@@ -292,10 +294,10 @@ def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _any_value(value: Any) -> dict[str, Any]:
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # before int, of which it is a subclass
         return {"boolValue": value}
     if isinstance(value, int):
-        return {"intValue": str(value)}
+        return {"intValue": str(value)}  # protobuf's JSON mapping for 64-bit integers
     if isinstance(value, float):
         return {"doubleValue": value}
     if isinstance(value, dict):

@@ -66,6 +66,7 @@ def recheck_event(
         None if the app cannot have written the event, or would not write it any more.
     """
     schemas, name, values = config.schemas, event["event"], event["properties"]
+    # An id that this module did not create could carry information.
     is_ours = event["app"] == config.app and is_id(event["uuid"]) and is_id(event["run_id"])
     is_known = name in (schemas if fields is None else fields)
     if not is_ours or not is_known or not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", event["timestamp"]):

@@ -54,6 +54,7 @@ OTHER = "other"
 
 _MAX_TEXT_CHARS = 200
 _MAX_NUMBER = 1e18
+# As written in configs. Longer numbers, and forms such as 0x1f, could be an id.
 _NUMBER = r"(?a)[+-]?\d{1,16}(?:\.\d{0,16})?(?:[eE][+-]?\d{1,2})?"
 _MIN_MEASURE = 1e-12
 _GIB = 1 << 30
@@ -216,6 +217,7 @@ class HubId(SchemaField):
         match = re.fullmatch(self._ID, _text(value) or "")
         if match is None or match[1].lower() not in organizations:
             return REDACTED
+        # `google/gemma` may be a folder of the user. Links count, even if they lead nowhere.
         is_local = os.path.lexists(match[0]) or os.path.lexists(os.path.join(START_FOLDER, match[0]))
         return REDACTED if is_local else match[0]
 
@@ -407,6 +409,7 @@ def _real(value: Any) -> float | None:
 def _first_digit(number: float) -> float:
     if number == 0:
         return 0.0
+    # From the decimal text: dividing by powers of ten would round 0.3 down to 0.2.
     mantissa, exponent = f"{number:.15e}".split("e")
     return float(f"{mantissa[0]}e{exponent}")
 

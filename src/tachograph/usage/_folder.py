@@ -69,6 +69,7 @@ def usage_folder() -> Path:
     custom = os.environ.get("TACHO_USAGE_DIR")
     if custom:
         return Path(START_FOLDER, os.path.expanduser(custom))
+    # The XDG specification says to ignore a relative path.
     state = os.environ.get("XDG_STATE_HOME")
     home = Path(state) if state and os.path.isabs(state) else Path(os.path.expanduser("~")) / ".local" / "state"
     return home / "tachograph" / "usage"
@@ -85,6 +86,7 @@ def stored_choice(app: str) -> StoredChoice | None:
     try:
         choices = _read(_absolute(path))
     except (OSError, ValueError) as error:
+        # Only a file that does not exist means that nothing was chosen; a dangling link was put there by someone.
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not path.is_symlink():
             return None
         return StoredChoice("off", f"your stored choice cannot be read from {path}: {_error_text(error)}")

@@ -82,6 +82,7 @@ def apply_choice(mode: str, app: str | None) -> int:
     Raises:
         ConfigError: if the name is invalid, or the choice cannot be stored.
     """
+    # Stored first: a process that starts a new file after the rename already sees the choice.
     set_choice(mode, app)
     states = [state for state in list_apps() if app in {None, state.app}] if mode != "on" else []
     for state in states:
@@ -94,6 +95,7 @@ def preview(state: AppState) -> list[Event]:
     from tachograph.usage._event import build_event, recheck_event
     from tachograph.usage._system import system_info
 
+    # The schemas of the app are known only to the app; its saved description has the names of the fields.
     fields = {event: info["fields"] for event, info in state.fields.items()}
     waiting = [
         recheck_event(state.config, stored.event, fields) for stored in state.events if stored.state == "waiting"

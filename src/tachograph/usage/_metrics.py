@@ -164,6 +164,7 @@ class RuntimeMetricsTracker:
             self.gpu_memory[index] = in_use_bytes
             metrics.peak_gpu_memory[index] = max(metrics.peak_gpu_memory.get(index, 0), peak_bytes)
             metrics.gpu_peak_memory_source[index] = source
+            # All devices belong to one backend, so the last one decides.
             self._has_high_water_marks = source == _HIGH_WATER_MARK
 
     def get_memory_metrics(self) -> dict[str, int | str]:

@@ -49,6 +49,7 @@ def is_main_process(stated: int, configured_pid: int) -> bool:
         stated: the rank that the launcher states; used as long as there is no process group.
         configured_pid: the process that called `configure`. This one may be its child by `fork`.
     """
+    # A process group is more reliable than the environment, which workers inherit.
     group = group_rank()
     if os.getpid() != configured_pid or is_multiprocessing_child():
         return group == 0 and not _inherited_group[0]

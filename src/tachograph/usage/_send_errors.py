@@ -99,6 +99,7 @@ class _WatchedCall:
             return
         manager = find_manager(self._function, self._app)
         if manager is not None and manager.enabled:
+            # The outermost call leaves no mark, so that the program gets the exception as it was raised.
             if self._chain is None:
                 attributes[_MARK] = chain
             manager.send_error(error, self._function)
