@@ -173,8 +173,10 @@ def _choice_text(mode: str, app: str | None) -> str:
 
 
 def _status_text(state: AppState) -> str:
-    endpoint = state.config.receiver.name if state.config.receiver is not None else "nowhere"
-    label = "sends to" if state.decision.mode == "on" else "would send to"
+    label, endpoint = "endpoint", "none"
+    if state.config.receiver is not None:
+        label = "sends to" if state.decision.mode == "on" else "would send to"
+        endpoint = state.config.receiver.name
     counts = ", ".join(f"{state.count(name)} {name}" for name in _STATES if state.count(name))
     refusals = [stored.refusal for stored in state.events if stored.refusal]
     prefix = state.config.env_prefix
