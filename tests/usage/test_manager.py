@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import collections
+import graphlib
 import json
 import os
 import uuid
+from pathlib import Path
 
 import pytest
 
+from tachograph import usage
 from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
 from tachograph.usage import Count, JsonLines, TelemetryManager, UsageConfig
@@ -265,10 +269,18 @@ def test_nothing_is_recorded_after_shutdown():
 
 
 def test_public_names_of_package():
-    import tachograph.usage as usage
-
     assert usage.__all__ == sorted(usage.__all__) == dir(usage)
     for name in usage.__all__:
         assert getattr(usage, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = usage.nothing
+
+
+def test_modules_of_package_have_no_import_cycle():
+    """Imports inside functions count as well."""
+    imports = {}
+    for path in Path(usage.__file__).parent.glob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        imports[path.stem] = {name.rpartition(".")[2] for name in modules if name.startswith("tachograph.usage._")}
+    assert list(graphlib.TopologicalSorter(imports).static_order())[-1] == "__init__"
