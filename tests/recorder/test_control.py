@@ -1,4 +1,4 @@
-"""`control.json`: asked by readers, applied by the trainer, and never trusted."""
+"""`control.json`: readers write requests, the trainer validates and applies them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def acks(folder):
 
 
 class Loop:
-    """A training loop in the background that goes on until it is asked to stop."""
+    """A training loop in a background thread that runs until a stop is requested."""
 
     def __init__(self, run):
         self.run = run
         self.num_checkpoints = 0
         self.stopped = threading.Event()
-        self._quit = threading.Event()
+        self._stop_requested = threading.Event()
         self._thread = threading.Thread(target=self._train)
         self._thread.start()
 
@@ -41,13 +41,13 @@ class Loop:
         for step in range(10**9):
             self.run.log(a=float(step), step=step)
             self.num_checkpoints += self.run.should_checkpoint
-            if self.run.should_stop or self._quit.is_set():
+            if self.run.should_stop or self._stop_requested.is_set():
                 break
             time.sleep(0.002)
         self.stopped.set()
 
-    def end(self):
-        self._quit.set()
+    def stop(self):
+        self._stop_requested.set()
         self._thread.join()
 
 
@@ -57,30 +57,30 @@ def loop(logs):
     run.control("lr_scale", 1.0, min=0.1, max=10.0)
     loop = Loop(run)
     yield loop
-    loop.end()
+    loop.stop()
     run.finish()
 
 
-def test_the_file_is_there_from_the_start(logs):
+def test_init_creates_control_file(logs):
     with tachograph.init("x", log_dir=str(logs)):
         content = json.loads((logs / "x" / "control.json").read_bytes())
     assert content["log_every"] == 1
     assert content["timestamp"] == pytest.approx(time.time(), abs=60)
 
 
-def test_the_format_of_old_is_understood(loop, logs):
+def test_legacy_control_file_is_applied(loop, logs):
     (logs / "x" / "control.json").write_text(json.dumps({"log_every": 100, "timestamp": time.time()}))
     wait_for(lambda: loop.run.log_every == 100)
     change = wait_for(lambda: loop.run.flush() and read(logs / "x").latest("control_change"))[0]
     assert (change["name"], change["old"], change["new"], change["source"]) == ("log_every", 1, 100, "file")
-    loop.end()
+    loop.stop()
     loop.run.flush()
     steps = read(logs / "x").series("a").steps
     after = steps[steps > steps[steps % 100 != 0][-1]] if (steps % 100 != 0).any() else steps
     assert len(after) == 0 or (after % 100 == 0).all()
 
 
-def test_asking_for_several_things(loop, logs):
+def test_requests_from_several_sources_are_applied(loop, logs):
     folder = RunFolder(logs / "x")
     write_requests(folder, {"lr_scale": 2.0}, source="cli")
     write_requests(folder, {"log_every": 50}, source="dashboard")
@@ -90,7 +90,7 @@ def test_asking_for_several_things(loop, logs):
     assert {(change["name"], change["new"]) for change in changes} == {("lr_scale", 2.0), ("log_every", 50)}
 
 
-def test_a_later_request_waits_and_the_newest_wins(loop, logs):
+def test_newest_pending_request_wins(loop, logs):
     folder = RunFolder(logs / "x")
     write_requests(folder, {"lr_scale": 2.0}, source="cli")
     wait_for(lambda: ("lr_scale", "applied") in acks(logs / "x"))
@@ -105,7 +105,7 @@ def test_a_later_request_waits_and_the_newest_wins(loop, logs):
     assert ("lr_scale", "superseded") in acks(logs / "x")
 
 
-def test_checkpoint_now_and_stop(loop, logs):
+def test_checkpoint_and_stop_requests_reach_loop(loop, logs):
     folder = RunFolder(logs / "x")
     for number in (1, 2):
         write_requests(folder, {"checkpoint_now": True}, source="cli")
@@ -115,7 +115,7 @@ def test_checkpoint_now_and_stop(loop, logs):
     assert loop.num_checkpoints == 2
 
 
-def test_what_an_earlier_attempt_was_asked_is_over(logs):
+def test_resume_ignores_requests_to_earlier_attempt(logs):
     with tachograph.init("x", log_dir=str(logs), **SETTINGS):
         write_requests(RunFolder(logs / "x"), {"stop": True, "log_every": 500}, source="cli")
     with tachograph.init("x", log_dir=str(logs), resume=True, **SETTINGS) as run:
@@ -145,23 +145,23 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_bad_file_is_ignored_and_told_once(logs, content):
+def test_invalid_control_file_is_reported_once(logs, content):
     with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
         run.log(a=1.0)
         path = logs / "x" / "control.json"
         path.write_bytes(content)
-        told = wait_for(lambda: read(logs / "x").latest("telemetry_error"))
+        errors = wait_for(lambda: read(logs / "x").latest("telemetry_error"))
         os.utime(path)
         time.sleep(0.2)
         run.log(a=2.0)
         assert run.log_every == 1
-        assert len(told) == len(read(logs / "x").latest("telemetry_error")) == 1
-        write_requests(RunFolder(logs / "x"), {"log_every": 10}, source="cli")  # and a good one works again
+        assert len(errors) == len(read(logs / "x").latest("telemetry_error")) == 1
+        write_requests(RunFolder(logs / "x"), {"log_every": 10}, source="cli")  # a valid request still works
         wait_for(lambda: run.log(a=3.0) or run.log_every == 10)
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder", "unreadable"])
-def test_a_file_that_is_no_file(logs, tmp_path, kind):
+def test_non_regular_control_file_is_ignored(logs, tmp_path, kind):
     with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
         path = logs / "x" / "control.json"
         path.unlink()
@@ -178,7 +178,7 @@ def test_a_file_that_is_no_file(logs, tmp_path, kind):
             path.write_text('{"log_every": 500}')
             path.chmod(0)
             if os.getuid() == 0:
-                path.unlink()  # root can read anything: what is left to test is that a missing file is no fault
+                path.unlink()  # root can read any file, so only test that a missing file is not an error
         for _ in range(30):
             run.log(a=1.0)
             time.sleep(0.01)
@@ -187,7 +187,7 @@ def test_a_file_that_is_no_file(logs, tmp_path, kind):
         assert len(errors) == (0 if kind == "unreadable" and os.getuid() == 0 else 1)
 
 
-def test_an_unreadable_file_says_why(tmp_path, script, open_folder):
+def test_unreadable_control_file_error_states_cause(tmp_path, script, open_folder):
     folder = RunFolder(open_folder)
     folder.control.write_text("{}")
     folder.control.chmod(0)
@@ -209,23 +209,23 @@ def test_an_unreadable_file_says_why(tmp_path, script, open_folder):
     assert "Permission denied" in out
 
 
-def test_two_askers_at_once_lose_nothing(logs):
+def test_concurrent_requests_are_all_stored(logs):
     folder = RunFolder(logs)
     logs.mkdir()
 
-    def ask(name):
+    def write(name):
         for number in range(50):
             write_requests(folder, {f"{name}{number}": number}, source="test")
 
-    askers = [threading.Thread(target=ask, args=(name,)) for name in "abcd"]
-    for asker in askers:
-        asker.start()
-    for asker in askers:
-        asker.join()
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(read_requests(folder)) == 200
 
 
-def test_the_same_request_is_returned_once(tmp_path):
+def test_poll_returns_each_request_once(tmp_path):
     folder = RunFolder(tmp_path)
     file = ControlFile(folder)
     file.reset({"log_every": 1}, 0.0)
@@ -235,7 +235,7 @@ def test_the_same_request_is_returned_once(tmp_path):
     assert file.poll() == []
     write_requests(folder, {"other": 1}, source="b")
     assert [request.name for request in file.poll()] == ["other"]
-    write_requests(folder, {"log_every": 7}, source="a")  # asked again: a new request
+    write_requests(folder, {"log_every": 7}, source="a")  # repeating the value is a new request
     assert [request.name for request in file.poll()] == ["log_every"]
     folder.control.write_text("nonsense")
     with pytest.raises(ControlFileError):

@@ -1,4 +1,4 @@
-"""Processes of a distributed job: who they are, and the light journals of all but the first."""
+"""Ranks of a distributed job: how they are detected, and the small journals of ranks other than 0."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tachograph.journal import RunFolder, find_job
 from tachograph.reader import read, read_ranks
 from tests.conftest import lines_of, wait_for
 
-NOBODY = (0, 1)
+SINGLE_PROCESS = (0, 1)
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "expected"),
     [
-        ({}, NOBODY),
+        ({}, SINGLE_PROCESS),
         ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
         ({"RANK": " 3 ", "WORLD_SIZE": "8"}, (3, 8)),
         ({"GLOBAL_RANK": "2", "WORLD_SIZE": "4"}, (2, 4)),
@@ -31,29 +31,29 @@ NOBODY = (0, 1)
         ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6"}, (5, 6)),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),
         ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, (1, 2)),
-        # A script that sbatch runs by itself is alone, however many tasks the job has.
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "6"}, NOBODY),
-        # The place on another node says nothing of the rank.
-        ({"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1"}, NOBODY),
-        # Junk counts as nothing, and the next variables are asked.
-        ({"RANK": "-1", "WORLD_SIZE": "8"}, NOBODY),
-        ({"RANK": "8", "WORLD_SIZE": "8"}, NOBODY),
-        ({"RANK": "one", "WORLD_SIZE": "two"}, NOBODY),
-        ({"RANK": "", "WORLD_SIZE": ""}, NOBODY),
-        ({"RANK": "²", "WORLD_SIZE": "8"}, NOBODY),
-        ({"RANK": "1"}, NOBODY),
+        # sbatch runs the batch script as one process, however many tasks the job has.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "6"}, SINGLE_PROCESS),
+        # On other nodes the local rank does not determine the rank.
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1"}, SINGLE_PROCESS),
+        # Invalid values are ignored and the next variables are tried.
+        ({"RANK": "-1", "WORLD_SIZE": "8"}, SINGLE_PROCESS),
+        ({"RANK": "8", "WORLD_SIZE": "8"}, SINGLE_PROCESS),
+        ({"RANK": "one", "WORLD_SIZE": "two"}, SINGLE_PROCESS),
+        ({"RANK": "", "WORLD_SIZE": ""}, SINGLE_PROCESS),
+        ({"RANK": "²", "WORLD_SIZE": "8"}, SINGLE_PROCESS),
+        ({"RANK": "1"}, SINGLE_PROCESS),
         ({"RANK": "x", "WORLD_SIZE": "4", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, (3, 4)),
-        # One process under torchrun is no job of several.
-        ({"RANK": "0", "WORLD_SIZE": "1"}, NOBODY),
+        # A single process under torchrun is not a distributed job.
+        ({"RANK": "0", "WORLD_SIZE": "1"}, SINGLE_PROCESS),
     ],
 )
-def test_who_we_are(monkeypatch, environment, place):
+def test_rank_and_world_size_come_from_environment(monkeypatch, environment, expected):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert (ranks.rank(), ranks.world_size()) == place
+    assert (ranks.rank(), ranks.world_size()) == expected
 
 
-def test_a_job_has_a_name_that_its_processes_share_and_restarts_do_not(monkeypatch):
+def test_job_id_is_shared_by_ranks_but_not_restarts(monkeypatch):
     assert ranks.job_id() == ""
     for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
@@ -65,7 +65,7 @@ def test_a_job_has_a_name_that_its_processes_share_and_restarts_do_not(monkeypat
     assert names[0] == names[1] != names[2]
 
 
-def test_another_rank_writes_beside_the_first(logs, script):
+def test_second_rank_writes_its_own_journal(logs, script):
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
     source = """
         import sys, time
@@ -82,11 +82,11 @@ def test_another_rank_writes_beside_the_first(logs, script):
             raise RuntimeError("rank 1 is unwell")
         run.finish()
     """
-    # The later rank is there first, and waits for nobody.
+    # Rank 1 starts first and must not wait for rank 0.
     second = script(source, logs, "fail", env={**job, "RANK": "1"})
     time.sleep(0.5)
     first = script(source, logs, env={**job, "RANK": "0"})
-    wait_for((logs / "job" / "ranks" / "00001.jsonl").exists, what="the other rank's journal")
+    wait_for((logs / "job" / "ranks" / "00001.jsonl").exists, what="the journal of rank 1")
     running = read_ranks(RunFolder(logs / "job"))
     assert {(view.rank, str(view.state)) for view in running} == {(0, "running"), (1, "running")}
     assert "rank 1 is unwell" in second.process.communicate("\n", timeout=30)[1]
@@ -96,30 +96,30 @@ def test_another_rank_writes_beside_the_first(logs, script):
     assert (zero.state, zero.num_iterations, zero.num_errors) == ("finished", 20, 0)
     assert (one.state, one.num_iterations, one.num_errors, one.reason) == ("failed", 20, 1, "RuntimeError")
     assert one.mean_iteration_s is not None and one.mean_iteration_s > 0.001
-    light = [json.loads(line) for line in (logs / "job" / "ranks" / "00001.jsonl").read_text().splitlines()]
-    assert light[0]["event"] == "start" and light[0]["rank"] == 1 and light[0]["world_size"] == 2
-    kinds = {record["event"] for record in light}
+    records = [json.loads(line) for line in (logs / "job" / "ranks" / "00001.jsonl").read_text().splitlines()]
+    assert records[0]["event"] == "start" and records[0]["rank"] == 1 and records[0]["world_size"] == 2
+    kinds = {record["event"] for record in records}
     assert {"span_start", "span_stop", "event", "error", "end"} <= kinds
-    assert not any("train_loss" in record for record in light)
-    assert any(record.get("text") == "hello" for record in light)
-    # The first rank's journal is its own.
+    assert not any("train_loss" in record for record in records)
+    assert any(record.get("text") == "hello" for record in records)
+    # The journal of rank 0 holds only its own records.
     assert history.counts["start"] == 1 and len(history.series("train_loss").values) == 20
     assert not list(logs.glob("job-*"))
 
 
-def test_a_rank_without_a_first_one_writes_nothing_and_does_not_wait(logs, monkeypatch):
+def test_rank_without_rank_zero_writes_nothing(logs, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     run = tacho.init("alone", log_dir=str(logs), console=False)
     run.log({"a": 1.0}, step=0)
     run.log_validation({"loss": 1.0})
     run.finish()
-    assert time.monotonic() - began_s < 3
+    assert time.monotonic() - started_s < 3
     assert not logs.exists() or not list(logs.iterdir())
 
 
-def test_the_run_of_another_job_is_not_taken(logs, monkeypatch):
+def test_find_job_ignores_runs_of_other_jobs(logs, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_PORT", "1")
@@ -133,7 +133,7 @@ def test_the_run_of_another_job_is_not_taken(logs, monkeypatch):
     run.finish()
 
 
-def test_each_run_of_a_job_has_its_ranks(logs, script):
+def test_each_run_of_a_job_has_rank_journals(logs, script):
     job = {"WORLD_SIZE": "2", "MASTER_PORT": "29513"}
     source = """
         import sys, time
@@ -151,7 +151,7 @@ def test_each_run_of_a_job_has_its_ranks(logs, script):
         assert f'"text":"{name}"' in text and text.count('"event":"start"') == 1
 
 
-def test_a_rank_that_finds_nobody_says_that_its_records_are_lost(logs, monkeypatch, capsys):
+def test_rank_without_rank_zero_reports_lost_records(logs, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     run = tacho.init("alone", log_dir=str(logs))
@@ -159,7 +159,7 @@ def test_a_rank_that_finds_nobody_says_that_its_records_are_lost(logs, monkeypat
     assert "could not be written" in capsys.readouterr().out
 
 
-def test_what_a_killed_rank_wrote_is_there(logs, script, monkeypatch):
+def test_killed_rank_keeps_written_records(logs, script, monkeypatch):
     job = {"WORLD_SIZE": "2", "MASTER_PORT": "29512"}
     source = """
         import sys, time
@@ -171,7 +171,7 @@ def test_what_a_killed_rank_wrote_is_there(logs, script, monkeypatch):
     first = script(source, logs, env={**job, "RANK": "0"})
     second = script(source, logs, env={**job, "RANK": "1"})
     path = logs / "job" / "ranks" / "00001.jsonl"
-    wait_for(lambda: path.exists() and "span_start" in path.read_text(), what="the other rank's span")
+    wait_for(lambda: path.exists() and "span_start" in path.read_text(), what="the span of rank 1")
     second.process.kill()
     second.process.wait()
     assert {(view.rank, str(view.state)) for view in read("job", logs).ranks} == {(0, "running"), (1, "crashed")}
@@ -181,7 +181,7 @@ def test_what_a_killed_rank_wrote_is_there(logs, script, monkeypatch):
     assert lines_of(logs / "job")[0]["event"] == "start"
 
 
-def test_two_processes_of_torchrun(tmp_path, logs):
+def test_torchrun_processes_are_recorded_as_ranks(tmp_path, logs):
     pytest.importorskip("torch")
     path = tmp_path / "train.py"
     path.write_text(
@@ -189,7 +189,7 @@ def test_two_processes_of_torchrun(tmp_path, logs):
             """
             import os, sys, time
             import torch.distributed as dist
-            rank = os.environ.pop("RANK")  # torch itself tells it as well
+            rank = os.environ.pop("RANK")  # torch.distributed also provides the rank
             os.environ["RANK"] = rank
             dist.init_process_group("gloo")
             for name in ("RANK", "LOCAL_RANK"):
@@ -219,7 +219,7 @@ def test_two_processes_of_torchrun(tmp_path, logs):
     assert "mean iteration" in shown.stdout
 
 
-def test_a_run_of_one_process_has_no_ranks(logs):
+def test_single_process_run_has_no_ranks(logs):
     with tacho.init("one", log_dir=str(logs), console=False):
         pass
     assert read("one", logs).ranks == []

@@ -1,4 +1,4 @@
-"""What a training loop sees of a run, on the run in memory."""
+"""The `Run` API that a training loop calls, tested on an in-memory run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def steps(run: MemoryRun) -> list[dict]:
     return [record for record in run.records if record["event"] == "step"]
 
 
-def test_a_whole_journal_with_a_fake_clock():
+def test_log_calls_produce_exact_records():
     run = MemoryRun("greyjacket")
     for step in range(3):
         run.log({"train_loss": 1.0 / (step + 1), "lr": 0.001}, step=step)
@@ -44,7 +44,7 @@ def test_a_whole_journal_with_a_fake_clock():
     ]  # fmt: skip
 
 
-def test_keywords_and_both():
+def test_log_merges_dict_and_keywords():
     run = MemoryRun()
     run.log(train_loss=0.5, step=1)
     run.log({"a": 1}, b=2, step=2)
@@ -52,14 +52,14 @@ def test_keywords_and_both():
     assert (steps(run)[1]["a"], steps(run)[1]["b"]) == (1, 2)
 
 
-def test_steps_are_counted_when_none_is_given():
+def test_log_without_step_counts_from_zero():
     run = MemoryRun()
     for value in (1.0, 2.0, 3.0):
         run.log(a=value)
     assert [step["global_step"] for step in steps(run)] == [0, 1, 2]
 
 
-def test_without_a_step_a_call_belongs_to_the_step_given_last():
+def test_log_without_step_uses_last_explicit_step():
     run = MemoryRun()
     run.log(a=1.0, step=7)
     run.log(b=2.0)
@@ -67,7 +67,7 @@ def test_without_a_step_a_call_belongs_to_the_step_given_last():
     assert [step["global_step"] for step in steps(run)] == [7, 7, 9]
 
 
-def test_a_dict_that_is_used_again_does_not_change_what_was_logged():
+def test_reused_dict_does_not_change_logged_values():
     run = MemoryRun()
     metrics = {"loss": 1.0}
     run.log(metrics, step=0)
@@ -76,7 +76,7 @@ def test_a_dict_that_is_used_again_does_not_change_what_was_logged():
     assert [step["loss"] for step in steps(run)] == [1.0, 2.0]
 
 
-def test_values_that_change_in_place_do_not_change_what_was_logged():
+def test_in_place_change_does_not_alter_logged_values():
     run = MemoryRun()
     total = np.zeros(())
     for step in range(100):
@@ -85,8 +85,8 @@ def test_values_that_change_in_place_do_not_change_what_was_logged():
     assert [step["total"] for step in steps(run)] == [float(number) for number in range(1, 101)]
 
 
-def test_an_array_that_appears_late_is_missing_rather_than_wrong(tmp_path):
-    """The fast way does not look inside: what it let through by reference is not believed."""
+def test_array_first_seen_on_fast_path_is_dropped(tmp_path):
+    """The fast path queues values by reference, so an array in it may have changed since and is dropped."""
     total = np.zeros(())
     with tachograph.init("x", log_dir=str(tmp_path), console=False, system_interval_s=0) as run:
         for step in range(200):
@@ -105,7 +105,7 @@ def test_an_array_that_appears_late_is_missing_rather_than_wrong(tmp_path):
     assert [record["field"] for record in history.latest("telemetry_error")] == ["total"]
 
 
-def test_nothing_of_a_tensor_is_held():
+def test_log_keeps_no_reference_to_tensor():
     class Tensor:
         dtype, shape, device = "float32", (), None
 
@@ -120,7 +120,7 @@ def test_nothing_of_a_tensor_is_held():
     assert steps(run)[0]["loss"] == 0.5
 
 
-def test_a_tensor_on_an_accelerator_is_not_waited_for():
+def test_log_does_not_synchronize_cuda_tensor():
     class Device:
         type = "cuda"
 
@@ -144,7 +144,7 @@ def test_a_tensor_on_an_accelerator_is_not_waited_for():
     assert steps(run)[0]["loss"] == 0.5
 
 
-def test_the_rest_of_a_record_is_kept_and_the_problem_is_named_once():
+def test_bad_value_is_dropped_and_reported_once():
     run = MemoryRun()
     for step in range(3):
         run.log({"loss": 0.5, "thing": object()}, step=step)
@@ -153,14 +153,14 @@ def test_the_rest_of_a_record_is_kept_and_the_problem_is_named_once():
     assert [(error["kind"], error["field"]) for error in errors] == [("value_not_stored", "thing")]
 
 
-def test_names_that_belong_to_the_record():
+def test_reserved_metric_names_get_suffix():
     run = MemoryRun()
     run.log({"event": "mine", "time": 5, "loss": 1.0}, step=3)
     record = steps(run)[0]
     assert (record["event_"], record["time_"], record["loss"]) == ("mine", 5, 1.0)
 
 
-def test_a_metric_of_our_own_names_wins():
+def test_logged_metric_overrides_computed_field():
     run = MemoryRun()
     for step in range(3):
         run.log({"sec_per_step": 9.0, "nan_inf_detected": True}, step=step)
@@ -170,7 +170,7 @@ def test_a_metric_of_our_own_names_wins():
 
 
 @pytest.mark.parametrize("bad", [0.5, "loss", [1, 2], None, 7])
-def test_what_is_no_dict_costs_one_record(bad):
+def test_log_of_non_dict_costs_one_record(bad):
     run = MemoryRun()
     run.log(bad, step=1)  # type: ignore[arg-type]
     run.log(a=1.0, step=2)
@@ -180,14 +180,14 @@ def test_what_is_no_dict_costs_one_record(bad):
     assert "expects a dict" in lost[0]["reason"]
 
 
-def test_one_bad_step_does_not_stop_the_counting():
+def test_bad_step_does_not_stop_step_counter():
     run = MemoryRun()
     for step in (None, "e1", None, 2.7, None):
         run.log(a=1.0, step=step)
     assert [step["global_step"] for step in steps(run)] == [0, 1, 2, 3, 4]
 
 
-def test_a_caller_cannot_rename_what_is_ours():
+def test_reserved_event_and_epoch_fields_get_suffix():
     run = MemoryRun()
     run.event("real", name="other")
     run.log_epoch(1, {"epoch": 5})
@@ -195,7 +195,7 @@ def test_a_caller_cannot_rename_what_is_ours():
     assert (run.records[1]["epoch"], run.records[1]["epoch_"]) == (1, 5)
 
 
-def test_a_structure_that_contains_itself_twice_ends():
+def test_log_of_recursive_dict_terminates():
     endless: dict = {}
     endless["a"] = endless["b"] = endless
     run = MemoryRun()
@@ -203,7 +203,7 @@ def test_a_structure_that_contains_itself_twice_ends():
     assert steps(run)[0]["loss"] == 0.5
 
 
-def test_values_whose_own_code_fails_cost_themselves():
+def test_values_that_raise_are_dropped_alone():
     class Hostile:
         def __getattr__(self, name):
             raise RuntimeError(name)
@@ -218,7 +218,7 @@ def test_values_whose_own_code_fails_cost_themselves():
     assert (steps(run)[0]["loss"], steps(run)[0]["long"]) == (0.25, 0.5)
 
 
-def test_secrets_are_masked_wherever_they_are_logged():
+def test_logged_secrets_are_masked():
     run = MemoryRun()
     run.log({"hf_token": "opaque", "loss": 0.5}, step=0)
     run.event("login", api_key="opaque", user={"password": 12345678})
@@ -227,7 +227,7 @@ def test_secrets_are_masked_wherever_they_are_logged():
 
 
 @pytest.mark.parametrize("step", ["seven", object(), math.nan, [1]])
-def test_a_step_that_is_no_number(step):
+def test_invalid_step_is_reported(step):
     run = MemoryRun()
     run.log({"a": 1.0}, step=step)
     assert steps(run)[0]["a"] == 1.0
@@ -235,13 +235,13 @@ def test_a_step_that_is_no_number(step):
 
 
 @pytest.mark.parametrize("step", [np.int64(5), np.array(5), 5.0, "5"])
-def test_a_step_that_can_be_read_as_a_number(step):
+def test_numeric_step_is_converted(step):
     run = MemoryRun()
     run.log({"a": 1.0}, step=step)
     assert steps(run)[0]["global_step"] == 5
 
 
-def test_not_a_number_is_marked_and_kept():
+def test_non_finite_values_are_kept_and_flagged():
     run = MemoryRun()
     run.log(train_loss=1.0, step=0)
     run.clock.advance(1)
@@ -253,7 +253,7 @@ def test_not_a_number_is_marked_and_kept():
     assert steps(run)[0]["nan_inf_detected"] is False
 
 
-def test_after_the_end_nothing_is_recorded_and_it_is_said_once(caplog):
+def test_log_after_finish_warns_once(caplog):
     run = MemoryRun()
     run.finish()
     num_records = len(run.records)
@@ -266,7 +266,7 @@ def test_after_the_end_nothing_is_recorded_and_it_is_said_once(caplog):
     assert "has finished" in caplog.text
 
 
-def test_an_error_in_the_body_is_recorded_and_goes_on():
+def test_exception_in_run_is_recorded_and_propagates():
     run = MemoryRun()
     with pytest.raises(ZeroDivisionError), run:
         run.log(a=1.0)
@@ -278,14 +278,14 @@ def test_an_error_in_the_body_is_recorded_and_goes_on():
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, "finished"), (None, "finished"), (3, "failed")])
-def test_exit_codes(code, status):
+def test_exit_code_sets_end_status(code, status):
     run = MemoryRun()
     with pytest.raises(SystemExit), run:
         raise SystemExit(code)
     assert run.records[-1]["status"] == status
 
 
-def test_a_secret_in_an_error_message_is_masked():
+def test_secret_in_error_message_is_masked():
     run = MemoryRun()
     secret = "hf_" + "x" * 30
     with pytest.raises(RuntimeError), run:
@@ -293,7 +293,7 @@ def test_a_secret_in_an_error_message_is_masked():
     assert secret not in str(run.records)
 
 
-def test_the_wall_clock_going_back_makes_no_duration_negative():
+def test_wall_clock_jump_does_not_affect_sec_per_step():
     run = MemoryRun()
     run.log(a=1.0, step=0)
     run.clock.advance(1)
@@ -304,18 +304,18 @@ def test_the_wall_clock_going_back_makes_no_duration_negative():
     assert [step.get("sec_per_step") for step in steps(run)] == [None, 1.0, 1.0]
 
 
-def test_the_current_run(tacho_run):
+def test_module_level_log_uses_current_run(tacho_run):
     tachograph.log({"loss": 1.0}, step=4)
     tachograph.log(loss=2.0, step=5)
     assert tachograph.current_run() is tacho_run
     assert [step["loss"] for step in steps(tacho_run)] == [1.0, 2.0]
     tacho_run.finish()
-    tachograph.log(loss=3.0)  # after the end nothing is raised any more
+    tachograph.log(loss=3.0)  # logging after the end does not raise
     with pytest.raises(NoRunError, match=r"tachograph\.init"):
         tachograph.current_run()
 
 
-def test_a_disabled_run_takes_everything_and_does_nothing(tmp_path, capsys):
+def test_disabled_run_ignores_all_calls(tmp_path, capsys):
     with tachograph.init("x", enabled=False, log_dir=str(tmp_path / "logs")) as run:
         run.log({"loss": object()}, step=1)
         run.log_epoch(1, {})
@@ -328,7 +328,7 @@ def test_a_disabled_run_takes_everything_and_does_nothing(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_other_ranks_make_no_run(tmp_path, monkeypatch, capsys):
+def test_other_ranks_create_no_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "2")
     with tachograph.init("x", log_dir=str(tmp_path / "logs")) as run:
@@ -344,7 +344,7 @@ def acks(run: MemoryRun) -> list[tuple[str, str]]:
     return [(record["control"], record["status"]) for record in run.records if record.get("name") == "control_ack"]
 
 
-def test_a_knob_is_turned_between_steps():
+def test_control_changes_between_steps():
     run = MemoryRun()
     scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
     run.log(a=1.0, step=0)
@@ -358,7 +358,7 @@ def test_a_knob_is_turned_between_steps():
     assert acks(run) == [("lr_scale", "pending"), ("lr_scale", "applied")]
 
 
-def test_at_most_one_change_in_thirty_seconds_and_the_newest_wins():
+def test_control_changes_at_most_every_thirty_seconds():
     run = MemoryRun()
     scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
     run.ask(lr_scale=2.0)
@@ -379,26 +379,26 @@ def test_at_most_one_change_in_thirty_seconds_and_the_newest_wins():
 
 
 @pytest.mark.parametrize(
-    ("asked", "got"), [(2, 5), (5, 5), (100, 100), (2000, 2000), (99999, 2000), (-3, 5), (50.0, 50)]
+    ("requested", "expected"), [(2, 5), (5, 5), (100, 100), (2000, 2000), (99999, 2000), (-3, 5), (50.0, 50)]
 )
-def test_log_every_is_clamped(asked, got):
+def test_log_every_request_is_clamped(requested, expected):
     run = MemoryRun()
-    run.ask(log_every=asked)
+    run.ask(log_every=requested)
     run.log(a=1.0, step=0)
-    assert run.log_every == got
-    assert acks(run)[-1] == ("log_every", "applied" if asked == got else "clamped")
+    assert run.log_every == expected
+    assert acks(run)[-1] == ("log_every", "applied" if requested == expected else "clamped")
 
 
-def test_asking_for_the_value_in_force_changes_nothing():
+def test_request_for_current_value_changes_nothing():
     run = MemoryRun()
-    run.ask(log_every=1)  # below what a reader may ask for, but it is so already
+    run.ask(log_every=1)  # below the minimum for requests, but already in force
     run.log(a=1.0, step=0)
     assert run.log_every == 1
     assert acks(run) == [("log_every", "unchanged")]
 
 
 @pytest.mark.parametrize("value", ["fast", None, True, [5], {"a": 1}, math.inf, math.nan, 7.5, 10**400])
-def test_a_value_that_does_not_fit_is_rejected(value):
+def test_invalid_control_value_is_rejected(value):
     run = MemoryRun()
     run.ask(log_every=value)
     run.log(a=1.0, step=0)
@@ -407,20 +407,20 @@ def test_a_value_that_does_not_fit_is_rejected(value):
     assert [record["kind"] for record in run.records if record["event"] == "telemetry_error"] == ["control_rejected"]
 
 
-def test_an_unknown_control_is_rejected_with_the_nearest_name():
+def test_unknown_control_is_rejected_with_suggestion():
     run = MemoryRun()
     run.ask(log_evry=10)
     rejected = next(record for record in run.records if record.get("name") == "control_ack")
     assert "did you mean 'log_every'?" in rejected["reason"]
 
 
-def test_stop_and_checkpoint():
+def test_stop_persists_and_checkpoint_resets():
     run = MemoryRun()
     assert not run.should_stop
     assert not run.should_checkpoint
     run.ask(checkpoint_now=True, stop=True)
     assert run.should_checkpoint
-    assert not run.should_checkpoint  # once for each request
+    assert not run.should_checkpoint  # true once per request
     assert run.should_stop
     assert run.should_stop
 
@@ -430,17 +430,17 @@ def test_stop_and_checkpoint():
     [("stop", 1.0, None, None), ("a b", 1.0, None, None), ("x", "text", None, None), ("x", 5.0, 6.0, None),
      ("x", 5.0, None, 4.0), ("x", math.nan, None, None), ("log_every", 5, None, None)],
 )  # fmt: skip
-def test_a_control_that_cannot_be(name, value, minimum, maximum):
+def test_invalid_control_definition_raises(name, value, minimum, maximum):
     with pytest.raises(ControlError):
         MemoryRun().control(name, value, min=minimum, max=maximum)
 
 
-def test_a_fake_clock_does_not_go_back():
+def test_fake_clock_rejects_negative_advance():
     with pytest.raises(ValueError, match="set_wall"):
         FakeClock().advance(-1)
 
 
-def test_a_step_that_changes_in_place_does_not_change_what_was_logged(tmp_path):
+def test_in_place_change_does_not_alter_logged_step(tmp_path):
     counter = np.zeros((), dtype=int)
     with tachograph.init("x", log_dir=str(tmp_path), console=False, system_interval_s=0) as run:
         for _ in range(200):
@@ -449,7 +449,7 @@ def test_a_step_that_changes_in_place_does_not_change_what_was_logged(tmp_path):
     assert tachograph.read(tmp_path / "x").series("a").steps.tolist() == list(range(1, 201))
 
 
-def test_an_array_that_appears_late_in_a_window_is_missing_rather_than_wrong(tmp_path):
+def test_array_first_seen_in_window_is_dropped(tmp_path):
     total = np.zeros(())
     with tachograph.init("x", log_dir=str(tmp_path), console=False, system_interval_s=0, log_every=5) as run:
         for step in range(100):
@@ -466,13 +466,13 @@ def test_an_array_that_appears_late_in_a_window_is_missing_rather_than_wrong(tmp
     assert [record["field"] for record in history.latest("telemetry_error")] == ["total"]
 
 
-def test_a_nan_inside_a_list_is_marked():
+def test_nan_inside_list_is_flagged():
     run = MemoryRun()
     run.log({"losses": [math.nan, 1.0]}, step=0)
     assert steps(run)[0]["nan_inf_detected"] is True
 
 
-def test_numbers_are_never_masked_in_metrics():
+def test_numeric_metrics_are_never_masked():
     run = MemoryRun()
     for step in range(3):
         run.log({"pass@1": 0.5, "forward_pass_ms": 3.0, "user_tokens": 7}, step=step)

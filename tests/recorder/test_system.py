@@ -1,4 +1,4 @@
-"""The machine under the run."""
+"""System samples: host, process and GPU metrics."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tachograph.recorder._system import SystemSampler, memory_fields
 from tests.conftest import wait_for
 
 
-def test_samples_are_recorded_every_few_seconds(logs):
+def test_system_samples_are_recorded_at_interval(logs):
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0.1, git=False):
         wait_for(lambda: len(list(read(logs / "x").records("system"))) >= 3)
     first, second, *_ = read(logs / "x").records("system")
     assert first["cpu_mem_rss_mb"] > 5
-    assert list(first) == list(second)  # rates from the first sample on: no column comes late
+    assert list(first) == list(second)  # the first sample has rates too, so no CSV column appears late
     for name in ("cpu_pct", "process_cpu_pct", "host_mem_used_pct", "host_mem_available_gb", "disk_free_gb"):
         assert second[name] >= 0
 
 
-def test_sampling_can_be_turned_off(logs):
+def test_zero_interval_disables_sampling(logs):
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
         run.log(a=1.0)
     assert list(read(logs / "x").records("system")) == []
 
 
-def test_step_records_carry_the_memory_about_once_a_second(logs):
+def test_step_records_carry_memory_once_per_second(logs):
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
         for step in range(200):
             run.log(a=1.0, step=step)
@@ -42,8 +42,8 @@ def test_step_records_carry_the_memory_about_once_a_second(logs):
     assert sum("cpu_mem_rss_mb" in step for step in steps) <= 3
 
 
-def test_torch_is_asked_only_if_it_uses_cuda(monkeypatch):
-    """torch itself is not a dependency of the tests: what counts is which of its functions are called, and when."""
+def test_gpu_memory_is_read_only_if_cuda_is_initialized(monkeypatch):
+    """torch is not a test dependency, so a stand-in records which of its functions are called."""
     calls = []
 
     def cuda(is_initialized: bool) -> types.SimpleNamespace:
@@ -59,18 +59,18 @@ def test_torch_is_asked_only_if_it_uses_cuda(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda(is_initialized=True)))
     fields = memory_fields()
     assert (fields["gpu_mem_allocated"], fields["gpu_mem_reserved"]) == (2.0, 3.0)
-    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # half imported
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # a partially imported torch has no `cuda`
     assert "gpu_mem_allocated" not in memory_fields()
 
 
-def test_without_a_driver_there_are_no_gpus():
+def test_gpu_probe_without_driver_returns_nothing():
     probe = GpuProbe()
     if probe.names():
         pytest.skip("this machine has GPUs")
     assert probe.sample() == {}
 
 
-def test_gpus_are_read_where_there_are_some():
+def test_gpu_probe_samples_memory_and_utilization():
     probe = GpuProbe()
     if not probe.names():
         pytest.skip("this machine has no NVIDIA GPU")
@@ -79,6 +79,6 @@ def test_gpus_are_read_where_there_are_some():
     assert 0 <= fields["gpu/0/util_pct"] <= 100
 
 
-def test_a_sampler_takes_a_folder_that_is_gone(tmp_path):
+def test_sampler_reports_free_disk_space(tmp_path):
     sampler = SystemSampler(str(tmp_path), 1.0, lambda sample: None)
     assert sampler.sample()["disk_free_gb"] > 0

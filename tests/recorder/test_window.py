@@ -1,4 +1,4 @@
-"""`log_every`: fewer records, and each says over which steps its numbers are."""
+"""`log_every`: one record per window of steps, with statistics over that window."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def steps(run: MemoryRun) -> list[dict]:
     return [record for record in run.records if record["event"] == "step"]
 
 
-def test_every_tenth_step_with_what_lay_between():
+def test_log_every_summarizes_steps_between_records():
     run = MemoryRun(log_every=10)
     for step in range(31):
         run.log(train_loss=float(step), lr=0.1, step=step)
@@ -27,11 +27,11 @@ def test_every_tenth_step_with_what_lay_between():
     assert records[1]["train_loss"] == 10.0
     assert (records[1]["train_loss/mean"], records[1]["train_loss/min"], records[1]["train_loss/max"]) == (5.5, 1, 10)
     assert records[1]["sec_per_step"] == 0.5
-    assert "lr/mean" not in records[1]  # it did not vary
-    assert "train_loss/mean" not in records[0]  # one value is its own mean
+    assert "lr/mean" not in records[1]  # constant values get no statistics
+    assert "train_loss/mean" not in records[0]  # a window of one step gets no statistics
 
 
-def test_the_tail_is_written_at_the_end():
+def test_finish_writes_partial_window():
     run = MemoryRun(log_every=100)
     for step in range(130):
         run.log(loss=1.0, step=step)
@@ -39,7 +39,7 @@ def test_the_tail_is_written_at_the_end():
     assert [(record["global_step"], record["window_steps"]) for record in steps(run)] == [(0, 1), (100, 100), (129, 29)]
 
 
-def test_all_that_is_logged_for_the_due_step_is_in_its_record():
+def test_due_step_record_merges_its_log_calls():
     run = MemoryRun(log_every=5)
     for step in range(6):
         run.log(a=float(step), step=step)
@@ -49,17 +49,17 @@ def test_all_that_is_logged_for_the_due_step_is_in_its_record():
     assert steps(run)[1]["window_steps"] == 5
 
 
-def test_a_due_step_that_was_written_in_two_parts_is_counted_once():
+def test_due_step_written_in_two_parts_counts_once():
     run = MemoryRun(log_every=10)
     for step in range(21):
         run.log(a=1.0, step=step)
-        assert run.records is not None  # the writer looks between the two
+        assert run.records is not None  # reading the records flushes between the two calls
         run.log(b=2.0, step=step)
     run.finish()
     assert sum(record["window_steps"] for record in steps(run)) == 21
 
 
-def test_a_loop_that_logs_more_rarely_loses_nothing():
+def test_sparse_logging_keeps_every_step():
     run = MemoryRun(log_every=5)
     for step in range(0, 50, 10):
         run.log(loss=1.0, step=step)
@@ -67,7 +67,7 @@ def test_a_loop_that_logs_more_rarely_loses_nothing():
     assert [record["global_step"] for record in steps(run)] == [0, 10, 20, 30, 40]
 
 
-def test_steps_without_numbers_are_counted():
+def test_implicit_steps_form_windows():
     run = MemoryRun(log_every=4)
     for _ in range(9):
         run.log(loss=1.0)
@@ -75,7 +75,7 @@ def test_steps_without_numbers_are_counted():
     assert [record["global_step"] for record in steps(run)] == [0, 4, 8]
 
 
-def test_going_back_begins_a_new_window():
+def test_decreasing_step_starts_new_window():
     run = MemoryRun(log_every=10)
     for step in [*range(26), *range(10, 31)]:
         run.log(loss=float(step), step=step)
@@ -83,7 +83,7 @@ def test_going_back_begins_a_new_window():
     assert [record["global_step"] for record in steps(run)] == [0, 10, 20, 25, 10, 20, 30]
 
 
-def test_a_nan_inside_a_window_is_counted_and_marked():
+def test_nan_in_window_is_counted_and_flagged():
     run = MemoryRun(log_every=10)
     for step in range(11):
         run.log(loss=math.nan if step == 5 else 1.0 + step, step=step)
@@ -95,7 +95,7 @@ def test_a_nan_inside_a_window_is_counted_and_marked():
     assert steps(run)[0]["nan_inf_detected"] is False
 
 
-def test_texts_and_bad_values_in_a_window():
+def test_window_keeps_last_text_and_drops_bad_value():
     run = MemoryRun(log_every=5)
     for step in range(6):
         run.log({"phase": f"p{step}", "bad": object(), "loss": 1.0, "flag": True}, step=step)
@@ -106,7 +106,7 @@ def test_texts_and_bad_values_in_a_window():
     assert [error["field"] for error in run.records if error["event"] == "telemetry_error"] == ["bad"]
 
 
-def test_the_control_really_changes_it():
+def test_log_every_request_changes_window_length():
     run = MemoryRun()
     for step in range(10):
         run.log(loss=1.0, step=step)
