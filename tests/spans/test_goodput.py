@@ -1,4 +1,4 @@
-"""Where the time went: over attempts, crashes and resumes, with numbers known beforehand."""
+"""Goodput over attempts, crashes and resumes, checked against hand-computed values."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def journal(tmp_path, *records: dict) -> RunHistory:
     return tachograph.read(folder)
 
 
-def start(at, **more):
-    return {"event": "start", "at": at, "run_id": "0" * 16, **more}
+def start(at, **fields):
+    return {"event": "start", "at": at, "run_id": "0" * 16, **fields}
 
 
 def loop(at, first):
@@ -42,8 +42,8 @@ def window(at, step, iterations, sec, **shares):
     }  # fmt: skip
 
 
-def saved(at, kept):
-    return {"event": "event", "at": at, "name": "save_checkpoint_success", "productive_train_iterations": kept}
+def saved(at, iterations):
+    return {"event": "event", "at": at, "name": "save_checkpoint_success", "productive_train_iterations": iterations}
 
 
 def parts(history: RunHistory) -> dict[str, float]:
@@ -56,11 +56,11 @@ def goodput_dict(goodput) -> dict[str, float]:
     return {name: getattr(goodput, name) for name in goodput.__struct_fields__}
 
 
-def test_a_run_that_finished(tmp_path):
+def test_goodput_accounts_for_all_time_of_finished_run(tmp_path):
     history = journal(
         tmp_path,
         start(0),
-        {"event": "span", "at": 8, "span_id": "a", "name": "checkpoint_load", "duration_s": 4},  # part of start-up
+        {"event": "span", "at": 8, "span_id": "a", "name": "checkpoint_load", "duration_s": 4},  # counts as start-up
         loop(10, 0),
         window(60, 49, 50, 50, iteration=0.5, data=0.2, checkpoint=0.1, validation=0.1, other=0.1),
         {"event": "span_stop", "at": 60, "span_id": "loop10", "name": "training_loop", "duration_s": 50},
@@ -77,7 +77,7 @@ def test_a_run_that_finished(tmp_path):
     assert history.goodput.share == 0.25
 
 
-def test_what_a_crash_cost_is_what_had_to_be_done_again(tmp_path):
+def test_crash_loses_iterations_since_checkpoint(tmp_path):
     history = journal(
         tmp_path,
         start(0),
@@ -85,7 +85,7 @@ def test_what_a_crash_cost_is_what_had_to_be_done_again(tmp_path):
         window(30, 19, 20, 20, iteration=1.0),
         saved(30, 20),
         window(50, 39, 20, 20, iteration=1.0),
-        {"event": "system", "at": 55, "cpu_pct": 1.0},  # the last sign of life
+        {"event": "system", "at": 55, "cpu_pct": 1.0},  # the last record before the crash
         start(100, resumed=True),
         loop(120, 20),
         window(140, 39, 20, 20, iteration=1.0),
@@ -97,7 +97,7 @@ def test_what_a_crash_cost_is_what_had_to_be_done_again(tmp_path):
     }  # fmt: skip
 
 
-def test_a_window_is_lost_in_part(tmp_path):
+def test_resume_inside_window_loses_part_of_it(tmp_path):
     history = journal(
         tmp_path,
         start(0),
@@ -112,7 +112,7 @@ def test_a_window_is_lost_in_part(tmp_path):
 
 
 @pytest.mark.parametrize(("checkpoints", "productive_s"), [([saved(30, 20)], 20.0), ([], 0.0)])
-def test_a_run_that_failed_keeps_what_is_in_its_last_checkpoint(tmp_path, checkpoints, productive_s):
+def test_failed_run_keeps_iterations_in_checkpoint(tmp_path, checkpoints, productive_s):
     history = journal(
         tmp_path,
         start(0),
@@ -125,7 +125,7 @@ def test_a_run_that_failed_keeps_what_is_in_its_last_checkpoint(tmp_path, checkp
     assert history.goodput.lost_s == pytest.approx(30.0 - productive_s)
 
 
-def test_checkpoints_that_were_logged_count_too(tmp_path):
+def test_logged_checkpoint_counts_as_saved(tmp_path):
     history = journal(
         tmp_path,
         start(0),
@@ -137,7 +137,7 @@ def test_checkpoints_that_were_logged_count_too(tmp_path):
     assert parts(history) == {"wall_s": 30.0, "productive_s": 10.0, "lost_s": 20.0}
 
 
-def test_a_job_that_tells_when_it_really_began(tmp_path):
+def test_application_start_time_extends_start_up(tmp_path):
     history = journal(
         tmp_path,
         start(100),
@@ -149,7 +149,7 @@ def test_a_job_that_tells_when_it_really_began(tmp_path):
     assert parts(history) == {"wall_s": 150.0, "productive_s": 40.0, "start_up_s": 110.0}
 
 
-def test_without_iterations_there_is_none(tmp_path):
+def test_goodput_without_iterations_is_none(tmp_path):
     history = journal(tmp_path, start(0), {"event": "step", "at": 5, "global_step": 1, "train_loss": 1.0})
     assert history.goodput is None
     assert summary(history)["goodput"] is None
@@ -183,7 +183,7 @@ with tacho.init("x", log_dir=sys.argv[1], resume=True, system_interval_s=0, git=
 """
 
 
-def test_long_spans_are_seen_while_open_and_after_kill_9(script, logs):
+def test_long_spans_are_visible_while_open_and_after_sigkill(script, logs):
     child = script(LOOP, logs, 0, 16)
     assert child.process.stdout is not None
     while child.process.stdout.readline() != "stuck\n":
@@ -203,18 +203,18 @@ def test_long_spans_are_seen_while_open_and_after_kill_9(script, logs):
         "application": "died", "training_loop": "died", "stuck": "died", "checkpoint_save_sync": "ok",
     }  # fmt: skip
     assert "open at crash" in show(dead)
-    assert dead.goodput.lost_s > 0.04  # of 17 iterations, those after the checkpoint at 9
+    assert dead.goodput.lost_s > 0.04  # of 17 iterations, those after the checkpoint at step 9
     script(LOOP, logs, 10, 99).ok()
     whole = tachograph.read(logs / "x")
     assert len(whole.attempts) == 2
-    assert whole.session_tag == dead.session_tag  # a resume lands in the same session
+    assert whole.session_tag == dead.session_tag  # a resume belongs to the same session
     statuses = [(span.attempt, span.name, span.status) for span in whole.spans()]
     assert (0, "stuck", "died") in statuses and (1, "training_loop", "ok") in statuses
     assert whole.goodput.productive_s == pytest.approx(0.2, rel=0.6)
     assert 0.0 < whole.goodput.share < 1.0
 
 
-def test_what_people_see(tmp_path):
+def test_show_prints_spans_progress_and_goodput(tmp_path):
     history = journal(
         tmp_path,
         start(0, session_tag="job-7"),
@@ -261,7 +261,7 @@ HOSTILE = [
 ]
 
 
-def test_a_journal_that_makes_no_sense_is_shown_all_the_same(tmp_path):
+def test_show_tolerates_inconsistent_journal(tmp_path):
     history = journal(tmp_path, start(0), *[dict(record) for record in HOSTILE])
     assert isinstance(history.spans(), list)
     text = show(history)

@@ -1,4 +1,4 @@
-"""Things that went wrong once, or were tried to make them go wrong."""
+"""Regression tests and adversarial cases: threads, forks, faults, misuse and odd timing."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tachograph.records import to_json
 from tachograph.spans import Attributes, Event, TracingTimestamp, get_recorder, recorder_of
 from tests.conftest import lines_of
 
-QUICK = {"system_interval_s": 0, "git": False, "console": False}
+SETTINGS = {"system_interval_s": 0, "git": False, "console": False}
 
 
 def updates(records):
     return [record for record in records if record.get("name") == "training_metrics_update"]
 
 
-def test_a_forked_child_is_not_caught_in_a_lock_of_its_parent(script, tmp_path):
+def test_forked_child_ignores_parent_lock(script, tmp_path):
     script(
         """
         import os, threading, tachograph
@@ -60,7 +60,7 @@ def test_a_forked_child_is_not_caught_in_a_lock_of_its_parent(script, tmp_path):
     ).ok(timeout_s=60)
 
 
-def test_threads_that_begin_together_begin_one_run(script, tmp_path):
+def test_concurrent_first_spans_start_one_run(script, tmp_path):
     script(
         """
         import sys, threading, tachograph
@@ -84,8 +84,8 @@ def test_threads_that_begin_together_begin_one_run(script, tmp_path):
     assert len(read(run).spans("a")) == 8
 
 
-def test_a_burst_of_spans_loses_nothing(logs):
-    with tachograph.init("x", log_dir=str(logs), **QUICK):
+def test_burst_of_spans_loses_no_record(logs):
+    with tachograph.init("x", log_dir=str(logs), **SETTINGS):
         with application():
             for _ in range(30_000):
                 with timed_span("tokenize"):
@@ -97,18 +97,18 @@ def test_a_burst_of_spans_loses_nothing(logs):
 
 
 @pytest.mark.swallows
-def test_a_fault_costs_one_record_and_nothing_is_counted_twice(logs, tmp_path, monkeypatch):
+def test_fault_in_handler_costs_one_record(logs, tmp_path, monkeypatch):
     from tachograph.spans._aggregator import SpanAggregator
 
     add_span = SpanAggregator._add_span
 
-    def break_sometimes(self, span, latest):
+    def fail_on_poison(self, span, latest):
         if span.name == "poison":
             raise RuntimeError("as planned")
         return add_span(self, span, latest)
 
-    monkeypatch.setattr(SpanAggregator, "_add_span", break_sometimes)
-    with tachograph.init("x", log_dir=str(logs), **QUICK):
+    monkeypatch.setattr(SpanAggregator, "_add_span", fail_on_poison)
+    with tachograph.init("x", log_dir=str(logs), **SETTINGS):
         with training_loop(0):
             for index in range(300):
                 with training_iteration():
@@ -119,11 +119,11 @@ def test_a_fault_costs_one_record_and_nothing_is_counted_twice(logs, tmp_path, m
     history = read(logs / "x")
     assert updates(history.records())[-1]["num_iterations"] == 300
     assert [record["global_step"] for record in history.records("step") if "train_loss" in record] == list(range(300))
-    assert history.num_lost_records == 12  # start and stop of six
+    assert history.num_lost_records == 12  # the start and stop records of six spans
     assert [span.name for span in history.spans()] == ["training_loop"]
 
 
-def test_a_checkpoint_folder_with_a_link_to_nowhere(tacho_run, tmp_path):
+def test_checkpoint_size_ignores_dangling_link(tacho_run, tmp_path):
     folder = tmp_path / "ck"
     folder.mkdir()
     (folder / "weights").write_bytes(b"x" * 10)
@@ -149,7 +149,7 @@ def test_a_checkpoint_folder_with_a_link_to_nowhere(tacho_run, tmp_path):
         lambda: training_loop(0, train_iterations_target_or_fn=lambda: 1 / 0),
     ],
 )
-def test_misuse_in_a_loop_costs_what_was_misused(tacho_run, misuse):
+def test_misuse_in_loop_does_not_affect_other_spans(tacho_run, misuse):
     with training_loop(0):
         for _ in range(3):
             with training_iteration():
@@ -159,12 +159,12 @@ def test_misuse_in_a_loop_costs_what_was_misused(tacho_run, misuse):
         with timed_span("later") as later:
             assert later.parent_span is not None and later.parent_span.name == "training_loop"
     tacho_run.finish()
-    ends = [record for record in tacho_run.records if record.get("duration_s") is not None]
-    assert {"later", "training_loop"} <= {record["name"] for record in ends}
-    assert all(record.get("status", "ok") == "ok" for record in ends)
+    stopped = [record for record in tacho_run.records if record.get("duration_s") is not None]
+    assert {"later", "training_loop"} <= {record["name"] for record in stopped}
+    assert all(record.get("status", "ok") == "ok" for record in stopped)
 
 
-def test_bad_input_at_set_up_raises(tacho_run):
+def test_invalid_span_arguments_raise(tacho_run):
     for make in (
         lambda: timed_span(["a"]),
         lambda: timed_span(None),
@@ -175,7 +175,7 @@ def test_bad_input_at_set_up_raises(tacho_run):
             make()
 
 
-def test_an_exception_that_cannot_be_read(tacho_run):
+def test_exception_without_readable_message_is_recorded(tacho_run):
     class Unreadable(Exception):
         def __str__(self):
             raise RuntimeError("no")
@@ -188,7 +188,7 @@ def test_an_exception_that_cannot_be_read(tacho_run):
     get_recorder().error(after, "m", Unreadable())
 
 
-def test_an_application_inside_an_application(tmp_path, monkeypatch):
+def test_nested_application_stays_in_outer_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     @application()
@@ -203,7 +203,7 @@ def test_an_application_inside_an_application(tmp_path, monkeypatch):
     assert (history.state, [span.status for span in history.spans()]) == ("finished", ["ok"] * 3)
 
 
-def test_one_object_in_several_threads(tacho_run):
+def test_span_scope_is_shared_between_threads(tacho_run):
     shared = timed_span("shared")
     barrier = threading.Barrier(3)
     durations: dict[float, float] = {}
@@ -224,7 +224,7 @@ def test_one_object_in_several_threads(tacho_run):
     assert len([record for record in tacho_run.records if record["event"] in {"span", "span_stop"}]) == 3
 
 
-def test_phases_of_iterations_in_other_threads_are_counted(tacho_run):
+def test_phases_in_other_threads_are_counted(tacho_run):
     set_training_config(log_every_n_train_iterations=1)
     with training_loop(0):
 
@@ -239,7 +239,7 @@ def test_phases_of_iterations_in_other_threads_are_counted(tacho_run):
     assert window["window/share_forward"] == 1.0
 
 
-def test_many_micro_batches_are_all_counted(tacho_run):
+def test_phases_of_many_micro_batches_are_counted(tacho_run):
     set_training_config(log_every_n_train_iterations=1)
     with training_loop(0), training_iteration():
         for _ in range(500):
@@ -251,7 +251,7 @@ def test_many_micro_batches_are_all_counted(tacho_run):
     assert window["window/share_other"] == 0.0
 
 
-def test_the_loss_is_found_among_other_calls(tacho_run):
+def test_latest_loss_survives_other_log_calls(tacho_run):
     set_training_config(log_every_n_train_iterations=2)
     with training_loop(0):
         for step in range(4):
@@ -261,7 +261,7 @@ def test_the_loss_is_found_among_other_calls(tacho_run):
     assert [update["latest_loss"] for update in updates(tacho_run.records)] == [1.0, 3.0]
 
 
-def test_deep_nesting(tacho_run, tmp_path):
+def test_deeply_nested_spans_are_recorded(tacho_run, tmp_path):
     spans = [timed_span(f"level {index % 3}") for index in range(1500)]
     for span in spans:
         span.__enter__()
@@ -277,8 +277,8 @@ def test_deep_nesting(tacho_run, tmp_path):
     assert to_json(summary(history))
 
 
-def test_controls_and_checkpoints_are_not_crowded_out(logs):
-    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+def test_frequent_events_do_not_evict_checkpoints(logs):
+    with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
         set_training_config(log_every_n_train_iterations=1, perf_tag="p")
         run.control("lr", 0.1, min=0.0, max=1.0)
         with training_loop(0):
@@ -296,7 +296,7 @@ def test_controls_and_checkpoints_are_not_crowded_out(logs):
         assert len(history.latest("event", "training_metrics_update")) == 1000
 
 
-def test_a_checkpoint_that_was_reported_again_keeps_no_more(tacho_run):
+def test_repeated_checkpoint_report_adds_no_progress(tacho_run):
     with training_loop(0):
         for step in range(10):
             with training_iteration():
@@ -305,12 +305,12 @@ def test_a_checkpoint_that_was_reported_again_keeps_no_more(tacho_run):
                 with checkpoint_save(2):
                     pass
         spans.on_save_checkpoint_success(2)
-        spans.on_save_checkpoint_success(5)  # of which nobody told that it began
+        spans.on_save_checkpoint_success(5)  # without a start callback
     saved = [record for record in tacho_run.records if record.get("name") == "save_checkpoint_success"]
     assert [record["productive_train_iterations"] for record in saved] == [3, 3, 3]
 
 
-def test_samples_over_several_loops(tacho_run):
+def test_checkpointed_samples_add_up_over_loops(tacho_run):
     set_training_config(global_batch_size=10, flops_per_sample=1e12)
     for _ in range(3):
         with training_loop():
@@ -324,7 +324,7 @@ def test_samples_over_several_loops(tacho_run):
     assert [record["productive_train_tflops"] for record in saved] == [40.0, 80.0, 120.0]
 
 
-def test_training_that_begins_anew_is_another_story(tacho_run):
+def test_restarted_loop_resets_productive_iterations(tacho_run):
     for num_iterations in (5, 2):
         with training_loop(0):
             for _ in range(num_iterations):
@@ -336,7 +336,7 @@ def test_training_that_begins_anew_is_another_story(tacho_run):
     assert [record["productive_train_iterations"] for record in saved] == [5, 2]
 
 
-def test_what_comes_after_the_last_report_of_a_loop_is_not_idle(tacho_run):
+def test_checkpoint_after_last_window_is_reported(tacho_run):
     set_training_config(log_every_n_train_iterations=2)
     with training_loop(0):
         for _ in range(2):
@@ -350,8 +350,8 @@ def test_what_comes_after_the_last_report_of_a_loop_is_not_idle(tacho_run):
     assert first["window/sec"] == 2.0
 
 
-def test_times_given_as_objects(logs):
-    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+def test_timestamp_objects_set_start_and_stop(logs):
+    with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
         recorder = recorder_of(run)
         now = TracingTimestamp.now()
         wall_only = TracingTimestamp(now.seconds_since_epoch - 5, 0.0)
@@ -364,8 +364,8 @@ def test_times_given_as_objects(logs):
 
 @pytest.mark.swallows
 @pytest.mark.parametrize("bad", [5.0, "now", TracingTimestamp(float("nan"), float("nan"))])
-def test_times_that_are_none_cost_the_time(logs, bad):
-    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+def test_invalid_start_time_is_reported_and_ignored(logs, bad):
+    with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
         span = recorder_of(run).start("x", start_time=bad)
         recorder_of(run).stop(span)
     assert span.duration_msec() < 5000
@@ -373,7 +373,7 @@ def test_times_that_are_none_cost_the_time(logs, bad):
 
 
 @pytest.mark.swallows
-def test_what_is_said_after_the_end_is_told(tacho_run):
+def test_attribute_added_after_stop_is_reported(tacho_run):
     with timed_span("x") as span:
         pass
     span.add_attribute("late", 1)
@@ -382,7 +382,7 @@ def test_what_is_said_after_the_end_is_told(tacho_run):
     )
 
 
-def test_attributes_may_be_a_plain_dict(tacho_run):
+def test_add_attributes_accepts_dict(tacho_run):
     with timed_span("x") as span:
         span.add_attributes({"a": 1})
         span.add_attributes(Attributes({"b": 2}))
@@ -391,7 +391,7 @@ def test_attributes_may_be_a_plain_dict(tacho_run):
     assert record["attributes"] == {"a": 1, "b": 2}
 
 
-def test_propagated_faults_leave_no_span_behind(tacho_run):
+def test_propagated_fault_leaves_no_open_span(tacho_run):
     recorder = get_recorder()
     recorder.propagates = True
     with pytest.raises(TachographError), timed_span("x", {"k": [1, "x"]}):
@@ -400,7 +400,7 @@ def test_propagated_faults_leave_no_span_behind(tacho_run):
         assert span.parent_span is None
 
 
-def test_a_closed_generator_is_no_error(tacho_run):
+def test_closed_generator_is_not_an_error(tacho_run):
     @timed_span("produce")
     def produce():
         yield 1
@@ -413,7 +413,7 @@ def test_a_closed_generator_is_no_error(tacho_run):
     assert not [record for record in tacho_run.records if record["event"] == "error"]
 
 
-def test_no_phase_of_a_failed_iteration_is_training(tacho_run):
+def test_phases_of_failed_iteration_count_as_failed(tacho_run):
     set_training_config(log_every_n_train_iterations=2)
     with training_loop(0):
         for index in range(4):
@@ -425,13 +425,13 @@ def test_no_phase_of_a_failed_iteration_is_training(tacho_run):
             except ValueError:
                 pass
     (window,) = [record for record in tacho_run.records if "window/sec" in record and record["window/iterations"]]
-    assert window["window/sec"] == 3.0  # up to the second that was completed
+    assert window["window/sec"] == 3.0  # up to the end of the second completed iteration
     assert window["window/share_forward"] == pytest.approx(2 / 3)
     assert window["window/share_failed"] == pytest.approx(1 / 3)
     assert updates(tacho_run.records)[0]["avg_forward_time_sec"] == 1.0
 
 
-def test_what_a_checkpoint_kept_is_not_lost_with_the_window(tacho_run, tmp_path):
+def test_checkpointed_iterations_survive_open_window(tacho_run, tmp_path):
     set_training_config(log_every_n_train_iterations=100)
     with training_loop(0):
         for step in range(30):
@@ -440,18 +440,18 @@ def test_what_a_checkpoint_kept_is_not_lost_with_the_window(tacho_run, tmp_path)
             if step == 19:
                 with checkpoint_save(step):
                     tacho_run.clock.advance(2.0)
-    killed = [record for record in tacho_run.records if record["time"] <= 1_700_000_022.0]
+    written_before_kill = [record for record in tacho_run.records if record["time"] <= 1_700_000_022.0]
     folder = tmp_path / "x"
     folder.mkdir()
     start = {"event": "start", "time": 1_700_000_000.0, "run_id": "0" * 16}
-    alive = {"event": "system", "time": 1_700_000_030.0}
-    lines = [start, *killed, alive]
+    last_record = {"event": "system", "time": 1_700_000_030.0}
+    lines = [start, *written_before_kill, last_record]
     (folder / "metrics.jsonl").write_text("".join(to_json(record) + "\n" for record in lines))
     goodput = read(folder).goodput
     assert (goodput.productive_s, goodput.checkpoint_s, goodput.lost_s) == (20.0, 2.0, 8.0)
 
 
-def test_a_filter_holds_from_when_it_is_chosen(tacho_run):
+def test_span_filter_applies_to_later_spans(tacho_run):
     from tachograph.spans import ExportCustomizationMode
 
     with timed_span("before"):
@@ -463,8 +463,8 @@ def test_a_filter_holds_from_when_it_is_chosen(tacho_run):
     assert [record["name"] for record in tacho_run.records if record["event"] == "span"] == ["before", "kept"]
 
 
-def test_a_run_can_be_read_as_it_was_returned(logs):
-    with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
+def test_read_accepts_run_object(logs):
+    with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
         with timed_span("a"):
             pass
     assert tachograph.read(run).spans("a")
@@ -473,28 +473,28 @@ def test_a_run_can_be_read_as_it_was_returned(logs):
 
 
 @pytest.mark.swallows
-def test_a_fault_is_told_in_the_journal(logs):
-    with tachograph.init("x", log_dir=str(logs), **QUICK):
+def test_wrong_argument_types_are_reported_in_journal(logs):
+    with tachograph.init("x", log_dir=str(logs), **SETTINGS):
         with timed_span("w") as span:
             span.add_event("no event")
         with timed_span("w2", "no attributes"):
             pass
-    told = [record["reason"] for record in lines_of(logs / "x") if record["event"] == "telemetry_error"]
-    assert len(told) == 2
-    assert "Event.create" in told[0] and "as a dict" in told[1]
+    reasons = [record["reason"] for record in lines_of(logs / "x") if record["event"] == "telemetry_error"]
+    assert len(reasons) == 2
+    assert "Event.create" in reasons[0] and "as a dict" in reasons[1]
 
 
-def test_a_decorator_without_parentheses_says_so(tacho_run):
+def test_decorator_without_parentheses_raises(tacho_run):
     for decorator in (application, training_loop):
         with pytest.raises(ConfigError, match="with parentheses"):
-            decorator(test_deep_nesting)
+            decorator(test_deeply_nested_spans_are_recorded)
     with pytest.raises(ConfigError, match="expected a Run"):
         set_training_config(run="x")
     with pytest.raises(ConfigError, match="one of sync, async"):
         set_training_config(save_checkpoint_strategy="asnyc")
 
 
-def test_interleaved_generators_leave_no_chain(tacho_run):
+def test_interleaved_generators_keep_parents_shallow(tacho_run):
     def source(count):
         for index in range(count):
             with tachograph.data_loading():
@@ -513,12 +513,12 @@ def test_interleaved_generators_leave_no_chain(tacho_run):
         assert depth(iteration) < 10
 
 
-def test_a_disk_that_hangs_bounds_what_waits(logs, monkeypatch):
+def test_hanging_disk_bounds_buffer(logs, monkeypatch):
     release = threading.Event()
-    with tachograph.init("x", log_dir=str(logs), buffer_size=4096, csv=False, **QUICK) as run:
+    with tachograph.init("x", log_dir=str(logs), buffer_size=4096, csv=False, **SETTINGS) as run:
         run.flush()
         append = run.backend.files.append
-        monkeypatch.setattr(run.backend.files, "append", lambda *given: (release.wait(30), append(*given))[1])
+        monkeypatch.setattr(run.backend.files, "append", lambda *args: (release.wait(30), append(*args))[1])
         with training_loop(0):
             for _ in range(20_000):
                 with training_iteration(num_samples=3):
@@ -531,36 +531,36 @@ def test_a_disk_that_hangs_bounds_what_waits(logs, monkeypatch):
     history = read(logs / "x")
     assert history.state == "finished"
     kept = len(history.spans("x")) + updates(history.records())[-1]["num_iterations"]
-    assert kept + history.num_lost_records == 25_000  # each that was lost is counted, and counted once
+    assert kept + history.num_lost_records == 25_000  # every lost record is counted exactly once
 
 
-def test_data_that_is_fetched_beside_an_iteration_is_not_waited_for(tacho_run):
+def test_concurrent_data_loading_is_not_waiting_time(tacho_run):
     set_training_config(log_every_n_train_iterations=1)
     with training_loop(0):
-        beside = contextvars.copy_context()  # as an asyncio task has
+        context = contextvars.copy_context()  # like the context of an asyncio task
 
-        def fetch(edge):
-            if edge == "start":
+        def fetch(action):
+            if action == "start":
                 loading.__enter__()
             else:
                 loading.__exit__(None, None, None)
 
         loading = tachograph.data_loading()
         with training_iteration():
-            beside.run(fetch, "start")
+            context.run(fetch, "start")
             tacho_run.clock.advance(1.0)
-            beside.run(fetch, "stop")
+            context.run(fetch, "stop")
             tacho_run.clock.advance(1.0)
     (window,) = [record for record in tacho_run.records if "window/sec" in record]
     assert window["window/share_iteration"] == 1.0
 
 
 @pytest.mark.swallows
-def test_a_fault_in_a_report_counts_no_iteration_twice(logs, monkeypatch):
+def test_fault_in_report_counts_iterations_once(logs, monkeypatch):
     from tachograph.spans._progress import LoopProgress
 
     monkeypatch.setattr(LoopProgress, "report", lambda self, parameters: 1 / 0)
-    with tachograph.init("x", log_dir=str(logs), **QUICK):
+    with tachograph.init("x", log_dir=str(logs), **SETTINGS):
         set_training_config(log_every_n_train_iterations=100)
         with training_loop(0):
             for _ in range(250):
@@ -572,48 +572,48 @@ def test_a_fault_in_a_report_counts_no_iteration_twice(logs, monkeypatch):
     assert saved["productive_train_iterations"] == 250
 
 
-def test_what_has_ended_is_let_go():
+def test_finished_runs_are_garbage_collected():
     import gc
     import weakref
 
     from tachograph.recorder._process import watch
     from tachograph.testing import MemoryRun
 
-    seen = []
+    references = []
     for _ in range(5):
         run = MemoryRun()
         watch(run, hooks=False)
-        twice = training_iteration()
+        iteration = training_iteration()
         with training_loop(0):
             spans.on_training_single_iteration_start()
             spans.on_training_single_iteration_end()
-            with twice, twice:
+            with iteration, iteration:
                 pass
         run.finish()
-        seen.append(weakref.ref(run))
+        references.append(weakref.ref(run))
     with timed_span("elsewhere", run=(last := MemoryRun())):
         pass
     last.finish()
-    del run, twice
+    del run, iteration
     gc.collect()
-    assert sum(reference() is not None for reference in seen) <= 1  # the latest is still the current one
+    assert sum(reference() is not None for reference in references) <= 1  # the latest is still the current run
 
 
-def test_a_decorated_async_generator_is_the_same_generator(tacho_run):
+def test_decorated_async_generator_keeps_protocol(tacho_run):
     import asyncio
 
-    got = []
+    events = []
 
     @timed_span("agen")
     async def produce():
         try:
-            got.append((yield 1))
+            events.append((yield 1))
             yield 2
         except ValueError:
-            got.append("thrown")
+            events.append("thrown")
             yield 3
         finally:
-            got.append("closed")
+            events.append("closed")
 
     async def use():
         items = produce()
@@ -623,40 +623,40 @@ def test_a_decorated_async_generator_is_the_same_generator(tacho_run):
         await items.aclose()
 
     asyncio.run(use())
-    assert got == ["hello", "thrown", "closed"]
+    assert events == ["hello", "thrown", "closed"]
 
 
-def test_an_application_in_a_thread_closes_only_what_is_in_it(tacho_run):
-    begun, ended = threading.Event(), threading.Event()
+def test_application_in_thread_closes_only_its_spans(tacho_run):
+    entered, finish = threading.Event(), threading.Event()
 
     def work() -> None:
         with application():
-            begun.set()
-            ended.wait(5)
+            entered.set()
+            finish.wait(5)
 
     with application():
         thread = threading.Thread(target=work)
         thread.start()
-        begun.wait(5)
+        entered.wait(5)
         with training_loop(0) as loop:
-            ended.set()
+            finish.set()
             thread.join()
             assert loop.active
     assert all("status" not in record for record in tacho_run.records if record["event"] == "span_stop")
 
 
-def test_a_thread_goes_on_in_the_run_that_goes_on():
+def test_thread_switches_to_new_current_run():
     from tachograph.recorder._process import watch
     from tachograph.testing import MemoryRun
 
     first, second = MemoryRun("first"), MemoryRun("second")
     watch(first, hooks=False)
-    steps = [threading.Event() for _ in range(2)]
+    iteration_open, run_switched = threading.Event(), threading.Event()
 
     def work() -> None:
-        spans.on_training_single_iteration_start()  # and never its end
-        steps[0].set()
-        steps[1].wait(5)
+        spans.on_training_single_iteration_start()  # deliberately without its end callback
+        iteration_open.set()
+        run_switched.wait(5)
         for _ in range(5):
             with training_iteration():
                 pass
@@ -665,17 +665,17 @@ def test_a_thread_goes_on_in_the_run_that_goes_on():
 
     thread = threading.Thread(target=work)
     thread.start()
-    steps[0].wait(5)
+    iteration_open.wait(5)
     first.finish()
     watch(second, hooks=False)
-    steps[1].set()
+    run_switched.set()
     thread.join()
     second.finish()
     assert "here" in [record.get("name") for record in second.records]
     assert updates(second.records)[-1]["num_iterations"] == 5
 
 
-def test_a_child_that_outlives_its_parent_is_grouped_under_it(tacho_run, tmp_path):
+def test_child_stopped_after_parent_is_grouped_under_it(tacho_run, tmp_path):
     recorder = get_recorder()
     outer, inner = recorder.start("outer"), recorder.start("inner")
     recorder.stop(outer)
@@ -686,7 +686,7 @@ def test_a_child_that_outlives_its_parent_is_grouped_under_it(tacho_run, tmp_pat
     assert list(read(folder).span_groups["outer"].children) == ["inner"]
 
 
-def test_the_loss_does_not_depend_on_luck(tacho_run):
+def test_train_loss_takes_precedence_over_loss(tacho_run):
     set_training_config(log_every_n_train_iterations=1)
     with training_loop(0), training_iteration():
         tacho_run.log({"loss": 7.0, "train_loss": 0.5})
@@ -694,30 +694,30 @@ def test_the_loss_does_not_depend_on_luck(tacho_run):
 
 
 @pytest.mark.swallows
-def test_spans_that_are_never_ended_do_not_pile_up(logs):
-    with tachograph.init("x", log_dir=str(logs), csv=False, **QUICK) as run:
+def test_unstopped_spans_are_bounded(logs):
+    with tachograph.init("x", log_dir=str(logs), csv=False, **SETTINGS) as run:
         recorder = recorder_of(run)
         with application() as app:
             for _ in range(12_000):
                 span = recorder.start("forgotten")
-            depth, around = 0, span
-            while around is not None:
-                around, depth = around._parent, depth + 1
+            depth, ancestor = 0, span
+            while ancestor is not None:
+                ancestor, depth = ancestor._parent, depth + 1
             assert depth < 10_100
             assert app.active
     history = read(logs / "x")
     assert history.span_groups["application"].num_unfinished == 0
-    told = [record["reason"] for record in history.latest("telemetry_error")]
-    assert told == ["more than 10000 spans are open, such as 'forgotten'; stopping the oldest"]
+    reasons = [record["reason"] for record in history.latest("telemetry_error")]
+    assert reasons == ["more than 10000 spans are open, such as 'forgotten'; stopping the oldest"]
     assert len(history.spans("forgotten")) == 12_000
 
 
-def test_the_writer_may_meet_a_span_the_moment_it_is_queued(tacho_run, monkeypatch):
+def test_span_written_immediately_is_recorded_in_order(tacho_run, monkeypatch):
     memory = tacho_run._memory
 
-    def put_and_write(entry, *, must=False):
-        memory.buffer.append(entry)
-        return memory.flush(0)  # as if the writer had only waited for it
+    def put_and_write(item, *, must=False):
+        memory.buffer.append(item)
+        return memory.flush(0)  # as if the writer thread ran at this moment
 
     monkeypatch.setattr(memory, "put", put_and_write)
     with training_loop(0), timed_span("a"):

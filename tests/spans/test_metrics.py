@@ -1,4 +1,4 @@
-"""The figures, by their definitions: numbers known beforehand, on a clock that only moves when told to."""
+"""Training metrics computed from spans, checked against exact values on a fake clock."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def iterate(run, *durations_s):
             run.clock.advance(seconds)
 
 
-def test_the_figures_of_the_job(tacho_run):
+def test_update_event_has_job_totals(tacho_run):
     set_training_config(
         global_batch_size=32, seq_length=16, flops_per_sample=1e12, world_size=4, log_every_n_train_iterations=2
     )
@@ -67,7 +67,7 @@ def test_the_figures_of_the_job(tacho_run):
     assert second["last_logged_train_iterations_finish_timestamp_sec"] == 1_700_000_008.0
 
 
-def test_the_figures_of_a_window(tacho_run):
+def test_step_record_has_window_metrics(tacho_run):
     set_training_config(
         global_batch_size=8,
         seq_length=4,
@@ -88,11 +88,11 @@ def test_the_figures_of_a_window(tacho_run):
         "iteration_sec_p50": 3.0, "iteration_sec_p95": pytest.approx(4.8), "samples_per_sec": 2.0,
         "tokens_per_sec": 8.0, "tflops_per_gpu": 2.0, "mfu": 0.0625, "share_iteration": 0.75, "share_other": 0.25,
     }  # fmt: skip
-    # The event, which exporters get, says the same.
+    # Exporters receive the event, so it carries the same values.
     assert updates(tacho_run)[1]["window_iteration_sec_p95"] == pytest.approx(4.8)
 
 
-def test_the_tail_and_the_first_iteration_are_reported(tacho_run):
+def test_partial_window_and_first_iteration_are_reported(tacho_run):
     set_training_config(log_every_n_train_iterations=10)
     with training_loop(0):
         iterate(tacho_run, *[0.25] * 25)
@@ -103,7 +103,7 @@ def test_the_tail_and_the_first_iteration_are_reported(tacho_run):
     assert [update["current_iteration"] for update in updates(tacho_run)[3:]] == [0, 1, 2]
 
 
-def test_windows_end_at_multiples_also_after_a_resume(tacho_run):
+def test_windows_stay_aligned_after_resume(tacho_run):
     set_training_config(log_every_n_train_iterations=10)
     with training_loop(95):
         iterate(tacho_run, *[0.25] * 17)
@@ -112,19 +112,19 @@ def test_windows_end_at_multiples_also_after_a_resume(tacho_run):
     ]  # fmt: skip
 
 
-def test_unasked_a_window_has_a_length_within_reason(tacho_run):
+def test_default_window_length_adapts_to_speed(tacho_run):
     with training_loop(0):
-        iterate(tacho_run, *[1 / 1024] * 2048)  # a thousand a second: one report in a good second
+        iterate(tacho_run, *[1 / 1024] * 2048)  # about 1000 iterations per second: one report per second
     assert [update["interval"] for update in updates(tacho_run)] == [1024, 1024]
     with training_loop(0):
-        iterate(tacho_run, *[0.25] * 4000)  # a thousand seconds: every second at first, every ten in the end
+        iterate(tacho_run, *[0.25] * 4000)  # 1000 seconds: a report per second first, later one per ten seconds
     lengths_s = [update["interval"] * 0.25 for update in updates(tacho_run)[2:]]
     assert lengths_s[:20] == [1.0] * 20
     assert lengths_s[-20:-1] == [10.0] * 19
     assert lengths_s[:-1] == sorted(lengths_s[:-1])
 
 
-def test_the_log_interval_of_the_run_counts_for_iterations_too(tacho_run):
+def test_log_every_of_run_sets_window_length(tacho_run):
     tacho_run.ask(log_every=20)
     tacho_run.clock.advance(31)
     tacho_run.log(a=1.0)
@@ -133,7 +133,7 @@ def test_the_log_interval_of_the_run_counts_for_iterations_too(tacho_run):
     assert [update["interval"] for update in updates(tacho_run)] == [20, 20]
 
 
-def test_phases_share_the_time(tacho_run):
+def test_phase_shares_cover_window_time(tacho_run):
     set_training_config(log_every_n_train_iterations=2)
     with training_loop(0):
         for _ in range(2):
@@ -151,7 +151,7 @@ def test_phases_share_the_time(tacho_run):
                 tacho_run.clock.advance(0.5)
             tacho_run.clock.advance(0.5)
     (record,) = windows(tacho_run)
-    assert record["window/sec"] == 15.5  # the half second after the last iteration belongs to no window
+    assert record["window/sec"] == 15.5  # excludes the half second after the last iteration
     shares = {name: value * 15.5 for name, value in record.items() if name.startswith("window/share_")}
     assert shares == {
         "window/share_data": 2.0, "window/share_forward": 4.0, "window/share_backward": 6.0,
@@ -162,11 +162,11 @@ def test_phases_share_the_time(tacho_run):
     assert update["avg_dataloader_time_sec"] == 1.0
 
 
-def test_validation_and_checkpoints_take_time_but_no_speed(tacho_run):
+def test_validation_and_checkpoint_do_not_lower_throughput(tacho_run):
     set_training_config(global_batch_size=4, log_every_n_train_iterations=2)
     with training_loop(0):
         iterate(tacho_run, 1.0)
-        with validation_loop(), forward():  # the forward pass of a validation is validation
+        with validation_loop(), forward():  # a forward pass inside validation counts as validation
             tacho_run.clock.advance(3.0)
         with checkpoint_save(0):
             tacho_run.clock.advance(5.0)
@@ -179,7 +179,7 @@ def test_validation_and_checkpoints_take_time_but_no_speed(tacho_run):
     assert record["window/samples_per_sec"] == 4.0
 
 
-def test_a_phase_inside_a_phase_is_counted_once(tacho_run):
+def test_nested_phase_is_counted_once(tacho_run):
     set_training_config(log_every_n_train_iterations=1)
     with training_loop(0), training_iteration(), forward():
         tacho_run.clock.advance(1.0)
@@ -190,7 +190,7 @@ def test_a_phase_inside_a_phase_is_counted_once(tacho_run):
     assert (record["window/share_forward"], record["window/share_data"]) == (0.5, 0.5)
 
 
-def test_an_iteration_that_raised_is_not_counted(tacho_run):
+def test_failed_iteration_is_not_counted(tacho_run):
     set_training_config(log_every_n_train_iterations=1)
     with training_loop(0):
         iterate(tacho_run, 1.0)
@@ -203,7 +203,7 @@ def test_an_iteration_that_raised_is_not_counted(tacho_run):
 
 
 @pytest.mark.parametrize("where", ["inside", "after"])
-def test_the_latest_loss(tacho_run, where):
+def test_update_reports_latest_loss(tacho_run, where):
     set_training_config(log_every_n_train_iterations=5)
     with training_loop(0):
         for step in range(10):
@@ -213,18 +213,18 @@ def test_the_latest_loss(tacho_run, where):
                     tacho_run.log(train_loss=float(step), step=step)
             if where == "after":
                 tacho_run.log(train_loss=float(step), step=step)
-    expected = [4.0, 9.0] if where == "inside" else [3.0, 8.0]  # what was known when the window ended
+    expected = [4.0, 9.0] if where == "inside" else [3.0, 8.0]  # the loss logged before the window ended
     assert [update["latest_loss"] for update in updates(tacho_run)] == expected
 
 
-def test_a_loss_that_is_not_a_number_stays_one(tacho_run):
+def test_nan_loss_is_reported_as_nan(tacho_run):
     set_training_config(log_every_n_train_iterations=1)
     with training_loop(0), training_iteration():
         tacho_run.log(loss=math.nan)
     assert math.isnan(updates(tacho_run)[0]["latest_loss"])
 
 
-def test_what_nobody_knows_is_missing(tacho_run):
+def test_metrics_of_unknown_parameters_are_omitted(tacho_run):
     with training_loop(0):
         iterate(tacho_run, 1.0)
     (update,) = updates(tacho_run)
@@ -233,7 +233,7 @@ def test_what_nobody_knows_is_missing(tacho_run):
     assert not {"window/samples_per_sec", "window/mfu", "window/share_data"} & set(windows(tacho_run)[0])
 
 
-def test_parameters_may_come_late_and_hold_from_then_on(tacho_run):
+def test_late_parameters_apply_to_later_windows(tacho_run):
     set_training_config(log_every_n_train_iterations=2)
     with training_loop(0):
         iterate(tacho_run, *[1.0] * 4)
@@ -244,14 +244,14 @@ def test_parameters_may_come_late_and_hold_from_then_on(tacho_run):
     assert [(update["interval"], update.get("num_train_samples")) for update in updates(tacho_run)] == [
         (2, None), (2, None), (2, 32), (2, 80), (4, 208),
     ]  # fmt: skip
-    told = updates(tacho_run, "update_training_telemetry_config")
-    assert [record.get("global_batch_size") for record in told] == [None, 16, 32]
+    configs = updates(tacho_run, "update_training_telemetry_config")
+    assert [record.get("global_batch_size") for record in configs] == [None, 16, 32]
 
 
-def test_functions_are_asked_when_a_loop_begins(tacho_run):
-    known = {}
-    set_training_config(global_batch_size_or_fn=lambda: known.get("batch"), log_every_n_train_iterations=1)
-    known["batch"] = 8
+def test_parameter_functions_are_called_at_loop_start(tacho_run):
+    values = {}
+    set_training_config(global_batch_size_or_fn=lambda: values.get("batch"), log_every_n_train_iterations=1)
+    values["batch"] = 8
     with training_loop(0) as loop:
         iterate(tacho_run, 1.0)
     assert updates(tacho_run)[0]["num_train_samples"] == 8
@@ -259,13 +259,13 @@ def test_functions_are_asked_when_a_loop_begins(tacho_run):
 
 
 @pytest.mark.swallows
-def test_a_function_that_fails_costs_its_value(tacho_run):
+def test_failing_parameter_function_is_reported(tacho_run):
     set_training_config(global_batch_size=lambda: 1 / 0, log_every_n_train_iterations=1)
     with training_loop(0):
         iterate(tacho_run, 1.0)
     assert "num_train_samples" not in updates(tacho_run)[0]
-    told = [record["reason"] for record in tacho_run.records if record["event"] == "telemetry_error"]
-    assert told == ["global_batch_size could not be resolved: ZeroDivisionError: division by zero"]
+    reasons = [record["reason"] for record in tacho_run.records if record["event"] == "telemetry_error"]
+    assert reasons == ["global_batch_size could not be resolved: ZeroDivisionError: division by zero"]
 
 
 @pytest.mark.parametrize(
@@ -280,12 +280,12 @@ def test_a_function_that_fails_costs_its_value(tacho_run):
         ({"log_every_n_train_iterations": 0}, "log_every_n_train_iterations=0"),
     ],
 )
-def test_parameters_that_make_no_sense_raise(tacho_run, values, message):
+def test_invalid_parameters_raise(tacho_run, values, message):
     with pytest.raises(ConfigError, match=message):
         set_training_config(**values)
 
 
-def test_batches_of_different_sizes(tacho_run):
+def test_samples_and_tokens_per_iteration_override_config(tacho_run):
     set_training_config(global_batch_size=8, seq_length=10, log_every_n_train_iterations=3)
     with training_loop(0):
         iterate(tacho_run, 1.0)
@@ -297,7 +297,7 @@ def test_batches_of_different_sizes(tacho_run):
     assert (update["num_train_samples"], update["train_tokens"]) == (13, 107)
 
 
-def test_loops_one_after_the_other_are_one_job(tacho_run):
+def test_consecutive_loops_continue_counting(tacho_run):
     set_training_config(log_every_n_train_iterations=100)
     for _ in range(3):
         with training_loop():
@@ -307,7 +307,7 @@ def test_loops_one_after_the_other_are_one_job(tacho_run):
     ]  # fmt: skip
 
 
-def test_a_loop_inside_a_loop_is_a_job_of_its_own(tacho_run):
+def test_nested_loop_is_counted_separately(tacho_run):
     set_training_config(log_every_n_train_iterations=2)
     with training_loop(0) as outer:
         for _ in range(2):
@@ -316,21 +316,21 @@ def test_a_loop_inside_a_loop_is_a_job_of_its_own(tacho_run):
                 with training_loop(0):
                     iterate(tacho_run, *[0.5] * 2)
     outer_id = get_recorder().ids.text_of(outer)
-    of_outer = [update for update in updates(tacho_run) if update["span_id"] == outer_id]
-    assert [(update["num_iterations"], update["total_iteration_time_sec"]) for update in of_outer] == [(2, 4.0)]
+    outer_updates = [update for update in updates(tacho_run) if update["span_id"] == outer_id]
+    assert [(update["num_iterations"], update["total_iteration_time_sec"]) for update in outer_updates] == [(2, 4.0)]
     assert len(updates(tacho_run)) == 3
-    (window,) = windows(tacho_run)  # steps are the outer loop's
+    (window,) = windows(tacho_run)  # only the outer loop writes step records
     assert (window["window/sec"], window["window/share_iteration"]) == (4.0, 1.0)
 
 
-def test_iterations_without_a_loop_are_reported_too(tacho_run):
+def test_iterations_without_loop_are_reported(tacho_run):
     iterate(tacho_run, *[0.25] * 3)
     tacho_run.finish()
     (update,) = updates(tacho_run)
     assert (update["num_iterations"], update["train_iterations_start"]) == (3, 0)
 
 
-def test_a_facts_batch_size_and_target_are_used(logs):
+def test_run_config_sets_batch_size_and_target(logs):
     import tachograph
 
     config = {"batch_size": 4, "gradient_accumulation_steps": 8, "max_steps": 100}
@@ -350,7 +350,7 @@ def test_a_facts_batch_size_and_target_are_used(logs):
 # Validation, testing -------------------------------------------------------------------------------------------------
 
 
-def test_validation_and_testing(tacho_run):
+def test_validation_and_testing_updates_are_reported(tacho_run):
     with training_loop(0):
         for durations in ((1.0, 3.0), (5.0,)):
             iterate(tacho_run, *[0.25] * 4)
@@ -367,7 +367,7 @@ def test_validation_and_testing(tacho_run):
     assert (test["current_iteration"], test["interval"], test["total_iteration_time_sec"]) == (7, 8, 2.0)
 
 
-def test_a_validation_before_training_has_no_iterations(tacho_run):
+def test_validation_before_training_reports_zero_iterations(tacho_run):
     with validation_loop():
         pass
     (update,) = updates(tacho_run, "validation_metrics_update")
@@ -378,7 +378,7 @@ def test_a_validation_before_training_has_no_iterations(tacho_run):
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_keeps_what_was_done_when_it_began(tacho_run, tmp_path):
+def test_checkpoint_covers_progress_at_its_start(tacho_run, tmp_path):
     (tmp_path / "weights").write_bytes(b"x" * 100)
     set_training_config(global_batch_size=4, flops_per_sample=5e11)
     with training_loop(10):
@@ -404,7 +404,7 @@ def test_a_checkpoint_keeps_what_was_done_when_it_began(tacho_run, tmp_path):
     assert [wait["save_checkpoint_sync_time_max_sec"] for wait in waits] == [4.0, 6.0]
 
 
-def test_a_save_that_failed_is_not_safe(tacho_run):
+def test_failed_save_is_not_counted_as_success(tacho_run):
     with training_loop(0):
         iterate(tacho_run, 1.0)
         with pytest.raises(OSError), checkpoint_save(0):
@@ -419,7 +419,7 @@ def test_a_save_that_failed_is_not_safe(tacho_run):
     ]
 
 
-def test_saves_in_the_background_may_finish_in_any_order(tacho_run):
+def test_async_saves_finish_in_any_order(tacho_run):
     set_training_config(save_checkpoint_strategy="async", global_batch_size=1)
     with training_loop(0):
         for step in range(3):
@@ -439,7 +439,7 @@ def test_saves_in_the_background_may_finish_in_any_order(tacho_run):
     ] * 3
 
 
-def test_with_checkpoints_switched_off_nothing_breaks(tacho_run):
+def test_disabled_checkpoint_metrics_keep_span(tacho_run):
     set_training_config(is_save_checkpoint_enabled=False)
     with checkpoint_save(1):
         pass
@@ -447,7 +447,7 @@ def test_with_checkpoints_switched_off_nothing_breaks(tacho_run):
     assert any(record.get("name") == "checkpoint_save_sync" for record in tacho_run.records)
 
 
-def test_each_kind_of_metrics_can_be_switched_off(tacho_run):
+def test_metric_kinds_can_be_disabled(tacho_run):
     set_training_config(
         is_train_iterations_enabled=False, is_validation_iterations_enabled=False, is_test_iterations_enabled=False
     )
@@ -463,7 +463,7 @@ def test_each_kind_of_metrics_can_be_switched_off(tacho_run):
     assert windows(tacho_run) == []
 
 
-def test_custom_spans_do_not_disturb_the_shares(tacho_run):
+def test_custom_span_does_not_change_phase_shares(tacho_run):
     set_training_config(log_every_n_train_iterations=1)
     with training_loop(0), training_iteration(), timed_span("mine"), forward():
         tacho_run.clock.advance(1.0)

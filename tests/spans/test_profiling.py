@@ -1,4 +1,4 @@
-"""`profile` and `profiling`: what is timed, what is recorded of it, and what it must never do."""
+"""`profile_function` and `profile_block`: timing, the recorded statistics, and limits."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from tachograph.spans._profile_stats import Meter
 from tests.conftest import lines_of, wait_for
 
 SETTINGS = {"flush_interval_s": 0.05, "system_interval_s": 0, "git": False, "console": False}
-EVERY = tacho.ProfilingConfig(min_duration_ms=0)
+EVERY_CALL = tacho.ProfilingConfig(min_duration_ms=0)
 
 
 @pytest.fixture(autouse=True)
-def standard():
-    tacho.configure_profiling(EVERY)
+def record_every_call():
+    """Record calls of any duration, and restore the default config afterwards."""
+    tacho.configure_profiling(EVERY_CALL)
     yield
     tacho.configure_profiling(tacho.ProfilingConfig())
 
 
 def counts(run) -> dict[str, int]:
-    """How many calls of each name were recorded."""
+    """Return the number of recorded calls by name."""
     found: dict[str, int] = {}
     for record in run.records:
         if record["event"] == "profile":
@@ -43,11 +44,11 @@ def counts(run) -> dict[str, int]:
     return found
 
 
-# What is asked for -------------------------------------------------------------------------------------------------
+# Configuration -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"log_interval": 0}, "log_interval=0: expected an integer of at least 1"),
         ({"log_interval": -1}, "log_interval=-1"),
@@ -60,22 +61,22 @@ def counts(run) -> dict[str, int]:
         ({"enabled": 1}, "enabled=1: expected True or False"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_once(values, told):
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_config_values_raise(values, message):
+    with pytest.raises(ConfigError, match=message):
         tacho.ProfilingConfig(**values)
 
 
-def test_a_config_cannot_be_spoilt_afterwards():
+def test_config_is_immutable():
     with pytest.raises(AttributeError):
         tacho.ProfilingConfig().log_interval = 0
 
 
-def test_the_defaults():
+def test_config_has_documented_defaults():
     config = tacho.ProfilingConfig()
     assert (config.enabled, config.min_duration_ms, config.log_interval) == (True, 0.1, 1)
 
 
-def test_wrong_arguments_are_refused_where_they_are_given():
+def test_invalid_arguments_raise():
     for wrong in ({"name": ""}, {"name": 3}, {"config": {"log_interval": 2}}):
         with pytest.raises(ConfigError):
             tacho.profile_function(**wrong)
@@ -139,7 +140,7 @@ def evaluate(a, *, b=2):
     return a + b
 
 
-def test_names(tacho_run):
+def test_series_are_named_after_function_and_class(tacho_run):
     @tacho.profile_function
     def inner():
         return 1
@@ -166,15 +167,15 @@ def test_names(tacho_run):
     }
 
 
-def test_a_decorated_function_is_still_what_it_was():
+def test_decorator_preserves_name_doc_and_signature():
     assert (evaluate.__name__, evaluate.__doc__) == ("evaluate", "Evaluate.")
     assert str(inspect.signature(evaluate)) == "(a, *, b=2)"
 
 
-# What is recorded --------------------------------------------------------------------------------------------------
+# Recorded values ---------------------------------------------------------------------------------------------------
 
 
-def test_a_window_says_mean_p95_count_and_total(tacho_run):
+def test_record_has_mean_p95_count_and_total(tacho_run):
     for _ in range(3):
         with tacho.profile_block("wait"):
             time.sleep(0.01)
@@ -196,7 +197,7 @@ def test_a_window_says_mean_p95_count_and_total(tacho_run):
     assert [(record["global_step"], "profiling/wait" in record) for record in later] == [(7, False)]
 
 
-def test_the_percentile_is_one_of_the_durations():
+def test_percentile_is_an_observed_duration():
     meter = Meter("x")
     meter.queue.extend(map(float, range(1, 101)))
     assert list(meter.drain().values()) == [50.5, 95.0, 100, 5050.0]
@@ -205,7 +206,7 @@ def test_the_percentile_is_one_of_the_durations():
     assert meter.drain() == {}
 
 
-def test_of_very_many_calls_the_count_is_exact_the_percentile_sampled_and_little_is_kept():
+def test_meter_samples_percentile_of_many_calls():
     before = random.getstate()
     meter = Meter("x")
     for number in range(200_000):
@@ -220,19 +221,20 @@ def test_of_very_many_calls_the_count_is_exact_the_percentile_sampled_and_little
     assert random.getstate() == before
 
 
-def test_a_short_call_is_neither_recorded_nor_counted(tacho_run):
+def test_call_below_min_duration_is_ignored(tacho_run):
     config = tacho.ProfilingConfig(min_duration_ms=5, log_interval=2)
-    for duration_s in (0.005, 0.0049, 0.004, 0.006, 0.001, 0.007):  # of the long ones, the first and the second
+    # Three calls are long enough; `log_interval=2` records the first and the second of them.
+    for duration_s in (0.005, 0.0049, 0.004, 0.006, 0.001, 0.007):
         _profile_stats.record("work", duration_s, config)
-    (told,) = [each for each in tacho_run.records if each["event"] == "profile"]
-    assert (told["profiling/work/count"], told["profiling/work/total"]) == (2, 0.011)
+    (record,) = [record for record in tacho_run.records if record["event"] == "profile"]
+    assert (record["profiling/work/count"], record["profiling/work/total"]) == (2, 0.011)
     tacho.configure_profiling(tacho.ProfilingConfig(min_duration_ms=60_000))
     evaluate(1)
     assert counts(tacho_run) == {"work": 2}
 
 
 @pytest.mark.parametrize(("interval", "num"), [(1, 30), (2, 16), (10, 4), (100, 1)])
-def test_the_first_and_every_nth_is_recorded(tacho_run, interval, num):
+def test_log_interval_records_first_and_every_nth_call(tacho_run, interval, num):
     tacho.configure_profiling(tacho.ProfilingConfig(min_duration_ms=0, log_interval=interval))
     for _ in range(30):
         evaluate(1)
@@ -241,7 +243,7 @@ def test_the_first_and_every_nth_is_recorded(tacho_run, interval, num):
     assert counts(tacho_run) == {"evaluate": num, "block": num}
 
 
-def test_an_exception_passes_and_its_time_counts(tacho_run):
+def test_exception_propagates_and_is_timed(tacho_run):
     error = ValueError("mine")
 
     @tacho.profile_function
@@ -256,16 +258,16 @@ def test_an_exception_passes_and_its_time_counts(tacho_run):
     assert counts(tacho_run) == {"fails": 1, "block": 1}
 
 
-def test_off_is_off(tacho_run):
-    timed = tacho.profile_function(name="own", config=EVERY)(lambda: 1)
+def test_disabled_profiling_records_nothing(tacho_run):
+    timed = tacho.profile_function(name="own", config=EVERY_CALL)(lambda: 1)
     tacho.configure_profiling(tacho.ProfilingConfig(enabled=False))
     evaluate(1)
     timed()
     list(tacho.profile_function(name="generator")(count_down)(2))
-    with tacho.profile_block("block"), tacho.profile_block("own block", config=EVERY):
+    with tacho.profile_block("block"), tacho.profile_block("own block", config=EVERY_CALL):
         pass
     assert counts(tacho_run) == {}
-    tacho.configure_profiling(EVERY)
+    tacho.configure_profiling(EVERY_CALL)
     with tacho.profile_block("off", config=tacho.ProfilingConfig(enabled=False)):
         timed()
     assert counts(tacho_run) == {"own": 1}
@@ -273,12 +275,12 @@ def test_off_is_off(tacho_run):
 
 def count_down(number):
     while number:
-        got = yield number
-        number = got if got is not None else number - 1
+        sent = yield number
+        number = sent if sent is not None else number - 1
     return "done"
 
 
-def test_generators_are_timed_to_their_end(tacho_run):
+def test_generators_are_timed_until_exhausted(tacho_run):
     timed = tacho.profile_function(count_down)
     generator = timed(3)
     assert [next(generator), generator.send(1)] == [3, 1]
@@ -307,7 +309,7 @@ class Server:
                 yield "caught"
 
 
-def test_coroutines_are_timed_with_their_waiting(tacho_run):
+def test_coroutine_time_includes_awaiting(tacho_run):
     async def main():
         server = Server()
         assert await asyncio.gather(server.answer(1), server.answer(2)) == [2, 4]
@@ -325,7 +327,7 @@ def test_coroutines_are_timed_with_their_waiting(tacho_run):
     assert records[0]["profiling/Server.answer"] >= 0.01
 
 
-def test_a_block_that_is_kept_may_be_entered_inside_itself(tacho_run):
+def test_profile_block_is_reentrant(tacho_run):
     block = tacho.profile_block("kept")
     with block:
         time.sleep(0.002)
@@ -338,16 +340,16 @@ def test_a_block_that_is_kept_may_be_entered_inside_itself(tacho_run):
     assert 0.002 <= record["profiling/kept/total"] < 0.5
 
 
-# Which run ---------------------------------------------------------------------------------------------------------
+# Target run --------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_run_nothing_happens():
+def test_profiling_without_run_does_nothing():
     assert evaluate(1) == 3
     with tacho.profile_block("x"):
         pass
 
 
-def test_after_the_end_of_a_run_nothing_happens(logs, caplog):
+def test_profiling_after_finish_does_nothing(logs, caplog):
     with tacho.init("x", log_dir=logs, **SETTINGS):
         evaluate(1)
     evaluate(1)
@@ -361,7 +363,7 @@ def test_a_disabled_run_records_nothing(logs):
     assert not logs.exists()
 
 
-def test_the_current_run_gets_it(logs):
+def test_profile_goes_to_current_run(logs):
     with tacho.init("outer", log_dir=logs, **SETTINGS):
         evaluate(1)
         with tacho.init("inner", log_dir=logs, **SETTINGS):
@@ -374,27 +376,27 @@ def test_the_current_run_gets_it(logs):
     assert found == {"outer": 2, "inner": 2}
 
 
-def test_it_is_in_the_journal_within_a_second_without_another_call(logs):
+def test_profile_is_written_without_another_call(logs):
     with tacho.init("x", log_dir=logs, **SETTINGS) as run:
         run.log(a=1.0, step=5)
         run.flush()
         evaluate(1)
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         (record,) = wait_for(lambda: list(tacho.read(logs / "x").records("profile")))
-        assert time.monotonic() - began_s < 3  # a second, on a machine with nothing else to do
+        assert time.monotonic() - started_s < 3  # about one second on an idle machine
         assert record["global_step"] == 5
         for _ in range(100):
             evaluate(1)
             time.sleep(0.005)
     assert lines_of(logs / "x")[-1]["event"] == "end"
     history = tacho.read(logs / "x")
-    assert len(list(history.records("profile"))) <= 3 + (time.monotonic() - began_s) / 0.9  # the last besides
+    assert len(list(history.records("profile"))) <= 3 + (time.monotonic() - started_s) / 0.9  # finish adds one
     assert history.series("profiling/evaluate/count").values.sum() == 101
     assert history.metrics["profiling/evaluate"].kind == "profile"
     assert history.latest("profile") == []
 
 
-def test_threads_lose_nothing(logs):
+def test_concurrent_calls_are_all_counted(logs):
     def work():
         for _ in range(5_000):
             with tacho.profile_block("shared"):
@@ -410,16 +412,16 @@ def test_threads_lose_nothing(logs):
     assert tacho.read(logs / "x").series("profiling/shared/count").values.sum() == 20_000
 
 
-def test_a_queue_that_grows_fast_is_emptied_meanwhile(tacho_run):
+def test_queue_length_is_bounded(tacho_run):
     for _ in range(20_000):
         with tacho.profile_block("fast"):
             pass
-        (ledger,) = tacho_run.collectors
-        assert len(ledger.meters["fast"].queue) <= 4096
+        (stats,) = tacho_run.collectors
+        assert len(stats.meters["fast"].queue) <= 4096
     assert counts(tacho_run) == {"fast": 20_000}
 
 
-def test_the_mirror_has_it(logs):
+def test_profile_is_mirrored_to_csv(logs):
     with tacho.init("x", log_dir=logs, **SETTINGS):
         evaluate(1)
     head, *rows = (logs / "x" / "metrics.csv").read_text().splitlines()
@@ -427,24 +429,24 @@ def test_the_mirror_has_it(logs):
     assert row["profiling/evaluate/count"] == "1"
 
 
-def test_rules_do_not_look_at_it():
-    doctor = RuleEngine()
+def test_rules_ignore_profile_records():
+    engine = RuleEngine()
     for second in range(100):
-        doctor.observe({"event": "profile", "time": float(second), "train_loss": math.nan, "global_step": second})
-    assert doctor.signals == {}
+        engine.observe({"event": "profile", "time": float(second), "train_loss": math.nan, "global_step": second})
+    assert engine.signals == {}
 
 
-def test_names_without_end_are_bounded_and_told(tacho_run):
+def test_number_of_names_is_bounded_and_reported(tacho_run):
     for number in range(300):
         with tacho.profile_block(f"step {number}"):
             pass
     assert len(counts(tacho_run)) == 200
-    (told,) = [record for record in tacho_run.records if record["event"] == "telemetry_error"]
-    assert (told["kind"], told["field"]) == ("too_many_names", "step 200")
+    (error,) = [record for record in tacho_run.records if record["event"] == "telemetry_error"]
+    assert (error["kind"], error["field"]) == ("too_many_names", "step 200")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
-def test_a_forked_child_records_nothing_and_the_parent_goes_on(script, logs):
+@pytest.mark.skipif(sys.platform == "win32", reason="requires os.fork")
+def test_forked_child_records_no_profile(script, logs):
     script(
         """
         import os, sys, tachograph as tacho
@@ -465,7 +467,7 @@ def test_a_forked_child_records_nothing_and_the_parent_goes_on(script, logs):
     assert {name for name in metrics if name.endswith("/count")} == {"profiling/before/count", "profiling/after/count"}
 
 
-def test_each_rank_has_its_own(script, logs):
+def test_each_rank_records_its_own_profile(script, logs):
     source = """
         import os, sys, time, tachograph as tacho
         tacho.configure_profiling(tacho.ProfilingConfig(min_duration_ms=0))
@@ -484,6 +486,6 @@ def test_each_rank_has_its_own(script, logs):
         process.process.stdin.write("\n")
         process.process.stdin.flush()
         process.ok()
-    own = [json.loads(line) for line in path.read_text().splitlines()]
-    assert sum(record.get("profiling/forward/count", 0) for record in own) == 2
+    rank_records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sum(record.get("profiling/forward/count", 0) for record in rank_records) == 2
     assert tacho.read(logs / "x").series("profiling/forward/count").values.sum() == 1

@@ -1,4 +1,7 @@
-"""Whole journals, record by record. To accept what is there now: ``UPDATE_SNAPSHOTS=1 pytest tests/training``."""
+"""Whole journals compared with snapshots, one file per test.
+
+Run ``UPDATE_SNAPSHOTS=1 pytest tests/spans/test_snapshots.py`` to accept the current output.
+"""
 
 from __future__ import annotations
 
@@ -61,17 +64,18 @@ from tachograph.spans import (
 )
 
 FOLDER = Path(__file__).parent / "snapshots"
-VARIES = {"node_name": "NODE", "one_logger_training_telemetry_version": "VERSION", "traceback": "TRACEBACK"}
+# Fields that differ between machines and versions.
+PLACEHOLDERS = {"node_name": "NODE", "one_logger_training_telemetry_version": "VERSION", "traceback": "TRACEBACK"}
 
 
 @pytest.fixture
 def snapshot(request, tacho_run):
-    """Compare everything the test has recorded with what was recorded before, when the test ends."""
+    """Compare all records of the test with its snapshot file when the test ends."""
     tick = tacho_run.clock.advance
     yield tick
     tacho_run.finish()
     records = [
-        {name: VARIES.get(name, value) for name, value in record.items()} for record in tacho_run.records
+        {name: PLACEHOLDERS.get(name, value) for name, value in record.items()} for record in tacho_run.records
     ]  # fmt: skip
     text = "".join(json.dumps(record) + "\n" for record in records)
     path = FOLDER / f"{request.node.name.removeprefix('test_')}.jsonl"
@@ -93,7 +97,7 @@ PARAMETERS = {
 }
 
 
-def test_a_job_with_context_managers(snapshot, tacho_run):
+def test_context_managers_record_whole_job(snapshot, tacho_run):
     tick = snapshot
     with application():
         with distributed_init():
@@ -134,7 +138,7 @@ def test_a_job_with_context_managers(snapshot, tacho_run):
             tick(3)
 
 
-def test_a_job_with_callbacks(snapshot):
+def test_callbacks_record_whole_job(snapshot):
     tick = snapshot
     set_training_config(**PARAMETERS)
     on_app_start()
@@ -168,7 +172,7 @@ def test_a_job_with_callbacks(snapshot):
     on_app_end()
 
 
-def test_a_job_that_fails(snapshot):
+def test_exception_marks_spans_as_failed(snapshot):
     tick = snapshot
     with pytest.raises(ZeroDivisionError), application(), training_loop(0):
         for step in range(3):
@@ -178,7 +182,7 @@ def test_a_job_that_fails(snapshot):
                     raise ZeroDivisionError("the loss scale is 0")
 
 
-def test_a_job_that_exports_every_span(snapshot):
+def test_export_all_spans_records_short_spans(snapshot):
     tick = snapshot
     get_recorder().customize_export(ExportCustomizationMode.EXPORT_ALL_SPANS)
     with application(), training_loop(0):
@@ -190,20 +194,20 @@ def test_a_job_that_exports_every_span(snapshot):
                     tick(2)
 
 
-def test_a_job_that_leaves_spans_open(snapshot):
+def test_spans_left_open_are_closed_at_finish(snapshot):
     tick = snapshot
     on_app_start()
     on_train_start(0)
     on_training_single_iteration_start()
     tick(1)
-    on_training_single_iteration_start()  # the one before was left by a `continue`
+    on_training_single_iteration_start()  # a `continue` skipped the end of the previous iteration
     tick(2)
     on_training_single_iteration_end()
     on_validation_start()
     tick(3)
 
 
-def test_a_job_that_tells_its_times(snapshot, tacho_run):
+def test_explicit_times_override_clock(snapshot, tacho_run):
     tick = snapshot
     tick(3600)
     now_ms = tacho_run.clock.wall_s() * 1000

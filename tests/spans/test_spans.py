@@ -1,4 +1,4 @@
-"""Spans: how they begin, nest and end, and what the journal says of them."""
+"""Spans: how they open, nest and close, and which records they produce."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ from tachograph.spans import (
 from tachograph.testing import MemoryRun
 from tests.conftest import lines_of
 
-QUICK = {"system_interval_s": 0, "git": False, "console": False}
+SETTINGS = {"system_interval_s": 0, "git": False, "console": False}
 
 
-def spans(run: MemoryRun) -> dict[str, dict]:
-    """Return the last record of each span by name."""
+def finished_spans(run: MemoryRun) -> dict[str, dict]:
+    """Return the last record of each finished span by name."""
     return {record["name"]: record for record in run.records if record["event"] in {"span", "span_stop"}}
 
 
-def of(run: MemoryRun, event: str) -> list[dict]:
+def records_of(run: MemoryRun, event: str) -> list[dict]:
     return [record for record in run.records if record["event"] == event]
 
 
@@ -87,28 +87,28 @@ SHORT = {
 
 
 @pytest.mark.parametrize(("make", "name"), LONG.items())
-def test_every_long_span_is_in_the_journal(tacho_run, make, name):
+def test_long_spans_are_recorded(tacho_run, make, name):
     with make() as span:
         tacho_run.clock.advance(0.5)
         assert span.active
     assert not span.active
-    assert spans(tacho_run)[name]["duration_s"] == 0.5
+    assert finished_spans(tacho_run)[name]["duration_s"] == 0.5
     assert span.name == name == span.name_str
     assert span.duration_msec() == 500
 
 
 @pytest.mark.parametrize(("make", "name"), SHORT.items())
-def test_short_spans_are_in_the_journal_only_when_asked_for(tacho_run, make, name):
+def test_short_spans_are_recorded_only_on_request(tacho_run, make, name):
     with make():
         tacho_run.clock.advance(0.5)
-    assert name not in spans(tacho_run)
+    assert name not in finished_spans(tacho_run)
     get_recorder().customize_export(ExportCustomizationMode.EXPORT_ALL_SPANS)
     with make():
         tacho_run.clock.advance(0.25)
-    assert spans(tacho_run)[name]["duration_s"] == 0.25
+    assert finished_spans(tacho_run)[name]["duration_s"] == 0.25
 
 
-def test_children_know_their_parents(tacho_run):
+def test_nested_spans_record_their_parents(tacho_run):
     with application() as app, training_loop(0) as loop, training_iteration() as iteration:
         with timed_span("augment") as augment:
             pass
@@ -116,20 +116,20 @@ def test_children_know_their_parents(tacho_run):
     assert iteration.parent_span is loop
     assert loop.parent_span is app
     assert app.parent_span is None
-    # The iteration is not recorded, so in the journal its child belongs to the loop.
-    assert spans(tacho_run)["augment"]["parent_id"] == spans(tacho_run)["training_loop"]["span_id"]
-    starts = {record["name"]: record for record in of(tacho_run, "span_start")}
+    # The iteration is not recorded, so its child has the loop as parent in the journal.
+    assert finished_spans(tacho_run)["augment"]["parent_id"] == finished_spans(tacho_run)["training_loop"]["span_id"]
+    starts = {record["name"]: record for record in records_of(tacho_run, "span_start")}
     assert starts["training_loop"]["parent_id"] == starts["application"]["span_id"]
 
 
-def test_a_span_is_in_the_journal_while_it_is_open(tacho_run):
+def test_open_span_is_recorded(tacho_run):
     with timed_span("download"):
         assert tacho_run.records[-1]["event"] == "span_start"
         assert tacho_run.records[-1]["name"] == "download"
     assert tacho_run.records[-1]["event"] == "span_stop"
 
 
-def test_one_that_ended_with_nothing_inside_is_one_record(tacho_run):
+def test_span_without_children_is_one_record(tacho_run):
     with timed_span("quick", {"size": 3}) as span:
         span.add_attribute("kept", 2)
         tacho_run.clock.advance(0.25)
@@ -144,25 +144,25 @@ def test_one_that_ended_with_nothing_inside_is_one_record(tacho_run):
     }
 
 
-def test_attributes_and_events(tacho_run):
+def test_attributes_and_events_are_recorded(tacho_run):
     with timed_span("stage", Attributes({"index": 1}), Attributes({"why": "begin"})) as span:
         span.add_attribute("loss", 0.5)
         span.add_attributes(Attributes({"a": [1, 2]}))
         span.add_event(Event.create("halfway", Attributes({"share": 0.5})))
         get_recorder().event(Event.create("here"))  # in the current span
         get_recorder().event(span, Event.create("there"))
-    span_id = spans(tacho_run)["stage"]["span_id"]
-    assert [(record["name"], record["span_id"]) for record in of(tacho_run, "event")] == [
+    span_id = finished_spans(tacho_run)["stage"]["span_id"]
+    assert [(record["name"], record["span_id"]) for record in records_of(tacho_run, "event")] == [
         ("halfway", span_id), ("here", span_id), ("there", span_id),
     ]  # fmt: skip
-    assert of(tacho_run, "event")[0]["share"] == 0.5
-    assert of(tacho_run, "span_start")[0]["start_attributes"] == {"why": "begin"}
-    assert spans(tacho_run)["stage"]["attributes"] == {"index": 1, "loss": 0.5, "a": [1, 2]}
+    assert records_of(tacho_run, "event")[0]["share"] == 0.5
+    assert records_of(tacho_run, "span_start")[0]["start_attributes"] == {"why": "begin"}
+    assert finished_spans(tacho_run)["stage"]["attributes"] == {"index": 1, "loss": 0.5, "a": [1, 2]}
     assert [event.name_str for event in span.events] == ["span_start", "halfway", "here", "there", "span_stop"]
     assert span.attributes.to_json() == {"index": 1, "loss": 0.5, "a": [1, 2]}
 
 
-def test_what_an_attribute_was_given_cannot_change_behind_our_back(tacho_run):
+def test_attribute_values_are_copied(tacho_run):
     numpy = pytest.importorskip("numpy")
     values, array = [1, 2], numpy.float32(0.5)
     with timed_span("x") as span:
@@ -170,39 +170,39 @@ def test_what_an_attribute_was_given_cannot_change_behind_our_back(tacho_run):
         span.add_attribute("number", array)
         span.add_attribute("shape", (3, 4))
         values.append(3)
-    assert spans(tacho_run)["x"]["attributes"] == {"values": [1, 2], "number": 0.5, "shape": [3, 4]}
+    assert finished_spans(tacho_run)["x"]["attributes"] == {"values": [1, 2], "number": 0.5, "shape": [3, 4]}
 
 
 # Exceptions ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_exception_is_recorded_once_and_passes_unchanged(tacho_run):
+def test_exception_is_recorded_once_and_propagates(tacho_run):
     error = ValueError("bad batch")
-    with pytest.raises(ValueError) as caught, application(), training_loop(0), training_iteration():
+    with pytest.raises(ValueError) as raised, application(), training_loop(0), training_iteration():
         raise error
-    assert caught.value is error
-    (record,) = of(tacho_run, "error")
+    assert raised.value is error
+    (record,) = records_of(tacho_run, "error")
     assert (record["error_type"], record["error_message"], record["fatal"]) == ("ValueError", "bad batch", False)
     assert "test_spans.py" in record["traceback"]
     assert record["where"] == "span training_single_iteration"
-    assert record["span_id"] == spans(tacho_run)["training_loop"]["span_id"]  # the nearest that is recorded
-    assert spans(tacho_run)["training_loop"]["status"] == "error"
-    assert spans(tacho_run)["application"]["status"] == "error"
-    assert spans(tacho_run)["application"]["attributes"]["error"] == "ValueError: bad batch"
+    assert record["span_id"] == finished_spans(tacho_run)["training_loop"]["span_id"]  # the nearest recorded ancestor
+    assert finished_spans(tacho_run)["training_loop"]["status"] == "error"
+    assert finished_spans(tacho_run)["application"]["status"] == "error"
+    assert finished_spans(tacho_run)["application"]["attributes"]["error"] == "ValueError: bad batch"
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
     [(KeyboardInterrupt(), "error"), (SystemExit(3), "error"), (SystemExit(0), "left"), (GeneratorExit(), "left")],
 )
-def test_what_is_no_error_is_not_recorded_as_one(tacho_run, error, status):
+def test_exit_exceptions_are_not_recorded_as_errors(tacho_run, error, status):
     with pytest.raises(type(error)), timed_span("x"):
         raise error
-    assert of(tacho_run, "error") == []
-    assert spans(tacho_run)["x"]["status"] == status  # it did not come to its end all the same
+    assert records_of(tacho_run, "error") == []
+    assert finished_spans(tacho_run)["x"]["status"] == status  # the block was still interrupted
 
 
-def test_secrets_in_errors_are_masked(tacho_run):
+def test_secrets_in_errors_are_masked_in_records(tacho_run):
     with pytest.raises(RuntimeError), timed_span("x"):
         raise RuntimeError("no access with api_key=sk-proj-aaaaaaaaaaaaaaaaaaaaaaaa")
     assert "sk-proj-aaaa" not in str(tacho_run.records)
@@ -211,7 +211,7 @@ def test_secrets_in_errors_are_masked(tacho_run):
 # Decorators ----------------------------------------------------------------------------------------------------------
 
 
-def test_as_a_decorator_each_call_is_a_span(tacho_run):
+def test_decorator_records_span_per_call(tacho_run):
     @timed_span("work", {"kind": "test"})
     def work(number: int) -> int:
         """Double."""
@@ -220,21 +220,21 @@ def test_as_a_decorator_each_call_is_a_span(tacho_run):
 
     assert [work(1), work(2)] == [2, 4]
     assert work.__name__ == "work" and work.__doc__ == "Double."
-    assert [record["duration_s"] for record in of(tacho_run, "span")] == [0.25, 0.25]
+    assert [record["duration_s"] for record in records_of(tacho_run, "span")] == [0.25, 0.25]
 
 
-def test_a_decorated_function_may_call_itself(tacho_run):
+def test_decorated_function_may_recurse(tacho_run):
     @timed_span("deep")
     def down(levels: int) -> None:
         if levels:
             down(levels - 1)
 
     down(3)
-    ends = [record for record in tacho_run.records if record["event"] in {"span", "span_stop"}]
-    assert len(ends) == 4
+    stopped = [record for record in tacho_run.records if record["event"] in {"span", "span_stop"}]
+    assert len(stopped) == 4
 
 
-def test_a_coroutine_is_timed_to_its_end(tacho_run):
+def test_decorated_coroutine_is_timed_until_done(tacho_run):
     @timed_span("fetch")
     async def fetch() -> str:
         await asyncio.sleep(0)
@@ -242,10 +242,10 @@ def test_a_coroutine_is_timed_to_its_end(tacho_run):
         return "done"
 
     assert asyncio.run(fetch()) == "done"
-    assert spans(tacho_run)["fetch"]["duration_s"] == 0.5
+    assert finished_spans(tacho_run)["fetch"]["duration_s"] == 0.5
 
 
-def test_a_generator_is_timed_to_its_end(tacho_run):
+def test_decorated_generator_is_timed_until_exhausted(tacho_run):
     @timed_span("produce")
     def produce():
         yield 1
@@ -253,25 +253,25 @@ def test_a_generator_is_timed_to_its_end(tacho_run):
         yield 2
 
     assert list(produce()) == [1, 2]
-    assert spans(tacho_run)["produce"]["duration_s"] == 0.5
+    assert finished_spans(tacho_run)["produce"]["duration_s"] == 0.5
 
 
-def test_an_object_kept_outside_the_loop_is_a_new_span_each_time(tacho_run):
-    again = timed_span("again")
+def test_reused_span_scope_opens_new_span_each_time(tacho_run):
+    scope = timed_span("again")
     iteration = training_iteration()
     with training_loop(0):
         for _ in range(3):
-            with again, iteration:
+            with scope, iteration:
                 tacho_run.clock.advance(0.25)
-    assert [record["duration_s"] for record in of(tacho_run, "span")] == [0.25] * 3
-    update = next(record for record in of(tacho_run, "event") if record["name"] == "training_metrics_update")
+    assert [record["duration_s"] for record in records_of(tacho_run, "span")] == [0.25] * 3
+    update = next(record for record in records_of(tacho_run, "event") if record["name"] == "training_metrics_update")
     assert update["num_iterations"] == 3
 
 
 # Threads, tasks, order -----------------------------------------------------------------------------------------------
 
 
-def test_each_thread_has_its_own_current_span(tacho_run):
+def test_threads_have_separate_current_spans(tacho_run):
     parents: dict[str, Span | None] = {}
     barrier = threading.Barrier(2)
 
@@ -290,11 +290,12 @@ def test_each_thread_has_its_own_current_span(tacho_run):
             thread.join()
     assert {name: parent.name for name, parent in parents.items()} == {"a": "a", "b": "b"}
     starts = {record["name"]: record for record in tacho_run.records if record["event"] in {"span", "span_start"}}
-    assert starts["a"]["parent_id"] == starts["application"]["span_id"]  # a new thread belongs to the application
+    # A span in a new thread has the application as parent.
+    assert starts["a"]["parent_id"] == starts["application"]["span_id"]
     assert app.active is False
 
 
-def test_tasks_do_not_mix_their_spans(tacho_run):
+def test_asyncio_tasks_have_separate_current_spans(tacho_run):
     async def work(name: str) -> None:
         with timed_span(name):
             await asyncio.sleep(0)
@@ -312,56 +313,56 @@ def test_tasks_do_not_mix_their_spans(tacho_run):
     assert {starts[str(index)]["parent_id"] for index in range(5)} == {starts["main"]["span_id"]}
 
 
-def test_spans_may_end_out_of_order(tacho_run):
+def test_spans_may_stop_out_of_order(tacho_run):
     recorder = get_recorder()
     outer = recorder.start("outer")
     inner = recorder.start("inner")
     recorder.stop(outer)
     with timed_span("next") as after:
-        assert after.parent_span is inner  # which is still open
+        assert after.parent_span is inner  # still open
     recorder.stop(inner)
     with timed_span("last") as last:
         assert last.parent_span is None
-    assert {name: record.get("status", "ok") for name, record in spans(tacho_run).items()} == {
+    assert {name: record.get("status", "ok") for name, record in finished_spans(tacho_run).items()} == {
         "outer": "ok", "inner": "ok", "next": "ok", "last": "ok",
     }  # fmt: skip
 
 
-def test_spans_left_open_are_closed_and_marked(tacho_run):
+def test_finish_closes_open_spans(tacho_run):
     recorder = get_recorder()
     recorder.start("outer")
     recorder.start("inner")
     tacho_run.clock.advance(2)
     tacho_run.finish()
-    ends = spans(tacho_run)
-    assert [(name, record["status"], record["duration_s"]) for name, record in ends.items()] == [
+    stopped = finished_spans(tacho_run)
+    assert [(name, record["status"], record["duration_s"]) for name, record in stopped.items()] == [
         ("inner", "left_open", 2.0), ("outer", "left_open", 2.0),
     ]  # fmt: skip
     assert tacho_run.records[-1]["event"] == "end"
 
 
-def test_the_end_of_an_application_closes_what_is_inside_and_nothing_else(tacho_run):
+def test_application_end_closes_only_inner_spans(tacho_run):
     with timed_span("around"):
         with application():
             get_recorder().start("inside")
-        assert spans(tacho_run)["inside"]["status"] == "left_open"
-        assert "around" not in spans(tacho_run)
-    assert "status" not in spans(tacho_run)["around"]
+        assert finished_spans(tacho_run)["inside"]["status"] == "left_open"
+        assert "around" not in finished_spans(tacho_run)
+    assert "status" not in finished_spans(tacho_run)["around"]
 
 
 @pytest.mark.swallows
-def test_a_misuse_costs_a_line_not_the_run(tacho_run, caplog):
+def test_misuse_is_reported_once(tacho_run, caplog):
     recorder = get_recorder()
     span = recorder.start("x")
     recorder.stop(span)
     for _ in range(3):
         recorder.stop(span)
-    (told,) = of(tacho_run, "telemetry_error")
-    assert "'x' has already stopped" in told["reason"]
+    (error,) = records_of(tacho_run, "telemetry_error")
+    assert "'x' has already stopped" in error["reason"]
     assert caplog.text.count("has already stopped") == 1
 
 
-def test_with_propagate_it_is_raised(tacho_run):
+def test_misuse_raises_with_propagation(tacho_run):
     recorder = get_recorder()
     recorder.propagates = True
     span = recorder.start("x")
@@ -370,19 +371,19 @@ def test_with_propagate_it_is_raised(tacho_run):
         recorder.stop(span)
 
 
-# Which run -----------------------------------------------------------------------------------------------------------
+# Target run ----------------------------------------------------------------------------------------------------------
 
 
-def test_two_runs_at_the_same_time():
+def test_spans_follow_enclosing_or_current_run():
     first, second = MemoryRun("first"), MemoryRun("second")
     for run in (first, second):
         watch(run, hooks=False)
     with timed_span("a", run=first):
-        with timed_span("b"):  # goes where the span around it goes
+        with timed_span("b"):  # recorded in the run of the enclosing span
             pass
         with timed_span("c", run=second) as span:
             assert span.parent_span is None
-    with timed_span("d"):  # goes to the current run
+    with timed_span("d"):  # recorded in the current run
         pass
     assert [record["name"] for record in first.records if record["event"] in {"span", "span_stop"}] == ["b", "a"]
     assert [record["name"] for record in second.records if record["event"] in {"span", "span_stop"}] == ["c", "d"]
@@ -390,7 +391,7 @@ def test_two_runs_at_the_same_time():
     second.finish()
 
 
-def test_threads_may_have_runs_of_their_own():
+def test_threads_record_to_separate_runs():
     runs = [MemoryRun(str(index)) for index in range(3)]
 
     def train(run: MemoryRun) -> None:
@@ -410,7 +411,7 @@ def test_threads_may_have_runs_of_their_own():
         run.finish()
 
 
-def test_an_iteration_after_a_run_belongs_to_the_next():
+def test_iteration_after_finish_goes_to_next_run():
     for index in range(3):
         run = MemoryRun(str(index))
         watch(run, hooks=False)
@@ -423,7 +424,7 @@ def test_an_iteration_after_a_run_belongs_to_the_next():
         assert [record["num_iterations"] for record in update] == [1]
 
 
-def test_without_a_run_one_is_begun_and_ended(tmp_path, monkeypatch, capsys):
+def test_application_starts_and_finishes_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
 
@@ -440,7 +441,7 @@ def test_without_a_run_one_is_begun_and_ended(tmp_path, monkeypatch, capsys):
     assert "run_name=one" in capsys.readouterr().out
 
 
-def test_a_program_that_fails_ends_its_run_as_failed(tmp_path, monkeypatch):
+def test_application_failure_marks_run_failed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     @application("bad")
@@ -456,7 +457,7 @@ def test_a_program_that_fails_ends_its_run_as_failed(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def test_the_environment_can_switch_everything_off(tmp_path, monkeypatch):
+def test_environment_disables_spans(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TACHO_ENABLED", "0")
     with application() as app, training_loop(0) as loop, training_iteration(), timed_span("x") as span:
@@ -468,7 +469,7 @@ def test_the_environment_can_switch_everything_off(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_ranks_get_spans_that_do_nothing(tmp_path, monkeypatch):
+def test_other_ranks_get_inactive_spans(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -480,7 +481,7 @@ def test_other_ranks_get_spans_that_do_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_worker_processes_begin_no_runs(script, tmp_path):
+def test_worker_processes_start_no_runs(script, tmp_path):
     out = script(
         """
         import multiprocessing, os, tachograph
@@ -503,7 +504,7 @@ def test_worker_processes_begin_no_runs(script, tmp_path):
     assert out.splitlines()[-1] == "False"
 
 
-def test_a_forked_child_records_nothing_until_it_has_a_run_of_its_own(script, tmp_path):
+def test_forked_child_records_only_in_its_own_run(script, tmp_path):
     script(
         """
         import os, tachograph
@@ -529,21 +530,21 @@ def test_a_forked_child_records_nothing_until_it_has_a_run_of_its_own(script, tm
 # Filters -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_whitelist_keeps_only_what_it_names(tacho_run):
+def test_whitelist_keeps_only_named_spans(tacho_run):
     get_recorder().customize_export(ExportCustomizationMode.WHITELIST_SPANS, ["application", "inner"])
     with application(), training_loop(0), timed_span("outer"), timed_span("inner"):
         pass
     kept = {record["name"]: record for record in tacho_run.records if record["event"].startswith("span")}
     assert set(kept) == {"application", "inner"}
     starts = [record for record in tacho_run.records if record["event"] in {"span", "span_start"}]
-    assert starts[1]["parent_id"] == starts[0]["span_id"]  # the nearest that is recorded
+    assert starts[1]["parent_id"] == starts[0]["span_id"]  # the nearest recorded ancestor
 
 
-def test_events_in_a_span_that_is_not_recorded_are_kept(tacho_run):
+def test_event_in_filtered_span_moves_to_parent(tacho_run):
     get_recorder().customize_export(ExportCustomizationMode.BLACKLIST_SPANS, ["secret"])
     with timed_span("open") as outer, timed_span("secret") as span:
         span.add_event(Event.create("happened"))
-    (record,) = of(tacho_run, "event")
+    (record,) = records_of(tacho_run, "event")
     assert record["span_id"] == get_recorder().ids.text_of(outer)
 
 
@@ -557,7 +558,7 @@ def test_events_in_a_span_that_is_not_recorded_are_kept(tacho_run):
         ("all", None),
     ],
 )
-def test_filters_that_make_no_sense_raise(tacho_run, mode, names):
+def test_invalid_span_filters_raise(tacho_run, mode, names):
     with pytest.raises(ConfigError, match="span_name_filter|export_customization_mode"):
         get_recorder().customize_export(mode, names)
 
@@ -566,82 +567,82 @@ def test_filters_that_make_no_sense_raise(tacho_run, mode, names):
 
 
 @pytest.mark.parametrize("name", ["", "a" * 10_000, "line\nbreak", "ünïcode \ud800", 'quo"te'])
-def test_any_name_will_do_but_none(tacho_run, name):
+def test_any_non_empty_name_is_accepted(tacho_run, name):
     if not name:
         with pytest.raises(ConfigError, match="expected a name"):
             timed_span(name)
         return
     with timed_span(name):
         pass
-    assert len(of(tacho_run, "span")) == 1
+    assert len(records_of(tacho_run, "span")) == 1
 
 
-def test_a_plain_enum_is_named_by_its_value(tacho_run):
+def test_enum_name_uses_its_value(tacho_run):
     class Stage(enum.Enum):
         WARMUP = "warm-up"
 
     with timed_span(Stage.WARMUP) as span:
         assert span.name is Stage.WARMUP
     assert span.name_str == "warm-up"
-    assert list(spans(tacho_run)) == ["warm-up"]
+    assert list(finished_spans(tacho_run)) == ["warm-up"]
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "three", object()])
-def test_a_loop_that_starts_nowhere_raises(tacho_run, value):
+def test_invalid_loop_start_raises(tacho_run, value):
     with pytest.raises(ConfigError, match="train_iterations_start="):
         training_loop(train_iterations_start=value)
 
 
 @pytest.mark.swallows
-def test_a_checkpoint_of_no_step_costs_the_step(tacho_run):
+def test_invalid_checkpoint_step_is_reported(tacho_run):
     with checkpoint_save("abc"):
         pass
-    assert "'abc' is not an integer" in of(tacho_run, "telemetry_error")[0]["reason"]
-    assert "checkpoint_save_sync" in spans(tacho_run)
+    assert "'abc' is not an integer" in records_of(tacho_run, "telemetry_error")[0]["reason"]
+    assert "checkpoint_save_sync" in finished_spans(tacho_run)
 
 
-def test_a_value_that_cannot_be_stored_costs_the_value(tacho_run):
+def test_unsupported_attribute_is_dropped_and_reported(tacho_run):
     with timed_span("x") as span:
         span.add_attribute("good", 1)
         span.add_attribute("bad", object())
-    assert spans(tacho_run)["x"]["attributes"] == {"good": 1}
-    assert "bad" in of(tacho_run, "telemetry_error")[0]["field"]
+    assert finished_spans(tacho_run)["x"]["attributes"] == {"good": 1}
+    assert "bad" in records_of(tacho_run, "telemetry_error")[0]["field"]
 
 
-# What it costs -------------------------------------------------------------------------------------------------------
+# Memory --------------------------------------------------------------------------------------------------------------
 
 
-def test_spans_do_not_outlive_their_use(tacho_run):
+def test_finished_spans_are_garbage_collected(tacho_run):
     class Tracked(Span, eq=False, weakref=True):
         pass
 
     recorder = get_recorder()
     tacho_run.backend.add_handler([Tracked], recorder.aggregator)
     with training_loop(0):
-        seen = []
+        references = []
         for _ in range(100):
             span = Tracked("x")
             recorder.open_span(span)
             recorder.close_span(span)
-            seen.append(weakref.ref(span))
+            references.append(weakref.ref(span))
         del span
     assert len(tacho_run.records) > 100
     with timed_span("other"):
         pass
     gc.collect()
-    assert sum(reference() is not None for reference in seen) == 0
+    assert sum(reference() is not None for reference in references) == 0
 
 
-def test_iterations_hold_on_to_nothing(tacho_run):
+def test_iterations_do_not_grow_memory(tacho_run):
     with training_loop(0) as loop:
         for _ in range(20_000):
             with training_iteration():
                 pass
-        assert len(tacho_run._memory.buffer) <= 4097  # the buffer was emptied when it came under pressure
-        assert len(loop.events) == 1  # its beginning: no list grows with the iterations
+        assert len(tacho_run._memory.buffer) <= 4097  # the buffer is flushed when it is full
+        assert len(loop.events) == 1  # only the start event: no list grows with the iterations
 
 
-def test_a_context_of_its_own_has_the_current_span(tacho_run):
+def test_copied_context_skips_finished_span(tacho_run):
     with timed_span("outer") as outer:
         context = contextvars.copy_context()
     with timed_span("other"):
@@ -650,14 +651,14 @@ def test_a_context_of_its_own_has_the_current_span(tacho_run):
             with timed_span("inner") as inner:
                 return inner.parent_span
 
-        assert context.run(inside) is None  # `outer`, which was current there, has ended
+        assert context.run(inside) is None  # `outer` was current in that context but has stopped
     assert outer.parent_span is None
 
 
 # Timestamps ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_span_tells_its_times(tacho_run):
+def test_span_events_carry_timestamps(tacho_run):
     with timed_span("x") as span:
         tacho_run.clock.advance(1.5)
     assert span.start_event.timestamp.seconds_since_epoch == 1_700_000_000.0
@@ -666,7 +667,7 @@ def test_a_span_tells_its_times(tacho_run):
     assert span.start_event.attributes["timestamp_msec"].value == 1_700_000_000_000
 
 
-def test_a_span_made_by_hand(tmp_path):
+def test_standalone_span_round_trips_through_json(tmp_path):
     parent = Span.create("parent")
     span = Span.create("child", parent, Attributes({"a": 1}), start_time=TracingTimestamp.for_timestamp(1.7e9, 5.0))
     span.add_event(Event.create("e"))
@@ -676,16 +677,16 @@ def test_a_span_made_by_hand(tmp_path):
     assert span.duration_msec() == 2000 == span.attributes["duration_msec"].value
     with pytest.raises(TachographError, match="not active"):
         span.add_event(Event.create("late"))
-    again = Span.from_json(span.to_json())
-    assert again.to_json() == span.to_json()
-    assert again.id == span.id
+    restored = Span.from_json(span.to_json())
+    assert restored.to_json() == span.to_json()
+    assert restored.id == span.id
 
 
-def test_ids_are_unique_across_attempts(logs):
+def test_span_ids_are_unique_across_attempts(logs):
     ids = []
     for _ in range(3):
-        with tachograph.init("x", log_dir=str(logs), resume=True, **QUICK), timed_span("a") as span:
+        with tachograph.init("x", log_dir=str(logs), resume=True, **SETTINGS), timed_span("a") as span:
             ids.append(span.id)
     recorded = [record["span_id"] for record in lines_of(logs / "x") if record["event"] in {"span", "span_start"}]
     assert len(set(ids)) == len(set(recorded)) == 3
-    assert {str(identity)[:18] for identity in ids} == {str(ids[0])[:18]}  # the run is in front
+    assert {str(identity)[:18] for identity in ids} == {str(ids[0])[:18]}  # ids start with the run's prefix

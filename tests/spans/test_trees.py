@@ -1,4 +1,7 @@
-"""Whatever a program does with spans, and wherever it is killed, a reader finds a tree, and no moment counted twice."""
+"""Property tests: for any sequence of span calls, killed at any record, the journal holds a valid span tree.
+
+Times must add up as well: no second is counted twice in windows or in goodput.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from tachograph.spans import (
 from tachograph.spans._span import current_span
 from tachograph.testing import MemoryRun
 
-MAKERS = {
+SCOPE_FACTORIES = {
     "app": lambda run: tachograph.application(run=run),
     "loop": lambda run: training_loop(run=run),
     "iteration": lambda run: training_iteration(),
@@ -47,8 +50,8 @@ MAKERS = {
 
 TICKS = st.sampled_from([0.0, 0.125, 0.5, 1.0, 4.0, 30.0])
 ACTIONS = st.one_of(
-    st.tuples(st.just("enter"), st.sampled_from(sorted(MAKERS))),
-    st.tuples(st.just("exit"), st.integers(0, 6)),  # 0: the innermost, else one further out
+    st.tuples(st.just("enter"), st.sampled_from(sorted(SCOPE_FACTORIES))),
+    st.tuples(st.just("exit"), st.integers(0, 6)),  # how many levels further out than the innermost span
     st.tuples(st.just("raise"), st.just(0)),
     st.tuples(st.just("tick"), TICKS),
     st.tuples(st.just("log"), st.just(0)),
@@ -57,12 +60,12 @@ ACTIONS = st.one_of(
 ITERATION = st.lists(st.sampled_from(["data", "forward", "backward", "mine", "checkpoint"]), max_size=4).flatmap(
     lambda kinds: st.tuples(*(st.tuples(st.just(kind), TICKS) for kind in kinds))
 )
-WORK = st.tuples(st.just("iterate"), st.tuples(TICKS, ITERATION))
-PROGRAMS = st.lists(st.one_of(ACTIONS, WORK, WORK), min_size=12, max_size=60)
+WHOLE_ITERATION = st.tuples(st.just("iterate"), st.tuples(TICKS, ITERATION))
+PROGRAMS = st.lists(st.one_of(ACTIONS, WHOLE_ITERATION, WHOLE_ITERATION), min_size=12, max_size=60)
 
 
-def perform(program: list[tuple[str, Any]], *, exports_all: bool, every: int | None, finishes: bool) -> list[dict]:
-    """Do what a program says in a run in memory; return the records."""
+def execute(program: list[tuple[str, Any]], *, exports_all: bool, every: int | None, finishes: bool) -> list[dict]:
+    """Execute a program in an in-memory run and return the records."""
     current_span.set(None)
     run = MemoryRun()
     recorder = recorder_of(run)
@@ -71,10 +74,10 @@ def perform(program: list[tuple[str, Any]], *, exports_all: bool, every: int | N
     if every:
         set_training_config(run=run, log_every_n_train_iterations=every)
     entered: list[SpanScope] = []
-    with timed_span("ground", run=run):  # so that all that follows belongs to this run
+    with timed_span("root", run=run):  # makes all following spans belong to this run
         for action, value in program:
             if action == "enter":
-                entered.append(MAKERS[value](run))
+                entered.append(SCOPE_FACTORIES[value](run))
                 entered[-1].__enter__()
             elif action == "exit" and len(entered) > value:
                 entered.pop(-1 - value).__exit__(None, None, None)
@@ -95,39 +98,39 @@ def perform(program: list[tuple[str, Any]], *, exports_all: bool, every: int | N
 
 
 def iterate(run: MemoryRun, seconds: float, phases: tuple[tuple[str, float], ...]) -> None:
-    """Do what an iteration mostly is."""
+    """Execute a typical iteration with the given phases."""
     with training_iteration():
         for kind, phase_s in phases:
-            with MAKERS[kind](run):
+            with SCOPE_FACTORIES[kind](run):
                 run.clock.advance(phase_s)
         run.clock.advance(seconds)
 
 
 def read(records: list[dict], *, state: RunState | None = None) -> RunHistory:
-    """Read records as a journal on disk."""
+    """Write the records to a journal on disk and read it."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "x"
         run.mkdir()
         start = {"event": "start", "time": 1_700_000_000.0, "run_name": "x", "run_id": "0" * 16}
         (run / "metrics.jsonl").write_bytes(b"".join(encode(record) + b"\n" for record in [start, *records]))
         history = tachograph.read(run)
-        history.found = history.spans()  # while the file is there
+        history.found = history.spans()  # before the file is removed
         return history
 
 
 def check_tree(history: RunHistory, records: list[dict]) -> None:
     found = history.found
     by_id = {span.id: span for span in found}
-    assert len(by_id) == len(found), "a span is there twice"
+    assert len(by_id) == len(found), "duplicate span id"
     assert set(by_id) == {record["span_id"] for record in records if record["event"].startswith("span")}
     for span in found:
         assert span.duration_s is None or span.duration_s >= 0
         seen = set()
         parent = span
         while parent.parent_id is not None:
-            assert parent.id not in seen, "a circle"
+            assert parent.id not in seen, "cycle of parents"
             seen.add(parent.id)
-            assert parent.parent_id in by_id, "a parent that is not there"
+            assert parent.parent_id in by_id, "unknown parent"
             assert by_id[parent.parent_id].start <= parent.start
             parent = by_id[parent.parent_id]
     for record in records:
@@ -154,7 +157,7 @@ def check_times(history: RunHistory, records: list[dict]) -> None:
     wall_s = max((record["time"] for record in records), default=1_700_000_000.0) - 1_700_000_000.0
     assert sum(record["window/sec"] for record in windows) <= wall_s + 1e-6
     goodput = history.goodput
-    assert goodput is not None or not windows  # a checkpoint may tell of iterations before their window does
+    assert goodput is not None or not windows  # a checkpoint may report iterations before their window does
     if goodput is not None:
         parts = [getattr(goodput, name) for name in goodput.__struct_fields__ if name != "wall_s"]
         assert all(part >= 0 for part in parts)
@@ -170,10 +173,10 @@ def check_times(history: RunHistory, records: list[dict]) -> None:
     finishes=st.booleans(),
     killed_at=st.one_of(st.none(), st.integers(0, 80)),
 )
-def test_any_program_leaves_a_tree(program, exports_all, every, finishes, killed_at):
-    records = perform(program, exports_all=exports_all, every=every, finishes=finishes)
+def test_any_program_records_a_valid_tree(program, exports_all, every, finishes, killed_at):
+    records = execute(program, exports_all=exports_all, every=every, finishes=finishes)
     if killed_at is not None:
-        records = records[:killed_at]  # what a killed process has written is a prefix
+        records = records[:killed_at]  # a killed process leaves a prefix of the records
     history = read(records)
     check_tree(history, records)
     check_times(history, records)
@@ -181,19 +184,19 @@ def test_any_program_leaves_a_tree(program, exports_all, every, finishes, killed
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs=st.lists(st.tuples(PROGRAMS, st.integers(0, 80)), min_size=2, max_size=4))
-def test_attempts_that_were_killed_do_not_mix(programs):
+def test_killed_attempts_are_kept_apart(programs):
     journal: list[dict] = []
     offset_s = 0.0
     for index, (program, killed_at) in enumerate(programs):
-        records = perform(program, exports_all=False, every=2, finishes=False)[:killed_at]
+        records = execute(program, exports_all=False, every=2, finishes=False)[:killed_at]
         if index:
             journal.append({"event": "start", "time": 1_700_000_000.0 + offset_s, "run_id": "0" * 16})
         for record in records:
-            moved = {**record, "time": record["time"] + offset_s}
+            shifted = {**record, "time": record["time"] + offset_s}
             for field in ("span_id", "parent_id"):
-                if field in moved:
-                    moved[field] = f"{index}{moved[field][1:]}"  # as real attempts have ids of their own
-            journal.append(moved)
+                if field in shifted:
+                    shifted[field] = f"{index}{shifted[field][1:]}"  # real attempts use distinct ids
+            journal.append(shifted)
         offset_s = max((record["time"] for record in journal), default=1_700_000_000.0) - 1_700_000_000.0 + 60
     history = read(journal)
     check_tree(history, journal)
