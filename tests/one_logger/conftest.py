@@ -1,3 +1,5 @@
+"""Fixtures and readers for the One Logger tests."""
+
 from __future__ import annotations
 
 import json
@@ -12,7 +14,7 @@ from tachograph.one_logger import Exporter, FileExporter, OneLoggerConfig, Train
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs begun by default go to ./logs."""
+    """Run each test in its own working directory, so that default runs write to its ./logs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TACHO_CONSOLE", "0")
     monkeypatch.setenv("TACHO_SYSTEM_INTERVAL_S", "0")
@@ -21,7 +23,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def provider() -> Iterator[TrainingTelemetryProvider]:
-    """The provider, as in a new process."""
+    """The provider, reset to the state of a new process."""
     TrainingTelemetryProvider.instance().reset()
     yield TrainingTelemetryProvider.instance()
     TrainingTelemetryProvider.instance().reset()
@@ -29,7 +31,7 @@ def provider() -> Iterator[TrainingTelemetryProvider]:
 
 @pytest.fixture
 def configure(provider: TrainingTelemetryProvider) -> Callable[..., TrainingTelemetryProvider]:
-    """Configure the provider: exporters, then fields of the config that differ."""
+    """Configure the provider with exporters and with config fields that override the defaults."""
 
     def configure(*exporters: Exporter, **fields: Any) -> TrainingTelemetryProvider:
         config = {"application_name": "app", "session_tag_or_fn": "session", "world_size_or_fn": 1, **fields}
@@ -43,9 +45,11 @@ def configure(provider: TrainingTelemetryProvider) -> Callable[..., TrainingTele
 
 
 def exported(path: str = "out.jsonl") -> list[dict[str, Any]]:
+    """Return the records that a `FileExporter` wrote."""
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 def journal(run: str = "app-session") -> list[dict[str, Any]]:
+    """Return the records in the journal of a run."""
     text = Path("logs", run, "metrics.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]

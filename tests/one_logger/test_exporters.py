@@ -1,4 +1,4 @@
-"""Exporters: their format, and that one that fails harms neither the run nor what it is sent later."""
+"""Exporters: their output format, and that a failing exporter harms neither the run nor later records."""
 
 from __future__ import annotations
 
@@ -29,45 +29,49 @@ from tests.conftest import wait_for
 from tests.one_logger.conftest import exported, journal
 
 
-class Collector(Exporter):
-    """Keeps what it is told; may be made to fail."""
+class CollectingExporter(Exporter):
+    """Collects calls in memory and can be made to fail.
 
-    def __init__(self, fails=lambda number, what: False) -> None:
+    Args:
+        fails: called with the number of the call and the name of the span or event; whether the call raises.
+    """
+
+    def __init__(self, fails=lambda number, name: False) -> None:
         self.fails = fails
         self.num_calls = 0
-        self.seen: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
         self.num_initialized = self.num_closed = 0
 
-    def _take(self, what: str, name: str, thing: object = None) -> None:
+    def _add(self, kind: str, name: str) -> None:
         self.num_calls += 1
         if self.fails(self.num_calls, name):
             raise ConnectionError("the backend is down")
-        self.seen.append((what, name))
+        self.calls.append((kind, name))
 
     def initialize(self) -> None:
         self.num_initialized += 1
 
     def export_start(self, span: Span) -> None:
-        self._take("start", span.name_str)
+        self._add("start", span.name_str)
 
     def export_stop(self, span: Span) -> None:
         assert span.stop_event is not None
-        self._take("stop", span.name_str)
+        self._add("stop", span.name_str)
 
     def export_event(self, event: Event, span: Span) -> None:
-        self._take("event", event.name_str)
+        self._add("event", event.name_str)
 
     def export_error(self, event: Event, span: Span) -> None:
-        self._take("error", event.name_str)
+        self._add("error", event.name_str)
 
     def export_telemetry_data_error(self, error: Event) -> None:
-        self._take("data_error", error.name_str)
+        self._add("data_error", error.name_str)
 
     def close(self) -> None:
         self.num_closed += 1
 
 
-def test_the_records_of_a_file(configure):
+def test_file_exporter_writes_documented_format(configure):
     provider = configure(
         telemetry_config=TrainingTelemetryConfig(
             perf_tag_or_fn="p", global_batch_size_or_fn=4, log_every_n_train_iterations=2
@@ -112,7 +116,7 @@ def test_the_records_of_a_file(configure):
     assert type(stop["attributes"]["duration_msec"]) is int
 
 
-def test_a_restart_appends_and_repeats_nothing(configure):
+def test_restart_appends_without_repeating_records(configure):
     for index in range(3):
         configure(FileExporter("out.jsonl"))
         with application(), timed_span(f"work {index}"):
@@ -121,7 +125,7 @@ def test_a_restart_appends_and_repeats_nothing(configure):
     assert names == ["work 0", "work 1", "work 2"]
 
 
-def test_an_exporter_new_to_a_session_begins_where_it_came(configure):
+def test_new_exporter_skips_earlier_records(configure):
     for path in ("one.jsonl", "two.jsonl"):
         configure(FileExporter(path))
         with application(), timed_span(path):
@@ -130,39 +134,39 @@ def test_an_exporter_new_to_a_session_begins_where_it_came(configure):
 
 
 @pytest.mark.parametrize("every", [2, 10])
-def test_one_failure_now_and_then_loses_nothing(configure, every):
-    collector = Collector(lambda number, name: number % every == 0)
-    configure(collector)
+def test_occasional_failures_lose_no_record(configure, every):
+    exporter = CollectingExporter(lambda number, name: number % every == 0)
+    configure(exporter)
     with application():
         for index in range(100):
             with timed_span(f"s{index}"):
                 pass
-    seen = [name for what, name in collector.seen if what == "stop" and name.startswith("s")]
-    assert seen == [f"s{index}" for index in range(100)]
-    assert collector.num_closed == 1
+    stopped = [name for kind, name in exporter.calls if kind == "stop" and name.startswith("s")]
+    assert stopped == [f"s{index}" for index in range(100)]
+    assert exporter.num_closed == 1
 
 
-def test_a_record_that_can_never_be_exported_costs_itself(configure):
-    collector = Collector(lambda number, name: name == "poison")
-    configure(collector)
+def test_record_that_always_fails_is_skipped(configure):
+    exporter = CollectingExporter(lambda number, name: name == "poison")
+    configure(exporter)
     with application() as app:
         with timed_span("poison"):
             pass
         with timed_span("after"):
             pass
         run = app.recorder.run
-        wait_for(lambda: ("stop", "after") in collector.seen, what="what comes after the poison")
+        wait_for(lambda: ("stop", "after") in exporter.calls, what="the span after the poison")
         wait_for(lambda: run.flush() and any(record.get("kind") == "incomplete_telemetry_data" for record in journal()))
-    told = next(record for record in journal() if record.get("kind") == "incomplete_telemetry_data")
-    assert "1 lost so far" in told["reason"] and "ConnectionError" in told["reason"]
-    assert ("stop", "application") in collector.seen
+    error = next(record for record in journal() if record.get("kind") == "incomplete_telemetry_data")
+    assert "1 lost so far" in error["reason"] and "ConnectionError" in error["reason"]
+    assert ("stop", "application") in exporter.calls
 
 
-def test_an_exporter_comes_back_after_an_outage(configure):
+def test_exporter_resumes_after_outage(configure):
     is_down = threading.Event()
     is_down.set()
-    collector = Collector(lambda number, name: is_down.is_set())
-    configure(collector)
+    exporter = CollectingExporter(lambda number, name: is_down.is_set())
+    configure(exporter)
     with application():
         with timed_span("during"):
             pass
@@ -170,29 +174,29 @@ def test_an_exporter_comes_back_after_an_outage(configure):
         is_down.clear()
         with timed_span("after"):
             pass
-    assert ("stop", "during") in collector.seen and ("stop", "after") in collector.seen
+    assert ("stop", "during") in exporter.calls and ("stop", "after") in exporter.calls
 
 
-def test_an_exporter_that_hangs_holds_nobody_up(configure, monkeypatch):
+def test_hanging_exporter_does_not_block_exit(configure, monkeypatch):
     monkeypatch.setenv("TACHO_EXIT_TIMEOUT_S", "0.5")
-    configure(Collector(lambda number, name: time.sleep(60)), FileExporter("out.jsonl"))
-    began = time.monotonic()
+    configure(CollectingExporter(lambda number, name: time.sleep(60)), FileExporter("out.jsonl"))
+    started_s = time.monotonic()
     with application():
         for _ in range(1000):
             with training_iteration():
                 pass
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started_s < 5
     assert exported()[-1]["name"] == "application"
 
 
-def test_a_file_that_cannot_be_written_is_told_at_once(configure, tmp_path):
+def test_unwritable_file_raises_at_configuration(configure, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ExportError, match="file_path=.*cannot be written"):
         configure(FileExporter(tmp_path / "file" / "inside"))
-    assert not (tmp_path / "logs").exists()  # and nothing was begun
+    assert not (tmp_path / "logs").exists()  # no run was started
 
 
-def test_values_that_are_hard_to_export(configure):
+def test_special_values_and_reserved_names_are_exported(configure):
     configure()
     with application() as app:
         with timed_span("x", {"nan": float("nan"), "list": [1, 2.5], "deep": {"a": {"b": 1}}, "text": 'quo"te | = .'}):
@@ -206,7 +210,7 @@ def test_values_that_are_hard_to_export(configure):
     assert values == {"name": "mine", "span_id": "theirs", "global_step": 5}
 
 
-def test_many_spans_keep_their_parents(configure):
+def test_many_spans_keep_their_parent_ids(configure):
     configure()
     with application(), training_loop(0):
         for _ in range(3000):
@@ -218,7 +222,7 @@ def test_many_spans_keep_their_parents(configure):
     assert exported()[-2]["name"] == "training_loop" and "parent_id" in exported()[-2]
 
 
-def test_lines_of_a_logger_can_be_read_back(configure, caplog):
+def test_logger_exporter_lines_can_be_parsed(configure, caplog):
     logger = logging.getLogger("telemetry")
     logger.setLevel(logging.INFO)
     with caplog.at_level(logging.INFO, logger="telemetry"):
@@ -232,7 +236,7 @@ def test_lines_of_a_logger_can_be_read_back(configure, caplog):
         LoggerExporter.deserialize_log("[type=")
 
 
-def test_an_exporter_by_hand(tmp_path):
+def test_standalone_exporter_checks_its_state(tmp_path):
     exporter = FileExporter(tmp_path / "deep" / "by_hand.jsonl")
     span = Span.create("x")
     with pytest.raises(ExportError, match="not initialized"):
@@ -249,7 +253,7 @@ def test_an_exporter_by_hand(tmp_path):
     assert [record["type"] for record in records] == ["start", "stop"]
 
 
-def test_exporters_from_a_file(provider, tmp_path):
+def test_export_config_file_creates_exporters(provider, tmp_path):
     config = tmp_path / "exporters.yaml"
     config.write_text("exporters:\n  - class_name: FileExporter\n    config: {file_path: from_file.jsonl}\n")
     provider.with_export_config([{"class_name": "LoggerExporter", "config": {"logger": "x"}}], config)
@@ -264,19 +268,19 @@ def test_exporters_from_a_file(provider, tmp_path):
 
 
 def test_telemetry_errors_reach_exporters(configure):
-    collector = Collector()
-    configure(collector)
+    exporter = CollectingExporter()
+    configure(exporter)
     with application():
         get_recorder().telemetry_data_error("something is missing", Attributes({"what": "loss"}))
-    assert ("data_error", "telemetry_data_error") in collector.seen
+    assert ("data_error", "telemetry_data_error") in exporter.calls
 
 
-def test_an_exporter_that_was_down_gets_what_it_missed(configure, monkeypatch):
-    def broken(self, json_dict):
+def test_failed_exporter_receives_missed_records_later(configure, monkeypatch):
+    def fail(self, json_dict):
         raise OSError("no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(FileExporter, "_write", broken)
+        patch.setattr(FileExporter, "_write", fail)
         configure(FileExporter("out.jsonl"))
         with application(), timed_span("first job"):
             pass

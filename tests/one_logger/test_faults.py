@@ -1,4 +1,4 @@
-"""Faults that One Logger 2.3.1 has. Each is a test here, by the number it has in our notes on it."""
+"""Known faults of One Logger 2.3.1, one test per fault. The number is the one in our notes on One Logger."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from tachograph.one_logger import (
 from tachograph.spans import recorder_of
 from tachograph.testing import MemoryRun
 from tests.one_logger.conftest import exported, journal
-from tests.one_logger.test_exporters import Collector
+from tests.one_logger.test_exporters import CollectingExporter
 
 TRAINING = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 32}
 
 
-def test_b01_a_fresh_install_can_be_imported():
-    requires = subprocess.run(
+def test_b01_import_needs_no_one_logger():
+    result = subprocess.run(
         [sys.executable, "-c", "import tachograph.one_logger, sys; print('nv_one_logger' in sys.modules)"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert requires.stdout.strip() == "False"
+    assert result.stdout.strip() == "False"
 
 
-def test_b02_a_span_may_have_any_text_for_a_name(configure):
+def test_b02_span_name_may_be_any_text(configure):
     configure()
     with application(), timed_span("any string"):
         pass
     assert "any string" in [record.get("name") for record in exported()]
 
 
-def test_b03_disabled_ranks_have_working_spans(configure):
+def test_b03_disabled_rank_returns_working_spans(configure):
     configure(enable_for_current_rank=False)
     with application() as app, training_loop(0) as loop, timed_span("x") as span:
         for each in (app, loop, span):
@@ -71,7 +71,7 @@ def test_b03_disabled_ranks_have_working_spans(configure):
     assert not Path("logs").exists()
 
 
-def test_b04_all_spans_can_be_exported(configure, provider):
+def test_b04_all_spans_are_exported_on_request(configure, provider):
     for names in (None, []):
         provider.with_export_customization(ExportCustomizationMode.EXPORT_ALL_SPANS, names)
         configure(FileExporter(f"{names}.jsonl"))
@@ -92,7 +92,7 @@ def test_b05_throughput_needs_no_targets(configure):
     assert update["total_flops"] == 3200 and update["train_throughput_per_gpu"] > 0
 
 
-def test_b06_checkpoints_that_are_switched_off_may_be_saved(configure):
+def test_b06_save_works_with_checkpoint_metrics_disabled(configure):
     configure(telemetry_config=TrainingTelemetryConfig(is_save_checkpoint_enabled_or_fn=False, **TRAINING))
     with application(), checkpoint_save(1):
         pass
@@ -103,7 +103,7 @@ def test_b06_checkpoints_that_are_switched_off_may_be_saved(configure):
     assert [record for record in journal() if record["event"] == "telemetry_error"] == []
 
 
-def test_b07_children_of_spans_that_are_not_exported_have_a_parent(configure):
+def test_b07_child_of_filtered_span_has_exported_parent(configure):
     configure()
     with application(), training_loop(0), training_iteration(), timed_span("inner"):
         pass
@@ -113,7 +113,7 @@ def test_b07_children_of_spans_that_are_not_exported_have_a_parent(configure):
 
 
 @pytest.mark.parametrize("ago_s", [660, 36_000, 30 * 86_400])
-def test_b08_a_job_may_have_begun_long_ago(configure, ago_s):
+def test_b08_start_time_may_be_long_ago(configure, ago_s):
     configure()
     span = on_app_start(start_time_msec=(time.time() - ago_s) * 1000)
     on_app_end()
@@ -123,32 +123,32 @@ def test_b08_a_job_may_have_begun_long_ago(configure, ago_s):
 
 @pytest.mark.swallows
 @pytest.mark.parametrize("bad", [float("nan"), -5.0, 1.7e9, 9e12, "noon"], ids=str)
-def test_b08_a_time_that_is_none_costs_the_time(configure, bad):
+def test_b08_invalid_start_time_is_reported(configure, bad):
     configure()
     span = on_app_start(start_time_msec=bad)
     on_app_end()
     assert span.duration_msec() < 60_000
-    (told,) = [record["reason"] for record in journal() if record["event"] == "telemetry_error"]
-    assert "start_time_msec" in told and "milliseconds since the epoch" in told
+    (reason,) = [record["reason"] for record in journal() if record["event"] == "telemetry_error"]
+    assert "start_time_msec" in reason and "milliseconds since the epoch" in reason
 
 
-def test_b09_an_iteration_costs_the_same_at_the_end(configure):
+def test_b09_iteration_cost_stays_constant(configure):
     configure(telemetry_config=TrainingTelemetryConfig(log_every_n_train_iterations=10, **TRAINING))
-    costs = []
+    costs_s = []
     with application(), training_loop(0) as loop:
         for _ in range(20):
-            began = time.thread_time()
+            started_s = time.thread_time()
             for _ in range(1000):
                 with training_iteration():
                     pass
-            costs.append(time.thread_time() - began)
-            loop.recorder.run.flush()  # the writer's work is not the caller's
+            costs_s.append(time.thread_time() - started_s)
+            loop.recorder.run.flush()  # outside the measurement, so that the caller never does the work of the writer
         assert len(loop.events) < 110
-    first, last = sorted(costs[1:6])[2], sorted(costs[-5:])[2]
-    assert last < 3 * first  # a list that grows by two thousand events makes it thirty times as dear
+    first, last = sorted(costs_s[1:6])[2], sorted(costs_s[-5:])[2]
+    assert last < 3 * first  # a growing list of events made it thirty times slower
 
 
-def test_b10_what_is_disabled_is_quiet(configure, caplog):
+def test_b10_disabled_rank_logs_nothing(configure, caplog):
     configure(enable_for_current_rank=False)
     with application(), training_loop(0):
         for _ in range(100):
@@ -157,7 +157,7 @@ def test_b10_what_is_disabled_is_quiet(configure, caplog):
     assert caplog.text == ""
 
 
-def test_b11_a_process_may_have_several_runs(configure, provider):
+def test_b11_process_may_have_several_runs(configure, provider):
     configure()
     for _ in range(2):
         on_app_start()
@@ -169,7 +169,7 @@ def test_b11_a_process_may_have_several_runs(configure, provider):
     assert tachograph.read("logs/app-other").state == "finished"
 
 
-def test_b12_nothing_needs_a_provider(provider):
+def test_b12_spans_work_without_provider(provider):
     on_app_start()
     with training_loop(0), training_iteration(), timed_span("x"), validation_loop():
         pass
@@ -181,7 +181,7 @@ def test_b12_nothing_needs_a_provider(provider):
     assert {"x", "checkpoint_save_sync"} <= {span.name for span in tachograph.read(run).spans()}
 
 
-def test_b13_two_threads_may_iterate(configure):
+def test_b13_threads_may_iterate_concurrently(configure):
     configure(telemetry_config=TrainingTelemetryConfig(log_every_n_train_iterations=100, **TRAINING))
 
     def work() -> None:
@@ -201,7 +201,7 @@ def test_b13_two_threads_may_iterate(configure):
     assert [record for record in journal() if record["event"] == "telemetry_error"] == []
 
 
-def test_b14_a_restart_wipes_nothing(configure):
+def test_b14_restart_keeps_earlier_export(configure):
     Path("out.jsonl").write_text('{"earlier": true}\n')
     configure()
     with application():
@@ -210,16 +210,16 @@ def test_b14_a_restart_wipes_nothing(configure):
     assert exported()[-1]["name"] == "application"
 
 
-def test_b15_failures_now_and_then_disable_nothing(configure):
-    collector = Collector(lambda number, name: number % 10 == 0)
-    configure(collector)
+def test_b15_occasional_failures_do_not_disable_exporter(configure):
+    exporter = CollectingExporter(lambda number, name: number % 10 == 0)
+    configure(exporter)
     with application() as app:
         for index in range(202):
             app.add_event(Event.create(f"e{index}"))
-    assert [name for what, name in collector.seen if name.startswith("e")] == [f"e{index}" for index in range(202)]
+    assert [name for _, name in exporter.calls if name.startswith("e")] == [f"e{index}" for index in range(202)]
 
 
-def test_b17_windows_are_windows_and_the_tail_is_told():
+def test_b17_updates_cover_windows_and_tail():
     run = MemoryRun()
     tachograph.set_training_config(run=run, log_every_n_train_iterations=10, global_batch_size=1)
     with training_loop(0, run=run):
@@ -228,13 +228,13 @@ def test_b17_windows_are_windows_and_the_tail_is_told():
                 run.clock.advance(1.0 if index < 20 else 4.0)
     updates = [record for record in run.records if record.get("name") == "training_metrics_update"]
     assert [(update["interval"], update["window_iteration_sec_mean"]) for update in updates] == [
-        (10, 1.0), (10, 1.0), (5, 4.0),  # a slow-down late in a run is seen
+        (10, 1.0), (10, 1.0), (5, 4.0),  # a late slow-down is visible
     ]  # fmt: skip
-    assert all("total_flops" not in update for update in updates)  # unknown is not 0
+    assert all("total_flops" not in update for update in updates)  # unknown values are omitted, not 0
     run.finish()
 
 
-def test_b18_a_failed_iteration_is_recorded_and_not_counted(configure):
+def test_b18_failed_iteration_is_recorded_but_not_counted(configure):
     configure()
     with pytest.raises(RuntimeError), application(), training_loop(0):
         for index in range(3):
@@ -247,18 +247,18 @@ def test_b18_a_failed_iteration_is_recorded_and_not_counted(configure):
     assert error["event"]["attributes"]["exception_message"] == "out of memory"
 
 
-def test_b19_small_things(configure, provider):
+def test_b19_callbacks_handle_edge_cases(configure, provider):
     configure()
-    began_ms = (time.time() - 60) * 1000
+    start_ms = (time.time() - 60) * 1000
 
     class Stage(Enum):
         WARMUP = "warm-up"
 
     with application(), training_loop(0):
-        span = on_save_checkpoint_start(1, start_time_msec=began_ms)  # its time is used
+        span = on_save_checkpoint_start(1, start_time_msec=start_ms)  # the given time is used
         on_save_checkpoint_end()
         assert span.duration_msec() == pytest.approx(60_000, abs=2000)
-        on_save_checkpoint_start(2)  # one that was never ended does not keep the next from starting
+        on_save_checkpoint_start(2)  # a save without end does not block the next one
         on_save_checkpoint_start(3)
         on_save_checkpoint_end()
         on_save_checkpoint_end()
@@ -273,7 +273,7 @@ def test_b19_small_things(configure, provider):
     assert not list(Path().glob("onelogger*"))
 
 
-def test_b20_what_the_documents_show_works(configure):
+def test_b20_documented_recorder_calls_work(configure):
     configure()
     with application():
         TrainingTelemetryProvider.instance().recorder.event(Event.create("without a span"))

@@ -1,4 +1,4 @@
-"""Setting up as One Logger's users do, and what they get."""
+"""The provider: configuration as in One Logger, and the resulting runs and exports."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ TRAINING = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 32}
 
 
 def events(name: str) -> list[dict]:
-    happened = [record["event"] for record in exported() if record["type"] == "event"]
-    return [event["attributes"] for event in happened if event["name"] == name]
+    """Return the attributes of all exported events with a name."""
+    exported_events = [record["event"] for record in exported() if record["type"] == "event"]
+    return [event["attributes"] for event in exported_events if event["name"] == name]
 
 
-def test_with_context_managers_and_a_late_config(configure):
+def test_context_managers_accept_late_training_config(configure):
     provider = configure(world_size_or_fn=5)
     config = TrainingTelemetryConfig(
         world_size_or_fn=5,
@@ -63,15 +64,15 @@ def test_with_context_managers_and_a_late_config(configure):
 
     main()
     assert [update["current_iteration"] for update in events("training_metrics_update")] == [9, 19, 24]
-    (told,) = events("update_training_telemetry_config")
-    assert (told["perf_tag"], told["flops_per_sample"], told["world_size"]) == ("perf", 100, 5)
-    (opened,) = events("one_logger_initialization")
-    assert (opened["session_tag"], opened["application_name"], opened["world_size"]) == ("session", "app", 5)
+    (update,) = events("update_training_telemetry_config")
+    assert (update["perf_tag"], update["flops_per_sample"], update["world_size"]) == ("perf", 100, 5)
+    (start,) = events("one_logger_initialization")
+    assert (start["session_tag"], start["application_name"], start["world_size"]) == ("session", "app", 5)
     assert tachograph.read("logs/app-session").state == "finished"
     assert tachograph.read("logs/app-session").perf_tag == "perf"
 
 
-def test_with_callbacks(configure):
+def test_callbacks_report_training_metrics(configure):
     provider = configure()
     on_app_start()
     provider.set_training_telemetry_config(TrainingTelemetryConfig(**TRAINING))
@@ -84,7 +85,7 @@ def test_with_callbacks(configure):
     assert events("training_metrics_update")[-1]["num_train_samples"] == 96
 
 
-def test_with_spans_events_and_attributes_of_ones_own(configure, provider):
+def test_custom_spans_events_and_attributes_are_exported(configure, provider):
     provider.with_export_customization(
         export_customization_mode=ExportCustomizationMode.BLACKLIST_SPANS,
         span_name_filter=[StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION],
@@ -99,7 +100,7 @@ def test_with_spans_events_and_attributes_of_ones_own(configure, provider):
     assert loop_end["attributes"]["mine"] == "value"
 
 
-def test_the_jobs_of_a_session_are_one_story(configure):
+def test_jobs_of_a_session_are_attempts_of_one_run(configure):
     for first in (0, 3):
         configure()
         with application(), training_loop(first):
@@ -114,7 +115,7 @@ def test_the_jobs_of_a_session_are_one_story(configure):
     assert tachograph.read("logs/app-another").session_tag == "another"
 
 
-def test_one_process_may_have_several_applications_in_a_row(configure):
+def test_process_may_run_several_applications(configure):
     provider = configure()
     for _ in range(3):
         on_app_start()
@@ -124,16 +125,16 @@ def test_one_process_may_have_several_applications_in_a_row(configure):
     assert provider.one_logger_ready
 
 
-def test_it_attaches_to_a_run_that_goes_on(configure, logs):
+def test_provider_attaches_to_active_run(configure, logs):
     with tachograph.init("mine", log_dir=str(logs)) as run:
         configure()
         with application():
             run.log(train_loss=1.0)
-        assert run.status == "running"  # it is not the provider's to end
+        assert run.status == "running"  # the provider does not finish a run it did not start
     assert {"application", "one_logger_initialization"} <= {record.get("name") for record in lines_of(logs / "mine")}
 
 
-def test_while_its_run_goes_on_it_is_not_configured_anew(configure, provider):
+def test_provider_rejects_new_config_while_run_is_active(configure, provider):
     configure()
     with application():
         with pytest.raises(OneLoggerError, match="its run is still running"):
@@ -142,7 +143,7 @@ def test_while_its_run_goes_on_it_is_not_configured_anew(configure, provider):
     assert provider.config.application_name == "b"
 
 
-def test_parts_of_the_config_can_be_replaced(provider, tmp_path):
+def test_config_overrides_replace_fields(provider, tmp_path):
     base = OneLoggerConfig(
         application_name="app",
         session_tag_or_fn=lambda: "asked",
@@ -159,10 +160,10 @@ def test_parts_of_the_config_can_be_replaced(provider, tmp_path):
     assert provider.config.application_name == "other"
     assert provider.config.telemetry_config.global_batch_size == 8
     assert provider.config.world_size == 4
-    (opened,) = events("one_logger_initialization")
-    assert (opened["custom_metadata"], opened["session_tag"]) == (["team:x"], "asked")
-    (told,) = events("update_training_telemetry_config")
-    assert (told["perf_tag"], told["global_batch_size"]) == ("perf", 8)
+    (start,) = events("one_logger_initialization")
+    assert (start["custom_metadata"], start["session_tag"]) == (["team:x"], "asked")
+    (update,) = events("update_training_telemetry_config")
+    assert (update["perf_tag"], update["global_batch_size"]) == ("perf", 8)
     with pytest.raises(OneLoggerError, match="never fetches a config over the network"):
         TrainingTelemetryProvider().with_config_override_from_config_server("http://x")
 
@@ -190,12 +191,12 @@ def test_parts_of_the_config_can_be_replaced(provider, tmp_path):
         (LoggerConfig, {"log_level": "LOUD"}, "log_level='LOUD'"),
     ],
 )
-def test_a_config_that_makes_no_sense_raises(kind, fields, message):
+def test_invalid_config_raises(kind, fields, message):
     with pytest.raises(OneLoggerError, match=message):
         kind(**fields)
 
 
-def test_set_up_that_makes_no_sense_raises(provider):
+def test_invalid_provider_setup_raises(provider):
     with pytest.raises(OneLoggerError, match="call with_base_config"):
         provider.configure_provider()
     with pytest.raises(OneLoggerError, match="expects a OneLoggerConfig, got dict"):
@@ -208,7 +209,7 @@ def test_set_up_that_makes_no_sense_raises(provider):
         provider.set_training_telemetry_config(TrainingTelemetryConfig(**TRAINING))
 
 
-def test_defaults(provider):
+def test_config_has_one_logger_defaults(provider):
     config = OneLoggerConfig(application_name="a", session_tag_or_fn="s", world_size_or_fn=1)
     assert config.logger_config.log_level == "INFO"
     assert (config.is_baseline_run, config.summary_data_schema_version) == (False, "1.0.0")
@@ -218,16 +219,16 @@ def test_defaults(provider):
     assert training.is_save_checkpoint_enabled is True
 
 
-def test_its_own_log_goes_where_it_is_told(configure, provider, tmp_path):
-    own = LoggerConfig(log_level="WARNING", log_file_path_for_info=str(tmp_path / "info.log"))
-    configure(logger_config=own)
+def test_logger_config_sets_log_file(configure, provider, tmp_path):
+    logger_config = LoggerConfig(log_level="WARNING", log_file_path_for_info=str(tmp_path / "info.log"))
+    configure(logger_config=logger_config)
     logging.getLogger("tachograph").warning("hello")
     provider.reset()
     logging.getLogger("tachograph").setLevel(logging.NOTSET)
     assert "hello" in (tmp_path / "info.log").read_text()
 
 
-def test_logging_can_be_switched_off_for_good(configure, provider):
+def test_force_disable_logging_stops_recording(configure, provider):
     configure()
     with application():
         provider.force_disable_logging()
@@ -237,7 +238,7 @@ def test_logging_can_be_switched_off_for_good(configure, provider):
     assert "unseen" not in str(journal())
 
 
-def test_strategies(configure, provider):
+def test_error_handling_strategy_raises_or_reports(configure, provider):
     configure(error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS)
     with application():
         with pytest.raises(OneLoggerError, match="no open span"):
@@ -247,11 +248,11 @@ def test_strategies(configure, provider):
     with application():
         on_train_end()
         on_train_end()
-    told = [record["reason"] for record in journal("app-quiet") if record["event"] == "telemetry_error"]
-    assert told == ["no open span 'training_loop' to stop; was its start callback called?"]
+    reasons = [record["reason"] for record in journal("app-quiet") if record["event"] == "telemetry_error"]
+    assert reasons == ["no open span 'training_loop' to stop; was its start callback called?"]
 
 
-def test_reset_takes_everything_back_from_a_run_of_somebody_else(configure, provider, logs):
+def test_reset_detaches_from_foreign_run(configure, provider, logs):
     with tachograph.init("foreign", log_dir=str(logs)):
         for name in ("one", "two"):
             configure(error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS)
@@ -263,7 +264,7 @@ def test_reset_takes_everything_back_from_a_run_of_somebody_else(configure, prov
     assert [record["name"] for record in exported() if record["type"] == "complete"] == ["one", "two"]
 
 
-def test_a_set_up_that_failed_can_be_corrected(configure, tmp_path):
+def test_failed_configuration_can_be_retried(configure, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OneLoggerError):
         configure(FileExporter(tmp_path / "file" / "inside"))
@@ -273,7 +274,7 @@ def test_a_set_up_that_failed_can_be_corrected(configure, tmp_path):
     assert exported("good.jsonl")
 
 
-def test_sessions_that_look_alike_are_different_runs(configure):
+def test_similar_session_tags_get_different_runs(configure):
     names = set()
     for app, session in (("app", "a/b"), ("app", "a-b"), ("app-a", "b"), ("app", "a_b")):
         provider = configure(application_name=app, session_tag_or_fn=session)
@@ -283,7 +284,7 @@ def test_sessions_that_look_alike_are_different_runs(configure):
     assert len(names) == 4
 
 
-def test_ranks_keep_to_their_own_runs(configure, monkeypatch):
+def test_ranks_write_to_their_own_runs(configure, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in ("1", "0", "1"):
         monkeypatch.setenv("RANK", rank)

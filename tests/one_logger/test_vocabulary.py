@@ -1,4 +1,4 @@
-"""The names are a contract: what is written by one side is read by another."""
+"""Names, fields and signatures that must match One Logger, because other tools read and call them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tachograph.one_logger import (
     TracingTimestamp,
 )
 
-VALUES = {
+ENUM_VALUES = {
     "StandardSpanName": {"APPLICATION": "application"},
     "StandardTrainingJobSpanName": {
         "TRAINING_LOOP": "training_loop", "VALIDATION_LOOP": "validation_loop", "TESTING_LOOP": "testing_loop",
@@ -56,7 +56,7 @@ VALUES = {
     "CheckPointType": {"GLOBAL": "global", "LOCAL": "local"},
 }  # fmt: skip
 
-FIELDS = {
+ATTRIBUTE_FIELDS = {
     "TrainingLoopAttributes": "train_iterations_start train_samples_start train_tokens_target "
     "completed_floating_point_operations_overall train_iterations_target train_samples_target",
     "CheckpointSaveSpanAttributes": "checkpoint_strategy current_iteration save_checkpoint_attempt_count",
@@ -87,8 +87,8 @@ FIELDS = {
 
 CALLBACKS = {
     **{
-        f"on_{what}_{edge}": ["start_time_msec" if edge == "start" else "finish_time_msec"]
-        for what in (
+        f"on_{phase}_{edge}": ["start_time_msec" if edge == "start" else "finish_time_msec"]
+        for phase in (
             "app", "distributed_init", "model_init", "dataloader_init", "load_checkpoint", "optimizer_init",
             "training_single_iteration", "validation", "validation_single_iteration", "testing",
         )
@@ -105,20 +105,20 @@ CALLBACKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("enum", VALUES)
-def test_names_have_the_values_that_are_on_disk(enum):
+@pytest.mark.parametrize("enum", ENUM_VALUES)
+def test_enum_values_match_names_on_disk(enum):
     kind = getattr(one_logger, enum)
-    assert {member.name: member.value for member in kind} == VALUES[enum]
+    assert {member.name: member.value for member in kind} == ENUM_VALUES[enum]
     assert all(member == member.value == str(member) == f"{member}" for member in kind)
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_attributes_are_created_in_their_documented_order(name):
-    kind, fields = getattr(one_logger, name), FIELDS[name].split()
+@pytest.mark.parametrize("name", ATTRIBUTE_FIELDS)
+def test_attributes_have_documented_field_order(name):
+    kind, fields = getattr(one_logger, name), ATTRIBUTE_FIELDS[name].split()
     assert list(kind.fields())[: len(fields)] == fields
-    made = kind.create(*range(1, len(fields) + 1))
-    assert made.to_json() == {field: place for place, field in enumerate(fields, 1)}
-    assert [getattr(made, field) for field in fields] == list(range(1, len(fields) + 1))
+    created = kind.create(*range(1, len(fields) + 1))
+    assert created.to_json() == {field: position for position, field in enumerate(fields, 1)}
+    assert [getattr(created, field) for field in fields] == list(range(1, len(fields) + 1))
     assert kind.create(**dict.fromkeys(fields, 7)).to_json() == dict.fromkeys(fields, 7)
     with pytest.raises(OneLoggerError, match="needs"):
         kind.create()
@@ -128,20 +128,20 @@ def test_attributes_are_created_in_their_documented_order(name):
         getattr(kind(), next(iter(field for field, known in kind.fields().items() if known.required)))
 
 
-def test_the_25_callbacks():
+def test_callbacks_have_documented_parameters():
     assert len(CALLBACKS) == 25
     for name, parameters in CALLBACKS.items():
         assert list(inspect.signature(getattr(one_logger, name)).parameters) == parameters
         assert getattr(spans, name) is getattr(one_logger, name)
 
 
-def test_all_is_what_there_is():
+def test_all_lists_existing_names():
     assert one_logger.__all__ == sorted(one_logger.__all__)
     for name in one_logger.__all__:
         assert getattr(one_logger, name) is not None
 
 
-def test_attributes():
+def test_attributes_convert_merge_and_check_types():
     attributes = Attributes({"a": 1, "b": "x"}).add("c", [1.0, 2.0])
     attributes.add_attributes(Attributes({"d": True}))
     assert attributes.to_json() == {"a": 1, "b": "x", "c": [1.0, 2.0], "d": True}
@@ -157,7 +157,7 @@ def test_attributes():
         Attribute("mixed", [1, "x"])
 
 
-def test_timestamps():
+def test_timestamps_convert_and_reject_invalid_times():
     now = TracingTimestamp.now()
     assert now == TracingTimestamp.from_json(now.to_json()) and len({now, now}) == 1
     assert now.milliseconds_since_epoch == int(now.seconds_since_epoch * 1000)
@@ -169,11 +169,11 @@ def test_timestamps():
             TracingTimestamp.for_timestamp(bad)
 
 
-def test_events():
+def test_events_round_trip_through_json():
     shared = Attributes({"a": 1})
     event = Event.create("happened", shared)
     assert event.attributes.to_json() == {"a": 1, "timestamp_msec": event.timestamp.milliseconds_since_epoch}
-    assert shared.to_json() == {"a": 1}  # what was passed is not touched
+    assert shared.to_json() == {"a": 1}  # the passed attributes are not modified
     assert Event.from_json(event.to_json()) == event and len({event, event}) == 1
     try:
         raise ValueError("bad")
@@ -189,7 +189,7 @@ def test_events():
     assert missing.to_json()["error_type"] == "no_telemetry_data"
 
 
-def test_a_timer():
+def test_timer_rejects_double_start_and_stop():
     timer = Timer()
     timer.start()
     assert timer.running
