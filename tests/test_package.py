@@ -1,4 +1,4 @@
-"""The package as a whole: its face, its layers, its weight."""
+"""The package as a whole: public names, layers and import cost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tachograph
 
 SOURCE = Path(tachograph.__file__).parent
 
-# Which part may import which: layers point down. `base` are the modules that every layer may use. A dotted name is a
-# module with permissions of its own; the longest name that fits counts.
+# The packages that each package may import; layers point down. `base` stands for the modules that every layer may use.
+# A dotted name is a module with its own permissions; the longest matching name applies.
 ALLOWED = {
     "base": set(),
     "records": {"base"},
@@ -55,7 +55,8 @@ ALLOWED = {
 BASE = {"_base", "_version", "exceptions", "settings"}
 
 
-def part_of(module: str) -> str:
+def layer_of(module: str) -> str:
+    """Return the entry of `ALLOWED` that a module belongs to."""
     names = module.split(".")[1:] or ["__init__"]
     if names[0] in BASE:
         return "base"
@@ -64,6 +65,7 @@ def part_of(module: str) -> str:
 
 
 def imports_of(path: Path) -> set[str]:
+    """Return the modules of tachograph that a file imports."""
     modules = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module == "tachograph":
@@ -75,23 +77,23 @@ def imports_of(path: Path) -> set[str]:
     return modules
 
 
-def test_layers_point_down():
-    wrong = []
+def test_imports_follow_layers():
+    violations = []
     for path in sorted(SOURCE.rglob("*.py")):
-        own = part_of(".".join(("tachograph", *path.relative_to(SOURCE).with_suffix("").parts)))
+        own = layer_of(".".join(("tachograph", *path.relative_to(SOURCE).with_suffix("").parts)))
         for module in imports_of(path):
-            other = part_of(module)
+            other = layer_of(module)
             if other != own and other not in ALLOWED[own]:
-                wrong.append(f"{path.relative_to(SOURCE)} imports {module}")
-    assert wrong == []
+                violations.append(f"{path.relative_to(SOURCE)} imports {module}")
+    assert violations == []
 
 
-def test_every_part_is_in_the_list_of_layers():
+def test_every_package_is_listed_in_layers():
     names = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert names - BASE == {name for name in ALLOWED if "." not in name} - {"base"}
 
 
-def test_the_public_face():
+def test_public_names_are_sorted_and_importable():
     assert tachograph.__all__ == sorted(tachograph.__all__)
     for name in tachograph.__all__:
         assert getattr(tachograph, name) is not None
@@ -100,9 +102,10 @@ def test_the_public_face():
 
 
 def modules_after(statement: str) -> set[str]:
+    """Return the modules loaded in a new process after a statement."""
     code = f"{statement}\nimport sys, json; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(result.stdout.splitlines()[-1]))
 
 
 def test_sinks_do_not_import_each_other():
@@ -115,16 +118,16 @@ HEAVY = {"numpy", "pandas", "torch", "rich", "click", "rich_click", "yaml", "pyn
 HEAVY |= {"starlette", "uvicorn", "tsdownsample"}
 
 
-def test_importing_costs_next_to_nothing():
+def test_import_loads_few_modules():
     added = modules_after("import tachograph") - modules_after("pass")
     assert len(added) <= 50, sorted(added)
     assert not HEAVY & added
 
 
 def test_recording_imports_nothing_heavy(tmp_path):
-    log = f"run = tachograph.init('x', log_dir={str(tmp_path)!r}, console=False, system_interval_s=0)"
-    added = modules_after(f"import tachograph\n{log}\nrun.log(a=1.0); run.finish()") - modules_after("pass")
-    assert not (HEAVY - {"pynvml"}) & added  # pynvml is a thin shell around the driver and is asked for the GPUs' names
+    init = f"run = tachograph.init('x', log_dir={str(tmp_path)!r}, console=False, system_interval_s=0)"
+    added = modules_after(f"import tachograph\n{init}\nrun.log(a=1.0); run.finish()") - modules_after("pass")
+    assert not (HEAVY - {"pynvml"}) & added  # pynvml is a thin wrapper around the driver; it provides GPU names
 
 
 def test_spans_import_nothing_heavy():

@@ -1,4 +1,4 @@
-"""The public types, as a user would write them; checked by mypy, never run."""
+"""Uses of the public API as in user code. mypy checks the types; this file is never executed."""
 
 from __future__ import annotations
 
