@@ -19,6 +19,7 @@ SETTINGS = {"control_interval_s": 0.05, "flush_interval_s": 0.05, "system_interv
 
 
 def acks(folder):
+    """Return the control and status of every acknowledged request."""
     return [
         (record["control"], record["status"])
         for record in read(folder).latest("event")
@@ -162,6 +163,7 @@ def test_invalid_control_file_is_reported_once(logs, content):
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder", "unreadable"])
 def test_non_regular_control_file_is_ignored(logs, tmp_path, kind):
+    """Opening a pipe would block the trainer, and a link could point to any file."""
     with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
         path = logs / "x" / "control.json"
         path.unlink()

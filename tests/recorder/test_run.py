@@ -15,6 +15,7 @@ from tachograph.testing import FakeClock, MemoryRun
 
 
 def steps(run: MemoryRun) -> list[dict]:
+    """Return the step records of a run."""
     return [record for record in run.records if record["event"] == "step"]
 
 
@@ -106,6 +107,8 @@ def test_array_first_seen_on_fast_path_is_dropped(tmp_path):
 
 
 def test_log_keeps_no_reference_to_tensor():
+    """A reference would keep the tensor's memory allocated until the record is written."""
+
     class Tensor:
         dtype, shape, device = "float32", (), None
 
@@ -121,6 +124,8 @@ def test_log_keeps_no_reference_to_tensor():
 
 
 def test_log_does_not_synchronize_cuda_tensor():
+    """`item` waits for the device, so only the writer may call it."""
+
     class Device:
         type = "cuda"
 
@@ -161,6 +166,7 @@ def test_reserved_metric_names_get_suffix():
 
 
 def test_logged_metric_overrides_computed_field():
+    """Values that the loop measures take precedence over those of the recorder."""
     run = MemoryRun()
     for step in range(3):
         run.log({"sec_per_step": 9.0, "nan_inf_detected": True}, step=step)
@@ -294,6 +300,7 @@ def test_secret_in_error_message_is_masked():
 
 
 def test_wall_clock_jump_does_not_affect_sec_per_step():
+    """Durations come from the steady clock."""
     run = MemoryRun()
     run.log(a=1.0, step=0)
     run.clock.advance(1)
@@ -341,6 +348,7 @@ def test_other_ranks_create_no_run(tmp_path, monkeypatch, capsys):
 
 
 def acks(run: MemoryRun) -> list[tuple[str, str]]:
+    """Return the control and status of every acknowledged request."""
     return [(record["control"], record["status"]) for record in run.records if record.get("name") == "control_ack"]
 
 

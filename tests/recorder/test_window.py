@@ -12,6 +12,7 @@ from tachograph.testing import MemoryRun
 
 
 def steps(run: MemoryRun) -> list[dict]:
+    """Return the step records of a run."""
     return [record for record in run.records if record["event"] == "step"]
 
 
