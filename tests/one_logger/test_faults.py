@@ -61,9 +61,9 @@ def test_b02_span_name_may_be_any_text(configure):
 def test_b03_disabled_rank_returns_working_spans(configure):
     configure(enable_for_current_rank=False)
     with application() as app, training_loop(0) as loop, timed_span("x") as span:
-        for each in (app, loop, span):
-            each.add_attribute("a", 1)
-            each.add_event(Event.create("e"))
+        for item in (app, loop, span):
+            item.add_attribute("a", 1)
+            item.add_event(Event.create("e"))
         with training_iteration() as iteration, checkpoint_save(1):
             iteration.add_attribute("b", 2)
     assert on_model_init_start() is not None

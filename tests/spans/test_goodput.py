@@ -19,6 +19,7 @@ T0 = 1_700_000_000.0
 
 
 def journal(tmp_path, *records: dict) -> RunHistory:
+    """Write a journal with the records and read it; `at` is in seconds since the start."""
     folder = tmp_path / "x"
     folder.mkdir()
     lines = [encode({"event": record.pop("event"), "time": T0 + record.pop("at"), **record}) for record in records]
@@ -27,15 +28,18 @@ def journal(tmp_path, *records: dict) -> RunHistory:
 
 
 def start(at, **fields):
+    """Return the start record of an attempt."""
     return {"event": "start", "at": at, "run_id": "0" * 16, **fields}
 
 
 def loop(at, first):
+    """Return the start record of a training loop."""
     attributes = {"train_iterations_start": first}
     return {"event": "span_start", "at": at, "span_id": f"loop{at}", "name": "training_loop", "attributes": attributes}
 
 
 def window(at, step, iterations, sec, **shares):
+    """Return a step record for a window, with the share of each phase."""
     fields = {f"window/share_{name}": share for name, share in shares.items()}
     return {
         "event": "step", "at": at, "global_step": step, "window/iterations": iterations, "window/sec": sec, **fields,
@@ -43,16 +47,19 @@ def window(at, step, iterations, sec, **shares):
 
 
 def saved(at, iterations):
+    """Return the event of a successful checkpoint that covers a number of iterations."""
     return {"event": "event", "at": at, "name": "save_checkpoint_success", "productive_train_iterations": iterations}
 
 
-def parts(history: RunHistory) -> dict[str, float]:
+def nonzero_fields(history: RunHistory) -> dict[str, float]:
+    """Return the non-zero fields of the goodput."""
     goodput = history.goodput
     assert goodput is not None
-    return {name: pytest.approx(value) for name, value in goodput_dict(goodput).items() if value}
+    return {name: pytest.approx(value) for name, value in goodput_fields(goodput).items() if value}
 
 
-def goodput_dict(goodput) -> dict[str, float]:
+def goodput_fields(goodput) -> dict[str, float]:
+    """Return all fields of the goodput."""
     return {name: getattr(goodput, name) for name in goodput.__struct_fields__}
 
 
@@ -70,7 +77,7 @@ def test_goodput_accounts_for_all_time_of_finished_run(tmp_path):
         {"event": "span", "at": 90, "span_id": "t", "name": "testing_loop", "duration_s": 20},
         {"event": "end", "at": 100, "status": "finished"},
     )
-    assert goodput_dict(history.goodput) == {
+    assert goodput_fields(history.goodput) == {
         "wall_s": 100.0, "productive_s": 25.0, "start_up_s": 10.0, "data_s": 10.0, "checkpoint_s": 8.0,
         "validation_s": 12.0, "testing_s": 20.0, "lost_s": 0.0, "down_s": 0.0, "unreported_s": 0.0, "idle_s": 15.0,
     }  # fmt: skip
@@ -91,7 +98,7 @@ def test_crash_loses_iterations_since_checkpoint(tmp_path):
         window(140, 39, 20, 20, iteration=1.0),
         {"event": "end", "at": 150, "status": "finished"},
     )
-    assert goodput_dict(history.goodput) == {
+    assert goodput_fields(history.goodput) == {
         "wall_s": 150.0, "productive_s": 40.0, "start_up_s": 30.0, "data_s": 0.0, "checkpoint_s": 0.0,
         "validation_s": 0.0, "testing_s": 0.0, "lost_s": 25.0, "down_s": 45.0, "unreported_s": 0.0, "idle_s": 10.0,
     }  # fmt: skip
@@ -108,7 +115,7 @@ def test_resume_inside_window_loses_part_of_it(tmp_path):
         window(50, 39, 10, 10, iteration=1.0),
         {"event": "end", "at": 50, "status": "finished"},
     )
-    assert parts(history) == {"wall_s": 50.0, "productive_s": 40.0, "lost_s": 10.0}
+    assert nonzero_fields(history) == {"wall_s": 50.0, "productive_s": 40.0, "lost_s": 10.0}
 
 
 @pytest.mark.parametrize(("checkpoints", "productive_s"), [([saved(30, 20)], 20.0), ([], 0.0)])
@@ -134,7 +141,7 @@ def test_logged_checkpoint_counts_as_saved(tmp_path):
         {"event": "checkpoint", "at": 30, "global_step": 9, "checkpoint_path": "x"},
         {"event": "end", "at": 30, "status": "failed"},
     )
-    assert parts(history) == {"wall_s": 30.0, "productive_s": 10.0, "lost_s": 20.0}
+    assert nonzero_fields(history) == {"wall_s": 30.0, "productive_s": 10.0, "lost_s": 20.0}
 
 
 def test_application_start_time_extends_start_up(tmp_path):
@@ -146,7 +153,7 @@ def test_application_start_time_extends_start_up(tmp_path):
         window(150, 39, 40, 40, iteration=1.0),
         {"event": "end", "at": 150, "status": "finished"},
     )
-    assert parts(history) == {"wall_s": 150.0, "productive_s": 40.0, "start_up_s": 110.0}
+    assert nonzero_fields(history) == {"wall_s": 150.0, "productive_s": 40.0, "start_up_s": 110.0}
 
 
 def test_goodput_without_iterations_is_none(tmp_path):
@@ -156,6 +163,7 @@ def test_goodput_without_iterations_is_none(tmp_path):
 
 
 def show(history: RunHistory, width: int = 100) -> str:
+    """Return the output of `tacho show`."""
     console = Console(width=width, file=io.StringIO())
     console.print(render(history))
     return console.file.getvalue()
@@ -198,20 +206,20 @@ def test_long_spans_are_visible_while_open_and_after_sigkill(script, logs):
     assert "still open" in show(live)
     child.process.send_signal(signal.SIGKILL)
     child.process.wait()
-    dead = tachograph.read(logs / "x")
-    assert {span.name: span.status for span in dead.spans()} == {
+    crashed = tachograph.read(logs / "x")
+    assert {span.name: span.status for span in crashed.spans()} == {
         "application": "died", "training_loop": "died", "stuck": "died", "checkpoint_save_sync": "ok",
     }  # fmt: skip
-    assert "open at crash" in show(dead)
-    assert dead.goodput.lost_s > 0.04  # of 17 iterations, those after the checkpoint at step 9
+    assert "open at crash" in show(crashed)
+    assert crashed.goodput.lost_s > 0.04  # of 17 iterations, those after the checkpoint at step 9
     script(LOOP, logs, 10, 99).ok()
-    whole = tachograph.read(logs / "x")
-    assert len(whole.attempts) == 2
-    assert whole.session_tag == dead.session_tag  # a resume belongs to the same session
-    statuses = [(span.attempt, span.name, span.status) for span in whole.spans()]
+    resumed = tachograph.read(logs / "x")
+    assert len(resumed.attempts) == 2
+    assert resumed.session_tag == crashed.session_tag  # a resume belongs to the same session
+    statuses = [(span.attempt, span.name, span.status) for span in resumed.spans()]
     assert (0, "stuck", "died") in statuses and (1, "training_loop", "ok") in statuses
-    assert whole.goodput.productive_s == pytest.approx(0.2, rel=0.6)
-    assert 0.0 < whole.goodput.share < 1.0
+    assert resumed.goodput.productive_s == pytest.approx(0.2, rel=0.6)
+    assert 0.0 < resumed.goodput.share < 1.0
 
 
 def test_show_prints_spans_progress_and_goodput(tmp_path):

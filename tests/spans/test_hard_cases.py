@@ -30,10 +30,12 @@ SETTINGS = {"system_interval_s": 0, "git": False, "console": False}
 
 
 def updates(records):
+    """Return the training metrics events among records."""
     return [record for record in records if record.get("name") == "training_metrics_update"]
 
 
 def test_forked_child_ignores_parent_lock(script, tmp_path):
+    """A recording thread may hold a lock during the fork; the child must not wait for it."""
     script(
         """
         import os, threading, tachograph
@@ -61,6 +63,7 @@ def test_forked_child_ignores_parent_lock(script, tmp_path):
 
 
 def test_concurrent_first_spans_start_one_run(script, tmp_path):
+    """The first span of a program starts its run, even if several threads open one at once."""
     script(
         """
         import sys, threading, tachograph
@@ -278,6 +281,7 @@ def test_deeply_nested_spans_are_recorded(tacho_run, tmp_path):
 
 
 def test_frequent_events_do_not_evict_checkpoints(logs):
+    """The reader keeps the latest events per name, so frequent events do not displace rare ones."""
     with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
         set_training_config(log_every_n_train_iterations=1, perf_tag="p")
         run.control("lr", 0.1, min=0.0, max=1.0)
@@ -297,6 +301,7 @@ def test_frequent_events_do_not_evict_checkpoints(logs):
 
 
 def test_repeated_checkpoint_report_adds_no_progress(tacho_run):
+    """A checkpoint covers the progress at the start of its save, here three iterations."""
     with training_loop(0):
         for step in range(10):
             with training_iteration():
@@ -495,6 +500,8 @@ def test_decorator_without_parentheses_raises(tacho_run):
 
 
 def test_interleaved_generators_keep_parents_shallow(tacho_run):
+    """Stopped spans of suspended generators must not form an ever longer chain of parents."""
+
     def source(count):
         for index in range(count):
             with tachograph.data_loading():
@@ -535,6 +542,7 @@ def test_hanging_disk_bounds_buffer(logs, monkeypatch):
 
 
 def test_concurrent_data_loading_is_not_waiting_time(tacho_run):
+    """Data loaded in another context during an iteration does not delay the iteration."""
     set_training_config(log_every_n_train_iterations=1)
     with training_loop(0):
         context = contextvars.copy_context()  # like the context of an asyncio task
@@ -687,6 +695,7 @@ def test_child_stopped_after_parent_is_grouped_under_it(tacho_run, tmp_path):
 
 
 def test_train_loss_takes_precedence_over_loss(tacho_run):
+    """The reported loss must not depend on the order of the fields."""
     set_training_config(log_every_n_train_iterations=1)
     with training_loop(0), training_iteration():
         tacho_run.log({"loss": 7.0, "train_loss": 0.5})
@@ -695,6 +704,7 @@ def test_train_loss_takes_precedence_over_loss(tacho_run):
 
 @pytest.mark.swallows
 def test_unstopped_spans_are_bounded(logs):
+    """A program that never stops its spans must not leak memory."""
     with tachograph.init("x", log_dir=str(logs), csv=False, **SETTINGS) as run:
         recorder = recorder_of(run)
         with application() as app:
@@ -713,6 +723,7 @@ def test_unstopped_spans_are_bounded(logs):
 
 
 def test_span_written_immediately_is_recorded_in_order(tacho_run, monkeypatch):
+    """The writer may handle a span as soon as it is queued, before the caller continues."""
     memory = tacho_run._memory
 
     def put_and_write(item, *, must=False):

@@ -27,14 +27,17 @@ from tachograph.spans import get_recorder, on_save_checkpoint_end, on_save_check
 
 
 def updates(run, name="training_metrics_update"):
+    """Return the events of a run with a name."""
     return [record for record in run.records if record["event"] == "event" and record["name"] == name]
 
 
 def windows(run):
+    """Return the step records of a run that summarize a window."""
     return [record for record in run.records if record["event"] == "step" and "window/sec" in record]
 
 
 def iterate(run, *durations_s):
+    """Run one training iteration per duration."""
     for seconds in durations_s:
         with training_iteration():
             run.clock.advance(seconds)

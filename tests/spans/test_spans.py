@@ -58,6 +58,7 @@ def finished_spans(run: MemoryRun) -> dict[str, dict]:
 
 
 def records_of(run: MemoryRun, event: str) -> list[dict]:
+    """Return the records of one kind."""
     return [record for record in run.records if record["event"] == event]
 
 

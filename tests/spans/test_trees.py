@@ -114,16 +114,17 @@ def read(records: list[dict], *, state: RunState | None = None) -> RunHistory:
         start = {"event": "start", "time": 1_700_000_000.0, "run_name": "x", "run_id": "0" * 16}
         (run / "metrics.jsonl").write_bytes(b"".join(encode(record) + b"\n" for record in [start, *records]))
         history = tachograph.read(run)
-        history.found = history.spans()  # before the file is removed
+        history.loaded_spans = history.spans()  # before the file is removed
         return history
 
 
 def check_tree(history: RunHistory, records: list[dict]) -> None:
-    found = history.found
-    by_id = {span.id: span for span in found}
-    assert len(by_id) == len(found), "duplicate span id"
+    """Check that the spans form a tree and that events refer to recorded spans."""
+    spans = history.loaded_spans
+    by_id = {span.id: span for span in spans}
+    assert len(by_id) == len(spans), "duplicate span id"
     assert set(by_id) == {record["span_id"] for record in records if record["event"].startswith("span")}
-    for span in found:
+    for span in spans:
         assert span.duration_s is None or span.duration_s >= 0
         seen = set()
         parent = span
@@ -142,10 +143,11 @@ def check_tree(history: RunHistory, records: list[dict]) -> None:
         group = groups.pop()
         num_spans += group.count + group.num_open
         groups += group.children.values()
-    assert num_spans == len(found)
+    assert num_spans == len(spans)
 
 
 def check_times(history: RunHistory, records: list[dict]) -> None:
+    """Check that window shares and goodput add up to the elapsed time."""
     windows = [record for record in records if record["event"] == "step" and "window/sec" in record]
     for record in windows:
         shares = {name: value for name, value in record.items() if name.startswith("window/share_")}
