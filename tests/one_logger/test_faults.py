@@ -35,7 +35,6 @@ from tachograph.one_logger import (
     training_loop,
     validation_loop,
 )
-from tachograph.spans import recorder_of
 from tachograph.testing import MemoryRun
 from tests.one_logger.conftest import exported, journal
 from tests.one_logger.test_exporters import CollectingExporter
@@ -282,4 +281,3 @@ def test_b20_documented_recorder_calls_work(configure):
         )
     assert [record["event"]["name"] for record in exported() if record["type"] == "event"][-1] == "without a span"
     assert isinstance(ErrorEvent.create("x"), Event)
-    assert recorder_of is not None

@@ -82,3 +82,11 @@ def test_gpu_probe_samples_memory_and_utilization():
 def test_sampler_reports_free_disk_space(tmp_path):
     sampler = SystemSampler(str(tmp_path), 1.0, lambda sample: None)
     assert sampler.sample()["disk_free_gb"] > 0
+
+
+def test_sampler_survives_deleted_folder(tmp_path):
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    sampler = SystemSampler(str(folder), 1.0, lambda sample: None)
+    folder.rmdir()
+    assert "disk_free_gb" not in sampler.sample()

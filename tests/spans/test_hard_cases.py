@@ -100,7 +100,7 @@ def test_burst_of_spans_loses_no_record(logs):
 
 
 @pytest.mark.swallows
-def test_fault_in_handler_costs_one_record(logs, tmp_path, monkeypatch):
+def test_fault_in_handler_costs_one_record(logs, monkeypatch):
     from tachograph.spans._aggregator import SpanAggregator
 
     add_span = SpanAggregator._add_span
@@ -216,7 +216,7 @@ def test_span_scope_is_shared_between_threads(tacho_run):
         with shared as span:
             time.sleep(seconds)
         assert span.stop_s is not None and span.start_s is not None
-        durations[seconds] = seconds
+        durations[seconds] = span.stop_s - span.start_s
 
     threads = [threading.Thread(target=work, args=(seconds,)) for seconds in (0.01, 0.05, 0.1)]
     for thread in threads:
@@ -224,6 +224,7 @@ def test_span_scope_is_shared_between_threads(tacho_run):
     for thread in threads:
         thread.join()
     assert len(durations) == 3
+    assert all(duration_s >= 0 for duration_s in durations.values())
     assert len([record for record in tacho_run.records if record["event"] in {"span", "span_stop"}]) == 3
 
 
@@ -363,7 +364,7 @@ def test_timestamp_objects_set_start_and_stop(logs):
         span = recorder.start("x", start_time=wall_only)
         recorder.stop(span, stop_time=now)
         assert span.duration_msec() == pytest.approx(5000, abs=100)
-        recorder.event(span if False else recorder.current, Event.create("e", {"a": 1}, wall_only))
+        recorder.event(recorder.current, Event.create("e", {"a": 1}, wall_only))
     assert [record["a"] for record in lines_of(logs / "x") if record.get("name") == "e"] == [1]
 
 

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tachograph
-from tachograph.journal import RunState
 from tachograph.reader import RunHistory
 from tachograph.records import encode
 from tachograph.spans import (
@@ -106,7 +105,7 @@ def iterate(run: MemoryRun, seconds: float, phases: tuple[tuple[str, float], ...
         run.clock.advance(seconds)
 
 
-def read(records: list[dict], *, state: RunState | None = None) -> RunHistory:
+def read(records: list[dict]) -> RunHistory:
     """Write the records to a journal on disk and read it."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "x"
