@@ -1,16 +1,16 @@
-"""Every error Tachograph raises on purpose.
+"""All errors that Tachograph raises deliberately.
 
 TachographError
-├── ConfigError        a setting, a config section or an argument of `init` is wrong
-├── RunNameError       a run name that cannot be a folder of its own
+├── ConfigError        a setting, a config section or an argument of `init` is invalid
+├── RunNameError       a run name cannot be used as a folder name
 ├── LogDirError        the log folder cannot be written
-├── NoRunError         `tachograph.log` and the like before any `tachograph.init`
-├── RunNotFoundError   there is no run of that name or at that path
-├── ControlError       a control that cannot be registered or requested
-└── ServeError         the dashboard cannot listen where it was told to
+├── NoRunError         `tachograph.log` or a similar function was called before `tachograph.init`
+├── RunNotFoundError   no run has that name or lies at that path
+├── ControlError       a control cannot be registered or requested
+└── ServeError         the dashboard cannot listen on the given address
 
-All of them belong to set-up or to reading. While a run is being recorded, nothing is raised: a fault costs
-one record and is told in a `telemetry_error` record.
+They are raised during set-up or while reading. Recording raises nothing: a fault costs at most one record and is
+reported in a `telemetry_error` record.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class TachographError(Exception):
 
 
 class ConfigError(TachographError, ValueError):
-    """A setting, a config section or an argument is wrong; the message names it and the remedy."""
+    """A setting, a config section or an argument is invalid; the message names it and the remedy."""
 
 
 class RunNameError(ConfigError):
-    """A run name that cannot be the name of a folder inside the log folder."""
+    """A run name cannot be used as the name of a folder inside the log folder."""
 
 
 class LogDirError(TachographError, OSError):
@@ -47,19 +47,19 @@ class LogDirError(TachographError, OSError):
 
 
 class NoRunError(TachographError, RuntimeError):
-    """Something was logged to the current run, and there is none."""
+    """Something was logged to the current run, but no run is active."""
 
 
 class RunNotFoundError(TachographError, FileNotFoundError):
-    """No run of that name, or no run in that folder."""
+    """No run has that name, or the folder holds no run."""
 
 
 class ControlError(TachographError, ValueError):
-    """A control cannot be registered or requested as asked."""
+    """A control cannot be registered or requested."""
 
 
 class ServeError(TachographError, OSError):
-    """The dashboard cannot listen on the address it was given."""
+    """The dashboard cannot listen on the given address."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,1 +1,1 @@
-"""Small modules that every layer may use: clocks, the guard, HTTP, ranks. They import nothing above themselves."""
+"""Small modules that every layer may use: clocks, the guard, HTTP, ranks. They import no other layer."""

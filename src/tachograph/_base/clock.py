@@ -1,4 +1,4 @@
-"""Two clocks: a steady one that durations and the hot path use, and the wall clock that people read."""
+"""Two clocks: a steady one for durations and the hot path, and the wall clock for timestamps people read."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ __all__ = ["Clock", "SystemClock", "WallAnchor"]
 
 
 class Clock(Protocol):
-    """What the recorder asks for the time."""
+    """The clock interface of the recorder."""
 
     def steady_s(self) -> float:
-        """Seconds on a clock that never goes back; its zero means nothing."""
+        """Return seconds on a clock that never goes backwards; its zero point is arbitrary."""
         ...
 
     def wall_s(self) -> float:
-        """Seconds since the epoch, as the machine believes it is now."""
+        """Return seconds since the epoch, according to the machine."""
         ...
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of the machine."""
 
     def steady_s(self) -> float:
-        """Seconds of `time.perf_counter`, the clock the hot path reads directly."""
+        """Return `time.perf_counter()`, the clock the hot path reads directly."""
         return time.perf_counter()
 
     def wall_s(self) -> float:
-        """Seconds of `time.time`."""
+        """Return `time.time()`."""
         return time.time()
 
 
 class WallAnchor:
-    """Turns steady readings into wall times, and notices when the wall clock is set.
+    """Converts steady readings to wall times and detects when the wall clock is set.
 
     The hot path reads only the steady clock, so a wall clock that jumps can neither reorder records nor make a
-    duration negative. Small corrections are followed silently; a jump is reported once by `follow`.
+    duration negative. `follow` applies small corrections silently and returns the size of a jump once.
     """
 
     JUMP_S = 1.0
@@ -50,10 +50,10 @@ class WallAnchor:
         return self.offset_s + steady_s
 
     def follow(self) -> float | None:
-        """Adopt the wall clock's present offset; return the jump in seconds if there was one."""
+        """Adopt the current offset of the wall clock; return the jump in seconds, or None if there was none."""
         offset_s = self._clock.wall_s() - self._clock.steady_s()
         jump_s = offset_s - self.offset_s
-        if abs(jump_s) < 0.001:  # reading two clocks one after the other differs by this much on a busy machine
+        if abs(jump_s) < 0.001:  # noise of reading two clocks one after the other on a busy machine
             return None
         self.offset_s = offset_s
         return jump_s if abs(jump_s) >= self.JUMP_S else None

@@ -1,4 +1,8 @@
-"""Functions with something around each call, whatever kind of function they are."""
+"""Run every call of a function inside a context manager, for any kind of function.
+
+A coroutine or a generator does its work after the call has returned, so each kind needs a wrapper that keeps the
+context manager open until the function has run to its end.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +19,29 @@ __all__ = ["wrap_calls"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def wrap_calls(function: Function, make: Callable[[tuple[Any, ...]], AbstractContextManager[Any]]) -> Function:
-    """Return a function of which each call has a context manager of its own around it, to its very end.
+def wrap_calls(function: Function, make_context: Callable[[tuple[Any, ...]], AbstractContextManager[Any]]) -> Function:
+    """Return a function that enters a new context manager for each call and leaves it when the call has finished.
 
     Args:
-        function: any function; of a coroutine or a generator, the end is when it has run to its end.
-        make: makes the context manager, given the arguments of a call that have no name.
+        function: a function, coroutine function or (async) generator function.
+        make_context: creates the context manager from the positional arguments of the call.
     """
     wrapper: Any
     if inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with make(args):
+            with make_context(args):
                 items = function(*args, **kwargs)
                 try:
-                    item = await _begun_unseen(items)
+                    item = await _start_without_hooks(items)
                     while True:
                         try:
                             sent = yield item
                         except GeneratorExit:
                             await items.aclose()
                             raise
-                        except BaseException as error:  # noqa: BLE001 - it is for the function to handle
+                        except BaseException as error:  # noqa: BLE001 - the wrapped function handles it
                             item = await items.athrow(error)
                         else:
                             item = await items.asend(sent)
@@ -48,33 +52,34 @@ def wrap_calls(function: Function, make: Callable[[tuple[Any, ...]], AbstractCon
 
         @functools.wraps(function)
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with make(args):
+            with make_context(args):
                 return await function(*args, **kwargs)
 
     elif inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with make(args):
+            with make_context(args):
                 return (yield from function(*args, **kwargs))
 
         if getattr(getattr(function, "__code__", None), "co_flags", 0) & inspect.CO_ITERABLE_COROUTINE:
-            wrapper = types.coroutine(wrapper)  # as the function was, or nobody could await it
+            wrapper = types.coroutine(wrapper)  # keep it awaitable, as the original was
 
     else:
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with make(args):
+            with make_context(args):
                 return function(*args, **kwargs)
 
-    return wrapper  # type: ignore[no-any-return] # it takes and returns what the function does
+    return wrapper  # type: ignore[no-any-return] # same signature as the function
 
 
-def _begun_unseen(items: Any) -> Any:
-    """Begin an asynchronous generator that the event loop is not told of.
+def _start_without_hooks(items: Any) -> Any:
+    """Start an asynchronous generator without registering it with the event loop.
 
-    A loop that ends closes every one it knows, side by side. It knows the one around, which closes this one.
+    A closing loop closes all registered generators concurrently. The wrapper is registered and closes this one
+    itself; registering both would close it twice at once.
     """
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(None, None)

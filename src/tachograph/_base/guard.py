@@ -1,7 +1,7 @@
-"""The one guard: a fault inside telemetry never reaches the training code.
+"""The guard: an exception inside telemetry never propagates into the training code.
 
-A guarded fault becomes one line in the `tachograph` logger (once per place and type) and is counted.
-With ``guard.strict`` it is raised again instead, which is how our own tests run.
+The guard counts a fault and logs one line to the `tachograph` logger, once per place and exception type. With
+``guard.strict`` it re-raises instead; the test suite runs this way.
 """
 
 from __future__ import annotations
@@ -16,53 +16,53 @@ __all__ = ["Guard", "guarded_callback", "guard", "guarded", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_MOST_KEPT = 100
-_MOST_CHARS = 1_000
+_MAX_FAULTS = 100
+_MAX_FAULT_CHARS = 1_000
 
 
 class Guard:
-    """Swallows and counts faults; see the module."""
+    """Suppresses and counts telemetry faults; see the module."""
 
     def __init__(self) -> None:
         self.strict = False
         self.num_faults = 0
         self.faults: list[tuple[str, str]] = []
-        """Where, and what; never the exception itself, whose frames would keep the caller's tensors alive."""
-        self._told: set[tuple[str, type[BaseException]]] = set()
+        """Place and text of each fault. Never the exception: its frames would keep the caller's tensors alive."""
+        self._logged: set[tuple[str, type[BaseException]]] = set()
 
-    def __call__(self, place: str, tell: Callable[[str, Exception], None] | None = None) -> _Guarded:
+    def __call__(self, place: str, on_fault: Callable[[str, Exception], None] | None = None) -> _GuardedBlock:
         """Guard a block: ``with guard("writing the heartbeat"): ...``.
 
         Args:
-            place: what is being done.
-            tell: called with the place and the fault, for those who keep a record of their own.
+            place: the operation, as a phrase that completes "while …".
+            on_fault: called with the place and the exception, before the guard reports it.
         """
-        return _Guarded(self, place, tell)
+        return _GuardedBlock(self, place, on_fault)
 
     def report(self, place: str, fault: BaseException) -> None:
-        """Count a fault that was caught elsewhere, and tell of it once."""
+        """Count a fault and log it, once per place and exception type."""
         self.num_faults += 1
-        if len(self.faults) < _MOST_KEPT:
-            with contextlib.suppress(Exception):  # it may fail to say what it is
-                self.faults.append((place, f"{type(fault).__name__}: {fault}"[:_MOST_CHARS]))
-        if (place, type(fault)) not in self._told:
-            self._told.add((place, type(fault)))
+        if len(self.faults) < _MAX_FAULTS:
+            with contextlib.suppress(Exception):  # its __str__ may raise
+                self.faults.append((place, f"{type(fault).__name__}: {fault}"[:_MAX_FAULT_CHARS]))
+        if (place, type(fault)) not in self._logged:
+            self._logged.add((place, type(fault)))
             warn("a telemetry fault was swallowed while %s: %s: %s", place, type(fault).__name__, fault)
 
     def reset(self) -> None:
-        """Forget what was counted, and in a forked child whatever the parent told."""
+        """Clear the counts and the log history; a forked child does not inherit those of its parent."""
         self.num_faults = 0
         self.faults.clear()
-        self._told.clear()
+        self._logged.clear()
 
 
-class _Guarded:
-    __slots__ = ("_guard", "_place", "_tell")
+class _GuardedBlock:
+    __slots__ = ("_guard", "_on_fault", "_place")
 
-    def __init__(self, guard: Guard, place: str, tell: Callable[[str, Exception], None] | None) -> None:
+    def __init__(self, guard: Guard, place: str, on_fault: Callable[[str, Exception], None] | None) -> None:
         self._guard = guard
         self._place = place
-        self._tell = tell
+        self._on_fault = on_fault
 
     def __enter__(self) -> None:
         return None
@@ -72,9 +72,9 @@ class _Guarded:
     ) -> bool:
         if fault is None or not isinstance(fault, Exception):
             return False
-        if self._tell is not None:
+        if self._on_fault is not None:
             try:
-                self._tell(self._place, fault)
+                self._on_fault(self._place, fault)
             except Exception:
                 if self._guard.strict:
                     raise
@@ -86,7 +86,7 @@ guard = Guard()
 
 
 def warn(text: str, *values: object) -> None:
-    """Say something in the `tachograph` logger, unless a handler of the program's or its end prevents it."""
+    """Log a warning to the `tachograph` logger; ignore handlers that raise and an interpreter that is shutting down."""
     with contextlib.suppress(Exception):
         import logging
 
@@ -94,11 +94,11 @@ def warn(text: str, *values: object) -> None:
 
 
 def guarded(place: str) -> Callable[[_Function], _Function]:
-    """Keep a fault of ours from the training loop: cheaper than `with guard(…)` where nothing is at fault."""
+    """Return a decorator that guards a function; cheaper than `with guard(…)` when nothing is raised."""
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
-        def safely(*arguments: Any, **named: Any) -> None:
+        def wrapper(*arguments: Any, **named: Any) -> None:
             try:
                 function(*arguments, **named)
             except Exception as fault:
@@ -106,11 +106,11 @@ def guarded(place: str) -> Callable[[_Function], _Function]:
                 if guard.strict:
                     raise
 
-        return safely  # type: ignore[return-value]
+        return wrapper  # type: ignore[return-value]
 
     return decorate
 
 
-def guarded_callback(who: str) -> Callable[[_Function], _Function]:
-    """Guard the methods that a framework calls, and name them in what is told of a fault."""
-    return lambda function: guarded(f"{who} called {function.__name__}")(function)
+def guarded_callback(framework: str) -> Callable[[_Function], _Function]:
+    """Return a decorator that guards a method called by a framework; reports name the framework and the method."""
+    return lambda function: guarded(f"{framework} called {function.__name__}")(function)

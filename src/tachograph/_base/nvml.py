@@ -1,4 +1,4 @@
-"""GPU figures through NVML, when there is a driver. NVML reads counters; it creates no CUDA context."""
+"""GPU readings through NVML, if a driver is installed. NVML reads counters and creates no CUDA context."""
 
 from __future__ import annotations
 
@@ -21,63 +21,63 @@ _READINGS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class GpuProbe:
-    """Reads the GPUs this process may use: `CUDA_VISIBLE_DEVICES`, else all."""
+    """Reads the GPUs visible to this process: those in `CUDA_VISIBLE_DEVICES`, or all."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
         self._devices: list[tuple[str, Any]] | None = None
 
     def names(self) -> list[str]:
-        """Return the model names of the GPUs."""
-        return [_text(self._nvml.nvmlDeviceGetName(handle)) for _index, handle in self._find()]
+        """Return the model name of each GPU."""
+        return [_decode(self._nvml.nvmlDeviceGetName(handle)) for _index, handle in self._visible_handles()]
 
     def devices(self) -> list[tuple[str, int]]:
         """Return the model name of each GPU and its memory in bytes."""
-        total = [int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total) for _index, handle in self._find()]
+        total = [int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total) for _index, handle in self._visible_handles()]
         return list(zip(self.names(), total, strict=True))
 
     def sample(self) -> dict[str, Any]:
-        """Return utilisation, memory, power and temperature of each GPU, as far as it tells them."""
+        """Return utilisation, memory, power and temperature of each GPU; readings it does not support are missing."""
         fields: dict[str, Any] = {}
-        for index, handle in self._find():
+        for index, handle in self._visible_handles():
             for name, read in _READINGS.items():
                 try:
                     fields[f"gpu/{index}/{name}"] = read(self._nvml, handle)
                 except self._nvml.NVMLError:
-                    continue  # this model does not tell, or not now
+                    continue  # not supported by this model, or not available now
         return fields
 
-    def _find(self) -> list[tuple[str, Any]]:
+    def _visible_handles(self) -> list[tuple[str, Any]]:
         if self._devices is None:
             self._devices = []
-            if not _may_have_driver():
+            if not _driver_may_exist():
                 return self._devices
             try:
                 import pynvml
 
                 pynvml.nvmlInit()
                 self._nvml = pynvml
-                self._devices = self._visible()
-            except Exception:  # noqa: BLE001 - no driver, no device, no permission: there are no GPUs to tell of
+                self._devices = self._filter_visible()
+            except Exception:  # noqa: BLE001 - no driver, no device, no permission: report no GPUs
                 self._devices = []
         return self._devices
 
-    def _visible(self) -> list[tuple[str, Any]]:
+    def _filter_visible(self) -> list[tuple[str, Any]]:
         nvml = self._nvml
         every = {str(index): nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())}
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
             return list(every.items())
-        wanted = [self._whole(item.strip()) for item in visible.split(",") if item.strip()]
+        wanted = [self._parent_device(item.strip()) for item in visible.split(",") if item.strip()]
         devices = []
         for index, handle in every.items():
-            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+            uuid = _decode(nvml.nvmlDeviceGetUUID(handle))
             if any(item == index or (item.startswith("GPU-") and uuid.startswith(item)) for item in wanted):
                 devices.append((index, handle))
         return devices
 
-    def _whole(self, item: str) -> str:
-        """Return the device that an entry of `CUDA_VISIBLE_DEVICES` names a part of, or else the entry."""
+    def _parent_device(self, item: str) -> str:
+        """Return the device that contains the MIG instance named in `CUDA_VISIBLE_DEVICES`; other entries unchanged."""
         nvml = self._nvml
         if item.startswith("MIG-GPU-"):
             return item.removeprefix("MIG-").partition("/")[0]
@@ -85,15 +85,15 @@ class GpuProbe:
             return item
         try:
             part = nvml.nvmlDeviceGetHandleByUUID(item)
-            return _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)))
+            return _decode(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)))
         except nvml.NVMLError:
             return item
 
 
-def _may_have_driver() -> bool:
-    """Tell whether it is worth loading NVML; it costs megabytes."""
+def _driver_may_exist() -> bool:
+    """Return whether a driver may be installed. Loading NVML costs megabytes, so check first."""
     return sys.platform != "linux" or any(map(os.path.exists, ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")))
 
 
-def _text(value: str | bytes) -> str:
+def _decode(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value

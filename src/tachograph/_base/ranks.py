@@ -1,4 +1,4 @@
-"""Which process of a distributed job this is: its rank, how many there are, and what names the job for all of them."""
+"""The place of this process in a distributed job: its rank, the number of ranks, and an id that all ranks share."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 
 __all__ = ["group_rank", "job_id", "local_rank", "rank", "stated_rank", "world_size"]
 
-_PAIRS = (
+_RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
     ("GLOBAL_RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("PMI_RANK", "PMI_SIZE"),
 )
-"""Where launchers say the rank and the number of ranks. Of Slurm's two counts only that of the step tells how many
-processes were started: a script that `sbatch` runs by itself has a job of many tasks and is alone.
+"""Environment variables in which launchers pass the rank and the number of ranks.
+
+Slurm sets two counts. Only the step's count is the number of started processes: a script that `sbatch` runs directly
+belongs to a job with many tasks but is the only process.
 """
 
 _JOB_VARIABLES = (
@@ -32,41 +34,44 @@ _JOB_VARIABLES = (
 
 
 def rank() -> int:
-    """Return this process's rank in its job, 0 where there is none or it cannot be told."""
-    return _placed()[0]
+    """Return the rank of this process in its job, or 0 if there is no job or the rank is unknown."""
+    return _rank_and_size()[0]
 
 
 def world_size() -> int:
-    """Return how many processes train together, 1 where that cannot be told."""
-    return _placed()[1]
+    """Return the number of processes in the job, or 1 if it is unknown."""
+    return _rank_and_size()[1]
 
 
 def group_rank() -> int | None:
-    """Return this process's rank in torch's process group, None where there is none."""
+    """Return the rank of this process in torch's process group, or None if there is no group."""
     group = _process_group()
     return None if group is None else group[0]
 
 
 def stated_rank() -> int:
-    """Return the rank that a launcher states, 0 where none does.
+    """Return the rank that a launcher states, or 0 if none does.
 
-    Unlike `rank` this believes a variable that stands alone: for what one process may do, and rather none than two.
+    Unlike `rank`, this accepts a rank variable without a matching size. Use it for work that at most one process may
+    do, where doing it in no process is better than doing it in two.
     """
-    stated = map(_count, ("RANK", "GLOBAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"))
+    stated = map(_parse_count, ("RANK", "GLOBAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"))
     own = next((count for count in stated if count is not None), None)
     return rank() if own is None else own
 
 
 def local_rank() -> int | None:
-    """Return this process's place among those on the same machine, None where nobody says it."""
-    known = (_count(name) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID"))
+    """Return the rank of this process on its machine, or None if the launcher does not state it."""
+    known = (
+        _parse_count(name) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
+    )
     return next((place for place in known if place is not None), None)
 
 
 def job_id() -> str:
-    """Return a text that all processes of a job share, as far as its launcher tells them apart; empty for one alone.
+    """Return an id that all processes of a job share, or an empty string for a job of one process.
 
-    A job that torchrun restarts has another one.
+    The id changes when torchrun restarts the job.
     """
     if world_size() <= 1:
         return ""
@@ -75,29 +80,29 @@ def job_id() -> str:
     if address.startswith("127.") or address in {"", "localhost", "::1"}:
         import socket
 
-        known.append(socket.gethostname())  # then all are on one machine, and others may call theirs the same
+        known.append(socket.gethostname())  # a local address: jobs on other machines may use the same one
     if any(known[: len(_JOB_VARIABLES)]):
         return ":".join(known)
     return f"{known[-1]}:{os.getppid()}"  # started by one process, as `torch.multiprocessing.spawn` does
 
 
-def _placed() -> tuple[int, int]:
+def _rank_and_size() -> tuple[int, int]:
     group = _process_group()
     if group is not None:
         return group
-    for rank_variable, size_variable in _PAIRS:
-        own, size = _count(rank_variable), _count(size_variable)
+    for rank_variable, size_variable in _RANK_VARIABLES:
+        own, size = _parse_count(rank_variable), _parse_count(size_variable)
         if own is not None and size is not None and own < size > 1:
             return own, size
-    # Lightning tells the processes it starts nothing but their place on the node.
-    own, size = _count("LOCAL_RANK"), _count("WORLD_SIZE")
-    if own is not None and size is not None and own < size > 1 and not _count("NODE_RANK"):
+    # Lightning passes only the local rank to the processes it starts.
+    own, size = _parse_count("LOCAL_RANK"), _parse_count("WORLD_SIZE")
+    if own is not None and size is not None and own < size > 1 and not _parse_count("NODE_RANK"):
         return own, size
     return 0, 1
 
 
 def _process_group() -> tuple[int, int] | None:
-    """Return what torch says, if the training code has loaded it and has set up a process group."""
+    """Return rank and size of torch's process group, if the training code has initialised one."""
     distributed: Any = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -107,6 +112,6 @@ def _process_group() -> tuple[int, int] | None:
     return None
 
 
-def _count(variable: str) -> int | None:
+def _parse_count(variable: str) -> int | None:
     text = os.environ.get(variable, "").strip()
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None

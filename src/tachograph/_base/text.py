@@ -1,4 +1,4 @@
-"""Figures as people say them."""
+"""Formatting of numbers for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["format_duration"]
 
 
 def format_duration(seconds: float) -> str:
-    """Return a length of time in its two largest units."""
+    """Return a duration in its two largest units, such as ``3 h 05 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

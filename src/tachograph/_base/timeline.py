@@ -1,4 +1,9 @@
-"""A stretch of time of which every moment can be claimed once: what ran side by side is not counted twice."""
+"""Attribution of time: every moment is counted once, even if several spans cover it.
+
+`Timeline` keeps the claimed time as a sorted list of disjoint intervals. A claim finds the intervals it overlaps by
+bisection, returns the part that was still free, and merges everything into one interval. Claims usually arrive in
+order of time, so the common case appends to the end of the list.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,15 @@ import math
 
 __all__ = ["Timeline"]
 
-_MOST_STRETCHES = 10_000
+_MAX_INTERVALS = 10_000
 
 
 class Timeline:
-    """Keeps what was claimed, as stretches that do not touch each other.
+    """The intervals of time claimed so far.
 
     Args:
-        start: nothing before it can be claimed.
-        end: nothing after it can be claimed.
+        start: time before it cannot be claimed.
+        end: time after it cannot be claimed.
     """
 
     def __init__(self, start: float = -math.inf, end: float = math.inf) -> None:
@@ -24,7 +29,7 @@ class Timeline:
         self._stops: list[float] = []
 
     def claim(self, start: float, stop: float) -> float:
-        """Claim what is free between two moments; return how much that was."""
+        """Claim the unclaimed time between two moments and return its length."""
         start, stop = max(start, self._start), min(stop, self._end)
         if not stop > start:
             return 0.0
@@ -32,17 +37,17 @@ class Timeline:
         if not stops or start > stops[-1]:
             starts.append(start)
             stops.append(stop)
-            if len(starts) > _MOST_STRETCHES:  # what is that long ago is not told any more
-                self._start = stops[_MOST_STRETCHES // 2]
-                del starts[: _MOST_STRETCHES // 2 + 1], stops[: _MOST_STRETCHES // 2 + 1]
+            if len(starts) > _MAX_INTERVALS:  # bounds memory: the oldest half can no longer be claimed
+                self._start = stops[_MAX_INTERVALS // 2]
+                del starts[: _MAX_INTERVALS // 2 + 1], stops[: _MAX_INTERVALS // 2 + 1]
             return stop - start
         first = bisect.bisect_left(stops, start)
         last = bisect.bisect_right(starts, stop)
         taken = 0.0
         low, high = start, stop
-        for place in range(first, last):
-            taken += max(0.0, min(stop, stops[place]) - max(start, starts[place]))
-            low, high = min(low, starts[place]), max(high, stops[place])
+        for index in range(first, last):
+            taken += max(0.0, min(stop, stops[index]) - max(start, starts[index]))
+            low, high = min(low, starts[index]), max(high, stops[index])
         starts[first:last] = [low]
         stops[first:last] = [high]
         return max(0.0, stop - start - taken)
