@@ -153,10 +153,10 @@ def test_a_name_in_use_gets_a_number_and_says_so(logs, capsys):
         assert (one.name, two.name) == ("x", "x-2")
         one.log(a=1.0)
         two.log(a=2.0)
-    assert "'x' is being recorded by this process; this run is 'x-2'" in capsys.readouterr().out
+    assert "'x' is being recorded by this process; recording as 'x-2'" in capsys.readouterr().out
     with tachograph.init("x", log_dir=str(logs)) as three:
         assert three.name == "x-3"
-    assert "there is a run 'x' already (resume=True would continue it); this run is 'x-3'" in capsys.readouterr().out
+    assert "run 'x' already exists (pass resume=True to continue it); recording as 'x-3'" in capsys.readouterr().out
     assert tachograph.read(logs / "x").series("a").values.tolist() == [1.0]
     assert tachograph.read(logs / "x-2").series("a").values.tolist() == [2.0]
 
@@ -211,7 +211,7 @@ def test_a_link_cannot_lead_out_of_the_log_dir(logs, tmp_path):
     logs.mkdir()
     (tmp_path / "elsewhere").mkdir()
     (logs / "x").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RunNameError, match="leads out"):
+    with pytest.raises(RunNameError, match="points outside"):
         tachograph.init("x", log_dir=str(logs))
 
 

@@ -181,7 +181,7 @@ def test_a_table_writes_the_same_lines_as_record_by_record(rows):
     assert table is not None
     records = [{"event": "step", **dict(zip(names, row, strict=True)), "nan_inf_detected": False} for row in rows]
     assert table.lines({}) == b"".join(encode(record) + b"\n" for record in records)
-    assert [piece.tokens for piece in StepTable.gather(records)] == [table.tokens]
+    assert [piece.tokens for piece in StepTable.from_records(records)] == [table.tokens]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None, "text", [1], {"a": 1}, object(), np.array(1.0)])

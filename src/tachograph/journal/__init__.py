@@ -1,4 +1,4 @@
-"""The journal: one run folder on disk, written by one process and read by many."""
+"""The run folder on disk: written by one process, read by many."""
 
 from tachograph.journal._appender import Appender
 from tachograph.journal._claim import Claim, claim_run_folder, forget_claims, hold_run_folder

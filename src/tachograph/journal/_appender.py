@@ -1,4 +1,11 @@
-"""Appends bytes to the journal and keeps at it: a full disk or a vanished folder delays records, no more."""
+"""Append bytes to the journal and retry: a full disk or a deleted folder delays records but does not lose them.
+
+The appender owns one descriptor in append mode. Bytes that cannot be written stay in memory, in order, and are written
+first the next time. Two rules keep every line readable. A partial line left by a full disk is completed from memory
+before anything else is appended. A partial line left by a process that died, or by someone truncating the file, is
+terminated with a newline, so readers skip one bad line and our lines start on their own. Therefore each append first
+compares the size of the file with the size expected from our own writes.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +20,9 @@ _COPY_BYTES = 1 << 20
 
 
 class Appender:
-    """The one writer of a journal file.
+    """The only writer of a journal file.
 
-    What cannot be written stays in `pending`, at most `max_pending_bytes` of it; whole lines beyond that are dropped
-    and counted. A line that was cut by a full disk is completed when there is room again.
+    Bytes that cannot be written stay in `pending`, up to `max_pending_bytes`; further lines are dropped and counted.
     """
 
     def __init__(self, path: Path, max_pending_bytes: int = 8 << 20) -> None:
@@ -30,22 +36,22 @@ class Appender:
         self._open()
 
     def append(self, data: bytes) -> OSError | None:
-        """Write what is pending and the data; return the fault if not all of it could be written."""
-        self._look_at_size()
+        """Write the pending bytes and the data; return the error if not everything could be written."""
+        self._check_size()
         if not self.pending:
             written, fault = self._write(data)
             if fault is None:
                 return None
             data = data[written:]
-            self._keep(data)
+            self._add_pending(data)
             return fault
-        self._keep(data)
+        self._add_pending(data)
         written, fault = self._write(bytes(self.pending))
         del self.pending[:written]
         return fault
 
     def is_in_place(self) -> bool:
-        """Tell whether the path still leads to the file we write."""
+        """Return whether the path still refers to the open file."""
         try:
             there, ours = os.stat(self._path), os.fstat(self._fd)
         except OSError:
@@ -53,16 +59,16 @@ class Appender:
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def is_cut(self) -> bool:
-        """Tell whether somebody has made the file shorter since the last time."""
-        self._look_at_size()
+        """Return whether the file was truncated since the last call."""
+        self._check_size()
         was_cut, self._was_cut = self._was_cut, False
         return was_cut
 
     def restore(self, path: Path | None = None) -> bool:
-        """Put the journal back after it was deleted, or elsewhere; return True if its earlier records could be saved.
+        """Recreate a deleted journal, here or at another path; return True if the earlier records were saved.
 
-        Our descriptor still reaches the deleted file, so nothing written before is lost. If another file has taken
-        the place, that one is continued.
+        The open descriptor still reads the deleted file, so nothing written before is lost. If another file exists at
+        the path, that file is continued.
         """
         self._path = path or self._path
         saved = False
@@ -82,7 +88,7 @@ class Appender:
         return saved
 
     def sync(self) -> None:
-        """Ask the system to put the file on the disk."""
+        """Flush the file to the disk."""
         with contextlib.suppress(OSError):
             os.fsync(self._fd)
 
@@ -96,18 +102,18 @@ class Appender:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
         self._fd = os.open(self._path, flags, 0o644)
         self.size_bytes = os.fstat(self._fd).st_size
-        self._end_torn_line()
+        self._terminate_torn_line()
 
-    def _look_at_size(self) -> None:
-        """Go on from where the file ends now: a line must not be glued to one that somebody cut in the middle."""
+    def _check_size(self) -> None:
+        """Detect changes by others, so that our next line is not joined to a line truncated in the middle."""
         size_bytes = os.fstat(self._fd).st_size
         if size_bytes != self.size_bytes:
             self._was_cut = self._was_cut or size_bytes < self.size_bytes
             self.size_bytes = size_bytes
-            self._end_torn_line()
+            self._terminate_torn_line()
 
-    def _end_torn_line(self) -> None:
-        """End a line that a dying writer left half written, so that ours begin on their own."""
+    def _terminate_torn_line(self) -> None:
+        """End an incomplete last line with a newline, so that our lines start on their own."""
         is_torn = self.size_bytes > 0 and os.pread(self._fd, 1, self.size_bytes - 1) != b"\n"
         if is_torn and self._write(b"\n")[1] is not None:
             self.pending[:0] = b"\n"
@@ -127,7 +133,7 @@ class Appender:
             self.size_bytes += written
         return written, None
 
-    def _keep(self, data: bytes) -> None:
+    def _add_pending(self, data: bytes) -> None:
         room = self._max_pending_bytes - len(self.pending)
         if len(data) <= room:
             self.pending += data

@@ -1,8 +1,12 @@
-"""One run folder, one living writer.
+"""Claim a run folder: at most one running process writes a run.
 
-The lock is a POSIX record lock: it belongs to the process, is not inherited by forked workers, and is gone the moment
-the process is, however it died. The price is that closing *any* descriptor of the lock file in this process drops it,
-so nothing else opens that file, and what this process holds is remembered here.
+The lock is a POSIX record lock on `.tacho/lock`. It belongs to the process, is not inherited by forked workers, and
+is released by the kernel when the process ends, however it ends. The catch: closing *any* descriptor of the lock file
+in this process releases the lock. Therefore no other code opens that file, and `_lock_descriptors` keeps the open
+descriptors and prevents a second claim by the same process, which the kernel would grant.
+
+Locks do not work on every file system, nor between all machines that share one. There the heartbeat decides whether
+another process is still recording.
 """
 
 from __future__ import annotations
@@ -23,17 +27,17 @@ from tachograph.records import check_run_name
 
 try:
     import fcntl
-except ImportError:  # Windows: the heartbeat alone tells
+except ImportError:  # Windows: rely on the heartbeat
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Claim", "claim_run_folder", "forget_claims", "hold_run_folder"]
 
-_held: dict[str, int] = {}
-_taking = threading.Lock()
+_lock_descriptors: dict[str, int] = {}
+_claim_mutex = threading.Lock()
 
 
 class Claim:
-    """The right to write a run folder; `release` gives it back."""
+    """The exclusive right to write a run folder, until `release`."""
 
     def __init__(self, folder: RunFolder, *, resumed: bool, notes: list[str]) -> None:
         self.folder = folder
@@ -42,29 +46,29 @@ class Claim:
         self._key = os.path.realpath(folder.path)
 
     def release(self) -> None:
-        """Let others claim the folder."""
-        descriptor = _held.pop(self._key, None)
+        """Release the lock, so that others can claim the folder."""
+        descriptor = _lock_descriptors.pop(self._key, None)
         if descriptor is not None and descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
     def renew(self) -> bool:
-        """Take the lock again after the folder was deleted and made anew; False if somebody else has it by now."""
+        """Lock a recreated folder again; return False if another process has locked it in the meantime."""
         self.release()
         return _lock(self.folder, self._key)
 
 
 def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
-    """Make or take the folder of a run; a name that is in use gets a number behind it, and a note says so.
+    """Create or reopen the folder of a run. If the name is in use, append a number and explain it in `Claim.notes`.
 
     Raises:
         RunNameError: if the name cannot be a folder inside `log_dir`.
-        LogDirError: if the folder cannot be made or written.
+        LogDirError: if the folder cannot be created or written.
     """
     check_run_name(name)
     root = Path(log_dir)
     notes: list[str] = []
-    with _clear_errors(log_dir):
+    with _explain_os_errors(log_dir):
         root.mkdir(parents=True, exist_ok=True)
         real_root = root.resolve()
         for number in itertools.count(1):
@@ -72,15 +76,15 @@ def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
             folder = RunFolder(os.path.abspath(os.path.join(log_dir, name if number == 1 else f"{name}-{number}")))
             if real_root not in folder.path.resolve().parents:
                 raise RunNameError(
-                    f"{folder.path} is a link that leads out of {log_dir!r}; remove it or rename the run"
+                    f"{folder.path} is a link that points outside {log_dir!r}; remove it or rename the run"
                 )
-            with _taking:
-                # Only the run that was asked for is resumed: a neighbour with a number is another story.
-                reason = _take(folder, resume=resume and number == 1)
+            with _claim_mutex:
+                # Resume only the run with the exact name: a numbered one is a different run.
+                reason = _try_claim(folder, resume=resume and number == 1)
             if reason is None:
                 resumed = folder.exists() and folder.journal.stat().st_size > 0
                 if number > 1:
-                    notes.append(f"{notes.pop()}; this run is {folder.name!r}")
+                    notes.append(f"{notes.pop()}; recording as {folder.name!r}")
                 return Claim(folder, resumed=resumed, notes=notes)
             notes = [notes[0] if notes else reason]
     raise AssertionError("unreachable")
@@ -88,29 +92,29 @@ def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
 
 @contextlib.contextmanager
 def hold_run_folder(folder: RunFolder) -> Iterator[bool]:
-    """Keep writers out of a folder for a while; gives False if there is one."""
+    """Lock a run folder against writers for the duration of a block; yield False if a writer holds it."""
     key = os.path.realpath(folder.path)
     folder.private.mkdir(exist_ok=True)
-    with _taking:
-        is_ours = key not in _held and _lock(folder, key)
+    with _claim_mutex:
+        is_ours = key not in _lock_descriptors and _lock(folder, key)
     try:
         yield is_ours
     finally:
         if is_ours:
-            os.close(_held.pop(key))
+            os.close(_lock_descriptors.pop(key))
 
 
 def forget_claims() -> None:
-    """In a forked child: the locks stayed with the parent."""
-    global _taking  # noqa: PLW0603 - another thread of the parent may have held it
-    _taking = threading.Lock()
-    _held.clear()
+    """Forget all claims in a forked child: the locks belong to the parent."""
+    global _claim_mutex  # noqa: PLW0603 - a thread of the parent may have held it during the fork
+    _claim_mutex = threading.Lock()
+    _lock_descriptors.clear()
 
 
-def _take(folder: RunFolder, *, resume: bool) -> str | None:
-    """Claim one folder; return why it cannot be had, or None."""
+def _try_claim(folder: RunFolder, *, resume: bool) -> str | None:
+    """Try to claim one folder; return None on success, or the reason why it is not available."""
     key = os.path.realpath(folder.path)
-    if key in _held:
+    if key in _lock_descriptors:
         return f"{folder.name!r} is being recorded by this process"
     if folder.path.exists() and not folder.path.is_dir():
         return f"{str(folder.path)!r} is a file"
@@ -119,16 +123,16 @@ def _take(folder: RunFolder, *, resume: bool) -> str | None:
     folder.private.mkdir(parents=True, exist_ok=True)
     if not _lock(folder, key):
         heartbeat = read_heartbeat(folder.heartbeat)
-        who = f"process {heartbeat.process.pid} on {heartbeat.process.host}" if heartbeat else "another process"
-        return f"{folder.name!r} is being recorded by {who}"
+        writer = f"process {heartbeat.process.pid} on {heartbeat.process.host}" if heartbeat else "another process"
+        return f"{folder.name!r} is being recorded by {writer}"
     if folder.exists() and folder.journal.stat().st_size > 0:
         reason = None
         if not resume:
-            reason = f"there is a run {folder.name!r} already (resume=True would continue it)"
+            reason = f"run {folder.name!r} already exists (pass resume=True to continue it)"
         elif _looks_alive(folder):
             reason = f"{folder.name!r} is being recorded by another process"
         if reason is not None:
-            os.close(_held.pop(key))
+            os.close(_lock_descriptors.pop(key))
         return reason
     return None
 
@@ -142,20 +146,20 @@ def _lock(folder: RunFolder, key: str) -> bool:
             if error.errno in {errno.EACCES, errno.EAGAIN}:
                 os.close(descriptor)
                 return False
-            # A file system without locks: the heartbeat alone tells.
-    _held[key] = descriptor
+            # This file system has no locks: rely on the heartbeat.
+    _lock_descriptors[key] = descriptor
     return True
 
 
 def _looks_alive(folder: RunFolder) -> bool:
-    """Ask the heartbeat, for writers that our lock cannot see. Only what another process said counts."""
+    """Return whether the heartbeat shows another running writer, which the lock may not detect."""
     heartbeat = read_heartbeat(folder.heartbeat)
     ends = read_ends(folder, TAIL_BYTES, heartbeat)
     return ends.state(heartbeat) is RunState.RUNNING and writer_of(ends.start, heartbeat) != this_process()
 
 
 @contextlib.contextmanager
-def _clear_errors(log_dir: str) -> Iterator[None]:
+def _explain_os_errors(log_dir: str) -> Iterator[None]:
     try:
         yield
     except (LogDirError, RunNameError):
@@ -164,5 +168,5 @@ def _clear_errors(log_dir: str) -> Iterator[None]:
         raise LogDirError(
             error.errno or 0,
             f"cannot write the log folder {log_dir!r} ({error.strerror}: {error.filename}); "
-            "pass log_dir= or set TACHO_LOG_DIR to a folder that can be written",
+            "pass log_dir= or set TACHO_LOG_DIR to a writable folder",
         ) from error

@@ -1,8 +1,8 @@
-"""`control.json`: the only way back up, from readers to the trainer.
+"""`control.json`: the only channel from readers back to the trainer.
 
-The file is one JSON object: the names of controls with the wanted values, a `timestamp`, and for each name an id that
-tells a new request from one already handled. A file with nothing but ``{"log_every": 100, "timestamp": …}`` is fine.
-Whoever asks writes it, whole and at once; the trainer only ever reads it, and distrusts it.
+The file is one JSON object: the requested value of each control by name, a `timestamp`, and for each name an id that
+distinguishes a new request from one already handled. ``{"log_every": 100, "timestamp": …}`` is a complete file.
+Requesters replace the file atomically. The trainer only polls it, validates it, and never writes it after the start.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ MAX_NAMES = 256
 LOG_EVERY_MIN, LOG_EVERY_MAX = 5, 2000
 PROFILE_STEPS_MAX = 1000
 REQUESTS = ("checkpoint_now", "profile_steps", "stop")
-"""Names that ask for something to be done, not for a value."""
+"""Names that request an action, not a value."""
 NOT_CONTROLS = frozenset({"timestamp", "source", "ids"})
 
 
 class Request(NamedTuple):
-    """One wanted value."""
+    """A requested value of a control, or a requested action."""
 
     name: str
     value: Any
@@ -55,46 +55,46 @@ class Request(NamedTuple):
 
 
 class ControlFileError(Exception):
-    """The file cannot be used; the text says why."""
+    """The control file is invalid; the message states why."""
 
 
 def is_number_of_steps(value: Any) -> bool:
-    """Tell whether a value can be asked for as `profile_steps`."""
+    """Return whether a value is valid for `profile_steps`."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= PROFILE_STEPS_MAX
 
 
 class ControlFile:
-    """The trainer's view: returns requests it has not returned before."""
+    """Polls the file for the trainer and returns each request once."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._seen: tuple[int, ...] | None = None
+        self._last_stat: tuple[int, ...] | None = None
         self._handled: dict[str, str] = {}
 
     def reset(self, values: Mapping[str, Any], timestamp: float) -> None:
-        """Begin with the values in force; what an earlier attempt was asked is over."""
+        """Write the current values; requests to an earlier attempt are discarded."""
         atomic_write(self._folder.control, msgspec.json.encode({**values, "timestamp": timestamp, "source": "trainer"}))
         self._handled = {request.name: request.id for request in read_requests(self._folder)}
-        self._seen = self._look()
+        self._last_stat = self._stat()
 
     def poll(self) -> list[Request]:
         """Return new requests.
 
         Raises:
-            ControlFileError: once for each bad state of the file.
+            ControlFileError: once for each invalid version of the file.
         """
-        seen = self._look()
-        if seen == self._seen:
+        current = self._stat()
+        if current == self._last_stat:
             return []
-        self._seen = seen
-        if seen is None:
+        self._last_stat = current
+        if current is None:
             return []
-        asked = read_requests(self._folder)
-        new = [request for request in asked if self._handled.get(request.name) != request.id]
-        self._handled = {request.name: request.id for request in asked}
+        requests = read_requests(self._folder)
+        new = [request for request in requests if self._handled.get(request.name) != request.id]
+        self._handled = {request.name: request.id for request in requests}
         return [request for request in new if request.source != "trainer"]
 
-    def _look(self) -> tuple[int, ...] | None:
+    def _stat(self) -> tuple[int, ...] | None:
         try:
             found = os.lstat(self._folder.control)
         except OSError:
@@ -103,27 +103,27 @@ class ControlFile:
 
 
 def read_requests(folder: RunFolder) -> list[Request]:
-    """Return what the file asks for.
+    """Return the requests in the file.
 
     Raises:
-        ControlFileError: if it is not a small regular file that holds a JSON object.
+        ControlFileError: if it is not a small regular file with a JSON object.
     """
     return _requests(_read(folder))
 
 
 def write_requests(folder: RunFolder, values: Mapping[str, Any], *, source: str) -> dict[str, str]:
-    """Ask the trainer for new values, keeping what others asked; return the id of each request.
+    """Request new values from the trainer and keep the requests of others; return the id of each request.
 
     Raises:
         OSError: if the folder cannot be written.
     """
-    with _one_asker(folder):
+    with _exclusive_access(folder):
         try:
             content = _read(folder)
         except ControlFileError:
             content = {}
         ids = {name: os.urandom(6).hex() for name in values}
-        # What others asked keeps the id it had, or the trainer would take it for asked again.
+        # Requests of others keep their ids; otherwise the trainer would handle them again.
         kept = {request.name: request.id for request in _requests(content)}
         content.update(values)
         content.update(timestamp=time.time(), source=source, ids={**kept, **ids})
@@ -159,17 +159,17 @@ def _read(folder: RunFolder) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ControlFileError("is not a JSON object")
     if len(content) > MAX_NAMES:
-        raise ControlFileError(f"asks for more than {MAX_NAMES} things")
+        raise ControlFileError(f"has more than {MAX_NAMES} entries")
     return content
 
 
 @contextlib.contextmanager
-def _one_asker(folder: RunFolder) -> Iterator[None]:
-    """Two askers at once must not lose one of the requests."""
+def _exclusive_access(folder: RunFolder) -> Iterator[None]:
+    """Serialise requesters: two concurrent updates must not lose a request."""
     folder.private.mkdir(exist_ok=True)
-    # Not following a link: opening must not touch another file.
+    # Do not follow links: opening must not touch another file.
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     with open(os.open(folder.private / "control.lock", flags, 0o666), "r+b") as file:
-        with contextlib.suppress(OSError, AttributeError):  # a system or a file system without locks
+        with contextlib.suppress(OSError, AttributeError):  # no locks on this system or file system
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

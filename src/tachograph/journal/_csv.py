@@ -1,13 +1,13 @@
-"""The CSV mirror: `metrics.csv`, one row for each record of the journal, columns growing as new fields appear.
+"""The CSV mirror: `metrics.csv`, one row per record of the journal, with columns added as new fields appear.
 
-The mirror is a reader with a cursor: how many bytes of the journal it holds, and how long the file was then. Anything
-beyond the cursor is cut off and made again from the journal, so after a crash, a full disk or a resume it is right by
-construction. While all goes well, the writer hands it each batch as it was appended and nothing is read back.
+The mirror is a journal reader with a cursor: how many bytes of the journal are mirrored, and how long the CSV was then.
+Everything after the cursor is truncated and rewritten from the journal, so the file is correct after a crash, a full
+disk or a resume. In normal operation the writer passes each batch it has appended, and nothing is read back.
 
-A new column is appended at the end and means rewriting the file, whole and at once. To keep that from turning
-quadratic, rewriting may take a tenth of the time; until then the mirror falls behind and catches up from the journal.
-Every row is one line: a line break inside a text is written as the two characters ``\\n``. Of a `completions` record
-only that there was one is mirrored: its rows are a table of their own.
+A new column goes to the end and requires rewriting the whole file, which is replaced atomically. To keep the total cost
+from growing quadratically, rewriting may use at most a tenth of the time; meanwhile the mirror falls behind and later
+catches up from the journal. Every row is one line: a line break inside a text is written as the two characters
+``\\n``. The rows of a `completions` record are not mirrored; they are a table of their own.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ FIRST_COLUMNS = (
     "cpu_mem_rss_mb",
     "nan_inf_detected",
 )
-"""Always there, in this order: what people already parse."""
+"""Always present, in this order, because existing scripts parse them."""
 
-MOST_COLUMNS = 2_000
-OTHERS = "more"
-"""Where the fields go for which there is no column any more: one JSON object."""
+MAX_COLUMNS = 2_000
+OVERFLOW_COLUMN = "more"
+"""The column for fields beyond `MAX_COLUMNS`, as one JSON object."""
 
-_REWRITE_SHARE = 0.1
+_MAX_REWRITE_SHARE = 0.1
 _COPY_BYTES = 1 << 20
 _SAVE_CURSOR_EVERY_S = 5.0
 
@@ -66,7 +66,7 @@ _ESCAPES = {
 Encodable = StepTable | dict[str, Any]
 
 
-class _Cursor(msgspec.Struct):
+class _CsvCursor(msgspec.Struct):
     journal_bytes: int
     csv_bytes: int
     columns: list[str]
@@ -75,7 +75,7 @@ class _Cursor(msgspec.Struct):
 
 
 class CsvMirror:
-    """Keeps `metrics.csv` in step with the journal; used by the one writer of the run."""
+    """Keeps `metrics.csv` in sync with the journal; used only by the writer of the run."""
 
     def __init__(
         self,
@@ -96,15 +96,15 @@ class CsvMirror:
         self._rewrite_took_s = 0.0
         self._cursor_saved_s = time.monotonic()
         self.journal_bytes = 0
-        """How much of the journal the file holds."""
+        """How many bytes of the journal are mirrored."""
 
     def load(self) -> None:
-        """Go on where the last writer left off, if the files are still what its cursor says."""
+        """Continue where the last writer stopped, if both files still match its cursor."""
         try:
-            cursor = msgspec.json.decode(self._folder.csv_cursor.read_bytes(), type=_Cursor)
+            cursor = msgspec.json.decode(self._folder.csv_cursor.read_bytes(), type=_CsvCursor)
             header = _header(cursor.columns)
-            journal_end = _end_of(self._folder.journal, cursor.journal_bytes)
-            csv_end = _end_of(self._path, cursor.csv_bytes)
+            journal_end = _tail_checksum(self._folder.journal, cursor.journal_bytes)
+            csv_end = _tail_checksum(self._path, cursor.csv_bytes)
             with open(self._path, "rb") as file:
                 is_ours = file.read(len(header)) == header
         except (OSError, ValueError, msgspec.MsgspecError):
@@ -118,16 +118,16 @@ class CsvMirror:
             self._csv_bytes, self.journal_bytes = cursor.csv_bytes, cursor.journal_bytes
 
     def add(self, pieces: Sequence[Encodable], start: int, end: int) -> None:
-        """Mirror what was just appended to the journal between two offsets, if nothing is missing before it."""
+        """Mirror records just appended between two offsets of the journal; do nothing if earlier ones are missing."""
         if self.journal_bytes != start or not pieces:
             return
         self._ensure_open()
-        if self.journal_bytes == start and self._know_columns(_names(pieces)):
+        if self.journal_bytes == start and self._ensure_columns(_names(pieces)):
             rows = b"".join(self._rows(piece) for piece in pieces)
             self._append(rows, end)
 
     def catch_up(self, journal_end: int, *, budget_s: float, force: bool = False) -> bool:
-        """Mirror from the journal what is missing; return True when nothing is."""
+        """Mirror missing records from the journal within a time budget; return True when none is missing."""
         deadline_s = time.monotonic() + budget_s
         self._ensure_open()
         if self.journal_bytes < journal_end:
@@ -136,9 +136,9 @@ class CsvMirror:
                 records = follower.poll_block()
                 if follower.offset == self.journal_bytes:
                     break
-                if not self._know_columns(_names(records), force=force):
+                if not self._ensure_columns(_names(records), force=force):
                     break
-                rows = b"".join(self._rows(piece) for piece in StepTable.gather(records))
+                rows = b"".join(self._rows(piece) for piece in StepTable.from_records(records))
                 self._append(rows, follower.offset)
                 self._breathe()
         if time.monotonic() - self._cursor_saved_s >= _SAVE_CURSOR_EVERY_S:
@@ -146,27 +146,27 @@ class CsvMirror:
         return self.journal_bytes >= journal_end
 
     def lost(self) -> None:
-        """Forget the open file after a fault: the next call starts again from the cursor."""
+        """Close the file after an error; the next call reopens it and continues from the cursor."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
             self._fd = -1
 
     def start_over(self) -> None:
-        """Make the file anew: the journal is not the one it mirrored."""
+        """Rebuild the file from scratch, because the journal was replaced."""
         self.lost()
         self._columns = {}
         self._folder.csv_cursor.unlink(missing_ok=True)
 
     def publish(self) -> None:
-        """Put a file that was made elsewhere in its place, at once."""
+        """Move a file built at a temporary path to its place, atomically."""
         os.replace(self._path, self._folder.csv)
         self._path = self._folder.csv
 
     def close(self) -> None:
         """Save the cursor and close the file."""
         if self._fd >= 0:
-            with contextlib.suppress(OSError):  # a full disk; the cursor saved before is still true
+            with contextlib.suppress(OSError):  # such as a full disk; the previous cursor is still valid
                 self._save_cursor()
         self.lost()
 
@@ -177,7 +177,7 @@ class CsvMirror:
         descriptor = os.open(self._path, flags, 0o644)
         try:
             if self._columns and os.fstat(descriptor).st_size < self._csv_bytes:
-                self._columns = {}  # somebody cut or replaced the file
+                self._columns = {}  # the file was truncated or replaced
             os.ftruncate(descriptor, self._csv_bytes if self._columns else 0)
             os.lseek(descriptor, 0, os.SEEK_END)
         except BaseException:
@@ -193,24 +193,24 @@ class CsvMirror:
     def _save_cursor(self) -> None:
         self._cursor_saved_s = time.monotonic()
         try:
-            journal_crc = _end_of(self._folder.journal, self.journal_bytes)
-            csv_crc = _end_of(self._path, self._csv_bytes)
+            journal_crc = _tail_checksum(self._folder.journal, self.journal_bytes)
+            csv_crc = _tail_checksum(self._path, self._csv_bytes)
         except ValueError:
-            return  # somebody has changed the files under us, and whoever loads a cursor will find out
-        cursor = _Cursor(self.journal_bytes, self._csv_bytes, list(self._columns), journal_crc, csv_crc)
+            return  # the files were changed by others; loading the old cursor will detect it
+        cursor = _CsvCursor(self.journal_bytes, self._csv_bytes, list(self._columns), journal_crc, csv_crc)
         atomic_write(self._folder.csv_cursor, _encode(cursor))
 
     def _append(self, rows: bytes, journal_bytes: int) -> None:
         self._csv_bytes += _write_all(self._fd, rows)
         self.journal_bytes = journal_bytes
 
-    def _know_columns(self, names: Iterable[str], *, force: bool = False) -> bool:
-        new = _room_for(names, self._columns)
+    def _ensure_columns(self, names: Iterable[str], *, force: bool = False) -> bool:
+        new = _new_columns(names, self._columns)
         if not new:
             return True
         now_s = time.monotonic()
         is_small = self._csv_bytes <= _COPY_BYTES
-        if not (force or is_small) and now_s - self._rewrite_ended_s < self._rewrite_took_s / _REWRITE_SHARE:
+        if not (force or is_small) and now_s - self._rewrite_ended_s < self._rewrite_took_s / _MAX_REWRITE_SHARE:
             return False
         self._widen(new)
         self._rewrite_ended_s = time.monotonic()
@@ -218,7 +218,7 @@ class CsvMirror:
         return True
 
     def _widen(self, new: list[str]) -> None:
-        """Rewrite the file with more columns; readers see the old file until the new one is complete."""
+        """Rewrite the file with more columns. Readers see the old file until the new one is complete."""
         columns = {**self._columns, **{name: len(self._columns) + index for index, name in enumerate(new)}}
         temporary = self._path.with_name(".metrics.csv.wide.tmp")
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
@@ -230,7 +230,7 @@ class CsvMirror:
             while offset < self._csv_bytes:
                 block = os.pread(self._fd, min(_COPY_BYTES, self._csv_bytes - offset), offset)
                 if not block:
-                    raise OSError(f"{self._path} became shorter while it was read")
+                    raise OSError(f"{self._path} was truncated while it was read")
                 offset += len(block)
                 size += _write_all(descriptor, block.replace(b"\n", row_end))
                 self._breathe()
@@ -243,29 +243,29 @@ class CsvMirror:
         os.close(self._fd)
         self._fd, self._csv_bytes, self._columns = descriptor, size, columns
         self._layouts.clear()
-        # The saved cursor speaks of the old file; without it a crash costs a rebuild, with it a wrong file.
+        # The saved cursor describes the old file: after a crash it would make a resume corrupt the new one.
         self._save_cursor()
 
     def _rows(self, piece: Encodable) -> bytes:
         if not isinstance(piece, StepTable):
             return self._row(piece)
-        if OTHERS in self._columns and not self._columns.keys() >= set(piece.names):
+        if OVERFLOW_COLUMN in self._columns and not self._columns.keys() >= set(piece.names):
             return b"".join(self._row(decode(line)) for line in piece.lines({}).splitlines())
         return self._table_rows(piece)
 
     def _row(self, record: dict[str, Any]) -> bytes:
         cells = [b""] * len(self._columns)
-        others: dict[str, Any] = {}
-        for name, value in _mirrored(record).items():
+        overflow: dict[str, Any] = {}
+        for name, value in _mirrored_fields(record).items():
             if value is None:
                 continue
             column = self._columns.get(name)
             if column is None:
-                others[name] = value
+                overflow[name] = value
             else:
                 cells[column] = _cell(value)
-        if others:
-            cells[self._columns[OTHERS]] = _cell(others)
+        if overflow:
+            cells[self._columns[OVERFLOW_COLUMN]] = _cell(overflow)
         return b",".join(cells) + b"\n"
 
     def _table_rows(self, table: StepTable) -> bytes:
@@ -274,10 +274,10 @@ class CsvMirror:
             if len(self._layouts) >= 256:
                 self._layouts.clear()
             layout = self._layouts[table.names] = self._layout(table.names)
-        return table.joined(*layout)
+        return table.join(*layout)
 
     def _layout(self, names: tuple[str, ...]) -> tuple[list[int] | None, list[bytes], bytes]:
-        """Return the order of a table's tokens in a row, what stands before each of them, and the end of a row."""
+        """Return the arguments of `StepTable.join`: order of the tokens, bytes before each, end of a row."""
         columns = self._columns
         order = sorted(range(len(names)), key=lambda index: columns[names[index]])
         fixed = dict.fromkeys(range(len(columns)), b"")
@@ -296,14 +296,14 @@ class CsvMirror:
 
 
 def rebuild_csv(folder: RunFolder) -> int:
-    """Make `metrics.csv` anew from the journal, whatever state it is in; return its number of rows.
+    """Rebuild `metrics.csv` from the journal and return the number of rows.
 
-    Not for a run that is being recorded: its writer keeps the file itself.
+    Do not call this for a run that is being recorded: its writer maintains the file.
     """
     columns = {name: index for index, name in enumerate(FIRST_COLUMNS)}
     num_rows = 0
     for record in read_records(folder.journal):
-        for name in _room_for(_names([record]), columns):
+        for name in _new_columns(_names([record]), columns):
             columns[name] = len(columns)
         num_rows += 1
     folder.private.mkdir(exist_ok=True)
@@ -315,9 +315,9 @@ def rebuild_csv(folder: RunFolder) -> int:
 
 
 def is_csv_current(folder: RunFolder) -> bool:
-    """Tell whether the CSV of a run that nobody writes holds the whole journal."""
+    """Return whether the CSV of a run that is not being recorded mirrors the whole journal."""
     try:
-        cursor = msgspec.json.decode(folder.csv_cursor.read_bytes(), type=_Cursor)
+        cursor = msgspec.json.decode(folder.csv_cursor.read_bytes(), type=_CsvCursor)
         return (
             folder.csv.stat().st_size == cursor.csv_bytes
             and JournalFollower.complete_bytes(folder.journal) == cursor.journal_bytes
@@ -326,8 +326,8 @@ def is_csv_current(folder: RunFolder) -> bool:
         return False
 
 
-def _end_of(path: Path, size: int) -> int:
-    """Return a checksum of the last bytes before an offset, which tells one file from another.
+def _tail_checksum(path: Path, size: int) -> int:
+    """Return a checksum of the last bytes before an offset, to detect a replaced file.
 
     Raises:
         ValueError: if the offset is not the end of a line.
@@ -341,22 +341,22 @@ def _end_of(path: Path, size: int) -> int:
     return zlib.crc32(block)
 
 
-def _room_for(names: Iterable[str], columns: Mapping[str, int]) -> list[str]:
-    """Return the new columns that some names need: as many as there may be, then one for all others."""
+def _new_columns(names: Iterable[str], columns: Mapping[str, int]) -> list[str]:
+    """Return the columns to add for some names: up to `MAX_COLUMNS` in total, then the overflow column."""
     new = list(dict.fromkeys(name for name in names if name not in columns))
-    if not new or OTHERS in columns:
-        return [] if OTHERS in columns else new
-    room = max(0, MOST_COLUMNS - len(columns))
-    return new if len(new) <= room else [*new[:room], OTHERS]
+    if not new or OVERFLOW_COLUMN in columns:
+        return [] if OVERFLOW_COLUMN in columns else new
+    room = max(0, MAX_COLUMNS - len(columns))
+    return new if len(new) <= room else [*new[:room], OVERFLOW_COLUMN]
 
 
 def _names(pieces: Iterable[Encodable]) -> Iterable[str]:
     for piece in pieces:
-        yield from piece.names if isinstance(piece, StepTable) else _mirrored(piece)
+        yield from piece.names if isinstance(piece, StepTable) else _mirrored_fields(piece)
 
 
-def _mirrored(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record without a table of its own, which is far too long for a cell: `csv` readers give up on those."""
+def _mirrored_fields(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record to mirror; a table of completions is too long for a cell."""
     if record["event"] != "completions":
         return record
     return {name: value for name, value in record.items() if name not in {"columns", "rows"}}
@@ -376,7 +376,7 @@ def _cell(value: Any) -> bytes:
 
 
 def _text_cell(text: str) -> bytes:
-    if not text.isprintable():  # a row is one line for every reader, whatever it takes for the end of a line
+    if not text.isprintable():  # keep a row on one line for every definition of a line break
         text = "".join(_ESCAPES.get(character, character) for character in text.replace("\\", "\\\\"))
     if "," in text or '"' in text or text != text.strip():
         return b'"' + text.replace('"', '""').encode() + b'"'

@@ -1,4 +1,4 @@
-"""The two ends of a journal: enough to know the state of a run without reading all of it."""
+"""Read only the beginning and the end of a journal: enough for the state of a run of any size."""
 
 from __future__ import annotations
 
@@ -16,60 +16,62 @@ __all__ = ["TAIL_BYTES", "JournalEnds", "current_state", "read_ends"]
 TAIL_BYTES = 16 << 10
 
 _HEAD_BYTES = 1 << 20
-_BEGIN_BYTES = 16 << 10
+_ATTEMPT_HEAD_BYTES = 16 << 10
 
 
 class JournalEnds(NamedTuple):
     """The first record of a journal, the first records of its current attempt, and its last records."""
 
     head: list[dict[str, Any]]
-    begin: list[dict[str, Any]]
+    attempt_head: list[dict[str, Any]]
     tail: list[dict[str, Any]]
     size_bytes: int
 
     @property
     def start(self) -> dict[str, Any]:
-        """The `start` record of the last attempt, empty if it is not within reach."""
-        found = (record for record in [*reversed(self.tail), *self.begin, *self.head] if record["event"] == "start")
+        """The `start` record of the last attempt, or an empty dict if it was not among the records read."""
+        found = (
+            record for record in [*reversed(self.tail), *self.attempt_head, *self.head] if record["event"] == "start"
+        )
         return next(found, {})
 
     @property
     def end(self) -> dict[str, Any] | None:
-        """The exit record of the last attempt, or None while there is none."""
+        """The `end` record of the last attempt, or None if there is none."""
         found = next((record for record in reversed(self.tail) if record["event"] in {"start", "end"}), None)
         return found if found is not None and found["event"] == "end" else None
 
     def state(self, heartbeat: Heartbeat | None) -> RunState:
-        """Return the state of the run: by its exit record, or inferred from its heartbeat."""
+        """Return the state of the run, from its `end` record or inferred from its heartbeat."""
         return infer_state(self.start or None, heartbeat) if self.end is None else state_at_end(self.end)
 
     def has_step(self) -> bool:
-        """Whether a record of the tail names a step."""
+        """Return whether a record of the tail has a step."""
         return any("global_step" in record for record in self.tail)
 
     def has_loss(self) -> bool:
-        """Whether a record of the tail has the training loss."""
+        """Return whether a record of the tail has the training loss."""
         return any("train_loss" in record or "window/latest_loss" in record for record in self.tail)
 
 
 def read_ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) -> JournalEnds:
     """Read the first record, the first records of the current attempt, and the last `num_bytes` of a journal."""
-    begins_at = heartbeat.start_bytes if heartbeat else 0
+    attempt_offset = heartbeat.start_bytes if heartbeat else 0
     try:
         with open(folder.journal, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            head = _lines(file.readline(_HEAD_BYTES))
-            begin: list[dict[str, Any]] = []
-            if 0 < begins_at < size - num_bytes:
-                file.seek(begins_at)
-                begin = _lines(file.read(_BEGIN_BYTES))
+            head = _decode_complete_lines(file.readline(_HEAD_BYTES))
+            attempt_head: list[dict[str, Any]] = []
+            if 0 < attempt_offset < size - num_bytes:
+                file.seek(attempt_offset)
+                attempt_head = _decode_complete_lines(file.read(_ATTEMPT_HEAD_BYTES))
             file.seek(max(0, size - num_bytes))
-            return JournalEnds(head, begin, _lines(file.read()), size)
+            return JournalEnds(head, attempt_head, _decode_complete_lines(file.read()), size)
     except OSError:
         return JournalEnds([], [], [], 0)
 
 
-def _lines(block: bytes) -> list[dict[str, Any]]:
+def _decode_complete_lines(block: bytes) -> list[dict[str, Any]]:
     first, last = block.find(b"\n") + 1, block.rfind(b"\n") + 1
     whole = decode_block(block[:last] if block.startswith(b"{") else block[first:last])
     if whole is not None:
@@ -79,7 +81,7 @@ def _lines(block: bytes) -> list[dict[str, Any]]:
         try:
             records.append(decode(line))
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            continue  # the block begins in the middle of a line, or the line is bad
+            continue  # the block starts in the middle of a line, or the line is invalid
     return records
 
 

@@ -1,4 +1,4 @@
-"""The names of a run folder, in one place."""
+"""Paths of the files in a run folder, finding runs, and reading and writing small files safely."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RunFolder", "atomic_write", "find_run", "list_runs", "read_small"]
 
 
 class RunFolder:
-    """Where each file of a run lies."""
+    """The paths of the files of a run."""
 
     __slots__ = ("path",)
 
@@ -33,22 +33,22 @@ class RunFolder:
 
     @property
     def journal(self) -> Path:
-        """`metrics.jsonl`: every record, the only source of truth."""
+        """`metrics.jsonl`: all records, the single source of truth."""
         return self.path / "metrics.jsonl"
 
     @property
     def csv(self) -> Path:
-        """`metrics.csv`: the wide mirror."""
+        """`metrics.csv`: the wide CSV mirror."""
         return self.path / "metrics.csv"
 
     @property
     def control(self) -> Path:
-        """`control.json`: what readers ask of the trainer."""
+        """`control.json`: requests of readers to the trainer."""
         return self.path / "control.json"
 
     @property
     def traces(self) -> Path:
-        """`traces`: what torch's profiler saw of some steps, where somebody asked for it."""
+        """`traces`: traces of torch's profiler, recorded on request."""
         return self.path / "traces"
 
     @property
@@ -58,44 +58,44 @@ class RunFolder:
 
     @property
     def heartbeat(self) -> Path:
-        """`.tacho/heartbeat.json`: when the writer was last alive."""
+        """`.tacho/heartbeat.json`: the last heartbeat of the writer."""
         return self.private / "heartbeat.json"
 
     @property
     def lock(self) -> Path:
-        """`.tacho/lock`: held by the process that writes."""
+        """`.tacho/lock`: locked by the process that records the run."""
         return self.private / "lock"
 
     @property
     def cache(self) -> Path:
-        """`.tacho/cache`: columns that readers made of the journal."""
+        """`.tacho/cache`: columns that readers built from the journal."""
         return self.private / "cache"
 
     @property
     def csv_cursor(self) -> Path:
-        """`.tacho/csv.json`: how far the CSV mirrors the journal."""
+        """`.tacho/csv.json`: the cursor of the CSV mirror."""
         return self.private / "csv.json"
 
     @property
     def ranks(self) -> Path:
-        """`ranks`: a light journal of each rank but the first."""
+        """`ranks`: small journals of all ranks except rank 0."""
         return self.path / "ranks"
 
     def rank_journal(self, rank: int) -> Path:
-        """`ranks/00001.jsonl`: what a rank recorded."""
+        """`ranks/00001.jsonl`: the journal of a rank."""
         return self.ranks / f"{rank:05d}.jsonl"
 
     def rank_heartbeat(self, rank: int) -> Path:
-        """`.tacho/ranks/00001.json`: when a rank's writer was last alive."""
+        """`.tacho/ranks/00001.json`: the last heartbeat of a rank."""
         return self.private / "ranks" / f"{rank:05d}.json"
 
     def exists(self) -> bool:
-        """Tell whether there is a journal."""
+        """Return whether the folder has a journal."""
         return self.journal.is_file()
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Replace a file at once: a reader sees the old content or the new, never a part."""
+    """Replace a file atomically: a reader sees the old content or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         temporary.write_bytes(data)
@@ -106,13 +106,13 @@ def atomic_write(path: Path, data: bytes) -> None:
         raise
 
 
-def read_small(path: Path, most_bytes: int) -> bytes:
+def read_small(path: Path, max_bytes: int) -> bytes:
     """Return the content of a small file.
 
-    Never blocks and follows no link: a pipe must not stall the reader, a link must not make it read another file.
+    Never blocks and follows no links: a pipe must not stall the reader, and a link must not expose another file.
 
     Raises:
-        OSError: if it cannot be read, is not a regular file, or is larger.
+        OSError: if the file cannot be read, is not a regular file, or has more than `max_bytes`.
     """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(path, flags)
@@ -120,15 +120,15 @@ def read_small(path: Path, most_bytes: int) -> bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "is not a regular file")
-        if found.st_size > most_bytes:
-            raise OSError(errno.EFBIG, f"is larger than {most_bytes} bytes")
-        return os.read(descriptor, most_bytes + 1)
+        if found.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"is larger than {max_bytes} bytes")
+        return os.read(descriptor, max_bytes + 1)
     finally:
         os.close(descriptor)
 
 
 def list_runs(log_dir: str | os.PathLike[str]) -> Iterator[RunFolder]:
-    """Yield the folders inside `log_dir` that hold a journal, by name."""
+    """Yield the folders inside `log_dir` that have a journal, sorted by name."""
     try:
         entries = sorted(os.scandir(log_dir), key=lambda entry: entry.name)
     except OSError:
@@ -144,7 +144,7 @@ def find_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None
     """Find a run by its folder, its `metrics.jsonl` or, inside `log_dir`, its name.
 
     Raises:
-        RunNotFoundError: naming the runs that are there.
+        RunNotFoundError: if there is no such run; the message names existing runs.
     """
     given = os.fspath(run)
     candidates = [Path(given)] if log_dir is None or os.sep in given else [Path(log_dir) / given, Path(given)]
@@ -158,5 +158,6 @@ def find_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None
     known = [folder.name for folder in list_runs(log_dir)]
     if not known:
         raise RunNotFoundError(f"no run {given!r}: there are no runs in {os.fspath(log_dir)!r}; pass --log-dir")
-    hint = did_you_mean(given, known) or f"; there is {', '.join(map(repr, known[:5]))}{' …' if len(known) > 5 else ''}"
+    listed = ", ".join(map(repr, known[:5])) + (" …" if len(known) > 5 else "")
+    hint = did_you_mean(given, known) or f"; existing runs: {listed}"
     raise RunNotFoundError(f"no run {given!r} in {os.fspath(log_dir)!r}{hint}")

@@ -1,4 +1,10 @@
-"""Follows a growing journal: whole lines only, bad lines counted and skipped."""
+"""Follow a growing journal: return complete lines only, count and skip invalid ones.
+
+The follower keeps an offset and opens the file anew for each poll, so it needs no lock and survives a replaced file. It
+detects replacement by content, not only by inode: a deleted journal that its writer restored is a new file with the
+same bytes, while a different journal may reuse the inode. Whenever device, inode or size have changed, the follower
+compares the 256 bytes before its offset with those it has read; if they differ, it starts again from the beginning.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +19,14 @@ from tachograph.records import decode, decode_block
 
 __all__ = ["JournalFollower", "read_records"]
 
-_LONGEST_LINE_BYTES = 64 << 20
+_MAX_LINE_BYTES = 64 << 20
 
 
 class JournalFollower:
-    """Reads what was appended since the last look. Needs no right to write and takes no lock.
+    """Reads the records appended since the last poll. Needs no write permission and takes no lock.
 
-    The last line is left alone until its newline is there: a writer may be in the middle of it, or have died there.
-    A file that was replaced or became shorter is read again from its beginning.
+    An incomplete last line is not read until its newline is written. A file that was replaced or truncated is read
+    again from the beginning, and `num_restarts` is incremented.
     """
 
     def __init__(self, path: str | os.PathLike[str], offset: int = 0, *, block_bytes: int = 1 << 20) -> None:
@@ -31,12 +37,12 @@ class JournalFollower:
         self._offset = offset
         self.num_bad_lines = 0
         self.bad_offsets: list[int] = []
-        """Where the first few bad lines begin."""
+        """The offsets of the first ten invalid lines."""
         self.num_restarts = 0
 
     @property
     def offset(self) -> int:
-        """Where the first unread line begins; may be set, to read something again."""
+        """The offset of the first unread line; set it to read again from there."""
         return self._offset
 
     @offset.setter
@@ -45,7 +51,7 @@ class JournalFollower:
         self._identity, self._last_line = None, b""
 
     def poll(self) -> list[dict[str, Any]]:
-        """Return all records that are complete now and were not returned before."""
+        """Return all complete records that were not returned before."""
         records: list[dict[str, Any]] = []
         while True:
             before = self.offset
@@ -54,7 +60,7 @@ class JournalFollower:
                 return records
 
     def poll_block(self) -> list[dict[str, Any]]:
-        """Return the next records, about a block of them; empty when there is none yet."""
+        """Return the next block of records; empty if there are no new ones."""
         try:
             with open(self._path, "rb", buffering=0) as file:
                 self._check_identity(file.fileno())
@@ -67,14 +73,14 @@ class JournalFollower:
                     records = decode_block(block)
                     if records is None:
                         records = list(self._parse(block, start))
-                    if records:  # a block of nothing but bad lines is not the end
+                    if records:  # a block with only invalid lines is not the end of the file
                         return records
         except FileNotFoundError:
             return []
 
     @classmethod
     def near_the_end(cls, path: str | os.PathLike[str], num_bytes: int) -> JournalFollower:
-        """Follow from the first line that begins in the last so many bytes, or from the beginning."""
+        """Return a follower that starts at the first line within the last `num_bytes` of the file."""
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             if num_bytes >= size:
@@ -85,7 +91,7 @@ class JournalFollower:
 
     @staticmethod
     def complete_bytes(path: Path) -> int:
-        """Return the offset behind the last complete line."""
+        """Return the offset after the last complete line."""
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
             position = end
@@ -99,7 +105,7 @@ class JournalFollower:
         return 0
 
     def move(self, path: str | os.PathLike[str]) -> None:
-        """Go on in another file with the same content."""
+        """Continue in another file with the same content."""
         self._path = Path(path)
 
     def _check_identity(self, descriptor: int) -> None:
@@ -107,11 +113,9 @@ class JournalFollower:
         identity = (found.st_dev, found.st_ino, found.st_size)
         if identity == self._identity:
             return
-        if self._identity is None and self.offset and not self._last_line:  # begun in the middle, and believed
+        if self._identity is None and self.offset and not self._last_line:  # started at an offset: trust it
             self._last_line = os.pread(descriptor, min(256, self.offset), max(0, self.offset - 256))
         size = len(self._last_line)
-        # A journal that was deleted and put back is another file with the same content; another one in its place may
-        # have got the same number.
         if found.st_size < self.offset or os.pread(descriptor, size, self.offset - size) != self._last_line:
             self._offset, self._last_line = 0, b""
             self.num_restarts += 1
@@ -126,7 +130,7 @@ class JournalFollower:
                 return block[:end]
             if len(block) < size:
                 return b""
-            if size >= _LONGEST_LINE_BYTES:  # no line of ours: step over it, or we would look at it for ever
+            if size >= _MAX_LINE_BYTES:  # not a record: skip it, or every poll would read it again
                 self._count_bad(self.offset)
                 self._offset += len(block)
                 self._last_line = block[-256:]
@@ -150,7 +154,7 @@ class JournalFollower:
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yield every record of a journal, from the file as it is now."""
+    """Yield all records that the journal contains now."""
     follower = JournalFollower(path)
     while records := follower.poll_block():
         yield from records

@@ -1,4 +1,4 @@
-"""Finding the run that rank 0 of a distributed job records, from any other rank."""
+"""Find, from any other rank, the run that rank 0 of a distributed job records."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tachograph.journal._liveness import RunState, read_heartbeat
 
 __all__ = ["find_job"]
 
-_MOST_FOLDERS = 200
+_MAX_FOLDERS = 200
 
 
 def find_job(log_dir: str, job: str, since_s: float, name: str | None = None) -> RunFolder | None:
-    """Return the run that rank 0 of a job is recording, or None as long as there is none.
+    """Return the run that rank 0 of a job records, or None if there is none yet.
 
     Args:
-        log_dir: the folder that holds the runs.
-        job: what `tachograph._base.ranks.job_id` returns in all processes of the job.
-        since_s: wall time since when a sign of life of rank 0 counts even if its run has ended by now.
-        name: what the run was asked to be called, to which rank 0 may have added a number; None: anything.
+        log_dir: the folder that contains the runs.
+        job: the id of the job, from `tachograph._base.ranks.job_id`.
+        since_s: a run that has ended is accepted if its last heartbeat is not older than this wall time.
+        name: the requested run name, to which rank 0 may have appended a number; None accepts any name.
     """
     if not job:
         return None
@@ -32,14 +32,14 @@ def find_job(log_dir: str, job: str, since_s: float, name: str | None = None) ->
             folder = RunFolder(entry.path)
             with contextlib.suppress(OSError):
                 found.append((folder.heartbeat.stat().st_mtime, entry.path))
-    for _, path in sorted(found, reverse=True)[:_MOST_FOLDERS]:
+    for _, path in sorted(found, reverse=True)[:_MAX_FOLDERS]:
         folder = RunFolder(path)
         heartbeat = read_heartbeat(folder.heartbeat)
         if heartbeat is None or heartbeat.job != job:
             continue
         if name is not None and not re.fullmatch(rf"{re.escape(name)}(-\d+)?", folder.name):
             continue
-        # An earlier run of the job, or an earlier job that was called the same, has ended.
+        # Skip ended runs of the same job, or of an earlier job with the same id.
         if heartbeat.time >= since_s or current_state(folder) is RunState.RUNNING:
             return folder
     return None

@@ -1,8 +1,15 @@
-"""Who writes a run, and whether that process still lives.
+"""Infer whether the process that records a run is still alive.
 
-The `start` record says which process began; the heartbeat says when its writer was last well. On the machine that
-runs it, a process is found dead by its pid, start time and boot id, however recent its heartbeat. From another
-machine or container only the heartbeat can be seen, and an old one makes the run *stale*, not crashed.
+A run with an `end` record is finished or failed. Without one, `infer_state` looks at the process that wrote the last
+`start` record or heartbeat:
+
+- Same machine and pid namespace: the process is identified by pid, start time and boot id, because pids are reused. If
+  it is gone, or the machine has rebooted, the run has *crashed*, however recent the heartbeat.
+- Another machine or container: only the heartbeat is visible. An old one makes the run *stale*, not crashed, because
+  the process may still run.
+- A process that exists but has stopped sending heartbeats, for example because it was suspended, is also *stale*.
+
+On the same boot the age of a heartbeat is measured on the boot clock, which a changed wall clock does not affect.
 """
 
 from __future__ import annotations
@@ -32,11 +39,11 @@ __all__ = [
 ]
 
 STALE_AFTER_S = 20.0
-_MOST_HEARTBEAT_BYTES = 64 << 10
+_MAX_HEARTBEAT_BYTES = 64 << 10
 
 
 class RunState(str, enum.Enum):
-    """What became of a run."""
+    """The state of a run."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -49,7 +56,7 @@ class RunState(str, enum.Enum):
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """Names one process for good: a pid alone is used again."""
+    """Identifies one process permanently, unlike a pid, which is reused."""
 
     host: str
     boot_id: str
@@ -60,7 +67,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """The writer's last sign of life."""
+    """The last heartbeat of the writer."""
 
     run_id: str
     process: ProcessIdentity
@@ -68,14 +75,14 @@ class Heartbeat(msgspec.Struct, frozen=True):
     uptime_s: float
     journal_bytes: int = 0
     start_bytes: int = 0
-    """Where in the journal the `start` record of this process is."""
+    """The offset of this process's `start` record in the journal."""
     num_waiting: int = 0
     num_dropped: int = 0
     num_open_alerts: int = 0
     num_critical_alerts: int = 0
-    """Of the open ones, those that are critical."""
+    """The open alerts that are critical."""
     job: str = ""
-    """What all processes of a distributed job call it; see `tachograph._base.ranks`."""
+    """The id of the distributed job; see `tachograph._base.ranks.job_id`."""
 
 
 def this_process() -> ProcessIdentity:
@@ -91,26 +98,26 @@ def this_process() -> ProcessIdentity:
 
 
 def uptime_s() -> float:
-    """Seconds since boot, suspended time included: an age no change of the wall clock can falsify."""
+    """Return seconds since boot, including suspended time; changes of the wall clock do not affect it."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.clock_gettime(clock) if clock is not None else time.monotonic()
 
 
 def read_heartbeat(path: Path) -> Heartbeat | None:
-    """Return the last heartbeat, or None if there is none to be read."""
+    """Return the last heartbeat, or None if it is missing or invalid."""
     try:
-        return msgspec.json.decode(read_small(path, _MOST_HEARTBEAT_BYTES), type=Heartbeat)
+        return msgspec.json.decode(read_small(path, _MAX_HEARTBEAT_BYTES), type=Heartbeat)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
 def state_at_end(end: Mapping[str, Any]) -> RunState:
-    """Return what an `end` record says has become of a run."""
+    """Return the state given by an `end` record."""
     return RunState.FINISHED if end.get("status") == "finished" else RunState.FAILED
 
 
 def infer_state(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> RunState:
-    """Judge a run that has no `end` record."""
+    """Return the state of a run that has no `end` record; see the module for the rules."""
     process = writer_of(start, heartbeat)
     if heartbeat is not None and heartbeat.process != process:
         heartbeat = None
@@ -118,7 +125,7 @@ def infer_state(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) ->
         return RunState.STALE
     here = this_process()
     if process.host == here.host and process.boot_id != here.boot_id and process.pid_namespace == here.pid_namespace:
-        return RunState.CRASHED  # the machine was restarted under it
+        return RunState.CRASHED  # the machine has rebooted since
     same_boot = process.boot_id == here.boot_id
     if same_boot and process.pid_namespace == here.pid_namespace:
         if _pid_started(process.pid) != process.pid_started:
@@ -132,7 +139,7 @@ def infer_state(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) ->
 
 
 def writer_of(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> ProcessIdentity | None:
-    """Return the process that writes a run, or wrote it last: by its heartbeat, else by the `start` record."""
+    """Return the process that records the run or did so last, from its heartbeat or else its `start` record."""
     start = start or {}
     if heartbeat is not None and heartbeat.run_id == start.get("run_id", heartbeat.run_id):
         return heartbeat.process
@@ -148,7 +155,7 @@ def _boot_id() -> str:
     except OSError:
         import psutil
 
-        return str(round(psutil.boot_time() / 10))  # boot_time wobbles by a second
+        return str(round(psutil.boot_time() / 10))  # boot_time varies by about a second
 
 
 def _pid_namespace() -> str:
@@ -159,9 +166,9 @@ def _pid_namespace() -> str:
 
 
 def _pid_started(pid: int) -> int | None:
-    """Return when a living process started, or None if there is no such process or it is a zombie."""
+    """Return the start time of a running process, or None if it does not exist or is a zombie."""
     try:
-        # The command name is in parentheses and may hold anything: count the fields behind it.
+        # The command name, in parentheses, may contain anything: parse the fields after it.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return None if fields[0] in {b"Z", b"X"} else int(fields[19])
     except (OSError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""Records: what a line of the journal says and how it is written. Knows nothing of who made it or who reads it."""
+"""Records: the content and the encoding of a journal line. Independent of the code that writes or reads them."""
 
 from tachograph.records._alert import AlertRecord
 from tachograph.records._codec import decode, decode_block, encode, mark_non_finite, to_json

@@ -1,8 +1,13 @@
-"""One record, one line of valid JSON, and back.
+"""Encode a record as one line of valid JSON, and decode it.
 
-JSON has no NaN and no infinity. They are written as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``
-(what `Number(...)` in JavaScript and `float(...)` in Python read back), and `decode` restores them. A text that
-happens to read like one of them gets a backslash in front, so that the two are never mixed up.
+JSON has no NaN and no infinity. They are written as the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which
+`Number(...)` in JavaScript and `float(...)` in Python parse, and `decode` restores the numbers. A text that equals one
+of these markers gets a backslash in front; a text that equals a marker after leading backslashes gets one more. So
+every text and every number survives the round trip.
+
+Walking every value to find the rare NaN would dominate the cost of a record. Both directions therefore search the
+encoded bytes first: msgspec writes a non-finite number as ``null``, and a marker always ends in ``NaN"`` or
+``Infinity"``. Only lines that contain one of these take the slow path.
 """
 
 from __future__ import annotations
@@ -14,10 +19,10 @@ import msgspec
 
 __all__ = ["decode", "decode_block", "encode", "mark_non_finite", "to_json"]
 
-_FROM_TEXT = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_TAILS = ("NaN", "Infinity")
-_MARKS = (b'NaN"', b'Infinity"')
-_LINE_ENDS = tuple((chr(code).encode(), f"\\u{code:04x}".encode()) for code in (0x85, 0x2028, 0x2029))
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_MARKER_ENDINGS = ("NaN", "Infinity")
+_MARKER_BYTES = (b'NaN"', b'Infinity"')
+_LINE_SEPARATORS = tuple((chr(code).encode(), f"\\u{code:04x}".encode()) for code in (0x85, 0x2028, 0x2029))
 
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder()
@@ -26,18 +31,17 @@ _decode_lines = _decoder.decode_lines
 
 
 def encode(record: dict[str, Any]) -> bytes:
-    """Encode a record of plain values (see `plain`) as one line, without its newline."""
+    """Encode a record of plain values (see `to_plain`) as one line, without its newline."""
     line = _encode(record)
-    # msgspec writes non-finite numbers as null: only a line with a null, or with a text that could be taken for
-    # one of ours, needs the slow walk.
-    if b"null" in line or _MARKS[0] in line or _MARKS[1] in line:
+    # A null may be a non-finite number, and a text may look like a marker: both need the slow path.
+    if b"null" in line or _MARKER_BYTES[0] in line or _MARKER_BYTES[1] in line:
         line = _encode(mark_non_finite(record))
-    return line if line.isascii() else _one_line(line)
+    return line if line.isascii() else _escape_line_separators(line)
 
 
-def _one_line(line: bytes) -> bytes:
-    """Escape what some readers take for the end of a line, such as Python's `str.splitlines`."""
-    for raw, escaped in _LINE_ENDS:
+def _escape_line_separators(line: bytes) -> bytes:
+    """Escape characters that some readers, such as Python's `str.splitlines`, treat as the end of a line."""
+    for raw, escaped in _LINE_SEPARATORS:
         line = line.replace(raw, escaped)
     return line
 
@@ -50,40 +54,40 @@ def decode(line: bytes) -> dict[str, Any]:
     """
     record = _decode(line)
     if type(record) is not dict or type(record.get("event")) is not str:
-        raise ValueError("not a record: a JSON object with an `event` was expected")
-    if _MARKS[0] in line or _MARKS[1] in line:
+        raise ValueError("not a record: expected a JSON object with an `event`")
+    if _MARKER_BYTES[0] in line or _MARKER_BYTES[1] in line:
         restored: dict[str, Any] = _restore(record)
         return restored
     return record
 
 
 def decode_block(block: bytes) -> list[dict[str, Any]] | None:
-    """Decode whole lines at once, which is several times faster; None if one of them needs a closer look."""
-    if _MARKS[0] in block or _MARKS[1] in block:
+    """Decode complete lines at once, several times faster than `decode`; return None if a line needs `decode`."""
+    if _MARKER_BYTES[0] in block or _MARKER_BYTES[1] in block:
         return None
     try:
         records = _decode_lines(block)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    is_good = len(records) == block.count(b"\n") and all(
+    is_valid = len(records) == block.count(b"\n") and all(
         type(record) is dict and type(record.get("event")) is str for record in records
     )
-    return records if is_good else None
+    return records if is_valid else None
 
 
 def to_json(value: Any) -> str:
-    """Return valid JSON for plain values that may hold NaN or infinities, as the journal would write them."""
+    """Return plain values as valid JSON, with NaN and infinities encoded as in the journal."""
     return _encode(mark_non_finite(value)).decode()
 
 
 def mark_non_finite(value: Any) -> Any:
-    """Return plain values with NaN and infinities as the texts that stand for them."""
+    """Return plain values with NaN and infinities replaced by their markers."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value
         return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"  # noqa: PLR0124 - NaN test
     if isinstance(value, str):
-        return "\\" + value if value.lstrip("\\") in _FROM_TEXT else value
+        return "\\" + value if value.lstrip("\\") in _NON_FINITE else value
     if isinstance(value, dict):
         return {name: mark_non_finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -93,11 +97,11 @@ def mark_non_finite(value: Any) -> Any:
 
 def _restore(value: Any) -> Any:
     if isinstance(value, str):
-        if not value.endswith(_TAILS):
+        if not value.endswith(_MARKER_ENDINGS):
             return value
-        if value in _FROM_TEXT:
-            return _FROM_TEXT[value]
-        return value[1:] if value[0] == "\\" and value.lstrip("\\") in _FROM_TEXT else value
+        if value in _NON_FINITE:
+            return _NON_FINITE[value]
+        return value[1:] if value[0] == "\\" and value.lstrip("\\") in _NON_FINITE else value
     if isinstance(value, dict):
         return {name: _restore(item) for name, item in value.items()}
     if isinstance(value, list):

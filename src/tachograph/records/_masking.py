@@ -1,8 +1,8 @@
-"""Secrets are masked before they are written: by the name they stand under and by what they look like.
+"""Mask secrets before they are written, by the name of a field and by the pattern of a value.
 
-A mask that hides training data is as bad as one that misses a secret, so names are read word by word: `hf_token` and
-`api_key` are secrets, `pad_token`, `num_key_value_heads` and `pass@1` are not, and a number is one only under a name
-like `password`.
+Masking training data is as bad as missing a secret, so names are split into words: `hf_token` and `api_key` are
+secrets; `pad_token`, `num_key_value_heads` and `pass@1` are not. A number is a secret only under a name such as
+`password`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["MASK", "is_secret", "mask_arguments", "mask_mapping", "mask_text"]
 
 MASK = "[masked]"
 
-# Any value under these is a secret, a number too.
-_STRONG = {"passphrase", "passwd", "password", "pwd", "secret"}
-# A text under these is.
-_WORDS_OF_SECRETS = {"apikey", "authorization", "authtoken", "bearer", "cookie", "credential", "jwt", "webhook"}
-_ENDINGS = ("password", "passwd", "authtoken", "apikey", "accesstoken", "hftoken", "wandbkey")
+# Any value under these names is a secret, even a number.
+_ALWAYS_SECRET_WORDS = {"passphrase", "passwd", "password", "pwd", "secret"}
+# A text under these names is a secret.
+_SECRET_WORDS = {"apikey", "authorization", "authtoken", "bearer", "cookie", "credential", "jwt", "webhook"}
+_SECRET_ENDINGS = ("password", "passwd", "authtoken", "apikey", "accesstoken", "hftoken", "wandbkey")
 _PASS_OWNERS = {"db", "ftp", "http", "mail", "proxy", "redis", "smtp", "user"}
 _PAT_OWNERS = {"azure", "github", "gitlab"}
 _KEY_OWNERS = {
@@ -27,11 +27,11 @@ _KEY_OWNERS = {
     "encryption", "gcp", "gemini", "groq", "hf", "kaggle", "license", "master", "mistral", "openai", "private",
     "replicate", "secret", "service", "signing", "ssh", "swanlab", "together", "wandb",
 }  # fmt: skip
-# Whoever knows such an address can write to the people behind it.
+# The address of such a channel is a credential: it allows anyone to post there.
 _CHANNELS = {"bot", "dingtalk", "discord", "feishu", "hook", "lark", "mattermost", "slack", "telegram", "wecom"}
 _ADDRESSES = {"endpoint", "uri", "url"}
-# What stands before the "token" of a vocabulary or of a measurement.
-_VOCABULARY = {
+# Words before "token" that mean a token of a tokenizer, or a count of tokens.
+_TOKENIZER_WORDS = {
     "added", "additional", "assistant", "audio", "begin", "bod", "boi", "bos", "box", "class", "cls", "decoder", "end",
     "eod", "eoi", "eos", "eot", "fill", "first", "forced", "human", "image", "img", "input", "instruction", "label",
     "last", "mask", "max", "min", "new", "next", "num", "object", "output", "pad", "padding", "per", "point", "prefix",
@@ -63,31 +63,31 @@ _LOOKS_SECRET = re.compile(
     r"|(?i:(?<=bearer )|(?<=authorization: basic )|(?<=authorization: token ))[A-Za-z0-9._~+/-]{8,}=*"
     r"|(?i:(?<=wandb login ))[0-9a-f]{32,}"
 )
-# Each of the above has one of these in it. Looking for them is a hundred times faster than looking for a match, and
-# few texts have any.
+# Every match of the pattern contains one of these. Searching for them is a hundred times faster than matching, and few
+# texts contain any.
 _HINTS = (
     "hf_", "sk-", "gsk_", "r8_", "k_live_", "k_test_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-",
     "dckr_pat_", "AKIA", "ASIA", "xox", "AIza", "ya29.", "npm_", "pypi-", "wandb_v1_", "eyJ", "-----BEGIN ", "://",
     "sig=", "signature=", "api.telegram.org/bot",
 )  # fmt: skip
-_HINTS_OF_ANY_CASE = ("signature=", "bearer ", "authorization: ", "wandb login ")
-# name=value, name: value, "name": "value" in a text; the name decides.
-_NAME_OF_VALUE = re.compile(r"""([A-Za-z][\w.-]{1,63})["']?\s?[=:]\s?["']?""")
-_VALUE_OF_NAME = re.compile(r"""[^\s&"',;]+""")
+_CASELESS_HINTS = ("signature=", "bearer ", "authorization: ", "wandb login ")
+# name=value, name: value, "name": "value" inside a text; the name decides.
+_NAME_BEFORE_VALUE = re.compile(r"""([A-Za-z][\w.-]{1,63})["']?\s?[=:]\s?["']?""")
+_VALUE_AFTER_NAME = re.compile(r"""[^\s&"',;]+""")
 
 
 def mask_text(text: str) -> str:
-    """Replace what looks like a key, a token, a private key or a password."""
+    """Replace anything that looks like an API key, a token, a private key or a password."""
     if len(text) < 8:
         return text
-    if any(hint in text for hint in _HINTS) or any(hint in text.lower() for hint in _HINTS_OF_ANY_CASE):
+    if any(hint in text for hint in _HINTS) or any(hint in text.lower() for hint in _CASELESS_HINTS):
         text = _LOOKS_SECRET.sub(MASK, text)
-    return _mask_named(text) if "=" in text or ":" in text else text
+    return _mask_named_values(text) if "=" in text or ":" in text else text
 
 
 def mask_mapping(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain values with everything that is a secret by its name masked, at any depth."""
-    return {name: _masked(name, value) for name, value in values.items()}
+    """Return plain values with every secret masked, at any depth; names decide what is a secret."""
+    return {name: _mask_value(name, value) for name, value in values.items()}
 
 
 def mask_arguments(arguments: Sequence[str]) -> list[str]:
@@ -107,7 +107,7 @@ def mask_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Tell whether a value is a secret, judging by the name it stands under."""
+    """Return whether the name of a value marks it as a secret."""
     if value is None or isinstance(value, bool) or value in ("", [], {}):
         return False
     words = [word.lower() for word in _WORDS.findall(name)]
@@ -118,12 +118,12 @@ def is_secret(name: str, value: Any) -> bool:
     if not stems:
         return False
     joined = "".join(stems)
-    if not _STRONG.isdisjoint(stems) or joined.endswith(("password", "passwd")):
+    if not _ALWAYS_SECRET_WORDS.isdisjoint(stems) or joined.endswith(("password", "passwd")):
         return True
     if isinstance(value, (int, float)):
         return False
     *before, last = stems
-    if not _WORDS_OF_SECRETS.isdisjoint(stems) or joined.endswith(_ENDINGS):
+    if not _SECRET_WORDS.isdisjoint(stems) or joined.endswith(_SECRET_ENDINGS):
         return True
     if last in _ADDRESSES and not _CHANNELS.isdisjoint(before):
         return True
@@ -132,48 +132,50 @@ def is_secret(name: str, value: Any) -> bool:
         return not owners.isdisjoint(before[-1:] if last == "pass" else before)
     if last != "token":
         return False
-    is_vocabulary = not _VOCABULARY.isdisjoint([*before, *words]) or _is_in_brackets(value)
+    is_vocabulary = not _TOKENIZER_WORDS.isdisjoint([*before, *words]) or _is_in_brackets(value)
     return not is_vocabulary and (bool(before) or not is_plural)
 
 
 def _is_in_brackets(value: Any) -> bool:
-    """Tell special tokens, such as <pad>, </s>, [MASK] or <|user|>, from secrets."""
+    """Return whether a value is a special token such as <pad>, </s>, [MASK] or <|user|>."""
     if isinstance(value, list):
         return all(map(_is_in_brackets, value))
     return isinstance(value, str) and (value[:1], value[-1:]) in {("<", ">"), ("[", "]"), ("{", "}")}
 
 
-def _masked(name: str, value: Any) -> Any:
+def _mask_value(name: str, value: Any) -> Any:
     if is_secret(name, value):
         return MASK
     if isinstance(value, dict) and name == "notify":
-        return {key: _masked_notice(str(key), item) for key, item in value.items()}
+        return {key: _mask_notify(str(key), item) for key, item in value.items()}
     if isinstance(value, dict) and not _CHANNELS.isdisjoint(word.lower() for word in _WORDS.findall(name)):
-        return {key: MASK if is_secret(f"{name}_{key}", item) else _masked(key, item) for key, item in value.items()}
+        return {
+            key: MASK if is_secret(f"{name}_{key}", item) else _mask_value(key, item) for key, item in value.items()
+        }
     if isinstance(value, dict):
         return mask_mapping(value)
     if isinstance(value, list):
-        return [_masked("", item) for item in value]
+        return [_mask_value("", item) for item in value]
     return value
 
 
-def _masked_notice(name: str, value: Any) -> Any:
-    """Mask what a `notify` section says: each address is one to write to, and a template may hold a key."""
+def _mask_notify(name: str, value: Any) -> Any:
+    """Mask a `notify` section: every address is a credential, and a template may contain a key."""
     if isinstance(value, dict) and name != "template":
-        return {key: _masked_notice(str(key), item) for key, item in value.items()}
+        return {key: _mask_notify(str(key), item) for key, item in value.items()}
     if name == "template" or (isinstance(value, str) and "://" in value and name != "dashboard_url"):
         return MASK if value else value
-    return _masked(name, value)
+    return _mask_value(name, value)
 
 
-def _mask_named(text: str) -> str:
+def _mask_named_values(text: str) -> str:
     parts: list[str] = []
     position = 0
-    while (name := _NAME_OF_VALUE.search(text, position)) is not None:
+    while (name := _NAME_BEFORE_VALUE.search(text, position)) is not None:
         parts.append(text[position : name.end()])
         position = name.end()
-        value = _VALUE_OF_NAME.match(text, position)
-        # What is no secret may itself begin with a name: "failed: password=…".
+        value = _VALUE_AFTER_NAME.match(text, position)
+        # A value that is not a secret may start with another name: "failed: password=…".
         if value is not None and not value[0].startswith(MASK[:7]) and is_secret(name[1], value[0]):
             parts.append(MASK)
             position = value.end()

@@ -1,4 +1,4 @@
-"""Run names: one folder inside the log folder, never anything else."""
+"""Run names. A run name must be usable as the name of one folder directly inside the log folder."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from tachograph.exceptions import RunNameError
 
 __all__ = ["check_run_name"]
 
-_MOST_BYTES = 200  # file systems allow 255; a suffix must fit
+_MAX_BYTES = 200  # file systems allow 255; leaves room for a suffix
 
 
 def check_run_name(name: object) -> str:
-    """Return the name if it can be a folder of its own; raise with a name that could otherwise.
+    """Return a valid run name unchanged.
 
     Raises:
-        RunNameError: naming the fault and a valid name close to the one given.
+        RunNameError: if the name is invalid; the message suggests a similar valid name.
     """
     if not isinstance(name, str):
-        raise RunNameError(f"a run name is a string, got {name!r}")
-    fault = _fault(name)
-    if fault is None:
+        raise RunNameError(f"a run name must be a string, got {name!r}")
+    problem = _problem(name)
+    if problem is None:
         return name
     proposal = re.sub(r"[^\w.+=@-]+", "-", name).strip(".- ")[:80]
-    hint = f"; try {proposal!r}" if proposal and _fault(proposal) is None else ""
-    raise RunNameError(f"run name {name!r} {fault}{hint}")
+    hint = f"; try {proposal!r}" if proposal and _problem(proposal) is None else ""
+    raise RunNameError(f"run name {name!r} {problem}{hint}")
 
 
-def _fault(name: str) -> str | None:
+def _problem(name: str) -> str | None:
     if not name.strip():
         return "is empty"
     if "/" in name or "\\" in name:
-        return "has a path separator, and a run is one folder inside the log folder"
+        return "has a path separator; a run is one folder inside the log folder"
     if name.startswith("."):
-        return "starts with a dot, which is kept for hidden and parent folders"
+        return "starts with a dot, which is reserved for hidden and parent folders"
     if name != name.strip() or name.endswith("."):
         return "starts or ends with a space or a dot"
     for character in name:
         # Control, format (invisible, text direction), surrogate and line or paragraph separators.
         if unicodedata.category(character) in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"} or character in ':*?"<>|':
-            return f"has the character {character!r}"
-    if len(name.encode()) > _MOST_BYTES:
-        return f"is longer than {_MOST_BYTES} bytes"
+            return f"contains the character {character!r}, which is not allowed"
+    if len(name.encode()) > _MAX_BYTES:
+        return f"is longer than {_MAX_BYTES} bytes"
     return None

@@ -1,8 +1,9 @@
-"""Many step records of the same shape, encoded at once.
+"""Encode many step records with the same field names at once.
 
-Formatting floats is most of what writing a record costs, and the journal and its CSV mirror need the same digits.
-So the numbers of a batch are encoded once, as one flat JSON array, and the texts between the commas are joined twice
-with different glue. Only plain numbers and bools go this way: anything else makes `StepTable.encode` decline.
+Formatting floats dominates the cost of writing a record, and the journal and its CSV mirror need the same digits. So
+the numbers of a batch are encoded once, as one flat JSON array. The tokens between the commas are then joined twice,
+with different separators ("glue"): field names for the journal, commas for the CSV. Only finite numbers and bools can
+be encoded this way; for anything else `StepTable.encode` returns None and the caller encodes record by record.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["StepTable"]
 
 
 def _number(value: Any) -> Any:
-    """Read a numpy scalar. An array is declined: whoever logged it can change it, so it must not come this way."""
+    """Return the value of a numpy scalar. Reject arrays: their owner could change them before they are encoded."""
     if hasattr(type(value), "setflags") and not is_array(value):
         return value.item()
     raise TypeError(type(value).__name__)
@@ -30,12 +31,12 @@ _TAIL = b',"nan_inf_detected":false}\n'
 
 
 class StepTable:
-    """Step records that share their field names: their values, laid end to end, and the texts of these."""
+    """Step records with the same field names: their values row by row, and the encoded token of each value."""
 
     __slots__ = ("names", "num_rows", "tokens", "values")
 
     CONSTANTS: tuple[tuple[str, bytes], ...] = (("event", b"step"), ("nan_inf_detected", b"false"))
-    """Fields that have the same value in every row and no token."""
+    """Fields with the same value in every row; they have no token."""
 
     def __init__(self, names: tuple[str, ...], values: list[Any], tokens: list[bytes], num_rows: int) -> None:
         self.names = names
@@ -45,20 +46,20 @@ class StepTable:
 
     @classmethod
     def encode(cls, names: tuple[str, ...], values: list[Any], num_rows: int) -> StepTable | None:
-        """Encode rows laid end to end, or return None if a value is not a finite number or a bool."""
+        """Encode the concatenated values of all rows; return None if one is neither a finite number nor a bool."""
         try:
             text = _encode(values)[1:-1]
-        except Exception:  # noqa: BLE001 - a value msgspec does not know; the caller encodes record by record
+        except Exception:  # noqa: BLE001 - a type unknown to msgspec
             return None
-        # A quote is a text, a bracket or brace is nested, and an "n" is of null: None, NaN or an infinity.
+        # A quote means text, a bracket or brace means nesting, and an "n" is from null: None, NaN or infinity.
         if b'"' in text or b"n" in text or b"[" in text or b"{" in text:
             return None
         tokens = text.split(b",")
         return cls(names, values, tokens, num_rows) if len(tokens) == len(names) * num_rows else None
 
     @classmethod
-    def gather(cls, records: Iterable[dict[str, Any]]) -> list[StepTable | dict[str, Any]]:
-        """Put neighbouring step records of one shape into tables; leave the others as they are."""
+    def from_records(cls, records: Iterable[dict[str, Any]]) -> list[StepTable | dict[str, Any]]:
+        """Combine consecutive step records with the same field names into tables; return other records unchanged."""
         pieces: list[StepTable | dict[str, Any]] = []
         for keys, group in itertools.groupby(records, key=tuple):
             rows = list(group)
@@ -70,21 +71,24 @@ class StepTable:
             pieces += rows if table is None else [table]
         return pieces
 
-    def lines(self, heads: dict[tuple[str, ...], list[bytes]]) -> bytes:
-        """Return the rows as lines of the journal; `heads` caches the glue per shape."""
-        glue = heads.get(self.names)
+    def lines(self, glue_cache: dict[tuple[str, ...], list[bytes]]) -> bytes:
+        """Return the rows as journal lines; `glue_cache` holds the glue of each tuple of names."""
+        glue = glue_cache.get(self.names)
         if glue is None:
             first, *rest = (_encode(name) for name in self.names)
             glue = [_TAIL + b'{"event":"step",' + first + b":", *(b"," + name + b":" for name in rest)]
-            if len(heads) >= 256:
-                heads.clear()
-            heads[self.names] = glue
-        return self.joined(None, glue, _TAIL)
+            if len(glue_cache) >= 256:
+                glue_cache.clear()
+            glue_cache[self.names] = glue
+        return self.join(None, glue, _TAIL)
 
-    def joined(self, order: list[int] | None, glue: list[bytes], tail: bytes) -> bytes:
-        """Return the rows with what stands before each token, in the order given, and at the end of a row.
+    def join(self, order: list[int] | None, glue: list[bytes], tail: bytes) -> bytes:
+        """Join the tokens of all rows.
 
-        The first piece of glue begins with the tail of the row before, which the first row does not have.
+        Args:
+            order: the order of the tokens within a row; None keeps the order of `names`.
+            glue: the bytes before each token of a row; the first starts with `tail`, which ends the previous row.
+            tail: the bytes at the end of a row.
         """
         width = len(self.names)
         pieces = [b""] * (2 * len(self.tokens))

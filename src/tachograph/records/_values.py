@@ -1,7 +1,16 @@
-"""Any value a training script has, turned into one that JSON has.
+"""Convert any value of a training script to a value that JSON can hold.
 
-Nothing heavy is imported to recognise a numpy scalar or a tensor: they are told by what they can do. What cannot be
-stored becomes a `ValueProblem`; the rest of the record is kept.
+The conversion has two halves, on two threads.
+
+`freeze` runs on the caller's thread, inside `log`. It copies whatever the caller could change later and must return in
+microseconds, so it never waits for an accelerator. Plain numbers pass through. A single-element CUDA tensor is copied
+to pinned host memory without blocking and replaced by a `LazyValue`. Copies on one stream finish in the order in which
+they were started, so `_DeviceCopies` only numbers them; it records an event later, on the writer's thread, and one
+finished event completes every copy started before it.
+
+`to_plain` runs on the writer's thread (or on the caller's, for values on the host). It resolves lazy values and returns
+JSON types. Nothing heavy is imported to recognise a numpy scalar or a tensor: they are recognised by their attributes.
+A value that cannot be stored becomes a `ValueProblem`; the rest of the record is kept.
 """
 
 from __future__ import annotations
@@ -39,23 +48,23 @@ MAX_NAME_CHARS = 256
 MAX_VALUES = 10_000
 MAX_PROBLEMS = 100
 
-LONGEST_WAIT_S = 2.0
-"""How long the writer waits for a device that is behind; then a value is missing, and telemetry goes on."""
+MAX_WAIT_S = 2.0
+"""How long the writer waits for a device. After that the value is dropped and the writer continues."""
 
-_HUGE = 10**300  # beyond, there is no float
-_LARGEST_STEP = 2**53  # beyond, a float does not tell neighbours apart
-_SETTLED = frozenset({float, int, bool, type(None)})
+_MAX_INT = 10**300  # larger integers do not fit in a float
+_MAX_STEP = 2**53  # a float cannot represent every integer beyond this
+_FROZEN_TYPES = frozenset({float, int, bool, type(None)})
 
 
 class ValueProblem(NamedTuple):
-    """Why a value is not, or not wholly, in the record."""
+    """The reason why a value is missing from a record or was truncated."""
 
     where: str
     reason: str
 
 
 class LazyValue:
-    """A value that the writer works out, because finding it could take time."""
+    """A value that the writer computes by calling `find`, because computing it may take time."""
 
     __slots__ = ("find",)
 
@@ -63,49 +72,49 @@ class LazyValue:
         self.find = find
 
 
-class _Omit:
-    """Stands for a value that cannot be stored."""
+class _Omitted:
+    """The type of `OMIT`, which marks a value that cannot be stored."""
 
 
-OMIT = _Omit()
+OMIT = _Omitted()
 
 
 def is_frozen(value: object) -> bool:
-    """Tell whether a value is a plain number, bool or None that nobody can change behind our back."""
-    return type(value) in _SETTLED and (type(value) is not int or -_HUGE < value < _HUGE)
+    """Return whether a value is a plain number, a bool or None, which cannot change after it was logged."""
+    return type(value) in _FROZEN_TYPES and (type(value) is not int or -_MAX_INT < value < _MAX_INT)
 
 
 def is_array(value: object) -> bool:
-    """Tell whether a value is a numpy array, which its owner can change in place; numpy's scalars cannot be."""
+    """Return whether a value is a numpy array, which its owner can change in place, unlike a numpy scalar."""
     return hasattr(type(value), "setflags") and hasattr(type(value), "__setitem__")
 
 
 def is_number(value: object) -> bool:
-    """Tell whether a value read from a journal is a number that a float can hold; a bool is none."""
-    return type(value) is float or (type(value) is int and -_HUGE < value < _HUGE)
+    """Return whether a value read from a journal is a number that fits in a float; a bool does not count."""
+    return type(value) is float or (type(value) is int and -_MAX_INT < value < _MAX_INT)
 
 
 def step_of(record: Mapping[str, Any]) -> int | None:
-    """Return the step of a record read from a journal, or None if it says none that can be shown exactly."""
+    """Return the step of a record read from a journal, or None if it is missing or not exact as a float."""
     step = record.get("global_step")
-    return step if type(step) is int and -_LARGEST_STEP < step < _LARGEST_STEP else None
+    return step if type(step) is int and -_MAX_STEP < step < _MAX_STEP else None
 
 
 def finite_or_none(value: object) -> float | None:
-    """Return a value read from a journal as a float, or None if it is no finite number."""
+    """Return a value read from a journal as a float, or None if it is not a finite number."""
     return float(value) if is_number(value) and math.isfinite(value) else None  # type: ignore[arg-type]
 
 
 def to_plain(value: Any, where: str, problems: list[ValueProblem], depth: int = 0) -> Any:
-    """Return the value as JSON types, or `OMIT`; what was left out or cut is appended to `problems`."""
-    if type(value) is int and not -_HUGE < value < _HUGE:
-        problems.append(ValueProblem(where, "a whole number of more than 300 digits cannot be stored"))
+    """Return the value as JSON types, or `OMIT`; append an entry to `problems` for anything omitted or truncated."""
+    if type(value) is int and not -_MAX_INT < value < _MAX_INT:
+        problems.append(ValueProblem(where, "an integer of more than 300 digits cannot be stored"))
         return OMIT
-    if type(value) in _SETTLED:
+    if type(value) in _FROZEN_TYPES:
         return value
     try:
-        return _plain(value, where, problems, depth)
-    except Exception as error:  # noqa: BLE001 - foreign __float__, item(), to_dict() can raise anything
+        return _convert(value, where, problems, depth)
+    except Exception as error:  # noqa: BLE001 - third-party __float__, item() or to_dict() can raise anything
         problems.append(
             ValueProblem(where, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
         )
@@ -113,67 +122,66 @@ def to_plain(value: Any, where: str, problems: list[ValueProblem], depth: int = 
 
 
 def freeze(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy metrics so that nothing the caller does later can change them; nested ones get ``outer/inner`` names.
+    """Copy metrics so that later changes by the caller cannot affect them; flatten nested ones to ``outer/inner``.
 
-    Runs in the caller's thread, so it never waits for an accelerator: a tensor that lives on one is copied there and
-    read by the writer.
+    Runs on the caller's thread and never waits for an accelerator: the writer reads values that are on a device.
     """
-    settled: dict[str, Any] = {}
-    _settle_into(settled, "", metrics, 0)
-    return settled
+    frozen: dict[str, Any] = {}
+    _freeze_into(frozen, "", metrics, 0)
+    return frozen
 
 
-def _settle_into(settled: dict[str, Any], prefix: str, metrics: Mapping[Any, Any], depth: int) -> None:
+def _freeze_into(frozen: dict[str, Any], prefix: str, metrics: Mapping[Any, Any], depth: int) -> None:
     for key, value in metrics.items():
-        if len(settled) >= MAX_VALUES:
-            settled[prefix or "metrics"] = ValueProblem(
+        if len(frozen) >= MAX_VALUES:
+            frozen[prefix or "metrics"] = ValueProblem(
                 prefix or "metrics", f"more than {MAX_VALUES} values in one record"
             )
             return
         try:
             name = prefix + (key if type(key) is str else str(key))[:MAX_NAME_CHARS]
-        except Exception as error:  # noqa: BLE001 - a foreign __str__
+        except Exception as error:  # noqa: BLE001 - a third-party __str__
             name = f"{prefix}?"
-            settled[name] = ValueProblem(name, f"a name could not be read: {type(error).__name__}: {error}")
+            frozen[name] = ValueProblem(name, f"a name could not be read: {type(error).__name__}: {error}")
             continue
-        if type(value) in _SETTLED or type(value) is LazyValue:
-            settled[name] = value
+        if type(value) in _FROZEN_TYPES or type(value) is LazyValue:
+            frozen[name] = value
         elif type(value) is str:
-            # Cut here, not in the writer: a waiting record must not hold megabytes. The writer reports the cut.
-            settled[name] = value if len(value) <= MAX_STRING_CHARS else _LongText(value)
+            # Truncate here: a buffered record must not hold megabytes. The writer reports the truncation.
+            frozen[name] = value if len(value) <= MAX_STRING_CHARS else _TruncatedText(value)
         elif isinstance(value, Mapping):
             if depth < MAX_METRIC_DEPTH:
-                _settle_into(settled, f"{name}/", value, depth + 1)
+                _freeze_into(frozen, f"{name}/", value, depth + 1)
             else:
-                settled[name] = ValueProblem(name, f"nested deeper than {MAX_METRIC_DEPTH} levels")
+                frozen[name] = ValueProblem(name, f"nested deeper than {MAX_METRIC_DEPTH} levels")
         else:
-            settled[name] = _settled(value, name)
+            frozen[name] = _freeze_value(value, name)
 
 
-def _settled(value: Any, name: str) -> Any:
+def _freeze_value(value: Any, name: str) -> Any:
     try:
-        device = _accelerator(value)
+        device = _device_library(value)
         if device is not None:
-            return _on_device(value, name, device)
-    except Exception as error:  # noqa: BLE001 - foreign code
+            return _freeze_device_value(value, name, device)
+    except Exception as error:  # noqa: BLE001 - third-party code
         return ValueProblem(name, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
     problems: list[ValueProblem] = []
     result = to_plain(value, name, problems)
     return problems[0] if result is OMIT else result
 
 
-class _LongText(str):
-    """The head of a text that was too long to keep, with its length."""
+class _TruncatedText(str):
+    """The beginning of a text that was too long to keep, with its original length."""
 
     num_chars: int
 
-    def __new__(cls, value: str) -> _LongText:
+    def __new__(cls, value: str) -> _TruncatedText:
         text = super().__new__(cls, value[:MAX_STRING_CHARS])
         text.num_chars = len(value)
         return text
 
 
-def _plain(value: Any, where: str, problems: list[ValueProblem], depth: int) -> Any:  # noqa: PLR0912
+def _convert(value: Any, where: str, problems: list[ValueProblem], depth: int) -> Any:  # noqa: PLR0912
     if isinstance(value, ValueProblem):
         problems.append(value)
         return OMIT
@@ -201,9 +209,9 @@ def _plain(value: Any, where: str, problems: list[ValueProblem], depth: int) -> 
     if hasattr(value, "isoformat"):
         return str(value.isoformat())
     if isinstance(value, type) or type(value).__module__.partition(".")[0] == "torch":
-        return str(value)  # a class, a dtype, a device
+        return str(value)  # such as a class, a dtype or a device
     if hasattr(type(value), "__float__"):
-        return float(value)  # Decimal, Fraction and their like
+        return float(value)  # such as Decimal and Fraction
     fields = _fields(value)
     if fields is not None:
         return _mapping(fields, where, problems, depth)
@@ -232,7 +240,7 @@ def _mapping(value: Mapping[Any, Any], where: str, problems: list[ValueProblem],
         if converted is not OMIT:
             result[name] = converted
         if len(problems) >= MAX_PROBLEMS:
-            break  # a structure that contains itself has no end
+            break  # a structure that contains itself never ends
     return result
 
 
@@ -249,7 +257,7 @@ def _array(value: Any, where: str, problems: list[ValueProblem], depth: int) -> 
     if num_items == 1:
         item = value.item() if hasattr(value, "item") else value.numpy().item()
         if type(item) is type(value):
-            item = float(item)  # numpy's long double is its own item
+            item = float(item)  # item() of numpy's long double returns a long double
         if isinstance(item, complex):
             problems.append(ValueProblem(where, "a complex number cannot be stored; log its real and imaginary parts"))
             return OMIT
@@ -261,8 +269,8 @@ def _array(value: Any, where: str, problems: list[ValueProblem], depth: int) -> 
     return OMIT
 
 
-def _accelerator(value: Any) -> str | None:
-    """Name the library whose computation we would wait for if we read the value now."""
+def _device_library(value: Any) -> str | None:
+    """Return the library that computes the value on a device, or None if reading it now would not block."""
     root = type(value).__module__.partition(".")[0]
     if root in {"jax", "jaxlib"}:
         return "jax"
@@ -272,28 +280,28 @@ def _accelerator(value: Any) -> str | None:
     return None
 
 
-def _on_device(value: Any, name: str, library: str) -> Any:
+def _freeze_device_value(value: Any, name: str, library: str) -> Any:
     try:
         if math.prod(int(size) for size in value.shape) != 1:
             return ValueProblem(
                 name, f"an array of shape {tuple(value.shape)} is not a metric; log a number made of it"
             )
-        # torch tensors can be changed in place and hold their graph; jax arrays do neither.
+        # Unlike torch tensors, jax arrays cannot change in place and hold no autograd graph.
         if library != "torch":
             return value
         value = value.detach()
         try:
-            return _on_its_way(value, name)
-        except Exception:  # noqa: BLE001 - such as no memory that can be pinned; read by the writer, which then waits
+            return _copy_to_host(value, name)
+        except Exception:  # noqa: BLE001 - such as no pinned memory: the writer reads the clone and waits for it
             return value.clone()
-    except Exception as error:  # noqa: BLE001 - foreign code
+    except Exception as error:  # noqa: BLE001 - third-party code
         return ValueProblem(name, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
 
 
-def _on_its_way(value: Any, name: str) -> Any:
-    """Order a copy of a tensor to the host and return at once; the writer reads it when it has arrived.
+def _copy_to_host(value: Any, name: str) -> Any:
+    """Start a copy of a tensor to the host and return at once; the writer reads the copy when it has finished.
 
-    Reading the tensor itself, in whatever thread, would wait for all that the device has still to do.
+    Reading the tensor directly, on any thread, would wait for all work queued on the device.
     """
     torch: Any = sys.modules["torch"]
     device = value.device
@@ -303,61 +311,61 @@ def _on_its_way(value: Any, name: str) -> Any:
         return ValueProblem(name, "a tensor cannot be logged while a CUDA graph is captured; log it after the replay")
     host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
     host.copy_(value, non_blocking=True)
-    route = (device.index, torch._C._cuda_getCurrentRawStream(device.index))
-    journey = _journeys.get(route) or _journeys.setdefault(route, _Journey(*route))
-    number = next(journey.numbers)
-    journey.num_left = number
-    return LazyValue(lambda: journey.arrived(host, number))
+    key = (device.index, torch._C._cuda_getCurrentRawStream(device.index))
+    copies = _copies_by_stream.get(key) or _copies_by_stream.setdefault(key, _DeviceCopies(*key))
+    number = next(copies.numbers)
+    copies.num_started = number
+    return LazyValue(lambda: copies.wait_and_read(host, number))
 
 
-class _Journey:
-    """Copies on their way along one stream of a device: they arrive in the order in which they left.
+class _DeviceCopies:
+    """The copies to the host on one CUDA stream, which finish in the order in which they were started.
 
-    The thread that trains only orders a copy. An event behind it is put by the writer, when it needs to know.
+    The training thread only starts a copy and increments a counter. The writer records an event when it needs a value.
     """
 
     def __init__(self, device: int, stream: int) -> None:
         self._device = device
         self._stream = stream
-        self._num_arrived = 0
+        self._num_finished = 0
         self.numbers = itertools.count(1)
-        self.num_left = 0
+        self.num_started = 0
 
-    def arrived(self, host: Any, number: int) -> Any:
-        """Return a value, once its copy is there.
+    def wait_and_read(self, host: Any, number: int) -> Any:
+        """Wait until a copy has finished and return its value.
 
         Raises:
-            TimeoutError: if the device does not get there in time.
+            TimeoutError: if the copy does not finish within `MAX_WAIT_S`.
         """
-        if number > self._num_arrived:
+        if number > self._num_finished:
             cuda: Any = sys.modules["torch"].cuda
-            num_left = self.num_left
+            num_started = self.num_started
             stream = (
                 cuda.ExternalStream(self._stream, self._device) if self._stream else cuda.default_stream(self._device)
             )
             event = cuda.Event()
             event.record(stream)
             if not wait_for_event(event):
-                raise TimeoutError(f"the device did not get there within {LONGEST_WAIT_S:g} s")
-            self._num_arrived = num_left
+                raise TimeoutError(f"the copy from the device did not finish within {MAX_WAIT_S:g} s")
+            self._num_finished = num_started
         return host.item()
 
 
-_journeys: dict[tuple[int, int], _Journey] = {}
+_copies_by_stream: dict[tuple[int, int], _DeviceCopies] = {}
 
 
 def wait_for_event(event: Any) -> bool:
-    """Wait, but not for long, until a device has come to an event, by asking: to synchronise would stop its queue."""
-    until_s = time.monotonic() + LONGEST_WAIT_S
+    """Poll an event until the device reaches it, or return False after `MAX_WAIT_S`. Synchronising would stall it."""
+    deadline_s = time.monotonic() + MAX_WAIT_S
     while not event.query():
-        if time.monotonic() > until_s:
+        if time.monotonic() > deadline_s:
             return False
         time.sleep(0.0005)
     return True
 
 
 def _fields(value: Any) -> Mapping[Any, Any] | None:
-    """Return the fields of the objects that people keep configs in."""
+    """Return the fields of a config object: dataclass, struct, pydantic model or namespace."""
     if hasattr(value, "__dataclass_fields__"):
         return {name: getattr(value, name, None) for name in value.__dataclass_fields__}
     if hasattr(value, "__struct_fields__"):
