@@ -1,8 +1,8 @@
-"""The read side: everything that a run's records say, computed from its folder alone."""
+"""Read runs: state, metrics, spans, alerts, goodput and ranks, computed from the files in a run folder."""
 
 from tachograph.reader._alerts import Alert, AlertHistory, worst_first
 from tachograph.reader._control_requests import accepts_requests, request_control
-from tachograph.reader._digest import Attempt, ControlView, RecordBatch, RunDigest, batch_records, times_of
+from tachograph.reader._digest import Attempt, ControlState, RecordBatch, RunDigest, batch_records, times_of
 from tachograph.reader._goodput import Goodput
 from tachograph.reader._history import RunHistory, Series, read
 from tachograph.reader._metrics import NOT_METRICS, MetricSummary
@@ -16,7 +16,7 @@ __all__ = [
     "AlertHistory",
     "RecordBatch",
     "Attempt",
-    "ControlView",
+    "ControlState",
     "Goodput",
     "MetricSummary",
     "NOT_METRICS",

@@ -1,4 +1,4 @@
-"""Asking a trainer for something, on behalf of whoever reads its run."""
+"""Validate requests to a running trainer and write them to `control.json`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ __all__ = ["request_control", "accepts_requests"]
 
 
 def accepts_requests(digest: RunDigest) -> bool:
-    """Tell whether there may be somebody to ask."""
+    """Return whether a process may still be recording the run and handling requests."""
     return digest.state in {RunState.RUNNING, RunState.STALE}
 
 
 def request_control(digest: RunDigest, values: Mapping[str, Any], *, source: str) -> dict[str, str]:
-    """Ask for new values, a checkpoint, a trace or a stop; return the id that the answer to each will bear.
+    """Request new values, a checkpoint, a trace or a stop; return the id of each request, by name.
+
+    The trainer acknowledges each request in a `control_ack` event with the same id.
 
     Raises:
-        ControlError: if the run has ended, has no such control, or cannot be written to, or the value cannot be meant.
+        ControlError: if the run has ended, a control does not exist, a value is invalid, or the file cannot be written.
     """
     if not accepts_requests(digest):
         raise ControlError(f"{digest.name!r} has {digest.state}: there is no trainer to ask")
@@ -31,7 +33,8 @@ def request_control(digest: RunDigest, values: Mapping[str, Any], *, source: str
         if name not in known:
             raise ControlError(f"{digest.name!r} has no control {name!r}{did_you_mean(name, known)}")
     if "profile_steps" in values and not is_number_of_steps(values["profile_steps"]):
-        raise ControlError(f"profile_steps={values['profile_steps']!r}: a whole number from 1 to {PROFILE_STEPS_MAX}")
+        value = values["profile_steps"]
+        raise ControlError(f"profile_steps={value!r}: expected a whole number from 1 to {PROFILE_STEPS_MAX}")
     try:
         return write_requests(digest.folder, values, source=source)
     except OSError as error:

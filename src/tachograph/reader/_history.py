@@ -1,4 +1,4 @@
-"""`tachograph.read`: everything a finished, running or crashed run recorded."""
+"""`tachograph.read`: the records of a finished, running or crashed run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tachograph.journal._liveness import RunState
 from tachograph.reader._digest import Attempt, RunDigest, batch_records, time_of
 from tachograph.reader._metrics import MetricSummaries, MetricSummary
 from tachograph.reader._ranks import RankView, read_ranks
-from tachograph.reader._spans import RecordedSpan, SpanTreeBuilder, in_order
+from tachograph.reader._spans import RecordedSpan, SpanTreeBuilder, sort_depth_first
 from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ __all__ = ["RunHistory", "Series", "read"]
 
 
 class Series(NamedTuple):
-    """One metric: as many entries in each array as the metric was recorded."""
+    """The points of one metric, as parallel arrays."""
 
     steps: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
@@ -34,19 +34,20 @@ class Series(NamedTuple):
     attempts: npt.NDArray[np.int64]
 
 
-class Recorded(Protocol):
-    """What has the path of a run's folder, as a `Run` has."""
+class HasPath(Protocol):
+    """An object with the path of a run folder, such as `Run`."""
 
     @property
     def path(self) -> str | None:
-        """The folder, or None if nothing is recorded."""
+        """The run folder, or None if the run is not recorded."""
         ...
 
 
 class RunHistory(RunDigest):
-    """A run on disk, read only as far as it is asked.
+    """A run on disk.
 
-    Safe while the run is being written, on a read-only folder, and after a crash. `refresh` looks for what is new.
+    Safe to use while the run is being recorded, on a read-only folder, and after a crash. Call `refresh` to read new
+    records.
 
     Example:
         >>> history = tachograph.read("logs/greyjacket")
@@ -65,58 +66,58 @@ class RunHistory(RunDigest):
         return f"RunHistory({self.name!r}, {self.state}, {self._counts.get('step', 0)} step records)"
 
     def refresh(self) -> int:
-        """Take in what was appended since; return the number of new records."""
+        """Read the records appended since the last call and return their number."""
         num_new = 0
         while records := self._follower.poll_block():
-            if self._follower.num_restarts != self._num_restarts:  # the file was replaced: begin again
+            if self._follower.num_restarts != self._num_restarts:  # the file was replaced
                 self._num_restarts = self._follower.num_restarts
-                self._forget()
+                self._reset()
                 self._metrics = MetricSummaries()
-            for alike in batch_records(records):
-                self.take(alike)
-                self._metrics.take(alike)
+            for batch in batch_records(records):
+                self.add(batch)
+                self._metrics.add(batch)
             num_new += len(records)
         return num_new
 
     @property
     def metrics(self) -> dict[str, MetricSummary]:
-        """A summary of each metric that `series` knows, in order of appearance."""
+        """A summary of each metric, in order of appearance; `series` returns the values."""
         return self._metrics.summaries
 
     def spans(self, name: str | None = None) -> list[RecordedSpan]:
-        """Return the spans, all or of one name: each after the one around it, and otherwise as they began."""
-        book = SpanTreeBuilder()
+        """Return the spans, all or those with one name: parents before children, otherwise by start time."""
+        builder = SpanTreeBuilder()
         found: list[RecordedSpan] = []
         last_time = 0.0
         for record in read_records(self.folder.journal):
-            found += book.take(record, last_time)
+            found += builder.add(record, last_time)
             last_time = max(last_time, time_of(record))
         if self.state in {RunState.RUNNING, RunState.STALE}:
-            for span in book.open_spans():
+            for span in builder.open_spans():
                 span.status = "open"
                 found.append(span)
         else:
-            found += book.close(last_time)
-        return [span for span in in_order(found) if name is None or span.name == name]
+            found += builder.close(last_time)
+        return [span for span in sort_depth_first(found) if name is None or span.name == name]
 
     @property
     def ranks(self) -> list[RankView]:
-        """What each process of a distributed job recorded of itself, rank 0 first; empty for a job of one process."""
+        """The ranks of a distributed job, rank 0 first; empty for a job of one process."""
         return read_ranks(self.folder)
 
     @property
     def num_bad_lines(self) -> int:
-        """Lines that could not be read, such as one that a dying process left half written."""
+        """The number of invalid lines, such as one that a dying process left incomplete."""
         return self._follower.num_bad_lines
 
     def records(self, event: str | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the records, all or of one kind, from the file as it is now."""
+        """Yield the records that the journal contains now, all or those of one kind."""
         for record in read_records(self.folder.journal):
             if event is None or record["event"] == event:
                 yield record
 
     def completions(self, table: str | None = None) -> list[dict[str, Any]]:
-        """Return the samples that were recorded with `Completions`, all or of one table, oldest first."""
+        """Return the rows recorded with `Completions`, all or those of one table, oldest first."""
         return [
             row
             for record in self.records("completions")
@@ -130,11 +131,11 @@ class RunHistory(RunDigest):
 
         Args:
             name: for example ``"train_loss"``, ``"val_loss"`` or ``"cpu_pct"``.
-            overlap: after a resume some steps may be there twice. ``"keep"`` gives every point, with the attempt it
-                belongs to; ``"latest"`` leaves out points that a later attempt overtook, as if it had been one run.
+            overlap: after a resume, some steps may occur twice. ``"keep"`` returns every point with its attempt;
+                ``"latest"`` drops points at steps that a later attempt repeated.
 
         Raises:
-            KeyError: if nothing of that name was recorded.
+            KeyError: if no metric has that name.
         """
         import numpy as np
 
@@ -144,7 +145,7 @@ class RunHistory(RunDigest):
         attempts: list[int] = []
         attempt, step = -1, 0
         for record in read_records(self.folder.journal):
-            attempt += record["event"] == "start" or attempt < 0  # a journal may have lost its first line
+            attempt += record["event"] == "start" or attempt < 0  # the `start` record may be missing
             if record["event"] not in METRIC_KINDS:
                 continue
             if (known := step_of(record)) is not None:
@@ -164,10 +165,10 @@ class RunHistory(RunDigest):
             times=np.array(times, dtype=np.float64),
             attempts=np.array(attempts, dtype=np.int64),
         )
-        return _without_overtaken(series, self._attempts) if overlap == "latest" else series
+        return _without_superseded(series, self._attempts) if overlap == "latest" else series
 
     def to_pandas(self, event: str | None = None) -> pd.DataFrame:
-        """Return the records, all or of one kind, as a wide DataFrame with an `attempt` column."""
+        """Return the records, all or those of one kind, as a wide DataFrame with an `attempt` column."""
         try:
             import pandas as pd
         except ImportError as error:
@@ -181,11 +182,11 @@ class RunHistory(RunDigest):
         return pd.DataFrame(rows)
 
 
-def read(run: str | os.PathLike[str] | Recorded, log_dir: str | os.PathLike[str] | None = None) -> RunHistory:
-    """Open a run by its folder, by its name inside `log_dir`, or the one that `init` returned.
+def read(run: str | os.PathLike[str] | HasPath, log_dir: str | os.PathLike[str] | None = None) -> RunHistory:
+    """Open a run by its folder, by its name inside `log_dir`, or by the object that `init` returned.
 
     Raises:
-        RunNotFoundError: if there is no run.
+        RunNotFoundError: if there is no such run or its journal cannot be read.
 
     Example:
         >>> losses = tachograph.read("logs/greyjacket").series("train_loss").values
@@ -199,8 +200,8 @@ def read(run: str | os.PathLike[str] | Recorded, log_dir: str | os.PathLike[str]
     return RunHistory(folder)
 
 
-def _without_overtaken(series: Series, attempts: list[Attempt]) -> Series:
-    """Drop the points of earlier attempts at steps that a later attempt went back to."""
+def _without_superseded(series: Series, attempts: list[Attempt]) -> Series:
+    """Drop the points of earlier attempts at steps that a later attempt repeated."""
     import numpy as np
 
     keep = np.ones(len(series.steps), dtype=bool)

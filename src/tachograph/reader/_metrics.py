@@ -1,4 +1,4 @@
-"""The metrics of a run, each in a few numbers."""
+"""Summaries of the metrics of a run: count, last value, extremes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tachograph.records import METRIC_KINDS, is_number, step_of
 __all__ = ["NOT_METRICS", "MetricSummaries", "MetricSummary"]
 
 NOT_METRICS = frozenset({"event", "time", "global_step"})
-"""Fields of a metric record that are where a point lies, not what it says."""
+"""Fields of a metric record that locate a point but are not metrics."""
 
 
 class MetricSummary(msgspec.Struct):
-    """A metric in a few numbers; the extremes are over finite values."""
+    """Summary of a metric; the extremes cover finite values only."""
 
     kind: str = "step"
-    """The kind of record it was first seen in."""
+    """The kind of the first record with this metric."""
     count: int = 0
     last: float = math.nan
     last_step: int | None = None
@@ -28,7 +28,7 @@ class MetricSummary(msgspec.Struct):
     num_not_finite: int = 0
 
     def add(self, value: float, step: int | None) -> None:
-        """Take one more value."""
+        """Add a value."""
         self.count += 1
         self.last, self.last_step = value, step
         if not -math.inf < value < math.inf:
@@ -38,7 +38,7 @@ class MetricSummary(msgspec.Struct):
         self.high = max(self.high, value)
 
     def add_many(self, values: list[float], step: int | None) -> None:
-        """Take values that were recorded one after the other, the last of them at a step."""
+        """Add consecutive values; `step` is the step of the last one."""
         *before, last = values
         self.count += len(before)
         finite = before
@@ -52,23 +52,23 @@ class MetricSummary(msgspec.Struct):
 
 
 class MetricSummaries:
-    """Sums up every metric of a run."""
+    """Summarises all metrics of a run."""
 
     def __init__(self) -> None:
         self.summaries: dict[str, MetricSummary] = {}
         self._step: int | None = None
 
-    def take(self, alike: RecordBatch) -> None:
-        """Take neighbours that are alike; what has no step of its own was recorded at the last one."""
-        records = alike.records
-        if alike.are_plain_steps:
-            for name in alike.names:
+    def add(self, batch: RecordBatch) -> None:
+        """Add a batch of records; a record without a step belongs to the last step."""
+        records = batch.records
+        if batch.are_plain_steps:
+            for name in batch.names:
                 column = [(record[name], record["global_step"]) for record in records if is_number(record[name])]
                 if column and name not in NOT_METRICS:
                     self._summary(name, "step").add_many([value for value, _ in column], column[-1][1])
             self._step = records[-1]["global_step"]
             return
-        if alike.event not in METRIC_KINDS:
+        if batch.event not in METRIC_KINDS:
             return
         for record in records:
             if (step := step_of(record)) is not None:

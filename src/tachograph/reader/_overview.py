@@ -1,4 +1,4 @@
-"""What a list of runs needs, from the head and the tail of each journal alone."""
+"""Overviews for a list of runs, from the beginning and the end of each journal only."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tachograph.records import is_number, step_of
 __all__ = ["RunOverview", "overview"]
 
 _TAIL_BYTES_FOR_LOSS = 128 << 10
-_MOST_TAIL_BYTES = 8 << 20
+_MAX_TAIL_BYTES = 8 << 20
 
 
 class RunOverview(msgspec.Struct, kw_only=True):
-    """One line of a list of runs."""
+    """The row of a run in a list of runs."""
 
     name: str
     state: RunState
@@ -35,16 +35,16 @@ class RunOverview(msgspec.Struct, kw_only=True):
     duration_s: float | None = None
     step: int | None = None
     stepped: float | None = None
-    """When the last step was recorded."""
+    """The time of the last step record."""
     first_step: int = 0
-    """What the first step is called: 0, or 1 where steps are counted when they are done."""
+    """The number of the first step: 0, or 1 if steps are numbered when they are completed."""
     max_steps: int | None = None
     train_loss: float | None = None
     sec_per_step: float | None = None
     recent_pace_s: float | None = None
     """Seconds per step over the latest records."""
     pace_s: float | None = None
-    """Seconds per step with the pauses between steps, over all or, of a resumed run, the latest of them."""
+    """Seconds per step including pauses, over the current attempt."""
     process: ProcessIdentity | None = None
     tags: list[str] = []
     session_tag: str | None = None
@@ -53,47 +53,47 @@ class RunOverview(msgspec.Struct, kw_only=True):
     num_dropped: int = 0
     num_open_alerts: int = 0
     num_critical_alerts: int = 0
-    """Of the open ones, those that are critical."""
+    """The open alerts that are critical."""
 
     @property
     def progress(self) -> float | None:
-        """Share of the steps that are done, if it is known how many there will be."""
+        """The share of completed steps, or None if the total is unknown."""
         if not self.max_steps or self.num_done is None:
             return None
         return min(1.0, max(0.0, self.num_done / self.max_steps))
 
     @property
     def num_done(self) -> int | None:
-        """Steps that are done, as far as the latest that was recorded tells."""
+        """The number of completed steps, from the latest recorded one."""
         return None if self.step is None else self.step + 1 - self.first_step
 
 
-def _target(records: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return how many steps there will be, as far as a training loop says it."""
+def _planned_steps(records: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the total number of steps that a training loop announced, or None."""
     for record in reversed(records):
         attributes = record.get("attributes")
-        said = _integer(record.get("train_iterations_target"))
-        if said is None and isinstance(attributes, Mapping):
-            said = _integer(attributes.get("train_iterations_target"))
-        if said is not None:
-            return said
+        target = _integer(record.get("train_iterations_target"))
+        if target is None and isinstance(attributes, Mapping):
+            target = _integer(attributes.get("train_iterations_target"))
+        if target is not None:
+            return target
     return None
 
 
 def overview(folder: RunFolder) -> RunOverview:
-    """Summarise a run without reading all of it."""
+    """Return the overview of a run without reading its whole journal."""
     heartbeat = read_heartbeat(folder.heartbeat)
     ends = read_ends(folder, TAIL_BYTES, heartbeat)
     if not ends.has_step() and ends.size_bytes > TAIL_BYTES:
-        ends = read_ends(folder, _MOST_TAIL_BYTES, heartbeat)
+        ends = read_ends(folder, _MAX_TAIL_BYTES, heartbeat)
     elif not ends.has_loss() and ends.size_bytes > TAIL_BYTES:
         ends = read_ends(folder, _TAIL_BYTES_FOR_LOSS, heartbeat)
     tail, start, end = ends.tail, ends.start, ends.end
     first_time = _number(ends.head[0].get("time")) if ends.head else None
     last_time = _number(tail[-1].get("time")) if tail else first_time
     tags = start.get("tags")
-    num_open, num_critical = _num_alerts(ends, heartbeat)
-    steps = [record for record in tail if record["event"] != "event"]  # an event may be about an earlier step
+    num_open, num_critical = _count_open_alerts(ends, heartbeat)
+    steps = [record for record in tail if record["event"] != "event"]  # an event may refer to an earlier step
     return RunOverview(
         name=folder.name,
         state=ends.state(heartbeat),
@@ -103,7 +103,7 @@ def overview(folder: RunFolder) -> RunOverview:
         step=_latest_step(steps),
         stepped=_number(_last([record for record in tail if record["event"] == "step"], "time")),
         first_step=_integer(start.get("first_step")) or 0,
-        max_steps=_integer(start.get("max_steps")) or _target(tail) or _target(ends.begin),
+        max_steps=_integer(start.get("max_steps")) or _planned_steps(tail) or _planned_steps(ends.attempt_head),
         train_loss=_number(_first_known(_last(steps, "train_loss"), _last(steps, "window/latest_loss"))),
         sec_per_step=_number(_first_known(_last(tail, "sec_per_step"), _last(tail, "window/iteration_sec_mean"))),
         recent_pace_s=_pace(_steps(tail)),
@@ -119,18 +119,18 @@ def overview(folder: RunFolder) -> RunOverview:
     )
 
 
-def _num_alerts(ends: JournalEnds, heartbeat: Heartbeat | None) -> tuple[int, int]:
-    """Return how many alerts are open, and critical: by the writer's own count, and by what it has recorded since."""
-    book = AlertHistory()
+def _count_open_alerts(ends: JournalEnds, heartbeat: Heartbeat | None) -> tuple[int, int]:
+    """Return the number of open and of critical alerts, from the heartbeat and from alerts recorded after it."""
+    history = AlertHistory()
     for record in ends.tail:
         if record["event"] in {"start", "alert"}:
-            book.add(record)
-    found = book.open_alerts()
-    told = (len(found), sum(alert.severity == "critical" for alert in found))
+            history.add(record)
+    found = history.open_alerts()
+    reported = (len(found), sum(alert.severity == "critical" for alert in found))
     if heartbeat is None or heartbeat.run_id != ends.start.get("run_id", heartbeat.run_id):
-        return told
+        return reported
     counted = (heartbeat.num_open_alerts, heartbeat.num_critical_alerts)
-    return counted if ends.size_bytes <= heartbeat.journal_bytes else max(told, counted)
+    return counted if ends.size_bytes <= heartbeat.journal_bytes else max(reported, counted)
 
 
 def _last(records: list[dict[str, Any]], name: str) -> Any:
@@ -138,16 +138,16 @@ def _last(records: list[dict[str, Any]], name: str) -> Any:
 
 
 def _latest_step(records: list[dict[str, Any]]) -> int | None:
-    """Return the step the run has come to; a window of iterations may be told after a later step was logged."""
+    """Return the latest step; a window record may follow a step that was logged later."""
     logged = _integer(_last([record for record in records if "window/sec" not in record], "global_step"))
-    told = _integer(_last([record for record in records if "window/sec" in record], "global_step"))
-    return logged if told is None else told if logged is None else max(logged, told)
+    reported = _integer(_last([record for record in records if "window/sec" in record], "global_step"))
+    return logged if reported is None else reported if logged is None else max(logged, reported)
 
 
 def _overall_pace(ends: JournalEnds) -> float | None:
-    """Return seconds per step, from the first step of the present attempt that is known to the last."""
+    """Return seconds per step, from the first to the last known step of the current attempt."""
     began = _number(ends.start.get("time")) or 0.0
-    points = [(step, time) for step, time in _steps([*ends.begin, *ends.tail]) if time >= began]
+    points = [(step, time) for step, time in _steps([*ends.attempt_head, *ends.tail]) if time >= began]
     if points and began and ends.start.get("resumed") is False and points[-1][0] > 0:
         points.insert(0, (0, began))
     return _pace(points)

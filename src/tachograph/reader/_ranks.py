@@ -1,4 +1,4 @@
-"""The ranks of a distributed run: finding the run of a job, and what each rank recorded of itself."""
+"""The ranks of a distributed run: state, progress and errors of each."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ __all__ = ["RankView", "read_ranks"]
 
 
 class RankView(msgspec.Struct, kw_only=True):
-    """What one rank recorded of itself in its last attempt."""
+    """State, progress and errors of one rank in its last attempt."""
 
     rank: int
     state: RunState
     host: str | None = None
     pid: int | None = None
     num_iterations: int | None = None
-    """Iterations it completed in all."""
+    """Iterations completed in total."""
     mean_iteration_s: float | None = None
-    """Mean time of an iteration in its last window."""
+    """Mean duration of an iteration in its last window."""
     last_time: float | None = None
     num_errors: int = 0
     error: str | None = None
-    """The last of them."""
+    """The last error."""
     reason: str | None = None
-    """Why it ended, if it said so."""
+    """Why the rank ended, if it was recorded."""
 
 
 def read_ranks(folder: RunFolder) -> list[RankView]:
-    """Return what the ranks of a run recorded, rank 0 first; empty for a run of one process."""
+    """Return the ranks of a run, rank 0 first; empty for a run of one process."""
     ranks = []
     with contextlib.suppress(OSError):
         ranks = sorted(int(path.stem) for path in folder.ranks.iterdir() if re.fullmatch(r"\d{5,9}\.jsonl", path.name))

@@ -1,6 +1,12 @@
-"""Spans as a reader sees them: each by itself, and added up by name.
+"""Rebuild spans from the records of a journal: one by one, and totalled by name.
 
-A span that never stopped is closed by the end of its attempt: the process died in it, or is still in it.
+`SpanTreeBuilder` matches `span_start` with `span_stop` by id and returns a span when it ends. At the same time it adds
+each span to a `SpanGroup`, a node in a tree of totals keyed by the names from the root. A child finds its parent's
+group by `parent_id`, which also works for a short while after the parent has ended: ids of the last ended spans are
+kept. Both the number of groups and their depth are bounded, so a journal with unbounded names does not exhaust memory.
+
+A process that dies writes no `span_stop`. Its open spans are closed by the next `start` record, or by `close`, with the
+status `died` and the last time its attempt recorded anything.
 """
 
 from __future__ import annotations
@@ -11,35 +17,35 @@ import msgspec
 
 from tachograph.records import finite_or_none
 
-__all__ = ["SPAN_KINDS", "RecordedSpan", "SpanTreeBuilder", "SpanGroup", "in_order"]
+__all__ = ["SPAN_KINDS", "RecordedSpan", "SpanTreeBuilder", "SpanGroup", "sort_depth_first"]
 
 SPAN_KINDS = frozenset({"span_start", "span_stop", "span"})
 
-_MOST_GROUPS = 5_000
-_DEEPEST = 40
-_MOST_KNOWN = 10_000
+_MAX_GROUPS = 5_000
+_MAX_DEPTH = 40
+_MAX_ENDED_IDS = 10_000
 
 
 class RecordedSpan(msgspec.Struct, kw_only=True):
-    """A stretch of time with a name, as it was recorded."""
+    """A span, as recorded in the journal."""
 
     id: str
     name: str
     start: float
     """Seconds since the epoch."""
     duration_s: float | None = None
-    """None while it goes on; for one in which the process died, what is known of it."""
+    """None while the span is open; until the last record of the attempt if the process died in it."""
     parent_id: str | None = None
     attempt: int = 0
     depth: int = 0
-    """How many spans it lies in."""
+    """The number of enclosing spans."""
     status: str = "ok"
-    """`ok`, `error`, `left_open` (never ended by the program), `open` or `died`."""
+    """`ok`, `error`, `left`, `left_open` (never ended by the program), `open` or `died`."""
     attributes: dict[str, Any] = {}
 
 
 class SpanGroup(msgspec.Struct, kw_only=True):
-    """All spans of a name under the same parents, added up."""
+    """Totals of all spans with the same name and the same enclosing names."""
 
     name: str
     count: int = 0
@@ -47,39 +53,39 @@ class SpanGroup(msgspec.Struct, kw_only=True):
     longest_s: float = 0.0
     num_errors: int = 0
     num_unfinished: int = 0
-    """How many the program never ended, or died in."""
+    """Spans that the program never ended or in which it died."""
     num_open: int = 0
-    """How many go on."""
+    """Spans that are still open."""
     open_starts: float = 0.0
-    """The sum of when those began."""
+    """The sum of the start times of the open spans."""
     depth: int = 0
     children: dict[str, SpanGroup] = {}
 
     def seconds(self, now_s: float) -> float:
-        """Return the time they took, of those that go on as of now."""
+        """Return the total duration, counting open spans up to `now_s`."""
         return self.total_s + max(0.0, self.num_open * now_s - self.open_starts)
 
 
 class SpanTreeBuilder:
-    """Puts spans together from the records of a journal, in order."""
+    """Builds spans and their totals from records added in order; see the module."""
 
     def __init__(self) -> None:
         self.roots: dict[str, SpanGroup] = {}
-        """The outermost spans, added up."""
+        """Totals of the outermost spans, by name."""
         self.num_not_grouped = 0
-        """Spans of names for which there was no room."""
+        """The number of spans in no group, because there were too many names."""
         self._open: dict[str, RecordedSpan] = {}
         self._groups: dict[str, SpanGroup] = {}
-        self._ended: dict[str, SpanGroup] = {}
+        self._ended_groups: dict[str, SpanGroup] = {}
         self._num_groups = 0
         self._attempt = -1
 
-    def take(self, record: dict[str, Any], last_time: float | None = None) -> list[RecordedSpan]:
-        """Take a record of any kind; return the spans that it completes.
+    def add(self, record: dict[str, Any], last_time: float | None = None) -> list[RecordedSpan]:
+        """Add a record of any kind; return the spans that it completes.
 
         Args:
             record: the record.
-            last_time: when the attempt before a `start` record was last heard of.
+            last_time: for a `start` record, the time of the last record of the previous attempt.
         """
         event = record.get("event")
         if event == "start":
@@ -93,44 +99,44 @@ class SpanTreeBuilder:
             finite_or_none(record.get("time")) or 0.0,
             max(0.0, finite_or_none(record.get("duration_s")) or 0.0),
         )
-        if span_id in self._ended or (event == "span_start" and span_id in self._open):
-            return []  # told twice
+        if span_id in self._ended_groups or (event == "span_start" and span_id in self._open):
+            return []  # a duplicate
         if event == "span_start":
-            self._begin(_span(span_id, record, time_s, self._attempt))
+            self._add_open(_parse_span(span_id, record, time_s, self._attempt))
             return []
         span = self._open.pop(span_id, None)
-        if span is None:  # a whole one, or its start is in a line that cannot be read
-            span = _span(span_id, record, time_s - duration_s, self._attempt)
+        if span is None:  # a `span` record, or its start was in an invalid line
+            span = _parse_span(span_id, record, time_s - duration_s, self._attempt)
             group = self._group(span)
             span.depth = group.depth
         else:
             group = self._groups.pop(span_id)
             group.num_open -= 1
             group.open_starts -= span.start
-        self._ended[span_id] = group
-        if len(self._ended) > _MOST_KNOWN:
-            del self._ended[next(iter(self._ended))]
+        self._ended_groups[span_id] = group
+        if len(self._ended_groups) > _MAX_ENDED_IDS:
+            del self._ended_groups[next(iter(self._ended_groups))]
         if isinstance(record.get("attributes"), dict):
             span.attributes = record["attributes"]
-        return [_ended(span, group, duration_s, str(record.get("status", "ok")))]
+        return [_finish(span, group, duration_s, str(record.get("status", "ok")))]
 
     def close(self, last_time: float | None = None) -> list[RecordedSpan]:
-        """Take it that the process has died; return the spans it was in."""
+        """Close all open spans, because the process has died; return them."""
         died = []
         for span in self._open.values():
             group = self._groups[span.id]
             group.num_open -= 1
             group.open_starts -= span.start
-            lasted_s = max(0.0, last_time - span.start) if last_time is not None else 0.0
-            died.append(_ended(span, group, lasted_s, "died"))
-        self._open, self._groups, self._ended = {}, {}, {}
+            duration_s = max(0.0, last_time - span.start) if last_time is not None else 0.0
+            died.append(_finish(span, group, duration_s, "died"))
+        self._open, self._groups, self._ended_groups = {}, {}, {}
         return died
 
     def open_spans(self) -> list[RecordedSpan]:
-        """Return the spans that have not stopped, oldest first."""
+        """Return the spans that have not ended, oldest first."""
         return list(self._open.values())
 
-    def _begin(self, span: RecordedSpan) -> None:
+    def _add_open(self, span: RecordedSpan) -> None:
         group = self._group(span)
         span.depth = group.depth
         group.num_open += 1
@@ -139,15 +145,15 @@ class SpanTreeBuilder:
         self._groups[span.id] = group
 
     def _group(self, span: RecordedSpan) -> SpanGroup:
-        parent = self._groups.get(span.parent_id or "") or self._ended.get(span.parent_id or "")
+        parent = self._groups.get(span.parent_id or "") or self._ended_groups.get(span.parent_id or "")
         level = self.roots if parent is None else parent.children
         depth = 0 if parent is None else parent.depth + 1
-        if parent is not None and depth > _DEEPEST:
-            return parent  # deeper ones are taken for their parents
+        if parent is not None and depth > _MAX_DEPTH:
+            return parent  # count deeper spans as their parents
         group = level.get(span.name)
         if group is None:
             group = SpanGroup(name=span.name, depth=depth, children={})
-            if self._num_groups < _MOST_GROUPS:
+            if self._num_groups < _MAX_GROUPS:
                 self._num_groups += 1
                 level[span.name] = group
             else:
@@ -155,8 +161,8 @@ class SpanTreeBuilder:
         return group
 
 
-def in_order(spans: list[RecordedSpan]) -> list[RecordedSpan]:
-    """Return spans with each after the one around it; a parent that is not there, or is its own, counts as none."""
+def sort_depth_first(spans: list[RecordedSpan]) -> list[RecordedSpan]:
+    """Return spans with parents before children. A missing, cyclic or self-referencing parent is removed."""
     by_id = {span.id: span for span in spans}
     children: dict[str | None, list[RecordedSpan]] = {}
     for span in sorted(spans, key=lambda span: (span.attempt, span.start, span.id)):
@@ -166,7 +172,7 @@ def in_order(spans: list[RecordedSpan]) -> list[RecordedSpan]:
     ordered: list[RecordedSpan] = []
     waiting = children.pop(None, [])[::-1]
     while waiting or children:
-        if not waiting:  # what is left goes round in circles
+        if not waiting:  # only cycles are left: break one
             parent_id = next(iter(children))
             first = children[parent_id].pop(0)
             if not children[parent_id]:
@@ -179,7 +185,7 @@ def in_order(spans: list[RecordedSpan]) -> list[RecordedSpan]:
     return ordered
 
 
-def _ended(span: RecordedSpan, group: SpanGroup, duration_s: float, status: str) -> RecordedSpan:
+def _finish(span: RecordedSpan, group: SpanGroup, duration_s: float, status: str) -> RecordedSpan:
     span.duration_s, span.status = duration_s, status
     group.count += 1
     group.total_s += duration_s
@@ -189,7 +195,7 @@ def _ended(span: RecordedSpan, group: SpanGroup, duration_s: float, status: str)
     return span
 
 
-def _span(span_id: str, record: dict[str, Any], start: float, attempt: int) -> RecordedSpan:
+def _parse_span(span_id: str, record: dict[str, Any], start: float, attempt: int) -> RecordedSpan:
     parent, attributes = record.get("parent_id"), record.get("attributes")
     return RecordedSpan(
         id=span_id,

@@ -1,4 +1,4 @@
-"""The traces of a run: files of torch's profiler in `traces/`, by the names that they are given."""
+"""The traces of a run: files written by torch's profiler to `traces/`."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 
 
 
 class TraceFile(NamedTuple):
-    """A trace that is stored."""
+    """A stored trace."""
 
     name: str
     first_step: int
     num_steps: int
     size_bytes: int
     time: float
-    """When it was stored."""
+    """The modification time of the file."""
 
 
 def trace_name(first_step: int, num_steps: int, number: int = 1) -> str:
-    """Return the name of a trace; `number` tells those of the same steps apart."""
+    """Return the file name of a trace; `number` distinguishes traces of the same steps."""
     return f"step-{first_step:06d}-{num_steps}{f'-{number}' if number > 1 else ''}.json.gz"
 
 
 def list_traces(folder: RunFolder) -> list[TraceFile]:
-    """Return the traces that are there, oldest first. Links and whatever is named otherwise are passed over."""
+    """Return the stored traces, oldest first. Ignore links and files with other names."""
     found = []
     try:
         if stat.S_ISDIR(os.lstat(folder.traces).st_mode):
@@ -42,12 +42,12 @@ def list_traces(folder: RunFolder) -> list[TraceFile]:
                     known = entry.stat(follow_symlinks=False)
                     found.append(TraceFile(entry.name, int(match[1]), int(match[2]), known.st_size, known.st_mtime))
     except OSError:
-        pass  # the folder is not there, or goes away at this moment
+        pass  # the folder does not exist or is being deleted
     return sorted(found, key=lambda trace: (trace.time, trace.name))
 
 
 def open_trace(folder: RunFolder, name: str) -> BinaryIO | None:
-    """Open a trace by its name; None if there is none. Follows no link, so that no other file can be read by it."""
+    """Open a trace by name, or return None. Follows no links, so no other file can be read this way."""
     if _NAME.fullmatch(name) is None:
         return None
     try:
