@@ -1,17 +1,17 @@
-"""The read side: runs as columns that are quick to draw. Knows records and journals, not who asks."""
+"""Runs as columns, for fast charts. Knows records and journals, but nothing about the server."""
 
 from tachograph.store._columns import Axis
 from tachograph.store._completions import CompletionPlace, CompletionView, read_rows
 from tachograph.store._query import Line, Mark
 from tachograph.store._run import StoredRun
 from tachograph.store._store import Store
-from tachograph.store._timeline import Heap, SpanView
+from tachograph.store._timeline import SpanCluster, SpanView
 
 __all__ = [
     "Axis",
     "CompletionPlace",
     "CompletionView",
-    "Heap",
+    "SpanCluster",
     "Line",
     "Mark",
     "SpanView",

@@ -1,4 +1,4 @@
-"""Where the segments of a run lie: in its folder, or where that may only be read, in one of the reader's own."""
+"""The folder for the segments of a run: inside the run folder, or a temporary one if that is read-only."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 
 from tachograph.journal import RunFolder
 
-__all__ = ["CacheFolder"]
+__all__ = ["SegmentFolder"]
 
 
-class CacheFolder:
-    """A folder for segments. One of its own goes with it."""
+class SegmentFolder:
+    """A folder for segments. A temporary folder is deleted together with this object."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.path = folder.cache
-        self._is_own = False
-        if folder.cache.is_symlink() or folder.private.is_symlink():  # it may lead anywhere
-            self._make_own()
+        self._is_temporary = False
+        if folder.cache.is_symlink() or folder.private.is_symlink():  # a link may point anywhere
+            self._use_temporary()
 
-    def ready(self) -> Path:
-        """Return the folder, once it can be written to.
+    def ensure_writable(self) -> Path:
+        """Return a writable folder; switch to a temporary one if the run folder is read-only.
 
         Raises:
-            OSError: if no such folder can be had.
+            OSError: if no writable folder is available.
         """
-        if not self._is_own:
+        if not self._is_temporary:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 with tempfile.TemporaryFile(dir=self.path):
                     return self.path
-            except OSError:  # the run's folder may only be read
-                self._make_own()
+            except OSError:  # the run folder is read-only
+                self._use_temporary()
         return self.path
 
     def clear(self) -> None:
@@ -43,6 +43,6 @@ class CacheFolder:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def _make_own(self) -> None:
-        self.path, self._is_own = Path(tempfile.mkdtemp(prefix="tacho-cache-")), True
+    def _use_temporary(self) -> None:
+        self.path, self._is_temporary = Path(tempfile.mkdtemp(prefix="tacho-cache-")), True
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)

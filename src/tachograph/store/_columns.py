@@ -1,8 +1,9 @@
-"""Columns: where points lie and what they say, as numpy arrays that may be views of a file.
+"""Column types of the store: numpy arrays, which may be views of a memory-mapped file.
 
-A *stream* is a sequence of records that advance together: plain steps, windows of iterations, validations, samples of
-the system. Its rows hold when and at which step each was. A *series* is one metric of a stream: finite values with the
-rows they belong to, and apart from them the rows at which the value was NaN or infinite.
+A *stream* is a sequence of records of one sort: plain steps, windows of iterations, validations, system samples. Each
+record is a *row* with a step, a time and an epoch. A *series* is one metric of a stream: its finite values with the
+rows they belong to and, separately, *marks*: the rows at which the value was NaN or infinite. Separating them keeps the
+values free of NaN, so extremes and means need no special cases.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ __all__ = [
     "Axis",
     "Floats",
     "Integers",
-    "Rows",
+    "StreamRows",
     "SeriesPart",
-    "Stretch",
+    "AttemptRange",
     "Summary",
     "summarise",
 ]
@@ -32,28 +33,28 @@ Axis = Literal["step", "time", "epoch"]
 AXES: tuple[Axis, ...] = ("step", "time", "epoch")
 
 CHUNK = 128
-"""Points that are summed up as one for wide views."""
+"""The number of points summarised as one for wide views."""
 MARK_KINDS = ("NaN", "Infinity", "-Infinity")
 
 
-class Stretch(NamedTuple):
-    """Rows of one attempt that follow each other."""
+class AttemptRange(NamedTuple):
+    """Consecutive rows of one attempt."""
 
     attempt: int
     first: int
-    """Its first row; it ends where the next one begins."""
+    """The first row; the range ends at the first row of the next one."""
     sorted_by: tuple[bool, bool, bool]
-    """Whether step, time and epoch never go back in it."""
+    """Whether step, time and epoch never decrease within the range."""
 
 
-class Rows(NamedTuple):
-    """Where the points of a stream lie."""
+class StreamRows(NamedTuple):
+    """The positions of the rows of a stream on each axis."""
 
     step: Integers
     time: Floats
     epoch: Floats | None
-    """The last epoch that was told; NaN before the first."""
-    stretches: list[Stretch]
+    """The last recorded epoch; NaN before the first."""
+    ranges: list[AttemptRange]
 
     def axis(self, axis: Axis) -> Floats | Integers:
         """Return the positions on an axis."""
@@ -64,7 +65,7 @@ class Rows(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """Every `CHUNK` points of a series as one: the extremes, where they are, and the mean."""
+    """Extremes, their positions, and mean of every `CHUNK` points of a series."""
 
     low: Floats
     high: Floats
@@ -72,35 +73,35 @@ class Summary(NamedTuple):
     low_at: Integers
     high_at: Integers
     step: Integers
-    """Where each chunk begins, on each axis."""
+    """The position of the first point of each chunk, on each axis."""
     time: Floats
     epoch: Floats
 
 
 class SeriesPart(NamedTuple):
-    """A stretch of one metric."""
+    """The values of a series in one segment or in the tail."""
 
     rows: Integers | range
-    """The row of each value; a range where every row has one."""
+    """The row of each value; a range if every row has a value."""
     values: Floats
     mark_rows: Integers
     mark_kinds: npt.NDArray[np.uint8]
-    """Indexes of `MARK_KINDS`."""
+    """Indexes into `MARK_KINDS`."""
     summary: Summary | None = None
 
     def rows_at(self, positions: Integers) -> Integers:
-        """Return the rows of some of the values."""
+        """Return the rows of the values at some positions."""
         return positions + self.rows.start if isinstance(self.rows, range) else self.rows[positions]
 
     def position(self, row: int) -> int:
-        """Return the position of the first value at a row or after it."""
+        """Return the position of the first value at or after a row."""
         if isinstance(self.rows, range):
             return min(max(row - self.rows.start, 0), len(self.rows))
         return int(np.searchsorted(self.rows, row))
 
 
-def summarise(part: SeriesPart, rows: Rows) -> Summary:
-    """Sum up whole chunks; the points after the last whole one are in none."""
+def summarise(part: SeriesPart, rows: StreamRows) -> Summary:
+    """Summarise complete chunks; points after the last complete chunk are not included."""
     num_chunks = len(part.values) // CHUNK
     values = part.values[: num_chunks * CHUNK].reshape(num_chunks, CHUNK)
     low_at, high_at = values.argmin(axis=1), values.argmax(axis=1)
@@ -108,7 +109,7 @@ def summarise(part: SeriesPart, rows: Rows) -> Summary:
     return Summary(
         low=np.take_along_axis(values, low_at[:, None], axis=1)[:, 0],
         high=np.take_along_axis(values, high_at[:, None], axis=1)[:, 0],
-        mean=(values / CHUNK).sum(axis=1),  # divided first: the sum of large numbers may be too large
+        mean=(values / CHUNK).sum(axis=1),  # divide first: the sum of large numbers may overflow
         low_at=low_at.astype(np.uint8),
         high_at=high_at.astype(np.uint8),
         step=rows.step[first],

@@ -1,6 +1,7 @@
-"""Where the completions of a run lie in its journal, so that any of them are found without reading the rest.
+"""An index of the completions in a journal, to read any of them without reading the rest.
 
-They are the bulk of a journal that has them: only their places, steps and columns are kept in memory and in segments.
+Completions make up most of a journal that has them. So only offsets, steps and column names are kept, in memory and in
+segments; a *stub* with these replaces the record, and `read_rows` reads the rows from the journal.
 """
 
 from __future__ import annotations
@@ -15,67 +16,67 @@ import msgspec
 
 from tachograph.records import decode, step_of
 
-__all__ = ["CompletionIndex", "CompletionPlace", "CompletionView", "read_rows", "stubbed"]
+__all__ = ["CompletionIndex", "CompletionPlace", "CompletionView", "read_rows", "replace_completions"]
 
-_MOST_PLACES = 100_000
-_MOST_COLUMNS = 500
-_MOST_READ_BYTES = 64 << 20
-_MOST_ANSWER_BYTES = 4 << 20
+_MAX_PLACES = 100_000
+_MAX_COLUMNS = 500
+_MAX_READ_BYTES = 64 << 20
+_MAX_RESULT_BYTES = 4 << 20
 
 
 class CompletionPlace(msgspec.Struct, array_like=True):
-    """One record: where it lies, and what is in it."""
+    """The location of one `completions` record in the journal, and a summary of its rows."""
 
     at: int
     size_bytes: int
     table: str
     columns: list[str]
     steps: list[tuple[int | None, int]]
-    """How many rows there are of each step."""
+    """The number of rows of each step."""
     num_dropped: int
 
     def num_rows(self, low: int | None = None, high: int | None = None) -> int:
-        """Return how many rows there are of some steps."""
+        """Return the number of rows within a range of steps."""
         return sum(count for step, count in self.steps if _is_between(step, low, high))
 
 
 class CompletionView(msgspec.Struct):
-    """The rows that were asked for."""
+    """The rows found by a query."""
 
     rows: list[dict[str, Any]]
     is_whole: bool
-    """Whether these are all that match; otherwise there may be more that are older."""
+    """Whether all matching rows are included; otherwise there may be older ones."""
 
 
 class CompletionIndex:
-    """Knows the last records of completions of a run by their places."""
+    """The locations of the latest `completions` records of a run."""
 
     def __init__(self) -> None:
-        self._places: deque[CompletionPlace] = deque(maxlen=_MOST_PLACES)
+        self._places: deque[CompletionPlace] = deque(maxlen=_MAX_PLACES)
 
-    def take(self, stub: dict[str, Any]) -> None:
-        """Take what stands for a record, made just now or kept in a segment."""
-        if stub.get("place"):  # none if the journal was replaced just then
+    def add(self, stub: dict[str, Any]) -> None:
+        """Add the stub of a record, new or from a segment."""
+        if stub.get("place"):  # missing if the journal was replaced while it was read
             self._places.append(msgspec.convert(stub["place"], CompletionPlace))
 
     def places(self, table: str | None = None) -> list[CompletionPlace]:
-        """Return the records, all or of one table, oldest first."""
+        """Return the locations, all or those of one table, oldest first."""
         return [place for place in self._places if table in (None, place.table)]
 
 
-def stubbed(journal: Path, records: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
-    """Return records that were read from a stretch of a journal, with stubs in place of those of completions."""
+def replace_completions(journal: Path, records: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
+    """Return records read between two offsets of a journal, with `completions` records replaced by stubs."""
     if not any(record["event"] == "completions" for record in records):
         return records
-    lines = _lines(journal, start, end, len(records))
+    lines = _line_offsets(journal, start, end, len(records))
     return [
         _stub(record, lines[index] if index < len(lines) else None) if record["event"] == "completions" else record
         for index, record in enumerate(records)
     ]
 
 
-def _lines(journal: Path, start: int, end: int, num_records: int) -> list[tuple[int, int]]:
-    """Return where the lines of a stretch that are records begin, and how long they are."""
+def _line_offsets(journal: Path, start: int, end: int, num_records: int) -> list[tuple[int, int]]:
+    """Return offset and length of each line between two offsets that is a record."""
     try:
         with open(journal, "rb") as file:
             file.seek(start)
@@ -89,11 +90,11 @@ def _lines(journal: Path, start: int, end: int, num_records: int) -> list[tuple[
             lines.append((offset, len(line)))
         offset += len(line) + 1
     if len(lines) != num_records:
-        lines = [(at, size) for at, size in lines if _decoded(block[at : at + size]) is not None]
+        lines = [(at, size) for at, size in lines if _decode_or_none(block[at : at + size]) is not None]
     return [(start + at, size) for at, size in lines]
 
 
-def _decoded(line: bytes) -> dict[str, Any] | None:
+def _decode_or_none(line: bytes) -> dict[str, Any] | None:
     try:
         return decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -115,7 +116,7 @@ def _stub(record: dict[str, Any], line: tuple[int, int] | None) -> dict[str, Any
         steps=list(Counter(row.get("step") for row in rows).items()),
         num_dropped=num_dropped if type(num_dropped) is int and num_dropped > 0 else 0,
     )
-    del place.columns[_MOST_COLUMNS:]
+    del place.columns[_MAX_COLUMNS:]
     return {**stub, "place": msgspec.to_builtins(place)}
 
 
@@ -124,7 +125,7 @@ def _is_text(value: object) -> bool:
 
 
 def _rows_of(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a record; what does not say its step has that of the record, if it says one."""
+    """Return the rows of a record; a row without a step has the step of the record, if there is one."""
     rows = []
     for row in record["rows"] if isinstance(record.get("rows"), list) else ():
         if isinstance(row, dict):
@@ -144,35 +145,35 @@ def read_rows(
     search: str = "",
     limit: int = 200,
 ) -> CompletionView:
-    """Return rows, the newest first, and no more of them, nor of the journal, than is good for one answer."""
+    """Return matching rows, newest first, limited in number, in size and in bytes read from the journal."""
     words = search.casefold()
     found: list[dict[str, Any]] = []
     num_read = num_bytes = 0
     for place in reversed(places):
         if not place.num_rows(low, high):
             continue
-        if num_read > _MOST_READ_BYTES:
+        if num_read > _MAX_READ_BYTES:
             return CompletionView(found, is_whole=False)
         num_read += place.size_bytes
-        for row in _read(journal, place):
-            if not _is_between(row.get("step"), low, high) or (words and not _says(row, words)):
+        for row in _read_record_rows(journal, place):
+            if not _is_between(row.get("step"), low, high) or (words and not _contains(row, words)):
                 continue
             num_bytes += place.size_bytes // place.num_rows()
-            if len(found) >= limit or (found and num_bytes > _MOST_ANSWER_BYTES):
+            if len(found) >= limit or (found and num_bytes > _MAX_RESULT_BYTES):
                 return CompletionView(found, is_whole=False)
             found.append(row)
     return CompletionView(found, is_whole=True)
 
 
-def _read(journal: Path, place: CompletionPlace) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a record: those of later steps first, those of one step as they were recorded."""
+def _read_record_rows(journal: Path, place: CompletionPlace) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a record, later steps first and rows of one step in recorded order."""
     try:
         with open(journal, "rb") as file:
             file.seek(place.at)
-            record = _decoded(file.read(place.size_bytes))
+            record = _decode_or_none(file.read(place.size_bytes))
     except OSError:
         return
-    if record is not None and record["event"] == "completions":  # otherwise the journal was replaced just now
+    if record is not None and record["event"] == "completions":  # otherwise the journal was replaced
         yield from sorted(_rows_of(record), key=lambda row: -row.get("step", -math.inf))
 
 
@@ -182,5 +183,5 @@ def _is_between(step: int | None, low: int | None, high: int | None) -> bool:
     return (low is None or step >= low) and (high is None or step <= high)
 
 
-def _says(row: dict[str, Any], words: str) -> bool:
+def _contains(row: dict[str, Any], words: str) -> bool:
     return any(words in value.casefold() for value in row.values() if isinstance(value, str))

@@ -1,7 +1,18 @@
-"""From columns to the points of a chart: as many as there are pixels, with every extreme among them.
+"""Turn columns into chart lines: about as many points as pixels, with every visible extreme among them.
 
-Wide views are made of the summaries of chunks, narrow ones of the points themselves; both give points that were really
-recorded, and the same ones each time.
+For each attempt the query works in four steps:
+
+1. Find the values inside the view by binary search in each source (segment or tail), plus one neighbour on each side,
+   so that lines run to the edges of the chart.
+2. Collect candidates. A narrow view uses the points themselves. A view of more than `_MAX_RAW_POINTS` uses the chunk
+   summaries written with each segment: of every complete chunk only the lowest and the highest point, so ten million
+   points cost as much as a hundred thousand.
+3. Downsample the candidates with min/max per bucket. The result contains only recorded points, never averages, and is
+   the same each time. Means per bucket are returned separately and labelled as means.
+4. Break the line where a NaN or infinite value lies between two chosen points.
+
+This needs positions that never decrease along the axis. Otherwise, for example when steps restart each epoch, all
+points are sorted first; that case is slower but rare.
 """
 
 from __future__ import annotations
@@ -15,20 +26,30 @@ import numpy as np
 import numpy.typing as npt
 from tsdownsample import MinMaxDownsampler
 
-from tachograph.store._columns import AXES, CHUNK, MARK_KINDS, Axis, Floats, Integers, Rows, SeriesPart, Stretch
+from tachograph.store._columns import (
+    AXES,
+    CHUNK,
+    MARK_KINDS,
+    AttemptRange,
+    Axis,
+    Floats,
+    Integers,
+    SeriesPart,
+    StreamRows,
+)
 from tachograph.store._tail import SeriesStats
 
-__all__ = ["Line", "Mark", "Part", "View", "lines_of", "marks_of", "points_of"]
+__all__ = ["Line", "Mark", "ColumnSource", "View", "build_lines", "build_marks", "iter_points"]
 
-_MOST_RAW_POINTS = 1 << 18
-_MOST_MARKS = 500
+_MAX_RAW_POINTS = 1 << 18
+_MAX_MARKS = 500
 _BLOCK_POINTS = 10_000
 _MARK_VALUES = np.array([float(kind) for kind in MARK_KINDS])
 _downsampler = MinMaxDownsampler()  # type: ignore[no-untyped-call]
 
 
-class Part(Protocol):
-    """A segment, or the tail."""
+class ColumnSource(Protocol):
+    """A source of columns: a segment or the tail."""
 
     @property
     def streams(self) -> list[str]:
@@ -36,56 +57,56 @@ class Part(Protocol):
         ...
 
     @property
-    def series(self) -> list[tuple[str, str]]:
+    def series_keys(self) -> list[tuple[str, str]]:
         """Stream and name of each series, in order of appearance."""
         ...
 
     def stats(self, stream: str, name: str) -> SeriesStats | None:
-        """Return a series in a few numbers, if it is here."""
+        """Return the statistics of a series, or None if this source does not have it."""
         ...
 
-    def rows(self, stream: str) -> Rows:
-        """Return where the points of a stream lie."""
+    def rows(self, stream: str) -> StreamRows:
+        """Return the rows of a stream."""
         ...
 
     def num_rows(self, stream: str) -> int:
-        """Return how many rows a stream has here."""
+        """Return the number of rows of a stream in this source."""
         ...
 
-    def part(self, stream: str, name: str) -> SeriesPart | None:
-        """Return a series, as far as it is here."""
+    def series_part(self, stream: str, name: str) -> SeriesPart | None:
+        """Return the values of a series in this source, or None."""
         ...
 
 
 class View(NamedTuple):
-    """What is to be seen of a series."""
+    """The visible range of a series, and the number of points to return."""
 
     axis: Axis = "step"
     low: float | None = None
     high: float | None = None
     num_points: int = 2_000
     after_row: int = 0
-    """Leave out the rows before this one."""
+    """Skip the rows before this one."""
 
 
 class Line(msgspec.Struct):
-    """Points to be joined; all of one attempt."""
+    """The points of one line, all of one attempt."""
 
     stream: str
     attempt: int
     x: list[float]
     y: list[float | None]
-    """None where the line is broken, because the value was no finite number there."""
+    """None where the line is interrupted by a NaN or infinite value."""
     mean_x: list[float]
     mean_y: list[float]
     mean_count: list[int]
-    """The means of equal stretches, and over how many points; empty where every point is in `x` and `y`."""
+    """Number of points in each mean, taken over equal intervals; all empty if `x` and `y` have every point."""
     num_points: int
-    """How many points were recorded in this stretch."""
+    """The number of recorded points in the view."""
 
 
 class Mark(msgspec.Struct):
-    """A place where a value was no finite number."""
+    """A position with NaN or infinite values."""
 
     x: float
     kind: str
@@ -93,43 +114,43 @@ class Mark(msgspec.Struct):
 
 
 class _Slice(NamedTuple):
-    """Some values of a part, all of one attempt."""
+    """The values of one attempt in one source."""
 
-    rows: Rows
+    rows: StreamRows
     part: SeriesPart
     num_marks_before: int
-    """Marks in the parts before this one."""
+    """The number of marks in earlier sources."""
     first_row: int
     end_row: int
     first: int
     begin: int
     end: int
     last: int
-    """The attempt has the values from `first` up to `last`; those from `begin` up to `end` are in the view."""
+    """The attempt has the values from `first` to `last`; those from `begin` to `end` are in the view."""
 
 
 class _Candidates(NamedTuple):
     x: npt.NDArray[Any]
-    """Where the point lies, or the chunk that it is of begins."""
+    """The position of the point, or of the start of its chunk."""
     y: Floats
     position: Integers
-    """Which value of the part."""
+    """The index of the value in its `SeriesPart`."""
     chunks: slice | None
-    """The chunks that are in it, in place of their points."""
+    """The chunks included by their summaries."""
     num_before: int
-    """How many points lie before those chunks."""
+    """The number of points before those chunks."""
 
 
-def lines_of(parts: Sequence[Part], stream: str, name: str, view: View) -> list[Line]:
-    """Return the lines of a series in a view, one for each attempt that has a point in it."""
-    attempts: dict[int, _OfAttempt] = {}
+def build_lines(sources: Sequence[ColumnSource], stream: str, name: str, view: View) -> list[Line]:
+    """Return the lines of a series in a view, one for each attempt with points."""
+    attempts: dict[int, _AttemptSlices] = {}
     base, num_marks = 0, 0
-    for part in parts:
-        num_rows = part.num_rows(stream)
-        series = part.part(stream, name) if num_rows and base + num_rows > view.after_row else None
+    for source in sources:
+        num_rows = source.num_rows(stream)
+        series = source.series_part(stream, name) if num_rows and base + num_rows > view.after_row else None
         if series is not None:
-            for stretch, piece in _slices(part.rows(stream), series, view, view.after_row - base, num_marks):
-                attempts.setdefault(stretch.attempt, _OfAttempt()).add(stretch, piece, view.axis)
+            for attempt_range, piece in _slices(source.rows(stream), series, view, view.after_row - base, num_marks):
+                attempts.setdefault(attempt_range.attempt, _AttemptSlices()).add(attempt_range, piece, view.axis)
             num_marks += len(series.mark_rows)
         base += num_rows
     lines = []
@@ -141,48 +162,48 @@ def lines_of(parts: Sequence[Part], stream: str, name: str, view: View) -> list[
     return lines
 
 
-class _OfAttempt:
-    """The slices of one attempt, and whether they lie one after the other along the axis."""
+class _AttemptSlices:
+    """The slices of one attempt, and whether their positions never decrease along the axis."""
 
     def __init__(self) -> None:
         self.slices: list[_Slice] = []
         self.is_sorted = True
         self._last_x = -np.inf
 
-    def add(self, stretch: Stretch, piece: _Slice, axis: Axis) -> None:
+    def add(self, attempt_range: AttemptRange, piece: _Slice, axis: Axis) -> None:
         x = piece.rows.axis(axis)
-        self.is_sorted &= stretch.sorted_by[AXES.index(axis)] and self._last_x <= float(x[piece.first_row])
+        self.is_sorted &= attempt_range.sorted_by[AXES.index(axis)] and self._last_x <= float(x[piece.first_row])
         self._last_x = float(x[piece.end_row - 1])
         self.slices.append(piece)
 
 
 def _slices(
-    rows: Rows, series: SeriesPart, view: View, after_row: int, num_marks_before: int
-) -> Iterator[tuple[Stretch, _Slice]]:
-    """Yield what a part has of a series, attempt by attempt."""
+    rows: StreamRows, series: SeriesPart, view: View, after_row: int, num_marks_before: int
+) -> Iterator[tuple[AttemptRange, _Slice]]:
+    """Yield the slices of a series in one source, one for each attempt."""
     x = rows.axis(view.axis)
-    ends = [stretch.first for stretch in rows.stretches[1:]] + [len(x)]
-    for stretch, end_row in zip(rows.stretches, ends, strict=True):
-        first_row = max(stretch.first, after_row)
+    ends = [attempt_range.first for attempt_range in rows.ranges[1:]] + [len(x)]
+    for attempt_range, end_row in zip(rows.ranges, ends, strict=True):
+        first_row = max(attempt_range.first, after_row)
         if view.axis == "epoch":
-            first_row = _first_known(x, first_row, end_row)
+            first_row = _first_known_epoch(x, first_row, end_row)
         if first_row < end_row:
-            places = _places(series, x, first_row, end_row, view)
+            places = _value_bounds(series, x, first_row, end_row, view)
             piece = _Slice(rows, series, num_marks_before, first_row, end_row, *places)
             if piece.last > piece.first:
-                yield stretch, piece
+                yield attempt_range, piece
 
 
-def marks_of(parts: Sequence[Part], stream: str, name: str, view: View) -> list[Mark]:
-    """Return where values were not finite: all such places, or so many that they fill the view."""
+def build_marks(sources: Sequence[ColumnSource], stream: str, name: str, view: View) -> list[Mark]:
+    """Return the positions of NaN and infinite values, merged into at most `_MAX_MARKS` of each kind."""
     positions, kinds = [], []
     base = 0
-    for part in parts:
-        num_rows = part.num_rows(stream)
-        series = part.part(stream, name) if num_rows and base + num_rows > view.after_row else None
+    for source in sources:
+        num_rows = source.num_rows(stream)
+        series = source.series_part(stream, name) if num_rows and base + num_rows > view.after_row else None
         if series is not None and len(series.mark_rows):
             seen = series.mark_rows >= view.after_row - base
-            positions.append(part.rows(stream).axis(view.axis)[series.mark_rows[seen]])
+            positions.append(source.rows(stream).axis(view.axis)[series.mark_rows[seen]])
             kinds.append(series.mark_kinds[seen])
         base += num_rows
     if not positions:
@@ -193,18 +214,18 @@ def marks_of(parts: Sequence[Part], stream: str, name: str, view: View) -> list[
     marks = []
     for index, text in enumerate(MARK_KINDS):
         places, counts = np.unique(x[kind == index], return_counts=True)
-        if len(places) > _MOST_MARKS:
-            edges = np.linspace(places[0], places[-1], _MOST_MARKS + 1)
+        if len(places) > _MAX_MARKS:
+            edges = np.linspace(places[0], places[-1], _MAX_MARKS + 1)
             first = np.unique(np.searchsorted(places, edges[:-1]))
             places, counts = places[first], np.add.reduceat(counts, first)
         marks += [Mark(float(place), text, int(count)) for place, count in zip(places, counts, strict=True)]
     return marks
 
 
-def points_of(
-    name: str, rows: Rows, series: SeriesPart, axis: Axis, low: float | None, high: float | None
+def iter_points(
+    name: str, rows: StreamRows, series: SeriesPart, axis: Axis, low: float | None, high: float | None
 ) -> Iterator[list[tuple[str, int, int, float, float, float]]]:
-    """Yield every point of a part in blocks, those that are not finite in their places."""
+    """Yield all points of a series in one source in blocks, including NaN and infinite values."""
     row = np.concatenate([series.rows_at(np.arange(len(series.values))), series.mark_rows]).astype(np.int64)
     value = np.concatenate([series.values, _MARK_VALUES[series.mark_kinds]])
     order = np.argsort(row, kind="stable")
@@ -212,8 +233,8 @@ def points_of(
     x = rows.axis(axis)[row]
     keep = _within(x, low, high)
     row, value = row[keep], value[keep]
-    firsts = np.array([stretch.first for stretch in rows.stretches])
-    attempts = np.array([stretch.attempt for stretch in rows.stretches])
+    firsts = np.array([attempt_range.first for attempt_range in rows.ranges])
+    attempts = np.array([attempt_range.attempt for attempt_range in rows.ranges])
     for begin in range(0, len(row), _BLOCK_POINTS):
         block = row[begin : begin + _BLOCK_POINTS]
         columns = (
@@ -236,8 +257,8 @@ def _within(x: npt.NDArray[Any], low: float | None, high: float | None) -> npt.N
     return keep
 
 
-def _first_known(x: npt.NDArray[Any], begin: int, end: int) -> int:
-    """Return the first row whose epoch is known; those before it are NaN."""
+def _first_known_epoch(x: npt.NDArray[Any], begin: int, end: int) -> int:
+    """Return the first row with a known epoch by binary search; the rows before it are NaN."""
     while begin < end:
         middle = (begin + end) // 2
         if np.isnan(x[middle]):
@@ -247,10 +268,10 @@ def _first_known(x: npt.NDArray[Any], begin: int, end: int) -> int:
     return begin
 
 
-def _places(
+def _value_bounds(
     series: SeriesPart, x: npt.NDArray[Any], first_row: int, end_row: int, view: View
 ) -> tuple[int, int, int, int]:
-    """Return where the values of some rows begin, where those in the view begin and end, and where all end."""
+    """Return four value indexes: first of the rows, first and end of the view, end of the rows."""
     within = x[first_row:end_row]
     begin = first_row if view.low is None else first_row + _find(within, view.low, "left")
     end = end_row if view.high is None else first_row + _find(within, view.high, "right")
@@ -263,7 +284,7 @@ def _places(
 
 
 def _find(x: npt.NDArray[Any], place: float, side: Literal["left", "right"]) -> int:
-    """Return where a place lies. A whole number is sought among whole numbers, or all of them would be converted."""
+    """Binary search. Searches integers by an integer; a float would make numpy convert the whole array."""
     if x.dtype.kind == "i":
         whole = math.ceil(place) if side == "left" else math.floor(place)
         return int(np.searchsorted(x, np.int64(min(max(whole, -(2**62)), 2**62)), side=side))
@@ -275,7 +296,7 @@ def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) ->
     num_points = sum(piece.end - piece.begin for piece in slices)
     if not num_points:
         return None
-    is_coarse = num_points > _MOST_RAW_POINTS
+    is_coarse = num_points > _MAX_RAW_POINTS
     candidates = [_candidates(piece, view.axis, is_coarse=is_coarse) for piece in slices]
     chosen = _choose(
         np.concatenate([found.x for found in candidates]), np.concatenate([found.y for found in candidates]), view
@@ -291,22 +312,22 @@ def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) ->
         gaps.append(np.searchsorted(piece.part.mark_rows, row) + piece.num_marks_before)
     means = _means(slices, candidates, view) if len(chosen) < num_points else ([], [], [])
     x, y = np.concatenate(xs), np.concatenate(ys)
-    places, values = _broken(x, y, np.concatenate(gaps))
-    if view.after_row and _follows_a_mark(slices[0]):
+    places, values = _break_at_marks(x, y, np.concatenate(gaps))
+    if view.after_row and _follows_mark(slices[0]):
         places.insert(0, places[0])
         values.insert(0, None)
     return Line(stream, attempt, places, values, means[0], means[1], means[2], num_points)
 
 
-def _follows_a_mark(piece: _Slice) -> bool:
-    """Tell whether a value that was not finite lies between the first point of a slice and the one before it."""
+def _follows_mark(piece: _Slice) -> bool:
+    """Return whether a mark lies between the first point of a slice and the point before it."""
     row = int(piece.part.rows_at(np.array([piece.begin]))[0])
     before = int(piece.part.rows_at(np.array([piece.begin - 1]))[0]) if piece.begin else -1
     return bool(((piece.part.mark_rows > before) & (piece.part.mark_rows < row)).any())
 
 
 def _unsorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) -> Line | None:
-    """Draw what goes back and forth along the axis, such as steps that begin anew each epoch."""
+    """Return a line whose positions decrease somewhere, such as steps that restart each epoch."""
     x = np.concatenate(
         [
             piece.rows.axis(view.axis)[piece.part.rows_at(np.arange(piece.first, piece.last))].astype(np.float64)
@@ -323,12 +344,12 @@ def _unsorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) 
     chosen = _choose(x, y, view)
     means = _bucket_means(x, y, np.ones(len(x), dtype=np.int64), view) if len(chosen) < len(x) else ([], [], [])
     marks = [piece.rows.axis(view.axis)[piece.part.mark_rows] for piece in slices]
-    places, values = _broken(x[chosen], y[chosen], np.searchsorted(np.sort(np.concatenate(marks)), x[chosen]))
+    places, values = _break_at_marks(x[chosen], y[chosen], np.searchsorted(np.sort(np.concatenate(marks)), x[chosen]))
     return Line(stream, attempt, places, values, means[0], means[1], means[2], len(x))
 
 
 def _with_neighbours(slices: list[_Slice]) -> list[_Slice]:
-    """Add the point before the view and the one after it, so that lines run to its edges."""
+    """Include the points just before and after the view, so that lines run to its edges."""
     slices = list(slices)
     before = next((index for index, piece in enumerate(slices) if piece.begin < piece.last), len(slices))
     if before < len(slices) and slices[before].begin > slices[before].first:
@@ -347,7 +368,7 @@ def _with_neighbours(slices: list[_Slice]) -> list[_Slice]:
 
 def _candidates(piece: _Slice, axis: Axis, *, is_coarse: bool) -> _Candidates:
     part, summary = piece.part, piece.part.summary
-    # Never of the first or the last point: a line begins and ends where it does.
+    # Exclude the chunks of the first and last point, so the line starts and ends exactly there.
     first_chunk, last_chunk = piece.begin // CHUNK + 1, (piece.end - 1) // CHUNK
     if not is_coarse or summary is None or last_chunk <= first_chunk:
         positions = np.arange(piece.begin, piece.end)
@@ -370,7 +391,7 @@ def _candidates(piece: _Slice, axis: Axis, *, is_coarse: bool) -> _Candidates:
 
 
 def _choose(x: npt.NDArray[Any], y: Floats, view: View) -> Integers:
-    """Return which points to draw: all, or the lowest and the highest of each stretch, and both ends."""
+    """Return the indexes of the points to draw: all, or the minimum and maximum of each bucket and both ends."""
     num_points = max(8, view.num_points // 2 * 2)
     if len(y) <= num_points:
         return np.arange(len(y))
@@ -394,7 +415,7 @@ def _means(slices: list[_Slice], candidates: list[_Candidates], view: View) -> M
             counts.append(np.ones(len(found.y), dtype=np.int64))
             continue
         summary = piece.part.summary
-        assert summary is not None  # noqa: S101 - chunks come from it
+        assert summary is not None  # noqa: S101 - the chunks come from it
         num_chunks = found.chunks.stop - found.chunks.start
         behind = found.num_before + 2 * num_chunks
         xs += [found.x[: found.num_before], getattr(summary, view.axis)[found.chunks], found.x[behind:]]
@@ -413,8 +434,8 @@ def _bucket_means(x: npt.NDArray[Any], means: Floats, counts: Integers, view: Vi
     return middles.tolist(), np.add.reduceat(means * shares, first).tolist(), sizes.tolist()
 
 
-def _broken(x: Floats, y: Floats, num_marks_before: Integers) -> tuple[list[float], list[float | None]]:
-    """Break the line between two points if a value that was not finite lies between them."""
+def _break_at_marks(x: Floats, y: Floats, num_marks_before: Integers) -> tuple[list[float], list[float | None]]:
+    """Insert a break between two points if a mark lies between them."""
     places = np.flatnonzero(np.diff(num_marks_before) > 0)
     xs: list[float] = x.tolist()
     ys: list[float | None] = y.tolist()

@@ -1,4 +1,15 @@
-"""A run as the dashboard sees it: what its records say in all, and its series as columns."""
+"""A run in the store: the digest of its records, and its metrics as columns.
+
+Columns come from two places: *segments*, immutable files that each cover a range of journal bytes, and the *tail*, in
+memory, which covers the rest. `refresh` follows the journal into the tail. When the tail covers enough bytes, `_commit`
+writes it as the next segment and starts an empty tail. A query runs over all segments and the tail in order.
+
+Plain points are only in columns. All other records (*kept* records: starts, spans, events, alerts, windows …) are also
+stored in the segments as JSON lines; opening a run replays them into the digest, without reading the journal.
+
+Segments are a cache and may disappear or be damaged at any time. Then the run is reopened with the remaining ones and
+the journal is read again from there.
+"""
 
 from __future__ import annotations
 
@@ -16,38 +27,38 @@ import msgspec
 from tachograph.journal import JournalFollower, RunFolder
 from tachograph.reader import MetricSummary, RecordBatch, RecordedSpan, RunDigest, accepts_requests, batch_records
 from tachograph.records import POINT_KINDS, decode, encode, finite_or_none
-from tachograph.store._cache import CacheFolder
-from tachograph.store._columns import Axis, Rows, SeriesPart
-from tachograph.store._completions import CompletionIndex, stubbed
-from tachograph.store._query import Line, Mark, Part, View, lines_of, marks_of, points_of
-from tachograph.store._segment import AttemptStats, Segment, SegmentError, seal, segment_path, write_segment
+from tachograph.store._cache import SegmentFolder
+from tachograph.store._columns import Axis, SeriesPart, StreamRows
+from tachograph.store._completions import CompletionIndex, replace_completions
+from tachograph.store._query import ColumnSource, Line, Mark, View, build_lines, build_marks, iter_points
+from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
 from tachograph.store._tail import Tail
 from tachograph.store._timeline import SpanTable, SpanView
 
 __all__ = ["StoredRun"]
 
 _SEGMENT_BYTES = 32 << 20
-_LEAST_SEGMENT_BYTES = 1 << 20
-_MOST_MAPPED_BYTES = 16 << 20
-"""Of segments above this, the pages that were looked at are given back after each question."""
-Answer = TypeVar("Answer")
+_MIN_SEGMENT_BYTES = 1 << 20
+_MAX_MAPPED_BYTES = 16 << 20
+"""If segments are larger than this in total, their pages are released after each query."""
+Result = TypeVar("Result")
 
 
 class StoredRun:
-    """Follows a run's journal into columns. Several threads may use one; several processes may follow one run."""
+    """Follows the journal of a run into columns. Thread-safe; several processes may follow one run."""
 
     def __init__(self, folder: RunFolder, *, segment_bytes: int = _SEGMENT_BYTES) -> None:
         self.folder = folder
         self.lock = threading.RLock()
-        """Held while anything of the run is read or taken in."""
+        """Held while the run is read or refreshed."""
         self._segment_bytes = segment_bytes
-        self._cache = CacheFolder(folder)
+        self._cache = SegmentFolder(folder)
         self._num_replaced = 0
         self._is_behind = True
         self._open()
 
     def _open(self) -> None:
-        """Begin with what the segments hold."""
+        """Load the chain of valid segments, then start an empty tail behind it."""
         self.digest = RunDigest(self.folder)
         self.completions = CompletionIndex()
         self._spans = SpanTable()
@@ -71,11 +82,11 @@ class StoredRun:
         footer = segment.footer
         for line in segment.kept().split(b"\n"):
             if line:
-                self._take_kept(decode(line), footer.attempts)
+                self._replay(decode(line), footer.attempts)
         self.digest.restore(footer.counts, [msgspec.structs.asdict(attempt) for attempt in footer.attempts])
         self._segments.append(segment)
-        for stream, name in segment.series:
-            self._know(stream, name)
+        for stream, name in segment.series_keys:
+            self._register_series(stream, name)
 
     def _start_tail(self, start: int, num_bad_before: int = 0) -> None:
         footer = self._segments[-1].footer if self._segments else None
@@ -87,7 +98,7 @@ class StoredRun:
 
     @property
     def generation(self) -> str:
-        """Which journal this is: another text if the file was replaced, so that nothing known of it holds any more."""
+        """Identifies the journal; changes if the file was replaced, which invalidates everything read before."""
         if not self._generation:
             with contextlib.suppress(OSError), open(self.folder.journal, "rb") as file:
                 line = file.readline(64 << 10)
@@ -96,12 +107,12 @@ class StoredRun:
 
     @property
     def version(self) -> str:
-        """Another text whenever there is something new."""
+        """Changes whenever there are new records."""
         return f"{self.generation}-{self._follower.offset}"
 
     @property
     def indexed(self) -> float:
-        """Which part of the journal has been taken in; all of it, if only what came since the last look is not."""
+        """The share of the journal read so far; 1.0 once `refresh` has reached the end."""
         if not self._is_behind:
             return 1.0
         try:
@@ -112,69 +123,69 @@ class StoredRun:
 
     @property
     def started(self) -> float:
-        """When the run began, in unix time; 0 if nothing says so."""
+        """The start time of the run in unix time, or 0 if it is unknown."""
         return finite_or_none(self.digest.attempts[0].start.get("time")) or 0.0 if self.digest.attempts else 0.0
 
     @property
     def num_bad_lines(self) -> int:
-        """Lines that could not be read, such as one that a dying process left half written."""
+        """The number of invalid lines, such as one that a dying process left incomplete."""
         return sum(segment.footer.num_bad_lines for segment in self._segments) + self._num_bad_in_tail
 
     @property
     def _num_bad_in_tail(self) -> int:
         return self._follower.num_bad_lines - self._num_bad_before
 
-    def refresh(self, most_s: float = math.inf) -> bool:
-        """Take in what was appended; stop after a while if there is much. Return whether there was anything."""
+    def refresh(self, max_s: float = math.inf) -> bool:
+        """Read appended records for at most `max_s`; return whether there were any."""
         with self.lock:
-            deadline_s = time.monotonic() + most_s
+            deadline_s = time.monotonic() + max_s
             before = self.version
             while True:
                 start = self._follower.offset
                 records = self._follower.poll_block()
-                if self._follower.num_restarts != self._num_restarts:  # the file was replaced, or emptied
-                    self._begin_again()
+                if self._follower.num_restarts != self._num_restarts:  # the file was replaced or truncated
+                    self._restart()
                     continue
-                self._take(stubbed(self.folder.journal, records, start, self._follower.offset))
+                self._add_records(replace_completions(self.folder.journal, records, start, self._follower.offset))
                 if self._is_time_to_commit(is_end=not records):
                     self._commit()
                 self._is_behind = bool(records)
                 if not records or time.monotonic() > deadline_s:
                     return self.version != before
 
-    def _begin_again(self) -> None:
+    def _restart(self) -> None:
         self._num_replaced = (self._num_replaced + 1) % 4096
         self._cache.clear()
         self._open()
 
-    def _take(self, records: list[dict[str, Any]]) -> None:
-        for alike in batch_records(records):
-            is_plain = alike.event in POINT_KINDS and "window/sec" not in alike.names
-            if alike.event == "start":
+    def _add_records(self, records: list[dict[str, Any]]) -> None:
+        for batch in batch_records(records):
+            is_plain = batch.event in POINT_KINDS and "window/sec" not in batch.names
+            if batch.event == "start":
                 self._tail.begin_attempt()
-            if not is_plain or not self.digest.attempts:  # a journal may have lost its first line
-                self._kept += map(encode, alike.records[:1] if is_plain else alike.records)
-            self._digest(alike)
-            self._tail.take(alike, len(self.digest.attempts) - 1)
-        for stream, name in self._tail.series:
-            self._know(stream, name)
+            if not is_plain or not self.digest.attempts:  # the `start` record may be missing
+                self._kept += map(encode, batch.records[:1] if is_plain else batch.records)
+            self._add_to_digest(batch)
+            self._tail.add(batch, len(self.digest.attempts) - 1)
+        for stream, name in self._tail.series_keys:
+            self._register_series(stream, name)
 
-    def _take_kept(self, record: dict[str, Any], attempts: list[AttemptStats]) -> None:
-        """Take a record again, knowing what plain points said of the attempt that a `start` ends."""
+    def _replay(self, record: dict[str, Any], attempts: list[AttemptStats]) -> None:
+        """Add a kept record of a segment; before a `start`, restore the last time of the previous attempt."""
         known = self.digest.attempts
         if record["event"] == "start" and known:
             known[-1].last_time = attempts[len(known) - 1].last_time
-        for alike in batch_records([record]):
-            self._digest(alike)
+        for batch in batch_records([record]):
+            self._add_to_digest(batch)
 
-    def _digest(self, alike: RecordBatch) -> None:
-        for span in self.digest.take(alike):
+    def _add_to_digest(self, batch: RecordBatch) -> None:
+        for span in self.digest.add(batch):
             self._spans.add(span)
-        if alike.event == "completions":
-            for stub in alike.records:
-                self.completions.take(stub)
+        if batch.event == "completions":
+            for stub in batch.records:
+                self.completions.add(stub)
 
-    def _know(self, stream: str, name: str) -> None:
+    def _register_series(self, stream: str, name: str) -> None:
         streams = self._series.setdefault(name, [])
         if stream not in streams:
             streams.append(stream)
@@ -182,12 +193,12 @@ class StoredRun:
     def _is_time_to_commit(self, *, is_end: bool) -> bool:
         if self._follower.offset >= self._next_commit:
             return True
-        is_worth_it = self._follower.offset - self._tail_start >= _LEAST_SEGMENT_BYTES
-        is_tried = self._next_commit > self._tail_start + self._segment_bytes  # and could not be written
+        is_worth_it = self._follower.offset - self._tail_start >= _MIN_SEGMENT_BYTES
+        is_tried = self._next_commit > self._tail_start + self._segment_bytes  # but could not be written
         return is_end and is_worth_it and not is_tried and not accepts_requests(self.digest)
 
     def _commit(self) -> None:
-        """Make a segment of the tail, unless another reader has, or there is no room for one."""
+        """Write the tail as a segment, unless another reader did so first or it cannot be written."""
         start, end = self._tail_start, self._follower.offset
         self._next_commit = end + self._segment_bytes
         attempts = [
@@ -195,23 +206,23 @@ class StoredRun:
             for item in self.digest.attempts
         ]
         try:
-            path = segment_path(self._cache.ready(), start)
+            path = segment_path(self._cache.ensure_writable(), start)
             is_ours = write_segment(
                 path,
                 self._tail,
                 b"\n".join(self._kept),
                 start=start,
                 end=end,
-                seal=seal(self.folder.journal, end),
+                fingerprint=fingerprint(self.folder.journal, end),
                 counts=self.digest.counts,
                 attempts=attempts,
                 num_bad_lines=self._num_bad_in_tail,
             )
-        except OSError:  # what is not in a segment stays in memory
+        except OSError:  # the tail stays in memory
             return
         try:
             segment = Segment(path, self.folder.journal, start)
-        except SegmentError:  # what another one left there is of no use
+        except SegmentError:  # the file written by another reader is invalid
             _remove(path)
             return
         if is_ours:
@@ -220,37 +231,37 @@ class StoredRun:
         else:
             self._open()
 
-    def _read(self, question: Callable[[], Answer]) -> Answer:
-        """Ask the columns; if a segment turns out to be damaged, make it anew and ask again."""
+    def _run_query(self, query: Callable[[], Result]) -> Result:
+        """Run a query; if a segment is damaged, delete the segments, read the journal again and retry."""
         with self.lock:
             try:
-                return question()
+                return query()
             except SegmentError:
                 for segment in self._segments:
                     _remove(segment.path)
                 self._open()
                 self.refresh()
-                return question()
+                return query()
             finally:
-                if sum(segment.size_bytes for segment in self._segments) > _MOST_MAPPED_BYTES:
+                if sum(segment.size_bytes for segment in self._segments) > _MAX_MAPPED_BYTES:
                     for segment in self._segments:
-                        segment.let_go()
+                        segment.release_pages()
 
     @property
-    def _parts(self) -> list[Part]:
+    def _sources(self) -> list[ColumnSource]:
         return [*self._segments, self._tail]
 
     @property
     def metric_names(self) -> list[str]:
-        """Every metric, in order of appearance."""
+        """The names of all metrics, in order of appearance."""
         return list(self._series)
 
     def metrics(self) -> dict[str, MetricSummary]:
-        """Return every metric in a few numbers."""
+        """Return a summary of every metric."""
         with self.lock:
             summaries = {name: MetricSummary(kind=_kind(streams[0])) for name, streams in self._series.items()}
-            for part in self._parts:
-                found = [(stats, name) for stream, name in part.series if (stats := part.stats(stream, name))]
+            for source in self._sources:
+                found = [(stats, name) for stream, name in source.series_keys if (stats := source.stats(stream, name))]
                 for stats, name in sorted(found, key=lambda item: item[0].order):
                     summary = summaries[name]
                     summary.count += stats.num_values + stats.num_marks
@@ -260,19 +271,19 @@ class StoredRun:
             return summaries
 
     def last_value(self, name: str) -> float | None:
-        """Return what was recorded last of a metric."""
+        """Return the last value of a metric, or None."""
         with self.lock:
-            for part in reversed(self._parts):
-                found = [stats for stream in self._series.get(name, []) if (stats := part.stats(stream, name))]
+            for source in reversed(self._sources):
+                found = [stats for stream in self._series.get(name, []) if (stats := source.stats(stream, name))]
                 if found:
                     return max(found, key=lambda stats: stats.order).last
             return None
 
     def cursor(self) -> dict[str, int]:
-        """Return how many rows each stream has."""
+        """Return the number of rows of each stream."""
         with self.lock:
-            names = dict.fromkeys(stream for part in self._parts for stream in part.streams)
-            return {name: sum(part.num_rows(name) for part in self._parts) for name in names}
+            names = dict.fromkeys(stream for source in self._sources for stream in source.streams)
+            return {name: sum(source.num_rows(name) for source in self._sources) for name in names}
 
     def series(
         self,
@@ -284,43 +295,52 @@ class StoredRun:
         num_points: int = 2_000,
         after: dict[str, int] | None = None,
     ) -> tuple[list[Line], list[Mark]]:
-        """Return the lines and marks of a metric in a view."""
+        """Return the lines and marks of a metric in a view.
+
+        Args:
+            name: the metric.
+            axis: the axis of the chart.
+            low: start of the view; None for the beginning.
+            high: end of the view; None for the end.
+            num_points: the approximate number of points per line.
+            after: the cursor of an earlier call; only newer rows are returned.
+        """
 
         def found() -> tuple[list[Line], list[Mark]]:
             lines: list[Line] = []
             marks: list[Mark] = []
             for stream in self._series.get(name, []):
                 view = View(axis, low, high, num_points, (after or {}).get(stream, 0))
-                lines += lines_of(self._parts, stream, name, view)
-                marks += marks_of(self._parts, stream, name, view)
+                lines += build_lines(self._sources, stream, name, view)
+                marks += build_marks(self._sources, stream, name, view)
             return lines, marks
 
-        return self._read(found)
+        return self._run_query(found)
 
     def points(
         self, names: list[str], *, axis: Axis, low: float | None, high: float | None
     ) -> Iterator[list[tuple[str, int, int, float, float, float]]]:
-        """Yield every point of some metrics in blocks: name, attempt, step, time, epoch (NaN if unknown) and value."""
+        """Yield all points of some metrics in blocks: name, attempt, step, time, epoch (NaN if unknown) and value."""
 
-        def found() -> list[tuple[str, Rows, SeriesPart]]:
+        def found() -> list[tuple[str, StreamRows, SeriesPart]]:
             return [
-                (name, part.rows(stream), series)
+                (name, source.rows(stream), series)
                 for name in names
-                for part in self._parts
+                for source in self._sources
                 for stream in self._series.get(name, [])
-                if (series := part.part(stream, name)) is not None
+                if (series := source.series_part(stream, name)) is not None
             ]
 
-        for name, rows, series in self._read(found):
-            yield from points_of(name, rows, series, axis, low, high)
+        for name, rows, series in self._run_query(found):
+            yield from iter_points(name, rows, series, axis, low, high)
 
     def spans(self, low: float | None, high: float | None, *, num_points: int, most: int) -> SpanView:
-        """Return the spans of a stretch of time."""
+        """Return the spans between two times; at most `most` are returned individually."""
         with self.lock:
             return self._spans.view(self._unfinished_spans(), low, high, num_points=num_points, most=most)
 
     def _unfinished_spans(self) -> list[RecordedSpan]:
-        """Return the spans without an end: they go on, or the process died in them."""
+        """Return the spans without an end: still open, or interrupted because the process died."""
         spans = [msgspec.structs.replace(span, status="open") for span in self.digest.open_spans()]
         if not accepts_requests(self.digest):
             last_time = self.digest.attempts[-1].last_time or 0.0
@@ -329,7 +349,7 @@ class StoredRun:
         return spans
 
     def kept_records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records that are no plain points, in order."""
+        """Yield the kept records (all except plain points), in order."""
         with self.lock:
             blocks = [segment.kept() for segment in self._segments] + [b"\n".join(self._kept)]
         for block in blocks:

@@ -1,11 +1,19 @@
-"""A segment: the columns of a stretch of a journal in one file that is written once and never changed.
+"""Segments: immutable, checksummed column files, each covering a range of journal bytes.
 
-The first segment begins at byte 0 of the journal, each other one where the one before ends, and its name says where. So
-several readers can make and read them at once without a lock: whoever is first to put a segment in its place has made
-it for all. A segment that does not fit its journal, is damaged, or was not written whole counts as not there. Journals
-are only ever appended to: one that was changed in the middle, by hand and without a change of length, is not noticed.
+The first segment starts at byte 0 of the journal and each following one where the previous one ends. The file name
+contains the start offset, so the segments form a chain: open the file for offset 0, read its end, open the file for
+that offset, and so on.
 
-In a file: arrays, then the records that are no plain points, then the `Footer`, its length and `_MAGIC`.
+Several readers can build and use the chain at once without a lock. A reader writes a complete segment to a temporary
+file and hard-links it to its final name. Linking fails if the name exists, so exactly one reader succeeds; the others
+discard their work and use the file they found. Since a segment is never modified, reading needs no lock either.
+
+Nothing in a segment is trusted. A fingerprint of the journal bytes before the end detects another journal in the same
+place. Checksums of the footer, the kept records and each array, verified at first use, detect damage and partial
+writes. An invalid segment counts as missing. Limitation: journals are append-only, so a journal edited in the middle
+without changing its length is not detected.
+
+Layout: arrays aligned to 8 bytes, the kept records, the `Footer` (msgpack), then its length, a checksum and `_MAGIC`.
 """
 
 from __future__ import annotations
@@ -25,23 +33,23 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tachograph.store._columns import CHUNK, Rows, SeriesPart, Stretch, Summary, summarise
+from tachograph.store._columns import CHUNK, AttemptRange, SeriesPart, StreamRows, Summary, summarise
 from tachograph.store._tail import SeriesStats, Tail
 
 __all__ = ["Segment", "SegmentError", "segment_path", "write_segment"]
 
 _VERSION = 1
 _MAGIC = b"tachoseg"
-_CLOSING = struct.Struct("<QI8s")
-_SEAL_BYTES = 256
+_TRAILER = struct.Struct("<QI8s")
+_FINGERPRINT_BYTES = 256
 
 
 class SegmentError(Exception):
-    """The file is no segment of this journal, or is damaged."""
+    """The file is not a segment of this journal, or is damaged."""
 
 
-class _Array(msgspec.Struct, array_like=True):
-    """Where an array lies in the file."""
+class _ArrayEntry(msgspec.Struct, array_like=True):
+    """The location of an array in the file."""
 
     at: int
     num_items: int
@@ -49,28 +57,28 @@ class _Array(msgspec.Struct, array_like=True):
     checksum: int
 
 
-class _Stream(msgspec.Struct, array_like=True):
-    step: _Array
-    time: _Array
-    epoch: _Array | None
-    stretches: list[tuple[int, int, tuple[bool, bool, bool]]]
+class _StreamEntry(msgspec.Struct, array_like=True):
+    step: _ArrayEntry
+    time: _ArrayEntry
+    epoch: _ArrayEntry | None
+    ranges: list[tuple[int, int, tuple[bool, bool, bool]]]
 
 
-class _Series(msgspec.Struct, array_like=True):
+class _SeriesEntry(msgspec.Struct, array_like=True):
     stream: str
     name: str
     stats: SeriesStats
     first_row: int
-    """Where it has a value in every row, its first one, and then `rows` is empty."""
-    rows: _Array
-    values: _Array
-    mark_rows: _Array
-    mark_kinds: _Array
-    summary: list[_Array]
+    """The first row if every following row has a value, and `rows` is empty; otherwise -1."""
+    rows: _ArrayEntry
+    values: _ArrayEntry
+    mark_rows: _ArrayEntry
+    mark_kinds: _ArrayEntry
+    summary: list[_ArrayEntry]
 
 
 class AttemptStats(msgspec.Struct, array_like=True):
-    """What only plain points say of an attempt."""
+    """Statistics of an attempt that come from plain points, which are not replayed."""
 
     first_step: int | None
     last_step: int | None
@@ -80,48 +88,48 @@ class AttemptStats(msgspec.Struct, array_like=True):
 
 
 class Footer(msgspec.Struct, array_like=True):
-    """What is in a segment, and what was known of the run at its end."""
+    """The contents of a segment, and the state of the run at its end."""
 
     start: int
     end: int
-    seal: bytes
-    """Of the bytes of the journal before the end."""
-    streams: dict[str, _Stream]
-    series: list[_Series]
+    fingerprint: bytes
+    """Fingerprint of the journal bytes before `end`."""
+    streams: dict[str, _StreamEntry]
+    series: list[_SeriesEntry]
     kept: tuple[int, int]
-    """Where the records that are no plain points lie, and how many bytes they are."""
+    """Offset and size of the kept records."""
     counts: dict[str, int]
     attempts: list[AttemptStats]
     epoch: float | None
-    """The last epoch that was told."""
+    """The last recorded epoch."""
     step: int | None
-    """The last step that was told."""
+    """The last recorded step."""
     num_bad_lines: int
-    """Lines of this stretch that could not be read."""
+    """The number of invalid lines in this range."""
 
 
 def segment_path(folder: Path, start: int) -> Path:
-    """Return where the segment that begins at a byte of the journal lies."""
+    """Return the path of the segment that starts at an offset of the journal."""
     return folder / f"v{_VERSION}-{start:012x}.seg"
 
 
-def seal(journal: Path, end: int) -> bytes:
-    """Return what tells a journal from another one that was put in its place."""
+def fingerprint(journal: Path, end: int) -> bytes:
+    """Return a hash of the journal bytes before an offset, to detect a replaced journal."""
     with open(journal, "rb") as file:
-        file.seek(max(0, end - _SEAL_BYTES))
-        return hashlib.blake2b(file.read(min(end, _SEAL_BYTES)), digest_size=16).digest()
+        file.seek(max(0, end - _FINGERPRINT_BYTES))
+        return hashlib.blake2b(file.read(min(end, _FINGERPRINT_BYTES)), digest_size=16).digest()
 
 
-class _Writer:
+class _SegmentBuffer:
     def __init__(self) -> None:
         self.file = io.BytesIO()
 
-    def array(self, values: npt.NDArray[Any]) -> _Array:
+    def array(self, values: npt.NDArray[Any]) -> _ArrayEntry:
         self.file.write(bytes(-self.file.tell() % 8))
         at = self.file.tell()
         data = np.ascontiguousarray(values).data
         self.file.write(data)
-        return _Array(at, len(values), values.dtype.str, zlib.crc32(data))
+        return _ArrayEntry(at, len(values), values.dtype.str, zlib.crc32(data))
 
 
 def write_segment(
@@ -131,26 +139,26 @@ def write_segment(
     *,
     start: int,
     end: int,
-    seal: bytes,
+    fingerprint: bytes,
     counts: dict[str, int],
     attempts: list[AttemptStats],
     num_bad_lines: int,
 ) -> bool:
-    """Put a segment in its place; return False if another reader was first.
+    """Write a segment; return False if another reader was first.
 
     Raises:
         OSError: if the folder cannot be written.
     """
     if path.exists():
         return False
-    writer = _Writer()
+    writer = _SegmentBuffer()
     streams = {}
     for name in tail.streams:
         rows = tail.rows(name)
         epoch = None if rows.epoch is None else writer.array(rows.epoch)
-        stretches = [tuple(stretch) for stretch in rows.stretches]
-        streams[name] = _Stream(writer.array(rows.step), writer.array(rows.time), epoch, stretches)  # type: ignore[arg-type]
-    series = [_write_series(writer, tail, stream, name) for stream, name in tail.series]
+        ranges = [tuple(attempt_range) for attempt_range in rows.ranges]
+        streams[name] = _StreamEntry(writer.array(rows.step), writer.array(rows.time), epoch, ranges)  # type: ignore[arg-type]
+    series = [_write_series(writer, tail, stream, name) for stream, name in tail.series_keys]
     kept_at = writer.file.tell()
     writer.file.write(kept)
     last_epoch = None if math.isnan(tail.epoch) else tail.epoch
@@ -158,7 +166,7 @@ def write_segment(
         Footer(
             start,
             end,
-            seal,
+            fingerprint,
             streams,
             series,
             (kept_at, len(kept)),
@@ -170,16 +178,16 @@ def write_segment(
         )
     )
     writer.file.write(footer)
-    writer.file.write(_CLOSING.pack(len(footer), zlib.crc32(footer, zlib.crc32(kept)), _MAGIC))
-    return _put(path, writer.file.getbuffer())
+    writer.file.write(_TRAILER.pack(len(footer), zlib.crc32(footer, zlib.crc32(kept)), _MAGIC))
+    return _publish(path, writer.file.getbuffer())
 
 
-def _write_series(writer: _Writer, tail: Tail, stream: str, name: str) -> _Series:
-    part = tail.part(stream, name)
-    assert part is not None  # noqa: S101 - the tail itself named it
+def _write_series(writer: _SegmentBuffer, tail: Tail, stream: str, name: str) -> _SeriesEntry:
+    part = tail.series_part(stream, name)
+    assert part is not None  # noqa: S101 - the tail listed it
     is_dense = len(part.rows) > 0 and int(part.rows[-1]) - int(part.rows[0]) + 1 == len(part.rows)
     summary = summarise(part, tail.rows(stream))
-    return _Series(
+    return _SeriesEntry(
         stream=stream,
         name=name,
         stats=tail.stats(stream, name) or SeriesStats(),
@@ -192,18 +200,18 @@ def _write_series(writer: _Writer, tail: Tail, stream: str, name: str) -> _Serie
     )
 
 
-def _put(path: Path, data: memoryview) -> bool:
+def _publish(path: Path, data: memoryview) -> bool:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "xb") as file:
-            # Not synced: that can take seconds beside a job that saves a checkpoint. The checksums tell what a power
-            # cut left unwritten.
+            # No fsync: it can take seconds while a job saves a checkpoint. The checksums detect data lost in a power
+            # failure.
             file.write(data)
         try:
-            os.link(temporary, path)  # unlike a rename, fails if it is there
+            os.link(temporary, path)  # unlike a rename, fails if the name exists
         except FileExistsError:
             return False
-        except OSError:  # a file system without links
+        except OSError:  # a file system without hard links
             os.replace(temporary, path)
         return True
     finally:
@@ -212,7 +220,7 @@ def _put(path: Path, data: memoryview) -> bool:
 
 
 class Segment:
-    """A segment, opened for reading; its arrays are views of the file."""
+    """A segment opened for reading; its arrays are views of the memory-mapped file."""
 
     def __init__(self, path: Path, journal: Path, start: int) -> None:
         self.path = path
@@ -220,31 +228,31 @@ class Segment:
             with open(path, "rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             size = len(self._data)
-            length, checksum, magic = _CLOSING.unpack_from(self._data, size - _CLOSING.size)
-            footer_at = size - _CLOSING.size - length
+            length, checksum, magic = _TRAILER.unpack_from(self._data, size - _TRAILER.size)
+            footer_at = size - _TRAILER.size - length
             if magic != _MAGIC or footer_at < 0:
-                raise SegmentError(f"{path} is not a whole segment")
+                raise SegmentError(f"{path} is incomplete")
             footer = self._data[footer_at : footer_at + length]
             self.footer = msgspec.msgpack.decode(footer, type=Footer)
             if zlib.crc32(footer, zlib.crc32(self.kept())) != checksum:
                 raise SegmentError(f"{path} is damaged")
             is_ours = self.footer.start == start < self.footer.end
-            if not is_ours or self.footer.seal != seal(journal, self.footer.end):
-                raise SegmentError(f"{path} is of another journal")
+            if not is_ours or self.footer.fingerprint != fingerprint(journal, self.footer.end):
+                raise SegmentError(f"{path} belongs to another journal")
         except (OSError, ValueError, struct.error, msgspec.MsgspecError) as error:
             raise SegmentError(f"{path}: {error}") from error
         self._series = {(series.stream, series.name): series for series in self.footer.series}
-        self._rows: dict[str, Rows] = {}
-        self._checked: set[tuple[int, int]] = set()
+        self._rows: dict[str, StreamRows] = {}
+        self._verified: set[tuple[int, int]] = set()
 
     @property
     def size_bytes(self) -> int:
-        """How much of the address space it takes."""
+        """The size of the file."""
         return len(self._data)
 
-    def let_go(self) -> None:
-        """Count no longer as memory of this process; the system may still have it at hand."""
-        with contextlib.suppress(AttributeError, OSError):  # a system without it
+    def release_pages(self) -> None:
+        """Release the pages from the memory of this process; the system may keep them cached."""
+        with contextlib.suppress(AttributeError, OSError):  # not available on this system
             self._data.madvise(mmap.MADV_DONTNEED)
 
     @property
@@ -253,32 +261,32 @@ class Segment:
         return list(self.footer.streams)
 
     @property
-    def series(self) -> list[tuple[str, str]]:
+    def series_keys(self) -> list[tuple[str, str]]:
         """Stream and name of each series, in order of appearance."""
         return list(self._series)
 
     def kept(self) -> bytes:
-        """Return the lines of the records that are no plain points."""
+        """Return the kept records (all except plain points), one JSON object per line."""
         at, size = self.footer.kept
         return self._data[at : at + size]
 
     def num_rows(self, stream: str) -> int:
-        """Return how many rows a stream has here."""
+        """Return the number of rows of a stream in this segment."""
         found = self.footer.streams.get(stream)
         return 0 if found is None else found.step.num_items
 
-    def rows(self, stream: str) -> Rows:
-        """Return where the points of a stream lie."""
+    def rows(self, stream: str) -> StreamRows:
+        """Return the rows of a stream."""
         rows = self._rows.get(stream)
         if rows is None:
             found = self.footer.streams[stream]
             epoch = None if found.epoch is None else self._array(found.epoch)
-            stretches = [Stretch(*stretch) for stretch in found.stretches]
-            rows = self._rows[stream] = Rows(self._array(found.step), self._array(found.time), epoch, stretches)
+            ranges = [AttemptRange(*attempt_range) for attempt_range in found.ranges]
+            rows = self._rows[stream] = StreamRows(self._array(found.step), self._array(found.time), epoch, ranges)
         return rows
 
-    def part(self, stream: str, name: str) -> SeriesPart | None:
-        """Return a series, as far as it is here."""
+    def series_part(self, stream: str, name: str) -> SeriesPart | None:
+        """Return the values of a series in this segment, or None."""
         found = self._series.get((stream, name))
         if found is None:
             return None
@@ -294,16 +302,16 @@ class Segment:
         )
 
     def stats(self, stream: str, name: str) -> SeriesStats | None:
-        """Return a series in a few numbers, if it is here."""
+        """Return the statistics of a series, or None if it is not in this segment."""
         found = self._series.get((stream, name))
         return None if found is None else found.stats
 
-    def _array(self, array: _Array) -> npt.NDArray[Any]:
-        if self._data.size() < len(self._data):  # to look behind the file's end would end the process
-            raise SegmentError(f"{self.path} was cut short")
+    def _array(self, array: _ArrayEntry) -> npt.NDArray[Any]:
+        if self._data.size() < len(self._data):  # reading past the end of the file would kill the process (SIGBUS)
+            raise SegmentError(f"{self.path} was truncated")
         found = np.frombuffer(self._data, dtype=array.type, count=array.num_items, offset=array.at)
-        if (array.at, array.num_items) not in self._checked:
+        if (array.at, array.num_items) not in self._verified:
             if zlib.crc32(found.data) != array.checksum:
                 raise SegmentError(f"{self.path} is damaged")
-            self._checked.add((array.at, array.num_items))
+            self._verified.add((array.at, array.num_items))
         return found

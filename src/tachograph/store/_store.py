@@ -1,4 +1,4 @@
-"""The runs of a log folder: listed from their heads and tails, opened when somebody looks at one."""
+"""The runs of a log folder: listed by their overviews, opened on demand."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from tachograph.store._run import StoredRun
 
 __all__ = ["Store"]
 
-_MOST_OPEN_RUNS = 16
+_MAX_OPEN_RUNS = 16
 _ENDED = {RunState.FINISHED, RunState.FAILED}
 
 
-class _Listed(NamedTuple):
+class _ListedRun(NamedTuple):
     signature: tuple[int, ...]
     overview: RunOverview
 
 
 class Store:
-    """What is in a log folder. Nothing outside of it is ever opened, whatever name is asked for."""
+    """The runs of a log folder. Never opens anything outside of it, whatever name is requested."""
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
         self.log_dir = Path(log_dir)
         self._lock = threading.Lock()
         self._listing = threading.Lock()
-        self._listed: dict[str, _Listed] = {}
+        self._listed: dict[str, _ListedRun] = {}
         self._open: OrderedDict[str, StoredRun] = OrderedDict()
 
     def runs(self) -> list[RunOverview]:
-        """Return one line for each run, the newest first; those that did not change are not read again."""
+        """Return an overview of each run, newest first. Ended runs are read again only if their files changed."""
         with self._listing:
-            found = {name: self._look(name) for name in self._names()}
+            found = {name: self._list_run(name) for name in self._names()}
             self._listed = {name: item for name, item in found.items() if item is not None}
             lines = [item.overview for item in self._listed.values()]
         return sorted(lines, key=lambda line: (-(line.started or 0.0), line.name))
@@ -48,28 +48,28 @@ class Store:
         """Return a run by its name.
 
         Raises:
-            RunNotFoundError: if there is none, or it lies elsewhere.
+            RunNotFoundError: if there is no such run, or it is outside the log folder.
         """
         folder = self._folder(name)
         if folder is None:
             known = did_you_mean(name, self._listed.keys() - {name}) if len(name) <= 200 else ""
             raise RunNotFoundError(f"no run {name[:200]!r} in the log folder{known}")
-        run = self._open.get(name) or StoredRun(folder)  # which may take a while, so nobody else waits for it
+        run = self._open.get(name) or StoredRun(folder)  # slow, so not inside the lock
         with self._lock:
             run = self._open.setdefault(name, run)
             self._open.move_to_end(name)
-            while len(self._open) > _MOST_OPEN_RUNS:
+            while len(self._open) > _MAX_OPEN_RUNS:
                 self._open.popitem(last=False)
         return run
 
     def _names(self) -> list[str]:
         try:
-            return [entry.name for entry in os.scandir(self.log_dir) if _is_name(entry.name)]
+            return [entry.name for entry in os.scandir(self.log_dir) if _is_folder_name(entry.name)]
         except OSError:
             return []
 
-    def _look(self, name: str) -> _Listed | None:
-        """Return the line of a run, made anew only if one of its files has changed."""
+    def _list_run(self, name: str) -> _ListedRun | None:
+        """Return the overview of a run; reuse the previous one if it has ended and its files are unchanged."""
         folder = RunFolder(self.log_dir / name)
         if not self._is_inside(folder, (folder.path, folder.journal, folder.private)):
             return None
@@ -79,14 +79,14 @@ class Store:
                 found = os.stat(path)
                 signature += (found.st_ino, found.st_size, found.st_mtime_ns)
         known = self._listed.get(name)
-        # One without an end may have died without a trace in its files.
+        # A run without an end may have crashed, which changes no file.
         if known is not None and known.signature == signature and known.overview.state in _ENDED:
             return known
-        return _Listed(signature, overview(folder))
+        return _ListedRun(signature, overview(folder))
 
     def _folder(self, name: str) -> RunFolder | None:
-        """Return the folder of a run, unless it or something in it leads out of the log folder."""
-        if not _is_name(name):
+        """Return the folder of a run, or None if it or a file in it is a link out of the log folder."""
+        if not _is_folder_name(name):
             return None
         folder = RunFolder(self.log_dir / name)
         paths = (folder.path, folder.journal, folder.private, folder.cache, folder.control)
@@ -102,8 +102,8 @@ class Store:
             return False
 
 
-def _is_name(name: str) -> bool:
-    """Tell whether a text can be the name of a folder right inside another one, and be said in JSON."""
+def _is_folder_name(name: str) -> bool:
+    """Return whether a text is a valid folder name without path separators that JSON can represent."""
     if not name or name.startswith(".") or "/" in name or os.sep in name or "\0" in name or "\\" in name:
         return False
     return len(name.encode("utf-8", "surrogatepass")) <= 255 and not any("\ud800" <= char <= "\udfff" for char in name)

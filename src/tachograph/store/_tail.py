@@ -1,4 +1,9 @@
-"""The tail: columns in memory, of what is in the journal and in no segment yet."""
+"""The tail: columns in memory for the records after the last segment.
+
+Values are appended to growing `array` objects. Queries need numpy arrays that do not change, so each stream and series
+builds a snapshot on demand and reuses it until the next append. A batch of plain steps is appended column by column; a
+column with only finite floats takes a fast path without checking each value.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ import numpy as np
 
 from tachograph.reader import NOT_METRICS, RecordBatch, times_of
 from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
-from tachograph.store._columns import Rows, SeriesPart, Stretch
+from tachograph.store._columns import AttemptRange, SeriesPart, StreamRows
 
 __all__ = ["SeriesStats", "Tail"]
 
@@ -19,7 +24,7 @@ _WINDOW = "window"
 
 
 class SeriesStats(msgspec.Struct, array_like=True):
-    """What is known of a series without reading it."""
+    """Statistics of a series, available without reading its values."""
 
     num_values: int = 0
     num_marks: int = 0
@@ -28,18 +33,18 @@ class SeriesStats(msgspec.Struct, array_like=True):
     last: float = math.nan
     last_step: int | None = None
     order: int = 0
-    """Of the series in a part, that with the highest has the latest value."""
+    """Sequence number of the last value; the series with the highest has the latest value of a source."""
 
 
-class _Stream:
-    """The rows of a stream, growing."""
+class _StreamColumns:
+    """The rows of a stream in the tail."""
 
     def __init__(self) -> None:
         self.step = array("q")
         self.time = array("d")
         self.epoch = array("d")
         self.starts: list[tuple[int, int]] = []
-        self._frozen: Rows | None = None
+        self._snapshot: StreamRows | None = None
 
     def extend(self, attempt: int, steps: list[int], times: list[float], epochs: list[float]) -> None:
         if not self.starts or self.starts[-1][0] != attempt:
@@ -47,24 +52,30 @@ class _Stream:
         self.step.extend(steps)
         self.time.extend(times)
         self.epoch.extend(epochs)
-        self._frozen = None
+        self._snapshot = None
 
-    def frozen(self) -> Rows:
-        if self._frozen is None:
+    def snapshot(self) -> StreamRows:
+        if self._snapshot is None:
             step, time, epoch = np.array(self.step), np.array(self.time), np.array(self.epoch)
             ends = [first for _, first in self.starts[1:]] + [len(step)]
-            stretches = [
-                Stretch(
-                    attempt, first, (_is_sorted(step[first:end]), _is_sorted(time[first:end]), _grows(epoch[first:end]))
+            ranges = [
+                AttemptRange(
+                    attempt,
+                    first,
+                    (
+                        _is_sorted(step[first:end]),
+                        _is_sorted(time[first:end]),
+                        _is_sorted_ignoring_nan(epoch[first:end]),
+                    ),
                 )
                 for (attempt, first), end in zip(self.starts, ends, strict=True)
             ]
-            self._frozen = Rows(step, time, None if np.isnan(epoch).all() else epoch, stretches)
-        return self._frozen
+            self._snapshot = StreamRows(step, time, None if np.isnan(epoch).all() else epoch, ranges)
+        return self._snapshot
 
 
-class _Series:
-    """One metric of a stream, growing."""
+class _SeriesColumns:
+    """One metric of a stream in the tail."""
 
     def __init__(self) -> None:
         self.rows = array("I")
@@ -72,7 +83,7 @@ class _Series:
         self.mark_rows = array("I")
         self.mark_kinds = bytearray()
         self.stats = SeriesStats()
-        self._frozen: SeriesPart | None = None
+        self._snapshot: SeriesPart | None = None
 
     def extend(self, first_row: int, column: list[Any], steps: list[int | None], order: int) -> None:
         if set(map(type, column)) == {float} and math.isfinite(sum(column)):
@@ -86,7 +97,7 @@ class _Series:
             for index, value in enumerate(column):
                 if is_number(value):
                     self._add(first_row + index, float(value), steps[index], order)
-        self._frozen = None
+        self._snapshot = None
 
     def _add(self, row: int, value: float, step: int | None, order: int) -> None:
         stats = self.stats
@@ -101,42 +112,42 @@ class _Series:
             self.mark_rows.append(row)
             self.mark_kinds.append(0 if math.isnan(value) else 1 if value > 0 else 2)
 
-    def frozen(self) -> SeriesPart:
-        if self._frozen is None:
+    def snapshot(self) -> SeriesPart:
+        if self._snapshot is None:
             kinds = np.frombuffer(bytes(self.mark_kinds), dtype=np.uint8)
-            self._frozen = SeriesPart(np.array(self.rows), np.array(self.values), np.array(self.mark_rows), kinds)
-        return self._frozen
+            self._snapshot = SeriesPart(np.array(self.rows), np.array(self.values), np.array(self.mark_rows), kinds)
+        return self._snapshot
 
 
 class Tail:
-    """Takes metric records in order; gives the same parts as a segment."""
+    """Collects metric records in order and provides the same columns as a segment."""
 
     def __init__(self, epoch: float = math.nan, step: int | None = None) -> None:
         self.epoch = epoch
-        """The last epoch that was told in this attempt."""
+        """The last epoch recorded in this attempt."""
         self.step = step
-        """The last step that was told."""
+        """The last recorded step."""
         self._order = 0
-        self._streams: dict[str, _Stream] = {}
-        self._series: dict[tuple[str, str], _Series] = {}
+        self._streams: dict[str, _StreamColumns] = {}
+        self._series: dict[tuple[str, str], _SeriesColumns] = {}
 
     def begin_attempt(self) -> None:
-        """Forget what the process before said last."""
+        """Reset the epoch: a new process starts without one."""
         self.epoch = math.nan
 
-    def take(self, alike: RecordBatch, attempt: int) -> None:
-        """Take neighbours that are alike; what has no step of its own was recorded at the last one."""
-        names, records = alike.names, alike.records
-        if alike.event not in METRIC_KINDS:
+    def add(self, batch: RecordBatch, attempt: int) -> None:
+        """Add a batch of records; a record without a step belongs to the last step."""
+        names, records = batch.names, batch.records
+        if batch.event not in METRIC_KINDS:
             return
-        stream_name = _WINDOW if "window/sec" in names else alike.event
+        stream_name = _WINDOW if "window/sec" in names else batch.event
         stream = self._streams.get(stream_name)
         if stream is None:
-            stream = self._streams[stream_name] = _Stream()
+            stream = self._streams[stream_name] = _StreamColumns()
         first_row = len(stream.step)
-        steps = self._steps(alike)
-        places = steps if alike.are_plain_steps else [step or 0 for step in steps]
-        stream.extend(attempt, places, times_of(records), self._epochs(alike))  # type: ignore[arg-type]
+        steps = self._steps(batch)
+        places = steps if batch.are_plain_steps else [step or 0 for step in steps]
+        stream.extend(attempt, places, times_of(records), self._epochs(batch))  # type: ignore[arg-type]
         self._order += 1
         for name in names:
             if name in NOT_METRICS:
@@ -146,26 +157,26 @@ class Tail:
             if series is None:
                 if not {int, float} & set(map(type, column)) or not any(map(is_number, column)):
                     continue
-                series = self._series[stream_name, name] = _Series()
+                series = self._series[stream_name, name] = _SeriesColumns()
             series.extend(first_row, column, steps, self._order)
 
-    def _steps(self, alike: RecordBatch) -> list[int | None]:
-        if alike.are_plain_steps:
-            steps = [record["global_step"] for record in alike.records]
+    def _steps(self, batch: RecordBatch) -> list[int | None]:
+        if batch.are_plain_steps:
+            steps = [record["global_step"] for record in batch.records]
             self.step = steps[-1]
             return steps
         found = []
-        for record in alike.records:
+        for record in batch.records:
             if (step := step_of(record)) is not None:
                 self.step = step
             found.append(self.step)
         return found
 
-    def _epochs(self, alike: RecordBatch) -> list[float]:
-        if "epoch" not in alike.names:
-            return [self.epoch] * len(alike.records)
+    def _epochs(self, batch: RecordBatch) -> list[float]:
+        if "epoch" not in batch.names:
+            return [self.epoch] * len(batch.records)
         found = []
-        for record in alike.records:
+        for record in batch.records:
             if (epoch := finite_or_none(record["epoch"])) is not None:
                 self.epoch = epoch
             found.append(self.epoch)
@@ -177,25 +188,25 @@ class Tail:
         return list(self._streams)
 
     @property
-    def series(self) -> list[tuple[str, str]]:
+    def series_keys(self) -> list[tuple[str, str]]:
         """Stream and name of each series, in order of appearance."""
         return list(self._series)
 
     def num_rows(self, stream: str) -> int:
-        """Return how many rows a stream has here."""
+        """Return the number of rows of a stream in the tail."""
         return len(self._streams[stream].step) if stream in self._streams else 0
 
-    def rows(self, stream: str) -> Rows:
-        """Return where the points of a stream lie."""
-        return self._streams[stream].frozen()
+    def rows(self, stream: str) -> StreamRows:
+        """Return the rows of a stream."""
+        return self._streams[stream].snapshot()
 
-    def part(self, stream: str, name: str) -> SeriesPart | None:
-        """Return a series, as far as it is here."""
+    def series_part(self, stream: str, name: str) -> SeriesPart | None:
+        """Return the values of a series in the tail, or None."""
         series = self._series.get((stream, name))
-        return None if series is None else series.frozen()
+        return None if series is None else series.snapshot()
 
     def stats(self, stream: str, name: str) -> SeriesStats | None:
-        """Return a series in a few numbers, if it is here."""
+        """Return the statistics of a series, or None if it is not in the tail."""
         found = self._series.get((stream, name))
         return None if found is None else found.stats
 
@@ -204,6 +215,6 @@ def _is_sorted(values: Any) -> bool:
     return bool((values[1:] >= values[:-1]).all())
 
 
-def _grows(epochs: Any) -> bool:
-    """Tell whether epochs, once known, never go back."""
+def _is_sorted_ignoring_nan(epochs: Any) -> bool:
+    """Return whether epochs never decrease, ignoring unknown ones."""
     return _is_sorted(epochs[~np.isnan(epochs)])

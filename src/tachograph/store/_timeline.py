@@ -1,4 +1,9 @@
-"""The spans of a run as columns, so that a view of any stretch of time costs as much as it has pixels."""
+"""The spans of a run as columns, and views of them for the timeline.
+
+A run may have millions of spans, but a view returns a bounded number: the longest ones individually, the others merged
+into clusters of spans with the same depth that start within the same pixel. Ids are stored as 64-bit integers; an id
+that is not 16 hexadecimal digits is stored by its hash and looked up when a view is built.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +17,14 @@ import numpy.typing as npt
 
 from tachograph.reader import RecordedSpan
 
-__all__ = ["Heap", "SpanTable", "SpanView"]
+__all__ = ["SpanCluster", "SpanTable", "SpanView"]
 
-_MOST_SPANS = 2_000_000
+_MAX_SPANS = 2_000_000
 _STATUSES = ("ok", "error", "left", "left_open", "died", "open")
 
 
-class Heap(msgspec.Struct):
-    """Spans too short to be seen one by one: those of a depth that begin in a stretch of time, put together."""
+class SpanCluster(msgspec.Struct):
+    """Several short spans of the same depth that start within the same pixel, shown as one."""
 
     start: float
     end: float
@@ -27,37 +32,37 @@ class Heap(msgspec.Struct):
     count: int
     total_s: float
     name: str
-    """Of the longest."""
+    """The name of the longest span."""
 
 
 class SpanView(msgspec.Struct):
-    """The spans of a stretch of time: one entry in each list for each of them."""
+    """The spans between two times, as parallel lists."""
 
     names: list[str]
     name: list[int]
     """Index into `names`."""
     id: list[str]
     parent: list[int]
-    """Index of the span around it, -1 if that is not here."""
+    """Index of the parent span, or -1 if it is not in the view."""
     start: list[float]
     duration_s: list[float | None]
-    """None for one that goes on."""
+    """None for an open span."""
     depth: list[int]
     status: list[str]
     attempt: list[int]
-    heaps: list[Heap]
+    heaps: list[SpanCluster]
     num_spans: int
-    """How many there are in that stretch of time, with those in heaps."""
+    """The number of spans in the view, including those in clusters (`heaps`)."""
     num_left_out: int
-    """Spans of the run that are not kept, because there are too many."""
+    """The number of spans of the run that were not stored, because there were too many."""
 
 
 class SpanTable:
-    """Spans that have ended, in the order in which they did."""
+    """The spans that have ended, in order of their end."""
 
     def __init__(self) -> None:
         self.num_left_out = 0
-        self._odd_ids: dict[int, str] = {}
+        self._hashed_ids: dict[int, str] = {}
         self._names: dict[str, int] = {}
         self._start = array("d")
         self._end = array("d")
@@ -72,15 +77,15 @@ class SpanTable:
         return len(self._start)
 
     def add(self, span: RecordedSpan) -> None:
-        """Take a span that has ended."""
-        if len(self._start) >= _MOST_SPANS:
+        """Add a span that has ended."""
+        if len(self._start) >= _MAX_SPANS:
             self.num_left_out += 1
             return
         self._start.append(span.start)
         self._end.append(span.start + (span.duration_s or 0.0))
         key = _key(span.id)
         if f"{key:016x}" != span.id:
-            self._odd_ids[key] = span.id
+            self._hashed_ids[key] = span.id
         self._id.append(key)
         self._parent.append(_key(span.parent_id) if span.parent_id else 0)
         self._name.append(self._names.setdefault(span.name, len(self._names)))
@@ -88,45 +93,41 @@ class SpanTable:
         self._status.append(_STATUSES.index(span.status) if span.status in _STATUSES else 0)
         self._attempt.append(span.attempt)
 
-    def span_of(self) -> tuple[float, float] | None:
-        """Return when the first span began and the last one ended."""
-        return (min(self._start), max(self._end)) if self._start else None
-
     def view(
         self, open_spans: list[RecordedSpan], low: float | None, high: float | None, *, num_points: int, most: int
     ) -> SpanView:
-        """Return what is to be seen between two times.
+        """Return the spans between two times.
 
         Args:
-            open_spans: those that go on.
+            open_spans: spans without an end.
             low: the earlier time; None for the beginning.
-            high: the later one; None for the end.
-            num_points: pixels; shorter spans are put together when there are too many.
-            most: how many spans to return one by one, at most.
+            high: the later time; None for the end.
+            num_points: the width of the view in pixels; sets the resolution of clusters.
+            most: the maximum number of spans to return individually.
         """
-        open_spans = [span for span in open_spans if _is_seen(span, low, high)]
+        open_spans = [span for span in open_spans if _overlaps(span, low, high)]
         start, end = np.array(self._start), np.array(self._end)
-        seen = np.ones(len(start), dtype=bool)
+        is_visible = np.ones(len(start), dtype=bool)
         if low is not None:
-            seen &= end >= low
+            is_visible &= end >= low
         if high is not None:
-            seen &= start <= high
-        found = np.flatnonzero(seen)
-        heaps: list[Heap] = []
+            is_visible &= start <= high
+        found = np.flatnonzero(is_visible)
+        heaps: list[SpanCluster] = []
         num_spans = len(found)
         if len(found) > most:
             lengths = end[found] - start[found]
             longest = np.argpartition(lengths, len(found) - most)[len(found) - most :]
             alone = np.zeros(len(found), dtype=bool)
             alone[longest] = True
-            heaps = self._heaps(start, end, found[~alone], num_points)
+            heaps = self._cluster(start, end, found[~alone], num_points)
             found = found[alone]
         found = found[np.argsort(start[found], kind="stable")]
         names = list(self._names)
         view = SpanView(
             names=names,
             name=np.array(self._name)[found].tolist(),
-            id=[self._odd_ids.get(key) or f"{key:016x}" for key in np.array(self._id)[found].tolist()],
+            id=[self._hashed_ids.get(key) or f"{key:016x}" for key in np.array(self._id)[found].tolist()],
             parent=_parents(np.array(self._id)[found], np.array(self._parent)[found], open_spans),
             start=start[found].tolist(),
             duration_s=(end[found] - start[found]).tolist(),
@@ -140,13 +141,13 @@ class SpanTable:
         _add_open(view, open_spans)
         return view
 
-    def _heaps(
+    def _cluster(
         self,
         start: npt.NDArray[np.float64],
         end: npt.NDArray[np.float64],
         found: npt.NDArray[np.int64],
         num_points: int,
-    ) -> list[Heap]:
+    ) -> list[SpanCluster]:
         depth = np.array(self._depth)[found].astype(np.int64)
         low, high = float(start[found].min()), float(end[found].max())
         width = max((high - low) / max(1, num_points), 1e-9)
@@ -161,7 +162,7 @@ class SpanTable:
         totals = np.add.reduceat(end[found] - start[found], first)
         names, name_of = list(self._names), np.array(self._name)
         return [
-            Heap(
+            SpanCluster(
                 float(begins[i]),
                 float(ends[i]),
                 int(self._depth[found[last[i]]]),
@@ -173,13 +174,13 @@ class SpanTable:
         ]
 
 
-def _is_seen(span: RecordedSpan, low: float | None, high: float | None) -> bool:
+def _overlaps(span: RecordedSpan, low: float | None, high: float | None) -> bool:
     ends_before = low is not None and span.duration_s is not None and span.start + span.duration_s < low
     return not ends_before and (high is None or span.start <= high)
 
 
 def _key(span_id: str) -> int:
-    """Return an id as a number; those that are not sixteen hexadecimal digits get one of their own."""
+    """Return an id as a 64-bit integer; hash ids that are not 16 hexadecimal digits."""
     if re.fullmatch("[0-9a-f]{16}", span_id):
         return int(span_id, 16)
     return int.from_bytes(hashlib.blake2b(span_id.encode("utf-8", "replace"), digest_size=8).digest(), "big")
