@@ -1,4 +1,4 @@
-"""The pytest fixture that is installed with the package."""
+"""The pytest plugin of the package: the fixture `tacho_run`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tacho_run() -> Iterator[MemoryRun]:
-    """Give a run in memory that is the current one: ``tachograph.log`` goes to it, ``tacho_run.records`` has it."""
+    """Return a run in memory that is the current run: ``tachograph.log`` records to ``tacho_run.records``."""
     from tachograph.recorder._process import watch
     from tachograph.testing import MemoryRun
 

@@ -1,4 +1,4 @@
-"""For tests of code that logs: a run in memory, a clock that only moves when told to, and a pytest fixture.
+"""Test code that logs: a run in memory, a fake clock, and a pytest fixture.
 
 Example:
     >>> from tachograph.testing import MemoryRun
@@ -8,7 +8,7 @@ Example:
     >>> run.records[-1]["train_loss"]
     0.5
 
-With pytest, the fixture `tacho_run` gives a fresh `MemoryRun` that is also the current run.
+With pytest, the fixture `tacho_run` returns a new `MemoryRun` that is also the current run.
 """
 
 from tachograph.testing._clock import FakeClock

@@ -1,4 +1,4 @@
-"""A run that is recorded in memory, by the same code that records to disk."""
+"""A run recorded in memory, by the same code that records to disk."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ __all__ = ["MemoryRun"]
 
 
 class MemoryRun(Run):
-    """A run whose records are a list; no file, no thread, and time passes only on its `clock`.
+    """A run that records to a list, without files or threads; time passes only on its `clock`.
 
     Args:
-        name: the run's name.
+        name: the name of the run.
+        clock: the clock of the run; a new `FakeClock` by default.
         settings: any setting, such as `log_every`.
     """
 
-    __slots__ = ("_memory", "_request_ids", "clock")
+    __slots__ = ("_memory_writer", "_request_ids", "clock")
 
     def __init__(self, name: str = "test", *, clock: FakeClock | None = None, **settings: Any) -> None:
         self.clock = clock or FakeClock()
         chosen = resolve_settings({"console": False, **settings})
-        self._memory = _Memory(self.clock, chosen.log_every)
+        self._memory_writer = _MemoryWriter(self.clock, chosen.log_every)
         self._request_ids = itertools.count(1)
-        super().__init__(name, settings=chosen, backend=self._memory, run_id="memory-run", clock=self.clock)
+        super().__init__(name, settings=chosen, backend=self._memory_writer, run_id="memory-run", clock=self.clock)
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """Everything recorded so far, as a reader of the journal would get it."""
+        """All records so far, as a reader of the journal gets them."""
         if self.status == "running":
             self.collect()  # a real run does this about every second
-        self._memory.flush(0)
-        return self._memory.records
+        self._memory_writer.flush(0)
+        return self._memory_writer.records
 
     def ask(self, **values: Any) -> None:
-        """Ask for new values of controls, as a reader of a real run does through `control.json`.
+        """Request new values of controls, as a reader of a real run does through `control.json`.
 
         They take effect at the next `log` after `control_gap_s`.
         """
@@ -60,7 +61,7 @@ class MemoryRun(Run):
         super()._log_slow(metrics, step)
 
 
-class _Memory:
+class _MemoryWriter:
     def __init__(self, clock: FakeClock, log_every: int) -> None:
         self._clock = clock
         self._anchor = WallAnchor(clock)
@@ -92,9 +93,9 @@ class _Memory:
 
     def flush(self, timeout_s: float) -> bool:
         self._anchor.follow()
-        entries = [self.buffer.popleft() for _ in range(len(self.buffer))]
-        for piece in self._builder.process(entries):
-            lines = piece.lines({}) if isinstance(piece, StepTable) else encode(piece)
+        items = [self.buffer.popleft() for _ in range(len(self.buffer))]
+        for item in self._builder.process(items):
+            lines = item.lines({}) if isinstance(item, StepTable) else encode(item)
             self.records += [decode(line) for line in lines.splitlines()]
         for reason, num_records in self.losses.drain().items():
             self.add_record("telemetry_error", {"kind": "records_lost", "num_records": num_records, "reason": reason})
