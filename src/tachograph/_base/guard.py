@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-__all__ = ["Guard", "guarded_callback", "guard", "guarded", "warn"]
+__all__ = ["Guard", "guard", "guarded", "guarded_callback", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -24,7 +24,7 @@ import msgspec
 
 from tachograph.journal._folder import RunFolder, atomic_write
 from tachograph.journal._follower import JournalFollower, read_records
-from tachograph.records import StepTable, decode, to_json
+from tachograph.records import Encodable, StepTable, decode, to_json
 
 __all__ = ["CsvMirror", "is_csv_current", "rebuild_csv"]
 
@@ -62,8 +62,6 @@ _ESCAPES = {
     "\r": "\\r",
     "\t": "\t",
 }
-
-Encodable = StepTable | dict[str, Any]
 
 
 class _CsvCursor(msgspec.Struct):

@@ -10,7 +10,7 @@ from tachograph.journal._control_file import PROFILE_STEPS_MAX, REQUESTS, is_num
 from tachograph.journal._liveness import RunState
 from tachograph.reader._digest import RunDigest
 
-__all__ = ["request_control", "accepts_requests"]
+__all__ = ["accepts_requests", "request_control"]
 
 
 def accepts_requests(digest: RunDigest) -> bool:

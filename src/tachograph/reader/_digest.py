@@ -11,8 +11,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -20,11 +19,12 @@ from tachograph.journal._control_file import LOG_EVERY_MAX, LOG_EVERY_MIN
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import RunState, infer_state, read_heartbeat, state_at_end
 from tachograph.reader._alerts import Alert, AlertHistory
+from tachograph.reader._batches import RecordBatch, time_of, times_of
 from tachograph.reader._goodput import Goodput, GoodputMeter
 from tachograph.reader._spans import SPAN_KINDS, RecordedSpan, SpanGroup, SpanTreeBuilder
 from tachograph.records import POINT_KINDS, finite_or_none, step_of
 
-__all__ = ["RecordBatch", "Attempt", "ControlState", "RunDigest", "batch_records", "time_of", "times_of"]
+__all__ = ["Attempt", "ControlState", "RunDigest"]
 
 _MAX_LATEST = 1_000
 _MAX_EVENT_NAMES = 200
@@ -52,29 +52,6 @@ class ControlState(msgspec.Struct):
     max: float | None = None
     last_answer: str | None = None
     """Status of the last request: pending, applied, clamped, unchanged, superseded or rejected."""
-
-
-class RecordBatch(NamedTuple):
-    """Consecutive records of one kind with the same field names in the same order."""
-
-    names: tuple[str, ...]
-    records: list[dict[str, Any]]
-    are_plain_steps: bool
-    """Whether the records are many numbered steps without windows, which can be processed by column."""
-
-    @property
-    def event(self) -> str:
-        """The kind of the records."""
-        event: str = self.records[0]["event"]
-        return event
-
-
-def batch_records(records: Iterable[dict[str, Any]]) -> Iterator[RecordBatch]:
-    """Group consecutive records of one kind with the same field names."""
-    for key, group in itertools.groupby(records, key=lambda record: (record["event"], *record)):
-        batch = list(group)
-        is_plain = key[0] == "step" and len(batch) > 8 and "global_step" in key and "window/sec" not in key
-        yield RecordBatch(key[1:], batch, is_plain and all(step_of(record) is not None for record in batch))
 
 
 class RunDigest:
@@ -292,16 +269,3 @@ def _add_step(attempt: Attempt, record: dict[str, Any]) -> None:
     attempt.last_step = attempt.last_step if is_behind else step
     if attempt.first_step is None:
         attempt.first_step = step - (num_before - 1 if type(num_before) is int and num_before > 0 else 0)
-
-
-def times_of(records: list[dict[str, Any]]) -> list[float]:
-    """Return the time of each record, or NaN if it has none."""
-    times = [record.get("time") for record in records]
-    if set(map(type, times)) == {float} and math.isfinite(sum(times)):  # type: ignore[arg-type]
-        return times  # type: ignore[return-value]
-    return [math.nan if (time_s := finite_or_none(value)) is None else time_s for value in times]
-
-
-def time_of(record: dict[str, Any]) -> float:
-    """Return the time of a record, or 0 if it has none."""
-    return finite_or_none(record.get("time")) or 0.0

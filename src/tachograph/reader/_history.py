@@ -11,7 +11,8 @@ from tachograph.exceptions import RunNotFoundError, did_you_mean
 from tachograph.journal._folder import RunFolder, find_run
 from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._liveness import RunState
-from tachograph.reader._digest import Attempt, RunDigest, batch_records, time_of
+from tachograph.reader._batches import batch_records, time_of
+from tachograph.reader._digest import Attempt, RunDigest
 from tachograph.reader._metrics import MetricSummaries, MetricSummary
 from tachograph.reader._ranks import RankView, read_ranks
 from tachograph.reader._spans import RecordedSpan, SpanTreeBuilder, sort_depth_first

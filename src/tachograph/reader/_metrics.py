@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from tachograph.reader._digest import RecordBatch
+from tachograph.reader._batches import RecordBatch
 from tachograph.records import METRIC_KINDS, is_number, step_of
 
 __all__ = ["NOT_METRICS", "MetricSummaries", "MetricSummary"]

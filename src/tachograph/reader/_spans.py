@@ -17,7 +17,7 @@ import msgspec
 
 from tachograph.records import finite_or_none
 
-__all__ = ["SPAN_KINDS", "RecordedSpan", "SpanTreeBuilder", "SpanGroup", "sort_depth_first"]
+__all__ = ["RecordedSpan", "SPAN_KINDS", "SpanGroup", "SpanTreeBuilder", "sort_depth_first"]
 
 SPAN_KINDS = frozenset({"span_start", "span_stop", "span"})
 

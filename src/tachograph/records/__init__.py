@@ -13,7 +13,7 @@ from tachograph.records._kinds import (
 )
 from tachograph.records._masking import MASK, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import check_run_name
-from tachograph.records._table import StepTable
+from tachograph.records._table import Encodable, StepTable
 from tachograph.records._values import (
     OMIT,
     LazyValue,
@@ -30,33 +30,34 @@ from tachograph.records._values import (
 
 __all__ = [
     "AlertRecord",
+    "Encodable",
     "KINDS",
-    "MASK",
     "LazyValue",
+    "MASK",
     "METRIC_KINDS",
     "OMIT",
     "POINT_KINDS",
     "RESERVED_FIELDS",
     "SCHEMA_VERSION",
     "SEVERITIES",
-    "ValueProblem",
     "StepTable",
+    "ValueProblem",
     "check_run_name",
     "decode",
     "decode_block",
     "encode",
     "finite_or_none",
-    "wait_for_event",
+    "freeze",
     "is_array",
-    "is_number",
     "is_frozen",
+    "is_number",
+    "mark_non_finite",
     "mask_arguments",
     "mask_mapping",
     "mask_text",
-    "mark_non_finite",
-    "to_plain",
-    "freeze",
     "severity_rank",
     "step_of",
     "to_json",
+    "to_plain",
+    "wait_for_event",
 ]

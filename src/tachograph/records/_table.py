@@ -16,7 +16,7 @@ import msgspec
 
 from tachograph.records._values import is_array
 
-__all__ = ["StepTable"]
+__all__ = ["Encodable", "StepTable"]
 
 
 def _number(value: Any) -> Any:
@@ -58,9 +58,9 @@ class StepTable:
         return cls(names, values, tokens, num_rows) if len(tokens) == len(names) * num_rows else None
 
     @classmethod
-    def from_records(cls, records: Iterable[dict[str, Any]]) -> list[StepTable | dict[str, Any]]:
+    def from_records(cls, records: Iterable[dict[str, Any]]) -> list[Encodable]:
         """Combine consecutive step records with the same field names into tables; return other records unchanged."""
-        pieces: list[StepTable | dict[str, Any]] = []
+        pieces: list[Encodable] = []
         for keys, group in itertools.groupby(records, key=tuple):
             rows = list(group)
             table = None
@@ -99,3 +99,7 @@ class StepTable:
             for position, index in enumerate(order):
                 pieces[2 * position + 1 :: 2 * width] = self.tokens[index::width]
         return b"".join(pieces)[len(tail) :] + tail
+
+
+Encodable = StepTable | dict[str, Any]
+"""One or more records, ready to be encoded."""

@@ -27,17 +27,17 @@ from typing import Any, NamedTuple
 from tachograph.records._masking import mask_text
 
 __all__ = [
-    "MAX_STRING_CHARS",
     "LazyValue",
+    "MAX_STRING_CHARS",
     "ValueProblem",
     "finite_or_none",
-    "wait_for_event",
-    "is_array",
-    "is_number",
-    "is_frozen",
-    "to_plain",
     "freeze",
+    "is_array",
+    "is_frozen",
+    "is_number",
     "step_of",
+    "to_plain",
+    "wait_for_event",
 ]
 
 MAX_STRING_CHARS = 65_536

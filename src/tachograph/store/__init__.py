@@ -4,8 +4,8 @@ from tachograph.store._columns import Axis
 from tachograph.store._completions import CompletionPlace, CompletionView, read_rows
 from tachograph.store._query import Line, Mark
 from tachograph.store._run import StoredRun
+from tachograph.store._span_table import SpanCluster, SpanView
 from tachograph.store._store import Store
-from tachograph.store._timeline import SpanCluster, SpanView
 
 __all__ = [
     "Axis",

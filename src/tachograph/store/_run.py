@@ -27,13 +27,13 @@ import msgspec
 from tachograph.journal import JournalFollower, RunFolder
 from tachograph.reader import MetricSummary, RecordBatch, RecordedSpan, RunDigest, accepts_requests, batch_records
 from tachograph.records import POINT_KINDS, decode, encode, finite_or_none
-from tachograph.store._cache import SegmentFolder
 from tachograph.store._columns import Axis, SeriesPart, StreamRows
 from tachograph.store._completions import CompletionIndex, replace_completions
 from tachograph.store._query import ColumnSource, Line, Mark, View, build_lines, build_marks, iter_points
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
+from tachograph.store._segment_folder import SegmentFolder
+from tachograph.store._span_table import SpanTable, SpanView
 from tachograph.store._tail import Tail
-from tachograph.store._timeline import SpanTable, SpanView
 
 __all__ = ["StoredRun"]
 
