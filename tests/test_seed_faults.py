@@ -1,4 +1,4 @@
-"""The telemetry this one descends from had thirteen faults. Each is a test here, in the order they were found."""
+"""Regression tests for the thirteen faults of the predecessor of this package, in the order they were found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.conftest import lines_of, wait_for
 QUICK = {"system_interval_s": 0, "git": False, "flush_interval_s": 0.05}
 
 
-def test_01_the_log_interval_control_has_an_effect(logs):
+def test_01_log_interval_control_has_an_effect(logs):
     with tachograph.init("x", log_dir=str(logs), control_interval_s=0.05, **QUICK) as run:
         write_requests(RunFolder(logs / "x"), {"log_every": 10}, source="dashboard")
         for step in range(400):
@@ -35,15 +35,15 @@ def test_01_the_log_interval_control_has_an_effect(logs):
     assert set((steps[-5:-1] - steps[-6:-2]).tolist()) == {10}
 
 
-def test_02_the_interval_is_said_not_guessed_from_gaps(logs):
+def test_02_log_interval_is_recorded_not_inferred(logs):
     with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
         for step in range(20):
             run.log(train_loss=1.0, step=step)
     view = read(logs / "x").controls["log_every"]
-    assert (view.value, view.min, view.max) == (1, 5, 2000)  # below the slider's minimum, and it is known
+    assert (view.value, view.min, view.max) == (1, 5, 2000)  # below the minimum of requests, but known
 
 
-def test_03_a_reader_shows_a_run_while_it_follows_it(logs):
+def test_03_reader_follows_a_running_run(logs):
     with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
         history = None
         for step in range(30):
@@ -52,10 +52,10 @@ def test_03_a_reader_shows_a_run_while_it_follows_it(logs):
             history = history or read(logs / "x")
             history.refresh()
             assert history.state is RunState.RUNNING
-            assert history.metrics["train_loss"].last_step == step  # nothing has to wait for the next refresh
+            assert history.metrics["train_loss"].last_step == step  # up to date after every refresh
 
 
-def test_04_without_a_gpu_its_memory_is_missing_and_nothing_fails(logs):
+def test_04_gpu_memory_is_missing_without_a_gpu(logs):
     with tachograph.init("x", log_dir=str(logs), git=False) as run:
         run.log(train_loss=1.0, step=0)
     step = next(record for record in lines_of(logs / "x") if record["event"] == "step")
@@ -65,7 +65,7 @@ def test_04_without_a_gpu_its_memory_is_missing_and_nothing_fails(logs):
     summary(history)
 
 
-def test_05_the_speed_is_measured(logs):
+def test_05_speed_is_measured(logs):
     with tachograph.init(
         "x", log_dir=str(logs), config={"batch_size": 8, "gradient_accumulation_steps": 2}, **QUICK
     ) as run:
@@ -79,8 +79,8 @@ def test_05_the_speed_is_measured(logs):
     assert samples == pytest.approx(16 / seconds)
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node, to read the journal as a browser would")
-def test_06_a_browser_can_parse_the_records_that_matter(logs):
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node, which parses the journal as a browser does")
+def test_06_browser_can_parse_non_finite_records(logs):
     with tachograph.init("x", log_dir=str(logs), **QUICK) as run:
         for step, value in enumerate([1.0, math.nan, math.inf, -math.inf]):
             run.log(train_loss=value, step=step)
@@ -104,7 +104,7 @@ def test_07_validation_loss_has_one_name_everywhere(logs):
     assert series.steps.tolist() == [0, 1, 2]
 
 
-def test_08_noise_and_level_can_be_told_apart(logs):
+def test_08_windows_separate_noise_from_level(logs):
     with tachograph.init("x", log_dir=str(logs), log_every=50, **QUICK) as run:
         for step in range(201):
             run.log(train_loss=0.5 + 0.2 * (-1) ** step, step=step)
@@ -119,7 +119,7 @@ def test_09_resume_truncates_nothing(logs):
         with tachograph.init("x", log_dir=str(logs), config={"attempt": attempt}, resume=True, **QUICK) as run:
             run.log(train_loss=float(attempt), step=attempt)
     history = read(logs / "x")
-    assert history.config == {"attempt": 2}  # the last start record counts
+    assert history.config == {"attempt": 2}  # the last start record is used
     assert len(history.attempts) == 3
     rows = pd.read_csv(logs / "x" / "metrics.csv")
     assert len(rows) == len(lines_of(logs / "x"))
@@ -131,7 +131,7 @@ def test_10_nan_is_never_zero(logs):
         run.log(train_loss=math.nan, step=0)
         run.log(lr=0.1, step=1)
     history = read(logs / "x")
-    assert len(history.series("train_loss").values) == 1  # missing is missing
+    assert len(history.series("train_loss").values) == 1  # a missing value stays missing
     assert math.isnan(history.series("train_loss").values[0])
     text = (logs / "x" / "metrics.csv").read_text()
     cells = [line.split(",")[4] for line in text.splitlines() if line.startswith("step")]
@@ -139,7 +139,7 @@ def test_10_nan_is_never_zero(logs):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/thread-self/io"), reason="needs Linux's per-thread I/O counters")
-def test_11_the_training_thread_writes_nothing(logs):
+def test_11_training_thread_writes_nothing(logs):
     def num_writes():
         with open(f"/proc/self/task/{threading.get_native_id()}/io") as file:
             return int(dict(line.split(": ") for line in file)["syscw"])
@@ -157,14 +157,14 @@ def test_11_the_training_thread_writes_nothing(logs):
 @pytest.mark.parametrize(
     "name", ["../../etc", "/etc/passwd", "..\\x", "a/../../b", "%2e%2e/x", "logs/../x", "\u2025/x"]
 )
-def test_12_no_name_leads_out_of_the_log_dir(logs, name):
+def test_12_run_name_cannot_leave_the_log_dir(logs, name):
     with pytest.raises(RunNameError):
         tachograph.init(name, log_dir=str(logs))
     assert not logs.exists()
 
 
-def test_13_the_cost_of_a_step_is_measured(logs):
-    """Against the least that could be done: appending a time-stamped tuple to a list. `make bench` has the details."""
+def test_13_cost_of_a_step_is_bounded(logs):
+    """Compare with the minimum: appending a timestamped tuple to a list. `make bench` measures it in detail."""
     metrics = {f"metric_{number}": number * 0.5 for number in range(10)}
     floor, ours = [], []
     with tachograph.init("x", log_dir=str(logs), **QUICK) as run:

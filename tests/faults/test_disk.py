@@ -1,4 +1,4 @@
-"""The disk fills up, the folder vanishes, the folder cannot be written."""
+"""Full disks, deleted folders, read-only folders and truncated journals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conftest import lines_of, wait_for
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 2 MB."""
+    """Mount a file system of 2 MB."""
     folder = tmp_path / "small"
     folder.mkdir()
     made = subprocess.run(
@@ -30,7 +30,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_and_back(small_disk):
+def test_full_disk_delays_records_without_loss(small_disk):
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 1_800_000)
     with tachograph.init("x", log_dir=str(small_disk), flush_interval_s=0.05, git=False) as run:
@@ -39,11 +39,11 @@ def test_a_full_disk_and_back(small_disk):
             if step % 10 == 0:
                 time.sleep(0.001)
         run.flush()
-        assert shutil.disk_usage(small_disk).free < 5000, "the disk was meant to be full"
+        assert shutil.disk_usage(small_disk).free < 5000, "the disk should be full"
         assert read(small_disk / "x").series("a").steps[-1] < 1499
         began_s = time.perf_counter()
         run.log(a=0.0, step=1500)
-        assert time.perf_counter() - began_s < 0.1, "training does not wait for a full disk"
+        assert time.perf_counter() - began_s < 0.1, "training waited for a full disk"
         ballast.unlink()
         assert wait_for(lambda: run.flush(1), 15)
     history = read(small_disk / "x")
@@ -57,7 +57,7 @@ def test_a_full_disk_and_back(small_disk):
     assert len(pd.read_csv(small_disk / "x" / "metrics.csv", low_memory=False)) == sum(history.counts.values())
 
 
-def test_a_disk_that_stays_full_loses_a_counted_number_and_ends_in_time(small_disk, capsys):
+def test_disk_that_stays_full_counts_losses_and_ends_in_time(small_disk, capsys):
     (small_disk / "ballast").write_bytes(b"x" * 1_950_000)
     run = tachograph.init("x", log_dir=str(small_disk), flush_interval_s=0.05, git=False, exit_timeout_s=1.0)
     run.backend.files._appender._max_pending_bytes = 20_000
@@ -76,7 +76,7 @@ def test_a_disk_that_stays_full_loses_a_counted_number_and_ends_in_time(small_di
     assert len(steps) + run.backend.losses.num_records + run.backend.files._appender.pending.count(b"\n") >= 5000
 
 
-def test_the_folder_is_deleted_under_us(logs):
+def test_deleted_folder_is_restored_without_loss(logs):
     with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05) as run:
         for step in range(100):
             run.log(a=float(step), step=step)
@@ -94,7 +94,7 @@ def test_the_folder_is_deleted_under_us(logs):
     assert len(pd.read_csv(logs / "x" / "metrics.csv")) == len(lines_of(logs / "x"))
 
 
-def test_the_folder_cannot_be_made_again(logs):
+def test_folder_that_cannot_be_recreated_is_harmless(logs):
     with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05) as run:
         run.log(a=1.0, step=0)
         run.flush()
@@ -105,7 +105,7 @@ def test_the_folder_cannot_be_made_again(logs):
     assert logs.read_text() == "a file in its place"
 
 
-def test_a_read_only_folder_at_the_start(open_folder, script):
+def test_read_only_log_dir_raises_at_init(open_folder, script):
     folder = open_folder / "logs"
     folder.mkdir()
     folder.chmod(0o555)
@@ -129,7 +129,7 @@ def test_a_read_only_folder_at_the_start(open_folder, script):
     assert os.listdir(folder) == []
 
 
-def test_another_file_takes_the_journals_place(logs):
+def test_file_replacing_the_journal_is_continued(logs):
     with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05) as run:
         run.log(a=1.0, step=0)
         run.flush()
@@ -141,12 +141,12 @@ def test_another_file_takes_the_journals_place(logs):
     assert len(pd.read_csv(logs / "x" / "metrics.csv")) == len(lines_of(logs / "x"))
 
 
-def test_another_process_takes_the_place_of_a_deleted_folder(logs, script):
+def test_folder_taken_by_another_process_gets_a_new_name(logs, script):
     with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05, control_interval_s=0.1) as run:
         for step in range(50):
             run.log(who=1.0, step=step)
         run.flush()
-        run.backend._due_s["check"] = time.monotonic() + 3  # as if the other were quicker than our look
+        run.backend._due_s["check"] = time.monotonic() + 3  # let the other process claim the folder before our check
         wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
         other = script(
             """
@@ -172,7 +172,7 @@ def test_another_process_takes_the_place_of_a_deleted_folder(logs, script):
     assert len(pd.read_csv(logs / "x-2" / "metrics.csv")) == sum(history.counts.values())
 
 
-def test_a_journal_that_is_cut_is_told_and_mirrored_as_it_is(logs):
+def test_truncated_journal_is_reported_and_mirrored(logs):
     with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05) as run:
         for step in range(100):
             run.log(a=1.0, step=step)
@@ -187,7 +187,7 @@ def test_a_journal_that_is_cut_is_told_and_mirrored_as_it_is(logs):
     assert len(pd.read_csv(logs / "x" / "metrics.csv")) == sum(history.counts.values())
 
 
-def test_resuming_a_torn_journal_on_a_full_disk(small_disk):
+def test_resume_of_a_torn_journal_on_a_full_disk(small_disk):
     with tachograph.init("x", log_dir=str(small_disk), git=False, system_interval_s=0) as run:
         for step in range(100):
             run.log(a=1.0, step=step)
@@ -198,7 +198,7 @@ def test_resuming_a_torn_journal_on_a_full_disk(small_disk):
     with open(ballast, "wb", buffering=0) as file, pytest.raises(OSError):
         while file.write(b"x" * 4096):
             pass
-    os.truncate(path, path.stat().st_size // 4096 * 4096)  # so that not a byte fits behind it
+    os.truncate(path, path.stat().st_size // 4096 * 4096)  # so that not one more byte fits
     with tachograph.init(
         "x", log_dir=str(small_disk), git=False, system_interval_s=0, resume=True, flush_interval_s=0.05, csv=False,
         control_interval_s=0.1,
@@ -215,7 +215,7 @@ def test_resuming_a_torn_journal_on_a_full_disk(small_disk):
 
 
 @pytest.mark.parametrize("how", ["deleted", "cut"])
-def test_the_journal_is_damaged_right_before_the_end(logs, how):
+def test_journal_damaged_right_before_the_end(logs, how):
     run = tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05)
     for step in range(100):
         run.log(a=1.0, step=step)

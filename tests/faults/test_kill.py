@@ -1,4 +1,4 @@
-"""`kill -9` at any instant: nothing older than a second is lost, no reader chokes, and the run can go on."""
+"""`kill -9` at any time: at most the last second is lost, readers keep working, and the run can be resumed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ TRAIN = """
 NUM_KILLS = 25
 
 
-def test_many_kills_in_a_row(logs, script):
-    """The same run is killed and resumed many times, each time at another instant."""
+def test_repeated_kills_lose_at_most_a_second(logs, script):
+    """Kill and resume the same run many times, at random moments."""
     instants = random.Random(4)
     next_step, kills = 0, []
     for _ in range(NUM_KILLS):
         training = script(TRAIN, logs, next_step)
-        assert training.process.stdout.readline()  # it prints when it begins to log
+        assert training.process.stdout.readline()  # printed when it starts to log
         time.sleep(instants.uniform(0.02, 0.9))
         training.process.send_signal(signal.SIGKILL)
         kills.append(time.time())
@@ -48,7 +48,7 @@ def test_many_kills_in_a_row(logs, script):
     history = read(logs / "x")
     assert len(history.attempts) == NUM_KILLS
     assert history.num_lost_records == 0
-    # A kill may tear the last line of an attempt; never more than that.
+    # A kill may tear only the last line of an attempt.
     assert history.num_bad_lines <= NUM_KILLS
     series = history.series("train_loss")
     assert series.values.tolist() == [1.0 / (step + 1) for step in series.steps]
@@ -68,7 +68,7 @@ def test_many_kills_in_a_row(logs, script):
     assert rows["train_loss"].notna().sum() == len(history.series("train_loss").values)
 
 
-def test_a_reader_that_follows_through_a_kill(logs, script):
+def test_reader_follows_through_a_kill(logs, script):
     training = script(TRAIN, logs, 0)
     wait_for((logs / "x" / "metrics.jsonl").exists)
     history = read(logs / "x")
@@ -79,5 +79,5 @@ def test_a_reader_that_follows_through_a_kill(logs, script):
     training.process.wait()
     history.refresh()
     assert history.state is RunState.CRASHED
-    assert history.num_bad_lines == 0  # a torn last line is no line yet
+    assert history.num_bad_lines == 0  # an incomplete last line is not read
     assert history.counts["step"] > 100

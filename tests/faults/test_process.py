@@ -1,4 +1,4 @@
-"""Forks, spawns, signals, exceptions and the end of the interpreter."""
+"""Forks, spawned processes, signals, exceptions and interpreter exit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORKERS = """
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_worker_processes(logs, script, method):
+def test_worker_processes_do_not_disturb_the_run(logs, script, method):
     code, _out, err = script(WORKERS, logs, method, env={"PYTHONWARNINGS": "ignore"}).wait()
     assert code == 0, err
     history = read(logs / "x")
@@ -45,10 +45,10 @@ def test_worker_processes(logs, script, method):
     assert "from_worker" not in history.metrics
     assert history.state is RunState.FINISHED
     assert len(history.attempts) == 1
-    assert err.count("not recorded") >= 1  # each worker says so once
+    assert err.count("not recorded") >= 1  # each worker warns once
 
 
-def test_a_forked_child_can_have_a_run_of_its_own(logs, script):
+def test_forked_child_can_have_its_own_run(logs, script):
     script(
         """
         import os, sys, tachograph
@@ -56,11 +56,11 @@ def test_a_forked_child_can_have_a_run_of_its_own(logs, script):
         run.log(who=1.0, step=0)
         pid = os.fork()
         if pid == 0:
-            run.log(who=2.0, step=1)  # the parent's: not recorded
+            run.log(who=2.0, step=1)  # the parent's run: not recorded
             own = tachograph.init("x", log_dir=sys.argv[1])
             own.log(who=3.0, step=0)
             tachograph.log(who=4.0, step=1)
-            sys.exit(0)  # and its exit handlers must not end the parent's run
+            sys.exit(0)  # its exit handlers must not end the run of the parent
         assert os.waitpid(pid, 0)[1] == 0
         run.log(who=1.5, step=1)
         run.finish()
@@ -72,7 +72,7 @@ def test_a_forked_child_can_have_a_run_of_its_own(logs, script):
     assert read(logs / "x-2").series("who").values.tolist() == [3.0, 4.0]
 
 
-def test_a_fork_in_the_middle_of_heavy_logging(logs, script):
+def test_fork_during_heavy_logging_loses_nothing(logs, script):
     script(
         """
         import os, sys, threading, tachograph
@@ -96,13 +96,13 @@ def test_a_fork_in_the_middle_of_heavy_logging(logs, script):
     assert read(logs / "x").series("a").steps.tolist() == list(range(20_000))
 
 
-def test_exit_without_finish(logs, script):
+def test_exit_without_finish_is_recorded(logs, script):
     script("import sys, tachograph; tachograph.init('x', log_dir=sys.argv[1]).log(a=1.0)", logs).ok()
     end = lines_of(logs / "x")[-1]
     assert (end["event"], end["status"], end["reason"]) == ("end", "finished", "exit")
 
 
-def test_an_unhandled_exception_is_recorded_and_printed_as_ever(logs, script):
+def test_unhandled_exception_is_recorded_and_printed(logs, script):
     code, _out, err = script(
         """
         import sys, tachograph
@@ -122,7 +122,7 @@ def test_an_unhandled_exception_is_recorded_and_printed_as_ever(logs, script):
     assert read(logs / "x").state is RunState.FAILED
 
 
-def test_an_exception_in_a_thread_is_recorded_and_the_run_goes_on(logs, script):
+def test_exception_in_a_thread_is_recorded_as_not_fatal(logs, script):
     _code, _out, err = script(
         """
         import sys, threading, tachograph
@@ -140,7 +140,7 @@ def test_an_exception_in_a_thread_is_recorded_and_the_run_goes_on(logs, script):
     assert records[-1]["status"] == "finished"
 
 
-def test_ctrl_c(logs, script):
+def test_ctrl_c_is_recorded(logs, script):
     training = script(
         """
         import sys, time, tachograph
@@ -189,7 +189,7 @@ LOOP = """
         ("ignore", 0, {"status": "finished"}),
     ],
 )
-def test_sigterm(logs, script, how, code, last):
+def test_sigterm_is_recorded_and_old_handler_called(logs, script, how, code, last):
     training = script(LOOP, logs, how)
     training.process.stdout.readline()
     wait_for(lambda: "ready" in training.process.stdout.readline(), 5)
@@ -203,14 +203,14 @@ def test_sigterm(logs, script, how, code, last):
     if how == "handler":
         assert "the old handler" in out
     if how == "default":
-        # Everything logged before the signal is there, although nothing was due to be flushed yet.
+        # Everything logged before the signal is recorded, although no flush was due.
         logged = [record for record in records if record["event"] == "step"]
         assert sent - logged[-1]["time"] < 0.2
     if how != "ignore":
         assert any(record.get("name") == "signal" for record in records)
 
 
-def test_the_hooks_are_taken_back(logs):
+def test_hooks_are_removed_at_the_end(logs):
     before = sys.excepthook, signal.getsignal(signal.SIGTERM)
     with tachograph.init("x", log_dir=str(logs)):
         assert sys.excepthook is not before[0]
@@ -218,13 +218,13 @@ def test_the_hooks_are_taken_back(logs):
     assert (sys.excepthook, signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_the_hooks_can_be_left_out(logs):
+def test_hooks_can_be_disabled(logs):
     before = sys.excepthook, signal.getsignal(signal.SIGTERM)
     with tachograph.init("x", log_dir=str(logs), hooks=False):
         assert (sys.excepthook, signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_a_run_begun_in_a_thread(logs, script):
+def test_run_can_start_in_a_thread(logs, script):
     script(
         """
         import sys, threading, tachograph
@@ -249,11 +249,11 @@ STALL = """
         if stalled.is_set():
             release.wait()
         return write(self, pieces)
-    Writer._write = hang  # a disk that does not answer, as a lost network mount
+    Writer._write = hang  # a disk that hangs, such as a lost network mount
 """
 
 
-def test_exit_with_a_full_buffer_and_a_disk_that_does_not_answer(logs, script):
+def test_exit_is_bounded_when_the_disk_hangs(logs, script):
     training = script(
         STALL
         + """
@@ -273,8 +273,8 @@ def test_exit_with_a_full_buffer_and_a_disk_that_does_not_answer(logs, script):
     assert "could not be written within 1 s" in out
 
 
-def test_a_writer_that_stalls_for_ten_seconds(logs, script):
-    """The buffer stays bounded, no step waits, and what was lost is counted and shown."""
+def test_stalled_writer_drops_and_counts_records(logs, script):
+    """The buffer stays bounded, no step waits, and lost records are counted and shown."""
     out = script(
         STALL
         + """
@@ -328,14 +328,14 @@ def test_a_writer_that_stalls_for_ten_seconds(logs, script):
          "again.log(a=2.0); raise RuntimeError('x')", "failed", "RuntimeError"),
     ],
 )  # fmt: skip
-def test_how_the_process_ended_is_not_guessed(logs, script, ending, status, reason):
+def test_end_record_has_the_exit_status_and_reason(logs, script, ending, status, reason):
     source = f"import sys, tachograph\nrun = tachograph.init('x', log_dir=sys.argv[1])\nrun.log(a=1.0)\n{ending}\n"
     script(source, logs).wait()
     end = lines_of(logs / "x")[-1]
     assert (end["status"], end["reason"]) == (status, reason)
 
 
-def test_sys_exit_is_put_back(logs):
+def test_sys_exit_is_restored(logs):
     before = sys.exit
     with tachograph.init("x", log_dir=str(logs)), pytest.raises(SystemExit):
         assert sys.exit is not before
@@ -343,7 +343,7 @@ def test_sys_exit_is_put_back(logs):
     assert sys.exit is before
 
 
-def test_sigterm_while_the_run_is_being_finished(logs, script):
+def test_sigterm_during_finish_loses_nothing(logs, script):
     training = script(
         """
         import os, signal, sys, threading, time, tachograph
@@ -367,7 +367,7 @@ def test_sigterm_while_the_run_is_being_finished(logs, script):
 
 
 @pytest.mark.parametrize("stdout", ["closed pipe", "closed", "ascii"])
-def test_a_line_that_cannot_be_printed_stops_nothing(logs, script, stdout):
+def test_unprintable_console_line_is_harmless(logs, script, stdout):
     source = {
         "closed pipe": "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1)",
         "closed": "import sys; sys.stdout.close()",
@@ -383,7 +383,7 @@ def test_a_line_that_cannot_be_printed_stops_nothing(logs, script, stdout):
     assert read(logs / "größe").state is RunState.FINISHED
 
 
-def test_a_forked_child_measures_itself(logs, script):
+def test_forked_child_samples_its_own_process(logs, script):
     script(
         """
         import os, sys, time, tachograph, threading
@@ -439,7 +439,7 @@ WRAPPERS = {
     ("kind", "code", "reason"),
     [("exit", 4, "exit code 4"), ("excepthook", 1, "RuntimeError"), ("sigterm", -15, "SIGTERM")],
 )
-def test_others_may_wrap_our_hooks(logs, script, kind, code, reason, order):
+def test_hooks_work_when_wrapped_by_others(logs, script, kind, code, reason, order):
     import textwrap
 
     source = (
@@ -456,7 +456,7 @@ def test_others_may_wrap_our_hooks(logs, script, kind, code, reason, order):
     assert lines_of(logs / "a")[-1].get("reason") == (reason if order == "nested" else None)
 
 
-def test_hooks_that_are_saved_and_put_back_later(logs):
+def test_hooks_reinstalled_by_others_are_harmless(logs):
     before = sys.excepthook
     first = tachograph.init("a", log_dir=str(logs))
     saved = sys.excepthook
@@ -473,7 +473,7 @@ def test_hooks_that_are_saved_and_put_back_later(logs):
 @pytest.mark.parametrize(
     ("ending", "status"), [("pass", "finished"), ("raise RuntimeError('x')", "failed"), ("sys.exit(4)", "failed")]
 )
-def test_a_worker_with_a_run_of_its_own_loses_nothing(logs, script, method, ending, status):
+def test_worker_with_its_own_run_loses_nothing(logs, script, method, ending, status):
     script(
         f"""
         import multiprocessing, sys, tachograph
@@ -495,7 +495,7 @@ def test_a_worker_with_a_run_of_its_own_loses_nothing(logs, script, method, endi
     assert lines_of(logs / "x")[-1]["status"] == status
 
 
-def test_an_error_that_is_older_than_the_run_is_not_its_own(logs, script):
+def test_error_before_the_run_is_not_recorded(logs, script):
     source = """
         import sys, tachograph
         sys.last_value = sys.last_exc = NameError("a cell that failed before")

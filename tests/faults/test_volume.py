@@ -1,4 +1,4 @@
-"""A lot of everything."""
+"""Large volumes: names, texts, steps, threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tachograph.reader import read
 from tests.conftest import lines_of
 
 
-def test_a_thousand_metric_names(logs):
+def test_thousand_metric_names(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         for step in range(200):
             run.log({f"metric/{number}": float(step) for number in range(step * 5, step * 5 + 5)}, step=step)
@@ -22,7 +22,7 @@ def test_a_thousand_metric_names(logs):
         assert sum(1 for _ in file) == len(lines_of(logs / "x"))
 
 
-def test_a_text_of_ten_megabytes(logs):
+def test_ten_megabyte_text_is_truncated(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         began_s = time.perf_counter()
         run.log({"train_loss": 0.5, "prompt": "x" * 10_000_000}, step=0)
@@ -34,7 +34,7 @@ def test_a_text_of_ten_megabytes(logs):
     assert history.latest("telemetry_error")[0]["field"] == "prompt"
 
 
-def test_a_million_steps_in_flat_memory_and_none_lost(logs, script):
+def test_million_steps_in_flat_memory_without_loss(logs, script):
     out = script(
         """
         import resource, sys, psutil, tachograph
@@ -56,7 +56,7 @@ def test_a_million_steps_in_flat_memory_and_none_lost(logs, script):
     assert num_steps == 1_000_000
 
 
-def test_a_number_that_no_float_can_hold_costs_itself(logs):
+def test_too_large_integer_drops_only_itself(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         for step in (0, 1, 10**400, 2, 3):
             run.log(a=1.0, step=step)
@@ -69,7 +69,7 @@ def test_a_number_that_no_float_can_hold_costs_itself(logs):
     assert [record["field"] for record in history.latest("telemetry_error")] == ["global_step", "a"]
 
 
-def test_many_threads_log_at_once(logs):
+def test_many_threads_can_log_at_once(logs):
     import threading
 
     with tachograph.init("x", log_dir=str(logs)) as run:
@@ -89,7 +89,7 @@ def test_many_threads_log_at_once(logs):
         assert history.series(f"t{number}").values.tolist() == [float(step) for step in range(2000)]
 
 
-def test_the_clock_of_the_machine_is_set_back(logs, monkeypatch):
+def test_wall_clock_set_back_is_recorded(logs, monkeypatch):
     import time as clocks
 
     real = clocks.time
@@ -110,4 +110,4 @@ def test_the_clock_of_the_machine_is_set_back(logs, monkeypatch):
     jumps = [record["jump_s"] for record in history.latest("event") if record.get("name") == "clock_set"]
     assert jumps
     assert abs(jumps[0] + 3600) < 5
-    assert history.series("a").times[-1] < history.series("a").times[0]  # the journal says what the clock said
+    assert history.series("a").times[-1] < history.series("a").times[0]  # the journal keeps the times of the wall clock

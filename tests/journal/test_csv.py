@@ -1,4 +1,4 @@
-"""The CSV mirror: wide, growing, and never different from the journal."""
+"""The CSV mirror: wide, with growing columns, and always equal to the journal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rows_of(path):
 
 
 def check_against_journal(folder):
-    """The mirror has a row for each record, with the same values, and a rebuild gives the same bytes."""
+    """Check that the mirror has a row per record with the same values, and that a rebuild yields the same bytes."""
     rows = rows_of(folder / "metrics.csv")
     records = list(read_records(folder / "metrics.jsonl"))
     assert len(rows) == len(records)
@@ -45,7 +45,7 @@ def check_against_journal(folder):
     return rows
 
 
-def test_columns_grow_and_every_value_is_there(logs):
+def test_new_columns_are_added_without_losing_values(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         for step in range(100):
             run.log(
@@ -62,7 +62,7 @@ def test_columns_grow_and_every_value_is_there(logs):
     assert math.isinf(frame["inf"].dropna().iloc[-1])
 
 
-def test_keys_in_another_order_land_in_their_columns(logs):
+def test_keys_in_any_order_go_to_their_columns(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         for step in range(50):
             run.log({"a": 1.0, "b": 2.0, "lr": 3.0}, step=3 * step)
@@ -84,7 +84,7 @@ def test_keys_in_another_order_land_in_their_columns(logs):
     ),
     st.integers(1, 3),
 )
-def test_whatever_is_logged_the_mirror_is_the_journal(logs, metrics, log_every):
+def test_mirror_equals_journal_for_any_values(logs, metrics, log_every):
     shutil.rmtree(logs, ignore_errors=True)
     with tachograph.init(
         "x",
@@ -105,7 +105,7 @@ def test_whatever_is_logged_the_mirror_is_the_journal(logs, metrics, log_every):
     assert (logs / "x" / "metrics.csv").read_bytes() == before
 
 
-def test_rebuilding_mends_anything(logs):
+def test_rebuild_repairs_any_damage(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         for step in range(10):
             run.log(a=float(step), step=step)
@@ -125,7 +125,7 @@ def test_rebuilding_mends_anything(logs):
 
 
 @pytest.mark.parametrize("damage", ["csv deleted", "cursor deleted", "torn row", "foreign file", "cursor too far"])
-def test_resuming_mends_the_mirror(logs, damage):
+def test_resume_repairs_the_mirror(logs, damage):
     with tachograph.init("x", log_dir=str(logs)) as run:
         for step in range(10):
             run.log(a=float(step), step=step)
@@ -146,14 +146,14 @@ def test_resuming_mends_the_mirror(logs, damage):
     check_against_journal(logs / "x")
 
 
-def test_the_mirror_can_be_left_out(logs, capsys):
+def test_mirror_can_be_disabled(logs, capsys):
     tachograph.init("x", log_dir=str(logs), csv=False).finish()
     assert not (logs / "x" / "metrics.csv").exists()
     assert "metrics.csv" not in capsys.readouterr().out
 
 
-def test_many_rows_with_forty_new_columns_are_not_quadratic(tmp_path):
-    """The time for 400,000 rows whose columns appear one by one, against the same rows with all columns at once."""
+def test_adding_forty_columns_is_not_quadratic(tmp_path):
+    """Compare 400,000 rows whose columns appear one by one with the same rows with all columns at once."""
 
     def mirror(folder, num_columns_at):
         folder.mkdir()
@@ -185,7 +185,7 @@ def test_many_rows_with_forty_new_columns_are_not_quadratic(tmp_path):
     assert growing_s < 4 * at_once_s, f"{growing_s:.1f} s against {at_once_s:.1f} s"
 
 
-def test_names_without_end_share_a_column(logs):
+def test_columns_beyond_the_limit_share_one(logs):
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
         for step in range(3000):
             run.log({f"name_{step}": float(step), "train_loss": 0.5}, step=step)
@@ -197,7 +197,7 @@ def test_names_without_end_share_a_column(logs):
     assert last["train_loss"] == "0.5"
 
 
-def test_shapes_without_end_do_not_fill_the_memory(logs):
+def test_layout_caches_are_bounded(logs):
     import random
 
     names = [f"m{number}" for number in range(40)]
@@ -211,8 +211,8 @@ def test_shapes_without_end_do_not_fill_the_memory(logs):
         assert len(run.backend._builder._columns) <= 256
 
 
-def test_the_journal_is_written_while_a_large_mirror_is_rewritten(logs):
-    """A new column in a large file takes its time; records do not wait for it."""
+def test_journal_is_written_during_a_mirror_rewrite(logs):
+    """Adding a column to a large file is slow; records must not wait for it."""
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0, flush_interval_s=0.05) as run:
         mirror = run.backend.files._mirror
         run.log(a=1.0, step=0)
@@ -235,7 +235,7 @@ def test_the_journal_is_written_while_a_large_mirror_is_rewritten(logs):
 
 
 @pytest.mark.parametrize("change", ["lines dropped", "journal deleted", "offset in a line", "zero", "negative"])
-def test_a_cursor_that_is_not_true_any_more_is_not_believed(logs, change):
+def test_outdated_cursor_is_ignored(logs, change):
     import json
 
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
@@ -257,7 +257,7 @@ def test_a_cursor_that_is_not_true_any_more_is_not_believed(logs, change):
     check_against_journal(logs / "x")
 
 
-def test_a_metric_named_like_the_column_for_all_others(logs):
+def test_metric_named_like_the_overflow_column(logs):
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
         run.log({"more": 1.5, "x": 1.0}, step=0)
         run.log({"more": 2.5, "y": 7.0}, step=1)

@@ -1,4 +1,4 @@
-"""A recorded run on disk: its files, its state, its attempts."""
+"""Recorded runs on disk: files, states and attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tachograph.reader import overview, read
 from tests.conftest import lines_of, wait_for
 
 
-def test_the_files_and_the_lines_on_the_console(logs, capsys):
+def test_init_writes_files_and_prints_two_lines(logs, capsys):
     config = {"lr": 0.1, "hf_token": "hf_abc", "batch_size": 4}
     with tachograph.init("greyjacket", config=config, log_dir=str(logs)) as run:
         for step in range(5):
@@ -42,13 +42,13 @@ def test_the_files_and_the_lines_on_the_console(logs, capsys):
     assert "samples_per_sec" in [record for record in records if record["event"] == "step"][1]
 
 
-def test_a_relative_log_dir_is_printed_as_it_was_given(tmp_path, monkeypatch, capsys):
+def test_relative_log_dir_is_printed_as_given(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tachograph.init("greyjacket", log_dir="./logs").finish()
     assert "[telemetry] Logging to ./logs/greyjacket/metrics.jsonl (and metrics.csv)" in capsys.readouterr().out
 
 
-def test_a_script_may_change_its_folder(tmp_path, monkeypatch):
+def test_changing_the_working_directory_is_harmless(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     with tachograph.init("x", log_dir="logs") as run:
@@ -60,7 +60,7 @@ def test_a_script_may_change_its_folder(tmp_path, monkeypatch):
     assert len(pd.read_csv(tmp_path / "logs" / "x" / "metrics.csv")) == len(lines_of(tmp_path / "logs" / "x"))
 
 
-def test_records_are_readable_within_a_second_while_the_run_goes_on(logs):
+def test_records_are_readable_within_a_second(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         run.log(train_loss=0.5, step=1)
         began_s = time.monotonic()
@@ -73,7 +73,7 @@ def test_records_are_readable_within_a_second_while_the_run_goes_on(logs):
     assert history.state is RunState.FINISHED
 
 
-def test_reading_back(logs):
+def test_read_returns_what_was_logged(logs):
     with tachograph.init("x", log_dir=str(logs), tags=["a"], config={"max_steps": 10}) as run:
         for step in range(10):
             run.log(train_loss=math.nan if step == 3 else float(step), step=step)
@@ -99,7 +99,7 @@ def test_reading_back(logs):
     assert (info.step, info.max_steps, info.progress, info.tags) == (9, 10, 1.0, ["a"])
 
 
-def test_summaries_are_what_the_records_say(logs):
+def test_metric_summaries_match_the_records(logs):
     odd = {7: math.nan, 77: math.inf, 78: -math.inf}
     with tachograph.init("x", log_dir=str(logs)) as run:
         for step in range(500):
@@ -118,7 +118,7 @@ def test_summaries_are_what_the_records_say(logs):
     assert (history.attempts[0].first_step, history.attempts[0].last_step) == (0, 499)
 
 
-def test_a_resumed_run_goes_on_in_the_same_story(logs):
+def test_resume_appends_to_same_journal(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         first_id = run.id
         for step in range(10):
@@ -140,7 +140,7 @@ def test_a_resumed_run_goes_on_in_the_same_story(logs):
     assert len(rows) == len(lines_of(logs / "x"))
 
 
-def test_resume_counts_on_where_the_steps_were_not_given(logs):
+def test_resume_continues_implicit_step_numbers(logs):
     for _ in range(2):
         with tachograph.init("x", log_dir=str(logs), resume=True) as run:
             for _ in range(3):
@@ -148,7 +148,7 @@ def test_resume_counts_on_where_the_steps_were_not_given(logs):
     assert tachograph.read(logs / "x").series("a").steps.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_name_in_use_gets_a_number_and_says_so(logs, capsys):
+def test_name_in_use_gets_a_number_and_a_note(logs, capsys):
     with tachograph.init("x", log_dir=str(logs)) as one, tachograph.init("x", log_dir=str(logs)) as two:
         assert (one.name, two.name) == ("x", "x-2")
         one.log(a=1.0)
@@ -183,7 +183,7 @@ def test_two_processes_never_share_a_folder(logs, script):
     assert read(logs / "x").state is RunState.FINISHED
 
 
-def test_many_processes_start_at_once(logs, script):
+def test_concurrent_processes_get_different_folders(logs, script):
     source = """
         import sys, tachograph
         with tachograph.init("x", log_dir=sys.argv[1], system_interval_s=0) as run:
@@ -201,13 +201,13 @@ def test_many_processes_start_at_once(logs, script):
 
 
 @pytest.mark.parametrize("name", ["../out", "/tmp/x", "..", "a/b", "x\0"])
-def test_a_name_cannot_leave_the_log_dir(logs, name):
+def test_run_name_cannot_leave_the_log_dir(logs, name):
     with pytest.raises(RunNameError):
         tachograph.init(name, log_dir=str(logs))
     assert not logs.exists()
 
 
-def test_a_link_cannot_lead_out_of_the_log_dir(logs, tmp_path):
+def test_link_out_of_the_log_dir_is_rejected(logs, tmp_path):
     logs.mkdir()
     (tmp_path / "elsewhere").mkdir()
     (logs / "x").symlink_to(tmp_path / "elsewhere")
@@ -215,20 +215,20 @@ def test_a_link_cannot_lead_out_of_the_log_dir(logs, tmp_path):
         tachograph.init("x", log_dir=str(logs))
 
 
-def test_a_log_dir_that_is_a_link_is_fine(tmp_path):
+def test_log_dir_may_be_a_link(tmp_path):
     (tmp_path / "scratch").mkdir()
     (tmp_path / "logs").symlink_to(tmp_path / "scratch")
     tachograph.init("x", log_dir=str(tmp_path / "logs")).finish()
     assert (tmp_path / "scratch" / "x" / "metrics.jsonl").exists()
 
 
-def test_a_log_dir_that_is_a_file(tmp_path):
+def test_log_dir_that_is_a_file_is_rejected(tmp_path):
     (tmp_path / "logs").write_text("")
     with pytest.raises(LogDirError, match="pass log_dir="):
         tachograph.init("x", log_dir=str(tmp_path / "logs"))
 
 
-def test_no_such_run(logs):
+def test_missing_run_raises_with_a_suggestion(logs):
     with pytest.raises(RunNotFoundError, match=r"no metrics\.jsonl"):
         tachograph.read(logs / "nothing")
     tachograph.init("greyjacket", log_dir=str(logs)).finish()
@@ -236,7 +236,7 @@ def test_no_such_run(logs):
         tachograph.read("greyjaket", log_dir=logs)
 
 
-def test_listing_runs_skips_what_is_none(logs):
+def test_list_runs_skips_other_files_and_folders(logs):
     for name in ("b", "a"):
         tachograph.init(name, log_dir=str(logs)).finish()
     (logs / "empty").mkdir()
@@ -245,7 +245,7 @@ def test_listing_runs_skips_what_is_none(logs):
     assert list(list_runs(logs / "missing")) == []
 
 
-# Reading what is damaged -------------------------------------------------------------------------------------------
+# Reading damaged journals -------------------------------------------------------------------------------------------
 
 
 def record_some(logs, num_steps=10):
@@ -255,7 +255,7 @@ def record_some(logs, num_steps=10):
     return logs / "x" / "metrics.jsonl"
 
 
-def test_bad_lines_are_counted_and_skipped(logs):
+def test_invalid_lines_are_counted_and_skipped(logs):
     path = record_some(logs)
     lines = path.read_bytes().splitlines(keepends=True)
     bad = [
@@ -270,10 +270,10 @@ def test_bad_lines_are_counted_and_skipped(logs):
     path.write_bytes(b"".join([*lines[:5], *bad, *lines[5:]]))
     history = read(path)
     assert history.series("a").values.tolist() == [float(step) for step in range(10)]
-    assert history.num_bad_lines == len(bad) - 1  # an empty line is no harm
+    assert history.num_bad_lines == len(bad) - 1  # empty lines are not counted
 
 
-def test_every_cut_of_a_journal_can_be_read(logs):
+def test_journal_truncated_at_any_byte_can_be_read(logs):
     path = record_some(logs, 3)
     whole = path.read_bytes()
     for size in range(len(whole) + 1):
@@ -283,7 +283,7 @@ def test_every_cut_of_a_journal_can_be_read(logs):
         assert history.num_bad_lines == 0
 
 
-def test_a_torn_line_does_not_swallow_the_first_line_of_the_next_attempt(logs):
+def test_resume_terminates_a_torn_line(logs):
     path = record_some(logs, 3)
     path.write_bytes(path.read_bytes()[:-10])
     with tachograph.init("x", log_dir=str(logs), resume=True) as run:
@@ -295,7 +295,7 @@ def test_a_torn_line_does_not_swallow_the_first_line_of_the_next_attempt(logs):
     assert len(pd.read_csv(logs / "x" / "metrics.csv")) == sum(history.counts.values())
 
 
-def test_following_a_file_that_grows_byte_by_byte(logs, tmp_path):
+def test_follower_reads_a_file_growing_byte_by_byte(logs, tmp_path):
     whole = record_some(logs, 5).read_bytes()
     path = tmp_path / "growing.jsonl"
     follower = JournalFollower(path, block_bytes=16)
@@ -308,7 +308,7 @@ def test_following_a_file_that_grows_byte_by_byte(logs, tmp_path):
     assert seen == [json.loads(line) for line in whole.splitlines()]
 
 
-def test_following_a_file_that_is_replaced(logs, tmp_path):
+def test_refresh_after_replacement_starts_over(logs, tmp_path):
     path = record_some(logs, 5)
     history = read(path)
     (tmp_path / "other").write_text('{"event":"start","time":1.0,"run_id":"new"}\n')
@@ -317,7 +317,7 @@ def test_following_a_file_that_is_replaced(logs, tmp_path):
     assert history.counts == {"start": 1}
 
 
-def test_a_read_only_folder_can_be_read(open_folder, script):
+def test_read_only_folder_can_be_read(open_folder, script):
     logs = open_folder / "logs"
     record_some(logs)
     for path in (logs / "x" / ".tacho", logs / "x", logs):
@@ -339,7 +339,7 @@ def test_a_read_only_folder_can_be_read(open_folder, script):
     assert sorted(path.name for path in (logs / "x").rglob("*")) == before
 
 
-def test_without_its_private_folder_a_run_is_still_judged(logs, script):
+def test_state_is_known_without_the_private_folder(logs, script):
     import shutil
     import signal
 
@@ -352,22 +352,24 @@ def test_without_its_private_folder_a_run_is_still_judged(logs, script):
     assert read(logs / "x").state is RunState.CRASHED
 
 
-def test_a_deleted_private_folder_comes_back_with_its_lock(logs, script):
+def test_deleted_private_folder_is_recreated_and_locked(logs, script):
     import shutil
 
     running = script(HOLD, logs)
     wait_for(lambda: (logs / "x" / "metrics.jsonl").exists() and len(lines_of(logs / "x")) > 1)
     wait_for(lambda: shutil.rmtree(logs / "x" / ".tacho", ignore_errors=True) or not (logs / "x" / ".tacho").exists())
-    with tachograph.init("x", log_dir=str(logs), resume=True) as run:  # at once: the start record tells who is there
+    with tachograph.init(
+        "x", log_dir=str(logs), resume=True
+    ) as run:  # the start record shows the writer
         assert run.name == "x-2"
     wait_for((logs / "x" / ".tacho" / "heartbeat.json").exists)
     with tachograph.init("x", log_dir=str(logs), resume=True) as run:
-        assert run.name == "x-3"  # x-2 is another run's story
+        assert run.name == "x-3"  # x-2 is another run and is not resumed
     running.process.communicate("\n", timeout=30)
     assert read(logs / "x").state is RunState.FINISHED
 
 
-def test_a_stopped_process_is_stale_not_crashed(logs, script, monkeypatch):
+def test_suspended_process_is_stale_not_crashed(logs, script, monkeypatch):
     import signal
 
     from tachograph.journal import _liveness
@@ -382,7 +384,7 @@ def test_a_stopped_process_is_stale_not_crashed(logs, script, monkeypatch):
 
 
 def without_end(path, **process):
-    """Take a journal's end record away, and say that another process wrote it; return its start record."""
+    """Remove the end record of a journal and change its process; return the start record."""
     first, *rest = path.read_bytes().splitlines(keepends=True)[:-1]
     start = json.loads(first)
     start["process"].update(process)
@@ -390,7 +392,7 @@ def without_end(path, **process):
     return start
 
 
-def test_a_journal_from_another_machine_is_stale_when_its_heartbeat_is_old(logs):
+def test_remote_run_with_old_heartbeat_is_stale(logs):
     start = without_end(record_some(logs), host="elsewhere", boot_id="another")
     beat = json.loads((logs / "x" / ".tacho" / "heartbeat.json").read_bytes())
     for age_s, state in ((3600, RunState.STALE), (1, RunState.RUNNING)):
@@ -401,19 +403,19 @@ def test_a_journal_from_another_machine_is_stale_when_its_heartbeat_is_old(logs)
     assert read(logs / "x").state is RunState.STALE
 
 
-def test_a_restarted_machine_means_crashed(logs):
+def test_run_before_a_reboot_has_crashed(logs):
     without_end(record_some(logs), boot_id="an earlier boot")
     (logs / "x" / ".tacho" / "heartbeat.json").unlink()
     assert read(logs / "x").state is RunState.CRASHED
 
 
-def test_a_pid_that_is_used_again_is_not_mistaken(logs):
+def test_reused_pid_is_not_mistaken_for_the_writer(logs):
     without_end(record_some(logs), pid_started=this_process().pid_started + 1)
     (logs / "x" / ".tacho" / "heartbeat.json").unlink()
     assert read(logs / "x").state is RunState.CRASHED
 
 
-def test_the_git_commit_is_recorded(logs, tmp_path, script):
+def test_git_commit_is_recorded(logs, tmp_path, script):
     import subprocess
 
     repository = tmp_path / "repository"
@@ -432,7 +434,7 @@ def test_the_git_commit_is_recorded(logs, tmp_path, script):
     assert git_facts["remote"] == "https://[masked]@host/x.git"
 
 
-def test_the_command_line_is_recorded_without_secrets(logs, script):
+def test_command_line_is_recorded_without_secrets(logs, script):
     script(
         "import sys, tachograph; tachograph.init('x', log_dir=sys.argv[1]).finish()", logs, "--hf_token", "opaque"
     ).ok()
@@ -459,7 +461,7 @@ def test_two_threads_never_share_a_folder(logs):
     assert len(set(names)) == len(names) == 80
 
 
-def test_points_of_a_branch_that_was_left_are_left_out(logs):
+def test_latest_overlap_drops_superseded_points(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         for step in range(100):
             run.log(a=1.0, step=step)
@@ -474,7 +476,7 @@ def test_points_of_a_branch_that_was_left_are_left_out(logs):
     assert series.values.tolist() == [40.0, 900.0]
 
 
-def test_resume_counts_on_behind_a_long_last_record(logs):
+def test_resume_finds_last_step_before_a_long_record(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         for _ in range(3):
             run.log(a=1.0)
@@ -485,7 +487,7 @@ def test_resume_counts_on_behind_a_long_last_record(logs):
 
 
 @pytest.mark.parametrize("lines", [b'{"event":"a"}{"event":"b"}\n', b'{"event":\n"a"}\n'])
-def test_a_line_is_a_line(logs, lines):
+def test_records_that_share_or_span_lines_are_invalid(logs, lines):
     path = record_some(logs)
     num_records = sum(read(path).counts.values())
     path.write_bytes(path.read_bytes() + lines)
@@ -494,7 +496,7 @@ def test_a_line_is_a_line(logs, lines):
     assert history.num_bad_lines == lines.count(b"\n")
 
 
-def test_records_of_another_program_do_not_break_the_readers(logs):
+def test_unexpected_field_types_do_not_break_readers(logs):
     from tachograph.cli._show import render
 
     path = record_some(logs)

@@ -1,4 +1,4 @@
-"""Secrets are masked before they are written, and nothing else is."""
+"""Masking of secrets and only secrets, and validation of run names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECRETS = """
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_a_secret_is_known_by_its_name(name):
+def test_secret_is_masked_by_name(name):
     assert mask_mapping({name: "opaque-1"}) == {name: MASK}
     assert mask_mapping({"deep": {"er": [{name: "opaque-1"}]}}) == {"deep": {"er": [{name: MASK}]}}
     assert mask_arguments([f"--{name}", "-opaque", f"--{name}=opaque"]) == [f"--{name}", MASK, f"--{name}={MASK}"]
@@ -37,7 +37,7 @@ HARMLESS = """
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_vocabulary_is_not_a_secret(name):
+def test_tokenizer_names_are_not_masked(name):
     assert mask_mapping({name: "some-text"}) == {name: "some-text"}
     assert mask_text(f"--{name}=some-text") == f"--{name}=some-text"
 
@@ -45,15 +45,15 @@ def test_vocabulary_is_not_a_secret(name):
 @pytest.mark.parametrize(
     "name", ["pass@1", "pass_at_10", "user_tokens", "api_tokens", "session_tokens", "token", "num_api_keys", "api_key"]
 )
-def test_a_number_is_no_key(name):
+def test_number_under_key_or_token_is_not_masked(name):
     assert mask_mapping({name: 12}) == {name: 12}
 
 
-def test_a_number_is_a_password_all_the_same():
+def test_number_under_password_is_masked():
     assert mask_mapping({"password": 12345678}) == {"password": MASK}
 
 
-def test_special_tokens_are_no_secrets():
+def test_special_tokens_are_not_masked():
     assert mask_mapping({"bot_token": "<|bot|>", "id_token": "[ID]"}) == {"bot_token": "<|bot|>", "id_token": "[ID]"}
 
 
@@ -71,11 +71,11 @@ def test_special_tokens_are_no_secrets():
         "https://huggingface.co/meta-llama/Llama-3.1-8B?revision=main",
     ],
 )
-def test_texts_of_training_stay_as_they_are(text):
+def test_ordinary_text_is_not_masked(text):
     assert mask_text(text) == text
 
 
-def test_flags_and_empty_values_stay():
+def test_flags_and_empty_values_are_not_masked():
     assert mask_mapping({"use_auth_token": True, "password": None, "token": ""}) == {
         "use_auth_token": True,
         "password": None,
@@ -103,12 +103,12 @@ def test_flags_and_empty_values_stay():
         "sk_live_" + "e" * 20,
     ],
 )
-def test_a_secret_is_known_by_its_look(secret):
+def test_secret_is_masked_by_pattern(secret):
     assert secret not in mask_text(f"before {secret} after")
     assert mask_text(f"before {secret} after").endswith(" after")
 
 
-def test_a_password_in_an_address():
+def test_password_in_a_url_is_masked():
     assert mask_text("https://user:hunter2@host/repo.git") == f"https://{MASK}@host/repo.git"
     assert mask_text("redis://:hunter2@host/0") == f"redis://{MASK}@host/0"
     assert mask_text(f"https://{'t' * 40}@host/repo.git") == f"https://{MASK}@host/repo.git"
@@ -122,16 +122,16 @@ def test_a_password_in_an_address():
      "Authorization: Token opaque1abcdef", "postgres://me:p@ss/opaque1@host/db",
      "Authorization: Basic b3BhcXVlMTpvcGFxdWUx", "X-Amz-Signature=opaque1"],
 )  # fmt: skip
-def test_a_secret_in_a_text(text):
+def test_secret_inside_a_text_is_masked(text):
     assert "opaque1" not in mask_text(text)
     assert "b3BhcXVl" not in mask_text(text)
 
 
-def test_everything_under_a_secret_name():
+def test_containers_under_a_secret_name_are_masked():
     assert mask_mapping({"secrets": ["a", "b"], "credentials": {"key": "c"}}) == {"secrets": MASK, "credentials": MASK}
 
 
-def test_the_notify_section_of_a_config():
+def test_notify_section_is_masked():
     section = {
         "on": ["error"],
         "dashboard_url": "https://runs.example.org",
@@ -154,14 +154,14 @@ def test_the_notify_section_of_a_config():
     }
 
 
-def test_an_address_under_the_name_of_a_channel():
+def test_url_under_a_channel_name_is_masked():
     config = {"slack": {"url": "https://example.org/x", "channel": "runs"}, "data": {"url": "https://example.org/y"}}
     masked = {"slack": {"url": MASK, "channel": "runs"}, "data": {"url": "https://example.org/y"}}
     assert mask_mapping(config) == masked
 
 
 @pytest.mark.parametrize("name", ["greyjacket", "run-2024.01", "läuft", "名前", "a b", "x" * 200])
-def test_good_names(name):
+def test_valid_run_names(name):
     assert check_run_name(name) == name
 
 
@@ -170,11 +170,11 @@ def test_good_names(name):
     ["", " ", ".", "..", "../x", "a/b", "/etc", "a\\b", ".hidden", "x\0y", "x\ny", "x\u202ey", "x\u200by", "x" * 201,
      " x", "x.", "a:b", 7, None, "\ud800"],
 )  # fmt: skip
-def test_names_that_are_no_folder(name):
+def test_invalid_run_names_are_rejected(name):
     with pytest.raises(RunNameError):
         check_run_name(name)
 
 
-def test_a_bad_name_comes_with_a_good_one():
+def test_invalid_run_name_error_suggests_a_valid_one():
     with pytest.raises(RunNameError, match="try 'meta-llama'"):
         check_run_name("meta/llama")

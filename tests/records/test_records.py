@@ -1,4 +1,4 @@
-"""Records: what goes in comes out, and every line is valid JSON."""
+"""Encoding, value conversion and step tables: values round-trip, and every line is valid JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def strict(text: str | bytes) -> object:
 
 
 @given(st.dictionaries(TEXTS, VALUES, max_size=6))
-def test_what_is_encoded_is_decoded_and_is_valid_json(fields):
+def test_encode_decode_round_trip_is_valid_json(fields):
     record = {**fields, "event": "step"}
     line = encode(record)
     assert b"\n" not in line
@@ -55,7 +55,7 @@ def test_what_is_encoded_is_decoded_and_is_valid_json(fields):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_non_finite_numbers_survive(value):
+def test_non_finite_numbers_survive_the_round_trip(value):
     record = {"event": "step", "loss": value, "nested": {"deep": [value]}}
     assert strict(encode(record))["loss"] in {"NaN", "Infinity", "-Infinity"}
     assert same(decode(encode(record)), record)
@@ -64,12 +64,12 @@ def test_non_finite_numbers_survive(value):
 @pytest.mark.parametrize(
     "line", [b"", b"[]", b"{}", b'{"event":1}', b'{"event":"step"', b"\xff", b"nul", b'{"event":"x","a":1e999}']
 )
-def test_a_line_that_is_no_record_is_refused(line):
+def test_decode_rejects_lines_that_are_not_records(line):
     with pytest.raises(ValueError):  # msgspec's errors are ValueErrors too
         decode(line)
 
 
-def test_to_json_of_a_list_with_nan():
+def test_to_json_marks_nan_in_a_list():
     assert to_json([math.nan, 1.5]) == '["NaN",1.5]'
 
 
@@ -84,7 +84,7 @@ class Config:
 
 
 class ZeroDimensional:
-    """Looks like a 0-d tensor of a library that we have never heard of."""
+    """Looks like a 0-d tensor of an unknown library."""
 
     dtype = "float32"
     shape = ()
@@ -118,7 +118,7 @@ class ZeroDimensional:
         (float, "<class 'float'>"),
     ],
 )
-def test_values_of_a_training_script(value, expected):
+def test_to_plain_converts_common_values(value, expected):
     problems: list[ValueProblem] = []
     result = to_plain(value, "x", problems)
     assert same(result, expected)
@@ -134,13 +134,13 @@ class Stubborn:
 @pytest.mark.parametrize(
     "value", [object(), Stubborn(), 1j, np.complex64(1), np.zeros(2000), b"bytes", lambda: None, open]
 )
-def test_what_cannot_be_stored_is_named(value):
+def test_unsupported_value_is_reported_by_name(value):
     problems: list[ValueProblem] = []
     assert to_plain({"keep": 1, "drop": value}, "metrics", problems) == {"keep": 1}
     assert [problem.where for problem in problems] == ["metrics.drop"]
 
 
-def test_a_long_text_is_cut_and_told():
+def test_long_text_is_truncated_and_reported():
     problems: list[ValueProblem] = []
     result = to_plain("x" * 10_000_000, "prompt", problems)
     assert len(result) < 70_000
@@ -148,7 +148,7 @@ def test_a_long_text_is_cut_and_told():
     assert len(problems) == 1
 
 
-def test_a_value_that_contains_itself_ends():
+def test_self_containing_value_terminates():
     endless: dict[str, object] = {}
     endless["me"] = endless
     problems: list[ValueProblem] = []
@@ -156,17 +156,17 @@ def test_a_value_that_contains_itself_ends():
     assert len(problems) == 1
 
 
-def test_settling_copies_what_could_change():
+def test_freeze_copies_mutable_values():
     array = np.array(1.0)
     inner = {"b": 1}
-    settled = freeze({"array": array, "a": inner, "text": "x" * 100_000, "bad": object()})
+    frozen = freeze({"array": array, "a": inner, "text": "x" * 100_000, "bad": object()})
     array += 1
     inner["b"] = 2
-    assert settled["array"] == 1.0
-    assert settled["a/b"] == 1
-    assert len(settled["text"]) <= 70_000
-    assert isinstance(settled["bad"], ValueProblem)
-    assert to_plain(settled["bad"], "bad", []) is OMIT
+    assert frozen["array"] == 1.0
+    assert frozen["a/b"] == 1
+    assert len(frozen["text"]) <= 70_000
+    assert isinstance(frozen["bad"], ValueProblem)
+    assert to_plain(frozen["bad"], "bad", []) is OMIT
 
 
 ROWS = st.lists(
@@ -175,7 +175,7 @@ ROWS = st.lists(
 
 
 @given(ROWS)
-def test_a_table_writes_the_same_lines_as_record_by_record(rows):
+def test_table_lines_equal_single_encoding(rows):
     names = ("time", "global_step", 'flag,with:odd"name')
     table = StepTable.encode(names, [value for row in rows for value in row], len(rows))
     assert table is not None
@@ -185,11 +185,11 @@ def test_a_table_writes_the_same_lines_as_record_by_record(rows):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None, "text", [1], {"a": 1}, object(), np.array(1.0)])
-def test_a_table_declines_what_is_not_a_plain_number(value):
+def test_table_rejects_values_that_are_not_plain_numbers(value):
     assert StepTable.encode(("time", "x"), [1.0, value], 1) is None
 
 
-def test_a_table_takes_numpy_scalars():
+def test_table_accepts_numpy_scalars():
     table = StepTable.encode(("time", "x"), [1.0, np.float32(0.5)], 1)
     assert table is not None
     assert decode(table.lines({}))["x"] == 0.5

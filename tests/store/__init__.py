@@ -1,4 +1,4 @@
-"""Journals written by hand, and what a stored run answers, in a form that can be compared."""
+"""Helpers that write journals directly and return everything a stored run reports, for comparison."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def step(number: int, **values: Any) -> dict[str, Any]:
 
 
 def lines(records: Iterable[dict[str, Any] | bytes]) -> bytes:
-    """Return lines as the recorder would write them; bytes as they are."""
+    """Return records as the recorder writes them; bytes are written unchanged."""
     return b"".join((item if isinstance(item, bytes) else encode(item)) + b"\n" for item in records)
 
 
@@ -42,7 +42,7 @@ def append(folder: RunFolder, records: Iterable[dict[str, Any] | bytes]) -> None
 
 @contextmanager
 def fresh_folder() -> Iterator[Path]:
-    """A folder for one example of a property; `tmp_path` would be the same for all of them."""
+    """Yield a new folder for one hypothesis example; `tmp_path` is shared by all examples."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder) / "r"
 
@@ -58,7 +58,7 @@ def segments(folder: RunFolder) -> list[str]:
 
 
 def points(found: Iterable[Line]) -> list[tuple[str, int, float, float]]:
-    """Return stream, attempt, place and value of each point that is drawn, in order."""
+    """Return stream, attempt, position and value of each drawn point, in order."""
     return [
         (line.stream, line.attempt, x, y)
         for line in found
@@ -68,7 +68,7 @@ def points(found: Iterable[Line]) -> list[tuple[str, int, float, float]]:
 
 
 def digest_of(run: RunHistory | StoredRun) -> dict[str, Any]:
-    """Return what is known of a run but for its points; texts, so that NaN is equal to itself."""
+    """Return everything about a run except its points, as text so that NaN equals itself."""
     digest = run if isinstance(run, RunHistory) else run.digest
     metrics = run.metrics if isinstance(run, RunHistory) else run.metrics()
     kinds = ["event", "validation", "epoch", "checkpoint", "control_change", "alert", "end", "start"]
@@ -90,12 +90,12 @@ def digest_of(run: RunHistory | StoredRun) -> dict[str, Any]:
 
 
 def _summary(item: MetricSummary) -> tuple[Any, ...]:
-    extremes = (0.0 + item.low, 0.0 + item.high)  # as floats, and no zero below zero
+    extremes = (0.0 + item.low, 0.0 + item.high)  # as floats, without negative zero
     return item.kind, item.count, float(item.last), extremes, item.num_not_finite
 
 
 def answers(run: StoredRun) -> dict[str, Any]:
-    """Return all that a stored run says."""
+    """Return the results of all queries of a stored run."""
     found: dict[str, Any] = digest_of(run)
     for name, axis in itertools.product(run.metric_names, ("step", "time", "epoch")):
         found[f"{name} by {axis}"] = repr(run.series(name, axis=axis, num_points=100_000))
@@ -109,11 +109,11 @@ def answers(run: StoredRun) -> dict[str, Any]:
 
 
 def hears(script: Script, text: str) -> None:
-    """Wait until a program says something on a line of its own."""
+    """Wait until a program prints a line."""
     assert script.process.stdout is not None
-    said = []
+    printed = []
     for line in script.process.stdout:
         if line == f"{text}\n":
             return
-        said.append(line)
-    raise AssertionError(f"it never said {text!r}, only {said}")
+        printed.append(line)
+    raise AssertionError(f"the program never printed {text!r}, only {printed}")

@@ -1,4 +1,4 @@
-"""The cache: made by whoever reads first, believed only if it is whole, missed by nobody."""
+"""Segments: built by any reader, verified before use, and safe to delete."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def expected(tmp_path_factory):
     return answers(opened(write(tmp_path_factory.mktemp("expected") / "r", RECORDS)))
 
 
-def test_an_ended_run_is_cached_and_the_next_reader_reads_only_the_cache(tmp_path, expected):
+def test_next_reader_of_an_ended_run_uses_only_the_cache(tmp_path, expected):
     folder = write(tmp_path / "r", RECORDS)
     assert answers(opened(folder, 1)) == expected
     assert len(segments(folder)) == 1
@@ -48,13 +48,13 @@ def test_an_ended_run_is_cached_and_the_next_reader_reads_only_the_cache(tmp_pat
     assert answers(run) == expected
 
 
-def test_a_short_run_leaves_nothing_behind(tmp_path):
+def test_short_run_writes_no_cache(tmp_path):
     folder = write(tmp_path / "r", RECORDS)
     opened(folder)
     assert not folder.private.exists()
 
 
-def test_the_trainer_never_writes_the_cache(tmp_path):
+def test_trainer_never_writes_the_cache(tmp_path):
     with tachograph.init("r", log_dir=str(tmp_path), git=False, flush_interval_s=0.01) as run:
         for number in range(2_000):
             run.log(a=float(number), step=number)
@@ -64,7 +64,7 @@ def test_the_trainer_never_writes_the_cache(tmp_path):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.randoms(use_true_random=False))
-def test_the_cache_may_be_deleted_at_any_moment(expected, chance):
+def test_cache_may_be_deleted_at_any_time(expected, chance):
     data = lines(RECORDS)
     with fresh_folder() as path:
         folder = write(path, [])
@@ -88,13 +88,13 @@ def test_the_cache_may_be_deleted_at_any_moment(expected, chance):
 
 
 def damaged(data, chance):
-    """Return a segment that something has happened to."""
+    """Return a randomly damaged copy of a segment."""
     kind = chance.randrange(5)
     if kind == 0:
         return data[: chance.randrange(len(data))]
     if kind == 1:
         return chance.randbytes(chance.randrange(1, len(data)))
-    # Much of what matters is at the end.
+    # The footer is at the end.
     at = chance.randrange(len(data)) if kind == 2 else chance.randrange(max(0, len(data) - 2_000), len(data))
     flipped = bytearray(data)
     for place in range(at, min(len(data), at + chance.choice([1, 1, 8, 64]))):
@@ -103,7 +103,7 @@ def damaged(data, chance):
 
 
 @pytest.mark.timeout(60)
-def test_a_damaged_segment_is_never_believed_and_never_a_fault(tmp_path, expected):
+def test_damaged_segment_is_ignored(tmp_path, expected):
     folder = write(tmp_path / "r", RECORDS)
     opened(folder, 1)
     (name,) = segments(folder)
@@ -111,7 +111,7 @@ def test_a_damaged_segment_is_never_believed_and_never_a_fault(tmp_path, expecte
     chance = random.Random(3)
     believed, failed = [], []
     for number in range(150):
-        (folder.cache / name).unlink(missing_ok=True)  # another file: an open one is never changed
+        (folder.cache / name).unlink(missing_ok=True)  # a new file: open segments are never modified
         (folder.cache / name).write_bytes(damaged(data, chance))
         try:
             if answers(opened(folder, 1)) != expected:
@@ -121,7 +121,7 @@ def test_a_damaged_segment_is_never_believed_and_never_a_fault(tmp_path, expecte
     assert (believed, failed) == ([], [])
 
 
-def test_a_segment_cut_short_while_it_is_read_does_not_kill_the_reader(tmp_path, script):
+def test_truncating_an_open_segment_does_not_crash_readers(tmp_path, script):
     folder = write(tmp_path / "r", [START, *(step(i, a=float(i)) for i in range(20_000)), END])
     out = script(
         """
@@ -141,7 +141,7 @@ def test_a_segment_cut_short_while_it_is_read_does_not_kill_the_reader(tmp_path,
 
 
 @pytest.mark.parametrize("kind", ["folder", "unreadable", "link to nowhere", "link to itself"])
-def test_something_else_in_the_place_of_a_segment_is_no_fault(tmp_path, kind, expected):
+def test_other_file_in_place_of_a_segment_is_ignored(tmp_path, kind, expected):
     folder = write(tmp_path / "r", RECORDS)
     opened(folder, 1)
     path = folder.cache / segments(folder)[0]
@@ -159,7 +159,7 @@ def test_something_else_in_the_place_of_a_segment_is_no_fault(tmp_path, kind, ex
     assert answers(opened(folder, 1)) == expected
 
 
-def test_segments_of_another_version_are_left_alone(tmp_path, expected):
+def test_segments_of_another_version_are_ignored(tmp_path, expected):
     folder = write(tmp_path / "r", RECORDS)
     opened(folder, 1)
     (name,) = segments(folder)
@@ -167,7 +167,7 @@ def test_segments_of_another_version_are_left_alone(tmp_path, expected):
     assert answers(opened(folder, 1)) == expected
 
 
-def test_a_segment_of_another_run_is_not_believed(tmp_path, expected):
+def test_segment_of_another_run_is_ignored(tmp_path, expected):
     other = write(tmp_path / "other", [START, *(step(i, a=9.0) for i in range(900)), END])
     opened(other, 1)
     folder = write(tmp_path / "r", RECORDS)
@@ -195,7 +195,7 @@ def cut_and_write(folder):
 @pytest.mark.parametrize("change", [replace_by_rename, delete_and_write, cut_and_write])
 @pytest.mark.parametrize("is_reopened", [False, True], ids=["first reader", "from segments"])
 @pytest.mark.parametrize("looks_between", [False, True], ids=["at once", "empty for a while"])
-def test_another_journal_in_the_same_place_is_read_from_its_beginning(tmp_path, change, is_reopened, looks_between):
+def test_replaced_journal_is_read_from_its_beginning(tmp_path, change, is_reopened, looks_between):
     folder = write(tmp_path / "r", RECORDS)
     run = opened(folder, 1)
     if is_reopened:
@@ -212,7 +212,7 @@ def test_another_journal_in_the_same_place_is_read_from_its_beginning(tmp_path, 
     assert answers(opened(folder, 1)) == expected
 
 
-def test_a_journal_that_was_replaced_is_there_after_one_look(tmp_path):
+def test_replaced_journal_is_read_by_one_refresh(tmp_path):
     folder = write(tmp_path / "r", RECORDS)
     run = opened(folder, 1)
     before = run.generation
@@ -222,7 +222,7 @@ def test_a_journal_that_was_replaced_is_there_after_one_look(tmp_path):
     assert run.generation != before
 
 
-def test_a_deleted_journal_that_comes_back_goes_on(tmp_path, expected):
+def test_restored_journal_is_continued(tmp_path, expected):
     folder = write(tmp_path / "r", RECORDS[:300])
     run = opened(folder, 1)
     before = run.generation
@@ -235,7 +235,7 @@ def test_a_deleted_journal_that_comes_back_goes_on(tmp_path, expected):
     assert answers(run) == expected
 
 
-def test_a_torn_last_line_waits_for_its_end(tmp_path):
+def test_torn_last_line_is_read_when_complete(tmp_path):
     folder = write(tmp_path / "r", [START, step(0, a=1.0)])
     with open(folder.journal, "ab") as file:
         file.write(b'{"event":"step","time":1001.0,"glob')
@@ -248,14 +248,14 @@ def test_a_torn_last_line_waits_for_its_end(tmp_path):
     assert run.num_bad_lines == 0
 
 
-def test_bad_lines_are_counted_by_every_reader(tmp_path):
+def test_invalid_lines_are_counted_by_every_reader(tmp_path):
     bad = [b"{", b"\xff\xfe", b"[]", b'{"no": "event"}', b"\0" * 100]
     folder = write(tmp_path / "r", [START, step(0, a=1.0), *bad, step(1, a=2.0), END])
     assert [opened(folder, 1).num_bad_lines for _ in range(2)] == [5, 5]
     assert tachograph.read(folder.path).num_bad_lines == 5
 
 
-def test_a_disk_that_is_full_is_no_fault_of_the_reader(tmp_path, script):
+def test_reader_works_on_a_full_disk(tmp_path, script):
     folder = write(tmp_path / "r", [START, *(step(i, a=float(i)) for i in range(20_000)), END])
     out = script(
         """
@@ -287,7 +287,7 @@ READER = """
     """
 
 
-def test_a_folder_that_may_only_be_read_is_read_and_nothing_stays_behind(open_folder, script, expected):
+def test_read_only_run_is_read_through_a_temporary_cache(open_folder, script, expected):
     folder = write(open_folder / "r", RECORDS[:350])
     temporary = open_folder / "tmp"
     temporary.mkdir()
@@ -305,9 +305,9 @@ def test_a_folder_that_may_only_be_read_is_read_and_nothing_stays_behind(open_fo
     assert os.listdir(temporary) == []
 
 
-def test_a_cache_elsewhere_goes_with_the_reader(open_folder, monkeypatch):
+def test_temporary_cache_is_deleted_with_its_reader(open_folder, monkeypatch):
     folder = write(open_folder / "r", RECORDS)
-    folder.private.write_text("a file, so that there can be no folder")
+    folder.private.write_text("a file in place of the folder")
     monkeypatch.setattr(tempfile, "tempdir", str(open_folder / "tmp"))
     (open_folder / "tmp").mkdir()
     run = opened(folder, 1)
@@ -317,7 +317,7 @@ def test_a_cache_elsewhere_goes_with_the_reader(open_folder, monkeypatch):
     assert os.listdir(open_folder / "tmp") == []
 
 
-def test_readers_that_build_at_once_end_with_one_chain_and_the_same_answers(tmp_path, script, expected):
+def test_concurrent_readers_build_one_segment_chain(tmp_path, script, expected):
     folder = write(tmp_path / "r", [])
     readers = [script(GROWING, folder.path, env={"PYTHONPATH": os.getcwd()}) for _ in range(3)]
     for reader in readers:
@@ -351,10 +351,10 @@ GROWING = """
     """
 
 
-def test_a_cache_that_leads_out_of_the_run_is_neither_written_nor_emptied(tmp_path):
+def test_linked_cache_is_neither_written_nor_cleared(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
-    (outside / "v1-precious.seg").write_text("of somebody else")
+    (outside / "v1-precious.seg").write_text("a file of another program")
     folder = write(tmp_path / "r", RECORDS)
     folder.private.mkdir()
     folder.cache.symlink_to(outside)
@@ -366,7 +366,7 @@ def test_a_cache_that_leads_out_of_the_run_is_neither_written_nor_emptied(tmp_pa
     assert run.metric_names == ["another_name"]
 
 
-def test_a_run_that_grows_is_not_taken_for_one_that_is_read_for_the_first_time(tmp_path):
+def test_indexed_stays_complete_while_the_run_grows(tmp_path):
     folder = write(tmp_path / "r", [START, *(step(i, a=float(i)) for i in range(30_000))])
     run = StoredRun(folder)
     run.refresh(0.0)

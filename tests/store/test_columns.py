@@ -1,4 +1,4 @@
-"""Columns against the plainest reader: whatever was recorded is there, however it was read."""
+"""Columns compared with a simple line reader: all records are present, however they were read."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ NUMBERS = st.one_of(
 )
 VALUES = st.one_of(NUMBERS, NUMBERS, NUMBERS, st.none(), st.booleans(), st.sampled_from(["", "text", "NaN"]))
 NAMES = ["a", "b", "deep/c"]
-HUGE = 10**30  # no step that can be shown
+HUGE = 10**30  # too large to be a valid step
 KINDS = ["step"] * 3 + ["system"] * 2 + "window validation epoch event span start bad alert".split()
 
 
 @st.composite
 def journals(draw):
-    """Draw the lines of a journal; kinds may look alike, clocks go back, the first line may be missing."""
+    """Draw a journal: kinds may share fields, clocks may go back, the first line may be missing."""
     now, at = 1_000.0, 0
     found = [START] if draw(st.integers(0, 5)) else []
     for _ in range(draw(st.integers(0, 12))):
         kind = draw(st.sampled_from(KINDS))
         if kind == "start":
-            at -= draw(st.integers(0, 10))  # a resumed run may go back
+            at -= draw(st.integers(0, 10))  # a resumed run may repeat steps
         names = draw(st.lists(st.sampled_from(NAMES), unique=True))
         has_epoch = kind == "step" and draw(st.booleans())
         for _ in range(draw(st.sampled_from([1, 1, 2, 12]))):
@@ -76,7 +76,7 @@ def _record(kind, now, at, values, number):
 
 
 def read_by_hand(folder):
-    """Return attempt, step and value of each point by name, from nothing but the lines."""
+    """Return attempt, step and value of each point by name, read directly from the lines."""
     found = collections.defaultdict(list)
     attempt, at = -1, 0
     for record in read_records(folder.journal):
@@ -124,7 +124,7 @@ def check(run: StoredRun, folder: RunFolder) -> None:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(journals())
-def test_a_journal_read_whole_says_what_its_lines_say(journal):
+def test_columns_match_the_lines_of_any_journal(journal):
     with fresh_folder() as path:
         folder = write(path, journal)
         check(opened(folder), folder)
@@ -132,9 +132,9 @@ def test_a_journal_read_whole_says_what_its_lines_say(journal):
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(journals(), st.randoms(use_true_random=False), st.sampled_from([1, 200, 1_000]))
-def test_a_journal_read_in_bits_and_from_segments_says_the_same(journal, chance, segment_bytes):
+def test_columns_match_when_read_in_parts_and_segments(journal, chance, segment_bytes):
     data = lines(journal)
-    cuts = sorted(chance.randrange(len(data) + 1) for _ in range(6))  # anywhere, so in the middle of lines too
+    cuts = sorted(chance.randrange(len(data) + 1) for _ in range(6))  # anywhere, also inside lines
     with fresh_folder() as path:
         folder = write(path, [])
         run = StoredRun(folder, segment_bytes=segment_bytes)
@@ -148,7 +148,7 @@ def test_a_journal_read_in_bits_and_from_segments_says_the_same(journal, chance,
         check(opened(folder, segment_bytes), folder)
 
 
-def test_a_long_journal_is_cut_into_segments_and_read_from_them(tmp_path):
+def test_long_journal_is_split_into_segments(tmp_path):
     chance = random.Random(1)
     values = [chance.choice([chance.gauss(0, 1), math.nan, 3]) for _ in range(20_000)]
     folder = write(tmp_path / "r", [START, *(step(i, a=value, b=1.0) for i, value in enumerate(values)), END])
@@ -167,7 +167,7 @@ def test_points_keep_their_order_when_steps_repeat(tmp_path):
     assert [y for *_, y in found] == [float(i) for i in range(60)]
 
 
-def test_the_axes_of_time_and_epoch_lie_where_the_records_say(tmp_path):
+def test_time_and_epoch_axes_match_the_records(tmp_path):
     records = [
         START,
         step(0, a=1.0),
@@ -192,14 +192,14 @@ def test_the_axes_of_time_and_epoch_lie_where_the_records_say(tmp_path):
 @pytest.mark.parametrize(
     "odd", [None, "soon", math.nan, math.inf, True, [], 10**400, -1e300], ids=lambda odd: repr(odd)[:9]
 )
-def test_an_odd_time_costs_the_place_on_the_axis_of_time_and_nothing_else(tmp_path, odd):
+def test_invalid_time_affects_only_the_time_axis(tmp_path, odd):
     folder = write(tmp_path / "r", [START, step(0, a=1.0), {**step(1, a=2.0), "time": odd}, step(2, a=3.0)])
     for run in (opened(folder, 1), opened(folder, 1)):
         assert points(run.series("a")[0]) == [("step", 0, float(i), i + 1.0) for i in range(3)]
         assert {y for *_, y in points(run.series("a", axis="time")[0])} >= {1.0, 3.0}
 
 
-def test_a_record_without_a_time_has_a_step(tmp_path):
+def test_record_without_a_time_keeps_its_step(tmp_path):
     folder = write(tmp_path / "r", [START, {"event": "step", "global_step": 1, "a": 1.0}, step(2, a=2.0)])
     run = opened(folder)
     assert points(run.series("a")[0]) == [("step", 0, 1.0, 1.0), ("step", 0, 2.0, 2.0)]
@@ -209,7 +209,7 @@ def test_a_record_without_a_time_has_a_step(tmp_path):
 @pytest.mark.parametrize(
     "huge", [2**53, 2**55, 2**63, 10**30, -(10**30), 10**400], ids=lambda huge: f"{len(str(huge))} digits"
 )
-def test_a_step_too_large_for_a_chart_hurts_no_other_point(tmp_path, huge):
+def test_step_too_large_for_a_chart_affects_no_other_point(tmp_path, huge):
     folder = write(tmp_path / "r", [START, step(0, a=1.0), {**step(1, a=2.0), "global_step": huge}])
     run = opened(folder, 1)
     append(folder, [step(2, a=3.0)])
@@ -219,7 +219,7 @@ def test_a_step_too_large_for_a_chart_hurts_no_other_point(tmp_path, huge):
         assert [(x, y) for _, _, x, y in found if y != 2.0] == [(0.0, 1.0), (2.0, 3.0)]
 
 
-def test_kinds_with_the_same_fields_are_not_mixed_up(tmp_path):
+def test_kinds_with_the_same_fields_are_kept_apart(tmp_path):
     same_fields = [step(1, a=1.0), {**step(2, a=2.0), "event": "validation"}, {**step(3, a=3.0), "event": "checkpoint"}]
     folder = write(tmp_path / "r", [START, *same_fields, step(4, a=4.0)])
     expected = digest_of(tachograph.read(folder.path))
@@ -228,7 +228,7 @@ def test_kinds_with_the_same_fields_are_not_mixed_up(tmp_path):
 
 
 @pytest.mark.parametrize("kinds", [("step", "validation", "step"), ("validation", "step", "epoch", "validation")])
-def test_the_last_value_of_a_metric_of_several_kinds_is_the_one_that_was_recorded_last(tmp_path, kinds):
+def test_last_value_is_the_latest_across_kinds(tmp_path, kinds):
     records = [{**step(i, epoch=float(i)), "event": kind, f"of_{kind}": None} for i, kind in enumerate(kinds)]
     folder = write(tmp_path / "r", [START, *records])
     for run in (opened(folder, 1), opened(folder, 1)):
@@ -236,7 +236,7 @@ def test_the_last_value_of_a_metric_of_several_kinds_is_the_one_that_was_recorde
         assert run.metrics()["epoch"].last == len(kinds) - 1
 
 
-def test_a_metric_of_steps_and_windows_has_both_lines_and_the_last_value(tmp_path):
+def test_metric_in_steps_and_windows_has_two_lines(tmp_path):
     window = {**step(2, loss=2.0), "window/sec": 1.0, "window/iterations": 2}
     folder = write(tmp_path / "r", [START, step(1, loss=1.0), window, step(3, loss=3.0)])
     run = opened(folder)
@@ -248,7 +248,7 @@ def test_a_metric_of_steps_and_windows_has_both_lines_and_the_last_value(tmp_pat
     assert run.metrics()["loss"] == tachograph.read(folder.path).metrics["loss"]
 
 
-def test_a_start_with_the_fields_of_the_step_before_it_begins_an_attempt(tmp_path):
+def test_start_with_the_fields_of_a_step_opens_an_attempt(tmp_path):
     bare = [{"event": "start", "time": 1.0, "a": 0}, {"event": "step", "time": 2.0, "a": 1.0}]
     folder = write(
         tmp_path / "r", [*bare, {"event": "start", "time": 3.0, "a": 0}, {"event": "step", "time": 4.0, "a": 2.0}]
@@ -258,14 +258,14 @@ def test_a_start_with_the_fields_of_the_step_before_it_begins_an_attempt(tmp_pat
         assert [(attempt, y) for _, attempt, _, y in points(run.series("a")[0])] == [(0, 1.0), (1, 2.0)]
 
 
-def test_a_journal_without_its_first_line_is_read(tmp_path):
+def test_journal_without_its_first_line_is_read(tmp_path):
     folder = write(tmp_path / "r", [b"\0\0\0", *(step(i, a=float(i)) for i in range(20))])
     expected = digest_of(tachograph.read(folder.path))
     assert digest_of(opened(folder, 1)) == expected
     assert digest_of(opened(folder, 1)) == expected
 
 
-def test_an_attempt_that_began_without_a_start_is_the_same_one_in_both_readers(tmp_path):
+def test_readers_agree_on_an_attempt_without_a_start(tmp_path):
     folder = write(tmp_path / "r", [step(0, a=1.0), START, step(1, a=2.0)])
     series = tachograph.read(folder.path).series("a")
     assert [attempt for _, attempt, _, _ in points(opened(folder).series("a")[0])] == series.attempts.tolist()
@@ -286,7 +286,7 @@ def test_an_attempt_that_began_without_a_start_is_the_same_one_in_both_readers(t
         ),
     ],
 )
-def test_a_sample_without_a_step_lies_where_the_other_reader_says(tmp_path, before):
+def test_readers_agree_on_samples_without_a_step(tmp_path, before):
     folder = write(tmp_path / "r", [START, *before, {"event": "system", "time": 1_010.0, "cpu": 50.0}])
     history = tachograph.read(folder.path)
     run = opened(folder)
@@ -294,7 +294,7 @@ def test_a_sample_without_a_step_lies_where_the_other_reader_says(tmp_path, befo
     assert run.metrics()["cpu"].last_step == history.metrics["cpu"].last_step
 
 
-def test_how_long_an_attempt_lasted_does_not_depend_on_how_it_was_read(tmp_path):
+def test_last_time_does_not_depend_on_batching(tmp_path):
     times = [1_001.0, 1_050.0, *(1_002.0 + i for i in range(20))]  # a clock that was set back
     records = [START, *({"event": "step", "time": time, "global_step": i, "a": 1.0} for i, time in enumerate(times))]
     whole = opened(write(tmp_path / "whole", records))
@@ -306,9 +306,9 @@ def test_how_long_an_attempt_lasted_does_not_depend_on_how_it_was_read(tmp_path)
     assert whole.digest.attempts[0].last_time == bits.digest.attempts[0].last_time == 1_050.0
 
 
-def test_when_an_attempt_was_last_heard_of_is_known_from_segments_too(tmp_path):
+def test_last_time_is_restored_from_segments(tmp_path):
     span = {"event": "span_start", "time": 1_001.0, "span_id": "00000000000000ab", "name": "loop"}
-    late = {"event": "event", "time": 1_005.0, "name": "told late"}  # a record may say when something really began
+    late = {"event": "event", "time": 1_005.0, "name": "late"}  # a record may have an earlier time
     folder = write(
         tmp_path / "r", [START, span, *(step(i, a=1.0) for i in range(20, 40)), late, {**START, "time": 2_000.0}]
     )
@@ -318,7 +318,7 @@ def test_when_an_attempt_was_last_heard_of_is_known_from_segments_too(tmp_path):
     assert digest_of(first) == digest_of(second) == digest_of(tachograph.read(folder.path))
 
 
-def test_numbers_of_python_come_back_as_they_were(tmp_path):
+def test_numpy_and_python_numbers_round_trip(tmp_path):
     with tachograph.init("r", log_dir=str(tmp_path), git=False, system_interval_s=0) as run:
         for number in range(50):
             run.log(a=np.float32(number) / 3, b=number, step=number)
@@ -327,7 +327,7 @@ def test_numbers_of_python_come_back_as_they_were(tmp_path):
     check(opened(folder, 1), folder)
 
 
-def test_a_long_line_in_a_journal_is_no_fault(tmp_path):
+def test_long_line_is_read(tmp_path):
     folder = RunFolder(tmp_path / "r")
     write(
         folder.path,

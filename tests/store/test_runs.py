@@ -1,4 +1,4 @@
-"""The list of runs: quick, true, and never outside of the log folder."""
+"""The list of runs: fast, correct, and confined to the log folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def names(store):
     return {run.name for run in store.runs()}
 
 
-def test_five_hundred_runs_are_listed_quickly_and_the_newest_first(tmp_path):
+def test_500_runs_are_listed_quickly_newest_first(tmp_path):
     for number in range(500):
         write(
             tmp_path / f"run-{number:03}",
@@ -67,7 +67,7 @@ def test_five_hundred_runs_are_listed_quickly_and_the_newest_first(tmp_path):
     assert first_s < 3.0
 
 
-def test_a_run_that_appears_changes_and_goes_is_seen(tmp_path):
+def test_list_follows_new_changed_and_deleted_runs(tmp_path):
     store = Store(tmp_path / "logs")
     assert store.runs() == []
     folder = write(tmp_path / "logs" / "a", [START, step(0, a=1.0)])
@@ -90,7 +90,7 @@ TRAINER = """
     """
 
 
-def test_a_process_that_is_killed_leaves_a_crashed_run_though_no_file_changes(tmp_path, script):
+def test_killed_process_is_listed_as_crashed(tmp_path, script):
     trainer = script(TRAINER, tmp_path)
     hears(trainer, "ready")
     store = Store(tmp_path)
@@ -106,7 +106,7 @@ def test_a_process_that_is_killed_leaves_a_crashed_run_though_no_file_changes(tm
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "r").rglob("*")} == files
 
 
-def test_a_failed_run_says_why(tmp_path):
+def test_failed_run_has_a_reason(tmp_path):
     with pytest.raises(ZeroDivisionError), tachograph.init("r", log_dir=str(tmp_path), git=False) as run:
         run.log(a=1.0, step=0)
         1 / 0  # noqa: B018
@@ -116,7 +116,7 @@ def test_a_failed_run_says_why(tmp_path):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_strange_name_is_a_name_like_any_other(tmp_path, name):
+def test_unusual_run_names_work(tmp_path, name):
     write(tmp_path / name, [START, step(0, a=1.0)])
     store = Store(tmp_path)
     assert names(store) == {name}
@@ -132,7 +132,7 @@ def test_a_strange_name_is_a_name_like_any_other(tmp_path, name):
      "..\\outside", "\udcff", "a\ud800", "x" * 256, "x" * 100_000, "ж" * 128, ".hidden", "．．/outside",
      "inside/../inside", "~root", "//"],
 )  # fmt: skip
-def test_a_name_that_is_none_is_not_found(tmp_path, name):
+def test_invalid_names_are_not_found(tmp_path, name):
     for place in ("outside/x", "logs/inside", "logs/.hidden"):
         write(tmp_path / place, [START])
     write(tmp_path / "outside", [START])
@@ -141,10 +141,10 @@ def test_a_name_that_is_none_is_not_found(tmp_path, name):
     with pytest.raises(RunNotFoundError) as caught:
         store.open(name)
     assert len(str(caught.value)) < 1_000
-    str(caught.value).encode()  # can be said in an answer
+    str(caught.value).encode()  # fits in a response
 
 
-def test_a_folder_whose_name_is_no_text_is_not_listed(tmp_path):
+def test_folder_with_undecodable_name_is_not_listed(tmp_path):
     write(tmp_path / "good", [START])
     os.mkdir(os.fsencode(tmp_path) + b"/\xff\xfe")
     (tmp_path / os.fsdecode(b"\xff\xfe") / "metrics.jsonl").write_bytes(b"")
@@ -153,7 +153,7 @@ def test_a_folder_whose_name_is_no_text_is_not_listed(tmp_path):
 
 @pytest.mark.parametrize("what", ["run", "journal", "private", "log folder"])
 @pytest.mark.parametrize("target", ["outside", "inside", "nowhere"])
-def test_links_are_followed_inside_the_log_folder_only(tmp_path, what, target):
+def test_links_are_followed_only_inside_the_log_folder(tmp_path, what, target):
     logs = tmp_path / "logs"
     outside = write(tmp_path / "outside", [START, step(0, secret=1.0)])
     inside = write(logs / "inside", [START, step(0, a=1.0)])
@@ -170,7 +170,7 @@ def test_links_are_followed_inside_the_log_folder_only(tmp_path, what, target):
         case "private":
             write(link, [START])
             (link / ".tacho").symlink_to(aim.private if aim else "nowhere")
-        case "log folder":  # the user's own choice
+        case "log folder":  # allowed: the user chose it
             logs.rename(tmp_path / "real")
             logs.symlink_to(tmp_path / "real")
             assert names(Store(logs)) == {"inside"}
@@ -182,7 +182,7 @@ def test_links_are_followed_inside_the_log_folder_only(tmp_path, what, target):
             store.open("link")
 
 
-def test_a_link_put_in_place_of_an_open_run_is_not_followed(tmp_path):
+def test_link_replacing_an_open_run_is_not_followed(tmp_path):
     outside = write(tmp_path / "outside", [START, *(step(i, secret=1.0) for i in range(50))])
     folder = write(tmp_path / "logs" / "r", [START, step(0, a=1.0)])
     store = Store(tmp_path / "logs")
@@ -194,7 +194,7 @@ def test_a_link_put_in_place_of_an_open_run_is_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["file", "pipe", "folder", "empty", "nonsense", "device"])
-def test_what_is_no_run_is_no_fault(tmp_path, kind):
+def test_other_files_in_the_log_folder_are_harmless(tmp_path, kind):
     write(tmp_path / "good", [START])
     odd = tmp_path / "odd"
     match kind:
@@ -221,14 +221,14 @@ def test_what_is_no_run_is_no_fault(tmp_path, kind):
 @pytest.mark.parametrize(
     "heartbeat", [b"", b"{", b"null", b"[]", b'{"time": 1}', b"\xff" * 100, b"9" * 10_000, b"[" * 100_000], ids=range(8)
 )
-def test_an_odd_heartbeat_is_no_fault(tmp_path, heartbeat):
+def test_invalid_heartbeat_means_stale(tmp_path, heartbeat):
     folder = write(tmp_path / "r", [START])
     folder.private.mkdir()
     folder.heartbeat.write_bytes(heartbeat)
     assert [run.state for run in Store(tmp_path).runs()] == [RunState.STALE]
 
 
-def test_a_heartbeat_that_is_a_pipe_does_not_stop_the_list(tmp_path, script):
+def test_heartbeat_pipe_does_not_block_the_list(tmp_path, script):
     folder = write(tmp_path / "r", [START])
     folder.private.mkdir()
     os.mkfifo(folder.heartbeat)
@@ -240,14 +240,14 @@ def test_a_heartbeat_that_is_a_pipe_does_not_stop_the_list(tmp_path, script):
 @pytest.mark.parametrize(
     "field", ["max_steps", "tags", "session_tag", "time", "process", "run_id", "config", "git", "log_every"]
 )
-def test_odd_facts_in_a_start_are_no_fault(tmp_path, field, odd):
+def test_unexpected_start_fields_are_harmless(tmp_path, field, odd):
     write(tmp_path / "r", [{**START, field: odd}, step(5, train_loss=odd if field == "tags" else 1.0)])
     (line,) = Store(tmp_path).runs()
     assert line.name == "r"
     assert line.progress is None or 0.0 <= line.progress <= 1.0
 
 
-def test_no_more_runs_are_kept_open_than_are_looked_at(tmp_path):
+def test_number_of_open_runs_is_bounded(tmp_path):
     for number in range(40):
         write(tmp_path / f"r{number}", [START, step(number, a=1.0)])
     store = Store(tmp_path)
@@ -262,7 +262,7 @@ def test_no_more_runs_are_kept_open_than_are_looked_at(tmp_path):
     assert again.metrics()["a"].last_step == 0
 
 
-def test_reading_a_run_does_not_change_what_the_list_says(tmp_path):
+def test_reading_a_run_does_not_change_the_list(tmp_path):
     folder = write(tmp_path / "r", [START, *(step(i, a=1.0) for i in range(100)), END])
     store = Store(tmp_path)
     before = store.runs()

@@ -1,4 +1,4 @@
-"""From columns to a chart: few points, really recorded ones, and never without the extremes."""
+"""Downsampling: few points, all of them recorded, always including the extremes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.store import END, START, append, fresh_folder, opened, points, segmen
 
 FEW = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NUM_LONG = 300_000
-"""More than are ever drawn without summaries."""
+"""More points than the limit above which queries use summaries."""
 FINITE = st.floats(-1e9, 1e9)
 VALUES = st.one_of(
     FINITE, FINITE, FINITE, st.integers(-3, 3).map(float), st.sampled_from([math.nan, math.inf, -math.inf])
@@ -52,7 +52,7 @@ def the_line(run, **view):
 
 
 def check_view(line, x, values, low, high, num_points):
-    """Check a line of an axis that never goes back against every point that was recorded."""
+    """Check a line with sorted positions against all recorded points."""
     is_finite = np.isfinite(values)
     seen_x, seen_y, rows = x[is_finite], values[is_finite], np.flatnonzero(is_finite)
     begin = 0 if low is None else int(np.searchsorted(seen_x, low))
@@ -116,7 +116,7 @@ def check_gaps(line, row_of, is_bad):
 @example([(1, 1.0)], 16, 1, 0.0, 0.0)
 @example([(1, 1.0), (1, math.nan), (1, 2.0)], 16, 1, 0.0, 1.0)
 @example([(0, float(i)) for i in range(400)], 16, 1, 0.0, 1.0)
-def test_a_view_holds_its_extremes_its_ends_and_nothing_that_was_not_recorded(items, num_points, size, low, high):
+def test_view_has_extremes_ends_and_only_recorded_points(items, num_points, size, low, high):
     x = np.cumsum([gap for gap, _ in items]).astype(float)
     values = np.array([value for _, value in items])
     assume(np.isfinite(values).any())
@@ -147,14 +147,14 @@ def test_a_view_holds_its_extremes_its_ends_and_nothing_that_was_not_recorded(it
 @example(0.0, 1.0, 100, "epoch")
 @example(0.0, 0.99, 100, "step")
 @example(0.01, 1.0, 100, "step")
-def test_any_view_of_a_long_run_holds_its_extremes(long_run, first, second, num_points, axis):
+def test_any_view_of_a_long_run_has_its_extremes(long_run, first, second, num_points, axis):
     run, steps, values = long_run
     x = {"step": steps, "time": steps + 1_000.0, "epoch": steps / 1_000}[axis]
     low, high = sorted((x[0] + first * (x[-1] - x[0]), x[0] + second * (x[-1] - x[0])))
     check_view(the_line(run, axis=axis, low=low, high=high, num_points=num_points), x, values, low, high, num_points)
 
 
-def test_a_whole_long_run_holds_its_extremes_and_is_the_same_each_time(long_run):
+def test_full_view_of_a_long_run_is_deterministic(long_run):
     run, steps, values = long_run
     line = the_line(run, num_points=1_000)
     check_view(line, steps, values, None, None, 1_000)
@@ -163,7 +163,7 @@ def test_a_whole_long_run_holds_its_extremes_and_is_the_same_each_time(long_run)
     assert the_line(opened(run.folder, 6 << 20), num_points=1_000) == line
 
 
-def test_a_closer_look_shows_finer_points_until_every_one_is_seen(long_run):
+def test_zooming_in_reveals_every_point(long_run):
     run, steps, values = long_run
     previous = 0.0
     for width in (NUM_LONG, 60_000, 10_000, 400):
@@ -176,7 +176,7 @@ def test_a_closer_look_shows_finer_points_until_every_one_is_seen(long_run):
     assert [y for y in line.y[1:-1] if y is not None] == values[1_000:1_401][inside].tolist()
 
 
-def test_an_empty_view_shows_the_points_around_it(long_run):
+def test_empty_view_has_its_neighbouring_points(long_run):
     run, steps, _ = long_run
     gap = int(np.flatnonzero(np.diff(steps[2_000:2_100]) == 3)[0]) + 2_000
     line = the_line(run, low=steps[gap] + 1, high=steps[gap] + 2)
@@ -185,7 +185,7 @@ def test_an_empty_view_shows_the_points_around_it(long_run):
     assert the_line(run, low=steps[-1] + 5.0, high=steps[-1] + 9.0).x == [steps[-1]]
 
 
-def test_a_view_between_two_segments_shows_the_points_on_both_sides(tmp_path):
+def test_view_between_two_segments_has_both_neighbours(tmp_path):
     folder = write(tmp_path / "r", [START])
     run = opened(folder, 1)
     for number in range(0, 50, 10):
@@ -196,7 +196,7 @@ def test_a_view_between_two_segments_shows_the_points_on_both_sides(tmp_path):
     assert the_line(run, low=10.0, high=20.0).x == [0.0, 10.0, 20.0, 30.0]
 
 
-def test_a_view_upside_down_shows_no_more_than_the_points_around_it(long_run):
+def test_inverted_view_has_at_most_two_points(long_run):
     run, _, _ = long_run
     assert len(run.series("a", low=5_000.0, high=100.0)[0][0].x) <= 2
 
@@ -208,7 +208,7 @@ def test_a_view_upside_down_shows_no_more_than_the_points_around_it(long_run):
     st.sampled_from([1, 1 << 20]),
     st.tuples(st.integers(-25, 25), st.integers(-25, 25)).map(sorted),
 )
-def test_steps_that_go_back_and_forth_keep_their_extremes(items, num_points, size, view):
+def test_unsorted_steps_keep_their_extremes(items, num_points, size, view):
     with fresh_folder() as path:
         folder = write(path, [START, step(0, a=0.0)])
         run = opened(folder, size)
@@ -232,14 +232,14 @@ def test_steps_that_go_back_and_forth_keep_their_extremes(items, num_points, siz
                     assert total == pytest.approx(sum(y for _, y in seen), abs=1.0)
 
 
-def test_a_value_that_is_no_number_breaks_a_line_that_goes_back_and_forth_too(tmp_path):
+def test_nan_breaks_an_unsorted_line(tmp_path):
     records = [step(0, a=1.0), step(1, a=2.0), step(2, a=math.nan), step(3, a=4.0), step(-1, a=5.0)]
     found, marks = opened(write(tmp_path / "r", [START, *records])).series("a")
     assert [(mark.x, mark.kind, mark.count) for mark in marks] == [(2.0, "NaN", 1)]
     assert found[0].y == [5.0, 1.0, 2.0, None, 4.0]
 
 
-def test_marks_say_what_was_there_and_how_often(tmp_path):
+def test_marks_have_kind_and_count(tmp_path):
     kinds = [math.nan, math.inf, -math.inf, 1.0]
     records = [step(i // 2, a=kinds[i % 4]) for i in range(8)]
     run = opened(write(tmp_path / "r", [START, *records]))
@@ -257,7 +257,7 @@ def test_marks_say_what_was_there_and_how_often(tmp_path):
     assert sorted(mark.x for mark in marks) == [1.0, 2.0, 2.0]
 
 
-def test_a_run_of_nothing_but_nan_has_marks_and_no_line(tmp_path):
+def test_series_of_only_nan_has_marks_and_no_line(tmp_path):
     folder = write(tmp_path / "r", [START, *(step(i, a=math.nan) for i in range(3_000)), END])
     for run in (opened(folder, 1), opened(folder, 1)):
         found, marks = run.series("a")
@@ -267,7 +267,7 @@ def test_a_run_of_nothing_but_nan_has_marks_and_no_line(tmp_path):
         assert run.metrics()["a"].num_not_finite == 3_000
 
 
-def test_each_attempt_is_a_line_of_its_own_and_they_may_overlap(tmp_path):
+def test_each_attempt_is_a_separate_line(tmp_path):
     records = [step(i, a=float(i)) for i in range(10)]
     folder = write(tmp_path / "r", [START, *records, {**START, "resumed": True}, *records[5:]])
     for run in (opened(folder, 1), opened(folder, 1)):
@@ -278,18 +278,18 @@ def test_each_attempt_is_a_line_of_its_own_and_they_may_overlap(tmp_path):
         ]
 
 
-def test_means_of_very_large_numbers_are_numbers(tmp_path):
+def test_means_of_very_large_numbers_do_not_overflow(tmp_path):
     folder = write(tmp_path / "r", [START, *(step(i, a=1.7e308) for i in range(1_000))])
     line = the_line(opened(folder, 1), num_points=16)
     assert line.mean_y == pytest.approx([1.7e308] * len(line.mean_y))
 
 
-def test_an_unknown_metric_is_nothing(long_run):
+def test_unknown_metric_is_empty(long_run):
     assert long_run[0].series("no such thing") == ([], [])
 
 
-def test_an_export_goes_on_while_the_run_grows(tmp_path, script):
-    """A reader of every point takes its time, and meanwhile others look for what is new."""
+def test_export_is_consistent_while_the_run_grows(tmp_path, script):
+    """One thread exports all points while others refresh the run."""
     folder = write(tmp_path / "r", [START])
     source = """
         import itertools, sys, threading, time

@@ -1,4 +1,4 @@
-"""The timeline: as many spans as can be seen one by one, the rest in heaps, and none lost."""
+"""The timeline: the longest spans individually, the rest in clusters, none lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.store import END, START, append, hears, opened, write
 
 
 def span(number, start, seconds, *, name="work", parent=None, **fields):
-    """Return a span as one record; its time is that of its end."""
+    """Return a span as one record, with the time of its end."""
     found = {"event": "span", "time": start + seconds, "span_id": f"{number:016x}", "name": name, "duration_s": seconds}
     return {**found, **({} if parent is None else {"parent_id": f"{parent:016x}"}), **fields}
 
@@ -28,7 +28,7 @@ def view(run, low=None, high=None, *, num_points=1_000, most=20_000):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """Five thousand spans of three depths, and what is true of them."""
+    """Return two readers of 5,000 spans of three depths, and the expected spans."""
     chance = random.Random(5)
     records, truth = [], []
     now = 2_000.0
@@ -51,7 +51,7 @@ def many(tmp_path_factory):
     return opened(folder, 1), opened(folder, 1), truth
 
 
-def test_every_span_is_there_one_by_one(many):
+def test_all_spans_are_returned_individually(many):
     for run in many[:2]:
         found = view(run)
         assert found.heaps == []
@@ -78,7 +78,7 @@ def test_every_span_is_there_one_by_one(many):
 
 @pytest.mark.parametrize("most", [1, 10, 100, 4_999])
 @pytest.mark.parametrize("num_points", [16, 1_000])
-def test_heaps_and_spans_add_up(many, most, num_points):
+def test_clusters_and_spans_add_up(many, most, num_points):
     truth = many[2]
     found = view(many[1], most=most, num_points=num_points)
     assert len(found.id) == most
@@ -95,14 +95,14 @@ def test_heaps_and_spans_add_up(many, most, num_points):
     assert view(many[1], most=most, num_points=num_points) == found
 
 
-def test_heaps_of_a_depth_lie_where_their_spans_do(many):
+def test_clusters_cover_the_spans_of_their_depth(many):
     starts = {depth: [start for start, _, at in many[2] if at == depth] for depth in range(3)}
     for heap in view(many[0], most=1, num_points=64).heaps:
         inside = [start for start in starts[heap.depth] if heap.start - 1e-9 <= start <= heap.end + 1e-9]
         assert len(inside) >= heap.count
 
 
-def test_a_view_holds_the_spans_that_touch_it(many):
+def test_view_has_the_spans_that_overlap_it(many):
     truth = many[2]
     low, high = truth[1_000][0], truth[1_200][0]
     found = view(many[0], low, high)
@@ -112,7 +112,7 @@ def test_a_view_holds_the_spans_that_touch_it(many):
     assert view(many[0], 10.0, 20.0).num_spans == 0
 
 
-def test_a_span_that_goes_on_is_open_until_it_stops(tmp_path, script):
+def test_span_is_open_until_it_stops(tmp_path, script):
     trainer = script(
         """
         import sys, tachograph
@@ -154,7 +154,7 @@ def test_a_span_that_goes_on_is_open_until_it_stops(tmp_path, script):
     assert found.duration_s[found.status.index("died")] >= 0.0
 
 
-def test_what_died_with_an_earlier_attempt_is_told_as_the_other_reader_does(tmp_path):
+def test_readers_agree_on_spans_of_a_dead_attempt(tmp_path):
     records = [
         START,
         begun(1, 1_001.0),
@@ -176,20 +176,20 @@ def test_what_died_with_an_earlier_attempt_is_told_as_the_other_reader_does(tmp_
         assert found.status.count("died") == 2
 
 
-def test_open_spans_outside_the_view_are_not_in_it(tmp_path):
+def test_open_spans_after_the_view_are_excluded(tmp_path):
     folder = write(tmp_path / "r", [START, begun(1, 1_000.0), begun(2, 5_000.0)])
     found = view(opened(folder), 2_000.0, 3_000.0)
     assert found.start == [1_000.0]
     assert found.num_spans == 1
 
 
-def test_spans_a_process_died_in_before_the_view_are_not_in_it(tmp_path):
+def test_interrupted_spans_before_the_view_are_excluded(tmp_path):
     folder = write(tmp_path / "r", [START, begun(1, 1_000.0), {**END, "time": 1_010.0}])
     assert view(opened(folder), 2_000.0, 3_000.0).num_spans == 0
 
 
 @pytest.mark.parametrize("name", ["short", "F" * 16, "0x1234567890abcd", "ключ"])
-def test_a_span_is_found_by_the_id_that_the_timeline_says(tmp_path, name):
+def test_span_with_an_unusual_id_is_found(tmp_path, name):
     whole = {**span(1, 1_000.0, 1.0), "span_id": name}
     child = {**span(2, 1_000.0, 0.5), "parent_id": name}
     folder = write(tmp_path / "r", [START, whole, child, begun(3, 1_000.5, parent_id=name)])
@@ -202,7 +202,7 @@ def test_a_span_is_found_by_the_id_that_the_timeline_says(tmp_path, name):
     ]
 
 
-def test_a_span_without_an_end_told_in_bits(tmp_path):
+def test_open_spans_are_read_incrementally(tmp_path):
     folder = write(tmp_path / "r", [START])
     run = opened(folder, 1)
     for number in range(1, 40):
@@ -217,7 +217,7 @@ def test_a_span_without_an_end_told_in_bits(tmp_path):
 
 
 @pytest.mark.parametrize("seconds", [None, "long", -5.0, float("nan"), 1e300])
-def test_an_odd_duration_is_no_fault(tmp_path, seconds):
+def test_invalid_duration_is_harmless(tmp_path, seconds):
     folder = write(tmp_path / "r", [START, {**span(1, 1_000.0, 1.0), "duration_s": seconds}, span(2, 1_000.0, 1.0)])
     for run in (opened(folder, 1), opened(folder, 1)):
         assert view(run).num_spans == 2

@@ -1,4 +1,4 @@
-"""What we give to those who test code that logs; it is installed as a pytest plugin."""
+"""`tachograph.testing` and the pytest plugin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from tachograph.testing import MemoryRun
 
 
-def test_the_fixture_works_in_a_project_of_its_own(tmp_path):
+def test_fixture_works_in_another_project(tmp_path):
     (tmp_path / "test_theirs.py").write_text(
         """
 import tachograph
@@ -32,7 +32,7 @@ def test_each_test_has_a_fresh_run(tacho_run):
     assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_a_run_in_memory_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_memory_run_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = MemoryRun("x")
     run.log(a=1.0)
@@ -41,7 +41,7 @@ def test_a_run_in_memory_leaves_nothing_behind(tmp_path, monkeypatch):
     assert run.path is None
 
 
-def test_the_plugin_costs_nothing_until_it_is_used():
+def test_plugin_imports_nothing_until_used():
     code = "import tachograph.pytest_plugin, sys; print('tachograph.recorder' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
