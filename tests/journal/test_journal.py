@@ -358,9 +358,7 @@ def test_deleted_private_folder_is_recreated_and_locked(logs, script):
     running = script(HOLD, logs)
     wait_for(lambda: (logs / "x" / "metrics.jsonl").exists() and len(lines_of(logs / "x")) > 1)
     wait_for(lambda: shutil.rmtree(logs / "x" / ".tacho", ignore_errors=True) or not (logs / "x" / ".tacho").exists())
-    with tachograph.init(
-        "x", log_dir=str(logs), resume=True
-    ) as run:  # the start record shows the writer
+    with tachograph.init("x", log_dir=str(logs), resume=True) as run:  # the start record shows the writer
         assert run.name == "x-2"
     wait_for((logs / "x" / ".tacho" / "heartbeat.json").exists)
     with tachograph.init("x", log_dir=str(logs), resume=True) as run:

@@ -72,7 +72,7 @@ class _GuardedBlock:
     ) -> bool:
         if fault is None or not isinstance(fault, Exception):
             return False
-        if self._on_fault is not None:
+        if self._on_fault is not None:  # it may raise as well, so it gets a guard of its own
             try:
                 self._on_fault(self._place, fault)
             except Exception:

@@ -64,13 +64,13 @@ class GpuProbe:
 
     def _filter_visible(self) -> list[tuple[str, Any]]:
         nvml = self._nvml
-        every = {str(index): nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())}
+        handles = {str(index): nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())}
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
-            return list(every.items())
+            return list(handles.items())
         wanted = [self._parent_device(item.strip()) for item in visible.split(",") if item.strip()]
         devices = []
-        for index, handle in every.items():
+        for index, handle in handles.items():
             uuid = _decode(nvml.nvmlDeviceGetUUID(handle))
             if any(item == index or (item.startswith("GPU-") and uuid.startswith(item)) for item in wanted):
                 devices.append((index, handle))

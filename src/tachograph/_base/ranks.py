@@ -1,4 +1,4 @@
-"""The place of this process in a distributed job: its rank, the number of ranks, and an id that all ranks share."""
+"""The identity of this process in a distributed job: its rank, the number of ranks, and an id that all ranks share."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def local_rank() -> int | None:
     known = (
         _parse_count(name) for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
     )
-    return next((place for place in known if place is not None), None)
+    return next((own for own in known if own is not None), None)
 
 
 def job_id() -> str:

@@ -53,10 +53,10 @@ class Appender:
     def is_in_place(self) -> bool:
         """Return whether the path still refers to the open file."""
         try:
-            there, ours = os.stat(self._path), os.fstat(self._fd)
+            at_path, opened = os.stat(self._path), os.fstat(self._fd)
         except OSError:
             return False
-        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+        return (at_path.st_dev, at_path.st_ino) == (opened.st_dev, opened.st_ino)
 
     def is_cut(self) -> bool:
         """Return whether the file was truncated since the last call."""
@@ -80,7 +80,7 @@ class Appender:
                 while block := os.pread(old, _COPY_BYTES, offset):
                     copy.write(block)
                     offset += len(block)
-            os.replace(temporary, self._path)
+            os.replace(temporary, self._path)  # readers never see a partial copy
             saved = True
         self._open()
         if old >= 0:
@@ -124,7 +124,7 @@ class Appender:
         try:
             while written < len(data):
                 count = os.write(self._fd, view[written:])
-                if count == 0:
+                if count == 0:  # treat it as a full disk; retrying here could spin for ever
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 written += count
         except OSError as fault:
@@ -138,6 +138,7 @@ class Appender:
         if len(data) <= room:
             self.pending += data
             return
+        # Keep whole lines only: half a line would join with the next one that is kept.
         cut = data.rfind(b"\n", 0, max(room, 0)) + 1
         self.pending += data[:cut]
         self.num_dropped_lines += data.count(b"\n", cut)

@@ -82,6 +82,7 @@ class CsvMirror:
         first_columns: Iterable[str] = FIRST_COLUMNS,
         breathe: Callable[[], None] = lambda: None,
     ) -> None:
+        # `breathe` is called between blocks of a long rewrite, so that the journal can be written in the meantime.
         self._folder = folder
         self._path = path or folder.csv
         self._first_columns = tuple(first_columns)
@@ -207,6 +208,7 @@ class CsvMirror:
         if not new:
             return True
         now_s = time.monotonic()
+        # Rewriting a small file is cheap, so early columns appear at once.
         is_small = self._csv_bytes <= _COPY_BYTES
         if not (force or is_small) and now_s - self._rewrite_ended_s < self._rewrite_took_s / _MAX_REWRITE_SHARE:
             return False
@@ -223,6 +225,7 @@ class CsvMirror:
         descriptor = os.open(temporary, flags, 0o644)
         try:
             size = _write_all(descriptor, _header(columns))
+            # A row never contains a newline, so adding empty cells before each newline widens every row.
             row_end = b"," * len(new) + b"\n"
             offset = len(_header(self._columns))
             while offset < self._csv_bytes:
@@ -298,6 +301,7 @@ def rebuild_csv(folder: RunFolder) -> int:
 
     Do not call this for a run that is being recorded: its writer maintains the file.
     """
+    # First pass: collect the columns, so that the second pass never has to rewrite.
     columns = {name: index for index, name in enumerate(FIRST_COLUMNS)}
     num_rows = 0
     for record in read_records(folder.journal):
@@ -369,7 +373,7 @@ def _cell(value: Any) -> bytes:
         return _text_cell(value)
     if isinstance(value, (dict, list)):
         return _text_cell(to_json(value))
-    text = _encode(value)
+    text = _encode(value)  # the same digits as in the journal
     return text if text != b"null" else to_json(value).strip('"').encode()
 
 

@@ -56,6 +56,7 @@ class JournalEnds(NamedTuple):
 
 def read_ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) -> JournalEnds:
     """Read the first record, the first records of the current attempt, and the last `num_bytes` of a journal."""
+    # The heartbeat states where the current attempt starts, which may be far from both ends.
     attempt_offset = heartbeat.start_bytes if heartbeat else 0
     try:
         with open(folder.journal, "rb") as file:
@@ -72,6 +73,7 @@ def read_ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) ->
 
 
 def _decode_complete_lines(block: bytes) -> list[dict[str, Any]]:
+    # A block read from the middle starts with part of a line; the last line may be incomplete.
     first, last = block.find(b"\n") + 1, block.rfind(b"\n") + 1
     whole = decode_block(block[:last] if block.startswith(b"{") else block[first:last])
     if whole is not None:

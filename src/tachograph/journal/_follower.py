@@ -128,7 +128,7 @@ class JournalFollower:
             end = block.rfind(b"\n") + 1
             if end:
                 return block[:end]
-            if len(block) < size:
+            if len(block) < size:  # the end of the file, inside an incomplete line
                 return b""
             if size >= _MAX_LINE_BYTES:  # not a record: skip it, or every poll would read it again
                 self._count_bad(self.offset)

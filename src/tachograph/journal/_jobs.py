@@ -32,6 +32,7 @@ def find_job(log_dir: str, job: str, since_s: float, name: str | None = None) ->
             folder = RunFolder(entry.path)
             with contextlib.suppress(OSError):
                 found.append((folder.heartbeat.stat().st_mtime, entry.path))
+    # Newest first, and not too many: the folder may hold thousands of old runs.
     for _, path in sorted(found, reverse=True)[:_MAX_FOLDERS]:
         folder = RunFolder(path)
         heartbeat = read_heartbeat(folder.heartbeat)

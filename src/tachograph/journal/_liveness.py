@@ -119,7 +119,7 @@ def state_at_end(end: Mapping[str, Any]) -> RunState:
 def infer_state(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> RunState:
     """Return the state of a run that has no `end` record; see the module for the rules."""
     process = writer_of(start, heartbeat)
-    if heartbeat is not None and heartbeat.process != process:
+    if heartbeat is not None and heartbeat.process != process:  # left by another run in the same folder
         heartbeat = None
     if process is None:
         return RunState.STALE
@@ -130,7 +130,7 @@ def infer_state(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) ->
     if same_boot and process.pid_namespace == here.pid_namespace:
         if _pid_started(process.pid) != process.pid_started:
             return RunState.CRASHED
-        if heartbeat is None:
+        if heartbeat is None:  # deleted, but the process exists
             return RunState.RUNNING
     if heartbeat is None:
         return RunState.STALE

@@ -77,6 +77,7 @@ class RunDigest:
         records = batch.records
         if not batch.are_plain_steps:
             return list(itertools.chain.from_iterable(map(self._add_record, records)))
+        # The first record may open an attempt and sets its first step; the ones in between change only the counters.
         self._add_record(records[0])
         num_between = len(records) - 2
         self._counts["step"] += num_between
@@ -132,6 +133,7 @@ class RunDigest:
 
     def _add_latest(self, event: str, record: dict[str, Any]) -> None:
         key = (event, str(record.get("name")) if event == "event" else "")
+        # Events are kept per name, so that a frequent event does not push out a rare one. Bound the number of names.
         if key not in self._latest and len(self._latest) >= _MAX_EVENT_NAMES:
             key = (event, "")
         self._latest.setdefault(key, deque(maxlen=_MAX_LATEST)).append((next(self._num_kept), record))
@@ -155,11 +157,11 @@ class RunDigest:
     def controls(self) -> dict[str, ControlState]:
         """The controls of the last attempt, with current values and the status of the last request."""
         start = self._attempts[-1].start if self._attempts else {}
-        began = time_of(start)
+        started = time_of(start)
         controls = {"log_every": ControlState(start.get("log_every"), LOG_EVERY_MIN, LOG_EVERY_MAX)}
         named = (self.latest("event", name) for name in ("control_registered", "control_ack"))
         for record in [*itertools.chain(*named), *self.latest("control_change")]:
-            if time_of(record) < began:
+            if time_of(record) < started:
                 continue
             if record["event"] == "control_change":
                 controls.setdefault(str(record.get("name")), ControlState()).value = record.get("new")
@@ -214,6 +216,7 @@ class RunDigest:
     @property
     def goodput(self) -> Goodput | None:
         """The goodput, or None if no iterations were marked."""
+        # Plain steps are not added to the meter one by one, but they show that the attempt was still running.
         if self._attempts and self._attempts[-1].last_time is not None:
             self._goodput.extend_to(self._attempts[-1].last_time)
         return self._goodput.goodput(self.state, time.time())
@@ -249,6 +252,7 @@ class RunDigest:
         """Add a record to the spans and the goodput; return the spans that it completes."""
         ended: list[RecordedSpan] = []
         if record["event"] in SPAN_KINDS or record["event"] == "start":
+            # The new attempt is already in the list; spans still open belong to the previous one.
             last_time = self._attempts[-2].last_time if len(self._attempts) > 1 else None
             if record["event"] == "start" and last_time is not None:
                 self._goodput.extend_to(last_time)
@@ -265,6 +269,7 @@ def _add_step(attempt: Attempt, record: dict[str, Any]) -> None:
         return
     attempt.num_steps += 1
     num_before = record.get("window/iterations")  # a window record covers all its iterations
+    # A window is recorded when it closes, possibly after a later step was logged.
     is_behind = num_before is not None and step < (attempt.last_step or 0)
     attempt.last_step = attempt.last_step if is_behind else step
     if attempt.first_step is None:

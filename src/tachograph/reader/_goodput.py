@@ -106,6 +106,7 @@ class GoodputMeter:
     def add(self, record: dict[str, Any]) -> None:
         """Add a record of any kind; steps without a window may be skipped."""
         event: str = record["event"]
+        # A `start` without a valid time does not open an attempt yet; the next record with a time does.
         self._starts_attempt = self._starts_attempt or event == "start"
         time_s = finite_or_none(record.get("time"))
         if time_s is None:
@@ -127,6 +128,7 @@ class GoodputMeter:
             attempt.reported_s = finite_or_none(record.get("total_iteration_time_sec")) or 0.0
         elif event == "checkpoint" and type(record.get("global_step")) is int:
             self._kept_steps = max(self._kept_steps, record["global_step"] + 1)
+        # Kept per attempt: a checkpoint of a later attempt does not rescue the steps that this one lost.
         attempt.kept_steps = self._kept_steps
 
     def extend_to(self, time_s: float) -> None:
@@ -139,7 +141,7 @@ class GoodputMeter:
         if not self._attempts:
             return
         attempt = self._attempts[-1]
-        if span.status != "died":
+        if span.status != "died":  # a loop that the process died in stays open: its unreported time is lost
             attempt.open_loops.discard(span.id)
         if span.name in _FIELD_OF_SPAN and len(attempt.spans) < _MAX_SPANS:
             attempt.spans.append((span.start, span.start + (span.duration_s or 0.0), _FIELD_OF_SPAN[span.name]))
@@ -149,14 +151,15 @@ class GoodputMeter:
         if type(kept) is not int:
             return
         self._kept_steps = max(self._kept_steps, kept)
+        # Windows are reported every `log_every` iterations, so a save may cover iterations without a window yet. If the
+        # process dies before the next window, this is the only report of that training.
         last_window = attempt.windows[-1] if attempt.windows else None
         num_unreported = kept - (last_window.step + 1 if last_window else attempt.first_step or 0)
-        untold_s = (finite_or_none(record.get("productive_train_iterations_sec")) or 0.0) - attempt.reported_s
+        unreported_s = (finite_or_none(record.get("productive_train_iterations_sec")) or 0.0) - attempt.reported_s
         begin = last_window.end if last_window else attempt.first_loop
-        if num_unreported > 0 and untold_s > 0 and begin is not None:
-            attempt.unreported_save = _Window(
-                begin, time_s, kept - 1, num_unreported, {"iteration": min(untold_s, time_s - begin)}
-            )
+        if num_unreported > 0 and unreported_s > 0 and begin is not None:
+            seconds = {"iteration": min(unreported_s, time_s - begin)}
+            attempt.unreported_save = _Window(begin, time_s, kept - 1, num_unreported, seconds)
 
     def _add_window(self, attempt: _AttemptTimes, record: dict[str, Any], time_s: float) -> None:
         sec, step, count = (
@@ -175,7 +178,7 @@ class GoodputMeter:
             self.phase_s[phase] = self.phase_s.get(phase, 0.0) + spent_s
         if attempt.first_loop is None:
             attempt.first_loop = time_s - sec
-        attempt.unreported_save = None
+        attempt.unreported_save = None  # this window includes it
         attempt.windows.append(_Window(time_s - sec, time_s, step, max(0, count), seconds))
         if len(attempt.windows) > _MAX_WINDOWS:
             attempt.windows = _merge_pairs(attempt.windows)
@@ -204,7 +207,7 @@ class GoodputMeter:
         """Return the first step of an attempt whose result was not kept, or None if all were kept."""
         attempt = self._attempts[index]
         later = [other.first_step for other in self._attempts[index + 1 :] if other.first_step is not None]
-        if later:
+        if later:  # a later attempt repeated everything from its first step
             return min(later)
         was_unsuccessful = (
             state in _UNSUCCESSFUL_STATES if index == len(self._attempts) - 1 else attempt.status != "finished"
@@ -229,6 +232,7 @@ def _add_span_start(attempt: _AttemptTimes, record: dict[str, Any], time_s: floa
 def _add_attempt(result: Goodput, attempt: _AttemptTimes, end: float, kept_until: int | None, is_running: bool) -> None:
     line = Timeline(attempt.start, end)
     for window in attempt.windows:
+        # Windows may overlap. Scale the phases to the part that was not claimed before.
         length_s = window.end - window.start
         share = line.claim(window.start, window.end) / length_s if length_s > 0 else 0.0
         training_s = share * sum(window.seconds.get(phase, 0.0) for phase in _TRAINING_PHASES)
@@ -243,10 +247,8 @@ def _add_attempt(result: Goodput, attempt: _AttemptTimes, end: float, kept_until
         setattr(result, field, getattr(result, field) + line.claim(start, stop))
     if attempt.unreported_save is not None:  # claims only the time that spans left
         free_s = line.claim(attempt.unreported_save.start, attempt.unreported_save.end)
-        training_s, kept = (
-            min(free_s, attempt.unreported_save.seconds["iteration"]),
-            _kept_share(attempt.unreported_save, kept_until),
-        )
+        training_s = min(free_s, attempt.unreported_save.seconds["iteration"])
+        kept = _kept_share(attempt.unreported_save, kept_until)
         result.productive_s += kept * training_s
         result.lost_s += (1.0 - kept) * training_s
     is_in_loop = bool(attempt.open_loops) and (is_running or attempt.status != "finished")

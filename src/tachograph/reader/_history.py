@@ -192,10 +192,10 @@ def read(run: str | os.PathLike[str] | HasPath, log_dir: str | os.PathLike[str] 
     Example:
         >>> losses = tachograph.read("logs/greyjacket").series("train_loss").values
     """
-    place = run if isinstance(run, (str, os.PathLike)) else run.path
-    if place is None:
-        raise RunNotFoundError("the run is not recorded, so there is nothing to read")
-    folder = find_run(place, log_dir)
+    path = run if isinstance(run, (str, os.PathLike)) else run.path
+    if path is None:
+        raise RunNotFoundError("this run is not recorded, so there is nothing to read")
+    folder = find_run(path, log_dir)
     if not os.access(folder.journal, os.R_OK):
         raise RunNotFoundError(f"{folder.journal} cannot be read; check its permissions")
     return RunHistory(folder)

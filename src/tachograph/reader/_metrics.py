@@ -42,6 +42,7 @@ class MetricSummary(msgspec.Struct):
         *before, last = values
         self.count += len(before)
         finite = before
+        # The sum is finite only if every value is; it may overflow, which costs only time.
         if not -math.inf < sum(before) < math.inf:
             finite = [value for value in before if -math.inf < value < math.inf]
             self.num_not_finite += len(before) - len(finite)

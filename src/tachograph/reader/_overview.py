@@ -84,6 +84,7 @@ def overview(folder: RunFolder) -> RunOverview:
     """Return the overview of a run without reading its whole journal."""
     heartbeat = read_heartbeat(folder.heartbeat)
     ends = read_ends(folder, TAIL_BYTES, heartbeat)
+    # Usually a few kilobytes suffice. Read more only if the tail has no step, or no loss.
     if not ends.has_step() and ends.size_bytes > TAIL_BYTES:
         ends = read_ends(folder, _MAX_TAIL_BYTES, heartbeat)
     elif not ends.has_loss() and ends.size_bytes > TAIL_BYTES:
@@ -129,6 +130,7 @@ def _count_open_alerts(ends: JournalEnds, heartbeat: Heartbeat | None) -> tuple[
     reported = (len(found), sum(alert.severity == "critical" for alert in found))
     if heartbeat is None or heartbeat.run_id != ends.start.get("run_id", heartbeat.run_id):
         return reported
+    # The writer's count includes alerts opened before the tail, but may be older than the last records.
     counted = (heartbeat.num_open_alerts, heartbeat.num_critical_alerts)
     return counted if ends.size_bytes <= heartbeat.journal_bytes else max(reported, counted)
 
@@ -146,10 +148,11 @@ def _latest_step(records: list[dict[str, Any]]) -> int | None:
 
 def _overall_pace(ends: JournalEnds) -> float | None:
     """Return seconds per step, from the first to the last known step of the current attempt."""
-    began = _number(ends.start.get("time")) or 0.0
-    points = [(step, time) for step, time in _steps([*ends.attempt_head, *ends.tail]) if time >= began]
-    if points and began and ends.start.get("resumed") is False and points[-1][0] > 0:
-        points.insert(0, (0, began))
+    started = _number(ends.start.get("time")) or 0.0
+    # The journal may start with earlier attempts; their pace and the pause before the resume do not count.
+    points = [(step, time) for step, time in _steps([*ends.attempt_head, *ends.tail]) if time >= started]
+    if points and started and ends.start.get("resumed") is False and points[-1][0] > 0:
+        points.insert(0, (0, started))
     return _pace(points)
 
 

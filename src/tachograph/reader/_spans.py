@@ -95,10 +95,8 @@ class SpanTreeBuilder:
         span_id = record.get("span_id")
         if event not in SPAN_KINDS or not isinstance(span_id, str):
             return []
-        time_s, duration_s = (
-            finite_or_none(record.get("time")) or 0.0,
-            max(0.0, finite_or_none(record.get("duration_s")) or 0.0),
-        )
+        time_s = finite_or_none(record.get("time")) or 0.0
+        duration_s = max(0.0, finite_or_none(record.get("duration_s")) or 0.0)
         if span_id in self._ended_groups or (event == "span_start" and span_id in self._open):
             return []  # a duplicate
         if event == "span_start":
@@ -113,6 +111,7 @@ class SpanTreeBuilder:
             group = self._groups.pop(span_id)
             group.num_open -= 1
             group.open_starts -= span.start
+        # Children may be recorded after their parent has ended, so keep its group for a while.
         self._ended_groups[span_id] = group
         if len(self._ended_groups) > _MAX_ENDED_IDS:
             del self._ended_groups[next(iter(self._ended_groups))]
@@ -152,6 +151,7 @@ class SpanTreeBuilder:
             return parent  # count deeper spans as their parents
         group = level.get(span.name)
         if group is None:
+            # Beyond the limit the group is not linked into the tree, but the caller still needs one.
             group = SpanGroup(name=span.name, depth=depth, children={})
             if self._num_groups < _MAX_GROUPS:
                 self._num_groups += 1
@@ -170,7 +170,7 @@ def sort_depth_first(spans: list[RecordedSpan]) -> list[RecordedSpan]:
             span.parent_id = None
         children.setdefault(span.parent_id, []).append(span)
     ordered: list[RecordedSpan] = []
-    waiting = children.pop(None, [])[::-1]
+    waiting = children.pop(None, [])[::-1]  # a stack, because recursion could be too deep
     while waiting or children:
         if not waiting:  # only cycles are left: break one
             parent_id = next(iter(children))

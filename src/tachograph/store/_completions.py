@@ -89,6 +89,7 @@ def _line_offsets(journal: Path, start: int, end: int, num_records: int) -> list
         if line:
             lines.append((offset, len(line)))
         offset += len(line) + 1
+    # Invalid lines produced no record. Find them only if there are any, because decoding twice is slow.
     if len(lines) != num_records:
         lines = [(at, size) for at, size in lines if _decode_or_none(block[at : at + size]) is not None]
     return [(start + at, size) for at, size in lines]
@@ -158,6 +159,7 @@ def read_rows(
         for row in _read_record_rows(journal, place):
             if not _is_between(row.get("step"), low, high) or (words and not _contains(row, words)):
                 continue
+            # Estimate the size of a row; encoding it just to measure it would be slow.
             num_bytes += place.size_bytes // place.num_rows()
             if len(found) >= limit or (found and num_bytes > _MAX_RESULT_BYTES):
                 return CompletionView(found, is_whole=False)

@@ -188,8 +188,8 @@ def _slices(
         if view.axis == "epoch":
             first_row = _first_known_epoch(x, first_row, end_row)
         if first_row < end_row:
-            places = _value_bounds(series, x, first_row, end_row, view)
-            piece = _Slice(rows, series, num_marks_before, first_row, end_row, *places)
+            bounds = _value_bounds(series, x, first_row, end_row, view)
+            piece = _Slice(rows, series, num_marks_before, first_row, end_row, *bounds)
             if piece.last > piece.first:
                 yield attempt_range, piece
 
@@ -202,9 +202,9 @@ def build_marks(sources: Sequence[ColumnSource], stream: str, name: str, view: V
         num_rows = source.num_rows(stream)
         series = source.series_part(stream, name) if num_rows and base + num_rows > view.after_row else None
         if series is not None and len(series.mark_rows):
-            seen = series.mark_rows >= view.after_row - base
-            positions.append(source.rows(stream).axis(view.axis)[series.mark_rows[seen]])
-            kinds.append(series.mark_kinds[seen])
+            is_new = series.mark_rows >= view.after_row - base
+            positions.append(source.rows(stream).axis(view.axis)[series.mark_rows[is_new]])
+            kinds.append(series.mark_kinds[is_new])
         base += num_rows
     if not positions:
         return []
@@ -213,12 +213,12 @@ def build_marks(sources: Sequence[ColumnSource], stream: str, name: str, view: V
     x, kind = x[in_view], kind[in_view]
     marks = []
     for index, text in enumerate(MARK_KINDS):
-        places, counts = np.unique(x[kind == index], return_counts=True)
-        if len(places) > _MAX_MARKS:
-            edges = np.linspace(places[0], places[-1], _MAX_MARKS + 1)
-            first = np.unique(np.searchsorted(places, edges[:-1]))
-            places, counts = places[first], np.add.reduceat(counts, first)
-        marks += [Mark(float(place), text, int(count)) for place, count in zip(places, counts, strict=True)]
+        mark_x, counts = np.unique(x[kind == index], return_counts=True)
+        if len(mark_x) > _MAX_MARKS:
+            edges = np.linspace(mark_x[0], mark_x[-1], _MAX_MARKS + 1)
+            first = np.unique(np.searchsorted(mark_x, edges[:-1]))
+            mark_x, counts = mark_x[first], np.add.reduceat(counts, first)
+        marks += [Mark(float(position), text, int(count)) for position, count in zip(mark_x, counts, strict=True)]
     return marks
 
 
@@ -283,12 +283,12 @@ def _value_bounds(
     )
 
 
-def _find(x: npt.NDArray[Any], place: float, side: Literal["left", "right"]) -> int:
+def _find(x: npt.NDArray[Any], position: float, side: Literal["left", "right"]) -> int:
     """Binary search. Searches integers by an integer; a float would make numpy convert the whole array."""
     if x.dtype.kind == "i":
-        whole = math.ceil(place) if side == "left" else math.floor(place)
+        whole = math.ceil(position) if side == "left" else math.floor(position)
         return int(np.searchsorted(x, np.int64(min(max(whole, -(2**62)), 2**62)), side=side))
-    return int(np.searchsorted(x, place, side=side))
+    return int(np.searchsorted(x, position, side=side))
 
 
 def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) -> Line | None:
@@ -304,19 +304,19 @@ def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) ->
     xs, ys, gaps = [], [], []
     begin = 0
     for piece, found in zip(slices, candidates, strict=True):
-        mine = chosen[(chosen >= begin) & (chosen < begin + len(found.y))] - begin
+        own = chosen[(chosen >= begin) & (chosen < begin + len(found.y))] - begin
         begin += len(found.y)
-        row = piece.part.rows_at(found.position[mine])
+        row = piece.part.rows_at(found.position[own])
         xs.append(piece.rows.axis(view.axis)[row].astype(np.float64))
-        ys.append(found.y[mine])
+        ys.append(found.y[own])
         gaps.append(np.searchsorted(piece.part.mark_rows, row) + piece.num_marks_before)
     means = _means(slices, candidates, view) if len(chosen) < num_points else ([], [], [])
     x, y = np.concatenate(xs), np.concatenate(ys)
-    places, values = _break_at_marks(x, y, np.concatenate(gaps))
+    line_x, line_y = _break_at_marks(x, y, np.concatenate(gaps))
     if view.after_row and _follows_mark(slices[0]):
-        places.insert(0, places[0])
-        values.insert(0, None)
-    return Line(stream, attempt, places, values, means[0], means[1], means[2], num_points)
+        line_x.insert(0, line_x[0])
+        line_y.insert(0, None)
+    return Line(stream, attempt, line_x, line_y, means[0], means[1], means[2], num_points)
 
 
 def _follows_mark(piece: _Slice) -> bool:
@@ -344,8 +344,8 @@ def _unsorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) 
     chosen = _choose(x, y, view)
     means = _bucket_means(x, y, np.ones(len(x), dtype=np.int64), view) if len(chosen) < len(x) else ([], [], [])
     marks = [piece.rows.axis(view.axis)[piece.part.mark_rows] for piece in slices]
-    places, values = _break_at_marks(x[chosen], y[chosen], np.searchsorted(np.sort(np.concatenate(marks)), x[chosen]))
-    return Line(stream, attempt, places, values, means[0], means[1], means[2], len(x))
+    line_x, line_y = _break_at_marks(x[chosen], y[chosen], np.searchsorted(np.sort(np.concatenate(marks)), x[chosen]))
+    return Line(stream, attempt, line_x, line_y, means[0], means[1], means[2], len(x))
 
 
 def _with_neighbours(slices: list[_Slice]) -> list[_Slice]:
@@ -392,10 +392,11 @@ def _candidates(piece: _Slice, axis: Axis, *, is_coarse: bool) -> _Candidates:
 
 def _choose(x: npt.NDArray[Any], y: Floats, view: View) -> Integers:
     """Return the indexes of the points to draw: all, or the minimum and maximum of each bucket and both ends."""
-    num_points = max(8, view.num_points // 2 * 2)
+    num_points = max(8, view.num_points // 2 * 2)  # the downsampler needs an even number
     if len(y) <= num_points:
         return np.arange(len(y))
     x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
+    # Buckets of equal width need an x range; points at one position are divided by count.
     if x[-1] > x[0]:
         chosen = _downsampler.downsample(x, y, n_out=num_points)
     else:
@@ -429,6 +430,7 @@ def _bucket_means(x: npt.NDArray[Any], means: Floats, counts: Integers, view: Vi
     edges = np.linspace(float(x[0]), float(x[-1]), num_buckets + 1)[:-1]
     first = np.unique(np.searchsorted(x, edges))
     sizes = np.add.reduceat(counts, first)
+    # Weighted means of means. Weights are divided first, so that large values do not overflow.
     shares = counts / np.repeat(sizes, np.diff(np.append(first, len(x))))
     middles = (x[first].astype(np.float64) + x[np.append(first[1:], len(x)) - 1]) / 2
     return middles.tolist(), np.add.reduceat(means * shares, first).tolist(), sizes.tolist()
@@ -436,10 +438,10 @@ def _bucket_means(x: npt.NDArray[Any], means: Floats, counts: Integers, view: Vi
 
 def _break_at_marks(x: Floats, y: Floats, num_marks_before: Integers) -> tuple[list[float], list[float | None]]:
     """Insert a break between two points if a mark lies between them."""
-    places = np.flatnonzero(np.diff(num_marks_before) > 0)
+    breaks = np.flatnonzero(np.diff(num_marks_before) > 0)
     xs: list[float] = x.tolist()
     ys: list[float | None] = y.tolist()
-    for place in reversed(places.tolist()):
-        xs.insert(place + 1, (xs[place] + xs[place + 1]) / 2)
-        ys.insert(place + 1, None)
+    for index in reversed(breaks.tolist()):  # from the end, so that earlier indexes stay valid
+        xs.insert(index + 1, (xs[index] + xs[index + 1]) / 2)
+        ys.insert(index + 1, None)
     return xs, ys

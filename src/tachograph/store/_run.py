@@ -154,6 +154,7 @@ class StoredRun:
                     return self.version != before
 
     def _restart(self) -> None:
+        # A replaced journal may start with the same line; the counter still changes the generation.
         self._num_replaced = (self._num_replaced + 1) % 4096
         self._cache.clear()
         self._open()
@@ -163,7 +164,8 @@ class StoredRun:
             is_plain = batch.event in POINT_KINDS and "window/sec" not in batch.names
             if batch.event == "start":
                 self._tail.begin_attempt()
-            if not is_plain or not self.digest.attempts:  # the `start` record may be missing
+            # Without a `start` record, keep the first plain point: replaying it opens the attempt.
+            if not is_plain or not self.digest.attempts:
                 self._kept += map(encode, batch.records[:1] if is_plain else batch.records)
             self._add_to_digest(batch)
             self._tail.add(batch, len(self.digest.attempts) - 1)
@@ -193,6 +195,7 @@ class StoredRun:
     def _is_time_to_commit(self, *, is_end: bool) -> bool:
         if self._follower.offset >= self._next_commit:
             return True
+        # An ended run gets no more records: commit its tail early, so that the next reader need not parse it.
         is_worth_it = self._follower.offset - self._tail_start >= _MIN_SEGMENT_BYTES
         is_tried = self._next_commit > self._tail_start + self._segment_bytes  # but could not be written
         return is_end and is_worth_it and not is_tried and not accepts_requests(self.digest)
@@ -200,6 +203,7 @@ class StoredRun:
     def _commit(self) -> None:
         """Write the tail as a segment, unless another reader did so first or it cannot be written."""
         start, end = self._tail_start, self._follower.offset
+        # Set before writing: after a failure, wait for another segment's worth of records before trying again.
         self._next_commit = end + self._segment_bytes
         attempts = [
             AttemptStats(item.first_step, item.last_step, item.last_time, item.num_records, item.num_steps)
@@ -229,6 +233,7 @@ class StoredRun:
             self._segments.append(segment)
             self._start_tail(end, self._follower.num_bad_lines)
         else:
+            # The segment of the other reader may end elsewhere than our tail: reload the chain and follow from its end.
             self._open()
 
     def _run_query(self, query: Callable[[], Result]) -> Result:
@@ -243,6 +248,7 @@ class StoredRun:
                 self.refresh()
                 return query()
             finally:
+                # Mapped pages count as memory of this process until they are released.
                 if sum(segment.size_bytes for segment in self._segments) > _MAX_MAPPED_BYTES:
                     for segment in self._segments:
                         segment.release_pages()

@@ -125,7 +125,7 @@ class _SegmentBuffer:
         self.file = io.BytesIO()
 
     def array(self, values: npt.NDArray[Any]) -> _ArrayEntry:
-        self.file.write(bytes(-self.file.tell() % 8))
+        self.file.write(bytes(-self.file.tell() % 8))  # numpy reads aligned arrays faster
         at = self.file.tell()
         data = np.ascontiguousarray(values).data
         self.file.write(data)
@@ -185,6 +185,7 @@ def write_segment(
 def _write_series(writer: _SegmentBuffer, tail: Tail, stream: str, name: str) -> _SeriesEntry:
     part = tail.series_part(stream, name)
     assert part is not None  # noqa: S101 - the tail listed it
+    # Most series have a value in every row; then the first row is enough.
     is_dense = len(part.rows) > 0 and int(part.rows[-1]) - int(part.rows[0]) + 1 == len(part.rows)
     summary = summarise(part, tail.rows(stream))
     return _SeriesEntry(
@@ -310,6 +311,7 @@ class Segment:
         if self._data.size() < len(self._data):  # reading past the end of the file would kill the process (SIGBUS)
             raise SegmentError(f"{self.path} was truncated")
         found = np.frombuffer(self._data, dtype=array.type, count=array.num_items, offset=array.at)
+        # Verify each array once, at first use: verifying a large segment when it is opened would be slow.
         if (array.at, array.num_items) not in self._verified:
             if zlib.crc32(found.data) != array.checksum:
                 raise SegmentError(f"{self.path} is damaged")

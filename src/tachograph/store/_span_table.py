@@ -117,6 +117,7 @@ class SpanTable:
         num_spans = len(found)
         if len(found) > most:
             lengths = end[found] - start[found]
+            # The longest spans are the visible ones; find them without sorting all.
             longest = np.argpartition(lengths, len(found) - most)[len(found) - most :]
             alone = np.zeros(len(found), dtype=bool)
             alone[longest] = True
@@ -152,6 +153,7 @@ class SpanTable:
         low, high = float(start[found].min()), float(end[found].max())
         width = max((high - low) / max(1, num_points), 1e-9)
         bucket = ((start[found] - low) / width).astype(np.int64)
+        # One key per depth and pixel. Sorting by key and then length puts the longest span of a cluster last.
         key = depth * (num_points + 2) + bucket
         order = np.lexsort((end[found] - start[found], key))
         found, key = found[order], key[order]
@@ -187,19 +189,19 @@ def _key(span_id: str) -> int:
 
 
 def _parents(ids: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64], open_spans: list[RecordedSpan]) -> list[int]:
-    index = {key: place for place, key in enumerate(ids.tolist())}
-    index.update({_key(span.id): len(ids) + place for place, span in enumerate(open_spans)})
-    return [index.get(key, -1) if key else -1 for key in parents.tolist()]
+    index_of = {key: index for index, key in enumerate(ids.tolist())}
+    index_of.update({_key(span.id): len(ids) + index for index, span in enumerate(open_spans)})
+    return [index_of.get(key, -1) if key else -1 for key in parents.tolist()]
 
 
 def _add_open(view: SpanView, open_spans: list[RecordedSpan]) -> None:
-    places = {span_id: place for place, span_id in enumerate(view.id)}
-    names = {name: place for place, name in enumerate(view.names)}
+    index_of = {span_id: index for index, span_id in enumerate(view.id)}
+    names = {name: index for index, name in enumerate(view.names)}
     for span in open_spans:
-        places[span.id] = len(view.id)
+        index_of[span.id] = len(view.id)
         view.name.append(names.setdefault(span.name, len(names)))
         view.id.append(span.id)
-        view.parent.append(places.get(span.parent_id or "", -1))
+        view.parent.append(index_of.get(span.parent_id or "", -1))
         view.start.append(span.start)
         view.duration_s.append(span.duration_s)
         view.depth.append(span.depth)

@@ -54,6 +54,7 @@ class Store:
         if folder is None:
             known = did_you_mean(name, self._listed.keys() - {name}) if len(name) <= 200 else ""
             raise RunNotFoundError(f"no run {name[:200]!r} in the log folder{known}")
+        # Two threads may build the same run at once; `setdefault` below keeps one of them.
         run = self._open.get(name) or StoredRun(folder)  # slow, so not inside the lock
         with self._lock:
             run = self._open.setdefault(name, run)

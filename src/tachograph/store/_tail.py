@@ -47,6 +47,7 @@ class _StreamColumns:
         self._snapshot: StreamRows | None = None
 
     def extend(self, attempt: int, steps: list[int], times: list[float], epochs: list[float]) -> None:
+        # Each attempt is a line of its own, so remember its first row.
         if not self.starts or self.starts[-1][0] != attempt:
             self.starts.append((attempt, len(self.step)))
         self.step.extend(steps)
@@ -86,6 +87,7 @@ class _SeriesColumns:
         self._snapshot: SeriesPart | None = None
 
     def extend(self, first_row: int, column: list[Any], steps: list[int | None], order: int) -> None:
+        # A finite sum of floats proves that all of them are finite, without checking each.
         if set(map(type, column)) == {float} and math.isfinite(sum(column)):
             self.rows.extend(range(first_row, first_row + len(column)))
             self.values.extend(column)
@@ -146,8 +148,8 @@ class Tail:
             stream = self._streams[stream_name] = _StreamColumns()
         first_row = len(stream.step)
         steps = self._steps(batch)
-        places = steps if batch.are_plain_steps else [step or 0 for step in steps]
-        stream.extend(attempt, places, times_of(records), self._epochs(batch))  # type: ignore[arg-type]
+        row_steps = steps if batch.are_plain_steps else [step or 0 for step in steps]
+        stream.extend(attempt, row_steps, times_of(records), self._epochs(batch))  # type: ignore[arg-type]
         self._order += 1
         for name in names:
             if name in NOT_METRICS:
