@@ -62,6 +62,8 @@ class MemoryRun(Run):
 
 
 class _MemoryWriter:
+    """The writer of a `MemoryRun`: the interface of the real writer, without a thread or files."""
+
     def __init__(self, clock: FakeClock, log_every: int) -> None:
         self._clock = clock
         self._anchor = WallAnchor(clock)
