@@ -226,7 +226,7 @@ def _text(value: Any, where: str, problems: list[ValueProblem]) -> str:
     num_chars = getattr(value, "num_chars", len(text))
     if num_chars > MAX_STRING_CHARS:
         text = f"{text[:MAX_STRING_CHARS]}… [cut, {num_chars} characters]"
-        problems.append(ValueProblem(where, f"a text of {num_chars} characters was cut to {MAX_STRING_CHARS}"))
+        problems.append(ValueProblem(where, f"a text of {num_chars} characters was truncated to {MAX_STRING_CHARS}"))
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates are not valid JSON
     return mask_text(text)
@@ -246,7 +246,9 @@ def _mapping(value: Mapping[Any, Any], where: str, problems: list[ValueProblem],
 
 def _sequence(value: Any, where: str, problems: list[ValueProblem], depth: int) -> Any:
     if len(value) > MAX_ITEMS:
-        problems.append(ValueProblem(where, f"a {type(value).__name__} of {len(value)} items was cut to {MAX_ITEMS}"))
+        problems.append(
+            ValueProblem(where, f"a {type(value).__name__} of {len(value)} items was truncated to {MAX_ITEMS}")
+        )
     items = list(value)[:MAX_ITEMS]
     converted = [to_plain(item, f"{where}[{index}]", problems, depth + 1) for index, item in enumerate(items)]
     return [None if item is OMIT else item for item in converted]
@@ -265,7 +267,7 @@ def _array(value: Any, where: str, problems: list[ValueProblem], depth: int) -> 
     if num_items <= MAX_ITEMS:
         return to_plain(value.tolist(), where, problems, depth + 1)
     shape = tuple(int(size) for size in value.shape)
-    problems.append(ValueProblem(where, f"an array of shape {shape} is not a metric; log a number made of it"))
+    problems.append(ValueProblem(where, f"an array of shape {shape} is not a metric; log a scalar computed from it"))
     return OMIT
 
 
@@ -284,7 +286,7 @@ def _freeze_device_value(value: Any, name: str, library: str) -> Any:
     try:
         if math.prod(int(size) for size in value.shape) != 1:
             return ValueProblem(
-                name, f"an array of shape {tuple(value.shape)} is not a metric; log a number made of it"
+                name, f"an array of shape {tuple(value.shape)} is not a metric; log a scalar computed from it"
             )
         # Unlike torch tensors, jax arrays cannot change in place and hold no autograd graph.
         if library != "torch":
