@@ -20,10 +20,10 @@ from tachograph.recorder._process import live_runs
 
 
 @pytest.fixture(autouse=True)
-def nothing_swallowed(request: pytest.FixtureRequest) -> Iterator[None]:
+def fail_on_faults(request: pytest.FixtureRequest) -> Iterator[None]:
     """Make the guard re-raise faults, and fail a test that suppressed one or left a run open."""
     guard.reset()
-    guard.strict = "swallows" not in request.keywords
+    guard.strict = "expects_faults" not in request.keywords
     yield
     guard.strict = False
     faults, _ = list(guard.faults), guard.reset()
@@ -31,7 +31,7 @@ def nothing_swallowed(request: pytest.FixtureRequest) -> Iterator[None]:
     for run in live_runs():
         run.finish(timeout_s=1)
     assert not left, f"the test left runs open: {left}"
-    if "swallows" not in request.keywords:
+    if "expects_faults" not in request.keywords:
         assert not faults, f"telemetry suppressed faults: {faults}"
 
 

@@ -170,7 +170,7 @@ def test_thresholds_need_no_description(install: Install) -> None:
     assert "acme.floor" in tacho("doctor", "--explain", "acme")
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_a_rule_that_cannot_start_costs_only_diagnosis(install: Install, logs: Path) -> None:
     install(minimal() + "    def reset(self): raise OSError('no state')\n", "acme = acme_rules:Acme")
     with tachograph.init("x", log_dir=logs, **QUIET) as run:

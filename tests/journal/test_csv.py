@@ -217,18 +217,18 @@ def test_journal_is_written_during_a_mirror_rewrite(logs):
         mirror = run.backend.files._mirror
         run.log(a=1.0, step=0)
         run.flush()
-        real, seen = mirror._breathe, []
+        real, seen = mirror._yield_to_writer, []
 
-        def breathe():
+        def yield_to_writer():
             run.log(a=2.0, step=len(seen) + 1)
             before = (logs / "x" / "metrics.jsonl").stat().st_size
             real()
             seen.append((logs / "x" / "metrics.jsonl").stat().st_size > before)
 
-        mirror._breathe = breathe
+        mirror._yield_to_writer = yield_to_writer
         run.log(new_name=1.0, step=1000)
         run.flush()
-        mirror._breathe = real
+        mirror._yield_to_writer = real
     assert seen
     assert all(seen)
     check_against_journal(logs / "x")

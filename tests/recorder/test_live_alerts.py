@@ -152,7 +152,7 @@ def test_console_shows_one_line_per_alert(logs, capsys):
     assert lines == ["[telemetry] critical: train_loss is NaN at step 50 (tacho doctor --explain not_finite)"]
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_failing_rule_stops_diagnosis_only(logs, monkeypatch):
     from tachograph.diagnostics.rules import RULES
 

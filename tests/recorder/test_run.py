@@ -356,7 +356,7 @@ def test_control_changes_between_steps():
     run = MemoryRun()
     scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
     run.log(a=1.0, step=0)
-    run.ask(lr_scale=2.5)
+    run.request(lr_scale=2.5)
     assert scale.value == 1.0
     run.log(a=1.0, step=1)
     assert scale.value == 2.5
@@ -369,14 +369,14 @@ def test_control_changes_between_steps():
 def test_control_changes_at_most_every_thirty_seconds():
     run = MemoryRun()
     scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
-    run.ask(lr_scale=2.0)
+    run.request(lr_scale=2.0)
     run.log(step=0)
     assert scale.value == 2.0
     run.clock.advance(5)
-    run.ask(lr_scale=3.0)
+    run.request(lr_scale=3.0)
     run.log(step=1)
     run.clock.advance(5)
-    run.ask(lr_scale=4.0)
+    run.request(lr_scale=4.0)
     run.clock.advance(19)
     run.log(step=2)
     assert scale.value == 2.0
@@ -391,7 +391,7 @@ def test_control_changes_at_most_every_thirty_seconds():
 )
 def test_log_every_request_is_clamped(requested, expected):
     run = MemoryRun()
-    run.ask(log_every=requested)
+    run.request(log_every=requested)
     run.log(a=1.0, step=0)
     assert run.log_every == expected
     assert acks(run)[-1] == ("log_every", "applied" if requested == expected else "clamped")
@@ -399,7 +399,7 @@ def test_log_every_request_is_clamped(requested, expected):
 
 def test_request_for_current_value_changes_nothing():
     run = MemoryRun()
-    run.ask(log_every=1)  # below the minimum for requests, but already in force
+    run.request(log_every=1)  # below the minimum for requests, but already in force
     run.log(a=1.0, step=0)
     assert run.log_every == 1
     assert acks(run) == [("log_every", "unchanged")]
@@ -408,7 +408,7 @@ def test_request_for_current_value_changes_nothing():
 @pytest.mark.parametrize("value", ["fast", None, True, [5], {"a": 1}, math.inf, math.nan, 7.5, 10**400])
 def test_invalid_control_value_is_rejected(value):
     run = MemoryRun()
-    run.ask(log_every=value)
+    run.request(log_every=value)
     run.log(a=1.0, step=0)
     assert run.log_every == 1
     assert acks(run) == [("log_every", "rejected")]
@@ -417,7 +417,7 @@ def test_invalid_control_value_is_rejected(value):
 
 def test_unknown_control_is_rejected_with_suggestion():
     run = MemoryRun()
-    run.ask(log_evry=10)
+    run.request(log_evry=10)
     rejected = next(record for record in run.records if record.get("name") == "control_ack")
     assert "did you mean 'log_every'?" in rejected["reason"]
 
@@ -426,7 +426,7 @@ def test_stop_persists_and_checkpoint_resets():
     run = MemoryRun()
     assert not run.should_stop
     assert not run.should_checkpoint
-    run.ask(checkpoint_now=True, stop=True)
+    run.request(checkpoint_now=True, stop=True)
     assert run.should_checkpoint
     assert not run.should_checkpoint  # true once per request
     assert run.should_stop

@@ -111,11 +111,11 @@ def test_log_every_request_changes_window_length():
     run = MemoryRun()
     for step in range(10):
         run.log(loss=1.0, step=step)
-    run.ask(log_every=10)
+    run.request(log_every=10)
     for step in range(10, 51):
         run.log(loss=1.0, step=step)
     run.clock.advance(31)
-    run.ask(log_every=20)
+    run.request(log_every=20)
     for step in range(51, 101):
         run.log(loss=1.0, step=step)
     run.finish()

@@ -269,7 +269,7 @@ def test_background_sink_stores_its_own_cursor(logs):
     assert second.records == []
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_error_in_flush_does_not_reach_the_program(logs):
     class Failing(Background):
         def flush(self, deadline_s):

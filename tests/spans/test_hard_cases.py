@@ -99,7 +99,7 @@ def test_burst_of_spans_loses_no_record(logs):
     assert history.span_groups["application"].children["tokenize"].count == 30_000
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_fault_in_handler_costs_one_record(logs, monkeypatch):
     from tachograph.spans._aggregator import SpanAggregator
 
@@ -137,7 +137,7 @@ def test_checkpoint_size_ignores_dangling_link(tacho_run, tmp_path):
     assert saved["checkpoint_size"] == 10
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 @pytest.mark.parametrize(
     "misuse",
     [
@@ -368,7 +368,7 @@ def test_timestamp_objects_set_start_and_stop(logs):
     assert [record["a"] for record in lines_of(logs / "x") if record.get("name") == "e"] == [1]
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 @pytest.mark.parametrize("bad", [5.0, "now", TracingTimestamp(float("nan"), float("nan"))])
 def test_invalid_start_time_is_reported_and_ignored(logs, bad):
     with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
@@ -378,7 +378,7 @@ def test_invalid_start_time_is_reported_and_ignored(logs, bad):
     assert [record["event"] for record in lines_of(logs / "x")].count("telemetry_error") == 1
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_attribute_added_after_stop_is_reported(tacho_run):
     with timed_span("x") as span:
         pass
@@ -478,7 +478,7 @@ def test_read_accepts_run_object(logs):
         tachograph.read(run)
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_wrong_argument_types_are_reported_in_journal(logs):
     with tachograph.init("x", log_dir=str(logs), **SETTINGS):
         with timed_span("w") as span:
@@ -564,7 +564,7 @@ def test_concurrent_data_loading_is_not_waiting_time(tacho_run):
     assert window["window/share_iteration"] == 1.0
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_fault_in_report_counts_iterations_once(logs, monkeypatch):
     from tachograph.spans._progress import LoopProgress
 
@@ -703,7 +703,7 @@ def test_train_loss_takes_precedence_over_loss(tacho_run):
     assert updates(tacho_run.records)[0]["latest_loss"] == 0.5
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_unstopped_spans_are_bounded(logs):
     """A program that never stops its spans must not leak memory."""
     with tachograph.init("x", log_dir=str(logs), csv=False, **SETTINGS) as run:

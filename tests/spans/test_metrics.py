@@ -128,7 +128,7 @@ def test_default_window_length_adapts_to_speed(tacho_run):
 
 
 def test_log_every_of_run_sets_window_length(tacho_run):
-    tacho_run.ask(log_every=20)
+    tacho_run.request(log_every=20)
     tacho_run.clock.advance(31)
     tacho_run.log(a=1.0)
     with training_loop(0):
@@ -261,7 +261,7 @@ def test_parameter_functions_are_called_at_loop_start(tacho_run):
     assert loop.attributes["train_samples_start"].value == 0
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_failing_parameter_function_is_reported(tacho_run):
     set_training_config(global_batch_size=lambda: 1 / 0, log_every_n_train_iterations=1)
     with training_loop(0):

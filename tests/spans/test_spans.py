@@ -351,7 +351,7 @@ def test_application_end_closes_only_inner_spans(tacho_run):
     assert "status" not in finished_spans(tacho_run)["around"]
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_misuse_is_reported_once(tacho_run, caplog):
     recorder = get_recorder()
     span = recorder.start("x")
@@ -594,7 +594,7 @@ def test_invalid_loop_start_raises(tacho_run, value):
         training_loop(train_iterations_start=value)
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_invalid_checkpoint_step_is_reported(tacho_run):
     with checkpoint_save("abc"):
         pass

@@ -253,7 +253,7 @@ def test_model_and_adapter_send_only_schema_fields(canary: Canary) -> None:
     canary.check(ALLOWED_TEXTS | {"none"})
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_failing_attribute_is_dropped_and_not_quoted(canary: Canary) -> None:
     """One failing attribute of a foreign class must neither drop the event nor put its text into a log."""
     good = {"num_hidden_layers": 30, "hidden_size": 4000}
@@ -278,7 +278,7 @@ def test_failing_attribute_is_dropped_and_not_quoted(canary: Canary) -> None:
     assert {event["properties"]["dtype"] for event in canary.events()} == {"bfloat16"}
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_failing_model_is_not_quoted(canary: Canary) -> None:
     class Failing:
         def __getattr__(self, name: str) -> Any:
@@ -302,7 +302,7 @@ def test_failing_model_is_not_quoted(canary: Canary) -> None:
     assert leaked(canary.places()) == []
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_failing_key_is_not_quoted(canary: Canary) -> None:
     class Key(str):
         def __eq__(self, _other: object) -> bool:

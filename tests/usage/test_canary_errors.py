@@ -266,7 +266,7 @@ def test_error_through_known_code_names_it(canary: Canary, user_code: Any) -> No
     assert event["properties"]["function"] == "tachograph.usage._endpoint.parse_endpoint"
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_exception_with_failing_attributes_is_not_quoted(canary: Canary) -> None:
     class Meta(type):
         @property

@@ -315,7 +315,7 @@ def test_reported_exception_can_be_pickled(manager):
     assert str(outer()) == "x"
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 @pytest.mark.parametrize("place", ["__str__", "__module__", "metaclass", "__dict__", "__traceback__"])
 def test_hostile_exception_propagates_unchanged(manager, place):
     def boom(*_arguments):
@@ -334,7 +334,7 @@ def test_hostile_exception_propagates_unchanged(manager, place):
     assert error.value is original
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_failing_report_does_not_mask_exception(manager, monkeypatch):
     def refuse(*_arguments):
         raise OSError("no disk")
@@ -485,7 +485,7 @@ def test_suspended_generator_does_not_keep_chain_open(reported):
     assert len(reported()) == 2
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_error_near_recursion_limit_propagates(reported):
     @send_errors
     def fail(depth):

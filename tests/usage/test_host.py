@@ -39,7 +39,7 @@ def raising_handler():
     logging.getLogger().removeHandler(handler)
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_failing_log_handler_does_not_reach_program(configure, raising_handler, usage_dir):
     manager = configure(choice="local")
 
@@ -202,7 +202,7 @@ def test_no_connection_is_opened_after_consent_is_withdrawn(configure, receiver,
     assert (len(receiver.requests), connected) == (1, [])
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_send_error_rejects_non_exception(configure, caplog):
     configure(choice="local").send_error("boom")
     assert "ConfigError: send_error expects an exception, not str" in caplog.text

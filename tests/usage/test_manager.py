@@ -122,7 +122,7 @@ def test_configs_of_any_type_are_read():
     assert [event.get("lora_rank") for event in events] == [10, 10, None]
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 @pytest.mark.parametrize("given", [collections.OrderedDict(CONFIG), argparse.Namespace(a=1), [("a", 1)], "text"])
 def test_properties_must_be_a_dict(given):
     manager = make()
@@ -131,7 +131,7 @@ def test_properties_must_be_a_dict(given):
     assert "use send_config(config) for a config" in guard.faults[0][1]
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_mistake_while_training_drops_one_event():
     manager = make()
     manager.send_event("no-such-event", {"a": 1})

@@ -148,7 +148,7 @@ def test_torn_write_on_full_disk_is_counted(script: Start, usage_dir: Path) -> N
     assert len(whole) + int(out) == 4
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_unwritable_folder_sends_nothing(
     configure: Configure, receiver: PostHogReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,7 +329,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 @pytest.mark.parametrize("kind", ["PostHog", "OtlpLogs"])
 def test_broken_line_loses_only_itself(
     configure: Configure, receiver: PostHogReceiver, usage_dir: Path, kind: str

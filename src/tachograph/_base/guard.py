@@ -47,7 +47,7 @@ class Guard:
                 self.faults.append((place, f"{type(fault).__name__}: {fault}"[:_MAX_FAULT_CHARS]))
         if (place, type(fault)) not in self._logged:
             self._logged.add((place, type(fault)))
-            warn("a telemetry fault was swallowed while %s: %s: %s", place, type(fault).__name__, fault)
+            warn("suppressed a telemetry fault while %s: %s: %s", place, type(fault).__name__, fault)
 
     def reset(self) -> None:
         """Clear the counts and the log history; a forked child does not inherit those of its parent."""

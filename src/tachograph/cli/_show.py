@@ -31,7 +31,7 @@ from tachograph.cli._format import (
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.cli._time import recorded_s, render_time, short_time, summarise_time
-from tachograph.journal import RunState, hold_run_folder, is_csv_current, rebuild_csv
+from tachograph.journal import RunState, is_csv_current, lock_run_folder, rebuild_csv
 from tachograph.reader import RankView, RunHistory, read
 
 __all__ = ["show", "summary"]
@@ -117,7 +117,7 @@ def render(history: RunHistory) -> RenderableType:
 
 def _rebuild_csv(history: RunHistory) -> None:
     try:
-        with hold_run_folder(history.folder) as is_ours:
+        with lock_run_folder(history.folder) as is_ours:
             if not is_ours:
                 # The writer appends rows by offset; replacing the file underneath it would corrupt it.
                 problem = f"{history.name!r} is being recorded and its writer maintains metrics.csv"

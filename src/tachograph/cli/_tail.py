@@ -102,7 +102,7 @@ def _read_last(folder: RunFolder, lines: int, events: tuple[str, ...]) -> tuple[
     num_bytes = 64 << 10
     while True:
         # With -e the wanted records may be far back, so each round reads eight times as much.
-        follower = JournalFollower.near_the_end(folder.journal, num_bytes)
+        follower = JournalFollower.from_end(folder.journal, num_bytes)
         is_all = follower.offset == 0
         last: deque[dict[str, Any]] = deque(maxlen=lines)
         while records := follower.poll_block():

@@ -1,7 +1,7 @@
 """The run folder on disk: written by one process, read by many."""
 
 from tachograph.journal._appender import Appender
-from tachograph.journal._claim import Claim, claim_run_folder, forget_claims, hold_run_folder
+from tachograph.journal._claim import Claim, claim_run_folder, lock_run_folder, reset_claims_after_fork
 from tachograph.journal._control_file import (
     LOG_EVERY_MAX,
     LOG_EVERY_MIN,
@@ -43,8 +43,8 @@ __all__ = [
     "current_state",
     "find_job",
     "find_run",
-    "forget_claims",
-    "hold_run_folder",
+    "reset_claims_after_fork",
+    "lock_run_folder",
     "is_csv_current",
     "is_number_of_steps",
     "list_runs",

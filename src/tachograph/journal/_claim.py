@@ -30,7 +30,7 @@ try:
 except ImportError:  # Windows: rely on the heartbeat
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Claim", "claim_run_folder", "forget_claims", "hold_run_folder"]
+__all__ = ["Claim", "claim_run_folder", "reset_claims_after_fork", "lock_run_folder"]
 
 _lock_descriptors: dict[str, int] = {}
 _claim_mutex = threading.Lock()
@@ -91,7 +91,7 @@ def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
 
 
 @contextlib.contextmanager
-def hold_run_folder(folder: RunFolder) -> Iterator[bool]:
+def lock_run_folder(folder: RunFolder) -> Iterator[bool]:
     """Lock a run folder against writers for the duration of a block; yield False if a writer holds it."""
     key = os.path.realpath(folder.path)
     folder.private.mkdir(exist_ok=True)
@@ -104,7 +104,7 @@ def hold_run_folder(folder: RunFolder) -> Iterator[bool]:
             os.close(_lock_descriptors.pop(key))
 
 
-def forget_claims() -> None:
+def reset_claims_after_fork() -> None:
     """Forget all claims in a forked child: the locks belong to the parent."""
     global _claim_mutex  # noqa: PLW0603 - a thread of the parent may have held it during the fork
     _claim_mutex = threading.Lock()

@@ -80,13 +80,13 @@ class CsvMirror:
         folder: RunFolder,
         path: Path | None = None,
         first_columns: Iterable[str] = FIRST_COLUMNS,
-        breathe: Callable[[], None] = lambda: None,
+        yield_to_writer: Callable[[], None] = lambda: None,
     ) -> None:
-        # `breathe` is called between blocks of a long rewrite, so that the journal can be written in the meantime.
+        # `yield_to_writer` is called between blocks of a long rewrite, so that the journal is written meanwhile.
         self._folder = folder
         self._path = path or folder.csv
         self._first_columns = tuple(first_columns)
-        self._breathe = breathe
+        self._yield_to_writer = yield_to_writer
         self._fd = -1
         self._columns: dict[str, int] = {}
         self._csv_bytes = 0
@@ -139,7 +139,7 @@ class CsvMirror:
                     break
                 rows = b"".join(self._rows(piece) for piece in StepTable.from_records(records))
                 self._append(rows, follower.offset)
-                self._breathe()
+                self._yield_to_writer()
         if time.monotonic() - self._cursor_saved_s >= _SAVE_CURSOR_EVERY_S:
             self._save_cursor()
         return self.journal_bytes >= journal_end
@@ -234,7 +234,7 @@ class CsvMirror:
                     raise OSError(f"{self._path} was truncated while it was read")
                 offset += len(block)
                 size += _write_all(descriptor, block.replace(b"\n", row_end))
-                self._breathe()
+                self._yield_to_writer()
             os.replace(temporary, self._path)
         except BaseException:
             os.close(descriptor)

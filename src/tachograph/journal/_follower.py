@@ -79,7 +79,7 @@ class JournalFollower:
             return []
 
     @classmethod
-    def near_the_end(cls, path: str | os.PathLike[str], num_bytes: int) -> JournalFollower:
+    def from_end(cls, path: str | os.PathLike[str], num_bytes: int) -> JournalFollower:
         """Return a follower that starts at the first line within the last `num_bytes` of the file."""
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

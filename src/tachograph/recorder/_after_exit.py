@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tachograph.journal import Appender, CsvMirror, RunFolder, hold_run_folder
+from tachograph.journal import Appender, CsvMirror, RunFolder, lock_run_folder
 from tachograph.records import ValueProblem, encode, to_plain
 
 __all__ = ["append_after_exit"]
@@ -24,7 +24,7 @@ def append_after_exit(folder: RunFolder, records: Sequence[tuple[str, Mapping[st
     Raises:
         OSError: if the journal cannot be written.
     """
-    with hold_run_folder(folder) as is_ours:
+    with lock_run_folder(folder) as is_ours:
         if not is_ours:
             return False
         problems: list[ValueProblem] = []

@@ -110,7 +110,7 @@ class RunFiles:
         self._report_error = report_error
         self._write_buffer = yield_to_writer
         self._process = this_process()
-        self._mirror = CsvMirror(claim.folder, breathe=self._yield_to_writer) if csv else None
+        self._mirror = CsvMirror(claim.folder, yield_to_writer=self._yield_to_writer) if csv else None
         if self._mirror is not None:
             self._mirror.load()  # before the journal grows: its cursor refers to the journal as the last writer left it
         self._appender = Appender(claim.folder.journal)
@@ -274,7 +274,9 @@ class RunFiles:
         name = self.folder.name
         self._claim = claim_run_folder(str(self.folder.path.parent), name, resume=False)
         self._appender.restore(self.folder.journal)
-        self._mirror = CsvMirror(self.folder, breathe=self._yield_to_writer) if self._mirror is not None else None
+        self._mirror = (
+            CsvMirror(self.folder, yield_to_writer=self._yield_to_writer) if self._mirror is not None else None
+        )
         self.control_file = ControlFile(self.folder)
         self._has_control_file = False
         reason = f"{name!r} was deleted and another process reused the name; this run continues as {self.folder.name!r}"

@@ -14,8 +14,7 @@ from typing import Any
 
 from tachograph._base.guard import guard
 from tachograph.diagnostics import RuleEngine, RuleSettings
-from tachograph.recorder._record_builder import Encodable
-from tachograph.records import StepTable
+from tachograph.records import Encodable, StepTable
 
 __all__ = ["LiveDiagnostics"]
 

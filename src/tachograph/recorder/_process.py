@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from tachograph._base.guard import guard
-from tachograph.journal import forget_claims
+from tachograph.journal import reset_claims_after_fork
 from tachograph.recorder._run import Run
 
 __all__ = ["latest_run", "live_runs", "watch", "on_run_start"]
@@ -85,7 +85,7 @@ def _after_fork() -> None:
         run._detach_from_parent()
     _runs.clear()
     _registered.discard("exit")  # `multiprocessing` clears exit handlers in its children
-    forget_claims()
+    reset_claims_after_fork()
     _remove_hooks()
 
 

@@ -21,6 +21,7 @@ from tachograph.recorder._window import LATE_ARRAY, StepWindow
 from tachograph.records import (
     OMIT,
     RESERVED_FIELDS,
+    Encodable,
     StepTable,
     ValueProblem,
     is_array,
@@ -29,10 +30,7 @@ from tachograph.records import (
     to_plain,
 )
 
-__all__ = ["Encodable", "RecordBuilder"]
-
-Encodable = StepTable | dict[str, Any]
-"""A record, or a table of step records."""
+__all__ = ["RecordBuilder"]
 
 _LOSS_NAMES = frozenset(LOSS_NAMES)
 _MAX_PROBLEMS = 200

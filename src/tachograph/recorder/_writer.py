@@ -25,9 +25,9 @@ from tachograph.recorder._buffer_items import BufferItem, FlushMarker, ItemHandl
 from tachograph.recorder._files import Files, ReportError
 from tachograph.recorder._live_diagnostics import LiveDiagnostics
 from tachograph.recorder._losses import LossCounter
-from tachograph.recorder._record_builder import Encodable, RecordBuilder
+from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.recorder._system import memory_fields
-from tachograph.records import StepTable, encode
+from tachograph.records import Encodable, StepTable, encode
 from tachograph.settings import Settings
 
 __all__ = ["Writer"]

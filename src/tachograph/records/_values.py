@@ -66,10 +66,10 @@ class ValueProblem(NamedTuple):
 class LazyValue:
     """A value that the writer computes by calling `find`, because computing it may take time."""
 
-    __slots__ = ("find",)
+    __slots__ = ("compute",)
 
-    def __init__(self, find: Callable[[], Any]) -> None:
-        self.find = find
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self.compute = compute
 
 
 class _Omitted:
@@ -186,7 +186,7 @@ def _convert(value: Any, where: str, problems: list[ValueProblem], depth: int) -
         problems.append(value)
         return OMIT
     if isinstance(value, LazyValue):
-        return to_plain(value.find(), where, problems, depth + 1)
+        return to_plain(value.compute(), where, problems, depth + 1)
     if isinstance(value, str) and not isinstance(value, enum.Enum):
         return _text(value, where, problems)
     if isinstance(value, enum.Enum):

@@ -455,7 +455,7 @@ class SpanAggregator:
             checkpoint_strategy=strategy,
             current_iteration=step,
             **self._checkpoints.saved(step, job.productive(), wall_s(steady_s)),
-            checkpoint_size=size.find() if size is not None else None,
+            checkpoint_size=size.compute() if size is not None else None,
             checkpoint_directory=path,
             training_start_timestamp_sec=wall_s(job.loop_start_s) if job.loop_start_s is not None else None,
         )

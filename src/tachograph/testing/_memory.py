@@ -46,7 +46,7 @@ class MemoryRun(Run):
         self._memory_writer.flush(0)
         return self._memory_writer.records
 
-    def ask(self, **values: Any) -> None:
+    def request(self, **values: Any) -> None:
         """Request new values of controls, as a reader of a real run does through `control.json`.
 
         They take effect at the next `log` after `control_gap_s`.

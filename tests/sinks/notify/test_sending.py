@@ -354,7 +354,7 @@ def test_outbox_file_of_earlier_version_is_read(logs, receiver):
     assert [record["reason"] for record in errors] == ["sending 1 message left over from the previous attempt"]
 
 
-@pytest.mark.swallows
+@pytest.mark.expects_faults
 def test_record_that_cannot_be_handled_is_skipped(logs, receiver, monkeypatch):
     from tachograph.sinks.notify._builder import MessageBuilder
 
