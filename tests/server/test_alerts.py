@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from tachograph.server._models import Alerts
+from tachograph.server._models import AlertsPage
 from tests.conftest import wait_for
 from tests.server.conftest import fault
 from tests.store import END, START, append, step, write
@@ -36,7 +36,7 @@ def told(client):
     response = client.get(f"{RUN}/alerts")
     assert response.status_code == 200, response.text
     assert len(response.content) < MOST_BYTES
-    return msgspec.json.decode(response.content, type=Alerts)
+    return msgspec.json.decode(response.content, type=AlertsPage)
 
 
 def test_a_run_without_alerts(client):

@@ -1,4 +1,4 @@
-"""Completions as the API tells them: found without reading the journal, bounded, whatever is in it."""
+"""The completions page of the API: complete, bounded, and robust against odd journals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from tachograph.server._models import Completions
+from tachograph.server._models import CompletionsPage
 from tests.conftest import wait_for
 from tests.server.conftest import fault
 from tests.store import END, START, append, opened, segments, step, write
@@ -31,7 +31,7 @@ def told(client, **query):
     response = client.get(f"{RUN}/completions", params=query)
     assert response.status_code == 200, response.text
     assert len(response.content) < 6_000_000
-    return msgspec.json.decode(response.content, type=Completions)
+    return msgspec.json.decode(response.content, type=CompletionsPage)
 
 
 def test_a_run_without_any(client):

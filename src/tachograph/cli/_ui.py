@@ -1,4 +1,4 @@
-"""`tacho ui`."""
+"""The command `tacho ui`: serves the dashboard."""
 
 from __future__ import annotations
 
@@ -19,26 +19,30 @@ __all__ = ["run_dashboard", "ui"]
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; where others can reach it, a token is asked for.",
+    help="Address to listen on. An address that other machines can reach requires a token.",
 )
 @click.option(
     "--port",
     default=8501,
     show_default=True,
     type=click.IntRange(0, 65_535),
-    help="Port to listen on; 0 for any that is free.",
+    help="Port to listen on; 0 picks a free port.",
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the dashboard in a browser.")
 @click.option(
     "--token",
     envvar="TACHO_TOKEN",
-    help="Ask for this token; where others can reach the server, one is made if need be.",
+    help="Token that clients must send. Generated if other machines can reach the server and none is given.",
 )
 @click.option(
-    "--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Another name the server goes by, as a proxy's."
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Additional host name to accept, such as that of a proxy. Can be repeated.",
 )
 def ui(log_dir: str, host: str, port: int, open_browser: bool, token: str | None, allow_hosts: tuple[str, ...]) -> None:
-    """Serve the dashboard over the runs in the log folder, until interrupted."""
+    """Serve the dashboard for the runs in the log folder until interrupted."""
     run_dashboard(log_dir, host=host, port=port, open_browser=open_browser, token=token, allow_hosts=allow_hosts)
 
 
@@ -51,11 +55,11 @@ def run_dashboard(
     token: str | None = None,
     allow_hosts: tuple[str, ...] = (),
 ) -> None:
-    """Serve, and say where."""
+    """Serve the dashboard and print its URL."""
     from tachograph.server import serve
 
     def on_ready(url: str) -> None:
-        click.echo(f"Dashboard of {safe(os.fspath(log_dir))!r}: {url}  (Ctrl-C ends it)")
+        click.echo(f"Dashboard for {safe(os.fspath(log_dir))!r}: {url}  (press Ctrl-C to stop)")
         if open_browser:
             webbrowser.open(url)
 

@@ -1,4 +1,4 @@
-"""The dashboard's server: the API over a log folder, and the files of the user interface."""
+"""The dashboard's server: the HTTP API over a log folder, and the built user interface."""
 
 from tachograph.server._access import Access
 from tachograph.server._app import create_app

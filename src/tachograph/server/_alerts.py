@@ -1,4 +1,8 @@
-"""The alerts of a run as the API tells them: whatever is in the journal, an answer that a page can hold."""
+"""Builds the API's page of alerts.
+
+A journal can hold any number of alerts with evidence of any size and depth. The page limits all of it, so that the
+response always fits into a browser tab.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +12,38 @@ import msgspec
 
 from tachograph.reader import Alert
 from tachograph.records import mark_non_finite
-from tachograph.server._models import Alerts, AlertView, Severity
+from tachograph.server._models import AlertsPage, AlertView, Severity
 from tachograph.store import StoredRun
 
-__all__ = ["alerts"]
+__all__ = ["build_alerts_page"]
 
-_MOST_ALERTS = 200
-_MOST_BYTES = 2 << 20
-_LONGEST_TITLE = 300
-_LONGEST_TEXT = 4_000
-_LONGEST_ADVICE = 500
-_LONGEST_VALUE = 300
-_MOST_ADVICE = 20
-_MOST_VALUES = 30
-_MOST_OCCURRENCES = 20
-_DEEPEST = 2
+_MAX_ALERTS = 200
+_MAX_PAGE_BYTES = 2 << 20
+_MAX_TITLE_CHARS = 300
+_MAX_TEXT_CHARS = 4_000
+_MAX_ADVICE_CHARS = 500
+_MAX_VALUE_CHARS = 300
+_MAX_ADVICE = 20
+_MAX_VALUES = 30
+_MAX_OCCURRENCES = 20
+_MAX_DEPTH = 2
 
 
-def alerts(run: StoredRun) -> Alerts:
-    """Return what rules found wrong with a run: what is open first, the worst of it before the rest."""
+def build_alerts_page(run: StoredRun) -> AlertsPage:
+    """Return a run's alerts: open ones first, most severe first, then closed ones, newest first."""
     with run.lock:
         found = run.digest.open_alerts
         num_open, num_critical = len(found), sum(alert.severity == "critical" for alert in found)
         found += [alert for alert in reversed(run.digest.alerts) if not alert.is_open]
         listed = []
         size_bytes = 0
-        for alert in found[:_MOST_ALERTS]:
-            view = _alert(alert)
+        for alert in found[:_MAX_ALERTS]:
+            view = _build_alert(alert)
             size_bytes += len(msgspec.json.encode(view))
-            if size_bytes > _MOST_BYTES:
+            if size_bytes > _MAX_PAGE_BYTES:
                 break
             listed.append(view)
-        return Alerts(
+        return AlertsPage(
             version=run.version,
             num_open=num_open,
             num_critical=num_critical,
@@ -48,17 +52,17 @@ def alerts(run: StoredRun) -> Alerts:
         )
 
 
-def _alert(alert: Alert) -> AlertView:
+def _build_alert(alert: Alert) -> AlertView:
     return AlertView(
-        id=_cut(alert.id, _LONGEST_TITLE),
-        rule=_cut(alert.rule, _LONGEST_TITLE),
-        severity=_severity(alert.severity),
-        title=_cut(alert.title, _LONGEST_TITLE),
-        message=_cut(alert.message, _LONGEST_TEXT),
-        meaning=_cut(alert.meaning, _LONGEST_TEXT),
-        advice=[_cut(line, _LONGEST_ADVICE) for line in alert.advice[:_MOST_ADVICE]],
-        evidence=_values(alert.evidence),
-        occurrences=[_values(occurrence) for occurrence in alert.occurrences[-_MOST_OCCURRENCES:]],
+        id=_truncate(alert.id, _MAX_TITLE_CHARS),
+        rule=_truncate(alert.rule, _MAX_TITLE_CHARS),
+        severity=_parse_severity(alert.severity),
+        title=_truncate(alert.title, _MAX_TITLE_CHARS),
+        message=_truncate(alert.message, _MAX_TEXT_CHARS),
+        meaning=_truncate(alert.meaning, _MAX_TEXT_CHARS),
+        advice=[_truncate(line, _MAX_ADVICE_CHARS) for line in alert.advice[:_MAX_ADVICE]],
+        evidence=_shorten_values(alert.evidence),
+        occurrences=[_shorten_values(occurrence) for occurrence in alert.occurrences[-_MAX_OCCURRENCES:]],
         num_occurrences=alert.num_occurrences,
         attempt=alert.attempt,
         opened_time=alert.opened_time,
@@ -67,34 +71,34 @@ def _alert(alert: Alert) -> AlertView:
         updated_step=alert.updated_step,
         resolved_time=alert.resolved_time,
         resolved_step=alert.resolved_step,
-        outcome=_cut(alert.outcome, _LONGEST_TEXT),
+        outcome=_truncate(alert.outcome, _MAX_TEXT_CHARS),
         is_open=alert.is_open,
     )
 
 
-def _severity(text: str) -> Severity:
+def _parse_severity(text: str) -> Severity:
     known: dict[str, Severity] = {name: name for name in get_args(Severity)}
     return known.get(text, "warning")
 
 
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+def _truncate(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
-def _values(values: dict[str, Any]) -> dict[str, Any]:
-    small: dict[str, Any] = mark_non_finite(_small(values, 0))
-    return small
+def _shorten_values(values: dict[str, Any]) -> dict[str, Any]:
+    shortened: dict[str, Any] = mark_non_finite(_shorten(values, 0))
+    return shortened
 
 
-def _small(value: Any, depth: int) -> Any:
-    """Return a value without what is too long, too much or too deep for a page; the journal has all of it."""
+def _shorten(value: Any, depth: int) -> Any:
+    """Return a value without the parts that are too long, too many or too deep."""
     if isinstance(value, str):
-        return _cut(value, _LONGEST_VALUE)
-    if isinstance(value, (dict, list)) and depth > _DEEPEST:
+        return _truncate(value, _MAX_VALUE_CHARS)
+    if isinstance(value, (dict, list)) and depth > _MAX_DEPTH:
         return "…"
     if isinstance(value, dict):
-        few = list(value.items())[:_MOST_VALUES]
-        return {_cut(name, _LONGEST_VALUE): _small(item, depth + 1) for name, item in few}
+        first = list(value.items())[:_MAX_VALUES]
+        return {_truncate(name, _MAX_VALUE_CHARS): _shorten(item, depth + 1) for name, item in first}
     if isinstance(value, list):
-        return [_small(item, depth + 1) for item in value[:_MOST_VALUES]]
+        return [_shorten(item, depth + 1) for item in value[:_MAX_VALUES]]
     return value

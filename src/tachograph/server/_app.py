@@ -1,4 +1,9 @@
-"""The application: the API, the live events, and the files of the dashboard."""
+"""The ASGI application: the API, live updates and the dashboard's static files.
+
+Every request passes the access gate first (see `_access`). API requests are parsed here and handled in a thread,
+because the store reads files and takes locks. Responses to `GET` carry an `ETag`, so that polling an unchanged run
+costs no bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +24,35 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
-from starlette.routing import Route as Rule
+from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
 from tachograph.exceptions import did_you_mean
-from tachograph.server._access import Access, Gate, set_cookie
-from tachograph.server._faults import ApiError, fault_response
+from tachograph.server._access import Access, AccessGate, set_token_cookie
+from tachograph.server._errors import ApiError, error_response
 from tachograph.server._live import watch
-from tachograph.server._models import Login
+from tachograph.server._models import LoginRequest
 from tachograph.server._openapi import openapi
-from tachograph.server._routes import ROUTES, Call, Route, answer
+from tachograph.server._routes import ROUTES, RequestContext, Route, handle_request
 from tachograph.store import Store
 
 __all__ = ["create_app"]
 
-_KINDS = {
+_MEDIA_TYPES = {
     "css": "text/css; charset=utf-8",
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "md": "text/plain; charset=utf-8",
     "svg": "image/svg+xml",
 }
-_MOST_WATCHED = 64
-_MOST_THREADS = 8
-_NO_UI = """<!doctype html><html lang="en"><title>Tachograph</title>
+_MAX_WATCHED_RUNS = 64
+_MAX_THREADS = 8
+_MAX_PARAMETERS = 500
+_MISSING_UI_PAGE = """<!doctype html><html lang="en"><title>Tachograph</title>
 <h1>The dashboard was not built</h1>
-<p>This installation has no built user interface. In the source folder, with Node.js 20 or newer, run:
-<code>make ui</code></p>
-<p>The <a href="/api/v1/openapi.json">API</a> works.</p></html>"""
+<p>This installation has no user interface. To build it, install Node.js 20.19 or newer and run <code>make ui</code>
+in the source folder.</p>
+<p>The <a href="/api/v1/openapi.json">API</a> works without it.</p></html>"""
 
 
 def create_app(
@@ -56,78 +62,85 @@ def create_app(
     static: Path | None = None,
     is_closing: Callable[[], bool] = lambda: False,
 ) -> ASGIApp:
-    """Return the application that serves the runs of a log folder.
+    """Return an application that serves the runs in a log folder.
 
     Args:
-        log_dir: the folder that holds the runs.
-        access: who may ask; without it, anybody on this machine.
-        static: the built user interface; without it, the one in the package.
-        is_closing: tells when the streams of live events are to end.
+        log_dir: The folder that holds the runs.
+        access: The access policy; by default every local request is allowed.
+        static: The folder of the built user interface; defaults to the one in the package.
+        is_closing: Returns True once the server shuts down; live streams end then.
     """
     store = Store(log_dir)
     access = access or Access()
     by_path: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
         by_path.setdefault(route.path, {})[route.method] = route
-    rules = [Rule(path, _endpoint(routes, store), methods=list(routes)) for path, routes in by_path.items()]
-    rules += [
-        Rule("/api/v1/live", _live(store, is_closing)),
-        Rule("/api/v1/login", _login(access), methods=["POST"]),
-        Rule("/api/v1/login", _only_post, methods=["GET"]),
-        Rule("/api/v1/openapi.json", _document),
-        Rule("/{path:path}", _files(static or Path(str(importlib.resources.files("tachograph.server"))) / "static")),
+    static = static or Path(str(importlib.resources.files("tachograph.server"))) / "static"
+    routes = [
+        StarletteRoute(path, _api_endpoint(by_method, store), methods=list(by_method))
+        for path, by_method in by_path.items()
+    ]
+    routes += [
+        StarletteRoute("/api/v1/live", _live_endpoint(store, is_closing)),
+        StarletteRoute("/api/v1/login", _login_endpoint(access), methods=["POST"]),
+        StarletteRoute("/api/v1/login", _reject_get, methods=["GET"]),  # or the static files would answer it with 404
+        StarletteRoute("/api/v1/openapi.json", _send_openapi),
+        StarletteRoute("/{path:path}", _static_endpoint(static)),
     ]
     handlers: dict[Any, Any] = {
-        HTTPException: _http_fault,
-        ApiError: _api_fault,
-        ClientDisconnect: _gone,
-        Exception: _own_fault,
+        HTTPException: _handle_http_error,
+        ApiError: _handle_api_error,
+        ClientDisconnect: _handle_disconnect,
+        Exception: _handle_unexpected_error,
     }
-    return Gate(Starlette(routes=rules, exception_handlers=handlers, lifespan=_few_threads), access)
+    return AccessGate(Starlette(routes=routes, exception_handlers=handlers, lifespan=_limit_threads), access)
 
 
 @contextlib.asynccontextmanager
-async def _few_threads(app: Starlette) -> AsyncIterator[None]:
-    """Answer a few requests at once: more threads would take turns all the same, and each keeps memory of its own."""
-    anyio.to_thread.current_default_thread_limiter().total_tokens = _MOST_THREADS
+async def _limit_threads(app: Starlette) -> AsyncIterator[None]:
+    """Limit the worker threads: the GIL serialises them anyway, and each keeps its own buffers."""
+    anyio.to_thread.current_default_thread_limiter().total_tokens = _MAX_THREADS
     yield
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def _endpoint(routes: dict[str, Route], store: Store) -> Endpoint:
+def _api_endpoint(routes: dict[str, Route], store: Store) -> Endpoint:
+    """Return the endpoint of one path, given its routes by method."""
+
     async def endpoint(request: Request) -> Response:
         route = routes["GET" if request.method == "HEAD" else request.method]
-        query = _query(route.query, request)
-        body = _body(route.body, await request.body()) if route.body else None
-        call = Call(store, dict(request.path_params), query, body)
-        found = await run_in_threadpool(answer, route, call)
-        if isinstance(found, Response):
-            return found
-        return _json(request, msgspec.json.encode(found), route.status)
+        query = _parse_query(route.query, request)
+        body = _parse_body(route.body, await request.body()) if route.body else None
+        context = RequestContext(store, dict(request.path_params), query, body)
+        result = await run_in_threadpool(handle_request, route, context)
+        if isinstance(result, Response):
+            return result
+        return _json_response(request, msgspec.json.encode(result), route.status)
 
     return endpoint
 
 
-def _json(request: Request, data: bytes, status: int = 200) -> Response:
+def _json_response(request: Request, data: bytes, status: int = 200) -> Response:
     if request.method == "POST":
         return Response(data, status, media_type="application/json")
-    return _cached(request, data, "application/json", status)
+    return _etag_response(request, data, "application/json", status)
 
 
-def _cached(request: Request, data: bytes, kind: str, status: int = 200) -> Response:
-    """Return an answer, or only that the reader has it already."""
+def _etag_response(request: Request, data: bytes, media_type: str, status: int = 200) -> Response:
+    """Return the data with an `ETag`, or 304 without it if the client already has this version."""
     tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(data, status, headers, kind)
+    return Response(data, status, headers, media_type)
 
 
-def _query(wanted: type[msgspec.Struct] | None, request: Request) -> Any:
+def _parse_query(model: type[msgspec.Struct] | None, request: Request) -> Any:
+    """Convert the query string to a model; None if the route takes no parameters."""
     items = _query_items(request)
-    fields = {field.name: field for field in msgspec.structs.fields(wanted)} if wanted else {}
+    fields = {field.name: field for field in msgspec.structs.fields(model)} if model else {}
     values: dict[str, Any] = {}
     for name, value in items:
         if name not in fields:
@@ -135,13 +148,13 @@ def _query(wanted: type[msgspec.Struct] | None, request: Request) -> Any:
         if _is_list(fields[name]):
             values.setdefault(name, []).append(value)
         elif name in values:
-            raise ApiError(400, "bad_query", f"{name} is given twice")
+            raise ApiError(400, "bad_query", f"parameter {name} is repeated; give it once")
         else:
             values[name] = value
-    if wanted is None:
+    if model is None:
         return None
     try:
-        query = msgspec.convert(values, wanted, strict=False)
+        query = msgspec.convert(values, model, strict=False)
     except msgspec.ValidationError as error:
         raise ApiError(400, "bad_query", str(error)) from None
     for name in fields:
@@ -153,100 +166,101 @@ def _query(wanted: type[msgspec.Struct] | None, request: Request) -> Any:
 
 def _query_items(request: Request) -> list[tuple[str, str]]:
     try:
-        return parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=500, errors="replace")
+        return parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=_MAX_PARAMETERS, errors="replace")
     except ValueError:
-        raise ApiError(400, "bad_query", "more than 500 parameters") from None
+        raise ApiError(400, "bad_query", f"more than {_MAX_PARAMETERS} parameters") from None
 
 
 def _is_list(field: msgspec.structs.FieldInfo) -> bool:
     return getattr(getattr(field.type, "__origin__", None), "__origin__", None) is list
 
 
-def _body(wanted: type[msgspec.Struct], data: bytes) -> Any:
+def _parse_body(model: type[msgspec.Struct], data: bytes) -> Any:
     try:
-        return msgspec.json.decode(data, type=wanted)
+        return msgspec.json.decode(data, type=model)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ApiError(400, "bad_body", str(error)) from None
 
 
-def _live(store: Store, is_closing: Callable[[], bool]) -> Endpoint:
+def _live_endpoint(store: Store, is_closing: Callable[[], bool]) -> Endpoint:
     async def live(request: Request) -> Response:
         items = _query_items(request)
         names = [value for name, value in items if name == "run"]
         if len(names) != len(items):
-            raise ApiError(400, "bad_query", "only `run` is known here; it may be given several times")
-        if len(names) > _MOST_WATCHED:
-            raise ApiError(400, "bad_query", f"at most {_MOST_WATCHED} runs can be watched at once")
+            raise ApiError(400, "bad_query", "unknown parameter; this route takes only `run`, which can be repeated")
+        if len(names) > _MAX_WATCHED_RUNS:
+            raise ApiError(400, "bad_query", f"too many runs; watch at most {_MAX_WATCHED_RUNS} at once")
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(watch(store, names, is_closing), 200, headers, "text/event-stream")
 
     return live
 
 
-def _login(access: Access) -> Endpoint:
+def _login_endpoint(access: Access) -> Endpoint:
     async def login(request: Request) -> Response:
-        given = _body(Login, await request.body())
-        if not access.is_token(given.token):
-            raise ApiError(401, "wrong_token", "this is not the token that the server printed when it started")
+        given = _parse_body(LoginRequest, await request.body())
+        if not access.matches_token(given.token):
+            raise ApiError(401, "wrong_token", "wrong token; use the one that the server printed at startup")
         response = Response(status_code=204)
-        set_cookie(response, access)
+        set_token_cookie(response, access)
         return response
 
     return login
 
 
-async def _only_post(request: Request) -> Response:
-    raise ApiError(405, "wrong_method", f"{request.method} is not possible here", {"Allow": "POST"})
+async def _reject_get(request: Request) -> Response:
+    raise ApiError(405, "wrong_method", f"{request.method} is not allowed here; use POST", {"Allow": "POST"})
 
 
-async def _document(request: Request) -> Response:
-    return _json(request, msgspec.json.encode(openapi()))
+async def _send_openapi(request: Request) -> Response:
+    return _json_response(request, msgspec.json.encode(openapi()))
 
 
-def _files(folder: Path) -> Endpoint:
-    """Serve the files that are there when the page is loaded, and no others."""
+def _static_endpoint(folder: Path) -> Endpoint:
+    """Serve the files that existed when the page was last loaded.
+
+    Requests are looked up in a list of files instead of being joined to the folder, so no path can escape it.
+    """
     files: dict[str, Path] = {}
 
-    def find(path: str) -> bytes | None:
+    def read_file(path: str) -> bytes | None:
         nonlocal files
         if path == "index.html" or not files:
             files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
         found = files.get(path)
         return found.read_bytes() if found and not path.startswith(".") and found.is_file() else None
 
-    async def file(request: Request) -> Response:
+    async def send_file(request: Request) -> Response:
         path = request.path_params["path"] or "index.html"
-        data = await run_in_threadpool(find, path)
+        data = await run_in_threadpool(read_file, path)
         if data is None and path == "index.html":
-            return HTMLResponse(_NO_UI)
+            return HTMLResponse(_MISSING_UI_PAGE)
         if data is None:
-            raise ApiError(404, "not_found", f"there is nothing at /{path[:200]}")
-        kind = _KINDS.get(path.rpartition(".")[2], "application/octet-stream")
-        response = _cached(request, data, kind)
-        if path.startswith("assets/"):  # these are named by their content
+            raise ApiError(404, "not_found", f"not found: /{path[:200]}")
+        media_type = _MEDIA_TYPES.get(path.rpartition(".")[2], "application/octet-stream")
+        response = _etag_response(request, data, media_type)
+        if path.startswith("assets/"):  # their names contain a hash of their content
             response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
         return response
 
-    return file
+    return send_file
 
 
-async def _api_fault(request: Request, error: ApiError) -> Response:
-    return fault_response(error)
+async def _handle_api_error(request: Request, error: ApiError) -> Response:
+    return error_response(error)
 
 
-async def _http_fault(request: Request, error: HTTPException) -> Response:
+async def _handle_http_error(request: Request, error: HTTPException) -> Response:
     codes = {404: "not_found", 405: "wrong_method"}
-    text = f"{request.method} is not possible here" if error.status_code == 405 else str(error.detail)
-    return fault_response(
-        ApiError(error.status_code, codes.get(error.status_code, "bad_request"), text, dict(error.headers or {}))
-    )
+    message = f"{request.method} is not allowed here" if error.status_code == 405 else str(error.detail)
+    code = codes.get(error.status_code, "bad_request")
+    return error_response(ApiError(error.status_code, code, message, dict(error.headers or {})))
 
 
-async def _gone(request: Request, error: ClientDisconnect) -> Response:
-    return Response(status_code=400)  # which nobody will read
+async def _handle_disconnect(request: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=400)  # never sent: the client has disconnected
 
 
-async def _own_fault(request: Request, error: Exception) -> Response:
-    return fault_response(
-        ApiError(500, "server_fault", f"the server failed: {type(error).__name__}; its log says more")
-    )
+async def _handle_unexpected_error(request: Request, error: Exception) -> Response:
+    message = f"internal error: {type(error).__name__}; see the server's output for the traceback"
+    return error_response(ApiError(500, "server_fault", message))

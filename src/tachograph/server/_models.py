@@ -1,4 +1,9 @@
-"""What the API says and takes. The OpenAPI document and `docs/api.md` are made of these classes."""
+"""The JSON models of the API's requests and responses.
+
+The OpenAPI document, `docs/api.md` and the dashboard's TypeScript types are generated from these classes: their
+docstrings, and the docstrings under their fields, are what API users read. Field names are part of the API and must
+not change.
+"""
 
 from __future__ import annotations
 
@@ -14,52 +19,54 @@ from tachograph.store import Line, Mark, SpanView
 __all__ = [
     "CURSOR_PATTERN",
     "AlertView",
-    "Alerts",
-    "Answer",
+    "AlertsPage",
     "AttemptView",
     "CompletionQuery",
-    "Completions",
-    "Control",
+    "CompletionsPage",
+    "ControlAnswer",
     "ControlRequest",
-    "Controls",
+    "ControlView",
+    "ControlsPage",
     "ErrorBody",
-    "Export",
-    "Goodput",
-    "Health",
-    "Login",
-    "Metric",
-    "Metrics",
+    "ErrorDetail",
+    "ExportQuery",
+    "GoodputView",
+    "LoginRequest",
+    "MetricView",
+    "MetricsPage",
     "Number",
     "RecordQuery",
-    "Records",
-    "Requested",
+    "RecordsPage",
+    "RequestIds",
     "RunDetail",
-    "RunLine",
-    "Runs",
+    "RunSummary",
+    "RunsPage",
+    "SeriesPage",
     "SeriesQuery",
     "SeriesView",
+    "ServerHealth",
     "Severity",
     "SpanDetail",
     "SpanQuery",
     "SpanView",
     "TraceView",
-    "Traces",
-    "Views",
-    "number",
+    "TracesPage",
+    "encode_number",
 ]
 
 Number = float | Literal["NaN", "Infinity", "-Infinity"]
-"""JSON has no NaN and no infinity: they are said as texts, as in the journal."""
+"""JSON has no NaN and no infinities: they are strings, as in the journal."""
 Severity = Literal["info", "warning", "critical"]
 XAxis = Literal["step", "time", "relative", "epoch"]
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 CURSOR_PATTERN = "([0-9a-f]{1,16})((?:-[a-z_]{1,32}:[0-9]{1,15})*)"
-Place = Annotated[float, Meta(ge=-1e18, le=1e18)]
+"""The journal's generation, then the number of rows already sent of each stream."""
+AxisValue = Annotated[float, Meta(ge=-1e18, le=1e18)]
 Step = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 
 
-def number(value: Any) -> Number | None:
-    """Return a number as the API says it, or None if it is none."""
+def encode_number(value: Any) -> Number | None:
+    """Return a number in the form the API sends it; None if the value is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     if math.isnan(value):
@@ -67,36 +74,36 @@ def number(value: Any) -> Number | None:
     return float(value) if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-class Fault(msgspec.Struct):
-    """What went wrong."""
+class ErrorDetail(msgspec.Struct):
+    """Why a request failed."""
 
     code: str
-    """A word for programs, such as `not_found`."""
+    """A stable identifier for programs, such as `not_found`."""
     message: str
-    """A sentence for people: what was wrong and what to do."""
+    """An explanation for people: the problem and how to fix it."""
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of every answer that is not a success."""
+    """The body of every error response."""
 
-    error: Fault
+    error: ErrorDetail
 
 
-class Health(msgspec.Struct):
+class ServerHealth(msgspec.Struct):
     """The server is up."""
 
     status: Literal["ok"]
     version: str
 
 
-class Login(msgspec.Struct, forbid_unknown_fields=True):
-    """The token that the server printed when it started."""
+class LoginRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The token that the server printed at startup."""
 
     token: Annotated[str, Meta(max_length=512)]
 
 
-class RunLine(msgspec.Struct, kw_only=True):
-    """One line of the list of runs."""
+class RunSummary(msgspec.Struct, kw_only=True):
+    """A run as the list of runs shows it."""
 
     name: str
     state: RunState
@@ -105,36 +112,36 @@ class RunLine(msgspec.Struct, kw_only=True):
     duration_s: float | None = None
     step: int | None = None
     stepped: float | None = None
-    """When the last step was recorded."""
+    """Time of the last recorded step."""
     max_steps: int | None = None
     progress: float | None = None
-    """Share of the steps that are done."""
+    """Fraction of steps completed, 0 to 1."""
     eta_s: float | None = None
-    """Seconds until the last step, at the present pace."""
+    """Estimated seconds until the last step."""
     steps_per_sec: float | None = None
     train_loss: Number | None = None
     host: str | None = None
     tags: list[str] = []
     session_tag: str | None = None
     reason: str | None = None
+    """Why the run ended, or why it is in this state."""
     size_bytes: int = 0
     num_dropped: int = 0
-    """Records that telemetry had to drop."""
+    """Records dropped by the recorder."""
     num_open_alerts: int = 0
-    """What rules found wrong and is not resolved."""
     num_critical_alerts: int = 0
-    """Those of the open alerts that are critical."""
+    """Open alerts that are critical."""
 
 
-class Runs(msgspec.Struct):
-    """The runs of the log folder, the newest first."""
+class RunsPage(msgspec.Struct):
+    """The runs in the log folder, newest first."""
 
     log_dir: str
-    runs: list[RunLine]
+    runs: list[RunSummary]
 
 
 class AttemptView(msgspec.Struct, kw_only=True):
-    """What one process recorded of a run."""
+    """One attempt: the part of a run that one process recorded."""
 
     index: int
     state: RunState
@@ -147,42 +154,44 @@ class AttemptView(msgspec.Struct, kw_only=True):
     reason: str | None = None
 
 
-class Goodput(msgspec.Struct, kw_only=True):
-    """Where the time of a run went, in seconds."""
+class GoodputView(msgspec.Struct, kw_only=True):
+    """How the run's time was spent, in seconds."""
 
     share: float
-    """Training that counts, of the time that was reported."""
+    """Productive training time divided by wall time."""
     wall_s: float
     parts_s: dict[str, float]
 
 
-class RunDetail(RunLine, kw_only=True):
-    """All that is known of a run, but for its points."""
+class RunDetail(RunSummary, kw_only=True):
+    """A run with its config, attempts, goodput and environment, but without metrics."""
 
     version: str
-    """Another one whenever something was recorded."""
+    """Changes whenever a record is added."""
     indexed: float
-    """Which part of the journal was read so far."""
+    """Fraction of the journal read so far, 0 to 1."""
     run_id: str | None = None
     path: str
     perf_tag: list[str] = []
     attempts: list[AttemptView] = []
     config: dict[str, Any] = {}
     facts: dict[str, Any] = {}
-    """What is known of model, LoRA and training set-up."""
+    """Other fields of the start record, such as model and LoRA settings."""
     system: dict[str, Any] = {}
     git: dict[str, Any] = {}
-    goodput: Goodput | None = None
+    goodput: GoodputView | None = None
     phases_s: dict[str, float] = {}
-    """Seconds of training loops by phase."""
+    """Seconds of the training loop by phase."""
     num_records: dict[str, int] = {}
+    """Number of records by kind."""
     num_lost_records: int = 0
     num_bad_lines: int = 0
+    """Unreadable journal lines."""
     checkpoints: list[dict[str, Any]] = []
 
 
-class Metric(msgspec.Struct, kw_only=True):
-    """A metric in a few numbers; the extremes are over finite values."""
+class MetricView(msgspec.Struct, kw_only=True):
+    """A summary of one metric. `low` and `high` cover finite values only."""
 
     name: str
     kind: str
@@ -194,149 +203,158 @@ class Metric(msgspec.Struct, kw_only=True):
     num_not_finite: int = 0
 
 
-class Metrics(msgspec.Struct):
-    """Every metric of a run, in order of appearance."""
+class MetricsPage(msgspec.Struct):
+    """All metrics of a run, in order of first appearance."""
 
     version: str
     indexed: float
-    metrics: list[Metric]
+    """Fraction of the journal read so far, 0 to 1."""
+    metrics: list[MetricView]
 
 
 class SeriesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which points of which metrics."""
+    """Select metrics and a range of the x axis."""
 
-    name: Annotated[list[Name], Meta(min_length=1, max_length=64, description="Metrics; may be given several times.")]
-    x: Annotated[XAxis, Meta(description="The axis: step, unix time, seconds since the run began, or epoch.")] = "step"
-    low: Annotated[Place | None, Meta(description="Where the view begins; without it, where the run does.")] = None
-    high: Annotated[Place | None, Meta(description="Where the view ends.")] = None
-    points: Annotated[int, Meta(ge=16, le=20_000, description="About how many points at most, for each line.")] = 2_000
+    name: Annotated[list[Name], Meta(min_length=1, max_length=64, description="Metric name; can be repeated.")]
+    x: Annotated[
+        XAxis, Meta(description="X axis: step, Unix time, seconds since the run started (`relative`), or epoch.")
+    ] = "step"
+    low: Annotated[AxisValue | None, Meta(description="Start of the range; defaults to the start of the run.")] = None
+    high: Annotated[AxisValue | None, Meta(description="End of the range; defaults to the end of the run.")] = None
+    points: Annotated[int, Meta(ge=16, le=20_000, description="Approximate maximum number of points per line.")] = 2_000
     after: Annotated[
         Annotated[str, Meta(max_length=2_000, pattern=f"^{CURSOR_PATTERN}$")] | None,
-        Meta(description="The `cursor` of an earlier answer: only what was recorded since."),
+        Meta(description="`cursor` of an earlier response; returns only points recorded since."),
     ] = None
 
 
 class SeriesView(msgspec.Struct, kw_only=True):
-    """A metric in a view."""
+    """The points of one metric in the requested range."""
 
     name: str
     last: Number | None = None
-    """The value that was recorded last, whether it is in the view or not."""
+    """The most recent value, even if it lies outside the range."""
     lines: list[Line]
+    """One line per attempt and stream."""
     marks: list[Mark]
+    """Values that are NaN or infinite."""
 
 
-class Views(msgspec.Struct, kw_only=True):
-    """Metrics in a view."""
+class SeriesPage(msgspec.Struct, kw_only=True):
+    """The points of several metrics."""
 
     version: str
     indexed: float
+    """Fraction of the journal read so far, 0 to 1."""
     cursor: str
-    """To be given as `after` to get what is recorded from now on."""
+    """Send this as `after` to get only newer points."""
     is_whole: bool
-    """Whether this is the whole view; otherwise it is to be added to what is known."""
+    """True if this is the complete range; false if the points continue an earlier response."""
     start: float
-    """When the run began, in unix time."""
+    """Unix time at which the run started."""
     series: list[SeriesView]
 
 
-class Export(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which points to export, every one of them."""
+class ExportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Select the points to export. An export is never downsampled."""
 
-    name: Annotated[list[Name], Meta(min_length=1, max_length=64, description="Metrics; may be given several times.")]
+    name: Annotated[list[Name], Meta(min_length=1, max_length=64, description="Metric name; can be repeated.")]
     format: Annotated[Literal["csv", "json"], Meta(description="CSV, or JSON with one object per line.")] = "csv"
-    x: Annotated[XAxis, Meta(description="The axis that `low` and `high` are on.")] = "step"
-    low: Place | None = None
-    high: Place | None = None
+    x: Annotated[XAxis, Meta(description="X axis of `low` and `high`.")] = "step"
+    low: Annotated[AxisValue | None, Meta(description="Start of the range; defaults to the start of the run.")] = None
+    high: Annotated[AxisValue | None, Meta(description="End of the range; defaults to the end of the run.")] = None
 
 
 class SpanQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which spans."""
+    """Select a time range."""
 
-    low: Annotated[Place | None, Meta(description="Unix time at which the view begins.")] = None
-    high: Annotated[Place | None, Meta(description="Unix time at which the view ends.")] = None
-    points: Annotated[int, Meta(ge=16, le=20_000, description="Pixels: shorter spans may be put into heaps.")] = 2_000
-    most: Annotated[int, Meta(ge=1, le=50_000, description="How many spans one by one, at most.")] = 20_000
+    low: Annotated[AxisValue | None, Meta(description="Start of the range, in Unix time.")] = None
+    high: Annotated[AxisValue | None, Meta(description="End of the range, in Unix time.")] = None
+    points: Annotated[
+        int, Meta(ge=16, le=20_000, description="Width in pixels; spans shorter than a pixel can be merged into heaps.")
+    ] = 2_000
+    most: Annotated[int, Meta(ge=1, le=50_000, description="Maximum number of individual spans.")] = 20_000
 
 
 class SpanDetail(msgspec.Struct, kw_only=True):
-    """Everything that was recorded of a span."""
+    """The records of one span."""
 
     records: list[dict[str, Any]]
-    """Its own records and the events in it, in order."""
+    """The span's own records and the events inside it, in order."""
 
 
 class RecordQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which records."""
+    """Select records by kind."""
 
     kind: Annotated[
-        list[Name], Meta(max_length=32, description="Kinds of records; without it, all but points and spans.")
+        list[Name],
+        Meta(max_length=32, description="Record kind; can be repeated. Defaults to all kinds except points and spans."),
     ] = []
-    limit: Annotated[int, Meta(ge=1, le=5_000, description="The latest ones of each kind, at most.")] = 500
-    routine: Annotated[bool, Meta(description="With the events that telemetry notes for itself every few seconds.")] = (
+    limit: Annotated[int, Meta(ge=1, le=5_000, description="Maximum number of records per kind.")] = 500
+    routine: Annotated[bool, Meta(description="Include routine events that telemetry records every few seconds.")] = (
         False
     )
 
 
-class Records(msgspec.Struct, kw_only=True):
-    """Records, the newest first. Points and spans are not among them; of each kind the last 1,000 are known."""
+class RecordsPage(msgspec.Struct, kw_only=True):
+    """Records, newest first, without points and spans. The server keeps the last 1,000 records of each kind."""
 
     version: str
     num_records: dict[str, int]
-    """How many there are of each kind in the journal."""
+    """Number of records in the journal by kind."""
     num_left_out: int
-    """Routine events that are not in the list."""
+    """Routine events omitted from `records`."""
     records: list[dict[str, Any]]
 
 
 class CompletionQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which completions."""
+    """Select completions."""
 
-    step_min: Annotated[Step | None, Meta(description="Only those of this step or later ones.")] = None
-    step_max: Annotated[Step | None, Meta(description="Only those of this step or earlier ones.")] = None
-    search: Annotated[str, Meta(max_length=500, description="Only those that say this somewhere, in any case.")] = ""
-    table: Annotated[Name | None, Meta(description="Only those of this table; without it, of all.")] = None
-    limit: Annotated[int, Meta(ge=1, le=1_000, description="How many, at most.")] = 200
+    step_min: Annotated[Step | None, Meta(description="First step to include.")] = None
+    step_max: Annotated[Step | None, Meta(description="Last step to include.")] = None
+    search: Annotated[str, Meta(max_length=500, description="Text that a row must contain; case-insensitive.")] = ""
+    table: Annotated[Name | None, Meta(description="Table to read; defaults to all tables.")] = None
+    limit: Annotated[int, Meta(ge=1, le=1_000, description="Maximum number of rows.")] = 200
 
 
-class Completions(msgspec.Struct, kw_only=True):
-    """Samples of what the model was given and what came of it, the newest first."""
+class CompletionsPage(msgspec.Struct, kw_only=True):
+    """Sampled prompts and completions, newest first."""
 
     version: str
     tables: list[str]
-    """The tables of the run, in order of appearance."""
+    """The run's tables, in order of first appearance."""
     columns: list[str]
-    """Every column of the table; a row lacks those that it does not have."""
+    """All columns of the table. A row omits the columns it has no value for."""
     rows: list[dict[str, Any]]
     is_whole: bool
-    """Whether these are all that were asked for; otherwise the older ones are left out, or were not searched."""
+    """True if `rows` holds every match; false if older rows were omitted or not searched."""
     steps: list[int]
-    """The steps of which there are rows, in order; of very many, some."""
+    """The steps that have rows, ascending; thinned out if there are very many."""
     num_rows: int
-    """How many rows the table has in all."""
+    """Number of rows in the table."""
     num_rows_of_steps: int
-    """How many of them are of the steps that were asked for, whatever was searched."""
+    """Number of rows in the requested steps, regardless of the search."""
     num_dropped: int
-    """Rows that were dropped before they were recorded, because there were too many."""
+    """Rows dropped before they were recorded, because the buffer was full."""
 
 
 class AlertView(msgspec.Struct, kw_only=True):
-    """A fault that a rule found, told once: what is wrong, since when, and whether it still is."""
+    """One alert: a rule's finding, from opened to resolved."""
 
     id: str
     rule: str
     severity: Severity
-    """The worst it came to."""
+    """The highest severity the alert reached."""
     title: str
     message: str
     meaning: str
-    """What it usually means."""
+    """What the finding usually means."""
     advice: list[str]
-    """What people do about it."""
+    """Common remedies."""
     evidence: dict[str, Any]
-    """Numbers, window and steps, as of the last record; `metric` names the metric concerned, if there is one."""
+    """Values, window and steps from the latest record; `metric` names the affected metric, if any."""
     occurrences: list[dict[str, Any]]
-    """The last times that the fault came back while the alert was open."""
+    """The latest recurrences while the alert was open."""
     num_occurrences: int
     attempt: int
     opened_time: float | None
@@ -346,60 +364,61 @@ class AlertView(msgspec.Struct, kw_only=True):
     resolved_time: float | None
     resolved_step: int | None
     outcome: str
-    """Why it was resolved."""
+    """Why the alert was resolved."""
     is_open: bool
-    """Whether it was neither resolved nor left behind by a process that ended before a resume."""
+    """False once the alert is resolved, or once the run resumes after its attempt ended."""
 
 
-class Alerts(msgspec.Struct, kw_only=True):
-    """What rules found wrong with a run. Long texts and much evidence are cut; the records have all of it."""
+class AlertsPage(msgspec.Struct, kw_only=True):
+    """The alerts of a run. Long texts and large evidence are shortened; the journal has them in full."""
 
     version: str
     num_open: int
     num_critical: int
-    """Those of the open ones that are critical."""
+    """Open alerts that are critical."""
     num_left_out: int
-    """Alerts that are not in the list, since there are too many."""
+    """Alerts omitted from `alerts`, because there are too many."""
     alerts: list[AlertView]
-    """The open ones first, the worst before the rest, then the others, the newest first."""
+    """Open alerts first, most severe first; then closed alerts, newest first."""
 
 
 class TraceView(msgspec.Struct, kw_only=True):
-    """What torch's profiler saw of some steps, stored in a file."""
+    """A stored trace of the PyTorch profiler."""
 
     name: str
-    """Of the file, to download it by."""
+    """File name; use it to download the trace."""
     time: float
-    """When it was stored."""
+    """When the trace was stored."""
     first_step: int
     num_steps: int
     size_bytes: int
     duration_s: float | None = None
-    """How long the steps took."""
+    """Duration of the profiled steps."""
 
 
-class Traces(msgspec.Struct, kw_only=True):
-    """The traces of a run, the newest first. They are taken on request: `profile_steps` of the controls."""
+class TracesPage(msgspec.Struct, kw_only=True):
+    """The traces of a run, newest first. Request one with the control `profile_steps`."""
 
     version: str
     traces: list[TraceView]
 
 
-class Answer(msgspec.Struct, kw_only=True):
-    """What the trainer said to a request."""
+class ControlAnswer(msgspec.Struct, kw_only=True):
+    """The training process's answer to a control request."""
 
     id: str | None
+    """The id of the request."""
     control: str
     status: str
     time: float
     value: Any = None
     reason: str | None = None
     wait_s: float | None = None
-    """How long it will be before a pending one is taken."""
+    """Seconds until a pending request is applied."""
 
 
-class Control(msgspec.Struct, kw_only=True):
-    """A value that can be steered."""
+class ControlView(msgspec.Struct, kw_only=True):
+    """A value that can be changed while the run is training."""
 
     name: str
     kind: Literal["bool", "int", "float"]
@@ -408,30 +427,31 @@ class Control(msgspec.Struct, kw_only=True):
     max: float | None = None
 
 
-class Controls(msgspec.Struct, kw_only=True):
-    """What can be steered, and what the trainer answered."""
+class ControlsPage(msgspec.Struct, kw_only=True):
+    """The controls of a run, and the answers to earlier requests."""
 
     version: str
     is_open: bool
-    """Whether there is a trainer to ask."""
-    controls: list[Control]
+    """Whether a training process accepts requests."""
+    controls: list[ControlView]
     requests: list[str]
-    """What can be asked for besides values."""
-    answers: list[Answer]
-    """The newest first."""
+    """Actions that can be requested in addition to values, such as `checkpoint_now`."""
+    answers: list[ControlAnswer]
+    """Newest first."""
     changes: list[dict[str, Any]]
-    """The changes that were made, the newest first."""
+    """Applied changes, newest first."""
 
 
 class ControlRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Wanted values by name of the control; `true` for `checkpoint_now` and `stop`, a number for `profile_steps`."""
+    """New values by control name; `true` for `checkpoint_now` and `stop`, a number of steps for `profile_steps`."""
 
     values: Annotated[
         dict[Annotated[str, Meta(min_length=1, max_length=200)], bool | int | float], Meta(min_length=1, max_length=64)
     ]
 
 
-class Requested(msgspec.Struct):
-    """The request is in the file that the trainer reads; its answer will bear the id."""
+class RequestIds(msgspec.Struct):
+    """The request was written to the control file. The answer will carry the same id."""
 
     ids: dict[str, str]
+    """Request id by control name."""

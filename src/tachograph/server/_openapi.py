@@ -1,16 +1,24 @@
-"""The OpenAPI document, made of the table of routes."""
+"""Builds the OpenAPI document from the route table.
+
+msgspec makes the JSON schemas of the models but leaves out the docstrings under their fields. They are read from the
+source here, so that a field is described once, beside its definition.
+"""
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
+import itertools
 import re
+import textwrap
 from typing import Any
 
 import msgspec
 
 from tachograph._version import __version__
-from tachograph.server._live import Changed, Gone
-from tachograph.server._models import ErrorBody, Login
+from tachograph.server._live import RunChanged, RunGone
+from tachograph.server._models import ErrorBody, LoginRequest
 from tachograph.server._routes import ROUTES, Route
 
 __all__ = ["openapi"]
@@ -21,100 +29,134 @@ _REFERENCE = "#/components/schemas/{name}"
 @functools.cache
 def openapi() -> dict[str, Any]:
     """Return the document."""
-    used = [kind for route in ROUTES for kind in (route.answers, route.query, route.body) if kind is not None]
-    schemas, components = msgspec.json.schema_components(
-        [*used, ErrorBody, Login, Changed, Gone], ref_template=_REFERENCE
-    )
-    known = dict(zip([*used, ErrorBody, Login, Changed, Gone], schemas, strict=True))
+    used = [model for route in ROUTES for model in (route.response, route.query, route.body) if model is not None]
+    models = [*used, ErrorBody, LoginRequest, RunChanged, RunGone]
+    references, schemas = msgspec.json.schema_components(models, ref_template=_REFERENCE)
+    for model in _all_models(models):
+        _describe_fields(schemas[model.__name__], model)
+    reference_by_model = dict(zip(models, references, strict=True))
     paths: dict[str, Any] = {}
     for route in ROUTES:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, known, components)
-    paths["/api/v1/live"] = {"get": _live_operation(known)}
-    paths["/api/v1/login"] = {"post": _login_operation(known)}
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, reference_by_model, schemas)
+    paths["/api/v1/live"] = {"get": _live_operation(reference_by_model)}
+    paths["/api/v1/login"] = {"post": _login_operation(reference_by_model)}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Tachograph",
             "version": __version__,
-            "description": "Training runs: what they recorded, and how to steer them. Numbers that JSON does not have "
-            'are the texts "NaN", "Infinity" and "-Infinity".',
+            "description": "Read the telemetry of training runs and change their controls. Numbers that JSON cannot "
+            'represent are the strings "NaN", "Infinity" and "-Infinity".',
         },
         "security": [{}, {"token": []}],
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
 
 
-def _operation(route: Route, known: dict[type, Any], components: dict[str, Any]) -> dict[str, Any]:
+def _all_models(models: list[type]) -> set[type]:
+    """Return the given structs and all structs that their fields refer to."""
+    found: set[type] = set()
+    pending: list[Any] = list(models)
+    while pending:
+        model = pending.pop()
+        if isinstance(model, type) and issubclass(model, msgspec.Struct) and model not in found:
+            found.add(model)
+            pending += [field.type for field in msgspec.structs.fields(model)]
+        else:
+            pending += getattr(model, "__args__", ())
+    return found
+
+
+def _describe_fields(schema: dict[str, Any], model: type) -> None:
+    """Add the docstrings under a struct's fields to its schema."""
+    for owner in reversed(model.__mro__):
+        if not issubclass(owner, msgspec.Struct) or owner is msgspec.Struct:
+            continue
+        tree = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        assert isinstance(tree, ast.ClassDef)  # noqa: S101 - for mypy; the source of a class is a class
+        for field, text in itertools.pairwise(tree.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(description))):
+                    schema["properties"][name].setdefault("description", inspect.cleandoc(description))
+
+
+def _operation(route: Route, references: dict[type, Any], schemas: dict[str, Any]) -> dict[str, Any]:
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in re.findall(r"{(\w+)}", route.path)
     ]
     if route.query is not None:
-        parameters += _query_parameters(components[route.query.__name__])
-    if route.answers is not None:
-        content = {"application/json": {"schema": known[route.answers]}}
+        parameters += _query_parameters(schemas[route.query.__name__])
+    if route.response is not None:
+        content = {"application/json": {"schema": references[route.response]}}
     else:
-        content = {kind: {"schema": {"type": "string"}} for kind in route.files}
+        content = {media_type: {"schema": {"type": "string"}} for media_type in route.media_types}
     operation: dict[str, Any] = {
         "operationId": f"{route.method.lower()}_{'_'.join(re.findall(r'[a-z]+', route.path.removeprefix('/api/v1')))}",
         "summary": route.summary,
         "parameters": parameters,
-        "responses": {str(route.status): {"description": "Done.", "content": content}, "default": _fault(known)},
+        "responses": {
+            str(route.status): {"description": "Success.", "content": content},
+            "default": _error_response(references),
+        },
     }
     if not route.path.startswith("/api/"):
         operation["security"] = []
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": known[route.body]}}}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": references[route.body]}},
+        }
     return operation
 
 
 def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
     required = schema.get("required", [])
     parameters = []
-    for name, kind in schema["properties"].items():
-        plain = {key: value for key, value in kind.items() if key != "description"}
-        if "anyOf" in plain:  # what may be left out is never null in a query
+    for name, field in schema["properties"].items():
+        plain = {key: value for key, value in field.items() if key != "description"}
+        if "anyOf" in plain:  # an optional parameter is omitted, never null
             plain = next(option for option in plain["anyOf"] if option.get("type") != "null")
         parameter = {"name": name, "in": "query", "required": name in required, "schema": plain}
-        if "description" in kind:
-            parameter["description"] = kind["description"]
+        if "description" in field:
+            parameter["description"] = field["description"]
         parameters.append(parameter)
     return parameters
 
 
-def _fault(known: dict[type, Any]) -> dict[str, Any]:
+def _error_response(references: dict[type, Any]) -> dict[str, Any]:
     return {
-        "description": "What was wrong, and what to do.",
-        "content": {"application/json": {"schema": known[ErrorBody]}},
+        "description": "The problem and how to fix it.",
+        "content": {"application/json": {"schema": references[ErrorBody]}},
     }
 
 
-def _live_operation(known: dict[type, Any]) -> dict[str, Any]:
+def _live_operation(references: dict[type, Any]) -> dict[str, Any]:
     return {
         "operationId": "get_live",
-        "summary": "Tell which runs change, as server-sent events named `changed` (`Changed`) and `gone` (`Gone`).",
+        "summary": "Stream changes as server-sent events named `changed` (`RunChanged`) and `gone` (`RunGone`).",
         "parameters": [
             {
                 "name": "run",
                 "in": "query",
                 "required": False,
-                "description": "A run to watch closely; may be given several times. Without it, all runs.",
+                "description": "Run to watch; can be repeated. Defaults to all runs, which are checked less often.",
                 "schema": {"type": "array", "items": {"type": "string"}, "maxItems": 64},
             }
         ],
         "responses": {
             "200": {"description": "Events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
-            "default": _fault(known),
+            "default": _error_response(references),
         },
     }
 
 
-def _login_operation(known: dict[type, Any]) -> dict[str, Any]:
+def _login_operation(references: dict[type, Any]) -> dict[str, Any]:
     return {
         "operationId": "post_login",
-        "summary": "Keep the token in a cookie.",
+        "summary": "Exchange the token for a cookie.",
         "security": [],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": known[Login]}}},
-        "responses": {"204": {"description": "The cookie is set."}, "default": _fault(known)},
+        "requestBody": {"required": True, "content": {"application/json": {"schema": references[LoginRequest]}}},
+        "responses": {"204": {"description": "The cookie is set."}, "default": _error_response(references)},
     }

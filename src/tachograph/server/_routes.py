@@ -1,4 +1,4 @@
-"""The routes of the API: one table. The application and the OpenAPI document are made of it."""
+"""The route table of the API. The application and the OpenAPI document are both built from `ROUTES`."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from starlette.responses import Response, StreamingResponse
 from tachograph._version import __version__
 from tachograph.exceptions import ConfigError, ControlError, RunNotFoundError
 from tachograph.server import _views as views
-from tachograph.server._alerts import alerts
-from tachograph.server._completions import completions
-from tachograph.server._faults import ApiError
+from tachograph.server._alerts import build_alerts_page
+from tachograph.server._completions import build_completions_page
+from tachograph.server._errors import ApiError
 from tachograph.server._models import (
-    Alerts,
+    AlertsPage,
     CompletionQuery,
-    Completions,
+    CompletionsPage,
     ControlRequest,
-    Controls,
-    Export,
-    Health,
-    Metrics,
+    ControlsPage,
+    ExportQuery,
+    MetricsPage,
     RecordQuery,
-    Records,
-    Requested,
+    RecordsPage,
+    RequestIds,
     RunDetail,
-    Runs,
+    RunsPage,
+    SeriesPage,
     SeriesQuery,
+    ServerHealth,
     SpanDetail,
     SpanQuery,
     SpanView,
-    Traces,
-    Views,
-    number,
+    TracesPage,
+    encode_number,
 )
-from tachograph.server._traces import trace, traces
+from tachograph.server._traces import build_traces_page, download_trace
 from tachograph.store import Store, StoredRun
 
-__all__ = ["ROUTES", "Call", "Route", "answer"]
+__all__ = ["ROUTES", "RequestContext", "Route", "handle_request"]
 
-_LONGEST_REFRESH_S = 0.25
+_MAX_REFRESH_S = 0.25
 
 
-class Call(NamedTuple):
-    """A request, read and checked."""
+class RequestContext(NamedTuple):
+    """A parsed and validated request."""
 
     store: Store
     path: dict[str, str]
@@ -55,37 +55,40 @@ class Call(NamedTuple):
     body: Any
 
     def run(self) -> StoredRun:
-        """Return the run that the path names, up to date, or nearly so if there is much to read."""
+        """Open the run named in the path and refresh it.
+
+        A long journal is read in slices: the response then covers the part read so far, and `indexed` says how much.
+        """
         try:
             run = self.store.open(self.path["run"])
-            run.refresh(_LONGEST_REFRESH_S)
+            run.refresh(_MAX_REFRESH_S)
         except RunNotFoundError as error:
             raise ApiError(404, "no_such_run", str(error)) from error
         except OSError as error:
-            raise ApiError(503, "unreadable", f"the journal cannot be read: {error.strerror or error}") from error
+            raise ApiError(503, "unreadable", f"cannot read the journal: {error.strerror or error}") from error
         return run
 
 
 class Route(NamedTuple):
-    """One thing that can be asked."""
+    """One operation of the API."""
 
     method: str
     path: str
     summary: str
-    answer: Callable[[Call], Any]
-    answers: type | None
-    """The class of the answer, None for a file."""
+    handler: Callable[[RequestContext], Any]
+    response: type | None
+    """The model of the response; None for a file."""
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
     status: int = 200
-    files: tuple[str, ...] = ("text/csv", "application/x-ndjson")
-    """The types that a file may have."""
+    media_types: tuple[str, ...] = ("text/csv", "application/x-ndjson")
+    """The media types of a file."""
 
 
-def answer(route: Route, call: Call) -> Response | msgspec.Struct:
-    """Ask a route, and turn our own errors into answers."""
+def handle_request(route: Route, context: RequestContext) -> Response | msgspec.Struct:
+    """Call a route's handler, and turn Tachograph's own exceptions into API errors."""
     try:
-        result: Response | msgspec.Struct = route.answer(call)
+        result: Response | msgspec.Struct = route.handler(context)
         return result
     except ControlError as error:
         raise ApiError(409, "not_steerable", str(error)) from error
@@ -93,56 +96,57 @@ def answer(route: Route, call: Call) -> Response | msgspec.Struct:
         raise ApiError(400, "bad_query", str(error)) from error
 
 
-def _span(call: Call) -> SpanDetail:
-    found = views.span(call.run(), call.path["span"])
+def _get_span(context: RequestContext) -> SpanDetail:
+    found = views.build_span_detail(context.run(), context.path["span"])
     if found is None:
-        raise ApiError(404, "no_such_span", f"no span {call.path['span'][:64]!r} in this run")
+        raise ApiError(404, "no_such_span", f"no span {context.path['span'][:64]!r} in this run")
     return found
 
 
-def _export(call: Call) -> Response:
-    run, query = call.run(), call.query
-    axis, low, high, _ = views.view_range(run, query)
+def _export_points(context: RequestContext) -> Response:
+    run, query = context.run(), context.query
+    axis, low, high, _ = views.resolve_range(run, query)
     unknown = [name for name in query.name if name not in run.metric_names]
     if unknown:
-        raise ApiError(404, "no_such_metric", f"this run has no metric {unknown[0]!r}")
+        raise ApiError(404, "no_such_metric", f"no metric {unknown[0]!r} in this run")
     points = run.points(list(dict.fromkeys(query.name)), axis=axis, low=low, high=high)
-    what = re.sub(r"[^A-Za-z0-9.]+", "_", f"{call.path['run']}-{query.name[0]}").strip("._")[:100] or "points"
-    file_name = f"{what}.{'csv' if query.format == 'csv' else 'jsonl'}"
+    stem = re.sub(r"[^A-Za-z0-9.]+", "_", f"{context.path['run']}-{query.name[0]}").strip("._")[:100] or "points"
+    file_name = f"{stem}.{'csv' if query.format == 'csv' else 'jsonl'}"
     headers = {"Content-Disposition": f'attachment; filename="{file_name}"'}
-    kind = "text/csv; charset=utf-8" if query.format == "csv" else "application/x-ndjson"
-    return StreamingResponse(_csv(points) if query.format == "csv" else _ndjson(points), 200, headers, kind)
+    media_type = "text/csv; charset=utf-8" if query.format == "csv" else "application/x-ndjson"
+    lines = _csv_lines(points) if query.format == "csv" else _json_lines(points)
+    return StreamingResponse(lines, 200, headers, media_type)
 
 
 _COLUMNS = ("name", "attempt", "step", "time", "epoch", "value")
 
 
-def _csv(points: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
+def _csv_lines(points: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
     yield (",".join(_COLUMNS) + "\n").encode()
     for block in points:
         rows = (
-            f"{_cell(name)},{attempt},{step},{time!r},{_known(epoch)},{value!r}\n"
+            f"{_csv_cell(name)},{attempt},{step},{time!r},{_csv_epoch(epoch)},{value!r}\n"
             for name, attempt, step, time, epoch, value in block
         )
         yield "".join(rows).encode()
 
 
-def _cell(name: str) -> str:
-    """Return a name as a cell that no spreadsheet takes for a formula or for two cells."""
+def _csv_cell(name: str) -> str:
+    """Quote a name so that no spreadsheet reads it as a formula or as two cells."""
     name = f"'{name}" if name[:1] in "=+-@" else name
     return '"' + name.replace('"', '""') + '"' if any(character in name for character in ',"\r\n') else name
 
 
-def _known(epoch: float) -> str:
+def _csv_epoch(epoch: float) -> str:
     return "" if math.isnan(epoch) else repr(epoch)
 
 
-def _ndjson(points: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
+def _json_lines(points: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
     for block in points:
         rows = [
             {
                 **dict(zip(_COLUMNS, row, strict=True)),
-                "value": number(row[5]),
+                "value": encode_number(row[5]),
                 "epoch": None if math.isnan(row[4]) else row[4],
             }
             for row in block
@@ -151,91 +155,110 @@ def _ndjson(points: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
 
 
 ROUTES = [
-    Route("GET", "/healthz", "Tell that the server is up.", lambda call: Health("ok", __version__), Health),
-    Route("GET", "/api/v1/runs", "List the runs, the newest first.", lambda call: views.runs(call.store), Runs),
+    Route(
+        "GET",
+        "/healthz",
+        "Check that the server is up.",
+        lambda context: ServerHealth("ok", __version__),
+        ServerHealth,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs",
+        "List the runs, newest first.",
+        lambda context: views.build_runs_page(context.store),
+        RunsPage,
+    ),
     Route(
         "GET",
         "/api/v1/runs/{run}",
-        "Tell all of a run but its points.",
-        lambda call: views.detail(call.run()),
+        "Return a run's config, attempts, goodput and environment.",
+        lambda context: views.build_run_detail(context.run()),
         RunDetail,
     ),
     Route(
         "GET",
         "/api/v1/runs/{run}/metrics",
-        "List the metrics of a run.",
-        lambda call: views.metrics(call.run()),
-        Metrics,
+        "List a run's metrics with their last, lowest and highest values.",
+        lambda context: views.build_metrics_page(context.run()),
+        MetricsPage,
     ),
     Route(
         "GET",
         "/api/v1/runs/{run}/series",
-        "Return the points of metrics in a view, with every extreme among them.",
-        lambda call: views.series(call.run(), call.query),
-        Views,
+        "Return the points of one or more metrics, downsampled so that every extreme is kept.",
+        lambda context: views.build_series_page(context.run(), context.query),
+        SeriesPage,
         SeriesQuery,
     ),
-    Route("GET", "/api/v1/runs/{run}/export", "Return every point of metrics as a file.", _export, None, Export),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/export",
+        "Download every point of one or more metrics.",
+        _export_points,
+        None,
+        ExportQuery,
+    ),
     Route(
         "GET",
         "/api/v1/runs/{run}/spans",
-        "Return the spans of a stretch of time.",
-        lambda call: views.spans(call.run(), call.query),
+        "Return the spans in a time range.",
+        lambda context: views.build_spans(context.run(), context.query),
         SpanView,
         SpanQuery,
     ),
-    Route("GET", "/api/v1/runs/{run}/spans/{span}", "Return what was recorded of a span.", _span, SpanDetail),
+    Route("GET", "/api/v1/runs/{run}/spans/{span}", "Return the records of one span.", _get_span, SpanDetail),
     Route(
         "GET",
         "/api/v1/runs/{run}/records",
-        "Return the latest records that are no points: events, alerts, errors, checkpoints, and so on.",
-        lambda call: views.records(call.run(), call.query),
-        Records,
+        "Return the latest records of each kind: events, alerts, errors, checkpoints and so on.",
+        lambda context: views.build_records_page(context.run(), context.query),
+        RecordsPage,
         RecordQuery,
     ),
     Route(
         "GET",
         "/api/v1/runs/{run}/alerts",
-        "Tell what rules found wrong with a run: each fault once, from opened to resolved.",
-        lambda call: alerts(call.run()),
-        Alerts,
+        "List the run's alerts; each appears once, with its whole life from opened to resolved.",
+        lambda context: build_alerts_page(context.run()),
+        AlertsPage,
     ),
     Route(
         "GET",
         "/api/v1/runs/{run}/completions",
-        "Return samples of what the model was given and what came of it, the newest first.",
-        lambda call: completions(call.run(), call.query),
-        Completions,
+        "Return sampled prompts and completions, newest first.",
+        lambda context: build_completions_page(context.run(), context.query),
+        CompletionsPage,
         CompletionQuery,
     ),
     Route(
         "GET",
         "/api/v1/runs/{run}/controls",
-        "Tell what can be steered, and what the trainer answered.",
-        lambda call: views.controls(call.run()),
-        Controls,
+        "List the run's controls and the answers to earlier requests.",
+        lambda context: views.build_controls_page(context.run()),
+        ControlsPage,
     ),
     Route(
         "GET",
         "/api/v1/runs/{run}/traces",
-        "List the traces of torch's profiler that are stored, the newest first.",
-        lambda call: traces(call.run()),
-        Traces,
+        "List the stored traces of the PyTorch profiler, newest first.",
+        lambda context: build_traces_page(context.run()),
+        TracesPage,
     ),
     Route(
         "GET",
         "/api/v1/runs/{run}/traces/{trace}",
-        "Return a trace as a file that ui.perfetto.dev can open.",
-        lambda call: trace(call.run(), call.path["trace"]),
+        "Download a trace; ui.perfetto.dev opens it.",
+        lambda context: download_trace(context.run(), context.path["trace"]),
         None,
-        files=("application/gzip",),
+        media_types=("application/gzip",),
     ),
     Route(
         "POST",
         "/api/v1/runs/{run}/controls",
-        "Ask the trainer for new values, a checkpoint, a trace or a stop.",
-        lambda call: views.request_controls(call.run(), call.body),
-        Requested,
+        "Request new control values, a checkpoint, a trace or a stop.",
+        lambda context: views.request_controls(context.run(), context.body),
+        RequestIds,
         body=ControlRequest,
         status=202,
     ),

@@ -1,4 +1,4 @@
-"""Listening: the address, the token, and what is printed about them."""
+"""Starts the server: binds the address, creates the token and runs uvicorn."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ def serve(
     """Serve the dashboard until interrupted.
 
     Args:
-        log_dir: the folder that holds the runs.
-        host: the address to listen on. One that others can reach needs a token; it is made if none is given.
-        port: the port; 0 for any that is free.
-        token: what must be known to see anything.
-        allow_hosts: further names that the server goes by.
-        on_ready: called with the address of the dashboard, which holds the token, once it can be reached.
+        log_dir: The folder that holds the runs.
+        host: The address to listen on. An address that other machines can reach requires a token; one is generated if
+            none is given.
+        port: The port; 0 picks a free one.
+        token: The token that clients must send.
+        allow_hosts: Additional `Host` names to accept.
+        on_ready: Called with the dashboard's URL, including the token, once the server accepts connections.
 
     Raises:
-        ServeError: if the address cannot be listened on, or the folder is that of a single run.
+        ServeError: The address cannot be bound, the token is invalid, or the folder is a single run.
     """
     folder = RunFolder(log_dir)
     if folder.exists():
         raise ServeError(
-            f"{folder.path} is a run; give the folder that holds it: --log-dir {folder.path.resolve().parent}"
+            f"{folder.path} is a single run; serve its parent folder: --log-dir {folder.path.resolve().parent}"
         )
     if token is not None and not re.fullmatch(r"[!-~]{1,256}", token):
-        raise ServeError("--token: use up to 256 letters, digits and signs of ASCII, without spaces")
+        raise ServeError("--token: use 1 to 256 printable ASCII characters without spaces")
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
-    listener = _listen(host, port)
+    listener = _bind(host, port)
     port = listener.getsockname()[1]
     access = Access(token, (*allow_hosts, host), port)
     config = uvicorn.Config(
@@ -64,11 +65,11 @@ def serve(
         timeout_keep_alive=30,
     )
     server = uvicorn.Server(config)
-    on_ready(_url(host, port, token))
+    on_ready(_dashboard_url(host, port, token))
     server.run(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -81,16 +82,14 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            hint = (
-                "another dashboard may be open there; stop it, or take another port with --port (0: any that is free)"
-            )
+            hint = "another dashboard may be running; stop it, or choose another port with --port (0 picks a free one)"
         else:
-            hint = "take another --host or --port"
+            hint = "choose another --host or --port"
         raise ServeError(f"cannot listen on {host}:{port} ({error.strerror}): {hint}") from error
     return listener
 
 
-def _url(host: str, port: int, token: str | None) -> str:
-    shown = host if host not in {"0.0.0.0", "::"} else socket.gethostname()  # noqa: S104
-    shown = f"[{shown}]" if ":" in shown else shown
-    return f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
+def _dashboard_url(host: str, port: int, token: str | None) -> str:
+    shown_host = host if host not in {"0.0.0.0", "::"} else socket.gethostname()  # noqa: S104
+    shown_host = f"[{shown_host}]" if ":" in shown_host else shown_host
+    return f"http://{shown_host}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")

@@ -1,4 +1,4 @@
-"""The traces of torch's profiler: what is stored, and the files themselves."""
+"""Lists the stored traces of the PyTorch profiler and serves their files."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from starlette.types import Receive, Scope, Send
 
 from tachograph.reader import list_traces, open_trace
 from tachograph.records import finite_or_none
-from tachograph.server._faults import ApiError
-from tachograph.server._models import Traces, TraceView
+from tachograph.server._errors import ApiError
+from tachograph.server._models import TracesPage, TraceView
 from tachograph.store import StoredRun
 
-__all__ = ["trace", "traces"]
+__all__ = ["build_traces_page", "download_trace"]
 
 _BLOCK_BYTES = 1 << 18
 
 
-def traces(run: StoredRun) -> Traces:
-    """Return the traces that are stored, the newest first."""
+def build_traces_page(run: StoredRun) -> TracesPage:
+    """Return the stored traces, newest first."""
     with run.lock:
-        told: dict[str, dict[str, Any]] = {
+        records: dict[str, dict[str, Any]] = {
             str(record.get("path")).rpartition("/")[2]: record for record in run.digest.latest("event", "trace")
         }
         version = run.version
-    return Traces(
+    return TracesPage(
         version=version,
         traces=[
             TraceView(
-                name=found.name,
-                time=found.time,
-                first_step=found.first_step,
-                num_steps=found.num_steps,
-                size_bytes=found.size_bytes,
-                duration_s=finite_or_none(told.get(found.name, {}).get("duration_s")),
+                name=stored.name,
+                time=stored.time,
+                first_step=stored.first_step,
+                num_steps=stored.num_steps,
+                size_bytes=stored.size_bytes,
+                duration_s=finite_or_none(records.get(stored.name, {}).get("duration_s")),
             )
-            for found in reversed(list_traces(run.folder))
+            for stored in reversed(list_traces(run.folder))
         ],
     )
 
 
-def trace(run: StoredRun, name: str) -> Response:
-    """Return a trace as a file to be saved."""
+def download_trace(run: StoredRun, name: str) -> Response:
+    """Return a trace as a file download."""
     file = open_trace(run.folder, name)
     if file is None:
         raise ApiError(404, "no_such_trace", f"no trace {name[:100]!r} in this run")
@@ -55,7 +55,7 @@ def trace(run: StoredRun, name: str) -> Response:
 
 
 class _FileResponse(StreamingResponse):
-    """An open file, closed however the answer ends: of a HEAD, or where the reader has gone, nobody reads it."""
+    """Streams an open file and always closes it: a HEAD request or a lost connection never reads to the end."""
 
     def __init__(self, file: BinaryIO, headers: dict[str, str]) -> None:
         super().__init__(iter(lambda: file.read(_BLOCK_BYTES), b""), 200, headers, "application/gzip")

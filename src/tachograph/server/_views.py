@@ -1,4 +1,4 @@
-"""From the store to the answers of the API: one function for each answer."""
+"""Builds the API's responses from the store: one function per response model."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from tachograph.reader import Attempt, RunDigest, RunOverview, accepts_requests,
 from tachograph.records import POINT_KINDS, finite_or_none, mark_non_finite
 from tachograph.server._models import (
     CURSOR_PATTERN,
-    Answer,
     AttemptView,
-    Control,
+    ControlAnswer,
     ControlRequest,
-    Controls,
-    Goodput,
-    Metric,
-    Metrics,
+    ControlsPage,
+    ControlView,
+    GoodputView,
+    MetricsPage,
+    MetricView,
     RecordQuery,
-    Records,
-    Requested,
+    RecordsPage,
+    RequestIds,
     RunDetail,
-    RunLine,
-    Runs,
+    RunsPage,
+    RunSummary,
+    SeriesPage,
     SeriesQuery,
     SeriesView,
     SpanDetail,
     SpanQuery,
     SpanView,
-    Views,
-    number,
+    encode_number,
 )
 from tachograph.store import Axis, Store, StoredRun
 
 __all__ = [
-    "controls",
-    "detail",
-    "line",
-    "metrics",
-    "opened_line",
-    "records",
+    "build_controls_page",
+    "build_metrics_page",
+    "build_open_run_summary",
+    "build_records_page",
+    "build_run_detail",
+    "build_run_summary",
+    "build_runs_page",
+    "build_series_page",
+    "build_span_detail",
+    "build_spans",
     "request_controls",
-    "runs",
-    "series",
-    "span",
-    "spans",
-    "view_range",
+    "resolve_range",
 ]
 
-_SYSTEM = (
+_SYSTEM_FIELDS = (
     "host",
     "platform",
     "python",
@@ -65,23 +65,26 @@ _SYSTEM = (
     "command",
     "cwd",
 )
-_NOT_FACTS = {
-    *_SYSTEM,
+"""Fields of the start record that describe the machine."""
+_NON_FACT_FIELDS = {
+    *_SYSTEM_FIELDS,
     *("event", "time", "run_name", "run_id", "schema", "resumed", "session_tag", "perf_tag", "tags", "config", "git"),
     *("process", "log_every", "max_steps", "tachograph"),
 }
-_MOST_CHECKPOINTS = 50
-_ROUTINE = re.compile("_metrics_update$|^control_(ack|registered)$")
+_MAX_CHECKPOINTS = 50
+_MAX_SPAN_RECORDS = 1_000
+_MAX_ANSWERS = 100
+_ROUTINE_EVENT = re.compile("_metrics_update$|^control_(ack|registered)$")
 _CURSOR = re.compile(CURSOR_PATTERN)
 
 
-def line(run: RunOverview) -> RunLine:
-    """Return one line of the list."""
+def build_run_summary(run: RunOverview) -> RunSummary:
+    """Return a run's entry in the list."""
     pace_s = finite_or_none(run.pace_s) or finite_or_none(run.sec_per_step)
     step_s = finite_or_none(run.recent_pace_s) or finite_or_none(run.sec_per_step) or pace_s
     is_running = run.state is RunState.RUNNING
     num_left = run.max_steps - run.num_done if run.max_steps and run.num_done is not None else None
-    return RunLine(
+    return RunSummary(
         name=run.name,
         state=run.state,
         started=finite_or_none(run.started),
@@ -93,7 +96,7 @@ def line(run: RunOverview) -> RunLine:
         progress=run.progress,
         eta_s=max(0.0, num_left * pace_s) if is_running and num_left is not None and pace_s is not None else None,
         steps_per_sec=1 / step_s if step_s else None,
-        train_loss=number(run.train_loss),
+        train_loss=encode_number(run.train_loss),
         host=run.process.host if run.process else None,
         tags=run.tags,
         session_tag=run.session_tag,
@@ -105,54 +108,54 @@ def line(run: RunOverview) -> RunLine:
     )
 
 
-def opened_line(run: StoredRun) -> RunLine:
-    """Return the line of a run that is open, and of which more is known than its head and tail say."""
-    found = line(overview(run.folder))
+def build_open_run_summary(run: StoredRun) -> RunSummary:
+    """Return the summary of an open run. Its index knows more than the head and tail of the journal do."""
+    found = build_run_summary(overview(run.folder))
     if found.train_loss is None:
-        found.train_loss = number(run.last_value("train_loss"))
+        found.train_loss = encode_number(run.last_value("train_loss"))
     with run.lock:
-        if run.indexed == 1.0:  # an alert may have been opened long before the tail
+        if run.indexed == 1.0:  # an open alert can be older than the tail of the journal
             alerts = run.digest.open_alerts
             found.num_open_alerts = len(alerts)
             found.num_critical_alerts = sum(alert.severity == "critical" for alert in alerts)
     return found
 
 
-def runs(store: Store) -> Runs:
-    """Return the list."""
-    return Runs(os.path.abspath(store.log_dir), [line(run) for run in store.runs()])
+def build_runs_page(store: Store) -> RunsPage:
+    """Return the list of runs, newest first."""
+    return RunsPage(os.path.abspath(store.log_dir), [build_run_summary(run) for run in store.runs()])
 
 
-def detail(run: StoredRun) -> RunDetail:
-    """Return all that is known of a run, but for its points."""
+def build_run_detail(run: StoredRun) -> RunDetail:
+    """Return a run with its config, attempts, goodput and environment."""
     with run.lock:
         digest = run.digest
         start = digest.attempts[-1].start if digest.attempts else {}
         goodput = digest.goodput
         tag = digest.perf_tag
         return RunDetail(
-            **msgspec.structs.asdict(opened_line(run)),
+            **msgspec.structs.asdict(build_open_run_summary(run)),
             version=run.version,
             indexed=run.indexed,
             run_id=str(start["run_id"]) if "run_id" in start else None,
             path=str(run.folder.path),
             perf_tag=[tag] if isinstance(tag, str) else tag or [],
-            attempts=[_attempt(attempt, digest) for attempt in digest.attempts],
+            attempts=[_build_attempt(attempt, digest) for attempt in digest.attempts],
             config=mark_non_finite(digest.config),
-            facts=mark_non_finite({name: value for name, value in start.items() if name not in _NOT_FACTS}),
-            system=mark_non_finite({name: start[name] for name in _SYSTEM if start.get(name) is not None}),
+            facts=mark_non_finite({name: value for name, value in start.items() if name not in _NON_FACT_FIELDS}),
+            system=mark_non_finite({name: start[name] for name in _SYSTEM_FIELDS if start.get(name) is not None}),
             git=mark_non_finite(start["git"]) if isinstance(start.get("git"), dict) else {},
-            goodput=None if goodput is None else _goodput(goodput),
+            goodput=None if goodput is None else _build_goodput(goodput),
             phases_s=digest.phases,
             num_records=digest.counts,
             num_lost_records=digest.num_lost_records,
             num_bad_lines=run.num_bad_lines,
-            checkpoints=mark_non_finite(_checkpoints(digest)[-_MOST_CHECKPOINTS:]),
+            checkpoints=mark_non_finite(_list_checkpoints(digest)[-_MAX_CHECKPOINTS:]),
         )
 
 
-def _checkpoints(digest: RunDigest) -> list[dict[str, Any]]:
-    """Return the checkpoints that were logged; where none was, those that spans tell of."""
+def _list_checkpoints(digest: RunDigest) -> list[dict[str, Any]]:
+    """Return the checkpoint records; if there are none, build them from the events of checkpoint spans."""
     logged = digest.latest("checkpoint")
     if logged:
         return logged
@@ -169,7 +172,7 @@ def _checkpoints(digest: RunDigest) -> list[dict[str, Any]]:
     ]
 
 
-def _attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
+def _build_attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
     end = attempt.end or {}
     if attempt.end is not None:
         state = state_at_end(attempt.end)
@@ -188,23 +191,24 @@ def _attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
     )
 
 
-def _goodput(goodput: Any) -> Goodput:
+def _build_goodput(goodput: Any) -> GoodputView:
     fields = msgspec.structs.asdict(goodput)
     wall_s = fields.pop("wall_s")
-    return Goodput(share=goodput.share, wall_s=wall_s, parts_s={name[:-2]: value for name, value in fields.items()})
+    parts_s = {name.removesuffix("_s"): value for name, value in fields.items()}
+    return GoodputView(share=goodput.share, wall_s=wall_s, parts_s=parts_s)
 
 
-def metrics(run: StoredRun) -> Metrics:
-    """Return every metric in a few numbers."""
-    return Metrics(
+def build_metrics_page(run: StoredRun) -> MetricsPage:
+    """Return a summary of every metric."""
+    return MetricsPage(
         version=run.version,
         indexed=run.indexed,
         metrics=[
-            Metric(
+            MetricView(
                 name=name,
                 kind=item.kind,
                 count=item.count,
-                last=number(item.last),
+                last=encode_number(item.last),
                 last_step=item.last_step,
                 low=finite_or_none(item.low),
                 high=finite_or_none(item.high),
@@ -215,11 +219,11 @@ def metrics(run: StoredRun) -> Metrics:
     )
 
 
-def series(run: StoredRun, query: SeriesQuery) -> Views:
-    """Return metrics in a view, or what was recorded since an earlier one."""
+def build_series_page(run: StoredRun, query: SeriesQuery) -> SeriesPage:
+    """Return the points of metrics in a range, or only those recorded since an earlier response."""
     with run.lock:
-        after = _after(query.after, run.generation)
-        axis, low, high, shift = view_range(run, query)
+        after = _parse_cursor(query.after, run.generation)
+        axis, low, high, shift = resolve_range(run, query)
         found = []
         for name in dict.fromkeys(query.name):
             lines, marks = run.series(name, axis=axis, low=low, high=high, num_points=query.points, after=after)
@@ -229,19 +233,22 @@ def series(run: StoredRun, query: SeriesQuery) -> Views:
                     item.mean_x = [place - shift for place in item.mean_x]
                 for mark in marks:
                     mark.x -= shift
-            found.append(SeriesView(name=name, last=number(run.last_value(name)), lines=lines, marks=marks))
-        return Views(
+            found.append(SeriesView(name=name, last=encode_number(run.last_value(name)), lines=lines, marks=marks))
+        return SeriesPage(
             version=run.version,
             indexed=run.indexed,
-            cursor=_cursor(run),
+            cursor=_encode_cursor(run),
             is_whole=after is None,
             start=run.started,
             series=found,
         )
 
 
-def view_range(run: StoredRun, query: Any) -> tuple[Axis, float | None, float | None, float]:
-    """Return the axis of the columns, the view on it, and what is to be taken off for the axis that was asked for."""
+def resolve_range(run: StoredRun, query: Any) -> tuple[Axis, float | None, float | None, float]:
+    """Return the stored axis, the range on it, and the offset to subtract from its values.
+
+    The store has no axis of relative times: it is Unix time minus the start of the run.
+    """
     if query.x != "relative":
         return query.x, query.low, query.high, 0.0
     shift = run.started
@@ -253,35 +260,35 @@ def view_range(run: StoredRun, query: Any) -> tuple[Axis, float | None, float | 
     )
 
 
-def _cursor(run: StoredRun) -> str:
+def _encode_cursor(run: StoredRun) -> str:
     return "-".join([run.generation, *(f"{stream}:{rows}" for stream, rows in run.cursor().items())])
 
 
-def _after(cursor: str | None, generation: str) -> dict[str, int] | None:
-    """Return how many rows of each stream are known; None if nothing is, or it was of another journal."""
+def _parse_cursor(cursor: str | None, generation: str) -> dict[str, int] | None:
+    """Return the number of rows the client has of each stream; None if it has none or they are of another journal."""
     if cursor is None:
         return None
     parsed = _CURSOR.fullmatch(cursor)
     if parsed is None:
-        raise ConfigError(f"after={cursor[:80]!r}: not a cursor; give the one of an earlier answer")
+        raise ConfigError(f"after={cursor[:80]!r}: invalid cursor; send the `cursor` of an earlier response")
     if parsed[1] != generation:
         return None
     return {stream: int(rows[:15]) for stream, _, rows in (part.partition(":") for part in parsed[2].split("-")[1:])}
 
 
-def spans(run: StoredRun, query: SpanQuery) -> SpanView:
-    """Return the spans of a stretch of time."""
+def build_spans(run: StoredRun, query: SpanQuery) -> SpanView:
+    """Return the spans in a time range."""
     return run.spans(query.low, query.high, num_points=query.points, most=query.most)
 
 
-def span(run: StoredRun, span_id: str) -> SpanDetail | None:
-    """Return what was recorded of a span."""
+def build_span_detail(run: StoredRun, span_id: str) -> SpanDetail | None:
+    """Return the records of a span; None if the run has no such span."""
     found = [record for record in run.kept_records() if record.get("span_id") == span_id]
-    return SpanDetail(records=mark_non_finite(found[:1_000])) if found else None
+    return SpanDetail(records=mark_non_finite(found[:_MAX_SPAN_RECORDS])) if found else None
 
 
-def records(run: StoredRun, query: RecordQuery) -> Records:
-    """Return the latest records that are no points."""
+def build_records_page(run: StoredRun, query: RecordQuery) -> RecordsPage:
+    """Return the latest records of each requested kind, newest first."""
     with run.lock:
         kinds = query.kind or [kind for kind in run.digest.counts if kind not in POINT_KINDS and "span" not in kind]
         found: list[dict[str, Any]] = []
@@ -293,27 +300,27 @@ def records(run: StoredRun, query: RecordQuery) -> Records:
             found += wanted[-query.limit :]
         found.sort(key=lambda record: finite_or_none(record.get("time")) or 0.0)
         counts = run.digest.counts
-        return Records(
+        return RecordsPage(
             version=run.version, num_records=counts, num_left_out=num_left_out, records=mark_non_finite(found[::-1])
         )
 
 
 def _is_routine(record: dict[str, Any]) -> bool:
-    return record["event"] == "event" and bool(_ROUTINE.search(str(record.get("name"))))
+    return record["event"] == "event" and bool(_ROUTINE_EVENT.search(str(record.get("name"))))
 
 
-def controls(run: StoredRun) -> Controls:
-    """Return what can be steered, and what the trainer answered."""
+def build_controls_page(run: StoredRun) -> ControlsPage:
+    """Return the controls of a run and the answers to earlier requests."""
     with run.lock:
         digest = run.digest
-        return Controls(
+        return ControlsPage(
             version=run.version,
             is_open=accepts_requests(digest),
             controls=[
-                Control(
+                ControlView(
                     name=name,
-                    kind=_kind(view.value),
-                    value=_value(view.value),
+                    kind=_control_kind(view.value),
+                    value=_control_value(view.value),
                     min=finite_or_none(view.min),
                     max=finite_or_none(view.max),
                 )
@@ -321,21 +328,21 @@ def controls(run: StoredRun) -> Controls:
                 if name not in REQUESTS
             ],
             requests=list(REQUESTS),
-            answers=[_answer(record) for record in digest.latest("event", "control_ack")[::-1][:100]],
-            changes=mark_non_finite(digest.latest("control_change")[::-1][:100]),
+            answers=[_build_answer(record) for record in digest.latest("event", "control_ack")[::-1][:_MAX_ANSWERS]],
+            changes=mark_non_finite(digest.latest("control_change")[::-1][:_MAX_ANSWERS]),
         )
 
 
-def _kind(value: Any) -> Literal["bool", "int", "float"]:
+def _control_kind(value: Any) -> Literal["bool", "int", "float"]:
     return "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
 
 
-def _value(value: Any) -> float | bool | None:
+def _control_value(value: Any) -> float | bool | None:
     return value if isinstance(value, bool) else finite_or_none(value)
 
 
-def _answer(record: dict[str, Any]) -> Answer:
-    return Answer(
+def _build_answer(record: dict[str, Any]) -> ControlAnswer:
+    return ControlAnswer(
         id=str(record["id"]) if "id" in record else None,
         control=str(record.get("control", "?")),
         status=str(record.get("status", "?")),
@@ -346,7 +353,7 @@ def _answer(record: dict[str, Any]) -> Answer:
     )
 
 
-def request_controls(run: StoredRun, request: ControlRequest) -> Requested:
-    """Ask the trainer."""
+def request_controls(run: StoredRun, request: ControlRequest) -> RequestIds:
+    """Write a control request for the training process to read."""
     with run.lock:
-        return Requested(request_control(run.digest, request.values, source="dashboard"))
+        return RequestIds(request_control(run.digest, request.values, source="dashboard"))
