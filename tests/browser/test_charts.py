@@ -113,7 +113,7 @@ def test_runs_are_chosen_in_the_list_and_laid_over_each_other(page, dashboard, l
     expect(other.get_by_role("button", name="log", exact=True)).to_have_attribute("aria-pressed", "true")
     expect(other.get_by_label("Horizontal axis")).to_have_value("relative")
     page.get_by_role("link", name="overview").click()
-    page.get_by_label("Compare the config with that of another run").select_option("second")
+    page.get_by_label("Compare with the config of another run").select_option("second")
     expect(page.get_by_role("button", name="only differences (1)")).to_be_visible()
     expect(page.get_by_role("cell", name="seed")).to_have_count(0)
 
@@ -150,7 +150,7 @@ def test_the_attempts_of_a_resumed_run_are_on_one_axis(page, dashboard, logs):
     start = dashboard()
     page.goto(start.url + "#/run/resumed/overview")
     expect(page.get_by_role("heading", name="2 attempts")).to_be_visible()
-    expect(page.get_by_text("went back 20 steps")).to_be_visible()
+    expect(page.get_by_text("repeated 20 steps")).to_be_visible()
     answer = page.evaluate("fetch('api/v1/runs/resumed/series?name=train_loss').then(answer => answer.json())")
     assert [(line["attempt"], line["x"][0], line["x"][-1]) for line in answer["series"][0]["lines"]] == [
         (0, 0.0, 49.0),

@@ -45,7 +45,7 @@ def at(page, dashboard, samples):
 def test_every_column_of_all_and_the_newest_first(at):
     assert at.locator("th").all_inner_texts() == ["step", "prompt", "completion", "reward", "chosen"]
     assert texts(at, "step") == ["40", "40", *["30"] * 3, *["20"] * 3, *["10"] * 3]
-    expect(at.get_by_role("status")).to_contain_text("11 samples; 7 were dropped")
+    expect(at.get_by_role("status")).to_contain_text("11 samples; 7 dropped because the buffer was full")
     expect(at.get_by_text("<img src=x onerror=alert(1)>")).to_be_visible()
     expect(rows_of(at).nth(1).locator("td.absent")).to_have_count(3)  # nothing is made up where nothing was recorded
     expect(rows_of(at).nth(0).locator("td.number.bad")).to_have_text("NaN")
@@ -58,7 +58,7 @@ def test_a_search_marks_what_it_finds_even_in_a_folded_text(at):
     expect(at.locator("mark")).to_have_text("NEEDLE")
     expect(at.get_by_role("status")).to_contain_text("1 of 11 samples")
     at.get_by_label("Search completions").fill("zebra")
-    expect(at.get_by_role("heading", name="Nothing matches")).to_be_visible()
+    expect(at.get_by_role("heading", name="No match")).to_be_visible()
     at.get_by_role("button", name="Show all").click()
     expect(rows_of(at)).to_have_count(11)
 

@@ -62,7 +62,7 @@ def test_a_metric_that_hardly_changes_hurts_no_other(page, dashboard, logs):
     page.goto(dashboard().url + "#/run/run/charts")
     for name in ("flat", "zero", "huge", "tiny"):
         expect(panel(page, name).locator("canvas")).to_be_visible()
-        expect(panel(page, name)).not_to_contain_text("cannot be drawn")
+        expect(panel(page, name)).not_to_contain_text("Cannot draw this chart")
 
 
 def test_after_zooming_into_many_spans_all_of_them_come_back(page, dashboard, logs):
@@ -96,7 +96,7 @@ def test_what_could_not_be_had_is_had_later_without_a_reload(page, context, dash
     expect(panel(page, "metric0").locator("canvas")).to_be_visible()
     context.set_offline(True)
     panel(page, "metric29").scroll_into_view_if_needed()
-    expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
+    expect(page.get_by_role("alert")).to_contain_text("Cannot reach the server")
     context.set_offline(False)
     expect(panel(page, "metric29").locator(".values")).to_contain_text("29")
     expect(page.get_by_role("alert")).to_have_count(0)
@@ -110,7 +110,8 @@ def test_an_error_is_told_however_much_happened_since(page, dashboard, logs):
         for _ in range(1_500):
             run.event("training_metrics_update")
     page.goto(dashboard().url + "#/run/run/events")
-    expect(page.locator("section", has_text="Errors of the run")).to_contain_text("the one that matters")
+    tile = page.locator("section", has=page.get_by_role("heading", name="Errors"))
+    expect(tile).to_contain_text("the one that matters")
     page.get_by_role("button", name=re.compile("^error")).click()
     expect(page.locator(".record")).to_have_count(1)
 
@@ -139,7 +140,7 @@ def test_a_run_that_is_deleted_says_so(page, dashboard, logs):
     page.goto(dashboard().url + "#/run/run/overview")
     expect(page.get_by_role("heading", level=1)).to_have_text("run")
     shutil.rmtree(logs / "run")
-    expect(page.get_by_role("status")).to_contain_text("no longer in the log folder")
+    expect(page.get_by_role("status")).to_contain_text("no longer exists in the log folder")
 
 
 def test_charts_out_of_sight_are_given_up(page, dashboard, logs):
@@ -174,14 +175,14 @@ def test_an_empty_field_stays_empty_and_a_knob_of_fractions_takes_them(page, das
     """
     script(source, logs)
     page.goto(dashboard().url + "#/run/run/control")
-    field = page.get_by_label("dropout, exactly")
+    field = page.get_by_label("dropout, exact value")
     field.fill("")
     page.wait_for_timeout(500)
     expect(field).to_have_value("")
     field.press_sequentially("3e-1")  # which is no number until it is whole
     expect(field).to_have_value("0.3")
     page.locator('[data-control="dropout"]').get_by_role("button", name="Set").click()
-    expect(page.get_by_role("dialog")).to_contain_text("become 0.3")
+    expect(page.get_by_role("dialog")).to_contain_text("to 0.3")
     page.get_by_role("button", name="Cancel").click()
     page.get_by_label("dropout", exact=True).fill("500")
     expect(field).to_have_value("0.5")

@@ -55,8 +55,10 @@ def test_a_run_without_alerts_says_so_and_promises_nothing(page, dashboard, logs
     page.goto(dashboard().url + "#/run/run/overview")
     expect(page.get_by_role("heading", level=1)).to_have_text("run")
     page.keyboard.press("4")
-    expect(page.get_by_role("heading", name="No rule found anything wrong")).to_be_visible()
-    expect(page.locator(".empty")).to_contain_text("train_loss, grad_norm and lr: of what was not, they say nothing")
+    expect(page.get_by_role("heading", name="No alerts")).to_be_visible()
+    expect(page.locator(".empty")).to_contain_text(
+        "Rules only check metrics that you log, such as train_loss, grad_norm and lr."
+    )
     expect(page.locator(".head .chip")).to_have_count(0)
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_contain_text("1 … 7")
@@ -95,7 +97,7 @@ def test_open_alerts_come_first_and_resolved_ones_are_folded(page, dashboard, lo
     first.locator("summary").focus()
     page.keyboard.press("Enter")
     expect(first.get_by_text("Back at the level before.")).to_be_visible()
-    expect(first).to_contain_text("lasted 30 s")
+    expect(first).to_contain_text("was open for 30 s")
 
 
 def test_the_command_that_explains_a_rule_is_copied(page, context, dashboard, logs):
@@ -131,7 +133,7 @@ def test_hostile_alerts_are_shown_as_they_are(page, dashboard, logs, width):
     assert page.locator("main img, main script").count() == 0
     expect(said(page, 1).get_by_role("button")).to_have_count(0)  # nothing to be pasted into a terminal
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    said(page, 1).get_by_role("link", name="See in charts").click()
+    said(page, 1).get_by_role("link", name="Show in charts").click()
     expect(page.get_by_text("No metric matches")).to_be_visible()
     for tab in ("charts", "timeline", "events"):
         page.goto(f"{start.url}#/run/run/{tab}")
@@ -146,7 +148,7 @@ def test_very_many_alerts_leave_a_page_that_works(page, dashboard, logs):
     start = dashboard()
     page.goto(start.url + "#/run/run/health")
     expect(page.get_by_role("article")).to_have_count(200)
-    expect(page.get_by_text("and 9800 more that are not shown")).to_be_visible()
+    expect(page.get_by_text("9800 more alerts are in the journal.")).to_be_visible()
     expect(page.get_by_role("link", name="500 alerts")).to_be_visible()
     page.goto(start.url + "#/run/run/charts")
     expect(panel(page, "train_loss").get_by_role("link", name="200 alerts")).to_be_visible()
@@ -155,7 +157,7 @@ def test_very_many_alerts_leave_a_page_that_works(page, dashboard, logs):
 def test_an_alert_appears_goes_on_and_ends_while_one_looks(page, dashboard, logs):
     run = write(logs / "run", [START, *steps()])
     page.goto(dashboard().url + "#/run/run/health")
-    expect(page.get_by_role("heading", name="No rule found anything wrong")).to_be_visible()
+    expect(page.get_by_role("heading", name="No alerts")).to_be_visible()
     append(run, [alert()])
     expect(page.get_by_role("article", name="Loss spike number 1")).to_be_visible()
     chip = page.locator(".head .chip")
@@ -165,10 +167,10 @@ def test_an_alert_appears_goes_on_and_ends_while_one_looks(page, dashboard, logs
     expect(page.get_by_role("article", name="Worse")).to_contain_text("It came back.")
     expect(chip).to_have_class(re.compile(r"\bbad\b"))
     append(run, [alert(status="resolved", at=140, outcome="It went away.")])
-    over = page.get_by_label("Alerts that are no longer open")
+    over = page.get_by_label("Closed alerts")
     expect(over).to_contain_text("Loss spike number 1")
     expect(page.get_by_role("article")).to_have_count(0)
-    expect(page.get_by_role("status")).to_have_text("Nothing is open.")
+    expect(page.get_by_role("status")).to_have_text("No open alerts.")
     expect(chip).to_have_count(0)
 
 
@@ -219,7 +221,7 @@ def test_see_in_charts_shows_the_metric_around_the_steps(page, dashboard, logs):
     page.goto(dashboard().url + "#/run/run/health?smooth=0")
     said(page, 1).locator("summary").click()
     with page.expect_response(re.compile("/series.*low=")):
-        said(page, 1).get_by_role("link", name="See in charts").click()
+        said(page, 1).get_by_role("link", name="Show in charts").click()
     query = parse_qs(urlparse(page.url.replace("#", "")).query)
     assert (query["q"], query["smooth"]) == (["/^train_loss$/"], ["0"])
     assert (float(query["low"][0]), float(query["high"][0])) == (70, 210)
@@ -256,5 +258,5 @@ def test_events_count_faults_not_records(page, dashboard, logs):
     expect(tile.locator(".big")).to_have_class(re.compile(r"\bwarn\b"))
     append(run, [alert(1, "resolved")])
     expect(tile.locator(".big")).to_have_text("none")
-    tile.get_by_role("link", name="See earlier ones").click()
+    tile.get_by_role("link", name="Show closed alerts").click()
     expect(page).to_have_url(re.compile("/health"))

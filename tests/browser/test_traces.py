@@ -51,7 +51,7 @@ def test_a_trace_is_asked_for_stored_and_downloaded(page, dashboard, script, log
     page.get_by_role("dialog").get_by_role("button", name="Profile").click()
     request = page.locator('[data-request="profile_steps"]')
     expect(request.locator("[data-status]")).to_have_text("applied")
-    expect(request).to_contain_text("3 steps are stored as a trace")
+    expect(request).to_contain_text("stored a trace of 3 steps")
     row = panel.locator("[data-trace]")
     expect(row).to_have_count(1)
     expect(row.get_by_role("cell").nth(1)).to_have_text("3")
@@ -68,7 +68,7 @@ def test_a_trace_is_asked_for_stored_and_downloaded(page, dashboard, script, log
     page.get_by_role("button", name="Stop the run").click()
     page.get_by_role("dialog").get_by_role("button", name="Stop the run").click()
     trainer.ok()
-    expect(page.get_by_text("There is no trainer to ask")).to_be_visible()
+    expect(page.get_by_text("No training process accepts requests")).to_be_visible()
     expect(row).to_have_count(1)
     expect(steps).to_have_count(0)
     assert [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 import schemathesis
@@ -15,6 +17,7 @@ from tachograph.server._routes import ROUTES
 from tests.server.conftest import Served
 from tests.store import END, START, step, write
 
+UI = Path(__file__).parents[2] / "ui"
 SPAN = {"event": "span", "time": 1_050.0, "span_id": "00000000000000aa", "name": "load", "duration_s": 2.0}
 ALERT = {
     "event": "alert",
@@ -125,3 +128,19 @@ def test_every_operation_says_what_a_fault_looks_like(steady):
     for path, methods in document["paths"].items():
         for operation in methods.values():
             assert "default" in operation["responses"], path
+
+
+def test_typescript_types_are_current():
+    generator = runpy.run_path(str(UI / "generate_schema.py"))
+    text = generator["OUTPUT"].read_text(encoding="utf-8")
+    assert text == generator["generate"](), "schema.ts is out of date: run `python ui/generate_schema.py`"
+
+
+def test_field_docstrings_are_in_the_document():
+    schemas = openapi()["components"]["schemas"]
+    assert schemas["RunDetail"]["properties"]["indexed"]["description"].startswith("Fraction of the journal")
+    assert schemas["RunDetail"]["properties"]["eta_s"] == {  # inherited from RunSummary
+        "anyOf": [{"type": "number"}, {"type": "null"}],
+        "default": None,
+        "description": "Estimated seconds until the last step.",
+    }

@@ -1,295 +1,27 @@
-/** The only file that knows the server's addresses, and the shapes of its answers. */
+/**
+ * The API client: the only file that knows URLs.
+ *
+ * All types come from `api/schema.ts`, which is generated from the server's OpenAPI document. Paths, parameters and
+ * responses are checked against its table of routes, so a client that does not match the server does not compile.
+ */
 
-export type State = "running" | "finished" | "failed" | "crashed" | "stale";
-/** JSON has no NaN and no infinity: they come as texts. */
-export type Num = number | "NaN" | "Infinity" | "-Infinity";
-export type XAxis = "step" | "time" | "relative" | "epoch";
-export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
+import type { ControlRequest, ErrorBody, Routes, RunChanged, RunGone } from "./api/schema";
 
-export interface RunLine {
-  name: string;
-  state: State;
-  started: number | null;
-  updated: number | null;
-  duration_s: number | null;
-  step: number | null;
-  /** When the last step was recorded. */
-  stepped: number | null;
-  max_steps: number | null;
-  progress: number | null;
-  eta_s: number | null;
-  steps_per_sec: number | null;
-  train_loss: Num | null;
-  host: string | null;
-  tags: string[];
-  session_tag: string | null;
-  reason: string | null;
-  size_bytes: number;
-  num_dropped: number;
-  num_open_alerts: number;
-  num_critical_alerts: number;
-}
+export type * from "./api/schema";
 
-export interface Runs {
-  log_dir: string;
-  runs: RunLine[];
-}
+type GetPath = keyof { [Route in keyof Routes as Route extends `GET ${infer Path}` ? Path : never]: never };
+type PostPath = keyof { [Route in keyof Routes as Route extends `POST ${infer Path}` ? Path : never]: never };
+type GetRoute<Path extends GetPath> = Routes[`GET ${Path}`];
+type PostRoute<Path extends PostPath> = Routes[`POST ${Path}`];
 
-export interface Attempt {
-  index: number;
-  state: State;
-  started: number | null;
-  updated: number | null;
-  first_step: number | null;
-  last_step: number | null;
-  num_steps: number;
-  num_records: number;
-  reason: string | null;
-}
+export type SeriesQuery = GetRoute<"/api/v1/runs/{run}/series">["query"];
+export type XAxis = NonNullable<SeriesQuery["x"]>;
+export type Severity = GetRoute<"/api/v1/runs/{run}/alerts">["response"]["alerts"][number]["severity"];
+/** A sampled row; it omits the columns it has no value for. */
+export type CompletionRow = GetRoute<"/api/v1/runs/{run}/completions">["response"]["rows"][number];
+type ExportQuery = GetRoute<"/api/v1/runs/{run}/export">["query"];
 
-export interface Goodput {
-  share: number;
-  wall_s: number;
-  parts_s: Record<string, number>;
-}
-
-export interface RunDetail extends RunLine {
-  version: string;
-  indexed: number;
-  run_id: string | null;
-  path: string;
-  perf_tag: string[];
-  attempts: Attempt[];
-  config: { [key: string]: Json };
-  facts: { [key: string]: Json };
-  system: { [key: string]: Json };
-  git: { [key: string]: Json };
-  goodput: Goodput | null;
-  phases_s: Record<string, number>;
-  num_records: Record<string, number>;
-  num_lost_records: number;
-  num_bad_lines: number;
-  checkpoints: JournalRecord[];
-}
-
-export interface Metric {
-  name: string;
-  kind: string;
-  count: number;
-  last: Num | null;
-  last_step: number | null;
-  low: number | null;
-  high: number | null;
-  num_not_finite: number;
-}
-
-export interface Metrics {
-  version: string;
-  indexed: number;
-  metrics: Metric[];
-}
-
-export interface Line {
-  stream: string;
-  attempt: number;
-  x: number[];
-  /** Null where the line is broken. */
-  y: (number | null)[];
-  /** Means of equal stretches; empty where every point is in `x` and `y`. */
-  mean_x: number[];
-  mean_y: number[];
-  mean_count: number[];
-  num_points: number;
-}
-
-export interface Mark {
-  x: number;
-  kind: "NaN" | "Infinity" | "-Infinity";
-  count: number;
-}
-
-export interface Series {
-  name: string;
-  /** The value that was recorded last, in the view or not. */
-  last: Num | null;
-  lines: Line[];
-  marks: Mark[];
-}
-
-export interface Views {
-  version: string;
-  indexed: number;
-  cursor: string;
-  is_whole: boolean;
-  start: number;
-  series: Series[];
-}
-
-export interface Heap {
-  start: number;
-  end: number;
-  depth: number;
-  count: number;
-  total_s: number;
-  name: string;
-}
-
-export interface Spans {
-  names: string[];
-  name: number[];
-  id: string[];
-  parent: number[];
-  start: number[];
-  /** Null for one that goes on. */
-  duration_s: (number | null)[];
-  depth: number[];
-  status: string[];
-  attempt: number[];
-  heaps: Heap[];
-  num_spans: number;
-  num_left_out: number;
-}
-
-export interface JournalRecord {
-  event: string;
-  time: number;
-  [field: string]: Json;
-}
-
-export interface Records {
-  version: string;
-  num_records: Record<string, number>;
-  /** Routine events that are not in the list. */
-  num_left_out: number;
-  records: JournalRecord[];
-}
-
-export type Severity = "info" | "warning" | "critical";
-
-/** A fault that a rule found, told once. */
-export interface Alert {
-  id: string;
-  rule: string;
-  /** The worst it came to. */
-  severity: Severity;
-  title: string;
-  message: string;
-  /** What it usually means. */
-  meaning: string;
-  /** What people do about it. */
-  advice: string[];
-  evidence: { [name: string]: Json };
-  /** The last times that the fault came back. */
-  occurrences: { [name: string]: Json }[];
-  num_occurrences: number;
-  attempt: number;
-  opened_time: number | null;
-  opened_step: number | null;
-  updated_time: number | null;
-  updated_step: number | null;
-  resolved_time: number | null;
-  resolved_step: number | null;
-  /** Why it was resolved. */
-  outcome: string;
-  /** Neither resolved, nor left behind by a process that ended before a resume. */
-  is_open: boolean;
-}
-
-export interface Alerts {
-  version: string;
-  num_open: number;
-  num_critical: number;
-  num_left_out: number;
-  /** The open ones first, the worst before the rest, then the others, the newest first. */
-  alerts: Alert[];
-}
-
-/** A sample; lacks the columns that it does not have. */
-export type CompletionRow = { [column: string]: Json };
-
-export interface Completions {
-  version: string;
-  tables: string[];
-  columns: string[];
-  /** The newest first. */
-  rows: CompletionRow[];
-  /** Whether these are all that were asked for. */
-  is_whole: boolean;
-  /** The steps of which there are rows; of very many, some. */
-  steps: number[];
-  num_rows: number;
-  num_rows_of_steps: number;
-  num_dropped: number;
-}
-
-export interface CompletionQuery {
-  /** Only of this step. */
-  step?: number | null;
-  search?: string;
-  table?: string | null;
-  limit?: number;
-}
-
-export interface Control {
-  name: string;
-  kind: "bool" | "int" | "float";
-  value: number | boolean | null;
-  min: number | null;
-  max: number | null;
-}
-
-export interface Answer {
-  id: string | null;
-  control: string;
-  status: string;
-  time: number;
-  value: Json;
-  reason: string | null;
-  wait_s: number | null;
-}
-
-export interface Controls {
-  version: string;
-  is_open: boolean;
-  controls: Control[];
-  requests: string[];
-  answers: Answer[];
-  changes: JournalRecord[];
-}
-
-/** What torch's profiler saw of some steps, stored in a file. */
-export interface Trace {
-  name: string;
-  time: number;
-  first_step: number;
-  num_steps: number;
-  size_bytes: number;
-  duration_s: number | null;
-}
-
-export interface Traces {
-  version: string;
-  traces: Trace[];
-}
-
-export interface Changed {
-  line: RunLine;
-  /** The server's clock. */
-  now: number;
-  version: string | null;
-  indexed: number | null;
-}
-
-export interface ViewQuery {
-  names: string[];
-  x: XAxis;
-  low?: number | null;
-  high?: number | null;
-  points?: number;
-  after?: string | null;
-}
-
-/** An answer that is not a success; its message is a sentence for people. */
+/** A failed request. The message is meant for people. */
 export class ApiError extends Error {
   readonly status: number;
   readonly code: string;
@@ -301,134 +33,94 @@ export class ApiError extends Error {
   }
 }
 
-const root = "api/v1";
-
-type Parameter = string | number | null | undefined;
-
-function address(path: string, parameters: [string, Parameter][] = []): string {
-  const query = new URLSearchParams();
-  for (const [name, value] of parameters) {
-    if (value !== null && value !== undefined) query.append(name, String(value));
+/** Fill in a path and append the query, without parameters that are null. */
+function buildUrl(path: GetPath | PostPath, parameters: object, query: object = {}): string {
+  const filled = Object.entries(parameters).reduce(
+    (url, [name, value]) => url.replace(`{${name}}`, () => encodeURIComponent(value)),
+    path as string,
+  );
+  const search = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    for (const item of Array.isArray(value) ? value : [value]) {
+      if (item !== null && item !== undefined) search.append(name, String(item));
+    }
   }
-  const text = query.toString();
-  return `${root}/${path}${text ? `?${text}` : ""}`;
+  const text = search.toString();
+  // Relative, because a proxy may serve the dashboard from a subfolder.
+  return `${filled.replace(/^\//, "")}${text ? `?${text}` : ""}`;
 }
 
-function ofRun(run: string, rest = ""): string {
-  return `runs/${encodeURIComponent(run)}${rest}`;
-}
-
-async function ask<Answer>(url: string, options: RequestInit = {}): Promise<Answer> {
+async function send<Result>(url: string, options: RequestInit = {}): Promise<Result> {
   let response: Response;
   try {
     response = await fetch(url, options);
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
-    throw new ApiError(0, "unreachable", "The server cannot be reached. Is `tacho ui` still running?");
+    throw new ApiError(0, "unreachable", "Cannot reach the server. Is `tacho ui` still running?");
   }
   if (!response.ok) {
-    const body = await response.json().catch(() => null);
-    const fault = body?.error ?? { code: "bad_answer", message: `The server answered ${response.status}.` };
-    throw new ApiError(response.status, fault.code, fault.message);
+    const body: ErrorBody | null = await response.json().catch(() => null);
+    const { code, message } = body?.error ?? { code: "bad_answer", message: `The server returned ${response.status}.` };
+    throw new ApiError(response.status, code, message);
   }
-  return response.status === 204 ? (undefined as Answer) : await response.json();
+  return response.status === 204 ? (null as Result) : await response.json();
 }
 
-function post<Answer>(url: string, body: unknown): Promise<Answer> {
-  return ask(url, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+function get<Path extends GetPath>(
+  path: Path,
+  parameters: GetRoute<Path>["path"],
+  query: GetRoute<Path>["query"],
+  signal?: AbortSignal,
+): Promise<GetRoute<Path>["response"]> {
+  return send(buildUrl(path, parameters, query), signal ? { signal } : {});
 }
 
-const withSignal = (signal?: AbortSignal): RequestInit => (signal ? { signal } : {});
+function post<Path extends PostPath>(
+  path: Path,
+  parameters: PostRoute<Path>["path"],
+  body: PostRoute<Path>["body"],
+): Promise<PostRoute<Path>["response"]> {
+  const headers = { "Content-Type": "application/json" };
+  return send(buildUrl(path, parameters), { method: "POST", headers, body: JSON.stringify(body) });
+}
 
 export const api = {
-  runs: () => ask<Runs>(address("runs")),
-  run: (run: string) => ask<RunDetail>(address(ofRun(run))),
-  metrics: (run: string) => ask<Metrics>(address(ofRun(run, "/metrics"))),
-  series: (run: string, query: ViewQuery, signal?: AbortSignal) =>
-    ask<Views>(
-      address(ofRun(run, "/series"), [
-        ...query.names.map((name): [string, Parameter] => ["name", name]),
-        ["x", query.x],
-        ["low", query.low],
-        ["high", query.high],
-        ["points", query.points],
-        ["after", query.after],
-      ]),
-      withSignal(signal),
-    ),
-  spans: (run: string, low: number | null, high: number | null, points: number, signal?: AbortSignal) =>
-    ask<Spans>(
-      address(ofRun(run, "/spans"), [
-        ["low", low],
-        ["high", high],
-        ["points", points],
-      ]),
-      withSignal(signal),
-    ),
-  span: (run: string, id: string) =>
-    ask<{ records: JournalRecord[] }>(address(ofRun(run, `/spans/${encodeURIComponent(id)}`))),
-  records: (
-    run: string,
-    { kinds = [], limit = 1000, routine = false }: { kinds?: string[]; limit?: number; routine?: boolean } = {},
-  ) =>
-    ask<Records>(
-      address(ofRun(run, "/records"), [
-        ...kinds.map((kind): [string, Parameter] => ["kind", kind]),
-        ["limit", limit],
-        ["routine", routine ? "true" : null],
-      ]),
-    ),
-  alerts: (run: string) => ask<Alerts>(address(ofRun(run, "/alerts"))),
-  completions: (run: string, { step, search, table, limit }: CompletionQuery = {}) =>
-    ask<Completions>(
-      address(ofRun(run, "/completions"), [
-        ["step_min", step],
-        ["step_max", step],
-        ["search", search || null],
-        ["table", table],
-        ["limit", limit],
-      ]),
-    ),
-  controls: (run: string) => ask<Controls>(address(ofRun(run, "/controls"))),
-  request: (run: string, values: Record<string, number | boolean>) =>
-    post<{ ids: Record<string, string> }>(address(ofRun(run, "/controls")), { values }),
-  traces: (run: string) => ask<Traces>(address(ofRun(run, "/traces"))),
-  traceUrl: (run: string, name: string) => address(ofRun(run, `/traces/${encodeURIComponent(name)}`)),
-  login: (token: string) => post<void>(address("login"), { token }),
-  exportUrl: (
-    run: string,
-    names: string[],
-    format: "csv" | "json",
-    x: XAxis,
-    low: number | null,
-    high: number | null,
-  ) =>
-    address(ofRun(run, "/export"), [
-      ...names.map((name): [string, Parameter] => ["name", name]),
-      ["format", format],
-      ["x", x],
-      ["low", low],
-      ["high", high],
-    ]),
-  /** Watch some runs closely, or all of them from afar; returns how to stop. */
-  watch(
+  listRuns: () => get("/api/v1/runs", {}, {}),
+  getRun: (run: string) => get("/api/v1/runs/{run}", { run }, {}),
+  listMetrics: (run: string) => get("/api/v1/runs/{run}/metrics", { run }, {}),
+  getSeries: (run: string, query: SeriesQuery, signal?: AbortSignal) =>
+    get("/api/v1/runs/{run}/series", { run }, query, signal),
+  getSpans: (run: string, query: GetRoute<"/api/v1/runs/{run}/spans">["query"]) =>
+    get("/api/v1/runs/{run}/spans", { run }, query),
+  getSpan: (run: string, span: string) => get("/api/v1/runs/{run}/spans/{span}", { run, span }, {}),
+  getRecords: (run: string, query: GetRoute<"/api/v1/runs/{run}/records">["query"]) =>
+    get("/api/v1/runs/{run}/records", { run }, { limit: 1000, ...query }),
+  listAlerts: (run: string) => get("/api/v1/runs/{run}/alerts", { run }, {}),
+  getCompletions: (run: string, query: GetRoute<"/api/v1/runs/{run}/completions">["query"]) =>
+    get("/api/v1/runs/{run}/completions", { run }, query),
+  listControls: (run: string) => get("/api/v1/runs/{run}/controls", { run }, {}),
+  requestControls: (run: string, values: ControlRequest["values"]) =>
+    post("/api/v1/runs/{run}/controls", { run }, { values }),
+  listTraces: (run: string) => get("/api/v1/runs/{run}/traces", { run }, {}),
+  login: (token: string) => post("/api/v1/login", {}, { token }),
+  traceUrl: (run: string, trace: string) => buildUrl("/api/v1/runs/{run}/traces/{trace}", { run, trace }),
+  exportUrl: (run: string, query: ExportQuery) => buildUrl("/api/v1/runs/{run}/export", { run }, query),
+
+  /** Stream changes of the named runs, or of all runs, which are checked less often. Returns a function that stops. */
+  watchRuns(
     runs: string[],
     on: {
-      changed: (change: Changed) => void;
+      changed: (change: RunChanged) => void;
       gone: (name: string) => void;
-      connected: (is: boolean, isFinal: boolean) => void;
+      /** `isFinal`: the browser will not reconnect by itself. */
+      connection: (isConnected: boolean, isFinal: boolean) => void;
     },
   ): () => void {
-    const source = new EventSource(
-      address(
-        "live",
-        runs.map((run): [string, Parameter] => ["run", run]),
-      ),
-    );
-    source.addEventListener("changed", (event) => on.changed(JSON.parse(event.data)));
-    source.addEventListener("gone", (event) => on.gone(JSON.parse(event.data).name));
-    source.onopen = () => on.connected(true, false);
-    source.onerror = () => on.connected(false, source.readyState === EventSource.CLOSED);
+    const source = new EventSource(buildUrl("/api/v1/live", {}, { run: runs }));
+    source.addEventListener("changed", (event) => on.changed(JSON.parse(event.data) as RunChanged));
+    source.addEventListener("gone", (event) => on.gone((JSON.parse(event.data) as RunGone).name));
+    source.onopen = () => on.connection(true, false);
+    source.onerror = () => on.connection(false, source.readyState === EventSource.CLOSED);
     return () => source.close();
   },
 };

@@ -1,26 +1,35 @@
-/** The runs as the server tells of them, kept up to date while the page can be seen. */
+/**
+ * The list of runs, kept up to date while the page is visible.
+ *
+ * The server streams changes as server-sent events (see `server/_live.py`). An event carries a run's summary and its
+ * version; pages fetch the data itself when the version of their run changes. Browsers allow only about six
+ * connections to a server, so a hidden page closes its stream and opens it again when it becomes visible.
+ */
 
-import { api, ApiError, type RunLine } from "./api";
+import { api, ApiError, type RunSummary } from "./api";
+
+const reconnectMs = 2000;
 
 class Live {
-  runs = $state<RunLine[]>([]);
+  runs = $state<RunSummary[]>([]);
   logDir = $state("");
   isLoaded = $state(false);
   isConnected = $state(true);
   needsToken = $state(false);
-  fault = $state<string | null>(null);
-  /** Of the runs that are watched closely: another text whenever something was recorded. */
+  error = $state<string | null>(null);
+  /** The version of each watched run; it changes whenever something is recorded. */
   versions = $state<Record<string, string>>({});
+  /** The fraction of each watched run's journal that the server has read. */
   indexed = $state<Record<string, number>>({});
-  /** Runs that were looked at and are no longer there. */
-  gone = $state<string[]>([]);
-  /** Grows when the server was found again: what could not be had then may be had now. */
-  epoch = $state(0);
-  /** Seconds since the epoch by the server's clock, renewed every second. */
+  /** Watched runs that no longer exist. */
+  goneRuns = $state<string[]>([]);
+  /** Counts reconnections. Requests that failed meanwhile may succeed now. */
+  numReconnects = $state(0);
+  /** The server's clock in Unix time, updated every second. */
   now = $state(Date.now() / 1000);
 
-  #offset_s = 0;
-  #hasAsked = false;
+  #clockOffset_s = 0;
+  #hasLoaded = false;
   #retry: ReturnType<typeof setTimeout> | undefined;
   #watched: string[] = [];
   #stop: (() => void) | null = null;
@@ -30,37 +39,37 @@ class Live {
     document.addEventListener("visibilitychange", () => this.#connect());
   }
 
-  /** The server's clock, as exactly as it is known. */
+  /** The server's clock at this moment, in Unix time. */
   clock(): number {
-    return Date.now() / 1000 + this.#offset_s;
+    return Date.now() / 1000 + this.#clockOffset_s;
   }
 
-  /** Watch some runs closely, or all of them from afar. */
+  /** Watch the named runs, or the whole list. */
   watch(names: string[]): void {
     this.#watched = names;
-    // What went while one run was watched was not told.
-    if (names.length === 0 || !this.#hasAsked) void this.load();
-    this.#hasAsked = true;
+    // A stream of named runs does not report changes of the list: load it again.
+    if (names.length === 0 || !this.#hasLoaded) void this.load();
+    this.#hasLoaded = true;
     this.#connect();
   }
 
   async load(): Promise<void> {
     try {
-      const { log_dir, runs } = await api.runs();
+      const { log_dir, runs } = await api.listRuns();
       this.logDir = log_dir;
-      // Of a run that is watched closely more was told than the list knows.
+      // The stream knows more about a watched run than the list does.
       this.runs = runs.map((run) => (this.#watched.includes(run.name) ? this.run(run.name) : null) ?? run);
-      this.gone = this.gone.filter((name) => !runs.some((run) => run.name === name));
+      this.goneRuns = this.goneRuns.filter((name) => !runs.some((run) => run.name === name));
       this.needsToken = false;
-      this.fault = null;
+      this.error = null;
     } catch (error) {
       this.needsToken = error instanceof ApiError && error.status === 401;
-      this.fault = error instanceof Error ? error.message : String(error);
+      this.error = error instanceof Error ? error.message : String(error);
     }
     this.isLoaded = true;
   }
 
-  run(name: string): RunLine | undefined {
+  run(name: string): RunSummary | undefined {
     return this.runs.find((run) => run.name === name);
   }
 
@@ -68,38 +77,37 @@ class Live {
     clearTimeout(this.#retry);
     this.#stop?.();
     this.#stop = null;
-    // Browsers allow few connections to a server: those of pages that nobody sees are given back.
     if (document.hidden || this.needsToken) return;
-    this.#stop = api.watch(this.#watched, {
+    this.#stop = api.watchRuns(this.#watched, {
       changed: ({ line, version, indexed, now }) => {
-        this.#offset_s = now - Date.now() / 1000;
-        this.#put(line);
+        this.#clockOffset_s = now - Date.now() / 1000;
+        this.#update(line);
         if (version !== null) this.versions[line.name] = version;
         if (indexed !== null) this.indexed[line.name] = indexed;
       },
       gone: (name) => {
         this.runs = this.runs.filter((run) => run.name !== name);
-        if (!this.gone.includes(name)) this.gone.push(name);
+        if (!this.goneRuns.includes(name)) this.goneRuns.push(name);
       },
-      connected: (is, isFinal) => this.#connected(is, isFinal),
+      connection: (isConnected, isFinal) => this.#onConnection(isConnected, isFinal),
     });
   }
 
-  #connected(is: boolean, isFinal: boolean): void {
-    if (is && !this.isConnected) {
-      this.epoch++;
+  #onConnection(isConnected: boolean, isFinal: boolean): void {
+    if (isConnected && !this.isConnected) {
+      this.numReconnects++;
       void this.load();
     }
-    this.isConnected = is;
-    // The browser gives up on an answer that is no stream, such as one that asks for the token.
-    if (isFinal) this.#retry = setTimeout(() => void this.load().then(() => this.#connect()), 2000);
+    this.isConnected = isConnected;
+    // The browser gives up if the response is not a stream, such as a request for the token.
+    if (isFinal) this.#retry = setTimeout(() => void this.load().then(() => this.#connect()), reconnectMs);
   }
 
-  #put(line: RunLine): void {
-    const index = this.runs.findIndex((run) => run.name === line.name);
-    this.gone = this.gone.filter((name) => name !== line.name);
-    if (index < 0) this.runs.push(line);
-    else this.runs[index] = line;
+  #update(summary: RunSummary): void {
+    const index = this.runs.findIndex((run) => run.name === summary.name);
+    this.goneRuns = this.goneRuns.filter((name) => name !== summary.name);
+    if (index < 0) this.runs.push(summary);
+    else this.runs[index] = summary;
   }
 }
 

@@ -1,38 +1,38 @@
-/** Dark or light: as the system says, until the user says otherwise. */
+/** The colour theme: the system's, until the user chooses one. */
 
-const key = "tacho-theme";
-const system = matchMedia("(prefers-color-scheme: dark)");
+const storageKey = "tacho-theme";
+const systemTheme = matchMedia("(prefers-color-scheme: dark)");
 
 class Theme {
   name = $state<"dark" | "light">("light");
 
   constructor() {
-    this.set(this.chosen() ?? (system.matches ? "dark" : "light"));
-    system.addEventListener("change", () => {
-      if (!this.chosen()) this.set(system.matches ? "dark" : "light");
+    this.#apply(this.#stored() ?? (systemTheme.matches ? "dark" : "light"));
+    systemTheme.addEventListener("change", () => {
+      if (!this.#stored()) this.#apply(systemTheme.matches ? "dark" : "light");
     });
   }
 
   toggle(): void {
     const name = this.name === "dark" ? "light" : "dark";
     try {
-      localStorage.setItem(key, name);
+      localStorage.setItem(storageKey, name);
     } catch {
-      // a browser that keeps nothing: then it holds until the page is left
+      // Storage is disabled: the choice lasts until the page is closed.
     }
-    this.set(name);
+    this.#apply(name);
   }
 
-  private chosen(): "dark" | "light" | null {
+  #stored(): "dark" | "light" | null {
     try {
-      const kept = localStorage.getItem(key);
-      return kept === "dark" || kept === "light" ? kept : null;
+      const name = localStorage.getItem(storageKey);
+      return name === "dark" || name === "light" ? name : null;
     } catch {
       return null;
     }
   }
 
-  private set(name: "dark" | "light"): void {
+  #apply(name: "dark" | "light"): void {
     document.documentElement.dataset["theme"] = name;
     this.name = name;
   }
@@ -40,7 +40,7 @@ class Theme {
 
 export const theme = new Theme();
 
-/** A colour of the theme that is on. */
+/** The value of a colour variable in the current theme. */
 export function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }

@@ -63,6 +63,9 @@ CURSOR_PATTERN = "([0-9a-f]{1,16})((?:-[a-z_]{1,32}:[0-9]{1,15})*)"
 """The journal's generation, then the number of rows already sent of each stream."""
 AxisValue = Annotated[float, Meta(ge=-1e18, le=1e18)]
 Step = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+JournalRecord = Annotated[
+    dict[str, Any], Meta(title="JournalRecord", description="A record with its `event`, its `time` and its fields.")
+]
 
 
 def encode_number(value: Any) -> Number | None:
@@ -187,7 +190,7 @@ class RunDetail(RunSummary, kw_only=True):
     num_lost_records: int = 0
     num_bad_lines: int = 0
     """Unreadable journal lines."""
-    checkpoints: list[dict[str, Any]] = []
+    checkpoints: list[JournalRecord] = []
 
 
 class MetricView(msgspec.Struct, kw_only=True):
@@ -279,7 +282,7 @@ class SpanQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class SpanDetail(msgspec.Struct, kw_only=True):
     """The records of one span."""
 
-    records: list[dict[str, Any]]
+    records: list[JournalRecord]
     """The span's own records and the events inside it, in order."""
 
 
@@ -304,7 +307,7 @@ class RecordsPage(msgspec.Struct, kw_only=True):
     """Number of records in the journal by kind."""
     num_left_out: int
     """Routine events omitted from `records`."""
-    records: list[dict[str, Any]]
+    records: list[JournalRecord]
 
 
 class CompletionQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -438,7 +441,7 @@ class ControlsPage(msgspec.Struct, kw_only=True):
     """Actions that can be requested in addition to values, such as `checkpoint_now`."""
     answers: list[ControlAnswer]
     """Newest first."""
-    changes: list[dict[str, Any]]
+    changes: list[JournalRecord]
     """Applied changes, newest first."""
 
 

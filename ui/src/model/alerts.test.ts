@@ -1,25 +1,25 @@
 import { describe, expect, test } from "vitest";
-import type { Alert } from "../api";
+import type { AlertView } from "../api";
 import {
-  bandsOf,
-  cameBack,
-  chartOf,
-  counted,
-  endOf,
-  evidenceOf,
-  explaining,
-  isOver,
-  keyed,
-  lasted_s,
-  lookOf,
-  marksAt,
-  marksOf,
-  stepsOf,
+  mergeBands,
+  recurrenceSteps,
+  chartViewFor,
+  alertBadge,
+  closedAs,
+  evidenceRows,
+  explainCommand,
+  hasEnded,
+  withKeys,
+  openDuration_s,
+  toneOf,
+  marksNear,
+  alertMarks,
+  stepRange,
 } from "./alerts";
-import { matching } from "./groups";
+import { filterMetrics } from "./metric-groups";
 import { defaultView } from "./route";
 
-const alert = (more: Partial<Alert> = {}): Alert => ({
+const alert = (more: Partial<AlertView> = {}): AlertView => ({
   id: "1",
   rule: "loss_spike",
   severity: "warning",
@@ -41,44 +41,47 @@ const alert = (more: Partial<Alert> = {}): Alert => ({
   is_open: true,
   ...more,
 });
-const resolved = (more: Partial<Alert> = {}): Alert =>
+const resolved = (more: Partial<AlertView> = {}): AlertView =>
   alert({ resolved_time: 1060, resolved_step: 1350, is_open: false, ...more });
 
-test("open alerts are counted, and coloured by the worst", () => {
-  const count = (open: number, critical: number) => counted({ num_open_alerts: open, num_critical_alerts: critical });
+test("the badge counts open alerts and shows the worst tone", () => {
+  const count = (open: number, critical: number) =>
+    alertBadge({ num_open_alerts: open, num_critical_alerts: critical });
   expect(count(0, 0)).toBeNull();
-  expect(count(1, 0)).toEqual({ text: "1 alert", look: "warn" });
-  expect(count(2, 1)).toEqual({ text: "2 alerts", look: "bad" });
-  expect([lookOf("critical"), lookOf("warning"), lookOf("info")]).toEqual(["bad", "warn", ""]);
+  expect(count(1, 0)).toEqual({ text: "1 alert", tone: "warn" });
+  expect(count(2, 1)).toEqual({ text: "2 alerts", tone: "bad" });
+  expect([toneOf("critical"), toneOf("warning"), toneOf("info")]).toEqual(["bad", "warn", ""]);
 });
 
-test("alerts of one name are told apart, and keep their keys", () => {
-  expect(keyed([alert(), alert(), alert({ id: "2" })]).map(([key]) => key)).toEqual(["1 0", "1 1", "2 0"]);
+test("alerts with the same id get distinct, stable keys", () => {
+  expect(withKeys([alert(), alert(), alert({ id: "2" })]).map(([key]) => key)).toEqual(["1 0", "1 1", "2 0"]);
 });
 
-test("the life of an alert", () => {
-  expect([isOver("running"), isOver("stale"), isOver("crashed")]).toEqual([false, false, true]);
-  expect(endOf(resolved())).toBe("resolved");
-  expect(endOf(alert({ is_open: false, outcome: "Back at the level before." }))).toBe("resolved");
-  expect(endOf(alert({ is_open: false }))).toBe("left behind");
-  expect(lasted_s(alert(), 1010)).toBe(10);
-  expect(lasted_s(alert(), 900)).toBe(0);
-  expect(lasted_s(resolved(), 9999)).toBe(60);
-  expect(lasted_s(alert({ is_open: false, updated_time: 1003 }), 9999)).toBeNull();
-  expect(lasted_s(alert({ opened_time: null }), 1010)).toBeNull();
+test("durations and end states of alerts", () => {
+  expect([hasEnded("running"), hasEnded("stale"), hasEnded("crashed")]).toEqual([false, false, true]);
+  expect(closedAs(resolved())).toBe("resolved");
+  expect(closedAs(alert({ is_open: false, outcome: "Back at the level before." }))).toBe("resolved");
+  expect(closedAs(alert({ is_open: false }))).toBe("unresolved");
+  expect(openDuration_s(alert(), 1010)).toBe(10);
+  expect(openDuration_s(alert(), 900)).toBe(0);
+  expect(openDuration_s(resolved(), 9999)).toBe(60);
+  expect(openDuration_s(alert({ is_open: false, updated_time: 1003 }), 9999)).toBeNull();
+  expect(openDuration_s(alert({ opened_time: null }), 1010)).toBeNull();
 });
 
-test("where it was, and how often it came back", () => {
-  expect(stepsOf(alert())).toBe("step 1200");
-  expect(stepsOf(resolved())).toBe("steps 1200 … 1350");
-  expect(stepsOf(alert({ opened_step: null }))).toBe("");
-  expect(cameBack(alert({ num_occurrences: 1, occurrences: [{ step: 1200 }] }))).toBe("");
-  expect(cameBack(alert({ num_occurrences: 2, occurrences: [{ step: 1200 }, { step: 1300 }] }))).toBe("1200, 1300");
-  expect(cameBack(alert({ num_occurrences: 99, occurrences: [{ step: 1200 }, { step: null }] }))).toBe("… 1200");
-  expect(cameBack(alert({ num_occurrences: 99 }))).toBe("");
+test("step ranges and recurrences of alerts", () => {
+  expect(stepRange(alert())).toBe("step 1200");
+  expect(stepRange(resolved())).toBe("steps 1200 … 1350");
+  expect(stepRange(alert({ opened_step: null }))).toBe("");
+  expect(recurrenceSteps(alert({ num_occurrences: 1, occurrences: [{ step: 1200 }] }))).toBe("");
+  expect(recurrenceSteps(alert({ num_occurrences: 2, occurrences: [{ step: 1200 }, { step: 1300 }] }))).toBe(
+    "1200, 1300",
+  );
+  expect(recurrenceSteps(alert({ num_occurrences: 99, occurrences: [{ step: 1200 }, { step: null }] }))).toBe("… 1200");
+  expect(recurrenceSteps(alert({ num_occurrences: 99 }))).toBe("");
 });
 
-test("evidence reads as people write it", () => {
+test("evidence is formatted with units", () => {
   const evidence = {
     value: 8.123456,
     level: "NaN",
@@ -91,7 +94,7 @@ test("evidence reads as people write it", () => {
     is_new: true,
     path: "a\\b",
   };
-  expect(evidenceOf(alert({ evidence }))).toEqual([
+  expect(evidenceRows(alert({ evidence }))).toEqual([
     ["value", "8.12346"],
     ["level", "NaN"],
     ["word", "NaN"],
@@ -104,15 +107,15 @@ test("evidence reads as people write it", () => {
   ]);
 });
 
-test("only what is surely the name of a rule is offered to a terminal", () => {
-  expect(explaining("loss_spike")).toBe("tacho doctor --explain loss_spike");
+test("only a safe rule name becomes a shell command", () => {
+  expect(explainCommand("loss_spike")).toBe("tacho doctor --explain loss_spike");
   for (const rule of ["", "x; rm -rf ~", "$(id)", "--help", "a b", "a\nb", "x".repeat(99), "ΩΩ"])
-    expect(explaining(rule)).toBeNull();
+    expect(explainCommand(rule)).toBeNull();
 });
 
-describe("the chart of an alert", () => {
+describe("the chart view of an alert", () => {
   test("shows its metric alone, around its steps", () => {
-    const view = chartOf(resolved(), { ...defaultView, smoothing: 0.5, isLog: true }, 50_000);
+    const view = chartViewFor(resolved(), { ...defaultView, smoothing: 0.5, isLog: true }, 50_000);
     expect(view).toEqual({
       x: "step",
       smoothing: 0.5,
@@ -121,41 +124,44 @@ describe("the chart of an alert", () => {
       low: 700,
       high: 1850,
     });
-    expect(chartOf(alert(), defaultView, 1205)).toMatchObject({ low: 1180, high: 1205 });
-    expect(chartOf(alert({ opened_step: 0, updated_step: 0 }), defaultView, 0)).toMatchObject({ low: 0, high: 1 });
+    expect(chartViewFor(alert(), defaultView, 1205)).toMatchObject({ low: 1180, high: 1205 });
+    expect(chartViewFor(alert({ opened_step: 0, updated_step: 0 }), defaultView, 0)).toMatchObject({ low: 0, high: 1 });
     const again = alert({ updated_step: 2000, occurrences: [{ step: 1200 }, { step: 1800 }, { step: "x" }] });
-    expect(chartOf(again, defaultView, 2000)).toMatchObject({ low: 800, high: 2001 });
+    expect(chartViewFor(again, defaultView, 2000)).toMatchObject({ low: 800, high: 2001 });
   });
 
-  test("finds names that look like expressions", () => {
+  test("escapes metric names that look like expressions", () => {
     for (const name of ["a.b*(c)[d]{e}|f^$?+\\g", "gpu/0/mem", "ünï ☃"]) {
       const metric = { name, kind: "step", count: 1, last: 1, last_step: 1, low: 1, high: 1, num_not_finite: 0 };
-      const search = chartOf(alert({ evidence: { metric: name } }), defaultView, 10)?.search ?? "";
-      expect(matching([metric, { ...metric, name: `${name}x` }], search).map((each) => each.name)).toEqual([name]);
+      const search = chartViewFor(alert({ evidence: { metric: name } }), defaultView, 10)?.search ?? "";
+      expect(filterMetrics([metric, { ...metric, name: `${name}x` }], search).map((each) => each.name)).toEqual([name]);
     }
   });
 
-  test("is found by time where there is no step, and as a whole where there is neither", () => {
+  test("falls back to time, then to the whole metric", () => {
     const timed = { opened_step: null, updated_step: null };
     const lost = { ...timed, opened_time: null, updated_time: null };
-    expect(chartOf(alert(timed), defaultView, 10)).toMatchObject({ x: "time", low: 940, high: 1060 });
-    expect(chartOf(alert(lost), { ...defaultView, low: 1 }, 10)).toMatchObject({ x: "step", low: null });
-    expect(chartOf(alert({ ...lost, evidence: { metric: 7 } }), defaultView, 10)).toBeNull();
+    expect(chartViewFor(alert(timed), defaultView, 10)).toMatchObject({ x: "time", low: 940, high: 1060 });
+    expect(chartViewFor(alert(lost), { ...defaultView, low: 1 }, 10)).toMatchObject({ x: "step", low: null });
+    expect(chartViewFor(alert({ ...lost, evidence: { metric: 7 } }), defaultView, 10)).toBeNull();
   });
 });
 
-describe("marks on charts", () => {
-  const marks = (alerts: Alert[], x: "step" | "time" | "relative" | "epoch" = "step", started: number | null = 990) =>
-    marksOf({ run: "r", alerts, started }, "train_loss", x);
+describe("alert marks", () => {
+  const marks = (
+    alerts: AlertView[],
+    x: "step" | "time" | "relative" | "epoch" = "step",
+    started: number | null = 990,
+  ) => alertMarks({ run: "r", alerts, started }, "train_loss", x);
 
-  test("are on the chart of the metric, or on all if there is none and they matter", () => {
+  test("appear on their metric, or everywhere above info", () => {
     const others = [alert({ evidence: { metric: "grad_norm" } }), alert({ evidence: {}, severity: "info" })];
     const found = marks([alert(), alert({ evidence: {} }), ...others]);
     expect(found).toHaveLength(2);
-    expect(found[0]).toEqual({ run: "r", title: "Loss spike", look: "warn", x: 1200, end: null });
+    expect(found[0]).toEqual({ run: "r", title: "Loss spike", tone: "warn", x: 1200, end: null });
   });
 
-  test("are on every axis that alerts know", () => {
+  test("work on the step, time and relative axes", () => {
     expect(marks([resolved()])).toMatchObject([{ x: 1200, end: 1350 }]);
     expect(marks([resolved()], "time")).toMatchObject([{ x: 1000, end: 1060 }]);
     expect(marks([resolved()], "relative")).toMatchObject([{ x: 10, end: 70 }]);
@@ -165,15 +171,15 @@ describe("marks on charts", () => {
     expect(marks([alert({ is_open: false, updated_step: 1100 })])).toMatchObject([{ x: 1200, end: 1200 }]);
   });
 
-  test("make bands that do not lie on top of each other, and can be pointed at", () => {
-    const at = (x: number, end: number | null) => ({ run: "r", title: `${x}`, look: "warn" as const, x, end });
+  test("merge into bands and are found near the cursor", () => {
+    const at = (x: number, end: number | null) => ({ run: "r", title: `${x}`, tone: "warn" as const, x, end });
     const found = [at(50, 60), at(10, 20), at(15, 30), at(12, 13), at(90, null), at(95, 96)];
-    expect(bandsOf(found)).toEqual([
+    expect(mergeBands(found)).toEqual([
       [10, 30],
       [50, 60],
       [90, Infinity],
     ]);
-    expect(marksAt(found, 11, 100).map((mark) => mark.x)).toEqual([10, 12]);
-    expect(marksAt(found, null, 100)).toEqual([]);
+    expect(marksNear(found, 11, 100).map((mark) => mark.x)).toEqual([10, 12]);
+    expect(marksNear(found, null, 100)).toEqual([]);
   });
 });

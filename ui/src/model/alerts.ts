@@ -1,28 +1,33 @@
-/** What rules found wrong with a run, as it is shown. */
+/** Texts, views and chart marks for alerts. */
 
-import type { Alert, Json, RunLine, Severity, State, XAxis } from "../api";
+import type { AlertView, Json, RunState, RunSummary, Severity, XAxis } from "../api";
 import { bytes, duration, number, plain, words } from "./format";
 import type { ChartView } from "./route";
 
-export type AlertLook = "bad" | "warn" | "";
+export type AlertTone = "bad" | "warn" | "";
 
-export const lookOf = (severity: Severity): AlertLook =>
+export const toneOf = (severity: Severity): AlertTone =>
   severity === "critical" ? "bad" : severity === "warning" ? "warn" : "";
 
-export interface Counted {
-  text: string;
-  look: AlertLook;
+/** The most severe tone of some marks. */
+export function worstTone(marks: AlertMark[]): AlertTone {
+  return marks.some((mark) => mark.tone === "bad") ? "bad" : marks.some((mark) => mark.tone === "warn") ? "warn" : "";
 }
 
-/** How many alerts of a run are open, in two words; null if none is. */
-export function counted(run: Pick<RunLine, "num_open_alerts" | "num_critical_alerts">): Counted | null {
+export interface AlertBadge {
+  text: string;
+  tone: AlertTone;
+}
+
+/** The number of open alerts as a badge; null without open alerts. */
+export function alertBadge(run: Pick<RunSummary, "num_open_alerts" | "num_critical_alerts">): AlertBadge | null {
   const count = run.num_open_alerts;
   if (!count) return null;
-  return { text: `${number(count)} alert${count > 1 ? "s" : ""}`, look: run.num_critical_alerts ? "bad" : "warn" };
+  return { text: `${number(count)} alert${count > 1 ? "s" : ""}`, tone: run.num_critical_alerts ? "bad" : "warn" };
 }
 
-/** Give each alert a name that it keeps when others come, even where a journal has one name for many. */
-export function keyed(alerts: Alert[]): [string, Alert][] {
+/** Give each alert a stable key. Ids in a journal are not guaranteed to be unique. */
+export function withKeys(alerts: AlertView[]): [string, AlertView][] {
   const seen = new Map<string, number>();
   return alerts.map((alert) => {
     const number = seen.get(alert.id) ?? 0;
@@ -31,43 +36,44 @@ export function keyed(alerts: Alert[]): [string, Alert][] {
   });
 }
 
-/** Whether the process of a run is known to be gone: what is open then will not be resolved. */
-export const isOver = (state: State): boolean => state !== "running" && state !== "stale";
+/** Whether the process of a run has ended: its open alerts will not be resolved any more. */
+export const hasEnded = (state: RunState): boolean => state !== "running" && state !== "stale";
 
-/** How an alert that is not open ended: a process that ends before a resume leaves its own behind. */
-export function endOf(alert: Alert): "resolved" | "left behind" {
-  return alert.resolved_time !== null || alert.outcome !== "" ? "resolved" : "left behind";
+/** Why an alert is not open: it was resolved, or its process ended and the run was resumed. */
+export function closedAs(alert: AlertView): "resolved" | "unresolved" {
+  return alert.resolved_time !== null || alert.outcome !== "" ? "resolved" : "unresolved";
 }
 
-/** How long the fault was there, or has been; `until` is now, or the end of a run that is over. Null if unknown. */
-export function lasted_s(alert: Alert, until: number | null): number | null {
+/** How long an alert has been open, or was; `until` is now or the end of the run. Null if unknown. */
+export function openDuration_s(alert: AlertView, until: number | null): number | null {
   const end = alert.is_open ? until : alert.resolved_time;
   if (alert.opened_time === null || end === null) return null;
   return Math.max(0, end - alert.opened_time);
 }
 
-/** Where an alert lies on the axis of steps: `step 1200`, `steps 1200 … 1350`. */
-export function stepsOf(alert: Alert): string {
+/** The steps between opened and resolved: `step 1200`, `steps 1200 … 1350`. */
+export function stepRange(alert: AlertView): string {
   const [first, last] = [alert.opened_step, alert.resolved_step];
   if (first === null) return "";
   return last === null || last === first ? `step ${number(first)}` : `steps ${number(first)} … ${number(last)}`;
 }
 
-/** The steps at which the fault came back, as far as they are known. */
-export function cameBack(alert: Alert): string {
+/** The steps at which the finding recurred, as far as they are known. */
+export function recurrenceSteps(alert: AlertView): string {
   if (alert.num_occurrences < 2) return "";
   const steps = alert.occurrences.map((occurrence) => occurrence["step"]).filter((step) => typeof step === "number");
   return `${alert.num_occurrences > steps.length && steps.length ? "… " : ""}${steps.map((step) => number(step)).join(", ")}`;
 }
 
-/** Evidence as names and texts, with numbers as people read them. */
-export function evidenceOf(alert: Alert): [string, string][] {
+/** Evidence as names and formatted values. */
+export function evidenceRows(alert: AlertView): [string, string][] {
   return Object.entries(alert.evidence)
     .filter(([, value]) => value !== null && value !== "")
     .map(([name, value]) => {
-      for (const [unit, told] of units)
-        if (name.endsWith(unit) && typeof value === "number") return [words(name.slice(0, -unit.length)), told(value)];
-      return [words(name), texted(value)];
+      for (const [suffix, format] of units)
+        if (name.endsWith(suffix) && typeof value === "number")
+          return [words(name.slice(0, -suffix.length)), format(value)];
+      return [words(name), formatEvidence(value)];
     });
 }
 
@@ -77,26 +83,26 @@ const units: [string, (value: number) => string][] = [
   ["_bytes", bytes],
 ];
 
-function texted(value: Json): string {
+function formatEvidence(value: Json): string {
   if (value === "NaN" || value === "Infinity" || value === "-Infinity") return number(value);
   if (typeof value === "string") return value.replace(/^\\(?=\\*(NaN|-?Infinity)$)/, "");
-  return Array.isArray(value) ? value.map(texted).join(", ") : plain(value);
+  return Array.isArray(value) ? value.map(formatEvidence).join(", ") : plain(value);
 }
 
-/** The metric that an alert is about. */
-export function metricOf(alert: Alert): string | null {
+/** The metric that an alert names in its evidence. */
+export function affectedMetric(alert: AlertView): string | null {
   const metric = alert.evidence["metric"];
   return typeof metric === "string" && metric !== "" ? metric : null;
 }
 
-/** What names a rule to a shell: a journal may say anything, and nobody is to copy that into a terminal. */
-export function explaining(rule: string): string | null {
+/** The command that explains a rule. Null for a name that would not be safe to paste into a shell. */
+export function explainCommand(rule: string): string | null {
   return /^[a-z][a-z0-9_-]{0,63}$/.test(rule) ? `tacho doctor --explain ${rule}` : null;
 }
 
-/** A view of the charts with the metric of an alert, around the steps concerned; null if nothing says where. */
-export function chartOf(alert: Alert, view: ChartView, lastStep: number | null): ChartView | null {
-  const metric = metricOf(alert);
+/** A view of the charts with the affected metric and steps of an alert; null if the alert names neither. */
+export function chartViewFor(alert: AlertView, view: ChartView, lastStep: number | null): ChartView | null {
+  const metric = affectedMetric(alert);
   const search = metric === null ? "" : `/^${metric.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&")}$/`;
   const steps = known([
     alert.opened_step,
@@ -122,28 +128,28 @@ export function chartOf(alert: Alert, view: ChartView, lastStep: number | null):
 const known = (values: (Json | undefined)[]): number[] =>
   values.filter((value) => typeof value === "number" && Number.isFinite(value)) as number[];
 
-/** An alert on the axis of a chart. */
+/** An alert on the x axis of a chart. */
 export interface AlertMark {
   run: string;
   title: string;
-  look: AlertLook;
+  tone: AlertTone;
   x: number;
-  /** Where it ended; null if it has not. */
+  /** Where it ended; null while it is open. */
   end: number | null;
 }
 
-export interface AlertsOfRun {
+export interface RunAlerts {
   run: string;
-  alerts: Alert[];
+  alerts: AlertView[];
   started: number | null;
 }
 
-/** The alerts that belong on the chart of a metric: those that name it, and those that name none but matter. */
-export function marksOf({ run, alerts, started }: AlertsOfRun, metric: string, x: XAxis): AlertMark[] {
-  if (x === "epoch") return []; // alerts are not told by epochs
+/** The marks for the chart of a metric: alerts that name it, and alerts above `info` that name no metric. */
+export function alertMarks({ run, alerts, started }: RunAlerts, metric: string, x: XAxis): AlertMark[] {
+  if (x === "epoch") return []; // alerts have no epoch
   const found: AlertMark[] = [];
   for (const alert of alerts) {
-    const about = metricOf(alert);
+    const about = affectedMetric(alert);
     if (about === null ? alert.severity === "info" : about !== metric) continue;
     const shift = x === "relative" ? started : 0;
     const [first, last, updated] =
@@ -152,13 +158,13 @@ export function marksOf({ run, alerts, started }: AlertsOfRun, metric: string, x
         : [alert.opened_time, alert.resolved_time, alert.updated_time];
     if (first === null || shift === null) continue;
     const end = alert.is_open ? null : Math.max(first, last ?? updated ?? first) - shift;
-    found.push({ run, title: alert.title, look: lookOf(alert.severity), x: first - shift, end });
+    found.push({ run, title: alert.title, tone: toneOf(alert.severity), x: first - shift, end });
   }
   return found;
 }
 
-/** The stretches of an axis in which something was wrong: where alerts overlap, they are one. */
-export function bandsOf(marks: AlertMark[]): [number, number][] {
+/** The ranges in which alerts were open, with overlapping ranges merged. */
+export function mergeBands(marks: AlertMark[]): [number, number][] {
   const bands: [number, number][] = [];
   for (const { x, end } of marks.toSorted((a, b) => a.x - b.x)) {
     const last = bands.at(-1);
@@ -168,7 +174,7 @@ export function bandsOf(marks: AlertMark[]): [number, number][] {
   return bands;
 }
 
-/** The marks that a cursor points at, or nearly so. */
-export function marksAt(marks: AlertMark[], cursor: number | null, width: number): AlertMark[] {
+/** The marks close to the cursor; `width` is that of the visible range. */
+export function marksNear(marks: AlertMark[], cursor: number | null, width: number): AlertMark[] {
   return cursor === null ? [] : marks.filter((mark) => Math.abs(mark.x - cursor) <= 0.015 * width);
 }

@@ -1,17 +1,17 @@
 import { expect, test } from "vitest";
 import type { CompletionRow } from "../api";
 import {
-  asNumber,
-  asText,
-  folded,
-  foldedChars,
-  inOrder,
+  parseNumber,
+  parseText,
+  foldText,
+  maxFoldedChars,
+  sortRows,
   isLong,
-  keyed,
+  withKeys,
   nextSort,
   numericColumns,
-  pieces,
-  placeOf,
+  splitMatches,
+  sliderIndex,
 } from "./completions";
 
 const rows: CompletionRow[] = [
@@ -22,39 +22,39 @@ const rows: CompletionRow[] = [
   { step: 1, prompt: "a2", reward: -1 },
 ];
 
-test("a column is of numbers if all that is in it is", () => {
+test("a column is numeric if all its cells are", () => {
   expect(numericColumns(["step", "prompt", "reward", "label", "nowhere"], rows)).toEqual(new Set(["step", "reward"]));
   expect(numericColumns(["mixed"], [{ mixed: 1 }, { mixed: "one" }])).toEqual(new Set());
   expect(numericColumns(["mixed"], [{ mixed: 1 }, { mixed: null }])).toEqual(new Set(["mixed"]));
 });
 
-test("numbers that JSON does not have are numbers, and texts that read like them are texts", () => {
-  expect(asNumber("-Infinity")).toBe("-Infinity");
-  expect(asNumber("\\NaN")).toBeNull();
-  expect(asText("\\NaN")).toBe("NaN");
-  expect(asText("\\\\NaN")).toBe("\\NaN");
-  expect(asText("\\frac")).toBe("\\frac");
-  expect(asText(undefined)).toBe("");
-  expect(asText(true)).toBe("true");
+test("NaN is a number, an escaped NaN is a text", () => {
+  expect(parseNumber("-Infinity")).toBe("-Infinity");
+  expect(parseNumber("\\NaN")).toBeNull();
+  expect(parseText("\\NaN")).toBe("NaN");
+  expect(parseText("\\\\NaN")).toBe("\\NaN");
+  expect(parseText("\\frac")).toBe("\\frac");
+  expect(parseText(undefined)).toBe("");
+  expect(parseText(true)).toBe("true");
 });
 
-test("rows are sorted by numbers, with what is missing last either way", () => {
-  const prompts = (sort: string) => inOrder(rows, sort).map((row) => row["prompt"]);
+test("rows sort by number, with missing values last", () => {
+  const prompts = (sort: string) => sortRows(rows, sort).map((row) => row["prompt"]);
   expect(prompts("-reward")).toEqual(["b2", "c", "a2", "b", "a"]);
   expect(prompts("reward")).toEqual(["a2", "c", "b2", "b", "a"]);
   expect(prompts("")).toEqual(["c", "b", "b2", "a", "a2"]);
-  expect(prompts("-step")).toEqual(["c", "b", "b2", "a", "a2"]); // equals stay as they were
+  expect(prompts("-step")).toEqual(["c", "b", "b2", "a", "a2"]); // equal values keep their order
 });
 
-test("a click on a head sorts down, up, and then not at all", () => {
+test("clicking a header cycles through the sort orders", () => {
   expect(nextSort("", "reward")).toBe("-reward");
   expect(nextSort("-reward", "reward")).toBe("reward");
   expect(nextSort("reward", "reward")).toBe("");
   expect(nextSort("reward", "step")).toBe("-step");
 });
 
-test("matches are marked in any case, and nothing of the text is lost", () => {
-  expect(pieces("Grey jacket, grey sky", "GREY")).toEqual([
+test("matches ignore case, and no text is lost", () => {
+  expect(splitMatches("Grey jacket, grey sky", "GREY")).toEqual([
     { text: "Grey", isMatch: true },
     { text: " jacket, ", isMatch: false },
     { text: "grey", isMatch: true },
@@ -63,38 +63,38 @@ test("matches are marked in any case, and nothing of the text is lost", () => {
   for (const search of ["", "e", "(", "[a-z]", "\\", ".*", "$&", "İ", "a/b-c"]) {
     const text = "Weird (text) [a-z] \\frac .* $& İstanbul a/b-c";
     expect(
-      pieces(text, search)
+      splitMatches(text, search)
         .map((piece) => piece.text)
         .join(""),
     ).toBe(text);
   }
-  expect(pieces("[a-z]", "[a-z]")).toEqual([{ text: "[a-z]", isMatch: true }]);
-  expect(pieces("", "x")).toEqual([]);
+  expect(splitMatches("[a-z]", "[a-z]")).toEqual([{ text: "[a-z]", isMatch: true }]);
+  expect(splitMatches("", "x")).toEqual([]);
 });
 
-test("a long text is folded to its beginning, or to what is searched", () => {
+test("a long text is folded to its start or to the match", () => {
   const text = `${"a".repeat(3_000)}needle${"b".repeat(3_000)}`;
   expect(isLong("short")).toBe(false);
-  expect(folded("short", "x")).toBe("short");
-  expect(folded(text, "")).toBe(`${"a".repeat(foldedChars)}…`);
-  expect(folded(text, "nowhere")).toBe(folded(text, ""));
-  expect(folded(text, "NEEDLE")).toContain("needle");
-  expect(folded(text, "NEEDLE").length).toBe(foldedChars + 2);
+  expect(foldText("short", "x")).toBe("short");
+  expect(foldText(text, "")).toBe(`${"a".repeat(maxFoldedChars)}…`);
+  expect(foldText(text, "nowhere")).toBe(foldText(text, ""));
+  expect(foldText(text, "NEEDLE")).toContain("needle");
+  expect(foldText(text, "NEEDLE").length).toBe(maxFoldedChars + 2);
   const end = `${"a".repeat(3_000)}needle`;
-  expect(folded(end, "needle").endsWith("needle")).toBe(true);
+  expect(foldText(end, "needle").endsWith("needle")).toBe(true);
 });
 
-test("a row keeps its name when newer ones come, and equal rows have names of their own", () => {
-  const before = keyed(rows);
-  const after = keyed([{ step: 4, prompt: "d" }, rows[0]!, ...rows]);
+test("row keys are stable, and equal rows get distinct keys", () => {
+  const before = withKeys(rows);
+  const after = withKeys([{ step: 4, prompt: "d" }, rows[0]!, ...rows]);
   expect(after.slice(2).map(([name]) => name)).toEqual(before.map(([name]) => name));
   expect(new Set(after.map(([name]) => name)).size).toBe(after.length);
 });
 
-test("a step has a place on the slider, all steps have the last one", () => {
-  expect(placeOf([5, 10, 20], 10)).toBe(1);
-  expect(placeOf([5, 10, 20], 14)).toBe(1);
-  expect(placeOf([5, 10, 20], 99)).toBe(2);
-  expect(placeOf([5, 10, 20], null)).toBe(2);
-  expect(placeOf([], 4)).toBe(0);
+test("a step maps to the nearest slider index", () => {
+  expect(sliderIndex([5, 10, 20], 10)).toBe(1);
+  expect(sliderIndex([5, 10, 20], 14)).toBe(1);
+  expect(sliderIndex([5, 10, 20], 99)).toBe(2);
+  expect(sliderIndex([5, 10, 20], null)).toBe(2);
+  expect(sliderIndex([], 4)).toBe(0);
 });

@@ -1,69 +1,69 @@
-/** Samples of what a model was given and what came of it: which columns, in which order, and how a text is shown. */
+/** Rows of the completions table: parsing, sorting, searching and folding. */
 
 import type { CompletionRow, Json, Num } from "../api";
 import { plain } from "./format";
 
-/** Longer texts are folded. */
-export const foldedChars = 400;
+/** Longer texts are folded to this length. */
+export const maxFoldedChars = 400;
 const contextChars = 80;
 
-export interface Piece {
+export interface TextPart {
   text: string;
   isMatch: boolean;
 }
 
-const notFinite: readonly Json[] = ["NaN", "Infinity", "-Infinity"];
+const nonFinite: readonly Json[] = ["NaN", "Infinity", "-Infinity"];
 
-/** A cell as a number, or null if it is none. */
-export function asNumber(value: Json | undefined): Num | null {
-  return typeof value === "number" || notFinite.includes(value ?? null) ? (value as Num) : null;
+/** A cell as a number; null if it is not a number. */
+export function parseNumber(value: Json | undefined): Num | null {
+  return typeof value === "number" || nonFinite.includes(value ?? null) ? (value as Num) : null;
 }
 
-/** A cell as a text; one that merely reads like a number that JSON does not have came with a backslash. */
-export function asText(value: Json | undefined): string {
+/** A cell as text. The server escapes a text such as "NaN" with a backslash, to tell it from the number. */
+export function parseText(value: Json | undefined): string {
   if (value === undefined || value === null) return "";
   if (typeof value !== "string") return plain(value);
-  return value.startsWith("\\") && notFinite.includes(value.replace(/^\\+/, "")) ? value.slice(1) : value;
+  return value.startsWith("\\") && nonFinite.includes(value.replace(/^\\+/, "")) ? value.slice(1) : value;
 }
 
-/** The columns in which every cell that is there is a number, and there is one. */
+/** The columns that contain numbers only, and at least one. */
 export function numericColumns(columns: string[], rows: CompletionRow[]): Set<string> {
   return new Set(
     columns.filter((column) => {
       const cells = rows.map((row) => row[column]).filter((cell) => cell !== undefined && cell !== null);
-      return cells.length > 0 && cells.every((cell) => asNumber(cell) !== null);
+      return cells.length > 0 && cells.every((cell) => parseNumber(cell) !== null);
     }),
   );
 }
 
-/** Rows by a column of numbers, `-` before its name for the highest first; as they came if there is no such column. */
-export function inOrder(rows: CompletionRow[], sort: string): CompletionRow[] {
-  const isDown = sort.startsWith("-");
+/** Sort rows by a column of numbers; `-column` sorts highest first, and an empty string keeps the order. */
+export function sortRows(rows: CompletionRow[], sort: string): CompletionRow[] {
+  const isDescending = sort.startsWith("-");
   const column = sort.replace(/^-/, "");
   if (column === "") return rows;
   const order = (a: CompletionRow, b: CompletionRow): number => {
-    const [left, right] = [rank(a[column]), rank(b[column])];
+    const [left, right] = [sortValue(a[column]), sortValue(b[column])];
     if (left === null || right === null) return Number(left === null) - Number(right === null);
-    return left === right ? 0 : (left < right ? -1 : 1) * (isDown ? -1 : 1);
+    return left === right ? 0 : (left < right ? -1 : 1) * (isDescending ? -1 : 1);
   };
   return rows.toSorted(order);
 }
 
-/** What is missing comes last, whichever way; so does NaN, which is no more than another. */
-function rank(cell: Json | undefined): number | null {
-  const value = asNumber(cell);
+/** The sort value of a cell; null for missing values and NaN, which come last in both directions. */
+function sortValue(cell: Json | undefined): number | null {
+  const value = parseNumber(cell);
   return value === null || value === "NaN" ? null : Number(value);
 }
 
-/** The highest first, then the lowest first, then as they came. */
+/** Cycle through highest first, lowest first and unsorted. */
 export function nextSort(sort: string, column: string): string {
   if (sort === `-${column}`) return column;
   return sort === column ? "" : `-${column}`;
 }
 
-/** A text cut where it says what is searched. */
-export function pieces(text: string, search: string): Piece[] {
-  const found: Piece[] = [];
+/** Split a text at the matches of a search. */
+export function splitMatches(text: string, search: string): TextPart[] {
+  const found: TextPart[] = [];
   let end = 0;
   for (const match of search === "" ? [] : text.matchAll(pattern(search))) {
     if (match.index > end) found.push({ text: text.slice(end, match.index), isMatch: false });
@@ -82,24 +82,24 @@ function pattern(search: string): RegExp {
 }
 
 export function isLong(text: string): boolean {
-  return text.length > foldedChars * 1.25; // to fold a few words away helps nobody
+  return text.length > maxFoldedChars * 1.25; // hiding a few words is not worth a button
 }
 
-/** The part of a long text that is shown: its beginning, or what is around the first thing that was searched. */
-export function folded(text: string, search: string): string {
+/** Shorten a long text to its beginning, or to the surroundings of the first match. */
+export function foldText(text: string, search: string): string {
   if (!isLong(text)) return text;
   const [match] = search === "" ? [] : text.matchAll(pattern(search));
-  const at = match && match.index + match[0].length > foldedChars ? match.index : 0;
-  const start = Math.max(0, Math.min(at - contextChars, text.length - foldedChars));
-  const end = Math.min(text.length, start + foldedChars);
+  const at = match && match.index + match[0].length > maxFoldedChars ? match.index : 0;
+  const start = Math.max(0, Math.min(at - contextChars, text.length - maxFoldedChars));
+  const end = Math.min(text.length, start + maxFoldedChars);
   return `${start > 0 ? "…" : ""}${text.slice(start, end)}${end < text.length ? "…" : ""}`;
 }
 
-/** Give each row, the newest first, a name that it keeps when others come. */
-export function keyed(rows: CompletionRow[]): [string, CompletionRow][] {
+/** Give each row a key that stays the same when newer rows arrive; rows come newest first. */
+export function withKeys(rows: CompletionRow[]): [string, CompletionRow][] {
   const seen = new Map<string, number>();
   const found = rows.toReversed().map((row): [string, CompletionRow] => {
-    const name = JSON.stringify(row).slice(0, 1_000);
+    const name = Object.values(row).map(plain).join("\n").slice(0, 1_000);
     const number = seen.get(name) ?? 0;
     seen.set(name, number + 1);
     return [`${name} ${number}`, row];
@@ -107,8 +107,8 @@ export function keyed(rows: CompletionRow[]): [string, CompletionRow][] {
   return found.reverse();
 }
 
-/** Where on a slider over the steps one of them lies; the nearest, if it is not among them. */
-export function placeOf(steps: number[], step: number | null): number {
+/** The index of the step nearest to `step`; the last index if `step` is null. */
+export function sliderIndex(steps: number[], step: number | null): number {
   if (step === null || steps.length === 0) return Math.max(0, steps.length - 1);
   let best = 0;
   for (const [index, known] of steps.entries()) {

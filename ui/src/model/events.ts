@@ -1,21 +1,21 @@
-/** Records that are no points, told in one line each. */
+/** One-line descriptions of records for the events page. */
 
 import type { Json, JournalRecord } from "../api";
 import { duration, number, plain, words } from "./format";
 
-export type Look = "bad" | "warn" | "good" | "";
+export type Tone = "bad" | "warn" | "good" | "";
 
-export function title(record: JournalRecord): string {
+export function eventTitle(record: JournalRecord): string {
   const name = text(record["name"]);
   switch (record.event) {
     case "event":
       return words(name || "event");
     case "alert":
-      return `${went(record)}${text(record["title"]) || text(record["rule"]) || name || "alert"}`;
+      return `${statusPrefix(record)}${text(record["title"]) || text(record["rule"]) || name || "alert"}`;
     case "error":
       return text(record["error_type"]) || "error";
     case "telemetry_error":
-      return `telemetry: ${words(text(record["kind"]) || "fault")}`;
+      return `telemetry: ${words(text(record["kind"]) || "error")}`;
     case "control_change":
       return `${name} ${plain(record["old"])} → ${plain(record["new"])}`;
     case "start":
@@ -23,13 +23,13 @@ export function title(record: JournalRecord): string {
     case "end":
       return text(record["status"]) || "ended";
     case "log":
-      return `last of ${text(record["stream"]) || "the output"}`;
+      return `end of ${text(record["stream"]) || "output"}`;
     default:
       return words(record.event);
   }
 }
 
-export function detail(record: JournalRecord): string {
+export function eventDetail(record: JournalRecord): string {
   const parts: string[] = [];
   const message =
     text(record["error_message"]) || text(record["message"]) || text(record["reason"]) || text(record["evidence"]);
@@ -41,12 +41,13 @@ export function detail(record: JournalRecord): string {
       if (typeof value === "number" && !["time", "global_step"].includes(name)) parts.push(`${name} ${number(value)}`);
     }
   }
-  if (typeof record["num_records"] === "number") parts.push(`${record["num_records"]} records`);
+  if (typeof record["num_records"] === "number")
+    parts.push(`${record["num_records"]} ${record["num_records"] === 1 ? "record" : "records"}`);
   if (typeof record["duration_s"] === "number") parts.push(duration(record["duration_s"]));
   return parts.filter(Boolean).join(" · ");
 }
 
-export function severity(record: JournalRecord): Look {
+export function eventTone(record: JournalRecord): Tone {
   if (record.event === "error") return "bad";
   if (record.event === "alert")
     return text(record["status"]) === "resolved"
@@ -61,8 +62,8 @@ export function severity(record: JournalRecord): Look {
   return "";
 }
 
-/** Give each record, the newest first, a name that it keeps when others come. */
-export function keyed(records: JournalRecord[]): [string, JournalRecord][] {
+/** Give each record a key that stays the same when newer records arrive; records come newest first. */
+export function withKeys(records: JournalRecord[]): [string, JournalRecord][] {
   const seen = new Map<string, number>();
   const found = records.toReversed().map((record): [string, JournalRecord] => {
     const name = `${record.time} ${record.event} ${text(record["name"])}`;
@@ -74,11 +75,12 @@ export function keyed(records: JournalRecord[]): [string, JournalRecord][] {
 }
 
 export function matches(record: JournalRecord, search: string): boolean {
+  // The JSON text covers every field name and value of a record.
   return search === "" || JSON.stringify(record).toLowerCase().includes(search.toLowerCase());
 }
 
-/** What became of an alert, unless it is new. */
-function went(record: JournalRecord): string {
+/** The status of an alert record, unless it opens the alert. */
+function statusPrefix(record: JournalRecord): string {
   const status = text(record["status"]);
   return status === "updated" || status === "resolved" ? `${status}: ` : "";
 }

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { ago, bytes, duration, number, plain, rate, share } from "./format";
 
-test("numbers are short, and what is no number says so", () => {
+test("numbers are short, and non-numbers are marked", () => {
   expect(number(null)).toBe("–");
   expect(number("NaN")).toBe("NaN");
   expect(number("-Infinity")).toBe("−∞");
@@ -14,7 +14,7 @@ test("numbers are short, and what is no number says so", () => {
   expect(number(1.5e9 + 0.5)).toBe("1.50e9");
 });
 
-test("times are said as people say them", () => {
+test("durations and ages use natural units", () => {
   expect(duration(0.00005)).toBe("50 µs");
   expect(duration(0.25)).toBe("250 ms");
   expect(duration(9.94)).toBe("9.9 s");
@@ -30,7 +30,7 @@ test("times are said as people say them", () => {
   expect(ago(null, 1)).toBe("–");
 });
 
-test("rates, shares, sizes and values of a config", () => {
+test("rates, shares, sizes and config values", () => {
   expect(rate(12.345)).toBe("12.3 /s");
   expect(rate(0.25)).toBe("4.0 s each");
   expect(rate(null)).toBe("–");

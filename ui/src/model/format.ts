@@ -1,4 +1,4 @@
-/** How values look to a person. */
+/** Formats values for display. */
 
 import type { Json, Num } from "../api";
 
@@ -14,7 +14,7 @@ export function number(value: Num | null | undefined, digits = 4): string {
   return grouped(Number(value.toPrecision(digits)));
 }
 
-/** Four digits read best as they are, more in groups of three. */
+/** Separate groups of three digits from five digits on. */
 function grouped(value: number): string {
   return Math.abs(value) < 10_000 ? String(value) : value.toLocaleString("en-US").replaceAll(",", "\u202f");
 }
@@ -78,7 +78,7 @@ export function rate(stepsPerSecond: number | null): string {
   return `${duration(1 / stepsPerSecond)} each`;
 }
 
-/** A value of a config or a record in one line. */
+/** A value of a config or a record, on one line. */
 export function plain(value: Json | undefined): string {
   if (value === null || value === undefined) return nothing;
   if (typeof value === "number") return number(value, 6);

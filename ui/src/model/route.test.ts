@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
-import { defaultView, format, parse, type Route, toRun } from "./route";
+import { defaultView, format, parse, type Route, runAddress } from "./route";
 
-test("every view has an address that leads back to it", () => {
+test("every route survives a round trip through its address", () => {
   const routes: Route[] = [
     { page: "runs", search: 'lora & "quotes"', states: ["running", "crashed"], sort: "train_loss" },
     {
@@ -17,7 +17,7 @@ test("every view has an address that leads back to it", () => {
   for (const route of routes) expect(parse(format(route))).toEqual(route);
 });
 
-test("what is no address leads to the list, and what is odd in one is left out", () => {
+test("invalid addresses and parameters fall back to defaults", () => {
   expect(parse("").page).toBe("runs");
   expect(parse("#/nowhere/x").page).toBe("runs");
   const route = parse("#/run/a/nowhere?x=sideways&smooth=7&low=abc&with=a");
@@ -31,6 +31,6 @@ test("what is no address leads to the list, and what is odd in one is left out",
   expect(parse("#/run/%E0%A4%A/charts")).toMatchObject({ page: "run", run: "%E0%A4%A" });
 });
 
-test("an address is short where nothing was changed", () => {
-  expect(toRun("a b")).toBe("#/run/a%20b/overview");
+test("an address omits default values", () => {
+  expect(runAddress("a b")).toBe("#/run/a%20b/overview");
 });

@@ -1,4 +1,4 @@
-/** What is shown, as an address: a view can be shared by sharing its address. */
+/** Routes and their addresses. The address contains the whole view, so that it can be shared. */
 
 import type { XAxis } from "../api";
 
@@ -11,7 +11,7 @@ export type Route =
 
 export interface ChartView {
   x: XAxis;
-  /** How much of the past a smoothed value holds on to, 0 to 0.999. */
+  /** The weight of the past in the moving average, 0 to 0.999. */
   smoothing: number;
   isLog: boolean;
   search: string;
@@ -19,21 +19,21 @@ export interface ChartView {
   high: number | null;
 }
 
-/** As many as there are colours. */
-export const mostCompared = 12;
+/** One colour per run. */
+export const maxComparedRuns = 12;
 export const defaultView: ChartView = { x: "step", smoothing: 0.9, isLog: false, search: "", low: null, high: null };
 const axes: readonly string[] = ["step", "time", "relative", "epoch"];
 
 export function parse(hash: string): Route {
   const [path = "", query = ""] = hash.replace(/^#/, "").split("?", 2);
   const parameters = new URLSearchParams(query);
-  const [first, name, tab] = path.replace(/^\//, "").split("/").map(decoded);
+  const [first, name, tab] = path.replace(/^\//, "").split("/").map(decode);
   if (first === "run" && name) {
     return {
       page: "run",
       run: name,
       tab: tabs.find((known) => known === tab) ?? "overview",
-      others: [...new Set(parameters.getAll("with"))].filter((other) => other !== name).slice(0, mostCompared - 1),
+      others: [...new Set(parameters.getAll("with"))].filter((other) => other !== name).slice(0, maxComparedRuns - 1),
       view: parseView(parameters),
     };
   }
@@ -45,7 +45,7 @@ export function parse(hash: string): Route {
   };
 }
 
-function decoded(text: string): string {
+function decode(text: string): string {
   try {
     return decodeURIComponent(text);
   } catch {
@@ -57,15 +57,15 @@ function parseView(parameters: URLSearchParams): ChartView {
   const axis = parameters.get("x") ?? "";
   return {
     x: axes.includes(axis) ? (axis as XAxis) : defaultView.x,
-    smoothing: Math.min(0.999, Math.max(0, numeric(parameters.get("smooth")) ?? defaultView.smoothing)),
+    smoothing: Math.min(0.999, Math.max(0, parseNumber(parameters.get("smooth")) ?? defaultView.smoothing)),
     isLog: parameters.get("log") === "1",
     search: parameters.get("q") ?? "",
-    low: numeric(parameters.get("low")),
-    high: numeric(parameters.get("high")),
+    low: parseNumber(parameters.get("low")),
+    high: parseNumber(parameters.get("high")),
   };
 }
 
-function numeric(text: string | null): number | null {
+function parseNumber(text: string | null): number | null {
   const value = text === null || text === "" ? Number.NaN : Number(text);
   return Number.isFinite(value) ? value : null;
 }
@@ -94,6 +94,6 @@ function withQuery(path: string, parameters: URLSearchParams): string {
   return query ? `${path}?${query}` : path;
 }
 
-export function toRun(run: string, tab: Tab = "overview", others: string[] = []): string {
+export function runAddress(run: string, tab: Tab = "overview", others: string[] = []): string {
   return format({ page: "run", run, tab, others, view: defaultView });
 }

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import type { Line, Series } from "../api";
-import { align, merge, pointAt, smooth } from "./series";
+import type { Line, SeriesView } from "../api";
+import { align, merge, nearestPoint, smooth } from "./series";
 
 const line = (x: number[], y: (number | null)[], more: Partial<Line> = {}): Line => ({
   stream: "step",
@@ -13,9 +13,9 @@ const line = (x: number[], y: (number | null)[], more: Partial<Line> = {}): Line
   num_points: x.length,
   ...more,
 });
-const series = (...lines: Line[]): Series => ({ name: "loss", last: 0, lines, marks: [] });
+const series = (...lines: Line[]): SeriesView => ({ name: "loss", last: 0, lines, marks: [] });
 
-test("smoothing is an average of the past that is not pulled towards 0", () => {
+test("smoothing is a moving average without bias towards 0", () => {
   expect(smooth(line([0, 1, 2], [4, 4, 4]), 0.9).y).toEqual([4, 4, 4].map((value) => expect.closeTo(value)));
   const [first, second] = smooth(line([0, 1], [0, 1]), 0.5).y;
   expect(first).toBe(0);
@@ -23,14 +23,14 @@ test("smoothing is an average of the past that is not pulled towards 0", () => {
   expect(smooth(line([0, 1, 2], [1, null, 3]), 0.5).y[1]).toBeNull();
 });
 
-test("a stretch of which only the mean is known counts as often as it has points", () => {
+test("the mean of a bucket counts once per point", () => {
   const each = smooth(line([0, 1, 2, 3], [1, 1, 5, 5]), 0.8).y.at(-1) as number;
   const means = smooth(line([], [], { mean_x: [0.5, 2.5], mean_y: [1, 5], mean_count: [2, 2] }), 0.8);
   expect(means.x).toEqual([0.5, 2.5]);
   expect(means.y.at(-1)).toBeCloseTo(each);
 });
 
-test("what is new is added to the line it belongs to", () => {
+test("new points are appended to their line", () => {
   const merged = merge(series(line([0, 1], [1, 2])), {
     ...series(line([2], [3]), line([0], [9], { attempt: 1 })),
     marks: [{ x: 2, kind: "NaN", count: 1 }],
@@ -43,7 +43,7 @@ test("what is new is added to the line it belongs to", () => {
   expect(merged.marks).toHaveLength(1);
 });
 
-test("points added to means count once each, and breaks are no points", () => {
+test("points appended to means count once, and gaps do not", () => {
   const merged = merge(
     series(line([0, 9], [1, 2], { mean_x: [4], mean_y: [1.5], mean_count: [10], num_points: 10 })),
     series(line([10, 11, 12], [3, null, 4])),
@@ -51,35 +51,35 @@ test("points added to means count once each, and breaks are no points", () => {
   expect(merged.lines[0]).toMatchObject({ mean_x: [4, 10, 12], mean_y: [1.5, 3, 4], mean_count: [10, 1, 1] });
 });
 
-test("points that come late are put in their place, because a chart wants them in order", () => {
+test("late points are sorted into the line", () => {
   expect(merge(series(line([0, 5], [1, 2])), series(line([3], [9]))).lines[0]).toMatchObject({
     x: [0, 3, 5],
     y: [1, 9, 2],
   });
 });
 
-test("what is known is not changed by merging", () => {
+test("merging does not modify its input", () => {
   const known = series(line([0], [1]));
   merge(known, series(line([1], [2])));
   expect(known).toEqual(series(line([0], [1])));
 });
 
-test("a smoothed line of means is broken where a value was no number", () => {
+test("a smoothed line of means has gaps at non-finite values", () => {
   const means = line([], [], { mean_x: [0, 10, 20], mean_y: [1, 1, 1], mean_count: [9, 9, 9] });
   const broken = smooth(means, 0.5, [{ x: 12, kind: "NaN", count: 3 }]);
   expect(broken.x).toEqual([0, 10, 12, 20]);
   expect(broken.y[2]).toBeNull();
 });
 
-test("the point at a place is the nearest one, and nothing is made up beyond the ends or in a gap", () => {
+test("the nearest point is null past the ends and in gaps", () => {
   const points = { x: [0, 10, 20, 30], y: [1, 2, null, 4] };
-  expect([4, 6, 29].map((x) => pointAt(points, x)?.y)).toEqual([1, 2, 4]);
-  expect(pointAt(points, 19)).toBeNull();
-  expect(pointAt(points, 500)).toBeNull();
-  expect(pointAt({ x: [], y: [] }, 1)).toBeNull();
+  expect([4, 6, 29].map((x) => nearestPoint(points, x)?.y)).toEqual([1, 2, 4]);
+  expect(nearestPoint(points, 19)).toBeNull();
+  expect(nearestPoint(points, 500)).toBeNull();
+  expect(nearestPoint({ x: [], y: [] }, 1)).toBeNull();
 });
 
-test("lines are brought onto one axis without losing a point, even where places repeat", () => {
+test("aligning lines keeps every point, even at repeated x", () => {
   const [places, first, second] = align([
     { x: [0, 1, 1, 1, 3], y: [5, 6, 9, null, 7] },
     { x: [1, 2], y: [8, 4] },

@@ -1,6 +1,6 @@
-/** Lines on their way from the server to a chart. */
+/** Series of points: smoothing, merging and aligning them for a chart. */
 
-import type { Line, Mark, Series } from "../api";
+import type { Line, Mark, SeriesView } from "../api";
 
 export interface Points {
   x: number[];
@@ -8,8 +8,10 @@ export interface Points {
 }
 
 /**
- * Smooth a line exponentially, as if over every recorded point: a stretch of which only the mean is known counts as many
- * times as it has points. The beginning is not pulled towards 0, and the line is broken where the raw one is.
+ * Return the exponential moving average over every recorded point.
+ *
+ * Where the server left out points, it sends the means of equal buckets: a mean of n points counts n times. The average
+ * is corrected for its start, so that it is not pulled towards 0, and it has gaps where the recorded line has gaps.
  */
 export function smooth(line: Line, weight: number, marks: Mark[] = []): Points {
   const breaks = line.mean_x.length > 0 ? marks.map((mark) => mark.x).sort((a, b) => a - b) : [];
@@ -21,21 +23,21 @@ export function smooth(line: Line, weight: number, marks: Mark[] = []): Points {
   let known = 0;
   let next = 0;
   for (let index = 0; index < x.length; index++) {
-    const place = x[index] as number;
+    const position = x[index] as number;
     const point = y[index] ?? null;
-    while (next < breaks.length && (breaks[next] as number) < place) {
+    while (next < breaks.length && (breaks[next] as number) < position) {
       if (index > 0 && result.y.at(-1) !== null && (breaks[next] as number) > (x[index - 1] as number))
         put(result, breaks[next] as number, null);
       next++;
     }
     if (point === null) {
-      put(result, place, null);
+      put(result, position, null);
       continue;
     }
     const kept = weight ** (means ? (line.mean_count[index] ?? 1) : 1);
     value = kept * value + (1 - kept) * point;
     known = kept * known + (1 - kept);
-    put(result, place, known > 0 ? value / known : point);
+    put(result, position, known > 0 ? value / known : point);
   }
   return result;
 }
@@ -45,20 +47,20 @@ function put(points: Points, x: number, y: number | null): void {
   points.y.push(y);
 }
 
-/** Add what was recorded since to what is known. */
-export function merge(known: Series, more: Series): Series {
+/** Append newer points to a series. */
+export function merge(known: SeriesView, more: SeriesView): SeriesView {
   const lines = known.lines.map((line) => ({ ...line }));
   for (const added of more.lines) {
-    const place = lines.findIndex((line) => line.stream === added.stream && line.attempt === added.attempt);
-    const line = lines[place];
+    const index = lines.findIndex((line) => line.stream === added.stream && line.attempt === added.attempt);
+    const line = lines[index];
     if (!line) lines.push(added);
-    else lines[place] = joined(line, added);
+    else lines[index] = joinLines(line, added);
   }
   return { name: known.name, last: more.last, lines, marks: [...known.marks, ...more.marks] };
 }
 
-/** Two lines as one, in order. */
-export function joined(line: Line, added: Line): Line {
+/** Join two lines, sorted by x. */
+export function joinLines(line: Line, added: Line): Line {
   const last = line.x[line.x.length - 1];
   let x = [...line.x, ...added.x];
   let y = [...line.y, ...added.y];
@@ -82,21 +84,21 @@ function sorted(x: number[], y: (number | null)[]): [number[], (number | null)[]
   return [order.map((index) => x[index] as number), order.map((index) => y[index] ?? null)];
 }
 
-export function numPoints(series: Series): number {
+export function numPoints(series: SeriesView): number {
   return series.lines.reduce((sum, line) => sum + line.x.length, 0);
 }
 
-export interface Found {
+export interface PlottedPoint {
   x: number;
   y: number;
 }
 
-/** The point of a line nearest to a place; null beyond its ends, and where it is broken. */
-export function pointAt(points: Points, x: number): Found | null {
+/** The point of a line nearest to x; null past its ends and in gaps. */
+export function nearestPoint(points: Points, x: number): PlottedPoint | null {
   const last = points.x.length - 1;
   if (last < 0) return null;
   const [first, end] = [points.x[0] as number, points.x[last] as number];
-  const slack = last > 0 ? (2 * (end - first)) / last : Infinity; // a cursor between two pixels is not beyond the end
+  const slack = last > 0 ? (2 * (end - first)) / last : Infinity; // a cursor between two pixels is not past the end
   if (x < first - slack || x > end + slack) return null;
   let [low, high] = [0, last];
   while (low < high) {
@@ -110,29 +112,31 @@ export function pointAt(points: Points, x: number): Found | null {
   return y === null || y === undefined ? null : { x: points.x[nearest] as number, y };
 }
 
-/** Values of several lines over one axis: one array of places, and for each line what it has there. */
+/** Several lines on one x axis: the x values, then the y values of each line. */
 export type Aligned = [number[], ...(number | null | undefined)[][]];
 
 /**
- * Bring lines onto one axis, as the chart wants them. Where a line has several points at a place, the place is there as
- * often; where it has none, it has `undefined`, which does not break it.
+ * Align lines on one x axis, as uPlot requires.
+ *
+ * An x value is repeated if a line has several points there. A line without a point there has `undefined`, which uPlot
+ * skips, unlike `null`, which is a gap.
  */
 export function align(lines: Points[]): Aligned {
-  const places: number[] = [];
+  const positions: number[] = [];
   const columns = lines.map((): (number | null | undefined)[] => []);
   const at = new Uint32Array(lines.length);
   for (;;) {
-    const place = lines.reduce((least, { x }, line) => Math.min(least, x[at[line] as number] ?? Infinity), Infinity);
-    if (place === Infinity) break;
-    const first = places.length;
+    const position = lines.reduce((least, { x }, line) => Math.min(least, x[at[line] as number] ?? Infinity), Infinity);
+    if (position === Infinity) break;
+    const first = positions.length;
     lines.forEach(({ x, y }, line) => {
-      for (let row = first; x[at[line] as number] === place; row++) {
-        places[row] = place;
+      for (let row = first; x[at[line] as number] === position; row++) {
+        positions[row] = position;
         (columns[line] as (number | null)[])[row] = y[at[line] as number] ?? null;
         at[line] = (at[line] as number) + 1;
       }
     });
   }
-  for (const column of columns) column.length = places.length;
-  return [places, ...columns];
+  for (const column of columns) column.length = positions.length;
+  return [positions, ...columns];
 }

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { fromSlider, toSlider } from "./slider";
 
-test("a slider reaches both ends and comes back to where it was", () => {
+test("slider positions round-trip and reach both ends", () => {
   const scales = [
     { min: 0, max: 1, isWhole: false },
     { min: 1e-6, max: 1e-2, isWhole: false },
@@ -16,7 +16,7 @@ test("a slider reaches both ends and comes back to where it was", () => {
   expect(toSlider(1, { min: 1, max: 1, isWhole: true })).toBe(0);
 });
 
-test("a range of many powers of ten is moved by factors, and whole numbers stay whole", () => {
+test("a wide range is logarithmic, and integers stay integers", () => {
   expect(fromSlider(500, { min: 1e-6, max: 1e-2, isWhole: false })).toBe(1e-4);
   expect(fromSlider(333, { min: 5, max: 2000, isWhole: true }) % 1).toBe(0);
   expect(fromSlider(500, { min: 0, max: 1, isWhole: false })).toBe(0.5);

@@ -1,23 +1,23 @@
 import { describe, expect, test } from "vitest";
-import type { Heap, JournalRecord, Spans } from "../api";
+import type { Heap, JournalRecord, SpanView } from "../api";
 import { columns, stackOf } from "../parts/timeline-paint";
 import type { Layout, Piece } from "./timeline";
-import { colourOf } from "./hues";
-import { groupMarks, marks } from "./marks";
-import { extent, fit, hit, layout, nameOf, visible } from "./timeline";
-import { clamp, follow, pan, ticks, timeLabel, zoom } from "./view";
+import { colourIndex } from "./palette";
+import { buildMarks, groupMarks } from "./timeline-marks";
+import { extent, fit, hitTest, layout, nameOf, visible } from "./timeline";
+import { clamp, follow, pan, ticks, timeLabel, zoom } from "./time-range";
 
 interface Given {
   name?: string;
   start: number;
-  /** Null for one that goes on. */
+  /** Null for an open span. */
   length: number | null;
   parent?: number;
   depth?: number;
   status?: string;
 }
 
-function spansOf(given: Given[], heaps: Heap[] = []): Spans {
+function spansOf(given: Given[], heaps: Heap[] = []): SpanView {
   const names = [...new Set(given.map((span) => span.name ?? "work"))];
   return {
     names,
@@ -45,7 +45,7 @@ const heapOf = (start: number, end: number, depth: number, count = 3): Heap => (
   name: "data_loading",
 });
 
-/** What must hold of every layout. */
+/** Check the invariants of every layout. */
 function expectSound(found: Layout): void {
   const { spans, lane, start, end, spanOrder, firstSpan, numLanes } = found;
   expect(spanOrder.length).toBe(spans.start.length);
@@ -63,7 +63,7 @@ function expectSound(found: Layout): void {
   });
 }
 
-/** The same numbers each time. */
+/** A seeded random number generator. */
 function dice(seed: number): () => number {
   return () => {
     seed = (Math.imul(seed, 1_664_525) + 1_013_904_223) >>> 0;
@@ -71,7 +71,7 @@ function dice(seed: number): () => number {
   };
 }
 
-/** Of a few tries: others may be at work on this machine. */
+/** The fastest of a few tries, because the machine may be busy. */
 function quickest_ms(task: () => void): number {
   const times = Array.from({ length: 7 }, () => {
     const before = performance.now();
@@ -81,8 +81,8 @@ function quickest_ms(task: () => void): number {
   return Math.min(...times);
 }
 
-/** A job as it is: a loop of iterations with phases, and saves beside them. */
-function job(numSpans: number): Spans {
+/** A realistic job: a loop of iterations with phases, and concurrent checkpoint saves. */
+function job(numSpans: number): SpanView {
   const roll = dice(7);
   const given: Given[] = [
     { name: "application", start: 0, length: null },
@@ -108,7 +108,7 @@ describe("lanes", () => {
     const found = layout(spansOf([]));
     expect(found.numLanes).toBe(0);
     expect([...visible(found, 0, 1, 100)]).toEqual([]);
-    expect(hit(found, 0, 0)).toBeNull();
+    expect(hitTest(found, 0, 0)).toBeNull();
     expect(extent(found, 5)).toBeNull();
   });
 
@@ -119,7 +119,7 @@ describe("lanes", () => {
     expect(extent(found, 0)).toEqual({ low: 5, high: 7 });
   });
 
-  test("children lie below their parents, and siblings one after another share a lane", () => {
+  test("children lie below parents, sequential siblings share a lane", () => {
     const given = [
       { start: 0, length: 10 },
       { start: 0, length: 5, parent: 0, depth: 1 },
@@ -129,13 +129,13 @@ describe("lanes", () => {
     expect(lanes(given)).toEqual([0, 1, 1, 2]);
   });
 
-  test("siblings that overlap do not share a lane", () => {
+  test("overlapping siblings get different lanes", () => {
     const given = [0, 1, 2].map((start) => ({ start, length: 5 }));
     expect(lanes(given)).toEqual([0, 1, 2]);
     expect(lanes([...given, { start: 5.5, length: 1 }])).toEqual([0, 1, 2, 0]);
   });
 
-  test("iterations stay in their lane while a checkpoint is saved beside them", () => {
+  test("a concurrent checkpoint does not move iterations", () => {
     const given: Given[] = [{ name: "loop", start: 0, length: 10 }];
     given.push({ name: "checkpoint_save_async", start: 1, length: 4, parent: 0, depth: 1 });
     for (let i = 1; i < 10; i++) {
@@ -147,7 +147,7 @@ describe("lanes", () => {
     expect(new Set(found.slice(2))).toEqual(new Set([1, 2]));
   });
 
-  test("what has much in it keeps its lane", () => {
+  test("the heavier span keeps its lane", () => {
     const given: Given[] = [0, 20, 40].map((start) => ({ name: "checkpoint_save_async", start, length: 10 }));
     given.push({ name: "validation_loop", start: 5, length: 10 });
     for (let i = 0; i < 9; i++) given.push({ name: "batch", start: 5 + i, length: 1, parent: 3, depth: 1 });
@@ -155,7 +155,7 @@ describe("lanes", () => {
     expect(lanes(given)[0]).toBe(2);
   });
 
-  test("what is in a span that had to give way goes with it", () => {
+  test("children move together with their parent", () => {
     const given = [
       { name: "often", start: 0, length: 5 },
       { name: "often", start: 5, length: 5 },
@@ -165,7 +165,7 @@ describe("lanes", () => {
     expect(lanes(given)).toEqual([0, 0, 1, 2]);
   });
 
-  test("orphans lie at their depth", () => {
+  test("orphans keep the lane of their depth", () => {
     expect(lanes([{ start: 0, length: 1, depth: 3 }])).toEqual([3]);
     expect(lanes([{ start: 0, length: 1, parent: 99 }])).toEqual([0]);
   });
@@ -184,7 +184,7 @@ describe("lanes", () => {
     expect(found.numLanes).toBe(3);
   });
 
-  test("neighbours that overlap by the rounding of doubles share a lane", () => {
+  test("overlap by rounding error does not split a lane", () => {
     const start = 1_700_000_000.1;
     expect(
       lanes([
@@ -194,7 +194,7 @@ describe("lanes", () => {
     ).toEqual([0, 0]);
   });
 
-  test("a parent that is listed after its child, or begins after it", () => {
+  test("a parent may be listed or start after its child", () => {
     const listedAfter = [
       { start: 1, length: 1, parent: 1, depth: 1 },
       { start: 0, length: 3 },
@@ -208,20 +208,20 @@ describe("lanes", () => {
     expectSound(layout(spansOf(beginsAfter)));
   });
 
-  test("parents in a circle are cut", () => {
+  test("cyclic parents are cut", () => {
     expect(lanes([{ start: 0, length: 1, parent: 0 }])).toEqual([0]);
     const found = lanes([1, 2, 0].map((parent, start) => ({ start, length: 9, parent })));
     expect([...found].sort()).toEqual([0, 1, 2]);
   });
 
-  test("open parents, and a span that was never ended, do not push the rest away", () => {
+  test("open spans do not displace the others", () => {
     const given: Given[] = [{ name: "loop", start: 0, length: null }];
     given.push({ name: "iteration", start: 0, length: null, parent: 0, depth: 1 });
     for (let i = 1; i < 5; i++) given.push({ name: "iteration", start: i, length: 1, parent: 0, depth: 1 });
     expect(lanes(given)).toEqual([0, 2, 1, 1, 1, 1]);
   });
 
-  test("heaps lie at their depth, and what gives way lies below them", () => {
+  test("heaps keep their depth, displaced spans lie below", () => {
     const given = [
       { start: 0, length: 5 },
       { start: 1, length: 5 },
@@ -231,7 +231,7 @@ describe("lanes", () => {
     expect(found.numLanes).toBe(4);
   });
 
-  test("spans at random are laid out soundly, and always alike", () => {
+  test("random spans get a valid, deterministic layout", () => {
     const roll = dice(1);
     for (let round = 0; round < 30; round++) {
       const given = Array.from({ length: 200 }, (_, i) => ({
@@ -247,7 +247,7 @@ describe("lanes", () => {
     }
   });
 
-  test("a job of 50,000 spans takes less than 100 ms, and so do as many at once or inside each other", () => {
+  test("50,000 spans are laid out in under 100 ms", () => {
     const numSpans = 50_000;
     const starts = Array.from({ length: numSpans }, (_, start) => start);
     const atOnce = starts.map((start) => ({ start, length: numSpans }));
@@ -258,7 +258,7 @@ describe("lanes", () => {
     }
   });
 
-  test("all iterations of a job are in one lane, and saves that overlap each other in some below", () => {
+  test("iterations share a lane, overlapping saves lie below", () => {
     const found = layout(job(50_000));
     const iterations = [...found.lane.keys()].filter((i) => nameOf(found, i) === "training_single_iteration");
     expect(new Set(iterations.map((i) => found.lane[i]))).toEqual(new Set([2]));
@@ -266,17 +266,17 @@ describe("lanes", () => {
   });
 });
 
-describe("what can be seen", () => {
+describe("visible pieces", () => {
   const twenty = layout(job(20_000));
   const end = extent(twenty, 0)!.high;
 
-  test("no more pieces than pixels, and no span is lost", () => {
-    const pieces = [...visible(twenty, 0, end, 1_000, end)];
-    expect(pieces.length).toBeLessThan(4_000);
-    expect(pieces.reduce((total, piece) => total + piece.count, 0)).toBe(20_000);
+  test("there are no more pieces than pixels, and no span is lost", () => {
+    const splitMatches = [...visible(twenty, 0, end, 1_000, end)];
+    expect(splitMatches.length).toBeLessThan(4_000);
+    expect(splitMatches.reduce((total, piece) => total + piece.count, 0)).toBe(20_000);
   });
 
-  test("blocks are the same wherever the view begins", () => {
+  test("blocks do not depend on where the view begins", () => {
     const key = (piece: Piece): string => `${piece.lane} ${piece.start} ${piece.end} ${piece.count}`;
     const width_s = end / 4;
     const here = new Set(Array.from(visible(twenty, end / 4, end / 4 + width_s, 1_000, end), key));
@@ -286,15 +286,15 @@ describe("what can be seen", () => {
     expect(inBoth.filter((piece) => !here.has(key(piece)))).toEqual([]);
   });
 
-  test("seen closely, spans are alone and are the ones of that time", () => {
-    const pieces = [...visible(twenty, 100, 101, 1_000, end)];
-    expect(pieces.every((piece) => piece.count === 1)).toBe(true);
+  test("a close view returns individual spans", () => {
+    const splitMatches = [...visible(twenty, 100, 101, 1_000, end)];
+    expect(splitMatches.every((piece) => piece.count === 1)).toBe(true);
     const { start, end: ends } = twenty;
     const expected = [...start.keys()].filter((i) => start[i]! <= 101 && ends[i]! >= 100);
-    expect(pieces.map((piece) => piece.item).sort((a, b) => a - b)).toEqual(expected);
+    expect(splitMatches.map((piece) => piece.item).sort((a, b) => a - b)).toEqual(expected);
   });
 
-  test("a block has the name of the longest, all their time and the worst of their ends", () => {
+  test("a block has the longest name, total time and worst status", () => {
     const found = layout(
       spansOf([
         { name: "short", start: 0, length: 0.1 },
@@ -310,23 +310,23 @@ describe("what can be seen", () => {
     expect(block!.total_s).toBeCloseTo(0.5);
   });
 
-  test("open spans reach to now, but never back", () => {
+  test("open spans end now, but never before they start", () => {
     const found = layout(spansOf([{ start: 5, length: null }]));
     expect([...visible(found, 0, 10, 100, 8)]).toMatchObject([{ start: 5, end: 8 }]);
     expect([...visible(found, 0, 10, 100, 2)]).toMatchObject([{ start: 5, end: 5 }]);
     expect(extent(found, 9)).toEqual({ low: 5, high: 9 });
   });
 
-  test("heaps come before spans of their lane, also those that reach into the view", () => {
+  test("heaps come before the spans of their lane", () => {
     const found = layout(spansOf([{ start: 50, length: 10 }], [heapOf(0, 60, 0, 9), heapOf(10, 12, 0)]));
-    const pieces = [...visible(found, 40, 70, 100)];
-    expect(pieces.map((piece) => [piece.item, piece.count])).toEqual([
+    const splitMatches = [...visible(found, 40, 70, 100)];
+    expect(splitMatches.map((piece) => [piece.item, piece.count])).toEqual([
       [1, 9],
       [0, 1],
     ]);
   });
 
-  test("what lies at a place", () => {
+  test("hit tests find spans and heaps", () => {
     const found = layout(
       spansOf(
         [
@@ -336,24 +336,24 @@ describe("what can be seen", () => {
         [heapOf(12, 15, 0, 4)],
       ),
     );
-    expect(hit(found, 5, 0)).toEqual({ kind: "span", index: 0 });
-    expect(hit(found, 25, 0)).toEqual({ kind: "span", index: 1 });
-    expect(hit(found, 25, 0, 0, 22)).toBeNull();
-    expect(hit(found, 13, 0)).toMatchObject({ kind: "heap", heap: { count: 4, name: "data_loading" } });
-    expect(hit(found, 11, 0)).toBeNull();
-    expect(hit(found, 11.4, 0, 0.5)).toMatchObject({ kind: "heap" });
-    expect(hit(found, 5, 1)).toBeNull();
-    expect(hit(found, -1, 0)).toBeNull();
+    expect(hitTest(found, 5, 0)).toEqual({ kind: "span", index: 0 });
+    expect(hitTest(found, 25, 0)).toEqual({ kind: "span", index: 1 });
+    expect(hitTest(found, 25, 0, 0, 22)).toBeNull();
+    expect(hitTest(found, 13, 0)).toMatchObject({ kind: "heap", heap: { count: 4, name: "data_loading" } });
+    expect(hitTest(found, 11, 0)).toBeNull();
+    expect(hitTest(found, 11.4, 0, 0.5)).toMatchObject({ kind: "heap" });
+    expect(hitTest(found, 5, 1)).toBeNull();
+    expect(hitTest(found, -1, 0)).toBeNull();
   });
 
-  test("seen from afar, a hit is the block that is drawn there", () => {
+  test("from afar, a hit test finds the drawn block", () => {
     const pixel_s = end / 1_000;
     const block = [...visible(twenty, 0, end, 1_000, end)].find((piece) => piece.lane === 3 && piece.start > end / 3)!;
-    const found = hit(twenty, (block.start + block.end) / 2, 3, pixel_s, end);
+    const found = hitTest(twenty, (block.start + block.end) / 2, 3, pixel_s, end);
     expect(found).toMatchObject({ kind: "heap", heap: { start: block.start, end: block.end, count: block.count } });
   });
 
-  test("to look for what can be seen among 20,000 spans takes less than a fifth of a frame", () => {
+  test("finding visible pieces takes under a fifth of a frame", () => {
     const look = (): void => {
       for (const piece of visible(twenty, 0, end, 1_500, end)) if (piece.count < 1) throw new Error("an empty piece");
     };
@@ -361,17 +361,17 @@ describe("what can be seen", () => {
   });
 });
 
-describe("views", () => {
+describe("time ranges", () => {
   const view = { low: 100, high: 200 };
 
-  test("zoom keeps a time where it is", () => {
+  test("zooming keeps the position of a time", () => {
     expect(zoom(view, 2, 150)).toEqual({ low: 125, high: 175 });
     expect(zoom(view, 0.5, 100)).toEqual({ low: 100, high: 300 });
     const closest = zoom(view, 1e12, 125);
     expect(closest.high - closest.low).toBeCloseTo(1e-5, 9);
   });
 
-  test("pan and clamp", () => {
+  test("pan moves and clamp limits a range", () => {
     expect(pan(view, -10)).toEqual({ low: 90, high: 190 });
     expect(clamp(pan(view, 500), { low: 0, high: 250 })).toEqual({ low: 150, high: 250 });
     expect(clamp(pan(view, -500), { low: 0, high: 250 })).toEqual({ low: 0, high: 100 });
@@ -379,7 +379,7 @@ describe("views", () => {
     expect(clamp(view, { low: 7, high: 7 }).low).toBe(7);
   });
 
-  test("fit shows a span with a margin, also one without a length", () => {
+  test("fit shows a span with a margin, even an empty one", () => {
     const given = [
       { start: 10, length: 100 },
       { start: 500, length: 0 },
@@ -393,7 +393,7 @@ describe("views", () => {
     expect(fit(found, 2, 700)).toEqual({ low: 595, high: 705 });
   });
 
-  test("follow stays with the end, with all, or where it is", () => {
+  test("follow keeps the end, everything, or the position", () => {
     const [before, after] = [
       { low: 0, high: 200 },
       { low: 0, high: 220 },
@@ -425,7 +425,7 @@ describe("the axis", () => {
     expect(timeLabel(seconds, step)).toBe(label);
   });
 
-  test("steps are round from microseconds to days, and labels have room and differ", () => {
+  test("ticks are round, and labels fit and differ", () => {
     const origin = 1_700_000_000;
     for (let length_s = 2e-5; length_s < 1e8; length_s *= 1.7) {
       for (const offset of [0, 12_345]) {
@@ -437,30 +437,30 @@ describe("the axis", () => {
     }
   });
 
-  test("nothing where there is no room", () => {
+  test("there are no ticks without room", () => {
     expect(ticks({ low: 0, high: 0 }, 100)).toEqual([]);
     expect(ticks({ low: 0, high: 10 }, 0)).toEqual([]);
   });
 });
 
 describe("colours", () => {
-  test("names have one of twelve, always the same, and different phases different ones", () => {
+  test("colours are stable and differ between phases", () => {
     const names = ["data_loading", "model_forward", "model_backward", "optimizer_update", "checkpoint_save_async"];
-    expect(new Set(names.map(colourOf)).size).toBe(names.length);
-    expect(colourOf("model_forward")).toBe(colourOf("forward"));
+    expect(new Set(names.map(colourIndex)).size).toBe(names.length);
+    expect(colourIndex("model_forward")).toBe(colourIndex("forward"));
     for (const name of ["", "constructor", "__proto__", "Übung", "a".repeat(10_000)]) {
-      expect(colourOf(name)).toBe(colourOf(name));
-      expect([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]).toContain(colourOf(name));
+      expect(colourIndex(name)).toBe(colourIndex(name));
+      expect([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]).toContain(colourIndex(name));
     }
-    expect(new Set(Array.from({ length: 200 }, (_, i) => colourOf(`name${i}`))).size).toBe(12);
+    expect(new Set(Array.from({ length: 200 }, (_, i) => colourIndex(`name${i}`))).size).toBe(12);
   });
 });
 
 describe("marks", () => {
   const record = (event: string, time: number, fields: object = {}): JournalRecord => ({ event, time, ...fields });
 
-  test("what is worth a mark, by time, with a label", () => {
-    const found = marks([
+  test("marks are sorted by time and labelled", () => {
+    const found = buildMarks([
       record("error", 9, { error_type: "ValueError", error_message: "bad\n<b>loss</b>" }),
       record("checkpoint", 1, { global_step: 500, is_best: true }),
       record("validation", 2, { global_step: 500, val_loss: 0.123456 }),
@@ -477,7 +477,7 @@ describe("marks", () => {
       record("event", 8, { name: { odd: true } }),
     ]);
     expect(found.map((mark) => `${mark.time} ${mark.kind}: ${mark.label}`)).toEqual([
-      "1 checkpoint: checkpoint at step 500, the best",
+      "1 checkpoint: checkpoint at step 500 (best)",
       "2 validation: validation at step 500: val_loss 0.1235",
       "3 control_change: log_every: 10 → 50",
       "4 alert: warning: loss spike at step 7",
@@ -488,11 +488,13 @@ describe("marks", () => {
       "8 event: event",
       "9 error: ValueError: bad <b>loss</b>",
     ]);
-    expect(marks([record("event", 1, { name: "x".repeat(1_000) })])[0]!.label.length).toBe(160);
+    expect(buildMarks([record("event", 1, { name: "x".repeat(1_000) })])[0]!.label.length).toBe(160);
   });
 
-  test("marks that are close are one, shown as the most important", () => {
-    const found = marks([10, 10.5, 11, 50].map((time, i) => record(i === 1 ? "error" : "event", time, { name: "x" })));
+  test("close marks form a group of the most important kind", () => {
+    const found = buildMarks(
+      [10, 10.5, 11, 50].map((time, i) => record(i === 1 ? "error" : "event", time, { name: "x" })),
+    );
     const groups = groupMarks(found, { low: 0, high: 100 }, 1_000);
     expect(groups.map((group) => [group.time, group.kind, group.marks.length])).toEqual([
       [10, "error", 3],
@@ -503,14 +505,14 @@ describe("marks", () => {
     expect(groupMarks([], { low: 0, high: 1 }, 100)).toEqual([]);
   });
 
-  test("a hundred thousand marks in one", () => {
+  test("groups 100,000 marks quickly", () => {
     const many = Array.from({ length: 100_000 }, (_, i) => ({ time: i / 1e6, kind: "event" as const, label: "" }));
     expect(groupMarks(many, { low: 0, high: 100 }, 1_000)).toHaveLength(1);
   });
 });
 
-describe("shares of phases", () => {
-  test("a sample stands for the window since the one before, of whichever phase that was", () => {
+describe("phase shares", () => {
+  test("a sample covers the window since the previous one", () => {
     const stack = stackOf([
       { name: "forward", x: [10, 20, 30], y: [0.5, 0.4, 0.5] },
       { name: "checkpoint", x: [20], y: [0.6] },
@@ -523,7 +525,7 @@ describe("shares of phases", () => {
     ]);
   });
 
-  test("nothing is drawn where nothing is known, and never more than the whole", () => {
+  test("unknown windows stay empty, and shares never exceed 1", () => {
     const stack = stackOf([{ name: "forward", x: [10, 50, 60], y: [0.5, null, 3] }]);
     expect(columns(stack, { low: 0, high: 100 }, 500)).toMatchObject([
       { end: 10, shares: [0.5] },
@@ -533,7 +535,7 @@ describe("shares of phases", () => {
     expect(columns(stackOf([{ name: "forward", x: [5], y: [1] }]), { low: 0, high: 9 }, 100)).toHaveLength(1);
   });
 
-  test("narrow windows are put together, weighted by their length", () => {
+  test("narrow windows are merged, weighted by duration", () => {
     const ends = Array.from({ length: 10_000 }, (_, i) => (i + 1) / 10 + (i % 2) / 20);
     const stack = stackOf([{ name: "forward", x: ends, y: ends.map((_, i) => i % 2) }]);
     const found = columns(stack, { low: 0, high: 1_000 }, 500);

@@ -1,35 +1,43 @@
-/** Where spans lie on a timeline, what of them can be seen, and how to look closer. Times are unix seconds. */
+/**
+ * The layout of the timeline: in which lane each span lies, which spans a view shows, and what is under the pointer.
+ * Times are Unix seconds.
+ *
+ * `layout` runs once per response and assigns lanes; `visible` runs on every frame. Items are kept in typed arrays, sorted
+ * by lane and start, so that a frame finds its items by binary search and touches nothing outside the view. Spans
+ * narrower than a pixel are merged into blocks on the fly; the server merges them into heaps beforehand where a
+ * run has more spans than it sends.
+ */
 
-import type { Heap, Spans } from "../api";
-import { colourOf } from "./hues";
-import { shortestView_s, type View } from "./view";
+import type { Heap, SpanView } from "../api";
+import { colourIndex } from "./palette";
+import { minRange_s, type TimeRange } from "./time-range";
 
-/** By rising importance: of what is merged, the most important is shown. */
+/** In ascending importance: merged spans show the most important status. */
 export const statuses = ["ok", "left", "open", "left_open", "died", "error"] as const;
 
-/** An item is a span, by its index, or a heap, by its index behind the last span. */
+/** Items are spans followed by heaps: an index beyond the last span is a heap. */
 export interface Layout {
-  readonly spans: Spans;
+  readonly spans: SpanView;
   readonly numLanes: number;
   readonly lane: Uint32Array;
   readonly start: Float64Array;
-  /** Infinity for one that goes on. */
+  /** Infinity for an open span. */
   readonly end: Float64Array;
-  readonly hue: Uint8Array;
+  readonly colour: Uint8Array;
   /** Index into `statuses`. */
   readonly status: Uint8Array;
-  /** Lane by lane, by start: those of lane `i` are from `firstSpan[i]` up to `firstSpan[i + 1]`. */
+  /** Spans sorted by lane and start; lane `i` is `firstSpan[i]` up to `firstSpan[i + 1]`. */
   readonly spanOrder: Uint32Array;
   readonly firstSpan: Uint32Array;
   readonly heapOrder: Uint32Array;
   readonly firstHeap: Uint32Array;
-  readonly longestHeap_s: number;
+  readonly maxHeapLength_s: number;
 }
 
-/** Something to draw: an item, or a block of items too narrow to be seen. */
+/** Something to draw: an item, or a block of items that are too narrow to be visible. */
 export interface Piece {
   lane: number;
-  /** The longest in it. */
+  /** The longest item in it. */
   item: number;
   start: number;
   end: number;
@@ -40,59 +48,76 @@ export interface Piece {
 
 export type Target = { kind: "span"; index: number } | { kind: "heap"; heap: Heap };
 
-/** A time as a double is known to 0.24 µs, so neighbours may seem to overlap by a bit. */
+/** A double resolves Unix time to 0.24 µs, so adjacent spans can seem to overlap slightly. */
 const rounding_s = 1e-6;
 
 // Lanes --------------------------------------------------------------------------------------------------------------
 
 /**
- * Put each span into a lane: children below their parents, and nothing on top of what goes on at the same time.
+ * Assign each span a lane: children below their parents, and no overlaps within a lane.
  *
- * The lane of a span is its depth, so that it stays where it is while one zooms. Where several go on at once at a
- * depth, one keeps that lane and the others go, with all that is in them, into lanes below the deepest.
+ * The lane of a span is its depth, so that it does not move when the view changes. Where several spans of one depth
+ * overlap, one of them keeps that lane; the others move, with their children, into lanes below the deepest one.
  */
-export function layout(spans: Spans): Layout {
+export function layout(spans: SpanView): Layout {
   const numSpans = spans.start.length;
   const numItems = numSpans + spans.heaps.length;
   const start = new Float64Array(numItems);
   const end = new Float64Array(numItems);
-  const hue = new Uint8Array(numItems);
+  const colour = new Uint8Array(numItems);
   const status = new Uint8Array(numItems);
-  const hues = spans.names.map(colourOf);
+  const colours = spans.names.map(colourIndex);
   for (let i = 0; i < numSpans; i++) {
     const duration_s = spans.duration_s[i] ?? Infinity;
     start[i] = spans.start[i]!;
     end[i] = start[i]! + Math.max(0, duration_s);
-    hue[i] = hues[spans.name[i]!] ?? 0;
+    colour[i] = colours[spans.name[i]!] ?? 0;
     status[i] = Math.max(0, statuses.indexOf(spans.status[i] as (typeof statuses)[number]));
   }
-  let longestHeap_s = 0;
+  let maxHeapLength_s = 0;
   spans.heaps.forEach((heap, i) => {
     start[numSpans + i] = heap.start;
     end[numSpans + i] = heap.end;
-    hue[numSpans + i] = colourOf(heap.name);
-    longestHeap_s = Math.max(longestHeap_s, heap.end - heap.start);
+    colour[numSpans + i] = colourIndex(heap.name);
+    maxHeapLength_s = Math.max(maxHeapLength_s, heap.end - heap.start);
   });
-  const { lane, order } = lanesOf(spans, start, end);
+  const { lane, order } = assignLanes(spans, start, end);
   const heaps = spans.heaps.map((_, i) => numSpans + i).sort((a, b) => start[a]! - start[b]!);
   for (const item of heaps) lane[item] = spans.heaps[item - numSpans]!.depth;
-  const numLanes = numItems === 0 ? 0 : highest(lane) + 1;
-  const [spanOrder, firstSpan] = byLane(order, lane, numLanes);
-  const [heapOrder, firstHeap] = byLane(heaps, lane, numLanes);
-  return { spans, numLanes, lane, start, end, hue, status, spanOrder, firstSpan, heapOrder, firstHeap, longestHeap_s };
+  const numLanes = numItems === 0 ? 0 : maxOf(lane) + 1;
+  const [spanOrder, firstSpan] = sortByLane(order, lane, numLanes);
+  const [heapOrder, firstHeap] = sortByLane(heaps, lane, numLanes);
+  return {
+    spans,
+    numLanes,
+    lane,
+    start,
+    end,
+    colour,
+    status,
+    spanOrder,
+    firstSpan,
+    heapOrder,
+    firstHeap,
+    maxHeapLength_s,
+  };
 }
 
-type Family = { parent: Int32Array; level: Uint32Array; from: Float64Array };
+type SpanTree = { parent: Int32Array; level: Uint32Array; from: Float64Array };
 
-function lanesOf(spans: Spans, start: Float64Array, end: Float64Array): { lane: Uint32Array; order: Uint32Array } {
-  const family = familyOf(spans, start);
-  const { parent, level, from } = family;
-  // They come nearly sorted by start, which makes this sort cheap; that by level does not compare at all.
+function assignLanes(
+  spans: SpanView,
+  start: Float64Array,
+  end: Float64Array,
+): { lane: Uint32Array; order: Uint32Array } {
+  const tree = resolveParents(spans, start);
+  const { parent, level, from } = tree;
+  // Spans arrive nearly sorted by start, which makes this sort cheap; the one by level is a counting sort.
   const byStart = new Array<number>(parent.length);
   for (let span = 0; span < parent.length; span++) byStart[span] = span;
   byStart.sort((a, b) => start[a]! - start[b]! || a - b);
-  const ordered = byLane(byStart, level, highest(level) + 1)[0];
-  const keeps = keepers(spans, family, ordered, end);
+  const ordered = sortByLane(byStart, level, maxOf(level) + 1)[0];
+  const keeps = chooseKeepers(spans, tree, ordered, end);
   const lane = new Uint32Array(start.length);
   let base = spans.heaps.reduce((most, heap) => Math.max(most, heap.depth + 1), 0);
   for (const span of ordered) if (keeps[span]) base = Math.max(base, (lane[span] = level[span]!) + 1);
@@ -104,24 +129,24 @@ function lanesOf(spans: Spans, start: Float64Array, end: Float64Array): { lane: 
     else others.push(span);
   }
   others.sort((a, b) => from[a]! - from[b]! || level[a]! - level[b]! || a - b);
-  const shelf = new Shelf(others.length);
+  const pool = new LanePool(others.length);
   for (const span of others) {
     const around = parent[span]!;
-    const lowest = around >= 0 && !keeps[around] ? lane[around]! + 1 - base : 0;
-    lane[span] = base + shelf.take(lowest, start[span]!, end[span]!);
+    const minLane = around >= 0 && !keeps[around] ? lane[around]! + 1 - base : 0;
+    lane[span] = base + pool.assign(minLane, start[span]!, end[span]!);
   }
   order.set(others, numKept);
   return { lane, order };
 }
 
-function highest(values: Uint32Array): number {
+function maxOf(values: Uint32Array): number {
   let most = 0;
   for (let i = 0; i < values.length; i++) if (values[i]! > most) most = values[i]!;
   return most;
 }
 
-/** Parents without nonsense, how deep each span lies, and from when it may be placed: never before its parent. */
-function familyOf(spans: Spans, start: Float64Array): Family {
+/** Parents without cycles, the depth of each span, and the earliest time it can be placed: not before its parent. */
+function resolveParents(spans: SpanView, start: Float64Array): SpanTree {
   const numSpans = spans.start.length;
   const parent = new Int32Array(numSpans).fill(-1);
   const level = new Uint32Array(numSpans);
@@ -148,11 +173,11 @@ function familyOf(spans: Spans, start: Float64Array): Family {
   return { parent, level, from };
 }
 
-/** Which spans keep the lane of their depth: of those at once, one of the name that makes up most of what is there. */
-function keepers(spans: Spans, family: Family, ordered: Uint32Array, end: Float64Array): Uint8Array {
-  const { parent, level } = family;
+/** Which spans keep the lane of their depth: of overlapping spans, the one whose name has the highest weight. */
+function chooseKeepers(spans: SpanView, tree: SpanTree, ordered: Uint32Array, end: Float64Array): Uint8Array {
+  const { parent, level } = tree;
   const keeps = new Uint8Array(ordered.length);
-  const weights = weightsOf(spans, parent);
+  const weights = nameWeights(spans, parent);
   const weight = (span: number): number => weights[spans.name[span]!] ?? 0;
   let last = -1;
   for (const span of ordered) {
@@ -169,8 +194,8 @@ function keepers(spans: Spans, family: Family, ordered: Uint32Array, end: Float6
   return keeps;
 }
 
-/** By name: how many, with what is in them, times how long. So few long saves or many short beats weigh little. */
-function weightsOf(spans: Spans, parent: Int32Array): number[] {
+/** The weight of each name: its spans and their children, times their duration. Rare or short spans weigh little. */
+function nameWeights(spans: SpanView, parent: Int32Array): number[] {
   const counts = spans.names.map(() => 0);
   const totals_s = spans.names.map(() => 0);
   for (let span = 0; span < parent.length; span++) {
@@ -181,20 +206,20 @@ function weightsOf(spans: Spans, parent: Int32Array): number[] {
   return counts.map((count, name) => count * totals_s[name]!);
 }
 
-/** Lanes as a tree of when they become free, so that the first free one is found without asking all of them. */
-class Shelf {
+/** Lanes and the time from which each is free, as a tournament tree: the first free lane is found in O(log n). */
+class LanePool {
   readonly #size: number;
   readonly #freeFrom: Float64Array;
 
-  constructor(mostLanes: number) {
-    this.#size = 2 ** Math.ceil(Math.log2(mostLanes + 1));
+  constructor(maxLanes: number) {
+    this.#size = 2 ** Math.ceil(Math.log2(maxLanes + 1));
     this.#freeFrom = new Float64Array(2 * this.#size).fill(-Infinity);
   }
 
-  take(lowest: number, start: number, end: number): number {
+  assign(minLane: number, start: number, end: number): number {
     const free = this.#freeFrom;
     const latest = start + rounding_s;
-    let node = this.#size + lowest;
+    let node = this.#size + minLane;
     while (free[node]! > latest) {
       while (node & 1) node >>= 1;
       node += 1;
@@ -207,8 +232,8 @@ class Shelf {
   }
 }
 
-/** Sort by lane, keeping the order within each; also say where each begins. */
-function byLane(items: ArrayLike<number>, lane: Uint32Array, numLanes: number): [Uint32Array, Uint32Array] {
+/** Counting sort by lane, stable within each lane. Also returns where each lane begins. */
+function sortByLane(items: ArrayLike<number>, lane: Uint32Array, numLanes: number): [Uint32Array, Uint32Array] {
   const first = new Uint32Array(numLanes + 1);
   for (let i = 0; i < items.length; i++) first[lane[items[i]!]! + 1]! += 1;
   for (let i = 0; i < numLanes; i++) first[i + 1]! += first[i]!;
@@ -218,13 +243,13 @@ function byLane(items: ArrayLike<number>, lane: Uint32Array, numLanes: number): 
   return [sorted, first];
 }
 
-// What can be seen ---------------------------------------------------------------------------------------------------
+// Visible items ---------------------------------------------------------------------------------------------------
 
 /**
- * Yield what to draw, lane by lane, heaps before the spans that lie on top of them.
+ * Yield the pieces to draw, lane by lane, heaps before the spans on top of them.
  *
- * What is narrower than a pixel and a half is merged into blocks of up to three. Their borders lie at fixed times, so
- * that they do not flicker while one pans. With 0 pixels nothing is merged.
+ * Items narrower than 1.5 pixels are merged into blocks of up to three pixels. Blocks start at fixed times, so that they
+ * do not flicker while panning. With 0 pixels nothing is merged.
  */
 export function* visible(
   layout: Layout,
@@ -236,16 +261,16 @@ export function* visible(
 ): Generator<Piece> {
   const narrow_s = pixels > 0 ? (1.5 * (high - low)) / pixels : 0;
   for (let lane = Math.max(0, lanes.first); lane <= Math.min(lanes.last, layout.numLanes - 1); lane++) {
-    const { heapOrder, firstHeap, spanOrder, firstSpan, longestHeap_s } = layout;
+    const { heapOrder, firstHeap, spanOrder, firstSpan, maxHeapLength_s } = layout;
     const heaps = heapOrder.subarray(firstHeap[lane], firstHeap[lane + 1]);
-    yield* merged(layout, heaps, firstBehind(layout, heaps, low - longestHeap_s), low, high, narrow_s, now);
+    yield* mergeNarrow(layout, heaps, firstCandidate(layout, heaps, low - maxHeapLength_s), low, high, narrow_s, now);
     const spans = spanOrder.subarray(firstSpan[lane], firstSpan[lane + 1]);
-    yield* merged(layout, spans, firstBehind(layout, spans, low), low, high, narrow_s, now);
+    yield* mergeNarrow(layout, spans, firstCandidate(layout, spans, low), low, high, narrow_s, now);
   }
 }
 
-/** The place of the last item that begins before a time, since it may reach behind it. */
-function firstBehind(layout: Layout, items: Uint32Array, time: number): number {
+/** The index of the last item that starts before a time, because it can extend past it. */
+function firstCandidate(layout: Layout, items: Uint32Array, time: number): number {
   let from = 0;
   let to = items.length;
   while (from < to) {
@@ -256,7 +281,7 @@ function firstBehind(layout: Layout, items: Uint32Array, time: number): number {
   return Math.max(0, from - 1);
 }
 
-function* merged(
+function* mergeNarrow(
   layout: Layout,
   items: Uint32Array,
   first: number,
@@ -267,7 +292,7 @@ function* merged(
 ): Generator<Piece> {
   const step = 2 ** Math.ceil(Math.log2(narrow_s));
   let block: Piece | null = null;
-  let place = NaN;
+  let slot = NaN;
   let longest_s = 0;
   for (let i = first; i < items.length && layout.start[items[i]!]! <= high; i++) {
     const item = items[i]!;
@@ -275,14 +300,14 @@ function* merged(
     const end = endOf(layout, item, now);
     if (end < low) continue;
     const length_s = end - start;
-    const here = length_s < narrow_s ? Math.floor(start / step) : NaN;
-    if (block === null || here !== place) {
+    const itemSlot = length_s < narrow_s ? Math.floor(start / step) : NaN;
+    if (block === null || itemSlot !== slot) {
       if (block !== null) yield block;
       block = { lane: layout.lane[item]!, item, start, end, count: 0, total_s: 0, status: 0 };
-      place = here;
+      slot = itemSlot;
       longest_s = length_s;
     }
-    absorb(layout, block, item, end);
+    addToBlock(layout, block, item, end);
     if (length_s > longest_s) {
       longest_s = length_s;
       block.item = item;
@@ -291,7 +316,7 @@ function* merged(
   if (block !== null) yield block;
 }
 
-function absorb(layout: Layout, block: Piece, item: number, end: number): void {
+function addToBlock(layout: Layout, block: Piece, item: number, end: number): void {
   const { heaps, start } = layout.spans;
   const heap = item < start.length ? undefined : heaps[item - start.length];
   block.end = Math.max(block.end, end);
@@ -310,8 +335,8 @@ export function nameOf(layout: Layout, item: number): string {
   return item < start.length ? (names[name[item]!] ?? "") : heaps[item - start.length]!.name;
 }
 
-/** What lies at a place; with the length of a pixel, also what is merged there, and what is missed by two pixels. */
-export function hit(layout: Layout, time: number, lane: number, pixel_s = 0, now = Infinity): Target | null {
+/** The item at a time and lane. With the length of a pixel, blocks count too, and the pointer may miss by two pixels. */
+export function hitTest(layout: Layout, time: number, lane: number, pixel_s = 0, now = Infinity): Target | null {
   const reach_s = 4 * pixel_s;
   let best: Piece | null = null;
   let missed_s = 2 * pixel_s;
@@ -330,20 +355,20 @@ export function targetOf(layout: Layout, piece: Piece): Target {
   return { kind: "heap", heap: { start, end, depth: lane, count, total_s, name: nameOf(layout, piece.item) } };
 }
 
-/** From the first start to the last end, or to now where something goes on; null where there is nothing. */
-export function extent(layout: Layout, now: number): View | null {
+/** From the first start to the last end, or to now with open spans; null without spans. */
+export function extent(layout: Layout, now: number): TimeRange | null {
   let [low, high] = [Infinity, -Infinity];
   for (let item = 0; item < layout.start.length; item++) {
     low = Math.min(low, layout.start[item]!);
     high = Math.max(high, endOf(layout, item, now));
   }
-  return low <= high ? { low, high: Math.max(high, low + shortestView_s) } : null;
+  return low <= high ? { low, high: Math.max(high, low + minRange_s) } : null;
 }
 
-/** A view of a span, with a little of what is around it. */
-export function fit(layout: Layout, index: number, now: number): View {
+/** The range of a span, with a margin. */
+export function fit(layout: Layout, index: number, now: number): TimeRange {
   const start = layout.start[index]!;
   const end = endOf(layout, index, now);
-  const margin_s = Math.max((end - start) * 0.05, shortestView_s / 2);
+  const margin_s = Math.max((end - start) * 0.05, minRange_s / 2);
   return { low: start - margin_s, high: end + margin_s };
 }

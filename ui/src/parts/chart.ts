@@ -1,14 +1,25 @@
-/** A chart of lines on uPlot: zoom by dragging, a cursor shared by all charts, marks where values were not finite. */
+/**
+ * A line chart on a canvas, drawn by uPlot: zoom by dragging or pinching, and a cursor shared by all charts.
+ *
+ * The chart draws every point it receives; decimation happens on the server. For a request of n points the server splits
+ * the range into buckets and returns the lowest and the highest point of each, so an outlier is never lost, and zooming
+ * in loads finer points. Where points were left out, the server adds the mean of each bucket, which smoothing uses
+ * instead of the extremes.
+ *
+ * uPlot wants all lines on one x axis: `align` merges their x values. Alerts are drawn behind the lines; NaN and
+ * infinite values are drawn as marks at the edges, because a line cannot show them.
+ */
 
 import uPlot from "uplot";
 import type { Mark, XAxis } from "../api";
-import { type AlertMark, bandsOf } from "../model/alerts";
-import { lonely, placeTexts, tick } from "../model/scale";
+import { type AlertMark, mergeBands } from "../model/alerts";
+import { isolatedPoints, positionLabels, valueLabel } from "../model/axis-labels";
 import { align, type Points } from "../model/series";
-import { steps_s } from "../model/view";
+import { tickSteps_s } from "../model/time-range";
+import { isEqual } from "../model/equal";
 import { colour } from "../theme.svelte";
 
-export interface DrawnLine {
+export interface StyledLine {
   label: string;
   colour: string;
   points: Points;
@@ -16,12 +27,12 @@ export interface DrawnLine {
   dash: number[];
 }
 
-export interface Picture {
-  lines: DrawnLine[];
+export interface ChartContent {
+  lines: StyledLine[];
   marks: Mark[];
   alerts: AlertMark[];
   x: XAxis;
-  /** What is shown of the axis. */
+  /** The visible range of the x axis; null fits the points. */
   low: number | null;
   high: number | null;
   isLog: boolean;
@@ -30,16 +41,18 @@ export interface Picture {
 export interface ChartEvents {
   zoom(low: number, high: number): void;
   reset(): void;
-  /** Where the cursor is on the axis, null if it is nowhere. */
+  /** The cursor's position on the x axis; null if it left the charts. */
   cursor(x: number | null): void;
 }
 
-const shared = "charts";
+const cursorSyncKey = "charts";
+/** Lines with at most this many points also show the points themselves. */
+const maxPointDots = 60;
 
 export class Chart {
   #plot: uPlot | null = null;
-  #look = "";
-  #picture: Picture | null = null;
+  #style: unknown = null;
+  #content: ChartContent | null = null;
   readonly #root: HTMLElement;
   readonly #on: ChartEvents;
   readonly #observer: ResizeObserver;
@@ -56,48 +69,49 @@ export class Chart {
     this.#plot?.destroy();
   }
 
-  draw(picture: Picture): void {
-    this.#picture = picture;
-    const data = aligned(picture);
-    const look = JSON.stringify([
-      picture.x,
-      picture.isLog,
-      colour("text"),
-      picture.lines.map(({ label, colour, width, dash }) => [label, colour, width, dash]),
-    ]);
-    if (look === this.#look && this.#plot) {
+  draw(content: ChartContent): void {
+    this.#content = content;
+    const data = alignLines(content);
+    // uPlot takes styles only at construction. New points alone, the common case, do not need a new plot.
+    const style = {
+      x: content.x,
+      isLog: content.isLog,
+      text: colour("text"),
+      lines: content.lines.map(({ label, colour, width, dash }) => ({ label, colour, width, dash })),
+    };
+    if (this.#plot && isEqual(style, this.#style)) {
       this.#plot.setData(data);
       return;
     }
-    this.#look = look;
+    this.#style = style;
     this.#plot?.destroy();
     this.#plot = null;
-    this.#plot = new uPlot(this.#options(picture), data, this.#root);
-    pinch(this.#plot.over, (factor, at) => this.#pinched(factor, at));
+    this.#plot = new uPlot(this.#options(content), data, this.#root);
+    onPinch(this.#plot.over, (factor, at) => this.#zoomAround(factor, at));
   }
 
-  /** The chart as a picture, with its title. */
+  /** Render the chart as a PNG image with a title. */
   async png(title: string): Promise<Blob | null> {
     const plot = this.#plot;
     if (!plot) return null;
     const { canvas } = plot.ctx;
     const scale = devicePixelRatio;
     const top = Math.round(30 * scale);
-    const picture = document.createElement("canvas");
-    picture.width = canvas.width;
-    picture.height = canvas.height + top;
-    const context = picture.getContext("2d");
+    const image = document.createElement("canvas");
+    image.width = canvas.width;
+    image.height = canvas.height + top;
+    const context = image.getContext("2d");
     if (!context) return null;
     context.fillStyle = colour("panel");
-    context.fillRect(0, 0, picture.width, picture.height);
+    context.fillRect(0, 0, image.width, image.height);
     context.fillStyle = colour("text");
     context.font = `600 ${14 * scale}px system-ui, sans-serif`;
     context.fillText(title, 12 * scale, 20 * scale);
     context.drawImage(canvas, 0, top);
-    return new Promise((resolve) => picture.toBlob(resolve, "image/png"));
+    return new Promise((resolve) => image.toBlob(resolve, "image/png"));
   }
 
-  /** How far from the left of the chart a place on the axis is, in pixels. */
+  /** The distance of an x value from the left edge of the chart, in pixels. */
   leftOf(x: number): number {
     return this.#plot ? this.#plot.over.offsetLeft + this.#plot.valToPos(x, "x") : 0;
   }
@@ -106,7 +120,7 @@ export class Chart {
     return { width: Math.max(80, this.#root.clientWidth), height: Math.max(80, this.#root.clientHeight) };
   }
 
-  #options(picture: Picture): uPlot.Options {
+  #options(content: ChartContent): uPlot.Options {
     const axis = {
       stroke: colour("muted"),
       grid: { stroke: colour("line"), width: 1 },
@@ -118,27 +132,27 @@ export class Chart {
       padding: [8, 28, 0, 0],
       legend: { show: false },
       scales: {
-        x: { time: picture.x === "time", range: (_, low, high) => this.#range(low, high) },
-        y: { distr: picture.isLog ? 3 : 1, range: (_, low, high) => valueRange(low, high, picture.isLog) },
+        x: { time: content.x === "time", range: (_, low, high) => this.#range(low, high) },
+        y: { distr: content.isLog ? 3 : 1, range: (_, low, high) => valueRange(low, high, content.isLog) },
       },
       axes: [
         {
           ...axis,
-          size: picture.x === "time" ? 38 : 26,
+          size: content.x === "time" ? 38 : 26,
           space: 70,
-          ...(picture.x === "relative" ? { incrs: steps_s } : {}),
-          values: (_, places, __, ___, step) => placeTexts(places, step, picture.x),
+          ...(content.x === "relative" ? { incrs: tickSteps_s } : {}),
+          values: (_, positions, __, ___, step) => positionLabels(positions, step, content.x),
         },
         {
           ...axis,
           size: (_, values) => 12 + 6.6 * Math.max(2, ...(values ?? []).map((text) => text?.length ?? 0)),
           values: (_, values, __, ___, step) =>
-            values.map((value) => (value === null ? "" : tick(value, picture.isLog ? 0 : step))),
+            values.map((value) => (value === null ? "" : valueLabel(value, content.isLog ? 0 : step))),
         },
       ],
       series: [
         {},
-        ...picture.lines.map((line) => ({
+        ...content.lines.map((line) => ({
           label: line.label,
           stroke: line.colour,
           width: line.width,
@@ -147,9 +161,10 @@ export class Chart {
           pxAlign: 0,
           points: {
             size: 4,
-            show: (plot: uPlot, series: number) => numKnown(plot, series) <= mostDots,
-            // A point between two gaps has no line to be seen by.
-            filter: (plot: uPlot, series: number, show: boolean) => (show ? null : lonely(plot.data[series] ?? [])),
+            show: (plot: uPlot, series: number) => countValues(plot, series) <= maxPointDots,
+            // A point between two gaps is not part of a line: without a dot it would be invisible.
+            filter: (plot: uPlot, series: number, show: boolean) =>
+              show ? null : isolatedPoints(plot.data[series] ?? []),
           },
         })),
       ],
@@ -158,7 +173,7 @@ export class Chart {
         points: { show: false },
         drag: { x: true, y: false, setScale: false },
         sync: {
-          key: shared,
+          key: cursorSyncKey,
           setSeries: false,
           filters: { pub: (type) => type === "mousemove" || type === "mouseleave" },
         },
@@ -170,7 +185,7 @@ export class Chart {
         },
       },
       hooks: {
-        setSelect: [(plot) => this.#selected(plot)],
+        setSelect: [(plot) => this.#zoomToSelection(plot)],
         setCursor: [
           (plot) =>
             this.#on.cursor((plot.cursor.left ?? -1) < 0 ? null : plot.posToVal(plot.cursor.left as number, "x")),
@@ -182,72 +197,72 @@ export class Chart {
   }
 
   #range(low: number | null, high: number | null): [number, number] {
-    const from = this.#picture?.low ?? low ?? 0;
-    const to = this.#picture?.high ?? high ?? 1;
+    const from = this.#content?.low ?? low ?? 0;
+    const to = this.#content?.high ?? high ?? 1;
     return from === to ? [from - 0.5, to + 0.5] : [from, to];
   }
 
-  #selected(plot: uPlot): void {
+  #zoomToSelection(plot: uPlot): void {
     const { left, width } = plot.select;
     if (width > 3) this.#zoom(plot.posToVal(left, "x"), plot.posToVal(left + width, "x"));
     plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
   }
 
-  #pinched(factor: number, at: number): void {
+  #zoomAround(factor: number, at: number): void {
     if (!this.#plot) return;
     const { min = 0, max = 1 } = this.#plot.scales["x"] ?? {};
-    const place = this.#plot.posToVal(at, "x");
-    this.#zoom(place - (place - (min ?? 0)) / factor, place + ((max ?? 1) - place) / factor);
+    const x = this.#plot.posToVal(at, "x");
+    this.#zoom(x - (x - (min ?? 0)) / factor, x + ((max ?? 1) - x) / factor);
   }
 
-  /** Closer than a step, or than times are known, there is nothing to see. */
+  /** Zoom, but not closer than one step or the resolution of times. */
   #zoom(low: number, high: number): void {
-    const least = this.#picture?.x === "step" ? 1 : 1e-5;
+    const minWidth = this.#content?.x === "step" ? 1 : 1e-5;
     const middle = (low + high) / 2;
-    if (high - low < least) this.#on.zoom(middle - least / 2, middle + least / 2);
+    if (high - low < minWidth) this.#on.zoom(middle - minWidth / 2, middle + minWidth / 2);
     else this.#on.zoom(low, high);
   }
 
-  /** A line where an alert was opened, and a tint until it was resolved. */
+  /** A line where an alert opened, and a tint until it was resolved. */
   #drawAlerts(plot: uPlot): void {
     const { ctx, bbox } = plot;
-    const alerts = this.#picture?.alerts ?? [];
+    const alerts = this.#content?.alerts ?? [];
     const right = bbox.left + bbox.width;
     const size = 4 * devicePixelRatio;
     ctx.save();
     ctx.setLineDash([]);
-    for (const look of ["", "warn", "bad"] as const) {
-      const own = alerts.filter((alert) => alert.look === look);
-      ctx.fillStyle = colour(look || "muted");
+    for (const tone of ["", "warn", "bad"] as const) {
+      const own = alerts.filter((alert) => alert.tone === tone);
+      ctx.fillStyle = colour(tone || "muted");
       ctx.globalAlpha = 0.07;
-      for (const [low, high] of bandsOf(own)) {
+      for (const [low, high] of mergeBands(own)) {
         const from = Math.max(bbox.left, plot.valToPos(low, "x", true));
         const to = high === Infinity ? right : Math.min(right, plot.valToPos(high, "x", true));
         if (to > from) ctx.fillRect(from, bbox.top, to - from, bbox.height);
       }
-      for (const place of new Set(own.map((alert) => Math.round(plot.valToPos(alert.x, "x", true))))) {
-        if (place < bbox.left || place > right) continue;
+      for (const x of new Set(own.map((alert) => Math.round(plot.valToPos(alert.x, "x", true))))) {
+        if (x < bbox.left || x > right) continue;
         ctx.globalAlpha = 0.55;
-        ctx.fillRect(place, bbox.top, Math.max(1, devicePixelRatio), bbox.height);
+        ctx.fillRect(x, bbox.top, Math.max(1, devicePixelRatio), bbox.height);
         ctx.globalAlpha = 1;
         ctx.beginPath();
-        ctx.moveTo(place, bbox.top - size);
-        ctx.lineTo(place + 1.2 * size, bbox.top + size);
-        ctx.lineTo(place - 1.2 * size, bbox.top + size);
+        ctx.moveTo(x, bbox.top - size);
+        ctx.lineTo(x + 1.2 * size, bbox.top + size);
+        ctx.lineTo(x - 1.2 * size, bbox.top + size);
         ctx.fill();
       }
     }
     ctx.restore();
   }
 
-  /** Crosses at the foot for NaN, arrows at the edges for infinities. */
+  /** Crosses at the bottom for NaN, arrows at the edges for infinities. */
   #drawMarks(plot: uPlot): void {
     const { ctx, bbox } = plot;
     const size = 4 * devicePixelRatio;
     ctx.save();
     ctx.strokeStyle = ctx.fillStyle = colour("bad");
     ctx.lineWidth = 1.6 * devicePixelRatio;
-    for (const mark of this.#picture?.marks ?? []) {
+    for (const mark of this.#content?.marks ?? []) {
       const x = plot.valToPos(mark.x, "x", true);
       if (x < bbox.left - 1 || x > bbox.left + bbox.width + 1) continue;
       const y = mark.kind === "Infinity" ? bbox.top + size : bbox.top + bbox.height - size;
@@ -270,35 +285,34 @@ export class Chart {
   }
 }
 
-function aligned(picture: Picture): uPlot.AlignedData {
-  const lines = picture.lines.map(({ points: { x, y } }) => ({
+function alignLines(content: ChartContent): uPlot.AlignedData {
+  const lines = content.lines.map(({ points: { x, y } }) => ({
     x,
-    y: picture.isLog ? y.map((value) => (value !== null && value > 0 ? value : null)) : y,
+    y: content.isLog ? y.map((value) => (value !== null && value > 0 ? value : null)) : y,
   }));
-  if (lines.length === 0) return [picture.marks.map((mark) => mark.x).sort((a, b) => a - b)];
+  if (lines.length === 0) return [content.marks.map((mark) => mark.x).sort((a, b) => a - b)];
   return align(lines) as uPlot.AlignedData;
 }
 
-/** The scale for values: never so narrow that neighbouring numbers are the same. */
+/** The range of the y axis: never so narrow that neighbouring labels would be equal. */
 function valueRange(low: number | null, high: number | null, isLog: boolean): [number, number] {
   if (low === null || high === null) return isLog ? [1, 10] : [0, 1];
   if (isLog) return uPlot.rangeLog(low, high, 10, false) as [number, number];
-  const least = 1e-6 * Math.max(Math.abs(low), Math.abs(high));
-  if (high - low >= least && high - low > 0) return uPlot.rangeNum(low, high, 0.1, true) as [number, number];
+  const minHeight = 1e-6 * Math.max(Math.abs(low), Math.abs(high));
+  if (high - low >= minHeight && high - low > 0) return uPlot.rangeNum(low, high, 0.1, true) as [number, number];
   if (low === high) return low === 0 ? [-1, 1] : [low - Math.abs(low) / 10, high + Math.abs(high) / 10];
-  return [low - 5 * least, high + 5 * least];
+  return [low - 5 * minHeight, high + 5 * minHeight];
 }
 
-const mostDots = 60;
-
-function numKnown(plot: uPlot, series: number): number {
+function countValues(plot: uPlot, series: number): number {
   let count = 0;
-  for (const value of plot.data[series] ?? []) if (value !== null && value !== undefined && ++count > mostDots) break;
+  for (const value of plot.data[series] ?? [])
+    if (value !== null && value !== undefined && ++count > maxPointDots) break;
   return count;
 }
 
-/** Two fingers on a chart: how much further apart they are, and where. */
-function pinch(element: HTMLElement, on: (factor: number, at: number) => void): void {
+/** Call back when a two-finger gesture ends, with its zoom factor and its centre. */
+function onPinch(element: HTMLElement, on: (factor: number, at: number) => void): void {
   const touches = new Map<number, number>();
   let start = 0;
   element.style.touchAction = "pan-y";

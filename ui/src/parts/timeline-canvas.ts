@@ -1,19 +1,25 @@
-/** The timeline of a run on a canvas. Its size is given by the page's styles, never by its own width and height. */
+/**
+ * The interactive timeline of a run on a canvas: panning, zooming, scrolling and selecting spans.
+ *
+ * This class holds the state and handles input; `model/timeline` decides what is visible, and `timeline-paint` draws
+ * it. Changes only request an animation frame, so that many changes cost one drawing. CSS sets the size of the canvas;
+ * its `width` and `height` follow in device pixels.
+ */
 
-import { groupMarks, type MarkGroup, type TimelineMark } from "../model/marks";
-import { fit, hit, type Layout, type Target } from "../model/timeline";
-import { clamp, pan, ticks, type View, zoom } from "../model/view";
+import { groupMarks, type MarkGroup, type TimelineMark } from "../model/timeline-marks";
+import { fit, hitTest, type Layout, type Target } from "../model/timeline";
+import { clamp, pan, ticks, type TimeRange, zoom } from "../model/time-range";
 import * as paint from "./timeline-paint";
 
 export type Hovered = Target | { kind: "marks"; group: MarkGroup };
 
 export interface TimelineEvents {
-  /** What is under the pointer; x and y are pixels within the canvas. */
-  hover(what: Hovered | null, x: number, y: number): void;
-  /** The index of a span that was chosen. */
+  /** The item under the pointer, at x and y pixels within the canvas. */
+  hover(target: Hovered | null, x: number, y: number): void;
+  /** The index of the selected span. */
   select(index: number | null): void;
-  /** The view was moved here, by a hand or by a call of `zoomBy`, `panBy`, `fitAll` or `fitSelected`. */
-  view(view: View): void;
+  /** The user, or a call of `zoomBy`, `panBy`, `fitAll` or `fitSelected`, changed the visible range. */
+  view(view: TimeRange): void;
 }
 
 interface Point {
@@ -21,11 +27,11 @@ interface Point {
   y: number;
 }
 
-const sharesHeight = 48;
-const marksHeight = 24;
-const axisHeight = 24;
-const stillPixels = 4;
-const touchMarkPixels = 9;
+const sharesHeight_px = 48;
+const marksHeight_px = 24;
+const axisHeight_px = 24;
+const clickTolerance_px = 4;
+const markReach_px = 9;
 
 export class TimelineCanvas {
   readonly #canvas: HTMLCanvasElement;
@@ -38,8 +44,8 @@ export class TimelineCanvas {
   #layout: Layout | null = null;
   #marks: TimelineMark[] = [];
   #stack: paint.Stack | null = null;
-  #extent: View = { low: 0, high: 1 };
-  #view: View = { low: 0, high: 1 };
+  #extent: TimeRange = { low: 0, high: 1 };
+  #view: TimeRange = { low: 0, high: 1 };
   #now = 0;
   #selected: number | null = null;
   #scroll = 0;
@@ -49,7 +55,7 @@ export class TimelineCanvas {
 
   constructor(canvas: HTMLCanvasElement, on: TimelineEvents) {
     const context = canvas.getContext("2d", { alpha: false });
-    if (context === null) throw new Error("This browser cannot draw on a canvas.");
+    if (context === null) throw new Error("This browser does not support canvas drawing.");
     this.#canvas = canvas;
     this.#context = context;
     this.#on = on;
@@ -60,8 +66,8 @@ export class TimelineCanvas {
     this.#resize();
   }
 
-  /** Show these; the view stays where it is, as far as it lies within the extent. */
-  setData(layout: Layout, marks: TimelineMark[], extent: View): void {
+  /** Replace the data. The visible range stays as far as it lies within the extent. */
+  setData(layout: Layout, marks: TimelineMark[], extent: TimeRange): void {
     const selected = this.#selected === null ? undefined : this.#layout?.spans.id[this.#selected];
     const index = selected === undefined ? -1 : layout.spans.id.indexOf(selected);
     this.#selected = index < 0 ? null : index;
@@ -72,30 +78,30 @@ export class TimelineCanvas {
     this.#scrollTo(this.#scroll);
   }
 
-  /** Shares of phases, drawn from below in this order. All must come from the same windows. */
+  /** Set the time shares of phases, stacked bottom-up in this order. All must cover the same windows. */
   setShares(series: paint.Share[]): void {
     this.#stack = series.length > 0 ? paint.stackOf(series) : null;
     this.#scrollTo(this.#scroll);
   }
 
-  setView(view: View): void {
+  setView(view: TimeRange): void {
     this.#view = clamp(view, this.#extent);
     this.#redraw();
   }
 
-  /** Mark a span as chosen; its index is that in the layout shown. */
+  /** Select a span by its index in the current layout. */
   setSelected(index: number | null): void {
     this.#selected = index;
     this.#redraw();
   }
 
-  /** Where what goes on reaches to. */
+  /** Set the current time, at which open spans end. */
   setNow(time: number): void {
     this.#now = time;
     this.#redraw();
   }
 
-  /** Take the colours of the page, or these. */
+  /** Set the colours; by default those of the page. */
   setTheme(theme: paint.Theme = readTheme(this.#canvas, this.#context)): void {
     this.#theme = theme;
     this.#redraw();
@@ -105,13 +111,13 @@ export class TimelineCanvas {
     this.#moveTo(zoom(this.#view, factor, at));
   }
 
-  /** Move by a part of what is seen: 0.5 is half a width to later times. */
+  /** Move by a fraction of the visible range; positive is later. */
   panBy(part: number): void {
     this.#moveTo(pan(this.#view, part * (this.#view.high - this.#view.low)));
   }
 
   scrollBy(lanes: number): void {
-    this.#scrollTo(this.#scroll + lanes * paint.laneHeight);
+    this.#scrollTo(this.#scroll + lanes * paint.laneHeight_px);
   }
 
   fitAll(): void {
@@ -129,15 +135,15 @@ export class TimelineCanvas {
     this.#stop.abort();
   }
 
-  // Where things are
+  // Geometry
 
   get #lanes(): paint.Band {
-    const top = (this.#stack === null ? 0 : sharesHeight) + marksHeight;
-    return { top, height: Math.max(0, this.#size.height - top - axisHeight) };
+    const top = (this.#stack === null ? 0 : sharesHeight_px) + marksHeight_px;
+    return { top, height: Math.max(0, this.#size.height - top - axisHeight_px) };
   }
 
   get #contentHeight(): number {
-    return (this.#layout?.numLanes ?? 0) * paint.laneHeight;
+    return (this.#layout?.numLanes ?? 0) * paint.laneHeight_px;
   }
 
   get #pixel_s(): number {
@@ -148,7 +154,7 @@ export class TimelineCanvas {
     return this.#view.low + x * this.#pixel_s;
   }
 
-  #moveTo(view: View): void {
+  #moveTo(view: TimeRange): void {
     this.#view = clamp(view, this.#extent);
     this.#redraw();
     this.#on.view(this.#view);
@@ -157,17 +163,17 @@ export class TimelineCanvas {
   #scrollTo(scroll: number): void {
     const most = Math.max(0, this.#contentHeight - this.#lanes.height);
     this.#scroll = Math.max(0, Math.min(most, scroll));
-    // A finger scrolls the page where there is nothing to scroll here.
+    // Let touch scroll the page if there is nothing to scroll here.
     this.#canvas.style.touchAction = most > 0 ? "none" : "pan-y";
     this.#redraw();
   }
 
   #at(point: Point): Hovered | null {
     const { top, height } = this.#lanes;
-    if (point.y < top && point.y >= top - marksHeight) return this.#marksAt(point.x);
+    if (point.y < top && point.y >= top - marksHeight_px) return this.#marksAt(point.x);
     if (this.#layout === null || point.y < top || point.y >= top + height) return null;
-    const lane = Math.floor((point.y - top + this.#scroll) / paint.laneHeight);
-    return hit(this.#layout, this.#timeAt(point.x), lane, this.#pixel_s, this.#now);
+    const lane = Math.floor((point.y - top + this.#scroll) / paint.laneHeight_px);
+    return hitTest(this.#layout, this.#timeAt(point.x), lane, this.#pixel_s, this.#now);
   }
 
   #marksAt(x: number): Hovered | null {
@@ -175,7 +181,7 @@ export class TimelineCanvas {
     const groups = groupMarks(this.#marks, this.#view, this.#size.width);
     groups.sort((a, b) => Math.abs(a.time - time) - Math.abs(b.time - time));
     const group = groups[0];
-    const isNear = group !== undefined && Math.abs(group.time - time) <= touchMarkPixels * this.#pixel_s;
+    const isNear = group !== undefined && Math.abs(group.time - time) <= markReach_px * this.#pixel_s;
     return isNear ? { kind: "marks", group } : null;
   }
 
@@ -203,17 +209,17 @@ export class TimelineCanvas {
     const lanes = this.#lanes;
     if (width === 0 || lanes.height === 0) return;
     const frame = { context: this.#context, theme: this.#theme, view: this.#view, now: this.#now, ...this.#size };
-    const marksBand = { top: lanes.top - marksHeight, height: marksHeight };
+    const marksBand = { top: lanes.top - marksHeight_px, height: marksHeight_px };
     const found = ticks(this.#view, width, this.#extent.low);
     paint.clear(frame);
     paint.paintGrid(frame, found);
-    if (this.#stack !== null) paint.paintShares(frame, this.#stack, { top: 0, height: sharesHeight });
+    if (this.#stack !== null) paint.paintShares(frame, this.#stack, { top: 0, height: sharesHeight_px });
     paint.clipped(frame, lanes, () => this.#drawLanes(frame, lanes));
     paint.paintMarks(frame, groupMarks(this.#marks, this.#view, width), marksBand);
-    paint.paintAxis(frame, found, { top: height - axisHeight, height: axisHeight });
+    paint.paintAxis(frame, found, { top: height - axisHeight_px, height: axisHeight_px });
     if (this.#drag?.isRange) {
       const to = this.#pointers.values().next().value ?? this.#drag.from;
-      paint.paintRange(frame, this.#drag.from.x, to.x, { top: 0, height: height - axisHeight });
+      paint.paintRange(frame, this.#drag.from.x, to.x, { top: 0, height: height - axisHeight_px });
     }
   }
 
@@ -224,7 +230,7 @@ export class TimelineCanvas {
     if (this.#contentHeight > lanes.height) paint.paintScrollbar(frame, lanes, this.#scroll, this.#contentHeight);
   }
 
-  // Hands
+  // Input
 
   #listen(): void {
     const { signal } = this.#stop;
@@ -235,7 +241,7 @@ export class TimelineCanvas {
     canvas.addEventListener("pointerup", (event) => this.#up(event, true), { signal });
     canvas.addEventListener("pointercancel", (event) => this.#up(event, false), { signal });
     canvas.addEventListener("pointerleave", () => this.#on.hover(null, 0, 0), { signal });
-    canvas.addEventListener("dblclick", (event) => this.#fitAt(event), { signal });
+    canvas.addEventListener("dblclick", (event) => this.#zoomToItemAt(event), { signal });
   }
 
   #wheel(event: WheelEvent): void {
@@ -245,7 +251,7 @@ export class TimelineCanvas {
     if (Math.abs(dx) > Math.abs(dy)) {
       this.#moveTo(pan(this.#view, dx * pixels * this.#pixel_s));
     } else {
-      // Two fingers on a touchpad come as a wheel with ctrl, in small steps.
+      // A pinch on a touchpad arrives as wheel events with ctrl, in small steps.
       const factor = Math.exp(-Math.max(-200, Math.min(200, dy * pixels)) * (event.ctrlKey ? 0.01 : 0.002));
       this.#moveTo(zoom(this.#view, factor, this.#timeAt(event.offsetX)));
     }
@@ -268,7 +274,7 @@ export class TimelineCanvas {
       return;
     }
     const { from, isRange } = this.#drag;
-    if (!this.#drag.hasMoved && Math.hypot(to.x - from.x, to.y - from.y) < stillPixels) return;
+    if (!this.#drag.hasMoved && Math.hypot(to.x - from.x, to.y - from.y) < clickTolerance_px) return;
     this.#drag.hasMoved = true;
     if (this.#pointers.size === 2) this.#pinch(event.pointerId, before, to);
     else if (!isRange) {
@@ -279,7 +285,7 @@ export class TimelineCanvas {
     this.#redraw();
   }
 
-  /** Two fingers keep what is under them. */
+  /** The content under both fingers stays under them. */
   #pinch(moved: number, before: Point, to: Point): void {
     for (const [id, other] of this.#pointers) {
       if (id === moved) continue;
@@ -288,28 +294,28 @@ export class TimelineCanvas {
     }
   }
 
-  #up(event: PointerEvent, isMeant: boolean): void {
+  #up(event: PointerEvent, isClick: boolean): void {
     const drag = this.#drag;
     if (!this.#pointers.delete(event.pointerId) || drag === null) return;
     this.#drag = this.#pointers.size > 0 ? { ...drag, isRange: false, hasMoved: true } : null;
     this.#redraw();
-    if (!isMeant || this.#drag !== null) return;
-    if (!drag.hasMoved) this.#choose({ x: event.offsetX, y: event.offsetY });
-    else if (drag.isRange) this.#zoomTo(drag.from.x, event.offsetX);
+    if (!isClick || this.#drag !== null) return;
+    if (!drag.hasMoved) this.#selectAt({ x: event.offsetX, y: event.offsetY });
+    else if (drag.isRange) this.#zoomToPixels(drag.from.x, event.offsetX);
   }
 
-  #zoomTo(from: number, to: number): void {
+  #zoomToPixels(from: number, to: number): void {
     const [low, high] = [this.#timeAt(Math.min(from, to)), this.#timeAt(Math.max(from, to))];
-    if (Math.abs(to - from) >= stillPixels) this.#moveTo({ low, high });
+    if (Math.abs(to - from) >= clickTolerance_px) this.#moveTo({ low, high });
   }
 
-  #choose(point: Point): void {
+  #selectAt(point: Point): void {
     const found = this.#at(point);
     this.setSelected(found?.kind === "span" ? found.index : null);
     this.#on.select(this.#selected);
   }
 
-  #fitAt(event: MouseEvent): void {
+  #zoomToItemAt(event: MouseEvent): void {
     const found = this.#at({ x: event.offsetX, y: event.offsetY });
     if (found?.kind === "span" && this.#layout !== null) this.#moveTo(fit(this.#layout, found.index, this.#now));
     else if (found?.kind === "heap") this.#moveTo({ low: found.heap.start, high: found.heap.end });
@@ -317,7 +323,7 @@ export class TimelineCanvas {
   }
 }
 
-/** The colours of the page, as its custom properties say at this element. */
+/** Read the colours from the CSS variables of an element. */
 export function readTheme(element: HTMLElement, context: CanvasRenderingContext2D): paint.Theme {
   const style = getComputedStyle(element);
   const read = (name: string, otherwise: string): string => style.getPropertyValue(name).trim() || otherwise;
@@ -329,13 +335,13 @@ export function readTheme(element: HTMLElement, context: CanvasRenderingContext2
     ["died", hatch(context, "/\\", bad, panel)],
     ["left_open", hatch(context, "\\", warn, panel)],
   ]);
-  const inks = inksFor(hues, panel, text);
+  const textColours = textColoursFor(hues, panel, text);
   const [bg, line] = [read("--bg", "#f6f7f9"), read("--line", "#dde1e8")];
   const [muted, accent] = [read("--muted", "#5d6879"), read("--accent", "#0b6bcb")];
-  return { bg, panel, line, text, muted, accent, warn, bad, hues, inks, hatches };
+  return { bg, panel, line, text, muted, accent, warn, bad, hues, textColours, hatches };
 }
 
-/** Strokes with an edge, so that they are seen on any hue. */
+/** A pattern of strokes with an outline, visible on any colour. */
 function hatch(context: CanvasRenderingContext2D, strokes: string, colour: string, edge: string): CanvasPattern {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 8;
@@ -356,8 +362,8 @@ function hatch(context: CanvasRenderingContext2D, strokes: string, colour: strin
   return context.createPattern(tile, "repeat")!;
 }
 
-/** For each hue the one of two colours that stands out more. */
-function inksFor(hues: string[], one: string, other: string): string[] {
+/** For each colour, the text colour with more contrast. */
+function textColoursFor(hues: string[], one: string, other: string): string[] {
   const dot = document.createElement("canvas").getContext("2d", { willReadFrequently: true })!;
   const light = (colour: string): number => {
     dot.fillStyle = colour;

@@ -1,10 +1,17 @@
-/** How the parts of a timeline are drawn. Text is only ever drawn as text. */
+/**
+ * Paints the timeline on a canvas: spans, phase shares, marks and the axis.
+ *
+ * A frame can contain tens of thousands of spans. Changing the fill colour is expensive, so `paintLanes` first collects
+ * rectangles by colour, joins those that touch, and fills one colour after the other; details such as labels and
+ * hatching are painted only on bars that are wide enough. Edges are snapped to device pixels, which is sharper and
+ * faster than anti-aliasing. All texts are painted with `fillText`, so names from a journal cannot inject markup.
+ */
 
 import { duration } from "../model/format";
-import { colourOf } from "../model/hues";
-import type { MarkGroup, MarkKind } from "../model/marks";
+import { colourIndex } from "../model/palette";
+import type { MarkGroup, MarkKind } from "../model/timeline-marks";
 import { type Layout, nameOf, type Piece, statuses, visible } from "../model/timeline";
-import type { Tick, View } from "../model/view";
+import type { Tick, TimeRange } from "../model/time-range";
 
 export interface Theme {
   bg: string;
@@ -16,24 +23,24 @@ export interface Theme {
   warn: string;
   bad: string;
   hues: string[];
-  /** What can be read on each hue. */
-  inks: string[];
-  /** By status, for those that are not as they should be. */
+  /** The text colour for each hue. */
+  textColours: string[];
+  /** Patterns by status, for spans that did not end normally. */
   hatches: Map<string, CanvasPattern>;
 }
 
 export interface Frame {
   context: CanvasRenderingContext2D;
   theme: Theme;
-  view: View;
+  view: TimeRange;
   width: number;
   height: number;
-  /** Device pixels per pixel. */
+  /** Device pixels per CSS pixel. */
   ratio: number;
   now: number;
 }
 
-/** A strip of the canvas. */
+/** A horizontal strip of the canvas. */
 export interface Band {
   top: number;
   height: number;
@@ -43,15 +50,15 @@ export interface Share {
   name: string;
   /** The end of each window. */
   x: number[];
-  /** Null where nothing is known of the window. */
+  /** Null for windows without data. */
   y: (number | null)[];
 }
 
-/** The windows of all shares: the one at `i` is from `edges[i]` to `edges[i + 1]`. */
+/** Phase shares on common windows: window `i` is from `edges[i]` to `edges[i + 1]`. */
 export interface Stack {
   names: string[];
   edges: Float64Array;
-  /** By series; NaN in all of them where nothing is known. */
+  /** By series; NaN in all of them for windows without data. */
   values: Float64Array[];
 }
 
@@ -61,12 +68,12 @@ export interface Column {
   shares: number[];
 }
 
-export const laneHeight = 22;
+export const laneHeight_px = 22;
 const barHeight = 20;
-/** Where marks are closer than this, they have no lines through the lanes. */
-const linePixels = 48;
+/** Marks closer than this have no lines through the lanes. */
+const minLineGap_px = 48;
 const font = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
-const signs = new Map([
+const statusSigns = new Map([
   ["error", "✕ "],
   ["died", "† "],
   ["left_open", "◌ "],
@@ -75,7 +82,7 @@ const signs = new Map([
 export const xOf = (frame: Frame, time: number): number =>
   ((time - frame.view.low) / (frame.view.high - frame.view.low)) * frame.width;
 
-/** On the grid of the device, so that edges are sharp and quickly drawn. */
+/** Round to device pixels. */
 const snap = (frame: Frame, x: number): number =>
   Math.round(Math.max(-8, Math.min(frame.width + 8, x)) * frame.ratio) / frame.ratio;
 
@@ -108,19 +115,19 @@ interface Bar {
 
 export function paintLanes(frame: Frame, layout: Layout, band: Band, scroll: number, selected: number | null): void {
   const { hues } = frame.theme;
-  // By colour, since it is dear to change; first those of heaps, then those of the spans on top of them.
+  // By colour: those of heaps first, then those of the spans on top of them.
   const rectangles = [...hues, ...hues].map((): number[] => []);
   const bars: Bar[] = [];
-  const first = Math.floor(scroll / laneHeight);
-  const last = Math.floor((scroll + band.height) / laneHeight);
+  const first = Math.floor(scroll / laneHeight_px);
+  const last = Math.floor((scroll + band.height) / laneHeight_px);
   const { low, high } = frame.view;
   for (const piece of visible(layout, low, high, frame.width, frame.now, { first, last })) {
     const x = snap(frame, xOf(frame, piece.start));
     const full = snap(frame, xOf(frame, piece.end)) - x;
     const width = full > 4 ? full - 1 : Math.max(1, full);
-    const y = Math.round(band.top + piece.lane * laneHeight - scroll) + 1;
+    const y = Math.round(band.top + piece.lane * laneHeight_px - scroll) + 1;
     const isSpan = piece.item < layout.spans.start.length;
-    addRectangle(rectangles[layout.hue[piece.item]! + (isSpan ? hues.length : 0)]!, x, y, width);
+    addRectangle(rectangles[layout.colour[piece.item]! + (isSpan ? hues.length : 0)]!, x, y, width);
     if (width >= 24 || piece.status > 1 || piece.item === selected) bars.push({ piece, x, y, width });
   }
   rectangles.forEach((flat, i) => {
@@ -132,7 +139,7 @@ export function paintLanes(frame: Frame, layout: Layout, band: Band, scroll: num
   for (const bar of bars) if (bar.piece.item === selected) outline(frame, bar);
 }
 
-/** Rectangles of a colour that touch are one. */
+/** Add a rectangle, or extend the previous one if they touch. */
 function addRectangle(flat: number[], x: number, y: number, width: number): void {
   const at = flat.length - 3;
   if (at >= 0 && flat[at + 1] === y && x <= flat[at]! + flat[at + 2]!) {
@@ -161,7 +168,7 @@ function paintStatus(frame: Frame, bar: Bar): void {
   context.fillRect(x, y - 1, Math.max(2, width), 4);
 }
 
-/** What goes on fades out towards now. */
+/** An open span fades out towards now. */
 function paintOpenEdge(frame: Frame, { piece, x, y, width }: Bar): void {
   if (piece.end > frame.view.high) return;
   const strip = Math.min(40, width) / 8;
@@ -178,15 +185,15 @@ function paintLabel(frame: Frame, layout: Layout, { piece, x, y, width }: Bar): 
   const left = Math.max(x, 0) + 5;
   const room = Math.min(x + width, frame.width) - left - 4;
   if (room < 14) return;
-  const sign = signs.get(statuses[piece.status]!) ?? "";
+  const sign = statusSigns.get(statuses[piece.status]!) ?? "";
   const name = `${sign}${piece.count > 1 ? `${piece.count} × ` : ""}${nameOf(layout, piece.item)}`;
   const long = `${name}  ${duration(piece.count > 1 ? piece.total_s : piece.end - piece.start)}`;
-  const text = room > 60 && widthOf(context, long) <= room ? long : cut(context, name, room);
+  const text = room > 60 && widthOf(context, long) <= room ? long : truncate(context, name, room);
   if (sign !== "" && text !== "") {
-    context.fillStyle = theme.hues[layout.hue[piece.item]!]!;
+    context.fillStyle = theme.hues[layout.colour[piece.item]!]!;
     context.fillRect(left - 2, y + 3, widthOf(context, text) + 4, barHeight - 3);
   }
-  context.fillStyle = theme.inks[layout.hue[piece.item]!]!;
+  context.fillStyle = theme.textColours[layout.colour[piece.item]!]!;
   context.fillText(text, left, y + barHeight / 2 + 0.5);
 }
 
@@ -208,7 +215,7 @@ function widthOf(context: CanvasRenderingContext2D, text: string): number {
   return width;
 }
 
-function cut(context: CanvasRenderingContext2D, text: string, room: number): string {
+function truncate(context: CanvasRenderingContext2D, text: string, room: number): string {
   const width = widthOf(context, text);
   if (width <= room) return text;
   const letters = Array.from(text);
@@ -218,21 +225,21 @@ function cut(context: CanvasRenderingContext2D, text: string, room: number): str
 
 // Shares of phases ---------------------------------------------------------------------------------------------------
 
-/** Bring shares onto the same windows; one that has nothing to say of a window that others know took no time there. */
+/** Put shares on common windows. A phase without a value in a window that has others took no time there. */
 export function stackOf(series: Share[]): Stack {
   const ends = Float64Array.from(new Set(series.flatMap((share) => share.x))).sort();
   const edges = new Float64Array(ends.length + 1);
   edges.set(ends, 1);
   if (ends.length > 0) edges[0] = ends.length > 1 ? 2 * ends[0]! - ends[1]! : ends[0]! - 1;
-  const places = new Map(Array.from(ends, (end, i) => [end, i]));
+  const indexes = new Map(Array.from(ends, (end, i) => [end, i]));
   const isKnown = new Uint8Array(ends.length);
   const values = series.map((share) => {
     const found = new Float64Array(ends.length);
     share.x.forEach((end, i) => {
       const value = share.y[i] ?? NaN;
       if (!Number.isFinite(value)) return;
-      isKnown[places.get(end)!] = 1;
-      found[places.get(end)!] = Math.max(0, value);
+      isKnown[indexes.get(end)!] = 1;
+      found[indexes.get(end)!] = Math.max(0, value);
     });
     return found;
   });
@@ -240,20 +247,20 @@ export function stackOf(series: Share[]): Stack {
   return { names: series.map((share) => share.name), edges, values };
 }
 
-/** Windows, or several in one where they are narrower than two pixels; means are weighted by time. */
-export function columns(stack: Stack, view: View, width: number): Column[] {
+/** The columns to draw: windows, merged where they are narrower than two pixels, with time-weighted means. */
+export function columns(stack: Stack, view: TimeRange, width: number): Column[] {
   const step = 2 ** Math.ceil(Math.log2((2 * (view.high - view.low)) / width));
   const found: Column[] = [];
-  let place = NaN;
+  let slot = NaN;
   for (let i = 0; i + 1 < stack.edges.length; i++) {
     const [start, end] = [stack.edges[i]!, stack.edges[i + 1]!];
     if (end < view.low || Number.isNaN(stack.values[0]![i]!)) continue;
     if (start > view.high) break;
-    const here = Math.floor(start / step);
+    const windowSlot = Math.floor(start / step);
     let last = found.at(-1);
-    if (last === undefined || here !== place || last.end !== start) {
+    if (last === undefined || windowSlot !== slot || last.end !== start) {
       found.push((last = { start, end: start, shares: stack.names.map(() => 0) }));
-      place = here;
+      slot = windowSlot;
     }
     stack.values.forEach((values, series) => (last.shares[series]! += values[i]! * (end - start)));
     last.end = end;
@@ -286,7 +293,7 @@ export function paintShares(frame: Frame, stack: Stack, band: Band): void {
 
 function shareColour(theme: Theme, name: string): string {
   if (name === "failed") return theme.bad;
-  return name === "other" ? theme.line : theme.hues[colourOf(name)]!;
+  return name === "other" ? theme.line : theme.hues[colourIndex(name)]!;
 }
 
 // Marks and the axis -------------------------------------------------------------------------------------------------
@@ -294,7 +301,7 @@ function shareColour(theme: Theme, name: string): string {
 export function paintMarks(frame: Frame, groups: MarkGroup[], band: Band): void {
   const { context } = frame;
   const y = band.top + band.height / 2;
-  const hasLines = groups.length * linePixels <= frame.width;
+  const hasLines = groups.length * minLineGap_px <= frame.width;
   for (const group of groups) {
     const x = xOf(frame, group.time);
     context.fillStyle = context.strokeStyle = markColour(frame.theme, group.kind);
@@ -313,10 +320,10 @@ function markColour(theme: Theme, kind: MarkKind): string {
   if (kind === "error") return theme.bad;
   if (kind === "alert") return theme.warn;
   if (kind === "control_change") return theme.accent;
-  return kind === "event" ? theme.muted : theme.hues[colourOf(kind)]!;
+  return kind === "event" ? theme.muted : theme.hues[colourIndex(kind)]!;
 }
 
-/** Each kind has a shape of its own: a cross, a triangle, a hollow diamond, a square, a disc, a stroke. */
+/** Each kind has its own shape: a cross, a triangle, a hollow diamond, a square, a disc or a stroke. */
 export function glyph(context: CanvasRenderingContext2D, kind: MarkKind, x: number, y: number, size: number): void {
   const shapes: Record<MarkKind, [number, number][]> = {
     error: [],
@@ -385,7 +392,7 @@ export function paintNow(frame: Frame, band: Band): void {
   if (x >= 0 && x <= frame.width) frame.context.fillRect(x, band.top, 1, band.height);
 }
 
-/** The range that is being chosen. */
+/** The range that the user is selecting. */
 export function paintRange(frame: Frame, from: number, to: number, band: Band): void {
   const { context, theme } = frame;
   const [x, width] = [Math.min(from, to), Math.abs(to - from)];
@@ -397,7 +404,7 @@ export function paintRange(frame: Frame, from: number, to: number, band: Band): 
   context.strokeRect(x + 0.5, band.top + 0.5, width, band.height - 1);
 }
 
-/** Where one is among lanes that do not fit. */
+/** The scroll position, if the lanes do not fit. */
 export function paintScrollbar(frame: Frame, band: Band, scroll: number, contentHeight: number): void {
   const length = Math.max(16, (band.height / contentHeight) * band.height);
   const at = (scroll / (contentHeight - band.height)) * (band.height - length);

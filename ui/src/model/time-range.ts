@@ -1,34 +1,34 @@
-/** A stretch of time that is looked at, and its axis. Times are seconds. */
+/** The visible time range of the timeline, and its axis. Times are in seconds. */
 
-export interface View {
+export interface TimeRange {
   low: number;
   high: number;
 }
 
-export const shortestView_s = 1e-5;
+export const minRange_s = 1e-5;
 
-/** Look so many times closer; what is at a time stays where it is. */
-export function zoom(view: View, factor: number, at: number): View {
+/** Zoom by a factor; the time `at` keeps its position. */
+export function zoom(view: TimeRange, factor: number, at: number): TimeRange {
   const length_s = view.high - view.low;
-  const next_s = Math.max(shortestView_s, length_s / factor);
+  const next_s = Math.max(minRange_s, length_s / factor);
   const low = at - ((at - view.low) / length_s) * next_s;
   return { low, high: low + next_s };
 }
 
-export function pan(view: View, seconds: number): View {
+export function pan(view: TimeRange, seconds: number): TimeRange {
   return { low: view.low + seconds, high: view.high + seconds };
 }
 
-/** Keep a view within what there is: moved before it is made shorter. */
-export function clamp(view: View, extent: View): View {
-  const longest_s = Math.max(extent.high - extent.low, shortestView_s);
-  const length_s = Math.min(Math.max(view.high - view.low, shortestView_s), longest_s);
+/** Keep a range within the extent: move it first, shorten it if it is too long. */
+export function clamp(view: TimeRange, extent: TimeRange): TimeRange {
+  const maxLength_s = Math.max(extent.high - extent.low, minRange_s);
+  const length_s = Math.min(Math.max(view.high - view.low, minRange_s), maxLength_s);
   const low = Math.max(extent.low, Math.min(view.low, extent.high - length_s));
   return { low, high: low + length_s };
 }
 
-/** Stay with the end while there is more of the run, if the view was at the end; see all of it, if it saw all. */
-export function follow(view: View, before: View, after: View): View {
+/** Follow a growing run: a range at the end stays at the end, a range of everything still shows everything. */
+export function follow(view: TimeRange, before: TimeRange, after: TimeRange): TimeRange {
   const slack_s = (view.high - view.low) * 0.01;
   if (view.high < before.high - slack_s) return view;
   if (view.low <= before.low + slack_s) return { ...after };
@@ -41,29 +41,29 @@ export interface Tick {
 }
 
 const digits = [1, 2, 5];
-export const steps_s = [
+export const tickSteps_s = [
   ...[-6, -5, -4, -3, -2, -1].flatMap((power) => digits.map((digit) => Number(`${digit}e${power}`))),
   ...[1, 2, 5, 10, 15, 30],
   ...[1, 2, 5, 10, 15, 30].map((minutes) => minutes * 60),
   ...[1, 2, 3, 6, 12].map((hours) => hours * 3_600),
   ...[1, 10, 100, 1_000].flatMap((power) => digits.map((digit) => digit * power * 86_400)),
 ];
-const letter_px = 6.5;
+const charWidth_px = 6.5;
 
-/** Ticks at round distances from a start time, as many as there is room for their labels. */
-export function ticks(view: View, width: number, origin = 0): Tick[] {
+/** Ticks at round distances from the origin, as close as their labels allow. */
+export function ticks(view: TimeRange, width: number, origin = 0): Tick[] {
   const length_s = view.high - view.low;
   if (!(length_s > 0 && width > 0)) return [];
-  for (const step of steps_s) {
+  for (const step of tickSteps_s) {
     if (length_s / step > width / 40) continue;
     const found = ticksAt(view, step, origin);
-    const longest = found.reduce((most, tick) => Math.max(most, tick.label.length), 0);
-    if ((step / length_s) * width >= longest * letter_px + 28) return found;
+    const maxChars = found.reduce((chars, tick) => Math.max(chars, tick.label.length), 0);
+    if ((step / length_s) * width >= maxChars * charWidth_px + 28) return found;
   }
   return [];
 }
 
-function ticksAt(view: View, step: number, origin: number): Tick[] {
+function ticksAt(view: TimeRange, step: number, origin: number): Tick[] {
   const found: Tick[] = [];
   const last = Math.floor((view.high - origin) / step);
   for (let i = Math.ceil((view.low - origin) / step); i <= last; i++) {
@@ -72,7 +72,7 @@ function ticksAt(view: View, step: number, origin: number): Tick[] {
   return found;
 }
 
-/** A length of time, exact to a step: `12.5 ms`, `1 min 30 s`, `2 h 05 min`, `3 d 00 h`. */
+/** A duration with the precision of a step: `12.5 ms`, `1 min 30 s`, `2 h 05 min`, `3 d 00 h`. */
 export function timeLabel(seconds: number, step: number): string {
   if (seconds < 0) return `−${timeLabel(-seconds, step)}`;
   const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));

@@ -1,11 +1,11 @@
-/** What stands beside an axis, and what must not be overlooked on a chart. */
+/** Axis labels, and the points that need a dot. */
 
 import type { XAxis } from "../api";
 import { clock, number } from "./format";
-import { timeLabel } from "./view";
+import { timeLabel } from "./time-range";
 
-/** A number on the scale, with as many digits as tell it from its neighbours. */
-export function tick(value: number, step: number): string {
+/** A label of the y axis, with enough digits to differ from its neighbours. */
+export function valueLabel(value: number, step: number): string {
   const size = Math.abs(value);
   if (step <= 0 || size >= 1e6 || (size > 0 && size < 1e-3)) {
     const digits = step > 0 && size > 0 ? Math.min(15, Math.max(1, Math.ceil(Math.log10(size / step)) + 1)) : 3;
@@ -15,10 +15,10 @@ export function tick(value: number, step: number): string {
         ? "0"
         : Number(value.toPrecision(digits)).toExponential().replace("e+", "e");
   }
-  return exact(value, step);
+  return fixedDecimals(value, step);
 }
 
-function exact(value: number, step: number): string {
+function fixedDecimals(value: number, step: number): string {
   let digits = 0;
   while (digits < 12 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6 * step * 10 ** digits)
     digits++;
@@ -27,36 +27,38 @@ function exact(value: number, step: number): string {
   return rest === undefined ? grouped : `${grouped}.${rest}`;
 }
 
-/** Places on the horizontal axis, each told from its neighbours. */
-export function placeTexts(places: number[], step: number, x: XAxis): string[] {
-  if (x === "relative") return places.map((place) => timeLabel(place, step));
-  if (x === "time") return clockTexts(places, step);
+/** Labels of the x axis, with enough digits to differ from each other. */
+export function positionLabels(positions: number[], step: number, x: XAxis): string[] {
+  if (x === "relative") return positions.map((position) => timeLabel(position, step));
+  if (x === "time") return clockLabels(positions, step);
   for (const [unit, size] of [
     ["M", 1e6],
     ["k", 1e3],
   ] as const) {
-    if (step % (size / 10) === 0 && places.some((place) => Math.abs(place) >= 10 * size))
-      return places.map((place) => (place === 0 ? "0" : `${exact(place / size, step / size)}${unit}`));
+    if (step % (size / 10) === 0 && positions.some((position) => Math.abs(position) >= 10 * size))
+      return positions.map((position) =>
+        position === 0 ? "0" : `${fixedDecimals(position / size, step / size)}${unit}`,
+      );
   }
-  return places.map((place) => exact(place, step));
+  return positions.map((position) => fixedDecimals(position, step));
 }
 
-/** Times of day, with the date where a new one begins. */
-function clockTexts(places: number[], step: number): string[] {
+/** Times of day, with the date where a new day begins. */
+function clockLabels(positions: number[], step: number): string[] {
   let day = "";
-  return places.map((place) => {
-    const [date = "", time = ""] = clock(place).split(" ");
+  return positions.map((position) => {
+    const [date = "", time = ""] = clock(position).split(" ");
     const shown =
       step >= 86_400
         ? date
-        : `${step >= 60 ? time.slice(0, 5) : step >= 1 ? time : `${time}.${String(Math.round((place % 1) * 1000)).padStart(3, "0")}`}${date === day ? "" : `\n${date}`}`;
+        : `${step >= 60 ? time.slice(0, 5) : step >= 1 ? time : `${time}.${String(Math.round((position % 1) * 1000)).padStart(3, "0")}`}${date === day ? "" : `\n${date}`}`;
     day = date;
     return shown;
   });
 }
 
-/** The points that have a gap on both sides. */
-export function lonely(values: ArrayLike<number | null | undefined>): number[] {
+/** The indexes of points with a gap on both sides. */
+export function isolatedPoints(values: ArrayLike<number | null | undefined>): number[] {
   const found: number[] = [];
   let candidate = -1;
   let isAfterGap = true;

@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
-import type { Metric } from "../api";
-import { group, isBadExpression, isSchedule, matching } from "./groups";
+import type { MetricView } from "../api";
+import { groupMetrics, isInvalidExpression, isSchedule, filterMetrics } from "./metric-groups";
 
-const metric = (name: string, kind = "step"): Metric => ({
+const metric = (name: string, kind = "step"): MetricView => ({
   name,
   kind,
   count: 1,
@@ -13,9 +13,9 @@ const metric = (name: string, kind = "step"): Metric => ({
   num_not_finite: 0,
 });
 
-test("the usual metrics come first, those of the user next, those of the machine last", () => {
+test("training metrics come first, system metrics last", () => {
   const names = ["cpu_pct", "lr", "val_loss", "reward/mean", "train_loss", "reward/std", "gpu0_util_pct"];
-  const groups = group(names.map((name) => metric(name, /pct/.test(name) ? "system" : "step")));
+  const groups = groupMetrics(names.map((name) => metric(name, /pct/.test(name) ? "system" : "step")));
   expect(groups).toEqual([
     { title: "training", names: ["train_loss", "val_loss", "lr"] },
     { title: "reward", names: ["reward/mean", "reward/std"] },
@@ -24,9 +24,9 @@ test("the usual metrics come first, those of the user next, those of the machine
   ]);
 });
 
-test("what is timed stands before what the machine does", () => {
+test("profiling metrics come before system metrics", () => {
   const names = ["cpu_pct", "profiling/Trainer.step", "loss/kl", "profiling/Trainer.step/p95", "gpu_mem_reserved"];
-  expect(group(names.map((name) => metric(name, /pct/.test(name) ? "system" : "profile")))).toEqual([
+  expect(groupMetrics(names.map((name) => metric(name, /pct/.test(name) ? "system" : "profile")))).toEqual([
     { title: "loss", names: ["loss/kl"] },
     { title: "profiling", names: ["profiling/Trainer.step", "profiling/Trainer.step/p95"] },
     { title: "memory", names: ["gpu_mem_reserved"] },
@@ -34,27 +34,31 @@ test("what is timed stands before what the machine does", () => {
   ]);
 });
 
-test("a window's loss is shown first only where no loss was logged", () => {
-  expect(group([metric("window/latest_loss")])[0]?.title).toBe("training");
-  expect(group([metric("window/latest_loss"), metric("train_loss")]).map((each) => each.title)).toEqual([
+test("a window's loss is a training metric if no loss is logged", () => {
+  expect(groupMetrics([metric("window/latest_loss")])[0]?.title).toBe("training");
+  expect(groupMetrics([metric("window/latest_loss"), metric("train_loss")]).map((each) => each.title)).toEqual([
     "training",
     "windows",
   ]);
 });
 
-test("numbers in names are sorted as numbers", () => {
-  expect(group(["layer/10", "layer/9"].map((name) => metric(name)))[0]?.names).toEqual(["layer/9", "layer/10"]);
+test("numbers in names sort numerically", () => {
+  expect(groupMetrics(["layer/10", "layer/9"].map((name) => metric(name)))[0]?.names).toEqual(["layer/9", "layer/10"]);
 });
 
-test("a search is words that must all occur, or an expression", () => {
+test("a search matches all words, or a regular expression", () => {
   const metrics = ["loss/kl", "loss/ce", "kl_coef"].map((name) => metric(name));
-  const names = (search: string): string[] => matching(metrics, search).map((each) => each.name);
+  const names = (search: string): string[] => filterMetrics(metrics, search).map((each) => each.name);
   expect(names("")).toHaveLength(3);
   expect(names("KL loss")).toEqual(["loss/kl"]);
   expect(names("/^loss/")).toEqual(["loss/kl", "loss/ce"]);
   expect(names("/(/")).toEqual([]);
   expect(names("/^\\S+$/")).toHaveLength(3);
-  expect([isBadExpression("/(/"), isBadExpression("/a/"), isBadExpression("(")]).toEqual([true, false, false]);
+  expect([isInvalidExpression("/(/"), isInvalidExpression("/a/"), isInvalidExpression("(")]).toEqual([
+    true,
+    false,
+    false,
+  ]);
 });
 
 test("a learning rate is a schedule, a loss is not", () => {

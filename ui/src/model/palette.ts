@@ -1,8 +1,8 @@
-/** The colour of each name, the same wherever it is drawn. */
+/** Colours by name, the same in every view. */
 
-const numHues = 12;
-/** By hue. Spans, and the phases that they are summed up in, have the same one. */
-const known = [
+const numColours = 12;
+/** Names by colour index. A phase has the colour of its spans. */
+const namesByIndex = [
   ["training_single_iteration", "iterations", "iteration"],
   ["checkpoint_save_sync", "checkpoint_save_async", "checkpoint_save_finalization", "checkpoint"],
   ["model_forward", "forward"],
@@ -16,13 +16,13 @@ const known = [
   ["checkpoint_load", "distributed_code_initialization", "failed"],
   ["application", "other"],
 ];
-const fixedHues = new Map(known.flatMap((names, hue) => names.map((name) => [name, hue] as const)));
+const fixedIndexes = new Map(namesByIndex.flatMap((names, index) => names.map((name) => [name, index] as const)));
 
-/** The colour of a name, always the same, as an index into the palette. */
-export function colourOf(name: string): number {
-  const fixed = fixedHues.get(name);
+/** The colour of a name, as an index into the palette. Unknown names are hashed (FNV-1a). */
+export function colourIndex(name: string): number {
+  const fixed = fixedIndexes.get(name);
   if (fixed !== undefined) return fixed;
   let hash = 0x811c9dc5;
   for (let i = 0; i < name.length; i++) hash = Math.imul(hash ^ name.charCodeAt(i), 0x01000193);
-  return ((hash ^ (hash >>> 15)) >>> 0) % numHues;
+  return ((hash ^ (hash >>> 15)) >>> 0) % numColours;
 }

@@ -1,6 +1,6 @@
-/** Which charts stand together, and in which order. */
+/** Groups metrics for the charts page. */
 
-import type { Metric } from "../api";
+import type { MetricView } from "../api";
 
 export interface Group {
   title: string;
@@ -20,7 +20,7 @@ const training = [
   "window/samples_per_sec",
   "epoch",
 ];
-const standsFor: Record<string, string> = {
+const preferredMetric: Record<string, string> = {
   "window/latest_loss": "train_loss",
   "window/iteration_sec_mean": "sec_per_step",
   "window/samples_per_sec": "samples_per_sec",
@@ -39,8 +39,8 @@ const order = [
   "system",
 ];
 
-/** Put metrics into groups: the usual ones first, then by what their names begin with. */
-export function group(metrics: Metric[]): Group[] {
+/** Group metrics: common training metrics first, then by the prefix of their names. */
+export function groupMetrics(metrics: MetricView[]): Group[] {
   const groups = new Map<string, string[]>();
   const known = new Set(metrics.map((metric) => metric.name));
   for (const metric of metrics) {
@@ -49,15 +49,15 @@ export function group(metrics: Metric[]): Group[] {
     if (names) names.push(metric.name);
     else groups.set(title, [metric.name]);
   }
-  for (const [title, names] of groups) names.sort(title === "training" ? byImportance : naturally);
+  for (const [title, names] of groups) names.sort(title === "training" ? byImportance : compareNatural);
   return [...groups]
     .map(([title, names]) => ({ title, names }))
-    .sort((a, b) => rank(a.title) - rank(b.title) || naturally(a.title, b.title));
+    .sort((a, b) => rank(a.title) - rank(b.title) || compareNatural(a.title, b.title));
 }
 
-function titleOf({ name, kind }: Metric, known: Set<string>): string {
-  // What is known of windows of iterations is shown first only where nothing better was logged.
-  const better = standsFor[name];
+function titleOf({ name, kind }: MetricView, known: Set<string>): string {
+  // A window's metric is a training metric only if the metric itself was not logged.
+  const better = preferredMetric[name];
   if (training.includes(name) && !(better && known.has(better))) return "training";
   if (name.startsWith("window/")) return "windows";
   const slash = name.indexOf("/");
@@ -70,40 +70,40 @@ function titleOf({ name, kind }: Metric, known: Set<string>): string {
 }
 
 function rank(title: string): number {
-  const place = order.indexOf(title);
-  if (place < 0) return 3; // what users group themselves stands between what they train and what the machine does
-  return place < 3 ? place : place + 4;
+  const index = order.indexOf(title);
+  if (index < 0) return 3; // groups of the user come after training metrics and before system metrics
+  return index < 3 ? index : index + 4;
 }
 
 function byImportance(a: string, b: string): number {
   const [first, second] = [training.indexOf(a), training.indexOf(b)];
   if (first >= 0 || second >= 0) return (first < 0 ? Infinity : first) - (second < 0 ? Infinity : second);
-  return naturally(a, b);
+  return compareNatural(a, b);
 }
 
 const collator = new Intl.Collator("en", { numeric: true });
-const naturally = (a: string, b: string): number => collator.compare(a, b);
+const compareNatural = (a: string, b: string): number => collator.compare(a, b);
 
-/** Keep the metrics whose names hold every word of a search, or match it as an expression between slashes. */
-export function matching(metrics: Metric[], search: string): Metric[] {
-  const pattern = expressionOf(search);
+/** Return the metrics whose names contain every word of a search, or match a `/regular expression/`. */
+export function filterMetrics(metrics: MetricView[], search: string): MetricView[] {
+  const pattern = parseExpression(search);
   if (pattern !== null) {
-    const expression = compiled(pattern);
+    const expression = compileExpression(pattern);
     return expression ? metrics.filter((metric) => expression.test(metric.name)) : [];
   }
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   return metrics.filter((metric) => words.every((word) => metric.name.toLowerCase().includes(word)));
 }
 
-/** Whether a search is an expression that cannot be understood. */
-export function isBadExpression(search: string): boolean {
-  const pattern = expressionOf(search);
-  return pattern !== null && compiled(pattern) === null;
+/** Whether a search is an invalid regular expression. */
+export function isInvalidExpression(search: string): boolean {
+  const pattern = parseExpression(search);
+  return pattern !== null && compileExpression(pattern) === null;
 }
 
-const expressionOf = (search: string): string | null => /^\/(.+)\/$/.exec(search.trim())?.[1] ?? null;
+const parseExpression = (search: string): string | null => /^\/(.+)\/$/.exec(search.trim())?.[1] ?? null;
 
-function compiled(pattern: string): RegExp | null {
+function compileExpression(pattern: string): RegExp | null {
   try {
     return new RegExp(pattern, "i");
   } catch {
@@ -111,7 +111,7 @@ function compiled(pattern: string): RegExp | null {
   }
 }
 
-/** Whether a metric is set, not measured. */
+/** Whether a metric follows a schedule instead of being measured. */
 export function isSchedule(name: string): boolean {
   return /(^|[/_])(lr|learning_rate|epoch|scale)$/.test(name);
 }

@@ -1,9 +1,9 @@
-/** What happened at one moment, as marks on an axis of time. */
+/** Builds the marks of the timeline from records: checkpoints, validations, alerts, errors and events. */
 
 import type { JournalRecord, Json } from "../api";
-import type { View } from "./view";
+import type { TimeRange } from "./time-range";
 
-/** By rising importance: a group is shown as the most important of its kinds. */
+/** In ascending importance: a group of marks is drawn as its most important kind. */
 export const markKinds = ["event", "validation", "checkpoint", "control_change", "alert", "error"] as const;
 export type MarkKind = (typeof markKinds)[number];
 
@@ -19,8 +19,8 @@ export interface MarkGroup {
   marks: TimelineMark[];
 }
 
-/** Said at every window, or of telemetry itself. */
-const quietEvents = new Set([
+/** Routine events that get no mark. */
+const routineEvents = new Set([
   "one_logger_initialization",
   "update_training_telemetry_config",
   "training_metrics_update",
@@ -29,8 +29,8 @@ const quietEvents = new Set([
   "sync_checkpoint_metrics_update",
 ]);
 
-/** What is worth a mark among the records of a run, by time. */
-export function marks(records: JournalRecord[]): TimelineMark[] {
+/** Return the marks of a run, sorted by time. */
+export function buildMarks(records: JournalRecord[]): TimelineMark[] {
   const found: TimelineMark[] = [];
   for (const record of records) {
     const kind = markKind(record);
@@ -43,8 +43,8 @@ export function marks(records: JournalRecord[]): TimelineMark[] {
 
 function markKind(record: JournalRecord): MarkKind | null {
   const name = text(record["name"]);
-  if (record.event === "event" && quietEvents.has(name)) return null;
-  if (record.event === "alert" && record["status"] === "updated") return null; // it goes on: its beginning has a mark
+  if (record.event === "event" && routineEvents.has(name)) return null;
+  if (record.event === "alert" && record["status"] === "updated") return null; // the record that opened it has a mark
   if (record.event === "event" && name === "save_checkpoint_success") return "checkpoint";
   return record.event === "test" ? "validation" : (markKinds.find((kind) => kind === record.event) ?? null);
 }
@@ -53,12 +53,14 @@ function markLabel(record: JournalRecord, kind: MarkKind): string {
   const at = typeof record["global_step"] === "number" ? ` at step ${record["global_step"]}` : "";
   if (kind === "control_change") return `${text(record["name"])}: ${text(record["old"])} → ${text(record["new"])}`;
   if (kind === "error") return `${text(record["error_type"]) || "error"}: ${text(record["error_message"])}${at}`;
-  if (kind === "checkpoint") return `checkpoint${at}${record["is_best"] === true ? ", the best" : ""}`;
+  if (kind === "checkpoint") return `checkpoint${at}${record["is_best"] === true ? " (best)" : ""}`;
   if (kind === "validation") return `${record.event}${at}${results(record)}`;
-  const said = ["title", "message", "rule", "name"].map((field) => text(record[field])).find((value) => value !== "");
-  if (kind !== "alert") return `${said ?? kind}${at}`;
+  const description = ["title", "message", "rule", "name"]
+    .map((field) => text(record[field]))
+    .find((value) => value !== "");
+  if (kind !== "alert") return `${description ?? kind}${at}`;
   const began = record["status"] === "resolved" ? "resolved" : text(record["severity"]) || kind;
-  return `${began}: ${said ?? kind}${/\bstep \d/.test(said ?? "") ? "" : at}`;
+  return `${began}: ${description ?? kind}${/\bstep \d/.test(description ?? "") ? "" : at}`;
 }
 
 function results(record: JournalRecord): string {
@@ -72,8 +74,8 @@ function results(record: JournalRecord): string {
 
 const text = (value: Json | undefined): string => (typeof (value ?? {}) === "object" ? "" : String(value));
 
-/** The marks in a view, those closer than some pixels in one; the groups stay the same while one pans. */
-export function groupMarks(marks: TimelineMark[], view: View, width: number, gap_px = 26): MarkGroup[] {
+/** Group marks that are closer than some pixels. Groups start at fixed times, so that they are stable while panning. */
+export function groupMarks(marks: TimelineMark[], view: TimeRange, width: number, gap_px = 26): MarkGroup[] {
   const gap_s = ((view.high - view.low) / Math.max(1, width)) * gap_px;
   const groups: MarkGroup[] = [];
   for (let first = 0, next = 0; first < marks.length; first = next) {

@@ -1,0 +1,530 @@
+// Generated from the server's OpenAPI document by `python ui/generate_schema.py`. Do not edit.
+
+export type Json = null | boolean | number | string | Json[] | JsonObject;
+export type JsonObject = { [key: string]: Json };
+/** JSON has no NaN and no infinities: the server sends them as strings. */
+export type Num = number | "NaN" | "Infinity" | "-Infinity";
+/** A record of the journal: its kind, its time and the fields of its kind. */
+export interface JournalRecord {
+  event: string;
+  time: number;
+  [field: string]: Json;
+}
+
+/** The server is up. */
+export interface ServerHealth {
+  status: "ok";
+  version: string;
+}
+
+/** The runs in the log folder, newest first. */
+export interface RunsPage {
+  log_dir: string;
+  runs: RunSummary[];
+}
+
+/** A run as the list of runs shows it. */
+export interface RunSummary {
+  name: string;
+  state: RunState;
+  started: number | null;
+  updated: number | null;
+  duration_s: number | null;
+  step: number | null;
+  /** Time of the last recorded step. */
+  stepped: number | null;
+  max_steps: number | null;
+  /** Fraction of steps completed, 0 to 1. */
+  progress: number | null;
+  /** Estimated seconds until the last step. */
+  eta_s: number | null;
+  steps_per_sec: number | null;
+  train_loss: Num | null;
+  host: string | null;
+  tags: string[];
+  session_tag: string | null;
+  /** Why the run ended, or why it is in this state. */
+  reason: string | null;
+  size_bytes: number;
+  /** Records dropped by the recorder. */
+  num_dropped: number;
+  num_open_alerts: number;
+  /** Open alerts that are critical. */
+  num_critical_alerts: number;
+}
+
+/** What became of a run. */
+export type RunState = "crashed" | "failed" | "finished" | "running" | "stale";
+
+/** A run with its config, attempts, goodput and environment, but without metrics. */
+export interface RunDetail {
+  name: string;
+  state: RunState;
+  started: number | null;
+  updated: number | null;
+  duration_s: number | null;
+  step: number | null;
+  /** Time of the last recorded step. */
+  stepped: number | null;
+  max_steps: number | null;
+  /** Fraction of steps completed, 0 to 1. */
+  progress: number | null;
+  /** Estimated seconds until the last step. */
+  eta_s: number | null;
+  steps_per_sec: number | null;
+  train_loss: Num | null;
+  host: string | null;
+  tags: string[];
+  session_tag: string | null;
+  /** Why the run ended, or why it is in this state. */
+  reason: string | null;
+  size_bytes: number;
+  /** Records dropped by the recorder. */
+  num_dropped: number;
+  num_open_alerts: number;
+  /** Open alerts that are critical. */
+  num_critical_alerts: number;
+  /** Changes whenever a record is added. */
+  version: string;
+  /** Fraction of the journal read so far, 0 to 1. */
+  indexed: number;
+  run_id: string | null;
+  path: string;
+  perf_tag: string[];
+  attempts: AttemptView[];
+  config: JsonObject;
+  /** Other fields of the start record, such as model and LoRA settings. */
+  facts: JsonObject;
+  system: JsonObject;
+  git: JsonObject;
+  goodput: GoodputView | null;
+  /** Seconds of the training loop by phase. */
+  phases_s: Record<string, number>;
+  /** Number of records by kind. */
+  num_records: Record<string, number>;
+  num_lost_records: number;
+  /** Unreadable journal lines. */
+  num_bad_lines: number;
+  checkpoints: JournalRecord[];
+}
+
+/** One attempt: the part of a run that one process recorded. */
+export interface AttemptView {
+  index: number;
+  state: RunState;
+  started: number | null;
+  updated: number | null;
+  first_step: number | null;
+  last_step: number | null;
+  num_steps: number;
+  num_records: number;
+  reason: string | null;
+}
+
+/** How the run's time was spent, in seconds. */
+export interface GoodputView {
+  /** Productive training time divided by wall time. */
+  share: number;
+  wall_s: number;
+  parts_s: Record<string, number>;
+}
+
+/** All metrics of a run, in order of first appearance. */
+export interface MetricsPage {
+  version: string;
+  /** Fraction of the journal read so far, 0 to 1. */
+  indexed: number;
+  metrics: MetricView[];
+}
+
+/** A summary of one metric. `low` and `high` cover finite values only. */
+export interface MetricView {
+  name: string;
+  kind: string;
+  count: number;
+  last: Num | null;
+  last_step: number | null;
+  low: number | null;
+  high: number | null;
+  num_not_finite: number;
+}
+
+/** The points of several metrics. */
+export interface SeriesPage {
+  version: string;
+  /** Fraction of the journal read so far, 0 to 1. */
+  indexed: number;
+  /** Send this as `after` to get only newer points. */
+  cursor: string;
+  /** True if this is the complete range; false if the points continue an earlier response. */
+  is_whole: boolean;
+  /** Unix time at which the run started. */
+  start: number;
+  series: SeriesView[];
+}
+
+/** The points of one metric in the requested range. */
+export interface SeriesView {
+  name: string;
+  /** The most recent value, even if it lies outside the range. */
+  last: Num | null;
+  /** One line per attempt and stream. */
+  lines: Line[];
+  /** Values that are NaN or infinite. */
+  marks: Mark[];
+}
+
+/** Points to be joined; all of one attempt. */
+export interface Line {
+  stream: string;
+  attempt: number;
+  x: number[];
+  /** None where the line is broken, because the value was no finite number there. */
+  y: (number | null)[];
+  mean_x: number[];
+  mean_y: number[];
+  /** The means of equal stretches, and over how many points; empty where every point is in `x` and `y`. */
+  mean_count: number[];
+  /** How many points were recorded in this stretch. */
+  num_points: number;
+}
+
+/** A place where a value was no finite number. */
+export interface Mark {
+  x: number;
+  kind: string;
+  count: number;
+}
+
+/** The spans of a stretch of time: one entry in each list for each of them. */
+export interface SpanView {
+  names: string[];
+  /** Index into `names`. */
+  name: number[];
+  id: string[];
+  /** Index of the span around it, -1 if that is not here. */
+  parent: number[];
+  start: number[];
+  /** None for one that goes on. */
+  duration_s: (number | null)[];
+  depth: number[];
+  status: string[];
+  attempt: number[];
+  heaps: Heap[];
+  /** How many there are in that stretch of time, with those in heaps. */
+  num_spans: number;
+  /** Spans of the run that are not kept, because there are too many. */
+  num_left_out: number;
+}
+
+/** Spans too short to be seen one by one: those of a depth that begin in a stretch of time, put together. */
+export interface Heap {
+  start: number;
+  end: number;
+  depth: number;
+  count: number;
+  total_s: number;
+  /** Of the longest. */
+  name: string;
+}
+
+/** The records of one span. */
+export interface SpanDetail {
+  /** The span's own records and the events inside it, in order. */
+  records: JournalRecord[];
+}
+
+/** Records, newest first, without points and spans. The server keeps the last 1,000 records of each kind. */
+export interface RecordsPage {
+  version: string;
+  /** Number of records in the journal by kind. */
+  num_records: Record<string, number>;
+  /** Routine events omitted from `records`. */
+  num_left_out: number;
+  records: JournalRecord[];
+}
+
+/** The alerts of a run. Long texts and large evidence are shortened; the journal has them in full. */
+export interface AlertsPage {
+  version: string;
+  num_open: number;
+  /** Open alerts that are critical. */
+  num_critical: number;
+  /** Alerts omitted from `alerts`, because there are too many. */
+  num_left_out: number;
+  /** Open alerts first, most severe first; then closed alerts, newest first. */
+  alerts: AlertView[];
+}
+
+/** One alert: a rule's finding, from opened to resolved. */
+export interface AlertView {
+  id: string;
+  rule: string;
+  /** The highest severity the alert reached. */
+  severity: "critical" | "info" | "warning";
+  title: string;
+  message: string;
+  /** What the finding usually means. */
+  meaning: string;
+  /** Common remedies. */
+  advice: string[];
+  /** Values, window and steps from the latest record; `metric` names the affected metric, if any. */
+  evidence: JsonObject;
+  /** The latest recurrences while the alert was open. */
+  occurrences: JsonObject[];
+  num_occurrences: number;
+  attempt: number;
+  opened_time: number | null;
+  opened_step: number | null;
+  updated_time: number | null;
+  updated_step: number | null;
+  resolved_time: number | null;
+  resolved_step: number | null;
+  /** Why the alert was resolved. */
+  outcome: string;
+  /** False once the alert is resolved, or once the run resumes after its attempt ended. */
+  is_open: boolean;
+}
+
+/** Sampled prompts and completions, newest first. */
+export interface CompletionsPage {
+  version: string;
+  /** The run's tables, in order of first appearance. */
+  tables: string[];
+  /** All columns of the table. A row omits the columns it has no value for. */
+  columns: string[];
+  rows: JsonObject[];
+  /** True if `rows` holds every match; false if older rows were omitted or not searched. */
+  is_whole: boolean;
+  /** The steps that have rows, ascending; thinned out if there are very many. */
+  steps: number[];
+  /** Number of rows in the table. */
+  num_rows: number;
+  /** Number of rows in the requested steps, regardless of the search. */
+  num_rows_of_steps: number;
+  /** Rows dropped before they were recorded, because the buffer was full. */
+  num_dropped: number;
+}
+
+/** The controls of a run, and the answers to earlier requests. */
+export interface ControlsPage {
+  version: string;
+  /** Whether a training process accepts requests. */
+  is_open: boolean;
+  controls: ControlView[];
+  /** Actions that can be requested in addition to values, such as `checkpoint_now`. */
+  requests: string[];
+  /** Newest first. */
+  answers: ControlAnswer[];
+  /** Applied changes, newest first. */
+  changes: JournalRecord[];
+}
+
+/** A value that can be changed while the run is training. */
+export interface ControlView {
+  name: string;
+  kind: "bool" | "float" | "int";
+  value: number | boolean | null;
+  min: number | null;
+  max: number | null;
+}
+
+/** The training process's answer to a control request. */
+export interface ControlAnswer {
+  /** The id of the request. */
+  id: string | null;
+  control: string;
+  status: string;
+  time: number;
+  value: Json;
+  reason: string | null;
+  /** Seconds until a pending request is applied. */
+  wait_s: number | null;
+}
+
+/** The traces of a run, newest first. Request one with the control `profile_steps`. */
+export interface TracesPage {
+  version: string;
+  traces: TraceView[];
+}
+
+/** A stored trace of the PyTorch profiler. */
+export interface TraceView {
+  /** File name; use it to download the trace. */
+  name: string;
+  /** When the trace was stored. */
+  time: number;
+  first_step: number;
+  num_steps: number;
+  size_bytes: number;
+  /** Duration of the profiled steps. */
+  duration_s: number | null;
+}
+
+/** The request was written to the control file. The answer will carry the same id. */
+export interface RequestIds {
+  /** Request id by control name. */
+  ids: Record<string, string>;
+}
+
+/** New values by control name; `true` for `checkpoint_now` and `stop`, a number of steps for `profile_steps`. */
+export interface ControlRequest {
+  values: Record<string, boolean | number>;
+}
+
+/** The body of every error response. */
+export interface ErrorBody {
+  error: ErrorDetail;
+}
+
+/** Why a request failed. */
+export interface ErrorDetail {
+  /** A stable identifier for programs, such as `not_found`. */
+  code: string;
+  /** An explanation for people: the problem and how to fix it. */
+  message: string;
+}
+
+/** The token that the server printed at startup. */
+export interface LoginRequest {
+  token: string;
+}
+
+/** A run changed. */
+export interface RunChanged {
+  line: RunSummary;
+  /** The run's current version; only set for runs watched by name. */
+  version: string | null;
+  /** Fraction of the journal read so far, 0 to 1; only set for runs watched by name. */
+  indexed: number | null;
+  /** The server's clock, in Unix time. */
+  now: number;
+}
+
+/** A run no longer exists. */
+export interface RunGone {
+  name: string;
+}
+
+/** The API's routes, by method and path. */
+export interface Routes {
+  /** Check that the server is up. */
+  "GET /healthz": {
+    path: {};
+    query: {};
+    body: null;
+    response: ServerHealth;
+  };
+  /** List the runs, newest first. */
+  "GET /api/v1/runs": {
+    path: {};
+    query: {};
+    body: null;
+    response: RunsPage;
+  };
+  /** Return a run's config, attempts, goodput and environment. */
+  "GET /api/v1/runs/{run}": {
+    path: { run: string };
+    query: {};
+    body: null;
+    response: RunDetail;
+  };
+  /** List a run's metrics with their last, lowest and highest values. */
+  "GET /api/v1/runs/{run}/metrics": {
+    path: { run: string };
+    query: {};
+    body: null;
+    response: MetricsPage;
+  };
+  /** Return the points of one or more metrics, downsampled so that every extreme is kept. */
+  "GET /api/v1/runs/{run}/series": {
+    path: { run: string };
+    query: { name: string[]; x?: "epoch" | "relative" | "step" | "time" | null; low?: number | null; high?: number | null; points?: number | null; after?: string | null };
+    body: null;
+    response: SeriesPage;
+  };
+  /** Download every point of one or more metrics. */
+  "GET /api/v1/runs/{run}/export": {
+    path: { run: string };
+    query: { name: string[]; format?: "csv" | "json" | null; x?: "epoch" | "relative" | "step" | "time" | null; low?: number | null; high?: number | null };
+    body: null;
+    response: null;
+  };
+  /** Return the spans in a time range. */
+  "GET /api/v1/runs/{run}/spans": {
+    path: { run: string };
+    query: { low?: number | null; high?: number | null; points?: number | null; most?: number | null };
+    body: null;
+    response: SpanView;
+  };
+  /** Return the records of one span. */
+  "GET /api/v1/runs/{run}/spans/{span}": {
+    path: { run: string; span: string };
+    query: {};
+    body: null;
+    response: SpanDetail;
+  };
+  /** Return the latest records of each kind: events, alerts, errors, checkpoints and so on. */
+  "GET /api/v1/runs/{run}/records": {
+    path: { run: string };
+    query: { kind?: string[] | null; limit?: number | null; routine?: boolean | null };
+    body: null;
+    response: RecordsPage;
+  };
+  /** List the run's alerts; each appears once, with its whole life from opened to resolved. */
+  "GET /api/v1/runs/{run}/alerts": {
+    path: { run: string };
+    query: {};
+    body: null;
+    response: AlertsPage;
+  };
+  /** Return sampled prompts and completions, newest first. */
+  "GET /api/v1/runs/{run}/completions": {
+    path: { run: string };
+    query: { step_min?: number | null; step_max?: number | null; search?: string | null; table?: string | null; limit?: number | null };
+    body: null;
+    response: CompletionsPage;
+  };
+  /** List the run's controls and the answers to earlier requests. */
+  "GET /api/v1/runs/{run}/controls": {
+    path: { run: string };
+    query: {};
+    body: null;
+    response: ControlsPage;
+  };
+  /** Request new control values, a checkpoint, a trace or a stop. */
+  "POST /api/v1/runs/{run}/controls": {
+    path: { run: string };
+    query: {};
+    body: ControlRequest;
+    response: RequestIds;
+  };
+  /** List the stored traces of the PyTorch profiler, newest first. */
+  "GET /api/v1/runs/{run}/traces": {
+    path: { run: string };
+    query: {};
+    body: null;
+    response: TracesPage;
+  };
+  /** Download a trace; ui.perfetto.dev opens it. */
+  "GET /api/v1/runs/{run}/traces/{trace}": {
+    path: { run: string; trace: string };
+    query: {};
+    body: null;
+    response: null;
+  };
+  /** Stream changes as server-sent events named `changed` (`RunChanged`) and `gone` (`RunGone`). */
+  "GET /api/v1/live": {
+    path: {};
+    query: { run?: string[] | null };
+    body: null;
+    response: null;
+  };
+  /** Exchange the token for a cookie. */
+  "POST /api/v1/login": {
+    path: {};
+    query: {};
+    body: LoginRequest;
+    response: null;
+  };
+}

@@ -1,0 +1,62 @@
+/** The lines of a chart: the recorded points of each attempt and run, and their smoothed versions. */
+
+import type { Line, SeriesView } from "../api";
+import { isSchedule } from "./metric-groups";
+import { joinLines, type Points, smooth } from "./series";
+
+export interface ChartLine {
+  run: string;
+  label: string;
+  points: Points;
+  /** The recorded points, not smoothed. */
+  isRaw: boolean;
+  /** Drawn faintly behind a smoothed line. */
+  isBehind: boolean;
+  /** A later attempt continues it. */
+  isEarlier: boolean;
+}
+
+/** Return the recorded line of each attempt, and a smoothed line where the points are noisy. */
+export function buildChartLines(
+  name: string,
+  runs: string[],
+  series: Record<string, SeriesView>,
+  smoothing: number,
+): ChartLine[] {
+  return runs.flatMap((run) => {
+    const { lines: recorded = [], marks = [] } = series[run] ?? {};
+    const lines = joinSampledLines(recorded);
+    const last = Math.max(...lines.map((line) => line.attempt));
+    return lines.flatMap((line) => {
+      const isBehind = smoothing > 0 && isNoisy(name, line);
+      const raw = {
+        run,
+        label: `${run} ${line.stream} ${line.attempt}`,
+        points: line,
+        isRaw: true,
+        isBehind,
+        isEarlier: line.attempt < last,
+      };
+      if (!isBehind) return [raw];
+      return [
+        raw,
+        { ...raw, label: `${raw.label} smooth`, points: smooth(line, smoothing, marks), isRaw: false, isBehind: false },
+      ];
+    });
+  });
+}
+
+/** Join lines recorded with steps and between steps, such as memory in use, into one. */
+function joinSampledLines(lines: Line[]): Line[] {
+  return lines.reduce<Line[]>((found, line) => {
+    const index = found.findIndex((other) => other.attempt === line.attempt && isSampled(other) && isSampled(line));
+    return index < 0 ? [...found, line] : found.with(index, joinLines(found[index] as Line, line));
+  }, []);
+}
+
+const isSampled = (line: Line): boolean => line.stream === "step" || line.stream === "system";
+
+/** Whether to smooth a line: it has many points, and they are neither a schedule nor means already. */
+function isNoisy(name: string, line: Line): boolean {
+  return ["step", "system"].includes(line.stream) && line.num_points > 20 && !isSchedule(name);
+}

@@ -1,0 +1,46 @@
+import { expect, test } from "vitest";
+import type { SeriesView } from "../api";
+import { buildChartLines } from "./chart-lines";
+import { alertTitles, countNonPositive, emptyText, legendValues, positionText } from "./panel";
+import { defaultView } from "./route";
+
+const x = [0, 1, 2];
+const line = { stream: "step", attempt: 0, x, y: [3, -2, 0], mean_x: [], mean_y: [], mean_count: [], num_points: 3 };
+const resumed = { ...line, attempt: 1, x: [2, 3, 4], y: [7, 8, 9] };
+const series: Record<string, SeriesView> = { a: { name: "loss", last: "NaN", lines: [line, resumed], marks: [] } };
+const lines = buildChartLines("loss", ["a", "b"], series, 0);
+
+test("the legend shows the latest values without a cursor", () => {
+  expect(legendValues(["a", "b"], series, lines, null)).toEqual([
+    { run: "a", value: "NaN" },
+    { run: "b", value: null },
+  ]);
+});
+
+test("the legend shows the value at the cursor", () => {
+  expect(legendValues(["a", "b"], series, lines, 1)[0]?.value).toBe(7);
+  expect(legendValues(["a"], series, lines.slice(0, 1), 1)[0]?.value).toBe(-2);
+});
+
+test("values without a place on a logarithmic scale are counted", () => {
+  expect(countNonPositive(lines)).toBe(2);
+});
+
+test("positions carry the unit of their axis", () => {
+  expect(positionText(12.4, defaultView)).toBe("step 12");
+  expect(positionText(90, { ...defaultView, x: "relative" })).toBe("1 min 30 s");
+  expect(positionText(1.5, { ...defaultView, x: "epoch" })).toBe("epoch 1.5");
+});
+
+test("an empty chart says why it is empty", () => {
+  expect(emptyText(defaultView)).toBe("No points yet.");
+  expect(emptyText({ ...defaultView, x: "epoch" })).toBe("No epochs were recorded with this metric.");
+  expect(emptyText({ ...defaultView, x: "epoch", low: 1 })).toBe("No points in this range.");
+});
+
+test("alert titles are limited and can name the run", () => {
+  const alert = (title: string) => ({ run: "r", title, tone: "warn" as const, x: 0, end: null });
+  expect(alertTitles([alert("a")], false)).toBe("a");
+  expect(alertTitles([alert("a")], true)).toBe("r: a");
+  expect(alertTitles(["a", "b", "c", "d", "e", "f"].map(alert), false)).toBe("a\nb\nc\nd\nand 2 more");
+});
