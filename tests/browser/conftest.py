@@ -1,4 +1,4 @@
-"""A real browser before a real server. Whatever the page complains about in its console fails the test."""
+"""Fixtures: a real browser and a real server. Any error or warning in the browser console fails the test."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ expect.set_options(timeout=20_000)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "browser" in str(item.fspath):
-            item.add_marker(pytest.mark.xdist_group("browser"))  # one browser for all
+            item.add_marker(pytest.mark.xdist_group("browser"))  # share one browser
 
 
-@pytest.fixture(scope="package")  # while it is there, no other test can run an event loop of its own
+@pytest.fixture(scope="package")  # while it is open, no other test can run an event loop
 def browser() -> Iterator[Browser]:
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
-    assert path, "no Chromium: `make browser` installs it, or set CHROMIUM to where it is"
+    assert path, "Chromium not found: install it with `make browser`, or set CHROMIUM to its path"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
         yield browser
@@ -39,7 +39,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Dashboard:
-    """`tacho ui` as a process of its own."""
+    """`tacho ui` as a process."""
 
     def __init__(self, log_dir: Path, *options: str) -> None:
         self.log_dir = log_dir
@@ -61,7 +61,7 @@ class Dashboard:
 
 @pytest.fixture
 def dashboard(logs: Path) -> Iterator[Callable[..., Dashboard]]:
-    """Start a dashboard over the test's log folder; what it says on its way is an error."""
+    """Start a dashboard for the test's log folder. Any output on stderr fails the test."""
     started: list[Dashboard] = []
 
     def start(*options: str) -> Dashboard:

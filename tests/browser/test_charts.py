@@ -1,4 +1,4 @@
-"""Charts: zoom, NaN, many metrics, overlays, exports, addresses that can be shared."""
+"""Charts: zoom, NaN, many metrics, comparison, export and shareable addresses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def series_of(response):
     return response.json()["series"][0]["lines"][0]
 
 
-def test_zooming_shows_finer_points_and_zooming_out_all_of_them(page, dashboard, logs):
+def test_zoom_loads_finer_points_and_zoom_out_all(page, dashboard, logs):
     write_journal(
         logs, "long", [{"train_loss": math.sin(step / 500) + (step == 123_456) * 50} for step in range(200_000)]
     )
@@ -42,7 +42,7 @@ def test_zooming_shows_finer_points_and_zooming_out_all_of_them(page, dashboard,
         page.goto(dashboard().url + "#/run/long/charts")
     whole = series_of(wide.value)
     assert len(whole["x"]) < 5_000
-    assert max(whole["y"]) > 49  # the outlier is there
+    assert max(whole["y"]) > 49  # the outlier is kept
     plot = panel(page, "train_loss").locator(".u-over")
     box = plot.bounding_box()
     assert box
@@ -60,7 +60,7 @@ def test_zooming_shows_finer_points_and_zooming_out_all_of_them(page, dashboard,
     expect(page).not_to_have_url(re.compile("low="))
 
 
-def test_nan_and_infinity_are_marks_and_never_zero(page, dashboard, logs):
+def test_nan_and_infinity_are_marks_not_zero(page, dashboard, logs):
     bad = {10: math.nan, 11: math.nan, 20: math.inf, 30: -math.inf}
     record(
         logs, "diverged", [{"train_loss": bad.get(step, 5.0 + step)} for step in range(40)] + [{"train_loss": math.nan}]
@@ -68,7 +68,7 @@ def test_nan_and_infinity_are_marks_and_never_zero(page, dashboard, logs):
     start = dashboard()
     page.goto(start.url + "#/run/diverged/charts")
     expect(panel(page, "train_loss")).to_contain_text("5 ×")
-    # Nothing is drawn where 0 would be: the scale begins at the lowest finite value.
+    # No point is drawn at 0: the scale starts at the lowest finite value.
     ticks = page.evaluate("fetch('api/v1/runs/diverged/series?name=train_loss').then(answer => answer.json())")
     values = [value for value in ticks["series"][0]["lines"][0]["y"] if value is not None]
     assert min(values) == 5.0
@@ -79,13 +79,13 @@ def test_nan_and_infinity_are_marks_and_never_zero(page, dashboard, logs):
     expect(page.get_by_text("5 not finite")).to_be_visible()
 
 
-def test_a_thousand_metrics_stay_usable(page, dashboard, logs):
+def test_thousand_metrics_stay_usable(page, dashboard, logs):
     names = [f"layer{index // 20}/weight{index % 20}" for index in range(1_000)]
     write_journal(logs, "wide", [dict.fromkeys(names, step * 0.5) for step in range(50)])
     page.goto(dashboard().url + "#/run/wide/charts")
     expect(page.locator("[data-metric]").first).to_be_visible()
     page.wait_for_timeout(1_000)
-    assert page.locator("canvas").count() < 60  # only what is in sight is drawn
+    assert page.locator("canvas").count() < 60  # only visible charts are drawn
     page.get_by_label("Search metrics").fill("layer17 weight3")
     expect(page.locator("[data-metric]")).to_have_count(1)
     expect(panel(page, "layer17/weight3").locator("canvas")).to_be_visible()
@@ -93,7 +93,7 @@ def test_a_thousand_metrics_stay_usable(page, dashboard, logs):
     expect(page.get_by_text("100 of 1000 metrics")).to_be_visible()
 
 
-def test_runs_are_chosen_in_the_list_and_laid_over_each_other(page, dashboard, logs, context):
+def test_selected_runs_are_compared_in_charts(page, dashboard, logs, context):
     for name, factor in (("first", 1.0), ("second", 2.0), ("third", 3.0)):
         record(logs, name, [{"train_loss": factor * step} for step in range(30)], config={"lr": factor, "seed": 1})
     start = dashboard()
@@ -107,7 +107,7 @@ def test_runs_are_chosen_in_the_list_and_laid_over_each_other(page, dashboard, l
     expect(panel(page, "train_loss").locator(".values")).to_contain_text("58")
     page.get_by_role("button", name="log", exact=True).click()
     page.get_by_label("Horizontal axis").select_option("relative")
-    other = context.new_page()  # somebody else opens the same address
+    other = context.new_page()  # another user opens the same address
     other.goto(page.url)
     expect(panel(other, "train_loss").locator(".values")).to_contain_text("58")
     expect(other.get_by_role("button", name="log", exact=True)).to_have_attribute("aria-pressed", "true")
@@ -118,7 +118,7 @@ def test_runs_are_chosen_in_the_list_and_laid_over_each_other(page, dashboard, l
     expect(page.get_by_role("cell", name="seed")).to_have_count(0)
 
 
-def test_the_points_of_a_panel_can_be_taken_home(page, dashboard, logs):
+def test_panel_exports_csv_json_and_png(page, dashboard, logs):
     record(logs, "run", [{"train_loss": math.nan if step == 3 else step / 7} for step in range(5_000)])
     page.goto(dashboard().url + "#/run/run/charts")
     menu = page.get_by_label("Export or enlarge train_loss")
@@ -142,7 +142,7 @@ def test_the_points_of_a_panel_can_be_taken_home(page, dashboard, logs):
     expect(page.get_by_role("dialog").locator("canvas")).to_be_visible()
 
 
-def test_the_attempts_of_a_resumed_run_are_on_one_axis(page, dashboard, logs):
+def test_attempts_of_resumed_run_share_one_axis(page, dashboard, logs):
     record(logs, "resumed", [{"train_loss": 1.0 + step} for step in range(50)])
     with tachograph.init("resumed", log_dir=str(logs), resume=True, **OPTIONS) as run:
         for step in range(30, 60):

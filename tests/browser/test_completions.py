@@ -1,4 +1,4 @@
-"""The samples of a run: searched, folded, sorted, by step, and as they come."""
+"""The completions page: search, folding, sorting, steps and live updates."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def at(page, dashboard, samples):
     return page
 
 
-def test_every_column_of_all_and_the_newest_first(at):
+def test_all_columns_shown_newest_first(at):
     assert at.locator("th").all_inner_texts() == ["step", "prompt", "completion", "reward", "chosen"]
     assert texts(at, "step") == ["40", "40", *["30"] * 3, *["20"] * 3, *["10"] * 3]
     expect(at.get_by_role("status")).to_contain_text("11 samples; 7 dropped because the buffer was full")
     expect(at.get_by_text("<img src=x onerror=alert(1)>")).to_be_visible()
-    expect(rows_of(at).nth(1).locator("td.absent")).to_have_count(3)  # nothing is made up where nothing was recorded
+    expect(rows_of(at).nth(1).locator("td.absent")).to_have_count(3)  # missing values stay empty
     expect(rows_of(at).nth(0).locator("td.number.bad")).to_have_text("NaN")
 
 
-def test_a_search_marks_what_it_finds_even_in_a_folded_text(at):
+def test_search_highlights_matches_in_folded_text(at):
     at.keyboard.press("/")
     at.keyboard.type("needle")
     expect(rows_of(at)).to_have_count(1)
@@ -63,7 +63,7 @@ def test_a_search_marks_what_it_finds_even_in_a_folded_text(at):
     expect(rows_of(at)).to_have_count(11)
 
 
-def test_a_long_text_unfolds_and_folds(at):
+def test_long_text_unfolds_and_folds(at):
     cell = rows_of(at).first.locator('td[data-label="completion"]')
     assert len(cell.inner_text()) < 600
     cell.get_by_role("button", name="Unfold completion of step 40").click()
@@ -72,7 +72,7 @@ def test_a_long_text_unfolds_and_folds(at):
     expect(cell).not_to_contain_text("NEEDLE")
 
 
-def test_the_slider_goes_from_step_to_step_by_keyboard(at):
+def test_slider_moves_between_steps_by_keyboard(at):
     slider = at.get_by_role("slider", name="Step")
     expect(slider).to_have_attribute("aria-valuetext", "all steps")
     slider.focus()
@@ -91,7 +91,7 @@ def test_the_slider_goes_from_step_to_step_by_keyboard(at):
     expect(rows_of(at)).to_have_count(11)
 
 
-def test_numbers_are_sorted_and_what_has_none_comes_last(at):
+def test_numeric_sort_puts_missing_values_last(at):
     head = at.locator("th", has_text="reward")
     head.get_by_role("button").click()
     expect(head).to_have_attribute("aria-sort", "descending")
@@ -104,7 +104,7 @@ def test_numbers_are_sorted_and_what_has_none_comes_last(at):
     expect(at.locator("th", has_text="prompt").get_by_role("button")).to_have_count(0)
 
 
-def test_on_a_phone_each_sample_is_a_card(at):
+def test_phone_shows_each_sample_as_card(at):
     at.set_viewport_size({"width": 400, "height": 800})
     at.reload()
     expect(rows_of(at)).to_have_count(11)
@@ -117,7 +117,7 @@ def test_on_a_phone_each_sample_is_a_card(at):
     assert texts(at, "reward")[:3] == ["0.2"] * 3
 
 
-def test_tables_can_be_told_apart(page, dashboard, logs):
+def test_table_filter_selects_table(page, dashboard, logs):
     with tachograph.init("run", log_dir=str(logs), **OPTIONS) as run:
         run.log_completions([{"completion": "trained"}], step=1)
         run.log_completions([{"completion": "probed"}], step=2, table="probes")
@@ -128,7 +128,7 @@ def test_tables_can_be_told_apart(page, dashboard, logs):
     expect(rows_of(page)).to_contain_text("probed")
 
 
-def test_a_run_without_any_says_how_to_get_them(page, dashboard, logs):
+def test_empty_state_explains_how_to_record(page, dashboard, logs):
     with tachograph.init("run", log_dir=str(logs), **OPTIONS) as run:
         run.log(train_loss=1.0, step=1)
     page.goto(dashboard().url + "#/run/run/overview")
@@ -137,7 +137,7 @@ def test_a_run_without_any_says_how_to_get_them(page, dashboard, logs):
     expect(page.get_by_text("tacho.Completions(run, every=100)")).to_be_visible()
 
 
-def test_new_ones_appear_by_themselves_and_what_was_unfolded_stays_so(page, dashboard, logs, script):
+def test_new_rows_appear_and_unfolded_stay_unfolded(page, dashboard, logs, script):
     source = """
         import sys, tachograph
         run = tachograph.init("run", log_dir=sys.argv[1], console=False, flush_interval_s=0.05, git=False)
@@ -158,7 +158,7 @@ def test_new_ones_appear_by_themselves_and_what_was_unfolded_stays_so(page, dash
     trainer.ok()
 
 
-def test_they_are_not_among_the_events(page, dashboard, samples):
+def test_completions_are_not_events(page, dashboard, samples):
     page.goto(dashboard().url + "#/run/run/events")
     expect(page.locator(".record").first).to_be_visible()
     expect(page.get_by_role("button", name=re.compile("completions"))).to_have_count(0)

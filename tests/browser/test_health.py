@@ -1,4 +1,4 @@
-"""What rules found wrong: told once on the page of the run, and seen from everywhere else."""
+"""The health page, and alerts in the list of runs and in charts."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def steps(count=300):
     return [step(i, train_loss=8.0 if i == 120 else 2.0 + math.sin(i), grad_norm=1.0) for i in range(count)]
 
 
-def said(page, number):
+def details_of(page, number):
     return page.locator(f'[data-alert="a{number}"]')
 
 
 def points_at(page, name, share):
-    """Move the mouse to a place on a chart, wherever that is now: while points arrive, its axis may grow."""
+    """Move the mouse to a position on a chart; the axis may grow while points arrive."""
     box = panel(page, name).locator(".u-over").bounding_box()
     page.mouse.move(box["x"] + box["width"] * share, box["y"] + 80)
     page.wait_for_timeout(100)
     return True
 
 
-def test_a_run_without_alerts_says_so_and_promises_nothing(page, dashboard, logs):
+def test_run_without_alerts_shows_empty_state(page, dashboard, logs):
     write(logs / "run", [START, *steps(), END])
     page.goto(dashboard().url + "#/run/run/overview")
     expect(page.get_by_role("heading", level=1)).to_have_text("run")
@@ -65,7 +65,7 @@ def test_a_run_without_alerts_says_so_and_promises_nothing(page, dashboard, logs
     expect(page.get_by_role("dialog")).to_contain_text("health")
 
 
-def test_open_alerts_come_first_and_resolved_ones_are_folded(page, dashboard, logs):
+def test_open_alerts_come_first_and_closed_are_folded(page, dashboard, logs):
     records = [
         alert(1, at=50),
         alert(1, "resolved", at=80, outcome="Back at the level before."),
@@ -79,7 +79,7 @@ def test_open_alerts_come_first_and_resolved_ones_are_folded(page, dashboard, lo
     opened = page.get_by_role("article")
     expect(opened.get_by_role("heading", level=2)).to_have_text(["Loss is NaN", "Loss spike number 2"])
     expect(opened.locator(".row > .chip")).to_have_text(["critical", "warning"])
-    second = said(page, 2)
+    second = details_of(page, 2)
     for text in (
         "since step 120",
         "2 times",
@@ -91,7 +91,7 @@ def test_open_alerts_come_first_and_resolved_ones_are_folded(page, dashboard, lo
     assert second.locator("dt, dd").all_inner_texts() == [
         *("metric", "train_loss", "value", "8.12346", "level", "∞", "silence", "1 min 33 s", "at steps", "120, 150"),
     ]
-    first = said(page, 1)
+    first = details_of(page, 1)
     expect(first.locator("summary")).to_contain_text("steps 50 … 80")
     expect(first.get_by_text("Back at the level before.")).to_be_hidden()
     first.locator("summary").focus()
@@ -100,17 +100,17 @@ def test_open_alerts_come_first_and_resolved_ones_are_folded(page, dashboard, lo
     expect(first).to_contain_text("was open for 30 s")
 
 
-def test_the_command_that_explains_a_rule_is_copied(page, context, dashboard, logs):
+def test_explain_command_is_copied(page, context, dashboard, logs):
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     write(logs / "run", [START, alert()])
     page.goto(dashboard().url + "#/run/run/health")
-    said(page, 1).get_by_role("button", name="Copy").click()
-    expect(said(page, 1).get_by_role("button")).to_have_text("Copied")
+    details_of(page, 1).get_by_role("button", name="Copy").click()
+    expect(details_of(page, 1).get_by_role("button")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "tacho doctor --explain loss_spike"
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_hostile_alerts_are_shown_as_they_are(page, dashboard, logs, width):
+def test_hostile_alerts_are_shown_as_text(page, dashboard, logs, width):
     image = "<img src=x onerror=alert(1)>"
     hostile = alert(
         title=image,
@@ -121,19 +121,20 @@ def test_hostile_alerts_are_shown_as_they_are(page, dashboard, logs, width):
         advice=["javascript:alert(3)", "a" * 5_000],
         occurrence={"step": image},
     )
-    odd = [{"event": "alert"}, {"event": "alert", "id": None, "title": [1], "evidence": 7, "advice": {}, "severity": 1}]
-    twins = [alert(id="x" * 1_000 + end, title=f"Twin {end}", evidence={}) for end in "ab"]
-    write(logs / "run", [START, *steps(), hostile, *odd, *twins])
+    wrong_types = {"event": "alert", "id": None, "title": [1], "evidence": 7, "advice": {}, "severity": 1}
+    malformed = [{"event": "alert"}, wrong_types]
+    duplicates = [alert(id="x" * 1_000 + end, title=f"Duplicate {end}", evidence={}) for end in "ab"]
+    write(logs / "run", [START, *steps(), hostile, *malformed, *duplicates])
     page.set_viewport_size({"width": width, "height": 800})
     start = dashboard()
     page.goto(start.url + "#/run/run/health")
     expect(page.get_by_role("heading", name=image)).to_be_visible()
     expect(page.get_by_text("<script>alert(2)</script>")).to_be_visible()
-    expect(page.get_by_role("heading", name=re.compile("Twin"))).to_have_count(2)
+    expect(page.get_by_role("heading", name=re.compile("Duplicate"))).to_have_count(2)
     assert page.locator("main img, main script").count() == 0
-    expect(said(page, 1).get_by_role("button")).to_have_count(0)  # nothing to be pasted into a terminal
+    expect(details_of(page, 1).get_by_role("button")).to_have_count(0)  # no command to copy
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    said(page, 1).get_by_role("link", name="Show in charts").click()
+    details_of(page, 1).get_by_role("link", name="Show in charts").click()
     expect(page.get_by_text("No metric matches")).to_be_visible()
     for tab in ("charts", "timeline", "events"):
         page.goto(f"{start.url}#/run/run/{tab}")
@@ -143,7 +144,7 @@ def test_hostile_alerts_are_shown_as_they_are(page, dashboard, logs, width):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_very_many_alerts_leave_a_page_that_works(page, dashboard, logs):
+def test_page_works_with_10000_alerts(page, dashboard, logs):
     write(logs / "run", [START, *steps(), *(alert(i, at=i % 300) for i in range(10_000))])
     start = dashboard()
     page.goto(start.url + "#/run/run/health")
@@ -154,7 +155,7 @@ def test_very_many_alerts_leave_a_page_that_works(page, dashboard, logs):
     expect(panel(page, "train_loss").get_by_role("link", name="200 alerts")).to_be_visible()
 
 
-def test_an_alert_appears_goes_on_and_ends_while_one_looks(page, dashboard, logs):
+def test_alert_opens_updates_and_resolves_live(page, dashboard, logs):
     run = write(logs / "run", [START, *steps()])
     page.goto(dashboard().url + "#/run/run/health")
     expect(page.get_by_role("heading", name="No alerts")).to_be_visible()
@@ -174,17 +175,17 @@ def test_an_alert_appears_goes_on_and_ends_while_one_looks(page, dashboard, logs
     expect(chip).to_have_count(0)
 
 
-def test_what_one_opened_stays_open_when_others_come(page, dashboard, logs):
+def test_expanded_alert_stays_expanded_on_update(page, dashboard, logs):
     run = write(logs / "run", [START, alert(), alert(status="resolved", outcome="It went away.")])
     page.goto(dashboard().url + "#/run/run/health")
-    said(page, 1).locator("summary").click()
+    details_of(page, 1).locator("summary").click()
     append(run, [alert(2), alert(2, "resolved"), alert(3)])
-    expect(said(page, 3)).to_be_visible()
-    expect(said(page, 2)).to_be_visible()
-    expect(said(page, 1).get_by_text("It went away.")).to_be_visible()
+    expect(details_of(page, 3)).to_be_visible()
+    expect(details_of(page, 2)).to_be_visible()
+    expect(details_of(page, 1).get_by_text("It went away.")).to_be_visible()
 
 
-def test_alerts_are_seen_in_the_list_and_on_every_tab(page, dashboard, logs):
+def test_alerts_show_in_list_and_on_every_tab(page, dashboard, logs):
     write(logs / "bad", [START, *steps(), alert(1), alert(2, severity="critical")])
     write(logs / "warned", [START, *steps(), alert(1)])
     write(logs / "fine", [START, *steps(), alert(1), alert(1, "resolved")])
@@ -204,24 +205,24 @@ def test_alerts_are_seen_in_the_list_and_on_every_tab(page, dashboard, logs):
     expect(page).to_have_url(re.compile("#/run/bad/health"))
 
 
-def test_the_chip_knows_what_was_opened_long_before_the_end_of_the_journal(page, dashboard, logs):
+def test_chip_counts_alerts_older_than_the_tail(page, dashboard, logs):
     write(logs / "run", [START, alert(at=0, severity="critical"), *steps(20_000)])
     start = dashboard()
     for tab in ("health", "events", "charts"):
         page.goto(f"{start.url}#/run/run/{tab}")
         page.reload()
         expect(page.locator(".head .chip")).to_have_text("1 alert")
-        page.wait_for_timeout(500)  # the list, which knows less, may come later
+        page.wait_for_timeout(500)  # the list, which knows less, may arrive later
         expect(page.locator(".head .chip")).to_have_text("1 alert")
 
 
-def test_see_in_charts_shows_the_metric_around_the_steps(page, dashboard, logs):
+def test_show_in_charts_zooms_to_affected_steps(page, dashboard, logs):
     before, after = steps(5_000)[:160], steps(5_000)[160:]
     write(logs / "run", [START, *before, alert(), alert(status="resolved", at=160), *after])
     page.goto(dashboard().url + "#/run/run/health?smooth=0")
-    said(page, 1).locator("summary").click()
+    details_of(page, 1).locator("summary").click()
     with page.expect_response(re.compile("/series.*low=")):
-        said(page, 1).get_by_role("link", name="Show in charts").click()
+        details_of(page, 1).get_by_role("link", name="Show in charts").click()
     query = parse_qs(urlparse(page.url.replace("#", "")).query)
     assert (query["q"], query["smooth"]) == (["/^train_loss$/"], ["0"])
     assert (float(query["low"][0]), float(query["high"][0])) == (70, 210)
@@ -231,7 +232,7 @@ def test_see_in_charts_shows_the_metric_around_the_steps(page, dashboard, logs):
     expect(page).to_have_url(re.compile("/health"))
 
 
-def test_charts_mark_the_alerts_of_their_metric(page, dashboard, logs):
+def test_charts_mark_alerts_of_their_metric(page, dashboard, logs):
     anywhere = alert(2, at=20, title="The disk is full", evidence={})
     write(logs / "run", [START, *steps(), alert(), alert(status="resolved", at=160), anywhere])
     page.goto(dashboard().url + "#/run/run/charts")
@@ -249,7 +250,7 @@ def test_charts_mark_the_alerts_of_their_metric(page, dashboard, logs):
     expect(page).to_have_url(re.compile("/health"))
 
 
-def test_events_count_faults_not_records(page, dashboard, logs):
+def test_events_page_counts_alerts_not_records(page, dashboard, logs):
     records = [alert(1), *(alert(1, "updated", at=120 + i) for i in range(5)), alert(2), alert(2, "resolved")]
     run = write(logs / "run", [START, *steps(), *records])
     page.goto(dashboard().url + "#/run/run/events")

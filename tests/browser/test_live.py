@@ -1,4 +1,4 @@
-"""What is happening now: points that arrive, processes that die, trainers that answer."""
+"""Live updates in the browser: points, crashes, control requests and reconnection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def panel(page, name):
     return page.locator(f'[data-metric="{name}"]')
 
 
-def test_a_point_arrives_while_one_looks(page, dashboard, script, logs):
+def test_points_arrive_live(page, dashboard, script, logs):
     script(TRAINER, logs)
     page.goto(dashboard().url + "#/run/greyjacket/charts")
     value = panel(page, "train_loss").locator(".values")
@@ -51,7 +51,7 @@ def test_a_point_arrives_while_one_looks(page, dashboard, script, logs):
     expect(page.locator("[data-fact=step]")).to_contain_text("of 100")
 
 
-def test_the_trainer_acknowledges_a_new_log_interval(page, dashboard, script, logs):
+def test_trainer_acknowledges_new_log_interval(page, dashboard, script, logs):
     script(TRAINER, logs)
     page.goto(dashboard().url + "#/run/greyjacket/control")
     control = page.locator('[data-control="log_every"]')
@@ -74,7 +74,7 @@ def test_the_trainer_acknowledges_a_new_log_interval(page, dashboard, script, lo
     ]
 
 
-def test_a_knob_a_checkpoint_and_a_stop_reach_the_loop(page, dashboard, script, logs):
+def test_control_checkpoint_and_stop_reach_loop(page, dashboard, script, logs):
     trainer = script(TRAINER, logs)
     page.goto(dashboard().url + "#/run/greyjacket/control")
     knob = page.locator('[data-control="lr_scale"]')
@@ -96,7 +96,7 @@ def test_a_knob_a_checkpoint_and_a_stop_reach_the_loop(page, dashboard, script, 
     assert any(record["event"] == "checkpoint" for record in lines_of(logs / "greyjacket"))
 
 
-def test_a_killed_run_is_seen_to_have_crashed(page, dashboard, script, logs):
+def test_killed_run_shows_as_crashed(page, dashboard, script, logs):
     trainer = script(TRAINER, logs)
     page.goto(dashboard().url)
     row = page.get_by_role("row", name=re.compile("greyjacket"))
@@ -109,7 +109,7 @@ def test_a_killed_run_is_seen_to_have_crashed(page, dashboard, script, logs):
 
 
 @pytest.mark.complains
-def test_a_server_that_goes_is_told_and_one_that_comes_back_is_found(page, dashboard, script, logs):
+def test_lost_connection_is_shown_and_restored(page, dashboard, script, logs):
     script(TRAINER, logs)
     first = dashboard()
     page.goto(first.url + "#/run/greyjacket/charts")
@@ -124,7 +124,7 @@ def test_a_server_that_goes_is_told_and_one_that_comes_back_is_found(page, dashb
     expect(value).not_to_have_text(seen)
 
 
-def test_a_new_run_appears_by_itself(page, dashboard, script, logs):
+def test_new_run_appears_automatically(page, dashboard, script, logs):
     page.goto(dashboard().url)
     expect(page.get_by_text("tachograph.init")).to_be_visible()
     expect(page.get_by_text("tacho demo")).to_be_visible()
@@ -132,7 +132,7 @@ def test_a_new_run_appears_by_itself(page, dashboard, script, logs):
     expect(page.get_by_role("link", name="greyjacket")).to_be_visible()
 
 
-def test_append_to_pixel_takes_less_than_half_a_second(page, dashboard, logs: Path):
+def test_append_to_pixel_takes_under_half_a_second(page, dashboard, logs: Path):
     folder = logs / "hand"
     folder.mkdir(parents=True)
     journal = folder / "metrics.jsonl"

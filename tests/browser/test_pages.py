@@ -1,4 +1,4 @@
-"""The page as a whole: names that mean harm, the token, keys, themes, small screens."""
+"""The whole page: hostile names, token, shortcuts, themes and small screens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOSTILE = [
 ]
 
 
-def test_hostile_names_and_texts_are_shown_as_they_are(page, dashboard, logs):
+def test_hostile_names_are_shown_as_text(page, dashboard, logs):
     names = [name for name in HOSTILE if not name.startswith(".")]
     for name in names:
         write_journal(logs, name, [{"train_loss": 1.0, "<script>alert(2)</script>": 2.0}])
@@ -48,7 +48,7 @@ def test_hostile_names_and_texts_are_shown_as_they_are(page, dashboard, logs):
 
 
 @pytest.mark.complains
-def test_without_the_token_nothing_is_shown(page, dashboard, logs, context):
+def test_page_requires_token(page, dashboard, logs, context):
     write_journal(logs, "secret-run", [{"train_loss": 1.0}])
     start = dashboard("--token", "open-sesame")
     page.goto(start.url)
@@ -64,7 +64,7 @@ def test_without_the_token_nothing_is_shown(page, dashboard, logs, context):
     expect(page.get_by_role("link", name="secret-run")).to_be_visible()
 
 
-def test_the_printed_address_lets_one_in_and_is_then_forgotten(page, dashboard, logs):
+def test_printed_url_logs_in_and_hides_token(page, dashboard, logs):
     write_journal(logs, "secret-run", [{"train_loss": 1.0}])
     start = dashboard("--token", "open-sesame")
     assert start.address.endswith("?token=open-sesame")
@@ -74,7 +74,7 @@ def test_the_printed_address_lets_one_in_and_is_then_forgotten(page, dashboard, 
     assert "open-sesame" not in page.evaluate("document.cookie")
 
 
-def test_keys_lead_everywhere(page, dashboard, logs):
+def test_keyboard_shortcuts_work(page, dashboard, logs):
     write_journal(logs, "run", [{"train_loss": 1.0 + step} for step in range(9)])
     page.goto(dashboard().url + "#/run/run/overview")
     expect(page.get_by_role("heading", level=1)).to_have_text("run")
@@ -84,7 +84,7 @@ def test_keys_lead_everywhere(page, dashboard, logs):
     page.keyboard.press("2")
     expect(page.get_by_label("Search metrics")).to_be_visible()
     page.keyboard.press("/")
-    page.keyboard.type("1l")  # in a field, keys are letters
+    page.keyboard.type("1l")  # shortcuts are inactive in a field
     expect(page.get_by_label("Search metrics")).to_have_value("1l")
     page.keyboard.press("Escape")
     page.keyboard.press("l")
@@ -97,7 +97,7 @@ def test_keys_lead_everywhere(page, dashboard, logs):
     expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
 
 
-def test_dark_and_light_are_kept(page, dashboard, logs):
+def test_theme_choice_is_kept(page, dashboard, logs):
     write_journal(logs, "run", [{"train_loss": 1.0}])
     page.emulate_media(color_scheme="dark")
     page.goto(dashboard().url)
@@ -111,7 +111,7 @@ def test_dark_and_light_are_kept(page, dashboard, logs):
 
 
 @pytest.mark.parametrize("tab", TABS)
-def test_a_phone_shows_every_page_without_scrolling_sideways(page, dashboard, logs, tab):
+def test_phone_needs_no_horizontal_scrolling(page, dashboard, logs, tab):
     write_journal(
         logs, "a-run-with-a-rather-long-name-that-goes-on-and-on", [{"train_loss": 1.0 + step} for step in range(9)]
     )
@@ -125,14 +125,14 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(page, dashboard, lo
 
 
 @pytest.mark.complains
-def test_a_run_that_is_not_there_is_named_with_a_way_back(page, dashboard):
+def test_unknown_run_is_named_with_link_back(page, dashboard):
     page.goto(dashboard().url + "#/run/nowhere/charts")
     expect(page.get_by_text("no run 'nowhere' in the log folder")).to_be_visible()
     page.get_by_role("link", name="All runs").click()
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
 
 
-def test_nothing_is_loaded_from_elsewhere(page, dashboard, logs):
+def test_nothing_is_loaded_from_other_hosts(page, dashboard, logs):
     write_journal(logs, "run", [{"train_loss": 1.0}])
     start = dashboard()
     asked: list[str] = []
@@ -142,7 +142,7 @@ def test_nothing_is_loaded_from_elsewhere(page, dashboard, logs):
     assert asked and all(url.startswith((start.url, "blob:", "data:")) for url in asked)
 
 
-def test_the_server_ends_at_once_with_a_page_open(page, dashboard, logs):
+def test_server_stops_at_once_with_open_page(page, dashboard, logs):
     write_journal(logs, "run", [{"train_loss": 1.0}])
     start = dashboard()
     page.goto(start.url)

@@ -1,4 +1,4 @@
-"""Asking for a trace in the dashboard, and taking it away; what is timed, in the charts."""
+"""Traces in the dashboard: request, download, and profiling charts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ with tacho.init("greyjacket", log_dir=sys.argv[1], console=False, **often) as ru
 """
 
 
-def test_a_trace_is_asked_for_stored_and_downloaded(page, dashboard, script, logs, tmp_path):
+def test_trace_is_requested_stored_and_downloaded(page, dashboard, script, logs, tmp_path):
     trainer = script(TRAINER, logs)
     wait_for((logs / "greyjacket" / "metrics.jsonl").exists, 60)
     page.goto(dashboard().url + "#/run/greyjacket/control")
@@ -82,7 +82,7 @@ def test_a_trace_is_asked_for_stored_and_downloaded(page, dashboard, script, log
     expect(group.get_by_text("profiling/forward", exact=True)).to_be_visible()
 
 
-def test_a_run_that_cannot_be_traced_says_why(page, dashboard, script, logs):
+def test_untraceable_run_shows_reason(page, dashboard, script, logs):
     trainer = script(
         """
         import sys, time, tachograph as tacho

@@ -1,4 +1,4 @@
-"""A real server on a port of its own, and runs to be served."""
+"""Fixtures: a real server on a free port, and runs to serve."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tachograph.server import Access, create_app
 from tests.conftest import wait_for
 from tests.store import END, START, step, write
 
-TOKEN = "a-token-that-nobody-can-guess"
+TOKEN = "a-token-that-is-hard-to-guess"
 
 
-def _is_whole(answer: bytes) -> bool:
+def _is_complete(answer: bytes) -> bool:
     head, _, body = answer.partition(b"\r\n\r\n")
     length = re.search(rb"(?i)content-length: (\d+)", head)
     return length is not None and len(body) >= int(length[1])
@@ -43,7 +43,7 @@ class Served:
         self.listener.listen(128)
         self.port = self.listener.getsockname()[1]
         app = create_app(log_dir, access, is_closing=lambda: self.server.should_exit, **options)
-        # Quiet: Python 3.11 cannot print two tracebacks at once, the server's and that of a test that fails.
+        # Quiet: Python 3.11 crashes when the server and a failing test print tracebacks at the same time.
         config = uvicorn.Config(
             app,
             log_level=log_level,
@@ -66,26 +66,26 @@ class Served:
         self.listener.close()
 
     def raw(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
-        """Send bytes as they are; return status, headers and body."""
+        """Send raw bytes; return status, headers and body."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             connection.sendall(request)
             data = b""
             with contextlib.suppress(ConnectionResetError):
-                while not _is_whole(data) and (block := connection.recv(65_536)):
+                while not _is_complete(data) and (block := connection.recv(65_536)):
                     data += block
         head, _, body = data.partition(b"\r\n\r\n")
         first, *rest = head.decode("latin-1").split("\r\n")
         return int(first.split()[1]), {k.lower(): v for k, _, v in (line.partition(": ") for line in rest)}, body
 
     def get_raw(self, target: str, *headers: str) -> tuple[int, dict[str, str], bytes]:
-        """Ask for a target that no client has tidied up."""
+        """Request a target without the normalisation of an HTTP client."""
         lines = [f"GET {target} HTTP/1.1", f"Host: 127.0.0.1:{self.port}", "Connection: close", *headers, "", ""]
         return self.raw("\r\n".join(lines).encode("utf-8"))
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Served]]:
-    """Serve a log folder: ``serve(logs, Access(…))``; stopped at the end of the test."""
+    """Serve a log folder until the end of the test: ``serve(logs, Access(…))``."""
     started: list[Served] = []
 
     def start(log_dir: Path, access: Access | None = None, **options: Any) -> Served:
@@ -102,9 +102,9 @@ def write_run(logs: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """The client of a server for all tests that only ask; its run `r` is never changed."""
-    logs = tmp_path_factory.mktemp("steady")
+def shared_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of a server that read-only tests share; its run `r` never changes."""
+    logs = tmp_path_factory.mktemp("shared")
     write_run(logs)
     server = Served(logs)
     yield server.client
@@ -113,7 +113,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def server(logs: Path, serve: Callable[..., Served]) -> Served:
-    """A server over a log folder with one small finished run, `r`."""
+    """A server for a log folder with one small finished run, `r`."""
     write_run(logs)
     return serve(logs)
 
@@ -123,8 +123,8 @@ def client(server: Served) -> httpx.Client:
     return server.client
 
 
-def fault(response: httpx.Response, status: int, code: str | None = None) -> str:
-    """Check that an answer is a fault of the one shape that there is; return its message."""
+def check_error(response: httpx.Response, status: int, code: str | None = None) -> str:
+    """Check the status and the error body of a response; return its message."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     body = response.json()
@@ -156,7 +156,7 @@ class Events:
                     self.found.append((name, json.loads(line.removeprefix("data: "))))
 
     def wait(self, condition: Callable[[str, dict[str, Any]], bool], timeout_s: float = 10.0) -> dict[str, Any]:
-        """Return the first event that fits."""
+        """Return the first event that meets the condition."""
         found = wait_for(
             lambda: [data for name, data in list(self.found) if condition(name, data)], timeout_s, "the event"
         )
@@ -164,7 +164,7 @@ class Events:
         return event
 
     def close(self) -> None:
-        # The socket, not the response: a reader that waits in it must be woken.
+        # Close the socket, not the response, to wake the reader that blocks on it.
         stream = self.response.extensions["network_stream"]
         with contextlib.suppress(OSError):
             stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
@@ -199,9 +199,9 @@ class Dashboard:
             env={**os.environ, "COLUMNS": "200", **(env or {})},
         )
         assert self.process.stdout is not None
-        self.said = self.process.stdout.readline()
-        found = re.search(r"http://\S+", self.said)
-        assert found, (self.said, self.process.communicate(timeout=5))
+        self.first_line = self.process.stdout.readline()
+        found = re.search(r"http://\S+", self.first_line)
+        assert found, (self.first_line, self.process.communicate(timeout=5))
         self.url = found[0]
         self.port = int(re.search(r":(\d+)/", self.url)[1])  # type: ignore[index]
         wait_for(self._answers, what="the server")
@@ -212,10 +212,10 @@ class Dashboard:
         return False
 
     def end(self, number: int = signal.SIGINT, timeout_s: float = 5.0) -> tuple[int, str, str]:
-        """Send a signal; return the exit code and what was said."""
+        """Send a signal; return the exit code, stdout and stderr."""
         self.process.send_signal(number)
         out, err = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, self.said + out, err
+        return self.process.returncode, self.first_line + out, err
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What rules found wrong with a run, as the API tells it: each fault once, whatever is in the journal."""
+"""The alerts page of the API: one entry per alert, bounded, and robust against malformed journals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tachograph.server._models import AlertsPage
 from tests.conftest import wait_for
-from tests.server.conftest import fault
+from tests.server.conftest import check_error
 from tests.store import END, START, append, step, write
 
 RUN = "/api/v1/runs/r"
@@ -31,7 +31,7 @@ def alert(number=1, status="opened", at=10, **more):
 
 
 def told(client):
-    """Return the answer, read strictly: with the types that the document promises."""
+    """Return the response, decoded strictly with the documented types."""
     wait_for(lambda: client.get(RUN).json()["indexed"] == 1)
     response = client.get(f"{RUN}/alerts")
     assert response.status_code == 200, response.text
@@ -39,13 +39,13 @@ def told(client):
     return msgspec.json.decode(response.content, type=AlertsPage)
 
 
-def test_a_run_without_alerts(client):
+def test_run_without_alerts_lists_none(client):
     found = told(client)
     assert (found.num_open, found.num_critical, found.num_left_out, found.alerts) == (0, 0, 0, [])
-    fault(client.get("/api/v1/runs/nowhere/alerts"), 404, "no_such_run")
+    check_error(client.get("/api/v1/runs/nowhere/alerts"), 404, "no_such_run")
 
 
-def test_the_records_of_a_fault_are_one_alert(logs, client):
+def test_records_of_one_finding_form_one_alert(logs, client):
     evidence = {"metric": "train_loss", "value": math.nan, "level": [1.5, math.inf], "word": "NaN"}
     records = [
         alert(at=10, evidence={"metric": "train_loss", "value": 8.1}, meaning="Bad data.", advice=["Look.", "Clip."]),
@@ -68,11 +68,11 @@ def test_the_records_of_a_fault_are_one_alert(logs, client):
     assert first.evidence == {"metric": "train_loss", "value": "NaN", "level": [1.5, "Infinity"], "word": "\\NaN"}
     append(folder, [alert(3, severity="critical", at=40), alert(4, severity="info", at=41)])
     found = told(client)
-    assert [item.id for item in found.alerts] == ["a3", "a2", "a4", "a1"]  # the worst first, then what is over
+    assert [item.id for item in found.alerts] == ["a3", "a2", "a4", "a1"]  # open alerts by severity, then closed ones
     assert (found.num_open, found.num_critical) == (3, 1)
 
 
-def test_what_an_attempt_left_open_is_not_open_after_a_resume(logs, client):
+def test_resume_closes_alerts_of_earlier_attempts(logs, client):
     write(logs / "r", [START, alert(), {**START, "time": 2_000.0, "resumed": True}, alert(2)])
     found = told(client)
     assert [(item.id, item.is_open, item.resolved_time, item.attempt) for item in found.alerts] == [
@@ -81,14 +81,15 @@ def test_what_an_attempt_left_open_is_not_open_after_a_resume(logs, client):
     ]
 
 
-def test_the_line_of_an_open_run_counts_alerts_from_long_before_its_tail(logs, client):
+def test_summary_counts_alerts_older_than_the_tail(logs, client):
     records = [START, alert(severity="critical"), alert(2), *(step(i, loss=1.0) for i in range(30_000))]
     write(logs / "r", records)
+    wait_for(lambda: client.get(RUN).json()["indexed"] == 1.0)
     detail = client.get(RUN).json()
     assert (detail["indexed"], detail["num_open_alerts"], detail["num_critical_alerts"]) == (1.0, 2, 1)
 
 
-ODD = [
+MALFORMED = [
     {"event": "alert"},
     {"event": "alert", "time": "now", "global_step": "many", "id": None, "rule": None, "title": None},
     {"event": "alert", "time": math.nan, "global_step": 2**80, "id": [1, {"a": 2}], "rule": 7, "severity": ["bad"]},
@@ -100,8 +101,8 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("record", ODD, ids=range(len(ODD)))
-def test_odd_alerts_give_an_answer_of_the_right_shape(logs, client, record):
+@pytest.mark.parametrize("record", MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_alerts_give_valid_response(logs, client, record):
     write(logs / "r", [START, record, record])
     found = told(client)
     assert len(found.alerts) == found.num_open == 1
@@ -111,23 +112,23 @@ def test_odd_alerts_give_an_answer_of_the_right_shape(logs, client, record):
     assert client.get(RUN).json()["num_open_alerts"] == 1
 
 
-def test_evidence_nested_as_deeply_as_a_journal_can_hold_is_cut(logs, client):
+def test_deeply_nested_evidence_is_shortened(logs, client):
     deep = b'{"event":"alert","time":1,"id":"a","evidence":{"a":' + b"[" * 300 + b"]" * 300 + b"}}"
     write(logs / "r", [START, deep])
     assert told(client).alerts[0].evidence == {"a": [["…"]]}
 
 
 @pytest.mark.parametrize("status", ["opened", "resolved"])
-def test_of_very_many_alerts_some_are_told_and_the_others_counted(logs, client, status):
+def test_excess_alerts_are_counted_not_listed(logs, client, status):
     many = (alert(i, status, at=i, severity="critical" if i == 9_999 else "warning") for i in range(10_000))
     write(logs / "r", [START, *many, END])
     found = told(client)
     assert (len(found.alerts), found.num_left_out) == (200, 9_800)
-    assert found.alerts[0].id == "a9999"  # the worst, and the newest
+    assert found.alerts[0].id == "a9999"  # the most severe, then the newest
     assert (found.num_open, found.num_critical) == ((500, 1) if status == "opened" else (0, 0))
 
 
-def test_many_alerts_with_much_to_say_give_an_answer_that_can_be_held(logs, client):
+def test_response_size_of_large_alerts_is_limited(logs, client):
     much = {
         "message": "m" * 20_000,
         "advice": ["a" * 5_000] * 10,

@@ -1,4 +1,4 @@
-"""The API: every route, one shape of faults, and nothing lost on the way."""
+"""The API: every route, its errors, and the completeness of its data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import tachograph
 from tests.conftest import wait_for
-from tests.server.conftest import fault
+from tests.server.conftest import check_error
 from tests.store import END, START, append, step, write
 
 RUN = "/api/v1/runs/r"
@@ -23,13 +23,13 @@ def merged(lines):
     return {(line["stream"], line["attempt"]): (line["x"], line["y"]) for line in lines}
 
 
-def test_health_and_the_list(client):
+def test_health_and_list_of_runs(client):
     assert client.get("/healthz").json() == {"status": "ok", "version": tachograph.__version__}
     found = client.get("/api/v1/runs").json()
     assert [(run["name"], run["state"], run["step"]) for run in found["runs"]] == [("r", "finished", 19)]
 
 
-def test_all_that_is_known_of_a_run(logs, client):
+def test_run_detail_is_complete(logs, client):
     start = {
         **START,
         "config": {"lr": math.nan, "text": "NaN", "deep": {"a": [math.inf]}},
@@ -47,7 +47,7 @@ def test_all_that_is_known_of_a_run(logs, client):
     assert [record["path"] for record in found["checkpoints"]] == ["x"]
 
 
-def test_checkpoints_that_only_spans_tell_of(logs, client):
+def test_checkpoints_are_built_from_span_events(logs, client):
     saved = {"event": "event", "time": 1_001.0, "name": "save_checkpoint_success", "current_iteration": 7}
     write(
         logs / "r", [START, step(0, loss=1.0), {**saved, "checkpoint_directory": "out/7", "checkpoint_size": 12}, saved]
@@ -56,7 +56,7 @@ def test_checkpoints_that_only_spans_tell_of(logs, client):
     assert [(one["global_step"], one["checkpoint_path"], one["size_bytes"]) for one in found] == [(7, "out/7", 12)]
 
 
-def test_metrics_say_nan_and_infinity_as_texts(logs, client):
+def test_metrics_encode_nan_and_infinity_as_strings(logs, client):
     write(logs / "r", [START, step(0, a=1.0, b=math.inf), step(1, a=math.nan, b=-math.inf)])
     found = {metric["name"]: metric for metric in client.get(f"{RUN}/metrics").json()["metrics"]}
     assert (found["a"]["last"], found["a"]["low"], found["a"]["count"], found["a"]["num_not_finite"]) == (
@@ -72,14 +72,14 @@ def test_metrics_say_nan_and_infinity_as_texts(logs, client):
     ("axis", "x"),
     [("step", [0, 1, 2]), ("time", [1_000, 1_001, 1_002]), ("relative", [0, 1, 2]), ("epoch", [0.0, 0.1, 0.2])],
 )
-def test_a_series_on_each_axis(steady, axis, x):
+def test_series_on_each_axis(shared_client, axis, x):
     view = {"name": "loss", "x": axis, "high": x[1]}
-    (found,) = steady.get(f"{RUN}/series", params=view).json()["series"]
+    (found,) = shared_client.get(f"{RUN}/series", params=view).json()["series"]
     assert found["lines"][0]["x"] == pytest.approx(x)
     assert found["lines"][0]["y"] == pytest.approx([1, 1 / 2, 1 / 3])
 
 
-def test_several_series_and_an_unknown_one(client):
+def test_several_series_with_an_unknown_one(client):
     found = client.get(f"{RUN}/series", params={"name": ["loss", "nothing", "epoch", "loss"]}).json()
     assert [(item["name"], len(item["lines"])) for item in found["series"]] == [
         ("loss", 1),
@@ -88,14 +88,14 @@ def test_several_series_and_an_unknown_one(client):
     ]
 
 
-def test_gaps_are_null_and_marks_say_why(logs, client):
+def test_gaps_are_null_and_have_marks(logs, client):
     write(logs / "r", [START, step(0, a=1.0), step(1, a=math.nan), step(2, a=3.0)])
     (found,) = client.get(f"{RUN}/series", params={"name": "a"}).json()["series"]
     assert (found["lines"][0]["x"], found["lines"][0]["y"]) == ([0, 1, 2], [1, None, 3])
     assert found["marks"] == [{"x": 1, "kind": "NaN", "count": 1}]
 
 
-def test_what_was_recorded_since_makes_the_whole(logs, client):
+def test_incremental_responses_add_up_to_the_whole(logs, client):
     folder = write(logs / "r", [START])
     known, cursor = {}, None
     for begin in range(0, 60, 7):
@@ -119,7 +119,7 @@ def test_what_was_recorded_since_makes_the_whole(logs, client):
     assert (nothing["lines"], nothing["marks"]) == ([], [])
 
 
-def test_a_gap_between_what_is_known_and_what_is_new_is_told(logs, client):
+def test_gap_before_new_points_is_reported(logs, client):
     folder = write(logs / "r", [START, step(0, a=1.0)])
     cursor = client.get(f"{RUN}/series", params={"name": "a"}).json()["cursor"]
     append(folder, [step(1, a=math.nan), step(2, a=3.0)])
@@ -127,7 +127,7 @@ def test_a_gap_between_what_is_known_and_what_is_new_is_told(logs, client):
     assert new["lines"][0]["y"] == [None, 3.0]
 
 
-def test_a_cursor_of_another_journal_gives_the_whole(logs, client):
+def test_cursor_of_another_journal_returns_everything(logs, client):
     cursor = client.get(f"{RUN}/series", params={"name": "loss"}).json()["cursor"]
     (logs / "r" / "metrics.jsonl").unlink()
     write(logs / "r", [START, step(5, loss=7.0)])
@@ -137,7 +137,7 @@ def test_a_cursor_of_another_journal_gives_the_whole(logs, client):
     assert found["series"][0]["lines"][0]["y"] == [7.0]
 
 
-def test_a_cursor_of_another_server_is_not_taken_for_ones_own(logs, server, serve):
+def test_cursor_of_another_server_returns_everything(logs, server, serve):
     cursor = server.client.get(f"{RUN}/series", params={"name": "loss"}).json()["cursor"]
     server.client.close()
     (logs / "r" / "metrics.jsonl").unlink()
@@ -147,15 +147,15 @@ def test_a_cursor_of_another_server_is_not_taken_for_ones_own(logs, server, serv
 
 
 @pytest.mark.parametrize("url", ["/api/v1/runs", "/healthz", *(RUN + path for path in GETS if "export" not in path)])
-def test_the_same_answer_twice_is_said_once(steady, url):
-    first = steady.get(url)
-    again = steady.get(url, headers={"If-None-Match": first.headers["etag"]})
+def test_unchanged_response_returns_304(shared_client, url):
+    first = shared_client.get(url)
+    again = shared_client.get(url, headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
     assert again.headers["cache-control"] == "no-cache"
-    assert steady.get(url, headers={"If-None-Match": '"another"'}).status_code == 200
+    assert shared_client.get(url, headers={"If-None-Match": '"another"'}).status_code == 200
 
 
-def test_another_state_is_another_answer(logs, client):
+def test_changed_state_changes_etag(logs, client):
     first = client.get(RUN)
     append(write(logs / "r", [START]), [step(1, loss=1.0)])
     assert client.get(RUN, headers={"If-None-Match": first.headers["etag"]}).status_code == 200
@@ -163,7 +163,7 @@ def test_another_state_is_another_answer(logs, client):
 
 @pytest.fixture
 def awkward(logs):
-    """Values and names that are hard on a file format."""
+    """Values and names that are difficult for a file format."""
     values = [1.0, math.nan, math.inf, -math.inf, 0.1 + 0.2, 5e-324, -0.0, 1e300, 3]
     name = 'a "b", c\nd'
     records = [step(i, **{name: value, "=cmd()": value}) for i, value in enumerate(values)]
@@ -180,7 +180,7 @@ def awkward(logs):
     return name, [*((0, i, float(value)) for i, value in enumerate(values)), (1, 2, 8.0), (1, 3, 9.0)]
 
 
-def test_an_export_as_csv_is_complete_and_exact(client, awkward):
+def test_csv_export_is_complete_and_exact(client, awkward):
     name, expected = awkward
     answer = client.get("/api/v1/runs/odd/export", params={"name": [name, "=cmd()"]})
     assert "attachment" in answer.headers["content-disposition"]
@@ -188,11 +188,11 @@ def test_an_export_as_csv_is_complete_and_exact(client, awkward):
     found = [(int(row["attempt"]), int(row["step"]), float(row["value"])) for row in rows if row["name"] == name]
     assert repr(found) == repr(expected)
     others = {row["name"] for row in rows} - {name}
-    assert others == {"'=cmd()"}  # no formula
+    assert others == {"'=cmd()"}  # not a spreadsheet formula
     assert len(rows) == len(expected) + 9
 
 
-def test_an_export_as_json_is_complete_and_exact(client, awkward):
+def test_json_export_is_complete_and_exact(client, awkward):
     name, expected = awkward
     answer = client.get("/api/v1/runs/odd/export", params={"name": name, "format": "json"})
     rows = [json.loads(line) for line in answer.text.splitlines()]
@@ -201,14 +201,14 @@ def test_an_export_as_json_is_complete_and_exact(client, awkward):
     assert {row["epoch"] for row in rows} == {None}
 
 
-def test_an_export_of_many_points_misses_none(logs, client):
+def test_large_export_is_complete(logs, client):
     write(logs / "long", [START, *(step(i, a=float(i)) for i in range(25_000)), END])
     wait_for(lambda: client.get("/api/v1/runs/long").json()["indexed"] == 1.0)
     rows = client.get("/api/v1/runs/long/export", params={"name": "a", "low": 10, "high": 24_000}).text.splitlines()[1:]
     assert [float(row.split(",")[-1]) for row in rows] == [float(i) for i in range(10, 24_001)]
 
 
-def test_spans_and_what_was_recorded_of_one(logs, client):
+def test_spans_and_records_of_one_span(logs, client):
     span = {"event": "span", "time": 1_003.0, "span_id": "00000000000000aa", "name": "load", "duration_s": 2.0}
     inside = {"event": "event", "time": 1_002.0, "name": "read", "span_id": "00000000000000aa"}
     write(logs / "r", [START, inside, span])
@@ -220,10 +220,10 @@ def test_spans_and_what_was_recorded_of_one(logs, client):
         [2.0],
     )
     assert client.get(f"{RUN}/spans/{found['id'][0]}").json() == {"records": [inside, span]}
-    fault(client.get(f"{RUN}/spans/unknown"), 404, "no_such_span")
+    check_error(client.get(f"{RUN}/spans/unknown"), 404, "no_such_span")
 
 
-def test_records_are_the_latest_first(logs, client):
+def test_records_are_newest_first(logs, client):
     events = [{"event": "event", "time": 2_000.0 + i, "name": f"e{i % 3}", "number": i} for i in range(50)]
     write(logs / "r", [START, *events, {"event": "alert", "time": 5_000.0, "value": math.nan}])
     found = client.get(f"{RUN}/records").json()
@@ -241,71 +241,71 @@ def test_records_are_the_latest_first(logs, client):
      "?name=a&after=" + "9" * 3_000, "?name=a&after=0-step:-1", "?name=a&unknown=1", "?NAME=a", "?name=" + "a" * 513,
      "?" + "&".join(["name=a"] * 65), "?" + "&".join(["name=a"] * 501), "?name=a&%00=1", "?name=a&" + "é" * 100 + "=1"],
 )  # fmt: skip
-def test_a_bad_query_is_told(steady, query):
-    fault(steady.get(f"{RUN}/series{query}"), 400, "bad_query")
+def test_invalid_query_is_rejected(shared_client, query):
+    check_error(shared_client.get(f"{RUN}/series{query}"), 400, "bad_query")
 
 
 @pytest.mark.parametrize("query", ["?x=1", "?" + "&".join(["run=a"] * 65), "?" + "&".join(["run=a"] * 501), "?runs=a"])
-def test_a_bad_query_for_live_events_is_told(steady, query):
-    fault(steady.get(f"/api/v1/live{query}"), 400, "bad_query")
+def test_invalid_live_query_is_rejected(shared_client, query):
+    check_error(shared_client.get(f"/api/v1/live{query}"), 400, "bad_query")
 
 
 @pytest.mark.parametrize("path", GETS)
-def test_an_unknown_run_is_told(steady, path):
-    message = fault(steady.get(f"/api/v1/runs/nobody{path}"), 404, "no_such_run")
+def test_unknown_run_is_reported(shared_client, path):
+    message = check_error(shared_client.get(f"/api/v1/runs/nobody{path}"), 404, "no_such_run")
     assert "nobody" in message
 
 
-def test_a_near_miss_is_told(client):
+def test_similar_run_name_is_suggested(client):
     client.get("/api/v1/runs")
-    assert "did you mean 'r'" in fault(client.get("/api/v1/runs/r2"), 404)
+    assert "did you mean 'r'" in check_error(client.get("/api/v1/runs/r2"), 404)
 
 
 @pytest.mark.parametrize(
     "path", ["/api/v1/nothing", "/api", "/api/v2/runs", "/api/v1/runs/r/nothing", "/x/y/z", "/.stamp", "/assets/x.js"]
 )
-def test_nothing_there(steady, path):
-    fault(steady.get(path), 404, "not_found")
+def test_unknown_path_returns_404(shared_client, path):
+    check_error(shared_client.get(path), 404, "not_found")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 @pytest.mark.parametrize(
     "path", ["/healthz", "/api/v1/runs", RUN, f"{RUN}/series", "/api/v1/live", "/", "/api/v1/openapi.json"]
 )
-def test_a_method_that_is_not_possible(steady, method, path):
-    answer = steady.request(method, path, content=b"{}", headers={"Content-Type": "application/json"})
-    fault(answer, 405, "wrong_method")
+def test_wrong_method_returns_405(shared_client, method, path):
+    answer = shared_client.request(method, path, content=b"{}", headers={"Content-Type": "application/json"})
+    check_error(answer, 405, "wrong_method")
     assert "GET" in answer.headers["allow"]
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "TRACE"])
-def test_a_method_that_is_not_possible_is_told_before_its_body_is_looked_at(steady, method):
-    fault(steady.request(method, "/api/v1/runs"), 405, "wrong_method")
+def test_wrong_method_is_rejected_before_its_body(shared_client, method):
+    check_error(shared_client.request(method, "/api/v1/runs"), 405, "wrong_method")
 
 
-def test_an_answer_names_all_that_is_possible_instead(steady):
-    answer = steady.options(f"{RUN}/controls")
-    fault(answer, 405)
+def test_wrong_method_response_lists_allowed_methods(shared_client):
+    answer = shared_client.options(f"{RUN}/controls")
+    check_error(answer, 405)
     assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
 
 
-def test_getting_what_can_only_be_posted_is_not_possible(steady):
-    fault(steady.get("/api/v1/login"), 405, "wrong_method")
+def test_login_rejects_get(shared_client):
+    check_error(shared_client.get("/api/v1/login"), 405, "wrong_method")
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/api/v1/runs", RUN, f"{RUN}/series?name=loss", "/api/v1/openapi.json"])
-def test_a_head_is_a_get_without_its_body(steady, path):
-    get, head = steady.get(path), steady.head(path)
+def test_head_is_get_without_body(shared_client, path):
+    get, head = shared_client.get(path), shared_client.head(path)
     assert (head.status_code, head.content) == (200, b"")
     for name in ("content-type", "content-length", "etag", "cache-control"):
         assert head.headers.get(name) == get.headers.get(name)
 
 
 @pytest.mark.parametrize("value", ["bytes=99999999-", "bytes=x", "bytes=-0", "bytes=5-2", "lines=1-2"])
-def test_a_bad_range_has_the_shape_of_every_fault(steady, value):
-    answer = steady.get("/", headers={"Range": value})
+def test_invalid_range_returns_error_body(shared_client, value):
+    answer = shared_client.get("/", headers={"Range": value})
     if answer.status_code >= 400:
-        fault(answer, answer.status_code)
+        check_error(answer, answer.status_code)
 
 
 @pytest.mark.parametrize(
@@ -321,14 +321,14 @@ def test_a_bad_range_has_the_shape_of_every_fault(steady, value):
     ],
     ids=lambda record: f"{next(iter(record))} {str(next(iter(record.values())))[:8]}",
 )
-def test_an_odd_record_is_no_fault_of_the_server(logs, client, record):
+def test_malformed_record_causes_no_server_error(logs, client, record):
     write(logs / "r", [START, step(0, a=1.0), {**step(1, a=2.0), **record}])
     for path in ["", "/metrics", "/series?name=a", "/export?name=a", "/records", "/controls"]:
         assert client.get(RUN + path).status_code == 200, path
     assert client.get("/api/v1/runs").status_code == 200
 
 
-def test_every_name_of_the_list_can_be_asked_for(logs, client):
+def test_every_listed_name_can_be_requested(logs, client):
     names = [
         "100%",
         "a b",
@@ -356,5 +356,6 @@ def test_every_name_of_the_list_can_be_asked_for(logs, client):
      b'{"values": {"a": null}}', b'{"values": {"a": 1}, "more": 1}', b'{"values": {"a": 1e400}}', b"[" * 10_000,
      b'{"values": {"a": NaN}}', b'{"values": {"a": [1]}}'],
 )  # fmt: skip
-def test_a_bad_body_is_told(steady, body):
-    fault(steady.post(f"{RUN}/controls", content=body, headers={"Content-Type": "application/json"}), 400, "bad_body")
+def test_invalid_body_is_rejected(shared_client, body):
+    answer = shared_client.post(f"{RUN}/controls", content=body, headers={"Content-Type": "application/json"})
+    check_error(answer, 400, "bad_body")

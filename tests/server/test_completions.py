@@ -1,4 +1,4 @@
-"""The completions page of the API: complete, bounded, and robust against odd journals."""
+"""The completions page of the API: complete, bounded, and robust against malformed journals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tachograph.server._models import CompletionsPage
 from tests.conftest import wait_for
-from tests.server.conftest import fault
+from tests.server.conftest import check_error
 from tests.store import END, START, append, opened, segments, step, write
 
 RUN = "/api/v1/runs/r"
@@ -26,7 +26,7 @@ def sample(at, **cells):
 
 
 def told(client, **query):
-    """Return the answer, read strictly: with the types that the document promises."""
+    """Return the response, decoded strictly with the documented types."""
     wait_for(lambda: client.get(RUN).json()["indexed"] == 1)
     response = client.get(f"{RUN}/completions", params=query)
     assert response.status_code == 200, response.text
@@ -34,14 +34,14 @@ def told(client, **query):
     return msgspec.json.decode(response.content, type=CompletionsPage)
 
 
-def test_a_run_without_any(client):
+def test_run_without_completions_is_empty(client):
     found = told(client)
     assert (found.rows, found.columns, found.steps, found.tables) == ([], [], [], [])
     assert (found.num_rows, found.num_rows_of_steps, found.num_dropped, found.is_whole) == (0, 0, 0, True)
-    fault(client.get("/api/v1/runs/nowhere/completions"), 404, "no_such_run")
+    check_error(client.get("/api/v1/runs/nowhere/completions"), 404, "no_such_run")
 
 
-def test_the_newest_first_with_the_columns_of_all(logs, client):
+def test_rows_are_newest_first_with_all_columns(logs, client):
     folder = write(
         logs / "r",
         [
@@ -63,7 +63,7 @@ def test_the_newest_first_with_the_columns_of_all(logs, client):
     assert (later.rows[0]["step"], later.columns[-1], later.num_rows) == (30, "label", 5)
 
 
-def test_some_steps(logs, client):
+def test_rows_are_filtered_by_step(logs, client):
     write(logs / "r", [START, *(record(at, sample(at - 5), sample(at)) for at in range(10, 110, 10)), END])
     assert [row["step"] for row in told(client, step_min=40, step_max=50).rows] == [50, 45, 40]
     only = told(client, step_min=45, step_max=45)
@@ -75,7 +75,7 @@ def test_some_steps(logs, client):
     assert told(client, limit=20).is_whole
 
 
-def test_a_search_looks_at_every_text_in_any_case(logs, client):
+def test_search_covers_all_texts_ignoring_case(logs, client):
     rows = [sample(at, completion="the GREYJACKET" if at == 7 else "nothing", number=at) for at in range(20)]
     rows[3]["note"] = "Straße"
     write(logs / "r", [START, *(record(row["step"], row) for row in rows), END])
@@ -85,7 +85,7 @@ def test_a_search_looks_at_every_text_in_any_case(logs, client):
     assert [row["step"] for row in told(client, search="prompt 1").rows] == [19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 1]
 
 
-def test_tables_are_kept_apart(logs, client):
+def test_rows_are_filtered_by_table(logs, client):
     write(
         logs / "r", [START, record(1, sample(1)), record(2, {"step": 2, "probe": "x"}, table="probes", num_dropped=4)]
     )
@@ -108,7 +108,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
-def test_odd_records_give_an_answer_of_the_right_shape(logs, client, odd):
+def test_malformed_records_give_valid_response(logs, client, odd):
     write(logs / "r", [START, odd, record(3, sample(3)), END])
     found = told(client)
     assert found.rows[0]["step"] == 3
@@ -118,28 +118,28 @@ def test_odd_records_give_an_answer_of_the_right_shape(logs, client, odd):
     assert found.steps == [3]
 
 
-def test_rows_without_a_step_are_there_unless_steps_are_asked_for(logs, client):
+def test_step_filter_excludes_rows_without_step(logs, client):
     bare = {"event": "completions", "time": 1.0, "rows": [{"completion": "no step"}]}
     write(logs / "r", [START, bare, record(3, {"completion": "of the record"})])
     assert [row.get("step") for row in told(client).rows] == [3, None]
     assert [row["completion"] for row in told(client, step_min=0).rows] == ["of the record"]
 
 
-def test_lines_that_cannot_be_read_do_not_shift_what_is_found(logs, client):
+def test_unreadable_lines_do_not_shift_rows(logs, client):
     torn = b'{"event":"completions","rows":[{"step":1,"completion":"torn'
     lines = [START, torn, record(1, sample(1)), b"", b"[]", record(2, sample(2)), torn, record(3, sample(3))]
     write(logs / "r", lines)
     assert [row["step"] for row in told(client).rows] == [3, 2, 1]
 
 
-def test_a_journal_that_is_replaced_shows_the_new_ones(logs, client):
+def test_replaced_journal_shows_its_own_rows(logs, client):
     write(logs / "r", [START, record(1, sample(1)), record(2, sample(2))])
     assert len(told(client).rows) == 2
     write(logs / "r", [{**START, "run_id": "other", "time": 5_000.0}, record(9, sample(9))])
     assert [row["step"] for row in told(client).rows] == [9]
 
 
-def test_of_very_much_a_bounded_answer(logs, client):
+def test_response_size_is_limited(logs, client):
     big = dict.fromkeys(("prompt", "completion", "chosen"), "x" * 8_000)
     write(logs / "r", [START, *(record(at, *({"step": at, **big} for _ in range(40))) for at in range(30)), END])
     found = told(client, limit=1_000)
@@ -147,7 +147,7 @@ def test_of_very_much_a_bounded_answer(logs, client):
     assert (found.is_whole, found.num_rows, found.rows[0]["step"]) == (False, 1_200, 29)
 
 
-def test_of_very_many_steps_the_slider_gets_some_with_both_ends(logs, client):
+def test_many_steps_are_thinned_out_with_both_ends(logs, client):
     write(logs / "r", [START, *(record(at, sample(at)) for at in range(5_000)), END])
     found = told(client)
     assert len(found.steps) == 2_000
@@ -156,7 +156,7 @@ def test_of_very_many_steps_the_slider_gets_some_with_both_ends(logs, client):
     assert found.num_rows == 5_000
 
 
-def test_they_are_no_events_and_no_points(logs, client):
+def test_completions_are_not_events_or_points(logs, client):
     write(logs / "r", [START, record(1, sample(1)), step(1, train_loss=1.0)])
     records = client.get(f"{RUN}/records").json()
     assert records["num_records"]["completions"] == 1
@@ -164,7 +164,7 @@ def test_they_are_no_events_and_no_points(logs, client):
     assert [item["name"] for item in client.get(f"{RUN}/metrics").json()["metrics"]] == ["train_loss"]
 
 
-def test_segments_hold_where_they_are_not_what_they_say(logs):
+def test_segments_store_positions_not_texts(logs):
     text = "unheard-of " * 500
     many = [item for at in range(600) for item in (step(at, loss=1.0), record(at, sample(at, note=text)))]
     folder = write(logs / "r", [START, *many, END])

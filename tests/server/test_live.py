@@ -1,4 +1,4 @@
-"""What happens while somebody watches: changes are pushed, requests are acknowledged, and all ends promptly."""
+"""Live updates, control requests and the command `tacho ui`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.conftest import wait_for
-from tests.server.conftest import fault, write_run
+from tests.server.conftest import check_error, write_run
 from tests.store import END, START, append, hears, step, write
 
 LIVE = "/api/v1/live"
@@ -32,7 +32,7 @@ def is_change(name, **fields):
     return fits
 
 
-def test_a_new_record_is_told_within_half_a_second(logs, serve, listen):
+def test_new_record_is_reported_within_half_a_second(logs, serve, listen):
     folder = write(logs / "r", [START, step(0, train_loss=1.0)])
     events = listen(f"{serve(logs).url}{LIVE}", run="r")
     first = events.wait(is_change("r", step=0))
@@ -46,26 +46,26 @@ def test_a_new_record_is_told_within_half_a_second(logs, serve, listen):
     assert max(delays) < 0.5
 
 
-def test_only_runs_that_changed_are_told(logs, serve, listen):
+def test_only_changed_runs_are_reported(logs, serve, listen):
     folders = {name: write(logs / name, [START, step(0, a=1.0), END]) for name in "abc"}
     server = serve(logs)
-    closely, all_of_them = listen(f"{server.url}{LIVE}", run=["a", "b"]), listen(f"{server.url}{LIVE}")
-    for events, names in ((closely, "ab"), (all_of_them, "abc")):
+    named, everything = listen(f"{server.url}{LIVE}", run=["a", "b"]), listen(f"{server.url}{LIVE}")
+    for events, names in ((named, "ab"), (everything, "abc")):
         for name in names:
             events.wait(is_change(name))
         assert len(events.found) == len(names)
     append(folders["b"], [step(5, a=1.0)])
     append(folders["c"], [step(5, a=1.0)])
-    closely.wait(is_change("b", step=5))
-    all_of_them.wait(is_change("b", step=5))
-    all_of_them.wait(is_change("c", step=5))
-    assert [data["line"]["name"] for _, data in closely.found].count("a") == 1
-    assert "c" not in [data["line"]["name"] for _, data in closely.found]
-    assert [data["line"]["name"] for _, data in all_of_them.found].count("a") == 1
+    named.wait(is_change("b", step=5))
+    everything.wait(is_change("b", step=5))
+    everything.wait(is_change("c", step=5))
+    assert [data["line"]["name"] for _, data in named.found].count("a") == 1
+    assert "c" not in [data["line"]["name"] for _, data in named.found]
+    assert [data["line"]["name"] for _, data in everything.found].count("a") == 1
 
 
 @pytest.mark.parametrize("run", [[], ["new"]], ids=["in the list", "by name"])
-def test_a_run_that_appears_and_goes_is_told(logs, serve, listen, run):
+def test_new_and_deleted_runs_are_reported(logs, serve, listen, run):
     events = listen(f"{serve(logs).url}{LIVE}", **({"run": run} if run else {}))
     if run:
         events.wait(lambda event, data: event == "gone" and data["name"] == "new")
@@ -77,7 +77,7 @@ def test_a_run_that_appears_and_goes_is_told(logs, serve, listen, run):
 
 
 @pytest.mark.parametrize("run", [[], ["live"]], ids=["in the list", "by name"])
-def test_a_process_that_is_killed_is_told(logs, serve, listen, trainer, run):
+def test_killed_process_is_reported_as_crashed(logs, serve, listen, trainer, run):
     events = listen(f"{serve(logs).url}{LIVE}", **({"run": run} if run else {}))
     events.wait(is_change("live", state="running"))
     trainer.process.kill()
@@ -85,7 +85,7 @@ def test_a_process_that_is_killed_is_told(logs, serve, listen, trainer, run):
     events.wait(is_change("live", state="crashed"), timeout_s=5)
 
 
-def test_a_journal_put_in_the_place_of_another_is_told(logs, serve, listen):
+def test_replaced_journal_is_reported(logs, serve, listen):
     write(logs / "r", [START, *(step(i, a=1.0) for i in range(50))])
     server = serve(logs)
     events = listen(f"{server.url}{LIVE}", run="r")
@@ -97,7 +97,7 @@ def test_a_journal_put_in_the_place_of_another_is_told(logs, serve, listen):
     wait_for(lambda: [item["name"] for item in server.client.get("/api/v1/runs/r/metrics").json()["metrics"]] == ["b"])
 
 
-def test_a_change_is_told_in_time_when_there_are_many_runs(logs, serve, listen):
+def test_change_is_reported_in_time_with_many_runs(logs, serve, listen):
     for number in range(500):
         write(logs / f"run {number}", [START, step(0, a=1.0), END])
     events = listen(f"{serve(logs).url}{LIVE}")
@@ -106,7 +106,7 @@ def test_a_change_is_told_in_time_when_there_are_many_runs(logs, serve, listen):
     events.wait(is_change("new"), timeout_s=3)
 
 
-def test_readers_that_go_leave_nothing_behind(logs, serve, listen):
+def test_disconnected_clients_leak_nothing(logs, serve, listen):
     write_run(logs)
     server = serve(logs)
     streams = [listen(f"{server.url}{LIVE}", run="r") for _ in range(10)] + [
@@ -124,7 +124,7 @@ def test_readers_that_go_leave_nothing_behind(logs, serve, listen):
     assert threading.active_count() <= num_threads
 
 
-def test_many_watchers_do_not_keep_others_waiting(logs, serve, listen):
+def test_many_watchers_do_not_block_requests(logs, serve, listen):
     write_run(logs)
     server = serve(logs)
     for _ in range(50):  # more than the server has threads
@@ -136,7 +136,7 @@ def test_many_watchers_do_not_keep_others_waiting(logs, serve, listen):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_ends_promptly_with_streams_open(logs, dashboard, listen, number):
+def test_command_stops_promptly_with_open_streams(logs, dashboard, listen, number):
     write_run(logs)
     running = dashboard()
     url = f"http://127.0.0.1:{running.port}"
@@ -151,7 +151,7 @@ def test_the_command_ends_promptly_with_streams_open(logs, dashboard, listen, nu
     assert err == ""
 
 
-def test_the_command_says_where_it_is_and_serves_the_folder(logs, dashboard):
+def test_command_prints_url_and_serves_folder(logs, dashboard):
     write_run(logs)
     running = dashboard()
     assert running.url.startswith("http://127.0.0.1:")
@@ -160,13 +160,13 @@ def test_the_command_says_where_it_is_and_serves_the_folder(logs, dashboard):
     assert [run["name"] for run in found["runs"]] == ["r"]
 
 
-def test_the_command_makes_prints_and_asks_for_a_token(logs, dashboard):
+def test_command_generates_and_requires_token(logs, dashboard):
     write_run(logs)
     running = dashboard("--host", "0.0.0.0")
     token = httpx.URL(running.url).params["token"]
     assert len(token) >= 24
     url = f"http://127.0.0.1:{running.port}"
-    fault(httpx.get(f"{url}/api/v1/runs"), 401)
+    check_error(httpx.get(f"{url}/api/v1/runs"), 401)
     assert httpx.get(f"{url}/api/v1/runs", headers={"Authorization": f"Bearer {token}"}).status_code == 200
     httpx.get(f"{url}/", params={"token": token})
     httpx.get(f"{url}/", params={"token": f"{token}x"})
@@ -176,16 +176,16 @@ def test_the_command_makes_prints_and_asks_for_a_token(logs, dashboard):
 
 
 @pytest.mark.parametrize("token", ["a&b=c#d", "100%", 'quo"te;', "+plus+"])
-def test_a_token_of_ones_own_works_as_printed(logs, dashboard, token):
+def test_custom_token_works_as_printed(logs, dashboard, token):
     write_run(logs)
     running = dashboard("--token", token)
     with httpx.Client(base_url=f"http://127.0.0.1:{running.port}", follow_redirects=True) as browser:
-        browser.get(f"/?{running.said.rstrip().partition('/?')[2].partition('  (')[0]}")
-        assert browser.get("/api/v1/runs").status_code == 200, running.said
+        browser.get(f"/?{running.first_line.rstrip().partition('/?')[2].partition('  (')[0]}")
+        assert browser.get("/api/v1/runs").status_code == 200, running.first_line
 
 
 @pytest.mark.parametrize("token", ["two words", "плюс", "x" * 300])
-def test_a_token_that_could_not_be_sent_is_refused_at_once(logs, token):
+def test_unusable_token_is_rejected_at_startup(logs, token):
     command = [sys.executable, "-m", "tachograph", "ui", "--log-dir", str(logs), "--port", "0", "--token", token]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
@@ -193,13 +193,13 @@ def test_a_token_that_could_not_be_sent_is_refused_at_once(logs, token):
 
 
 @pytest.mark.parametrize("token", ["", None])
-def test_an_empty_token_lets_nobody_in_from_outside(logs, dashboard, token):
+def test_empty_token_is_replaced_by_generated_one(logs, dashboard, token):
     running = dashboard("--host", "0.0.0.0", env={} if token is None else {"TACHO_TOKEN": token})
-    fault(httpx.get(f"http://127.0.0.1:{running.port}/api/v1/runs", headers={"Authorization": "Bearer"}), 401)
+    check_error(httpx.get(f"http://127.0.0.1:{running.port}/api/v1/runs", headers={"Authorization": "Bearer"}), 401)
     assert len(httpx.URL(running.url).params["token"]) >= 24
 
 
-def test_readers_that_go_in_the_middle_of_something_leave_no_traceback(logs, dashboard):
+def test_disconnecting_clients_cause_no_traceback(logs, dashboard):
     write(logs / "r", [START, *(step(i, a=float(i)) for i in range(20_000))])
     running = dashboard()
     host = "HTTP/1.1\r\nHost: localhost\r\n"
@@ -213,7 +213,7 @@ def test_readers_that_go_in_the_middle_of_something_leave_no_traceback(logs, das
     assert running.end()[2] == ""
 
 
-def test_a_port_in_use_is_told_in_one_line(logs, dashboard, script):
+def test_port_in_use_is_reported_in_one_line(logs, dashboard, script):
     running = dashboard()
     source = "import sys; from tachograph.cli import main; sys.argv = ['tacho', *sys.argv[1:]]; main()"
     code, _, err = script(source, "ui", "--log-dir", logs, "--port", running.port).wait(20)
@@ -254,7 +254,7 @@ def ask(client, **values):
 
 
 def answered(client, request_id, *statuses):
-    """Wait for the trainer's answer to a request."""
+    """Wait for the training process to answer a request."""
 
     def look():
         answers = client.get("/api/v1/runs/live/controls").json()["answers"]
@@ -263,7 +263,7 @@ def answered(client, request_id, *statuses):
     return wait_for(look, what=f"one of {statuses}")[0]
 
 
-def test_a_trainer_takes_what_is_asked_and_says_so(client, trainer):
+def test_trainer_applies_and_acknowledges_requests(client, trainer):
     before = client.get("/api/v1/runs/live/controls").json()
     assert before["is_open"]
     assert {item["name"]: (item["value"], item["min"], item["max"]) for item in before["controls"]} == {
@@ -283,7 +283,7 @@ def test_a_trainer_takes_what_is_asked_and_says_so(client, trainer):
     ]
 
 
-def test_knobs_checkpoints_and_a_stop(client, trainer):
+def test_controls_checkpoint_and_stop_reach_trainer(client, trainer):
     assert answered(client, ask(client, scale=9.0)["scale"], "clamped", "rejected")["control"] == "scale"
     ids = ask(client, checkpoint_now=True)
     answered(client, ids["checkpoint_now"], "applied")
@@ -295,11 +295,11 @@ def test_knobs_checkpoints_and_a_stop(client, trainer):
     wait_for(lambda: client.get("/api/v1/runs/live").json()["state"] == "finished")
     assert not client.get("/api/v1/runs/live/controls").json()["is_open"]
     answer = client.post("/api/v1/runs/live/controls", json={"values": {"stop": True}})
-    assert "no trainer" in fault(answer, 409, "not_steerable")
+    assert "no trainer" in check_error(answer, 409, "not_steerable")
 
 
-def test_an_unknown_control_is_told_and_nothing_of_the_request_is_done(logs, client, trainer):
+def test_unknown_control_rejects_whole_request(logs, client, trainer):
     before = (logs / "live" / "control.json").read_bytes()
     answer = client.post("/api/v1/runs/live/controls", json={"values": {"scale": 2.0, "scala": 1.0}})
-    assert "did you mean 'scale'" in fault(answer, 409, "not_steerable")
+    assert "did you mean 'scale'" in check_error(answer, 409, "not_steerable")
     assert (logs / "live" / "control.json").read_bytes() == before

@@ -1,4 +1,4 @@
-"""The OpenAPI document against the server that serves it."""
+"""The OpenAPI document, checked against the server and the generated TypeScript types."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ALERT = {
     "occurrence": {"step": 50},
 }
 TRACE = "step-000001-1.json.gz"
-LEFT_OUT = [
-    checks.ignored_auth,  # a server on this machine asks for no token; see test_security.py for one that does
+EXCLUDED_CHECKS = [
+    checks.ignored_auth,  # a local server requires no token; test_security.py covers one that does
     checks.use_after_free,  # nothing can be deleted
     checks.ensure_resource_availability,  # nothing can be created
-    checks.unsupported_method,  # in test_api.py, one method at a time
+    checks.unsupported_method,  # covered by test_api.py
 ]
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
@@ -56,38 +56,38 @@ def url(tmp_path_factory):
     write(logs / "r", [{**START, "config": {"lr": math.inf}}, knob, *records, SPAN, ALERT, END])
     (logs / "r" / "traces").mkdir()
     (logs / "r" / "traces" / TRACE).write_bytes(b"\x1f\x8b")
-    write(logs / "waiting", [START, knob, *records])  # nobody writes it, but somebody might: it can be asked
+    write(logs / "waiting", [START, knob, *records])  # no exit record: it accepts control requests
     server = Served(logs)
     yield server.url
     server.close()
 
 
-# Not `schema.parametrize()`: its tests all bear the same name, and pytest-xdist would run only one of them.
+# Not `schema.parametrize()`: all its tests have the same id, and pytest-xdist would run only one of them.
 OPERATIONS = [
     found.ok()
     for found in schemathesis.openapi.from_dict(openapi()).get_all_operations()
-    if found.ok().path != "/api/v1/live"  # it streams for ever; test_live.py has it
+    if found.ok().path != "/api/v1/live"  # an endless stream; covered by test_live.py
 ]
-ABOUT_A_RUN = [operation for operation in OPERATIONS if "{run}" in operation.path]
+RUN_OPERATIONS = [operation for operation in OPERATIONS if "{run}" in operation.path]
 
 
 GOOD, BAD = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
-# Of a request without query and body nothing can be wrong but the names in its path, and those are any texts.
+# A request without query and body cannot be invalid, because any text is valid in a path.
 CASES = [(GOOD, item) for item in OPERATIONS] + [(BAD, item) for item in OPERATIONS if len(item.body) + len(item.query)]
 
 
 @pytest.mark.parametrize(("mode", "operation"), CASES, ids=lambda part: getattr(part, "label", str(part)))
-def test_every_answer_is_as_the_document_says(url, operation, mode):
+def test_responses_match_openapi_document(url, operation, mode):
     @FEW
     @given(operation.as_strategy(generation_mode=mode))
     def check(case):
-        case.call_and_validate(base_url=url, excluded_checks=LEFT_OUT, timeout=10)
+        case.call_and_validate(base_url=url, excluded_checks=EXCLUDED_CHECKS, timeout=10)
 
     check()
 
 
-@pytest.mark.parametrize("operation", ABOUT_A_RUN, ids=lambda operation: operation.label)
-def test_every_answer_about_a_run_that_is_there_is_as_the_document_says(url, operation):
+@pytest.mark.parametrize("operation", RUN_OPERATIONS, ids=lambda operation: operation.label)
+def test_responses_of_existing_run_match_document(url, operation):
     @FEW
     @given(operation.as_strategy(generation_mode=GOOD))
     def check(case):
@@ -96,14 +96,14 @@ def test_every_answer_about_a_run_that_is_there_is_as_the_document_says(url, ope
             case.path_parameters["span"] = SPAN["span_id"]
         if "trace" in case.path_parameters:
             case.path_parameters["trace"] = TRACE
-        answer = case.call_and_validate(base_url=url, excluded_checks=LEFT_OUT, timeout=10)
+        answer = case.call_and_validate(base_url=url, excluded_checks=EXCLUDED_CHECKS, timeout=10)
         assert answer.status_code != 404 or "export" in case.path  # no such metric
 
     check()
 
 
-def test_the_document_names_every_route(steady):
-    document = steady.get("/api/v1/openapi.json").json()
+def test_document_lists_every_route(shared_client):
+    document = shared_client.get("/api/v1/openapi.json").json()
     assert document == openapi()
     named = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert named == {(route.method, route.path) for route in ROUTES} | {
@@ -115,16 +115,16 @@ def test_the_document_names_every_route(steady):
     assert len(operations) == len(set(operations))
 
 
-def test_every_operation_says_that_it_may_need_the_token(steady):
-    document = steady.get("/api/v1/openapi.json").json()
+def test_operations_declare_token_security(shared_client):
+    document = shared_client.get("/api/v1/openapi.json").json()
     for path, methods in document["paths"].items():
         for operation in methods.values():
             asks = operation.get("security", document.get("security", []))
             assert bool(asks) is (path.startswith("/api/") and path != "/api/v1/login"), path
 
 
-def test_every_operation_says_what_a_fault_looks_like(steady):
-    document = steady.get("/api/v1/openapi.json").json()
+def test_operations_declare_error_response(shared_client):
+    document = shared_client.get("/api/v1/openapi.json").json()
     for path, methods in document["paths"].items():
         for operation in methods.values():
             assert "default" in operation["responses"], path

@@ -1,4 +1,4 @@
-"""Who may ask for what: hosts, origins, tokens, paths and sizes."""
+"""The access gate: hosts, origins, tokens, paths and body sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tachograph.server import Access
-from tests.server.conftest import TOKEN, Served, fault, write_run
+from tests.server.conftest import TOKEN, Served, check_error, write_run
 from tests.store import START, step, write
 
 JSON = {"Content-Type": "application/json"}
@@ -35,7 +35,7 @@ HEADERS = {
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
-    """A server that others can reach, and so asks for the token."""
+    """A server that other machines can reach, and therefore has a token."""
     logs = tmp_path_factory.mktemp("guarded")
     write_run(logs)
     server = Served(logs, Access(token=TOKEN, hosts=("dashboard.example",)))
@@ -52,7 +52,7 @@ def local(tmp_path_factory):
     server.close()
 
 
-def is_safe(headers):
+def check_headers(headers):
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "script-src 'self';" in policy
@@ -66,7 +66,7 @@ def is_safe(headers):
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.0.0.1:{port}", "localhost", "LOCALHOST:{port}", "[::1]:1", "127.8.9.1"]
 )
-def test_a_host_that_is_this_machine_is_answered(local, host):
+def test_local_hosts_are_accepted(local, host):
     answer = local.client.get("/api/v1/runs", headers={"Host": host.format(port=local.port)})
     assert answer.status_code == 200
 
@@ -79,28 +79,28 @@ def test_a_host_that_is_this_machine_is_answered(local, host):
      "[::1]x", "dashboard.example", "localhost\\evil", "loca\u00aelhost"],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/api/v1/runs", "/", "/healthz"])
-def test_any_other_host_is_not_answered(local, host, path):
+def test_other_hosts_are_rejected(local, host, path):
     status, headers, body = local.raw(
         f"GET {path} HTTP/1.1\r\nHost: {host.format(port=local.port)}\r\nConnection: close\r\n\r\n".encode("latin-1")
     )
     assert status in {400, 421}
     assert b'"runs"' not in body
     if status == 421:
-        is_safe(headers)
+        check_headers(headers)
         assert json.loads(body)["error"]["code"] == "unknown_host"
 
 
-def test_a_request_without_a_host_is_not_answered(local):
+def test_request_without_host_is_rejected(local):
     status, _, body = local.raw(b"GET /api/v1/runs HTTP/1.0\r\n\r\n")
     assert status == 421
     assert b'"runs"' not in body
 
 
-def test_names_of_a_server_that_others_can_reach(guarded):
+def test_hosts_of_a_server_with_token(guarded):
     for host in ("dashboard.example", "DASHBOARD.example:9", socket.gethostname(), "10.1.2.3", "localhost"):
         assert guarded.client.get("/healthz", headers={"Host": host}).status_code == 200, host
     for host in ("evil.example", "dashboard.example.evil.example"):
-        fault(guarded.client.get("/healthz", headers={"Host": host}), 421, "unknown_host")
+        check_error(guarded.client.get("/healthz", headers={"Host": host}), 421, "unknown_host")
 
 
 @pytest.mark.parametrize(
@@ -131,24 +131,24 @@ def test_names_of_a_server_that_others_can_reach(guarded):
         ({"Content-Type": "text/plain; application/json"}, 415),
     ],
 )
-def test_only_our_own_pages_may_change_something(local, tmp_path, headers, status):
+def test_only_own_pages_can_change_state(local, tmp_path, headers, status):
     given = {name: value.format(host=f"127.0.0.1:{local.port}", port=local.port) for name, value in headers.items()}
     answer = local.client.post("/api/v1/login", content=b'{"token": ""}', headers={**JSON, **given})
     assert answer.status_code == (204 if status == 202 else status)
-    is_safe(answer.headers)
+    check_headers(answer.headers)
     answer = local.client.post(
         "/api/v1/runs/r/controls", content=b'{"values": {"stop": true}}', headers={**JSON, **given}
     )
-    fault(answer, 409 if status == 202 else status)  # the run has ended
+    check_error(answer, 409 if status == 202 else status)  # the run has ended
 
 
-def test_a_page_elsewhere_changes_no_file(logs, serve):
+def test_foreign_page_changes_no_file(logs, serve):
     folder = write(logs / "r", [START, step(0, a=1.0)])
     server = serve(logs)
     answer = server.client.post(
         "/api/v1/runs/r/controls", json={"values": {"stop": True}}, headers={"Origin": "http://evil.example"}
     )
-    fault(answer, 403, "wrong_origin")
+    check_error(answer, 403, "wrong_origin")
     assert not folder.control.exists()
     assert server.client.post("/api/v1/runs/r/controls", json={"values": {"stop": True}}).status_code == 202
     assert folder.control.exists()
@@ -173,10 +173,10 @@ API = [
      {"Cookie": f"token={TOKEN}"}, {"Cookie": ";;;=;"}, {"Authorization": "Bearer ключ".encode()},
      {"Authorization": b"Bearer \xff\xfe"}, {"Cookie": "tacho_token_0=ключ".encode()}],
 )  # fmt: skip
-def test_without_the_token_nothing_is_told(guarded, path, headers):
+def test_api_requires_token(guarded, path, headers):
     answer = guarded.client.get(path, headers=headers)
-    fault(answer, 401, "no_token")
-    is_safe(answer.headers)
+    check_error(answer, 401, "no_token")
+    check_headers(answer.headers)
     assert TOKEN not in answer.text
 
 
@@ -185,30 +185,30 @@ def test_without_the_token_nothing_is_told(guarded, path, headers):
     [{"Authorization": f"Bearer {TOKEN}"}, {"authorization": f"bearer  {TOKEN}"}, {"Cookie": f"tacho_token_0={TOKEN}"},
      {"Cookie": f"a=b; tacho_token_0={TOKEN}; c=d"}, {"Cookie": "tacho_token_0=x", "Authorization": f"Bearer {TOKEN}"}],
 )  # fmt: skip
-def test_with_the_token_all_is_told(guarded, headers):
+def test_token_grants_access(guarded, headers):
     assert guarded.client.get("/api/v1/runs", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize("other", ['x={"a": [1]}', "a b=1", "ж=1", "x", "=", 'x="', "x=a,b", "x=[1]"])
-def test_cookies_of_others_on_this_machine_do_not_lock_one_out(guarded, other):
-    """Cookies know no ports: those of every other tool on localhost come along."""
+def test_foreign_cookies_do_not_break_login(guarded, other):
+    """Cookies ignore ports: the browser also sends the cookies of every other tool on localhost."""
     for cookie in (f"{other}; tacho_token_0={TOKEN}", f"tacho_token_0={TOKEN}; {other}"):
         assert guarded.client.get("/api/v1/runs", headers={"Cookie": cookie.encode()}).status_code == 200
 
 
-def test_a_token_in_the_address_of_the_api_is_no_token(guarded):
-    fault(guarded.client.get(f"/api/v1/runs?token={TOKEN}"), 401)
+def test_token_in_api_query_is_ignored(guarded):
+    check_error(guarded.client.get(f"/api/v1/runs?token={TOKEN}"), 401)
 
 
 @pytest.mark.parametrize("path", ["/", "/index.html", "/healthz", "/api/v1/openapi.json", "/favicon.svg"])
-def test_files_are_there_without_the_token(guarded, path):
+def test_static_files_need_no_token(guarded, path):
     answer = guarded.client.get(path)
     assert answer.status_code == 200 or (path == "/favicon.svg" and answer.status_code == 404)  # not built
-    is_safe(answer.headers)
-    assert "0123" not in answer.text  # nothing of the run
+    check_headers(answer.headers)
+    assert "0123" not in answer.text  # no data of the run
 
 
-def test_the_printed_address_lets_a_browser_in(guarded):
+def test_printed_url_sets_cookie(guarded):
     with httpx.Client(base_url=guarded.url) as browser:
         answer = browser.get("/", params={"token": TOKEN, "run": "a b"})
         assert (answer.status_code, answer.headers["location"]) == (303, "/?run=a+b")
@@ -217,23 +217,24 @@ def test_the_printed_address_lets_a_browser_in(guarded):
         assert "samesite=strict" in flags
         assert "path=/" in flags
         assert "domain" not in flags
-        is_safe(answer.headers)
+        check_headers(answer.headers)
         assert browser.get("/api/v1/runs").status_code == 200
     with httpx.Client(base_url=guarded.url) as stranger:
         for wrong in ("wrong", "", "ж", "%00", TOKEN.upper()):
             answer = stranger.get("/", params={"token": wrong})
             assert "set-cookie" not in answer.headers
-        fault(stranger.get("/api/v1/runs"), 401)
+        check_error(stranger.get("/api/v1/runs"), 401)
 
 
-def test_logging_in_with_the_token(guarded):
+def test_login_sets_cookie_for_correct_token(guarded):
     with httpx.Client(base_url=guarded.url) as browser:
         for wrong in ("wrong", "", "ключ", TOKEN[:-1]):
             answer = browser.post("/api/v1/login", json={"token": wrong})
-            fault(answer, 401, "wrong_token")
+            check_error(answer, 401, "wrong_token")
             assert "set-cookie" not in answer.headers
-        fault(browser.post("/api/v1/login", json={"token": 5}), 400, "bad_body")
-        fault(browser.post("/api/v1/login", json={"token": TOKEN}, headers={"Origin": "http://evil.example"}), 403)
+        check_error(browser.post("/api/v1/login", json={"token": 5}), 400, "bad_body")
+        foreign = {"Origin": "http://evil.example"}
+        check_error(browser.post("/api/v1/login", json={"token": TOKEN}, headers=foreign), 403)
         answer = browser.post("/api/v1/login", json={"token": TOKEN})
         assert answer.status_code == 204
         assert "httponly" in answer.headers["set-cookie"].lower()
@@ -247,7 +248,7 @@ OUTSIDE = [
 ]  # fmt: skip
 
 
-def test_no_path_of_a_request_leads_out_of_the_log_folder(tmp_path, serve):
+def test_run_names_cannot_escape_log_folder(tmp_path, serve):
     write(tmp_path / "outside", [START, step(0, secret=1.0)])
     write(tmp_path / "metrics", [START, step(0, secret=1.0)])
     write_run(tmp_path / "logs")
@@ -259,11 +260,11 @@ def test_no_path_of_a_request_leads_out_of_the_log_folder(tmp_path, serve):
             assert status in {400, 404}, (name, rest, body)
             assert b"secret" not in body.replace(b"'secret'", b"")
             if status == 404:
-                is_safe(headers)
+                check_headers(headers)
                 assert json.loads(body)["error"]["code"] in {"no_such_run", "not_found"}
 
 
-def test_no_path_of_a_request_leads_out_of_the_static_folder(tmp_path, serve):
+def test_paths_cannot_escape_static_folder(tmp_path, serve):
     static = tmp_path / "static"
     (static / "assets").mkdir(parents=True)
     (static / "index.html").write_text("the page")
@@ -282,12 +283,12 @@ def test_no_path_of_a_request_leads_out_of_the_static_folder(tmp_path, serve):
         assert status == 404, path
         assert b"root:" not in body
         assert body.count(b"secret") <= path.count("secret")
-        is_safe(headers)
+        check_headers(headers)
 
 
-def test_asking_a_hostile_run_for_something_changes_no_file_elsewhere(tmp_path, serve):
+def test_request_does_not_follow_links_out_of_run(tmp_path, serve):
     precious = tmp_path / "precious"
-    precious.write_text("of somebody else")
+    precious.write_text("untouched")
     folder = write(tmp_path / "logs" / "r", [START, step(0, a=1.0)])
     folder.private.mkdir()
     for name in ("control.lock", "heartbeat.json"):
@@ -296,29 +297,29 @@ def test_asking_a_hostile_run_for_something_changes_no_file_elsewhere(tmp_path, 
     client = serve(tmp_path / "logs").client
     client.post("/api/v1/runs/r/controls", json={"values": {"stop": True}})
     client.get("/api/v1/runs")
-    assert precious.read_text() == "of somebody else"
+    assert precious.read_text() == "untouched"
 
 
 @pytest.mark.parametrize("length", [65_537, 10**9, 10**30, -1, "x", ""])
-def test_a_body_that_says_it_is_too_long_is_not_read(local, length):
+def test_oversized_content_length_is_rejected(local, length):
     assert local.raw(POST.format(length=length).encode())[0] in {400, 413}
 
 
-def test_a_body_in_chunks_is_limited_too(local):
+def test_chunked_body_is_limited(local):
     def chunks():
         yield b'{"token": "'
         for _ in range(200):
             yield b"x" * 1_000
         yield b'"}'
 
-    with contextlib.suppress(httpx.WriteError):  # the server may close before all is sent
+    with contextlib.suppress(httpx.WriteError):  # the server may close the connection early
         answer = local.client.post("/api/v1/login", content=chunks(), headers=JSON)
-        fault(answer, 413, "too_large")
-        is_safe(answer.headers)
+        check_error(answer, 413, "too_large")
+        check_headers(answer.headers)
     assert local.client.get("/healthz").status_code == 200
 
 
-def test_a_body_just_small_enough_is_read(local):
+def test_body_at_size_limit_is_accepted(local):
     body = b'{"token": "x"}' + b" " * (65_536 - 14)
     assert local.client.post("/api/v1/login", content=body, headers=JSON).status_code == 204
 
@@ -336,27 +337,27 @@ def test_a_body_just_small_enough_is_read(local):
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
-def test_every_answer_bears_the_headers(local, method, path):
-    is_safe(local.client.request(method, path).headers)
+def test_every_response_has_security_headers(local, method, path):
+    check_headers(local.client.request(method, path).headers)
 
 
-def test_a_fault_of_the_server_itself_has_the_shape_and_the_headers(tmp_path, serve):
+def test_server_errors_have_error_body_and_headers(tmp_path, serve):
     static = tmp_path / "static"
     (static / "assets").mkdir(parents=True)
     (static / "assets" / "a.js").write_text("script")
     server = serve(tmp_path, static=static)
     assert server.client.get("/assets/a.js").status_code == 200
-    (static / "assets" / "a.js").unlink()  # a new build of the dashboard takes away the old one's files
+    (static / "assets" / "a.js").unlink()  # a rebuild of the dashboard removes the old files
     answers = [server.client.get("/assets/a.js")]
     server.client.close()
-    answers.append(httpx.get(f"{server.url}/api/v1/runs", params=[("x", "1")] * 600))  # more than is taken apart
+    answers.append(httpx.get(f"{server.url}/api/v1/runs", params=[("x", "1")] * 600))  # above the limit of parameters
     for answer in answers:
-        assert "Traceback" not in fault(answer, answer.status_code)
-        is_safe(answer.headers)
+        assert "Traceback" not in check_error(answer, answer.status_code)
+        check_headers(answer.headers)
 
 
-def test_a_live_stream_bears_the_headers(local):
+def test_live_stream_has_security_headers(local):
     with local.client.stream("GET", "/api/v1/live") as answer:
-        is_safe(answer.headers)
+        check_headers(answer.headers)
         assert answer.headers["cache-control"] == "no-store"
         assert answer.headers["content-type"].startswith("text/event-stream")

@@ -1,4 +1,4 @@
-"""Traces: listed, downloaded, and no way to any other file."""
+"""Traces: listing, download, and no access to other files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.server.conftest import fault
+from tests.server.conftest import check_error
 from tests.store import END, START, step, write
 
 NAME = "step-000004-2.json.gz"
@@ -14,9 +14,9 @@ NAME = "step-000004-2.json.gz"
 
 @pytest.fixture
 def traced(server, logs):
-    """The folder of the run's traces, with one in it that the journal tells of and one that it does not."""
-    told = {"event": "event", "time": 1_030.0, "name": "trace", "path": f"traces/{NAME}", "duration_s": 0.25}
-    write(logs / "r", [START, *(step(i, loss=1.0) for i in range(20)), told, END])
+    """The traces folder of a run, with one trace that has a record and one that has none."""
+    record = {"event": "event", "time": 1_030.0, "name": "trace", "path": f"traces/{NAME}", "duration_s": 0.25}
+    write(logs / "r", [START, *(step(i, loss=1.0) for i in range(20)), record, END])
     folder = logs / "r" / "traces"
     folder.mkdir()
     for time, name in enumerate(("step-000002-1.json.gz", NAME)):
@@ -25,13 +25,13 @@ def traced(server, logs):
     return folder
 
 
-def test_a_run_without_traces_has_none(client):
+def test_run_without_traces_lists_none(client):
     answer = client.get("/api/v1/runs/r/traces").json()
     assert answer["traces"] == []
     assert answer["version"]
 
 
-def test_what_is_stored_is_listed_the_newest_first(client, traced):
+def test_stored_traces_are_listed_newest_first(client, traced):
     (traced / "notes.txt").write_text("mine")
     (traced / f".{NAME}.plain.tmp").write_text("half")
     (traced / "step-000009-9.json.gz").symlink_to(traced / NAME)
@@ -47,14 +47,14 @@ def test_what_is_stored_is_listed_the_newest_first(client, traced):
     assert (oldest["name"], oldest["duration_s"]) == ("step-000002-1.json.gz", None)
 
 
-def test_a_trace_is_downloaded_as_it_is(client, traced):
+def test_trace_download_is_unmodified(client, traced):
     answer = client.get(f"/api/v1/runs/r/traces/{NAME}")
     assert answer.status_code == 200
     assert answer.content == (traced / NAME).read_bytes()
     assert answer.headers["content-type"] == "application/gzip"
     assert answer.headers["content-disposition"] == f'attachment; filename="{NAME}"'
     assert answer.headers["content-length"] == "300003"
-    assert "content-encoding" not in answer.headers  # or a browser would unpack it
+    assert "content-encoding" not in answer.headers  # otherwise a browser would decompress it
     head = client.head(f"/api/v1/runs/r/traces/{NAME}")
     assert (head.status_code, head.headers["content-length"], head.content) == (200, "300003", b"")
 
@@ -77,38 +77,38 @@ def test_a_trace_is_downloaded_as_it_is(client, traced):
         "%2e%2e",
     ],
 )
-def test_there_is_no_way_to_anything_else(server, traced, name):
+def test_other_files_cannot_be_downloaded(server, traced, name):
     status, _, body = server.get_raw(f"/api/v1/runs/r/traces/{name.replace(' ', '%20')}")
     assert status == 404
     assert b"train" not in body
     assert b"loss" not in body
 
 
-def test_links_are_not_followed(client, traced, tmp_path):
+def test_linked_traces_are_not_served(client, traced, tmp_path):
     (tmp_path / "secret").write_bytes(b"secret")
     for name, target in (("step-000009-9.json.gz", tmp_path / "secret"), ("step-000009-8.json.gz", traced / NAME)):
         (traced / name).symlink_to(target)
-        assert "no trace" in fault(client.get(f"/api/v1/runs/r/traces/{name}"), 404, "no_such_trace")
+        assert "no trace" in check_error(client.get(f"/api/v1/runs/r/traces/{name}"), 404, "no_such_trace")
 
 
-def test_a_link_in_place_of_the_folder_is_not_followed(client, traced, tmp_path):
+def test_linked_traces_folder_is_not_served(client, traced, tmp_path):
     traced.rename(tmp_path / "moved")
     traced.symlink_to(tmp_path / "moved")
     assert client.get("/api/v1/runs/r/traces").json()["traces"] == []
-    fault(client.get(f"/api/v1/runs/r/traces/{NAME}"), 404, "no_such_trace")
+    check_error(client.get(f"/api/v1/runs/r/traces/{NAME}"), 404, "no_such_trace")
 
 
-def test_a_pipe_stalls_nobody(client, traced):
+def test_named_pipe_does_not_block(client, traced):
     os.mkfifo(traced / "step-000009-9.json.gz")
-    fault(client.get("/api/v1/runs/r/traces/step-000009-9.json.gz"), 404, "no_such_trace")
+    check_error(client.get("/api/v1/runs/r/traces/step-000009-9.json.gz"), 404, "no_such_trace")
 
 
-def test_a_run_that_is_not_there(client):
-    fault(client.get("/api/v1/runs/nobody/traces"), 404, "no_such_run")
-    fault(client.get(f"/api/v1/runs/nobody/traces/{NAME}"), 404, "no_such_run")
+def test_unknown_run_has_no_traces(client):
+    check_error(client.get("/api/v1/runs/nobody/traces"), 404, "no_such_run")
+    check_error(client.get(f"/api/v1/runs/nobody/traces/{NAME}"), 404, "no_such_run")
 
 
-def test_profiles_are_series_and_no_events(client, logs):
+def test_profiles_are_series_not_events(client, logs):
     profile = {"event": "profile", "time": 1_010.5, "global_step": 10, "profiling/forward": 0.25}
     write(logs / "r", [START, *(step(i, loss=1.0) for i in range(20)), profile, END])
     metrics = {item["name"]: item for item in client.get("/api/v1/runs/r/metrics").json()["metrics"]}
@@ -119,14 +119,14 @@ def test_profiles_are_series_and_no_events(client, logs):
 
 
 @pytest.mark.parametrize("steps", [0, 1001, 2.5, True])
-def test_what_is_no_number_of_steps_is_refused(client, logs, steps):
+def test_invalid_step_count_is_rejected(client, logs, steps):
     write(logs / "waiting", [START, *(step(i, loss=1.0) for i in range(20))])
     answer = client.post("/api/v1/runs/waiting/controls", json={"values": {"profile_steps": steps}})
-    assert "from 1 to 1000" in fault(answer, 409, "not_steerable")
+    assert "from 1 to 1000" in check_error(answer, 409, "not_steerable")
     assert not (logs / "waiting" / "control.json").exists()
 
 
-def test_requests_are_no_controls(client, logs):
+def test_actions_are_not_listed_as_controls(client, logs):
     asked = {"event": "event", "time": 1_001.0, "name": "control_ack", "control": "profile_steps", "status": "applied"}
     write(logs / "r", [START, step(0, loss=1.0), asked])
     answer = client.get("/api/v1/runs/r/controls").json()

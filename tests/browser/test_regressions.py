@@ -1,4 +1,4 @@
-"""Faults that were found by looking, each as it was found."""
+"""Regressions: bugs found in use, each reproduced as it was found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.store import START, step, write
 
 
 def shown_range(page, name):
-    """Return the labels of the horizontal axis: what was last drawn on the canvas is kept by a spy on `fillText`."""
+    """Return the labels of the x axis, captured by a spy on `fillText`."""
     return page.evaluate("window.texts").get(name, [])
 
 
@@ -31,7 +31,7 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
 """
 
 
-def test_another_axis_shows_what_lies_on_it(page, dashboard, logs):
+def test_axis_change_redraws_labels(page, dashboard, logs):
     record(logs, "run", [{"train_loss": float(number)} for number in range(300)])
     page.add_init_script(SPY)
     page.goto(dashboard().url + "#/run/run/charts")
@@ -44,7 +44,7 @@ def test_another_axis_shows_what_lies_on_it(page, dashboard, logs):
 
 
 @pytest.mark.parametrize("address", ["#/", "#/run/run/charts?with=other&with=other"])
-def test_what_is_there_twice_blanks_no_page(page, dashboard, logs, address):
+def test_duplicate_keys_do_not_blank_the_page(page, dashboard, logs, address):
     record(logs, "run", [{"train_loss": 1.0}], tags=["twice", "twice"])
     record(logs, "other", [{"train_loss": 2.0}])
     page.goto(dashboard().url + address)
@@ -53,7 +53,7 @@ def test_what_is_there_twice_blanks_no_page(page, dashboard, logs, address):
     ).to_be_visible()
 
 
-def test_a_metric_that_hardly_changes_hurts_no_other(page, dashboard, logs):
+def test_nearly_constant_metric_does_not_break_others(page, dashboard, logs):
     rows = [
         {"flat": 5.0 + 1e-9 * math.sin(number), "zero": 0.0, "huge": 1e300 * number, "tiny": 5e-324}
         for number in range(50)
@@ -65,7 +65,7 @@ def test_a_metric_that_hardly_changes_hurts_no_other(page, dashboard, logs):
         expect(panel(page, name)).not_to_contain_text("Cannot draw this chart")
 
 
-def test_after_zooming_into_many_spans_all_of_them_come_back(page, dashboard, logs):
+def test_zooming_out_restores_all_spans(page, dashboard, logs):
     spans = (
         {
             "event": "span",
@@ -90,7 +90,7 @@ def test_after_zooming_into_many_spans_all_of_them_come_back(page, dashboard, lo
 
 
 @pytest.mark.complains
-def test_what_could_not_be_had_is_had_later_without_a_reload(page, context, dashboard, logs):
+def test_failed_requests_recover_without_reload(page, context, dashboard, logs):
     write_journal(logs, "run", [{f"metric{index}": float(index) for index in range(30)} for _ in range(5)])
     page.goto(dashboard().url + "#/run/run/charts")
     expect(panel(page, "metric0").locator("canvas")).to_be_visible()
@@ -102,7 +102,7 @@ def test_what_could_not_be_had_is_had_later_without_a_reload(page, context, dash
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_an_error_is_told_however_much_happened_since(page, dashboard, logs):
+def test_old_error_is_still_shown_on_events_page(page, dashboard, logs):
     with tachograph.init("run", log_dir=str(logs), **OPTIONS) as run:
         run.log_error(RuntimeError("the one that matters"))
         for number in range(3_000):
@@ -116,7 +116,7 @@ def test_an_error_is_told_however_much_happened_since(page, dashboard, logs):
     expect(page.locator(".record")).to_have_count(1)
 
 
-def test_an_opened_event_stays_open_when_others_come(page, dashboard, logs, script):
+def test_expanded_event_stays_expanded_on_update(page, dashboard, logs, script):
     source = """
         import sys, time, tachograph
         run = tachograph.init("run", log_dir=sys.argv[1], console=False, flush_interval_s=0.05, git=False)
@@ -135,7 +135,7 @@ def test_an_opened_event_stays_open_when_others_come(page, dashboard, logs, scri
 
 
 @pytest.mark.complains
-def test_a_run_that_is_deleted_says_so(page, dashboard, logs):
+def test_deleted_run_shows_notice(page, dashboard, logs):
     record(logs, "run", [{"train_loss": 1.0}])
     page.goto(dashboard().url + "#/run/run/overview")
     expect(page.get_by_role("heading", level=1)).to_have_text("run")
@@ -143,7 +143,7 @@ def test_a_run_that_is_deleted_says_so(page, dashboard, logs):
     expect(page.get_by_role("status")).to_contain_text("no longer exists in the log folder")
 
 
-def test_charts_out_of_sight_are_given_up(page, dashboard, logs):
+def test_offscreen_charts_are_destroyed(page, dashboard, logs):
     write_journal(logs, "wide", [{f"m{index:03}": float(index) for index in range(300)} for _ in range(3)])
     page.goto(dashboard().url + "#/run/wide/charts?q=m")
     expect(panel(page, "m000").locator("canvas")).to_be_visible()
@@ -156,7 +156,7 @@ def test_charts_out_of_sight_are_given_up(page, dashboard, logs):
     expect(panel(page, "m000").locator("canvas")).to_be_visible()
 
 
-def test_the_number_in_the_corner_is_the_one_recorded_last(page, dashboard, logs):
+def test_legend_shows_latest_recorded_value(page, dashboard, logs):
     first = [step(number, train_loss=math.nan if number > 90 else 1.0) for number in range(100)]
     again = [step(number, train_loss=0.25) for number in range(50, 60)]
     write(logs / "run", [START, *first, {**START, "resumed": True, "time": 1_200.0}, *again])
@@ -164,7 +164,7 @@ def test_the_number_in_the_corner_is_the_one_recorded_last(page, dashboard, logs
     expect(panel(page, "train_loss").locator(".values")).to_have_text("0.25")
 
 
-def test_an_empty_field_stays_empty_and_a_knob_of_fractions_takes_them(page, dashboard, logs, script):
+def test_control_field_accepts_empty_and_fractions(page, dashboard, logs, script):
     source = """
         import sys, time, tachograph
         run = tachograph.init("run", log_dir=sys.argv[1], console=False, flush_interval_s=0.05, git=False)
@@ -179,7 +179,7 @@ def test_an_empty_field_stays_empty_and_a_knob_of_fractions_takes_them(page, das
     field.fill("")
     page.wait_for_timeout(500)
     expect(field).to_have_value("")
-    field.press_sequentially("3e-1")  # which is no number until it is whole
+    field.press_sequentially("3e-1")  # not a number until it is complete
     expect(field).to_have_value("0.3")
     page.locator('[data-control="dropout"]').get_by_role("button", name="Set").click()
     expect(page.get_by_role("dialog")).to_contain_text("to 0.3")
@@ -188,7 +188,7 @@ def test_an_empty_field_stays_empty_and_a_knob_of_fractions_takes_them(page, das
     expect(field).to_have_value("0.5")
 
 
-def test_going_back_undoes_a_zoom(page, dashboard, logs):
+def test_browser_back_undoes_zoom(page, dashboard, logs):
     write_journal(logs, "run", [{"train_loss": float(number)} for number in range(1_000)])
     page.goto(dashboard().url + "#/run/run/charts")
     box = panel(page, "train_loss").locator(".u-over").bounding_box()
@@ -202,7 +202,7 @@ def test_going_back_undoes_a_zoom(page, dashboard, logs):
     expect(panel(page, "train_loss")).to_be_visible()
 
 
-def test_a_change_of_the_view_keeps_what_is_shown(page, dashboard, logs):
+def test_view_change_keeps_shown_values(page, dashboard, logs):
     record(logs, "run", [{"train_loss": 1.0 + number} for number in range(50)])
     page.add_init_script(SPY)
     page.goto(dashboard().url + "#/run/run/charts")
