@@ -1,7 +1,7 @@
-"""Builds the dashboard from ``ui/`` into the package while a wheel, an sdist or an editable install is made.
+"""Build hook: builds the dashboard from ``ui/`` into the package, for a wheel, an sdist or an editable install.
 
-Nothing is done when the stamp beside the built files says that they were made from these very sources, or when there
-are no sources and the built files are there. ``python hatch_build.py`` does the same by hand.
+The build is skipped if the stamp beside the built files matches the hash of the sources, or if there are built files
+but no sources, as in an sdist. Run ``python hatch_build.py`` to build by hand.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ REMEDY = "install Node.js 20.19 or newer with npm (https://nodejs.org), then run
 
 
 class DashboardError(Exception):
-    """The sentence for the user: why there is no dashboard, and what to do."""
+    """The dashboard could not be built. The message says why and what to do."""
 
     def __init__(self, reason: str, remedy: str = REMEDY) -> None:
         super().__init__(f"The dashboard was not built because {reason}: {remedy}.")
 
 
 class DashboardBuildHook(BuildHookInterface[Any]):
-    """What hatchling calls before it collects the files."""
+    """The hook that hatchling calls before it collects files."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the dashboard; only an editable install goes on without it."""
+        """Build the dashboard. A failure aborts the build, except for an editable install, which only warns."""
         try:
             build_dashboard(Path(self.root))
         except DashboardError as error:
@@ -42,25 +42,25 @@ class DashboardBuildHook(BuildHookInterface[Any]):
 
 
 def build_dashboard(root: Path) -> None:
-    """Bring the built files up to date with the sources.
+    """Build the dashboard unless the built files are up to date.
 
     Raises:
-        DashboardError: There is no npm, or it failed, or there is nothing to build from.
+        DashboardError: npm is missing or failed, or there are no sources.
     """
     ui, static = root / "ui", root / STATIC
     built = (static / "index.html").is_file()
     if not ui.is_dir():
         if built:
             return
-        raise DashboardError("there is neither a ui folder nor what was built from it", "get all of the sources again")
+        raise DashboardError("there is neither a ui folder nor a built dashboard", "download the sources again")
     stamp, wanted = static / ".stamp", hash_of_sources(ui)
     if built and stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == wanted:
         return
     if not packages_installed(ui):
         modules = ui / "node_modules"
-        # npm empties the folder in any order: what says that it is whole has to go first.
+        # npm deletes files in any order: remove the marker of a complete installation first.
         (modules / ".package-lock.json").unlink(missing_ok=True)
-        # The packages for tests are only left out where nobody asked for them before.
+        # Keep the development packages if they were installed before.
         dev = "--include=dev" if (modules / "vitest").is_dir() else "--omit=dev"
         npm(ui, "ci", dev, "--ignore-scripts", "--no-audit", "--no-fund")
     stamp.unlink(missing_ok=True)
@@ -69,7 +69,7 @@ def build_dashboard(root: Path) -> None:
 
 
 def hash_of_sources(ui: Path) -> str:
-    """One hash of the names and contents of all files that are neither installed nor built."""
+    """Return a hash of the names and contents of all source files."""
     names = (path.relative_to(ui) for path in ui.rglob("*") if path.is_file())
     total = hashlib.sha256()
     for name in sorted(name.as_posix() for name in names if not NOT_SOURCES.intersection(name.parts)):
@@ -79,24 +79,24 @@ def hash_of_sources(ui: Path) -> str:
 
 
 def packages_installed(ui: Path) -> bool:
-    """Whether npm finished installing what the lock asks for; more than that may be there as well."""
+    """Return whether all packages that the build needs are installed as locked. There may be more."""
     try:
         wanted = json.loads((ui / "package-lock.json").read_bytes())["packages"]
         present = json.loads((ui / "node_modules" / ".package-lock.json").read_bytes())["packages"]
     except (OSError, ValueError, KeyError):
         return False
-    # What is optional differs by platform, and comes and goes with the package that has it.
-    left_out = ("dev", "optional", "devOptional")
-    needed = {name: entry for name, entry in wanted.items() if name and not any(map(entry.get, left_out))}
+    # Optional packages differ by platform, and are installed together with the package that needs them.
+    skipped = ("dev", "optional", "devOptional")
+    needed = {name: entry for name, entry in wanted.items() if name and not any(map(entry.get, skipped))}
     return all(present.get(name, {}).get("integrity") == entry.get("integrity") for name, entry in needed.items())
 
 
 def npm(ui: Path, *arguments: str) -> None:
-    """Run npm in the folder of the sources; it writes to the terminal itself."""
+    """Run npm in the source folder. Its output goes to the terminal."""
     program = shutil.which("npm")
     if program is None:
         raise DashboardError("npm was not found")
-    if subprocess.run([program, *arguments], cwd=ui, check=False).returncode != 0:  # noqa: S603 - the words are ours
+    if subprocess.run([program, *arguments], cwd=ui, check=False).returncode != 0:  # noqa: S603 - fixed arguments
         raise DashboardError(f"`npm {' '.join(arguments)}` failed")
 
 

@@ -1,10 +1,16 @@
-"""Takes the pictures of the dashboard that the documentation shows: ``python docs/pictures.py``. Look at them then."""
+"""Takes the screenshots of the dashboard for the documentation.
+
+Run ``python docs/pictures.py`` for all of them, or name some: ``python docs/pictures.py runs health``. Check the result
+by eye before you commit it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +26,7 @@ PICTURES = Path(__file__).parent / "pictures"
 PORT = 8599
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 QUIET = {"console": False, "git": False}
-SHOTS = {
+SCREENSHOTS = {
     "runs": ("#/", "light", (1280, 560)),
     "overview": ("#/run/greyjacket/overview?with=baseline", "light", (1280, 980)),
     "charts": ("#/run/greyjacket/charts?with=baseline", "light", (1280, 860)),
@@ -35,8 +41,8 @@ SHOTS = {
 }
 
 
-def _answer(run: tachograph.Run, source: random.Random) -> None:
-    """Record answers that become better."""
+def record_completions(run: tachograph.Run, source: random.Random) -> None:
+    """Record completions that improve over time."""
     with tachograph.Completions(run, every=20, max_buffer=64) as completions:
         for step in range(200):
             for _ in range(2):
@@ -56,7 +62,7 @@ def _answer(run: tachograph.Run, source: random.Random) -> None:
 
 
 def make_runs(logs: Path) -> subprocess.Popen[bytes]:
-    """Record runs of every kind; return a trainer that goes on."""
+    """Record runs in every state; return the process of a run that is still training."""
     train(name="baseline", log_dir=str(logs), num_steps=3000, seed=1)
     source = random.Random(0)
     with tachograph.init(
@@ -64,9 +70,9 @@ def make_runs(logs: Path) -> subprocess.Popen[bytes]:
     ) as run:
         for step in range(600):
             loss = 2 * math.exp(-step / 200) + source.random() * 0.2
-            is_lost = step in (240, 241) or step > 520
+            is_nan = step in (240, 241) or step > 520
             run.log(
-                {"train_loss": math.nan if is_lost else loss, "loss/kl": math.inf if step == 400 else loss / 9},
+                {"train_loss": math.nan if is_nan else loss, "loss/kl": math.inf if step == 400 else loss / 9},
                 step=step,
             )
     with tachograph.init(
@@ -79,7 +85,7 @@ def make_runs(logs: Path) -> subprocess.Popen[bytes]:
                 rise = max(0, step - 1200) * 0.0004
                 run.log_validation({"loss": 1.8 + 3 / (1 + step / 60) + rise}, step=step)
     with tachograph.init("grpo", log_dir=str(logs), config={"learning_rate": 1e-6}, **QUIET) as run:
-        _answer(run, source)
+        record_completions(run, source)
     with tachograph.init("resumed", log_dir=str(logs), config={"learning_rate": 0.1}, **QUIET) as run:
         for step in range(400):
             run.log({"train_loss": 3 / (1 + step / 50)}, step=step)
@@ -91,17 +97,26 @@ def make_runs(logs: Path) -> subprocess.Popen[bytes]:
         run.log_validation({"loss": 0.21}, step=step)
     trainer = "import sys, time; from tachograph.cli._demo_training import train\n"
     trainer += "train(name=sys.argv[1], log_dir=sys.argv[2], num_steps=20000, on_step=lambda *_: time.sleep(0.004))"
-    doomed = subprocess.Popen([sys.executable, "-c", trainer, "oom-killed", str(logs)], stdout=subprocess.DEVNULL)
+    killed = subprocess.Popen([sys.executable, "-c", trainer, "oom-killed", str(logs)], stdout=subprocess.DEVNULL)
     live = subprocess.Popen([sys.executable, "-c", trainer, "greyjacket", str(logs)], stdout=subprocess.DEVNULL)
     time.sleep(10)
-    doomed.kill()
+    killed.kill()
     time.sleep(25)
     return live
 
 
-def shoot(browser: Browser, name: str) -> None:
-    """Take one picture."""
-    path, scheme, (width, height) = SHOTS[name]
+def wait_until_ready() -> None:
+    """Wait until the server accepts connections."""
+    for _ in range(300):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", PORT), 1):
+            return
+        time.sleep(0.1)
+    raise TimeoutError("the server did not start within 30 seconds")
+
+
+def take_screenshot(browser: Browser, name: str) -> None:
+    """Take one screenshot."""
+    path, scheme, (width, height) = SCREENSHOTS[name]
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
     page = context.new_page()
     page.goto(f"http://127.0.0.1:{PORT}/{path}")
@@ -111,22 +126,23 @@ def shoot(browser: Browser, name: str) -> None:
 
 
 def main() -> None:
-    """Take them all, or those that are named."""
+    """Take all screenshots, or those named on the command line."""
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         logs = Path(folder) / "logs"
         live = make_runs(logs)
-        ui = subprocess.Popen(
-            [sys.executable, "-m", "tachograph", "ui", "--log-dir", "logs", "--port", str(PORT)], cwd=folder
-        )
-        time.sleep(2)
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        for name in sys.argv[1:] or SHOTS:
-            shoot(browser, name)
-        browser.close()
-        for process in (live, ui):
-            process.terminate()
-            process.wait()
+        command = [sys.executable, "-m", "tachograph", "ui", "--log-dir", "logs", "--port", str(PORT)]
+        ui = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE)
+        try:
+            wait_until_ready()
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+            for name in sys.argv[1:] or SCREENSHOTS:
+                take_screenshot(browser, name)
+            browser.close()
+        finally:
+            for process in (live, ui):
+                process.terminate()
+                process.wait()
 
 
 if __name__ == "__main__":

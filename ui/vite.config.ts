@@ -4,7 +4,7 @@ import { defineConfig } from "vite";
 const server = "http://127.0.0.1:8501";
 
 export default defineConfig({
-  // Relative addresses: the dashboard also works behind a proxy that serves it from a folder.
+  // Relative addresses, because a proxy may serve the dashboard from a subfolder.
   base: "./",
   plugins: [svelte({ configFile: false })],
   build: {
@@ -12,11 +12,11 @@ export default defineConfig({
     emptyOutDir: true,
     target: "es2022",
     sourcemap: false,
-    // The page is served under `script-src 'self'; style-src 'self'`: nothing may be inlined, not even a small picture.
+    // The page is served with `script-src 'self'; style-src 'self'`: nothing can be inlined, not even a small image.
     assetsInlineLimit: 0,
     cssCodeSplit: false,
     modulePreload: { polyfill: false },
-    // What is bundled is handed on with the wheel, and so are its licences.
+    // The wheel redistributes the bundled packages, so it must contain their licences.
     license: { fileName: "licenses.md" },
   },
   server: {
