@@ -1,6 +1,6 @@
 /** One-line descriptions of records for the events page. */
 
-import type { Json, JournalRecord } from "../api";
+import type { JournalRecord, Json } from "../api";
 import { duration, number, plain, words } from "./format";
 
 export type Tone = "bad" | "warn" | "good" | "";

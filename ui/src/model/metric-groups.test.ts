@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { MetricView } from "../api";
-import { groupMetrics, isInvalidExpression, isSchedule, filterMetrics } from "./metric-groups";
+import { filterMetrics, groupMetrics, isInvalidExpression, isSchedule } from "./metric-groups";
 
 const metric = (name: string, kind = "step"): MetricView => ({
   name,

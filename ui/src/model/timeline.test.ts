@@ -1,11 +1,11 @@
 import { describe, expect, test } from "vitest";
 import type { Heap, JournalRecord, SpanView } from "../api";
 import { columns, stackOf } from "../parts/timeline-paint";
-import type { Layout, Piece } from "./timeline";
 import { colourIndex } from "./palette";
-import { buildMarks, groupMarks } from "./timeline-marks";
-import { extent, fit, hitTest, layout, nameOf, visible } from "./timeline";
 import { clamp, follow, pan, ticks, timeLabel, zoom } from "./time-range";
+import type { Layout, Piece } from "./timeline";
+import { extent, fit, hitTest, layout, nameOf, visible } from "./timeline";
+import { buildMarks, groupMarks } from "./timeline-marks";
 
 interface Given {
   name?: string;

@@ -14,9 +14,9 @@ import uPlot from "uplot";
 import type { Mark, XAxis } from "../api";
 import { type AlertMark, mergeBands } from "../model/alerts";
 import { isolatedPoints, positionLabels, valueLabel } from "../model/axis-labels";
+import { isEqual } from "../model/equal";
 import { align, type Points } from "../model/series";
 import { tickSteps_s } from "../model/time-range";
-import { isEqual } from "../model/equal";
 import { colour } from "../theme.svelte";
 
 export interface StyledLine {

@@ -6,9 +6,9 @@
  * its `width` and `height` follow in device pixels.
  */
 
-import { groupMarks, type MarkGroup, type TimelineMark } from "../model/timeline-marks";
-import { fit, hitTest, type Layout, type Target } from "../model/timeline";
 import { clamp, pan, ticks, type TimeRange, zoom } from "../model/time-range";
+import { fit, hitTest, type Layout, type Target } from "../model/timeline";
+import { groupMarks, type MarkGroup, type TimelineMark } from "../model/timeline-marks";
 import * as paint from "./timeline-paint";
 
 export type Hovered = Target | { kind: "marks"; group: MarkGroup };
@@ -329,16 +329,16 @@ export function readTheme(element: HTMLElement, context: CanvasRenderingContext2
   const read = (name: string, otherwise: string): string => style.getPropertyValue(name).trim() || otherwise;
   const [panel, text] = [read("--panel", "#ffffff"), read("--text", "#1b2230")];
   const [bad, warn] = [read("--bad", "#c2272d"), read("--warn", "#9a6200")];
-  const hues = Array.from({ length: 12 }, (_, i) => read(`--hue-${i}`, `hsl(${i * 30} 55% 50%)`));
+  const palette = Array.from({ length: 12 }, (_, i) => read(`--palette-${i}`, `hsl(${i * 30} 55% 50%)`));
   const hatches = new Map([
     ["error", hatch(context, "/", bad, panel)],
     ["died", hatch(context, "/\\", bad, panel)],
     ["left_open", hatch(context, "\\", warn, panel)],
   ]);
-  const textColours = textColoursFor(hues, panel, text);
+  const textColours = textColoursFor(palette, panel, text);
   const [bg, line] = [read("--bg", "#f6f7f9"), read("--line", "#dde1e8")];
   const [muted, accent] = [read("--muted", "#5d6879"), read("--accent", "#0b6bcb")];
-  return { bg, panel, line, text, muted, accent, warn, bad, hues, textColours, hatches };
+  return { bg, panel, line, text, muted, accent, warn, bad, palette, textColours, hatches };
 }
 
 /** A pattern of strokes with an outline, visible on any colour. */
@@ -363,14 +363,19 @@ function hatch(context: CanvasRenderingContext2D, strokes: string, colour: strin
 }
 
 /** For each colour, the text colour with more contrast. */
-function textColoursFor(hues: string[], one: string, other: string): string[] {
-  const dot = document.createElement("canvas").getContext("2d", { willReadFrequently: true })!;
-  const light = (colour: string): number => {
-    dot.fillStyle = colour;
-    dot.fillRect(0, 0, 1, 1);
-    const [red = 0, green = 0, blue = 0] = Array.from(dot.getImageData(0, 0, 1, 1).data, (part) => (part / 255) ** 2.2);
+function textColoursFor(palette: string[], one: string, other: string): string[] {
+  const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true })!;
+  const luminance = (colour: string): number => {
+    context.fillStyle = colour;
+    context.fillRect(0, 0, 1, 1);
+    const [red = 0, green = 0, blue = 0] = Array.from(
+      context.getImageData(0, 0, 1, 1).data,
+      (part) => (part / 255) ** 2.2,
+    );
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05;
   };
   const contrast = (a: number, b: number): number => Math.max(a, b) / Math.min(a, b);
-  return hues.map((hue) => (contrast(light(hue), light(one)) >= contrast(light(hue), light(other)) ? one : other));
+  return palette.map((background) =>
+    contrast(luminance(background), luminance(one)) >= contrast(luminance(background), luminance(other)) ? one : other,
+  );
 }

@@ -9,9 +9,9 @@
 
 import { duration } from "../model/format";
 import { colourIndex } from "../model/palette";
-import type { MarkGroup, MarkKind } from "../model/timeline-marks";
-import { type Layout, nameOf, type Piece, statuses, visible } from "../model/timeline";
 import type { Tick, TimeRange } from "../model/time-range";
+import { type Layout, nameOf, type Piece, statuses, visible } from "../model/timeline";
+import type { MarkGroup, MarkKind } from "../model/timeline-marks";
 
 export interface Theme {
   bg: string;
@@ -22,8 +22,8 @@ export interface Theme {
   accent: string;
   warn: string;
   bad: string;
-  hues: string[];
-  /** The text colour for each hue. */
+  palette: string[];
+  /** The text colour for each colour of the palette. */
   textColours: string[];
   /** Patterns by status, for spans that did not end normally. */
   hatches: Map<string, CanvasPattern>;
@@ -114,9 +114,9 @@ interface Bar {
 }
 
 export function paintLanes(frame: Frame, layout: Layout, band: Band, scroll: number, selected: number | null): void {
-  const { hues } = frame.theme;
+  const { palette } = frame.theme;
   // By colour: those of heaps first, then those of the spans on top of them.
-  const rectangles = [...hues, ...hues].map((): number[] => []);
+  const rectangles = [...palette, ...palette].map((): number[] => []);
   const bars: Bar[] = [];
   const first = Math.floor(scroll / laneHeight_px);
   const last = Math.floor((scroll + band.height) / laneHeight_px);
@@ -127,11 +127,11 @@ export function paintLanes(frame: Frame, layout: Layout, band: Band, scroll: num
     const width = full > 4 ? full - 1 : Math.max(1, full);
     const y = Math.round(band.top + piece.lane * laneHeight_px - scroll) + 1;
     const isSpan = piece.item < layout.spans.start.length;
-    addRectangle(rectangles[layout.colour[piece.item]! + (isSpan ? hues.length : 0)]!, x, y, width);
+    addRectangle(rectangles[layout.colour[piece.item]! + (isSpan ? palette.length : 0)]!, x, y, width);
     if (width >= 24 || piece.status > 1 || piece.item === selected) bars.push({ piece, x, y, width });
   }
   rectangles.forEach((flat, i) => {
-    frame.context.fillStyle = hues[i % hues.length]!;
+    frame.context.fillStyle = palette[i % palette.length]!;
     for (let k = 0; k < flat.length; k += 3) frame.context.fillRect(flat[k]!, flat[k + 1]!, flat[k + 2]!, barHeight);
   });
   for (const bar of bars) paintStatus(frame, bar);
@@ -190,7 +190,7 @@ function paintLabel(frame: Frame, layout: Layout, { piece, x, y, width }: Bar): 
   const long = `${name}  ${duration(piece.count > 1 ? piece.total_s : piece.end - piece.start)}`;
   const text = room > 60 && widthOf(context, long) <= room ? long : truncate(context, name, room);
   if (sign !== "" && text !== "") {
-    context.fillStyle = theme.hues[layout.colour[piece.item]!]!;
+    context.fillStyle = theme.palette[layout.colour[piece.item]!]!;
     context.fillRect(left - 2, y + 3, widthOf(context, text) + 4, barHeight - 3);
   }
   context.fillStyle = theme.textColours[layout.colour[piece.item]!]!;
@@ -293,7 +293,7 @@ export function paintShares(frame: Frame, stack: Stack, band: Band): void {
 
 function shareColour(theme: Theme, name: string): string {
   if (name === "failed") return theme.bad;
-  return name === "other" ? theme.line : theme.hues[colourIndex(name)]!;
+  return name === "other" ? theme.line : theme.palette[colourIndex(name)]!;
 }
 
 // Marks and the axis -------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ function markColour(theme: Theme, kind: MarkKind): string {
   if (kind === "error") return theme.bad;
   if (kind === "alert") return theme.warn;
   if (kind === "control_change") return theme.accent;
-  return kind === "event" ? theme.muted : theme.hues[colourIndex(kind)]!;
+  return kind === "event" ? theme.muted : theme.palette[colourIndex(kind)]!;
 }
 
 /** Each kind has its own shape: a cross, a triangle, a hollow diamond, a square, a disc or a stroke. */
