@@ -22,7 +22,7 @@ REMEDY = "install Node.js 20.19 or newer with npm (https://nodejs.org), then run
 
 
 class DashboardError(Exception):
-    """The dashboard could not be built. The message says why and what to do."""
+    """The dashboard could not be built. The message states the reason and the remedy."""
 
     def __init__(self, reason: str, remedy: str = REMEDY) -> None:
         super().__init__(f"The dashboard was not built because {reason}: {remedy}.")
@@ -53,8 +53,8 @@ def build_dashboard(root: Path) -> None:
         if built:
             return
         raise DashboardError("there is neither a ui folder nor a built dashboard", "download the sources again")
-    stamp, wanted = static / ".stamp", hash_of_sources(ui)
-    if built and stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == wanted:
+    stamp, expected = static / ".stamp", hash_of_sources(ui)
+    if built and stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == expected:
         return
     if not packages_installed(ui):
         modules = ui / "node_modules"
@@ -65,7 +65,7 @@ def build_dashboard(root: Path) -> None:
         npm(ui, "ci", dev, "--ignore-scripts", "--no-audit", "--no-fund")
     stamp.unlink(missing_ok=True)
     npm(ui, "run", "build")
-    stamp.write_text(f"{wanted}\n", encoding="utf-8")
+    stamp.write_text(f"{expected}\n", encoding="utf-8")
 
 
 def hash_of_sources(ui: Path) -> str:
@@ -81,13 +81,13 @@ def hash_of_sources(ui: Path) -> str:
 def packages_installed(ui: Path) -> bool:
     """Return whether all packages that the build needs are installed as locked. There may be more."""
     try:
-        wanted = json.loads((ui / "package-lock.json").read_bytes())["packages"]
+        expected = json.loads((ui / "package-lock.json").read_bytes())["packages"]
         present = json.loads((ui / "node_modules" / ".package-lock.json").read_bytes())["packages"]
     except (OSError, ValueError, KeyError):
         return False
     # Optional packages differ by platform, and are installed together with the package that needs them.
     skipped = ("dev", "optional", "devOptional")
-    needed = {name: entry for name, entry in wanted.items() if name and not any(map(entry.get, skipped))}
+    needed = {name: entry for name, entry in expected.items() if name and not any(map(entry.get, skipped))}
     return all(present.get(name, {}).get("integrity") == entry.get("integrity") for name, entry in needed.items())
 
 

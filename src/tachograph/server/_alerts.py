@@ -38,6 +38,7 @@ def build_alerts_page(run: StoredRun) -> AlertsPage:
         listed = []
         size_bytes = 0
         for alert in found[:_MAX_ALERTS]:
+            # Shortened alerts can still add up: the page ends where its size limit is reached.
             view = _build_alert(alert)
             size_bytes += len(msgspec.json.encode(view))
             if size_bytes > _MAX_PAGE_BYTES:
@@ -78,7 +79,7 @@ def _build_alert(alert: Alert) -> AlertView:
 
 def _parse_severity(text: str) -> Severity:
     known: dict[str, Severity] = {name: name for name in get_args(Severity)}
-    return known.get(text, "warning")
+    return known.get(text, "warning")  # an unknown severity must neither be hidden nor alarm
 
 
 def _truncate(text: str, max_chars: int) -> str:

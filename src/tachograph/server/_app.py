@@ -72,6 +72,7 @@ def create_app(
     """
     store = Store(log_dir)
     access = access or Access()
+    # One Starlette route per path: only then does it answer a wrong method with 405 and all allowed methods.
     by_path: dict[str, dict[str, Route]] = {}
     for route in ROUTES:
         by_path.setdefault(route.path, {})[route.method] = route
@@ -130,6 +131,7 @@ def _json_response(request: Request, data: bytes, status: int = 200) -> Response
 
 def _etag_response(request: Request, data: bytes, media_type: str, status: int = 200) -> Response:
     """Return the data with an `ETag`, or 304 without it if the client already has this version."""
+    # A hash of the body, not the run's version: a run's state can change without a new record.
     tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if tag in request.headers.get("if-none-match", ""):
@@ -157,6 +159,7 @@ def _parse_query(model: type[msgspec.Struct] | None, request: Request) -> Any:
         query = msgspec.convert(values, model, strict=False)
     except msgspec.ValidationError as error:
         raise ApiError(400, "bad_query", str(error)) from None
+    # msgspec parses "nan" and "inf" as floats.
     for name in fields:
         value = getattr(query, name)
         if isinstance(value, float) and not math.isfinite(value):
@@ -165,6 +168,7 @@ def _parse_query(model: type[msgspec.Struct] | None, request: Request) -> Any:
 
 
 def _query_items(request: Request) -> list[tuple[str, str]]:
+    # Invalid UTF-8 is replaced, so that it ends up as an unknown name or value instead of a server error.
     try:
         return parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=_MAX_PARAMETERS, errors="replace")
     except ValueError:
@@ -172,13 +176,14 @@ def _query_items(request: Request) -> list[tuple[str, str]]:
 
 
 def _is_list(field: msgspec.structs.FieldInfo) -> bool:
+    # `Annotated[list[...], Meta]`: the first origin is the list with its items, the second the bare `list`.
     return getattr(getattr(field.type, "__origin__", None), "__origin__", None) is list
 
 
 def _parse_body(model: type[msgspec.Struct], data: bytes) -> Any:
     try:
         return msgspec.json.decode(data, type=model)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # RecursionError: deeply nested arrays
         raise ApiError(400, "bad_body", str(error)) from None
 
 
@@ -190,6 +195,7 @@ def _live_endpoint(store: Store, is_closing: Callable[[], bool]) -> Endpoint:
             raise ApiError(400, "bad_query", "unknown parameter; this route takes only `run`, which can be repeated")
         if len(names) > _MAX_WATCHED_RUNS:
             raise ApiError(400, "bad_query", f"too many runs; watch at most {_MAX_WATCHED_RUNS} at once")
+        # Without X-Accel-Buffering nginx would hold events back until its buffer is full.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(watch(store, names, is_closing), 200, headers, "text/event-stream")
 
@@ -225,6 +231,7 @@ def _static_endpoint(folder: Path) -> Endpoint:
 
     def read_file(path: str) -> bytes | None:
         nonlocal files
+        # A rebuild changes the hashed names of the assets; a page load is when the new names are first needed.
         if path == "index.html" or not files:
             files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
         found = files.get(path)

@@ -6,9 +6,9 @@ events catches up with one request.
 
 A client either watches named runs or the whole list:
 
-- Named runs are refreshed every 100 ms. A refresh that finds nothing costs one `stat` of the journal.
-- The list is polled about once a second, because it opens every run in the folder. The pause grows with the time a poll
-  takes, so that polling uses at most 1/50 of a core, but never exceeds two seconds.
+- Named runs are refreshed every 100 ms, which reads only newly appended records.
+- The list is polled every one to two seconds, because a poll looks at every run in the folder. The pause grows with
+  the time a poll takes, so that a large folder does not keep a core busy.
 
 Work happens only inside these generators: a server without clients does nothing.
 """

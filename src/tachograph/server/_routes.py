@@ -44,6 +44,7 @@ from tachograph.store import Store, StoredRun
 __all__ = ["ROUTES", "RequestContext", "Route", "handle_request"]
 
 _MAX_REFRESH_S = 0.25
+"""A request reads new records for at most this long before it responds."""
 
 
 class RequestContext(NamedTuple):
@@ -57,7 +58,7 @@ class RequestContext(NamedTuple):
     def run(self) -> StoredRun:
         """Open the run named in the path and refresh it.
 
-        A long journal is read in slices: the response then covers the part read so far, and `indexed` says how much.
+        A long journal is read in slices: the response then covers the part read so far, given by `indexed`.
         """
         try:
             run = self.store.open(self.path["run"])
@@ -110,6 +111,7 @@ def _export_points(context: RequestContext) -> Response:
     if unknown:
         raise ApiError(404, "no_such_metric", f"no metric {unknown[0]!r} in this run")
     points = run.points(list(dict.fromkeys(query.name)), axis=axis, low=low, high=high)
+    # The file name goes into a header: keep only characters that need no quoting.
     stem = re.sub(r"[^A-Za-z0-9.]+", "_", f"{context.path['run']}-{query.name[0]}").strip("._")[:100] or "points"
     file_name = f"{stem}.{'csv' if query.format == 'csv' else 'jsonl'}"
     headers = {"Content-Disposition": f'attachment; filename="{file_name}"'}

@@ -53,6 +53,7 @@ def serve(
         raise ServeError("--token: use 1 to 256 printable ASCII characters without spaces")
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
+    # Bound before uvicorn starts: the cookie name and the printed URL need the port, which may be chosen by the system.
     listener = _bind(host, port)
     port = listener.getsockname()[1]
     access = Access(token, (*allow_hosts, host), port)
@@ -75,6 +76,7 @@ def _bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         raise ServeError(f"--host {host!r}: {getattr(error, 'strerror', None) or error}") from error
+    # Allow a restart on the same port while old connections are in TIME_WAIT.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)

@@ -80,6 +80,7 @@ _CURSOR = re.compile(CURSOR_PATTERN)
 
 def build_run_summary(run: RunOverview) -> RunSummary:
     """Return a run's entry in the list."""
+    # The estimate uses the pace of the whole attempt, which is steadier; the shown speed follows the recent pace.
     pace_s = finite_or_none(run.pace_s) or finite_or_none(run.sec_per_step)
     step_s = finite_or_none(run.recent_pace_s) or finite_or_none(run.sec_per_step) or pace_s
     is_running = run.state is RunState.RUNNING
@@ -109,7 +110,7 @@ def build_run_summary(run: RunOverview) -> RunSummary:
 
 
 def build_open_run_summary(run: StoredRun) -> RunSummary:
-    """Return the summary of an open run. Its index knows more than the head and tail of the journal do."""
+    """Return the summary of an open run. Its index covers more than the head and tail of the journal."""
     found = build_run_summary(overview(run.folder))
     if found.train_loss is None:
         found.train_loss = encode_number(run.last_value("train_loss"))
@@ -177,6 +178,7 @@ def _build_attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
     if attempt.end is not None:
         state = state_at_end(attempt.end)
     else:
+        # An attempt that was followed by another one but has no exit record must have crashed.
         state = digest.state if attempt is digest.attempts[-1] else RunState.CRASHED
     return AttemptView(
         index=attempt.index,
@@ -224,6 +226,7 @@ def build_series_page(run: StoredRun, query: SeriesQuery) -> SeriesPage:
     with run.lock:
         after = _parse_cursor(query.after, run.generation)
         axis, low, high, shift = resolve_range(run, query)
+        # The lock is held throughout: all series and the cursor must be of the same moment.
         found = []
         for name in dict.fromkeys(query.name):
             lines, marks = run.series(name, axis=axis, low=low, high=high, num_points=query.points, after=after)
@@ -271,7 +274,7 @@ def _parse_cursor(cursor: str | None, generation: str) -> dict[str, int] | None:
     parsed = _CURSOR.fullmatch(cursor)
     if parsed is None:
         raise ConfigError(f"after={cursor[:80]!r}: invalid cursor; send the `cursor` of an earlier response")
-    if parsed[1] != generation:
+    if parsed[1] != generation:  # the journal was replaced: the client must start over
         return None
     return {stream: int(rows[:15]) for stream, _, rows in (part.partition(":") for part in parsed[2].split("-")[1:])}
 
@@ -295,9 +298,10 @@ def build_records_page(run: StoredRun, query: RecordQuery) -> RecordsPage:
         num_left_out = 0
         for kind in dict.fromkeys(kinds):
             known = run.digest.latest(kind)
-            wanted = known if query.routine else [record for record in known if not _is_routine(record)]
-            num_left_out += len(known) - len(wanted)
-            found += wanted[-query.limit :]
+            selected = known if query.routine else [record for record in known if not _is_routine(record)]
+            num_left_out += len(known) - len(selected)
+            found += selected[-query.limit :]
+        # Each kind is in order, but the kinds were collected one after the other.
         found.sort(key=lambda record: finite_or_none(record.get("time")) or 0.0)
         counts = run.digest.counts
         return RecordsPage(
