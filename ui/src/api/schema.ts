@@ -53,7 +53,7 @@ export interface RunSummary {
   num_critical_alerts: number;
 }
 
-/** What became of a run. */
+/** The state of a run. */
 export type RunState = "crashed" | "failed" | "finished" | "running" | "stale";
 
 /** A run with its config, attempts, goodput and environment, but without metrics. */
@@ -174,57 +174,57 @@ export interface SeriesView {
   marks: Mark[];
 }
 
-/** Points to be joined; all of one attempt. */
+/** The points of one line, all of one attempt. */
 export interface Line {
   stream: string;
   attempt: number;
   x: number[];
-  /** None where the line is broken, because the value was no finite number there. */
+  /** None where the line is interrupted by a NaN or infinite value. */
   y: (number | null)[];
   mean_x: number[];
   mean_y: number[];
-  /** The means of equal stretches, and over how many points; empty where every point is in `x` and `y`. */
+  /** Number of points in each mean, taken over equal intervals; all empty if `x` and `y` have every point. */
   mean_count: number[];
-  /** How many points were recorded in this stretch. */
+  /** The number of recorded points in the view. */
   num_points: number;
 }
 
-/** A place where a value was no finite number. */
+/** A position with NaN or infinite values. */
 export interface Mark {
   x: number;
   kind: string;
   count: number;
 }
 
-/** The spans of a stretch of time: one entry in each list for each of them. */
+/** The spans between two times, as parallel lists. */
 export interface SpanView {
   names: string[];
   /** Index into `names`. */
   name: number[];
   id: string[];
-  /** Index of the span around it, -1 if that is not here. */
+  /** Index of the parent span, or -1 if it is not in the view. */
   parent: number[];
   start: number[];
-  /** None for one that goes on. */
+  /** None for an open span. */
   duration_s: (number | null)[];
   depth: number[];
   status: string[];
   attempt: number[];
-  heaps: Heap[];
-  /** How many there are in that stretch of time, with those in heaps. */
+  heaps: SpanCluster[];
+  /** The number of spans in the view, including those in clusters (`heaps`). */
   num_spans: number;
-  /** Spans of the run that are not kept, because there are too many. */
+  /** The number of spans of the run that were not stored, because there were too many. */
   num_left_out: number;
 }
 
-/** Spans too short to be seen one by one: those of a depth that begin in a stretch of time, put together. */
-export interface Heap {
+/** Several short spans of the same depth that start within the same pixel, shown as one. */
+export interface SpanCluster {
   start: number;
   end: number;
   depth: number;
   count: number;
   total_s: number;
-  /** Of the longest. */
+  /** The name of the longest span. */
   name: string;
 }
 

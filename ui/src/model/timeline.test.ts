@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import type { Heap, JournalRecord, SpanView } from "../api";
+import type { SpanCluster, JournalRecord, SpanView } from "../api";
 import { columns, stackOf } from "../parts/timeline-paint";
 import { colourIndex } from "./palette";
 import { clamp, follow, pan, ticks, timeLabel, zoom } from "./time-range";
@@ -17,7 +17,7 @@ interface Given {
   status?: string;
 }
 
-function spansOf(given: Given[], heaps: Heap[] = []): SpanView {
+function spansOf(given: Given[], heaps: SpanCluster[] = []): SpanView {
   const names = [...new Set(given.map((span) => span.name ?? "work"))];
   return {
     names,
@@ -36,7 +36,7 @@ function spansOf(given: Given[], heaps: Heap[] = []): SpanView {
 }
 
 const lanes = (given: Given[]): number[] => [...layout(spansOf(given)).lane];
-const heapOf = (start: number, end: number, depth: number, count = 3): Heap => ({
+const heapOf = (start: number, end: number, depth: number, count = 3): SpanCluster => ({
   start,
   end,
   depth,

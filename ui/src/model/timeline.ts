@@ -8,7 +8,7 @@
  * run has more spans than it sends.
  */
 
-import type { Heap, SpanView } from "../api";
+import type { SpanCluster, SpanView } from "../api";
 import { colourIndex } from "./palette";
 import { minRange_s, type TimeRange } from "./time-range";
 
@@ -46,7 +46,7 @@ export interface Piece {
   status: number;
 }
 
-export type Target = { kind: "span"; index: number } | { kind: "heap"; heap: Heap };
+export type Target = { kind: "span"; index: number } | { kind: "heap"; heap: SpanCluster };
 
 /** A double resolves Unix time to 0.24 µs, so adjacent spans can seem to overlap slightly. */
 const rounding_s = 1e-6;
