@@ -134,7 +134,7 @@ def rule_page(rule: type[Rule]) -> str:
     """Return the page of a rule, written from its docstring, meaning, advice and thresholds."""
     lines = [f"# `{rule.name}`", "", f"Severity: {rule.severity}. One of the [rules](../diagnosis.md#the-rules).", ""]
     lines += [inspect.cleandoc(rule.__doc__ or ""), "", "## What it usually means", "", rule.meaning, ""]
-    lines += ["## What people do about it", "", *(f"- {line}" for line in rule.advice), "", "## Thresholds", ""]
+    lines += ["## What to do about it", "", *(f"- {line}" for line in rule.advice), "", "## Thresholds", ""]
     lines += ["| threshold | type | default | meaning |", "|---|---|---|---|"]
     lines += [f"| `{row.name}` | {row.type} | `{row.default}` | {row.doc} |" for row in threshold_table(rule)]
     lines += ["", f'`tacho.init(..., rules={{"{rule.name}": False}})` turns it off.']

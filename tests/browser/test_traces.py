@@ -102,7 +102,7 @@ def test_untraceable_run_shows_reason(page, dashboard, script, logs):
     page.get_by_role("dialog").get_by_role("button", name="Profile").click()
     request = page.locator('[data-request="profile_steps"]')
     expect(request.locator("[data-status]")).to_have_text("rejected")
-    expect(request).to_contain_text("nothing tells where a step of this run ends")
+    expect(request).to_contain_text("the steps of this run cannot be profiled")
     page.get_by_role("button", name="Stop the run").click()
     page.get_by_role("dialog").get_by_role("button", name="Stop the run").click()
     trainer.ok()

@@ -170,7 +170,7 @@ def test_follow_and_control_a_running_run(logs, script):
 def test_control_of_ended_run_fails(runs):
     done = tacho("control", "good", "--log-dir", runs, "--log-every", 50, check=False)
     assert done.returncode == 1
-    assert "has finished: there is no trainer to ask" in done.stderr
+    assert "has finished and no longer accepts requests" in done.stderr
 
 
 @pytest.mark.parametrize("value", ["lr_scale", "=1", "lr_scale=fast", "lr_scale=1e400", "lr_scale=nan"])

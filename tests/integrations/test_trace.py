@@ -160,7 +160,7 @@ def test_without_somebody_who_knows_where_a_step_ends_it_is_refused(logs):
         run.flush()
     (answer,) = tacho.read(folder.path).latest("event", "control_ack")
     assert answer["status"] == "rejected"
-    assert "nothing tells where a step of this run ends" in answer["reason"]
+    assert "the steps of this run cannot be profiled" in answer["reason"]
 
 
 def test_without_torch_it_is_refused(script, logs):

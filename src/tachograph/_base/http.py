@@ -183,7 +183,7 @@ def check_response(response: HttpResponse, clean: Callable[[str, int], str]) -> 
         return
     if 300 <= status < 400:
         raise DeliveryError(
-            f"HTTP {status}: it leads to another address; redirects are not followed, so configure that address "
+            f"HTTP {status}: redirected to another address; redirects are not followed, so configure that address "
             "if it is correct"
         )
     text = clean(response.text, 200)
@@ -221,11 +221,11 @@ def _delivery_error(error: Exception, timeout_s: float) -> DeliveryError:
     if isinstance(reason, DeliveryError):
         return DeliveryError(str(reason), may_retry=reason.may_retry, wait_s=reason.wait_s)  # without its traceback
     if isinstance(reason, TimeoutError):
-        return DeliveryError(f"no answer within {timeout_s:g} s", may_retry=True)
+        return DeliveryError(f"no response within {timeout_s:g} s", may_retry=True)
     if isinstance(reason, ssl.SSLCertVerificationError):
         return DeliveryError(f"the receiver's certificate is not trusted: {reason.verify_message}")
     if isinstance(reason, http.client.InvalidURL) or not isinstance(reason, (OSError, http.client.HTTPException)):
         return DeliveryError(f"it cannot be sent: {type(reason).__name__}")
     # The text of such an error may quote the address; the system's text for an error number does not.
     text = reason.strerror if isinstance(reason, OSError) and isinstance(reason.strerror, str) else ""
-    return DeliveryError(f"it cannot be reached: {text or type(reason).__name__}", may_retry=True)
+    return DeliveryError(f"cannot connect: {text or type(reason).__name__}", may_retry=True)

@@ -27,7 +27,7 @@ def request_control(digest: RunDigest, values: Mapping[str, Any], *, source: str
         ControlError: if the run has ended, a control does not exist, a value is invalid, or the file cannot be written.
     """
     if not accepts_requests(digest):
-        raise ControlError(f"{digest.name!r} has {digest.state}: there is no trainer to ask")
+        raise ControlError(f"{digest.name!r} has {digest.state} and no longer accepts requests")
     known = [*digest.controls, *REQUESTS]
     for name in values:
         if name not in known:

@@ -141,7 +141,7 @@ def test_unreachable_channel_does_not_delay_exit(logs, capsys):
     run.finish()
     assert time.monotonic() - start_s < 1.2
     assert (
-        "slack: 2 messages not sent before exit (it cannot be reached: Connection refused)" in capsys.readouterr().out
+        "slack: 2 messages not sent before exit (cannot connect: Connection refused)" in capsys.readouterr().out
     )
 
 
