@@ -30,7 +30,7 @@ def alert(number=1, status="opened", at=10, **more):
     }
 
 
-def told(client):
+def get_alerts(client):
     """Return the response, decoded strictly with the documented types."""
     wait_for(lambda: client.get(RUN).json()["indexed"] == 1)
     response = client.get(f"{RUN}/alerts")
@@ -40,7 +40,7 @@ def told(client):
 
 
 def test_run_without_alerts_lists_none(client):
-    found = told(client)
+    found = get_alerts(client)
     assert (found.num_open, found.num_critical, found.num_left_out, found.alerts) == (0, 0, 0, [])
     check_error(client.get("/api/v1/runs/nowhere/alerts"), 404, "no_such_run")
 
@@ -54,7 +54,7 @@ def test_records_of_one_finding_form_one_alert(logs, client):
         alert(2, at=31),
     ]
     folder = write(logs / "r", [START, step(0, train_loss=1.0), *records])
-    found = told(client)
+    found = get_alerts(client)
     assert (found.num_open, found.num_critical, found.num_left_out) == (1, 0, 0)
     assert [(item.id, item.is_open) for item in found.alerts] == [("a2", True), ("a1", False)]
     first = found.alerts[1]
@@ -67,14 +67,14 @@ def test_records_of_one_finding_form_one_alert(logs, client):
     assert (first.num_occurrences, first.occurrences) == (2, [{"step": 12}])
     assert first.evidence == {"metric": "train_loss", "value": "NaN", "level": [1.5, "Infinity"], "word": "\\NaN"}
     append(folder, [alert(3, severity="critical", at=40), alert(4, severity="info", at=41)])
-    found = told(client)
+    found = get_alerts(client)
     assert [item.id for item in found.alerts] == ["a3", "a2", "a4", "a1"]  # open alerts by severity, then closed ones
     assert (found.num_open, found.num_critical) == (3, 1)
 
 
 def test_resume_closes_alerts_of_earlier_attempts(logs, client):
     write(logs / "r", [START, alert(), {**START, "time": 2_000.0, "resumed": True}, alert(2)])
-    found = told(client)
+    found = get_alerts(client)
     assert [(item.id, item.is_open, item.resolved_time, item.attempt) for item in found.alerts] == [
         ("a2", True, None, 1),
         ("a1", False, None, 0),
@@ -104,7 +104,7 @@ MALFORMED = [
 @pytest.mark.parametrize("record", MALFORMED, ids=range(len(MALFORMED)))
 def test_malformed_alerts_give_valid_response(logs, client, record):
     write(logs / "r", [START, record, record])
-    found = told(client)
+    found = get_alerts(client)
     assert len(found.alerts) == found.num_open == 1
     (item,) = found.alerts
     assert len(item.title) <= 300
@@ -115,14 +115,14 @@ def test_malformed_alerts_give_valid_response(logs, client, record):
 def test_deeply_nested_evidence_is_shortened(logs, client):
     deep = b'{"event":"alert","time":1,"id":"a","evidence":{"a":' + b"[" * 300 + b"]" * 300 + b"}}"
     write(logs / "r", [START, deep])
-    assert told(client).alerts[0].evidence == {"a": [["…"]]}
+    assert get_alerts(client).alerts[0].evidence == {"a": [["…"]]}
 
 
 @pytest.mark.parametrize("status", ["opened", "resolved"])
 def test_excess_alerts_are_counted_not_listed(logs, client, status):
     many = (alert(i, status, at=i, severity="critical" if i == 9_999 else "warning") for i in range(10_000))
     write(logs / "r", [START, *many, END])
-    found = told(client)
+    found = get_alerts(client)
     assert (len(found.alerts), found.num_left_out) == (200, 9_800)
     assert found.alerts[0].id == "a9999"  # the most severe, then the newest
     assert (found.num_open, found.num_critical) == ((500, 1) if status == "opened" else (0, 0))
@@ -135,6 +135,6 @@ def test_response_size_of_large_alerts_is_limited(logs, client):
         "evidence": {f"e{i}": "x" * 999 for i in range(99)},
     }
     write(logs / "r", [START, *(alert(i, **much) for i in range(150))])
-    found = told(client)
+    found = get_alerts(client)
     assert 0 < len(found.alerts) < 150
     assert len(found.alerts) + found.num_left_out == found.num_open == 150

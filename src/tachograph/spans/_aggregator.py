@@ -66,7 +66,7 @@ class AggregatorTask:
     """A buffer item: an action of the aggregator that must run in order with the spans around it."""
 
     __slots__ = ("run",)
-    name: ClassVar[None] = None  # items are told apart by name first
+    name: ClassVar[None] = None  # the name of an item is checked first
 
     def __init__(self, run: Callable[[], list[PendingRecord]]) -> None:
         self.run = run

@@ -4,8 +4,8 @@ The names and definitions of the job's figures are One Logger's. A window covers
 update. Its rates are over the elapsed time without validation and checkpoints; One Logger's throughput of the job is
 over the time inside iterations.
 
-Adding an iteration only appends its duration to a list. The list is folded into the statistics when somebody needs
-them, because `sum`, `min` and `max` over a list cost a fraction of updating counters per iteration.
+Adding an iteration only appends its duration to a list. The list is folded into the statistics when they are
+read, because `sum`, `min` and `max` over a list cost a fraction of updating counters per iteration.
 """
 
 from __future__ import annotations
