@@ -82,7 +82,7 @@ def test_search_covers_all_texts_ignoring_case(logs, client):
     assert [row["step"] for row in get_completions(client, search="greyJacket").rows] == [7]
     assert [row["step"] for row in get_completions(client, search="STRASSE").rows] == [3]
     assert get_completions(client, search="greyjacket", step_min=8).rows == []
-    assert [row["step"] for row in get_completions(client, search="prompt 1").rows] == [19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 1]
+    assert [row["step"] for row in get_completions(client, search="prompt 1").rows] == [*range(19, 9, -1), 1]
 
 
 def test_rows_are_filtered_by_table(logs, client):

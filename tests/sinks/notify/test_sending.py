@@ -140,9 +140,7 @@ def test_unreachable_channel_does_not_delay_exit(logs, capsys):
     start_s = time.monotonic()
     run.finish()
     assert time.monotonic() - start_s < 1.2
-    assert (
-        "slack: 2 messages not sent before exit (cannot connect: Connection refused)" in capsys.readouterr().out
-    )
+    assert "slack: 2 messages not sent before exit (cannot connect: Connection refused)" in capsys.readouterr().out
 
 
 def test_final_message_is_not_delayed_by_others(logs, receiver):
