@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import tachograph as tacho  # noqa: E402
 from tachograph.exceptions import ConfigError  # noqa: E402
-from tachograph.integrations._common.loop_observer import shared  # noqa: E402
+from tachograph.integrations._common.loop_observer import active_observer, set_active_observer  # noqa: E402
 from tests.conftest import lines_of  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -38,9 +38,7 @@ def as_before():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
-    from tachograph.integrations._common.loop_observer import share
-
-    share(None)
+    set_active_observer(None)
     assert torch.autograd.backward is BACKWARD
     assert nn.utils.clip_grad_norm_ is CLIP is nn.utils.clip_grad.clip_grad_norm_
     assert torch.amp.GradScaler.scale is SCALE
@@ -176,7 +174,7 @@ def test_track_alone_takes_a_batch_for_an_iteration(run):
     for number, _ in enumerate(tacho.track(loader)):
         if number == 2:
             break
-    shared().close()
+    active_observer().close()
     records = recorded(run)
     assert num_iterations(records) == NUM_BATCHES + 3
     assert named(records, "instrumented")[0]["method"] == "track"
@@ -190,7 +188,7 @@ def test_track_alone_leaves_iterations_that_are_marked_to_the_loop(run):
         for _ in tacho.track(loader):
             with tacho.training_iteration():
                 pass
-    shared().close()
+    active_observer().close()
     assert num_iterations(recorded(run)) == NUM_BATCHES
 
 
@@ -227,14 +225,14 @@ def test_what_a_loader_raises_passes(run):
         for batch in tacho.track([1, 2, 3]):
             raise KeyError(batch)
     assert list(tacho.track([1, 2])) == [1, 2]
-    shared().close()
+    active_observer().close()
 
 
 def test_a_loader_inside_a_loader(run):
     _, _, loader = parts()
     inner = tacho.track(loader)
     assert len(list(tacho.track(batch for batch in inner))) == NUM_BATCHES
-    shared().close()
+    active_observer().close()
     assert num_iterations(recorded(run)) == NUM_BATCHES
 
 
@@ -252,7 +250,7 @@ def test_close_puts_everything_back(run):
         learn(model, optimizer, batch)
     watch.close()
     watch.close()
-    assert shared() is None
+    assert active_observer() is None
     assert torch.autograd.backward is BACKWARD
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
     learn(model, optimizer, batch)
@@ -384,7 +382,7 @@ def test_a_norm_that_is_spread_over_devices_is_not_touched(run):
     with tacho.watch(model, optimizer):
         for batch in loader:
             learn(model, optimizer, batch)
-            shared().norm_known(torch.ones(()).as_subclass(Spread))
+            active_observer().gradients_clipped(torch.ones(()).as_subclass(Spread))
     assert all("grad_norm" not in step for step in steps(recorded(run)))
 
 
@@ -412,7 +410,7 @@ def test_nothing_grows_where_no_optimizer_steps(run):
         batch = torch.randn(2, 4)
         for _ in tacho.track(range(5000)):
             model(batch).sum().backward()
-        now = shared()._now
+        now = active_observer().state.current
         assert max(len(now.marks), len(now.waits), len(now.losses)) <= 4096
         learn(model, optimizer, [batch])
     (step,) = steps(recorded(run))
@@ -445,6 +443,6 @@ def test_other_mistakes_are_told_at_once():
         tacho.watch(model, optimizer, run="greyjacket")
     with pytest.raises(ConfigError, match="a Run is expected"):
         tacho.track(loader, run="greyjacket")
-    with pytest.raises(ConfigError, match="something to iterate"):
+    with pytest.raises(ConfigError, match="an iterable is expected"):
         tacho.track(5)
-    assert shared() is None
+    assert active_observer() is None

@@ -22,7 +22,7 @@ from torch.profiler import schedule as torch_schedule
 import tachograph as tacho
 from tachograph.exceptions import ControlError
 from tachograph.integrations._common import tracer as _trace
-from tachograph.integrations._common.trace_session import TraceSession, why_not
+from tachograph.integrations._common.trace_session import TraceSession, find_obstacle
 from tachograph.integrations._common.tracer import StepTracer
 from tachograph.journal import RunFolder, write_requests
 from tachograph.reader import list_traces, open_trace, request_control
@@ -204,7 +204,7 @@ def test_a_profiler_of_the_user_is_not_disturbed(loop, tmp_path):
     with torch_profile(activities=[ProfilerActivity.CPU]) as theirs:
         work()
         loop.tracer.step()
-        assert "another profiler is at work" in loop.rejected(request)
+        assert "another profiler is running" in loop.rejected(request)
     assert is_whole(theirs, tmp_path / "theirs.json")
 
 
@@ -220,7 +220,7 @@ def test_nor_one_that_warms_up(loop, tmp_path):
     theirs = scheduled(0, 1)
     theirs.start()
     loop.tracer.step()
-    assert "another profiler warms up" in loop.rejected(request)
+    assert "another profiler is warming up" in loop.rejected(request)
     theirs.step()
     work()
     theirs.stop()
@@ -283,7 +283,7 @@ def test_a_profiler_that_somebody_ended_is_not_asked_for_its_trace(loop):
     loop.step()
     torch.autograd._disable_profiler()
     loop.step()
-    assert "ended by somebody else" in loop.rejected(request)
+    assert "ended by other code in the process" in loop.rejected(request)
 
 
 def test_a_watched_loop_can_be_traced_from_the_command_line(script, logs):
@@ -393,11 +393,11 @@ def test_at_most_twenty_are_kept(loop):
         (loop.folder.traces / f"step-{number:06d}-1.json.gz").write_bytes(b"x")
     request = loop.ask(1)
     loop.step(2)
-    assert "20 traces already" in loop.rejected(request)
+    assert "already has 20 traces" in loop.rejected(request)
 
 
 def test_a_trace_that_takes_too_long_is_ended_and_kept(loop, monkeypatch):
-    monkeypatch.setattr("tachograph.integrations._common.trace_session._LONGEST_S", 0.0)
+    monkeypatch.setattr("tachograph.integrations._common.trace_session._MAX_DURATION_S", 0.0)
     request = loop.ask(100)
     loop.step(2)
     answer = loop.answer(request)
@@ -405,10 +405,10 @@ def test_a_trace_that_takes_too_long_is_ended_and_kept(loop, monkeypatch):
 
 
 def test_a_disk_that_is_nearly_full_is_left_alone(loop, monkeypatch):
-    monkeypatch.setattr(_trace, "_LEAST_FREE_BYTES", shutil.disk_usage(loop.folder.path).total + 1)
+    monkeypatch.setattr(_trace, "_MIN_FREE_BYTES", shutil.disk_usage(loop.folder.path).total + 1)
     request = loop.ask(1)
     loop.step(2)
-    assert "is free where the run is recorded" in loop.rejected(request)
+    assert "disk space is free where the run is recorded" in loop.rejected(request)
 
 
 def test_what_cannot_be_stored_is_told(loop):
@@ -471,6 +471,6 @@ def test_names_of_traces_lead_nowhere_else(tmp_path):
     assert open_trace(elsewhere, "step-000003-1.json.gz") is None
 
 
-def test_why_not_says_nothing_where_nothing_is_in_the_way():
-    assert why_not(torch) is None
+def test_find_obstacle_says_nothing_where_nothing_is_in_the_way():
+    assert find_obstacle(torch) is None
     assert TraceSession(torch).fault == ""

@@ -1,4 +1,4 @@
-"""Plain PyTorch: `track` a loader and `watch` a model and its optimizer, and the loop is recorded."""
+"""Record a plain PyTorch loop: `track` its loader and `watch` its model and optimizer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from tachograph.exceptions import ConfigError
-from tachograph.integrations._common.job import Plan
-from tachograph.integrations._common.loop_observer import Observer, share, shared
+from tachograph.integrations._common.job import RunOptions
+from tachograph.integrations._common.loop_observer import LoopObserver, active_observer, set_active_observer
 from tachograph.integrations._common.models import model_facts
-from tachograph.integrations._common.torch_patches import Patches
+from tachograph.integrations._common.torch_patches import TorchPatches
 from tachograph.recorder import Run
 
 __all__ = ["Watch", "track", "watch"]
@@ -20,36 +20,36 @@ __all__ = ["Watch", "track", "watch"]
 _Batch = TypeVar("_Batch")
 
 _watches: list[Watch] = []
-"""Those that are open: they share what follows the loop, and the last to close ends it."""
+"""The open watches. They share one observer, which the last to close ends."""
 
-_patches: list[Patches] = []
-"""What they had to wrap."""
+_patches: list[TorchPatches] = []
+"""The patches of the open watches."""
 
 
 class _Tracked(Generic[_Batch]):
-    """A loader that is timed; in all else it is the loader."""
+    """A loader whose batches are timed. In every other respect it behaves like the loader."""
 
     def __init__(self, loader: Iterable[_Batch]) -> None:
         self._loader = loader
 
     def __iter__(self) -> Iterator[_Batch]:
-        batches = iter(self._loader)  # now and not with the first batch: it may draw a random number
-        observer = shared()
-        return batches if observer is None else _timed(batches, observer)
+        batches = iter(self._loader)  # now, not at the first batch: creating it may draw a random number
+        observer = active_observer()
+        return batches if observer is None else _time_batches(batches, observer)
 
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type] # raises as the loader would
+        return len(self._loader)  # type: ignore[arg-type] # raises like the loader
 
     def __bool__(self) -> bool:
         return bool(self._loader)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # a copy that is being made asks, and has none yet
+        if name == "_loader":  # `copy` looks for attributes before `_loader` is set
             raise AttributeError(name)
         return getattr(self._loader, name)
 
 
-def _timed(batches: Iterator[_Batch], observer: Observer) -> Iterator[_Batch]:
+def _time_batches(batches: Iterator[_Batch], observer: LoopObserver) -> Iterator[_Batch]:
     while True:
         try:
             batch = observer.fetch(batches.__next__)
@@ -61,45 +61,45 @@ def _timed(batches: Iterator[_Batch], observer: Observer) -> Iterator[_Batch]:
 def track(loader: Iterable[_Batch], *, run: Run | None = None) -> _Tracked[_Batch]:
     """Time how long the loop waits for each batch of a loader: ``for batch in tacho.track(loader):``.
 
-    What it returns is iterated like the loader, has its length and its attributes. Exhausting it ends an epoch; while
-    gradients are off it is a validation. Where no optimizer is watched, an iteration is a batch.
+    The result has the length and the attributes of the loader. When it is exhausted, an epoch ends. Batches requested
+    while gradients are off belong to a validation. If no optimizer is watched, each batch is an iteration.
 
     Args:
         loader: any iterable.
-        run: the run to record into, if it is not the current one. Without any, one is begun.
+        run: the run to record into; the current one if not given. If there is none, one is started.
 
     Raises:
-        ConfigError: if it cannot be iterated.
+        ConfigError: if the loader is not iterable.
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise ConfigError(f"track({type(loader).__name__}): something to iterate is expected, such as a DataLoader")
-    _observer(run, "track")
+        raise ConfigError(f"track({type(loader).__name__}): an iterable is expected, such as a DataLoader")
+    _get_observer(run, "track")
     return _Tracked(loader)
 
 
-def _observer(run: Run | None, method: str) -> Observer:
-    """Return what follows this process's loop, and make it if nothing does yet."""
-    plan = Plan(run, None, {})  # refuses what is no run
-    observer = shared()
+def _get_observer(run: Run | None, method: str) -> LoopObserver:
+    """Return the observer of this process's loop; create it if there is none."""
+    options = RunOptions(run, None, {})  # raises if it is not a Run
+    observer = active_observer()
     if observer is None:
-        observer = Observer(plan, method=method, logs_into_any=True)
+        observer = LoopObserver(options, method=method, logs_into_any=True)
         observer.watched = set()
-        share(observer)
+        set_active_observer(observer)
     elif run is not None:
-        observer.use(run)
+        observer.record_into(run)
     return observer
 
 
 class Watch:
-    """What `watch` returns: `close` ends it, and so does leaving it as a context manager."""
+    """An active watch, as `watch` returns it. `close` ends it; so does leaving its `with` block."""
 
-    def __init__(self, observer: Observer, handles: list[Any]) -> None:
+    def __init__(self, observer: LoopObserver, handles: list[Any]) -> None:
         self._observer = observer
         self._handles = handles
         _watches.append(self)
 
     def close(self) -> None:
-        """Look no more. What was seen is recorded; the run goes on."""
+        """Stop watching. What was observed so far is recorded, and the run keeps running."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -110,8 +110,8 @@ class Watch:
             return
         while _patches:
             _patches.pop().undo()
-        if shared() is self._observer and not Patches.sees_every_optimizer:
-            share(None)
+        if active_observer() is self._observer and not TorchPatches.sees_every_optimizer:
+            set_active_observer(None)
             self._observer.close()
 
     def __enter__(self) -> Watch:
@@ -131,21 +131,21 @@ def watch(
     logs: bool = True,
     grad_norm_every: int = 0,
 ) -> Watch:
-    """Record a plain loop: iterations, the time of forward, backward and optimizer, loss and learning rate.
+    """Record a plain loop: iterations, time of forward, backward and optimizer, loss and learning rate.
 
-    The loss is what `backward` is called on, summed over accumulated batches; the gradient norm is that which
-    `clip_grad_norm_` returns. On a GPU, nothing waits for it.
+    The loss is the value that `backward` is called on, summed over accumulated batches. The gradient norm is the one
+    that `clip_grad_norm_` returns. Recording never waits for a GPU.
 
     Args:
-        model: the model, for its size; None if there is none to tell of.
-        optimizer: the optimizer, or several. An iteration is a step, or one of each.
-        run: the run to record into, if it is not the current one. Without any, one is begun.
-        logs: whether `train_loss`, `lr` and `grad_norm` are recorded; False for a loop that logs them itself.
-        grad_norm_every: work out the gradient norm every so many steps where nothing is clipped; 0: never. It reads
-            all gradients, which takes the device time.
+        model: the model, to record its size; may be None.
+        optimizer: the optimizer, or several. An iteration is one step of each.
+        run: the run to record into; the current one if not given. If there is none, one is started.
+        logs: whether to record `train_loss`, `lr` and `grad_norm`. Pass False if your loop logs them itself.
+        grad_norm_every: compute the gradient norm every this many steps if gradients are not clipped; 0: never. This
+            reads all gradients, which costs device time.
 
     Raises:
-        ConfigError: if something else is passed.
+        ConfigError: if an argument has the wrong type or value.
 
     Example:
         >>> tacho.init("greyjacket")
@@ -162,27 +162,27 @@ def watch(
         raise ConfigError(f"grad_norm_every={grad_norm_every!r}: a whole number of steps is expected, 0 for never")
     if not optimizers:
         raise ConfigError("optimizer=[]: a torch.optim.Optimizer is expected, or several")
-    observer = _observer(run, "watch")
+    observer = _get_observer(run, "watch")
     observer.logs_into_any = logs
     observer.norm_every = grad_norm_every
-    observer.sees_steps = True
-    if not observer.has_begun:
+    observer.expect_steps()
+    if not observer.has_started:
         observer.method = "watch"
     facts = model_facts(model)
-    if _watches and not observer.has_begun:  # one of several, such as the two of a GAN
+    if _watches and not observer.has_started:  # one of several, such as the two models of a GAN
         for count in ("total_params", "trainable_params"):
             facts[count] = facts.get(count, 0) + observer.facts.get(count, 0)
     observer.facts = {**observer.facts, **facts}
-    patches = Patches(observer)
+    patches = TorchPatches(observer)
     patches.backward()
     patches.clipping()
     patches.loss_scaling()
     _patches.append(patches)
     handles: list[Any] = []
-    if not Patches.sees_every_optimizer:
-        begins, ended = patches.step_hooks()
+    if not TorchPatches.sees_every_optimizer:
+        before_step, after_step = patches.step_hooks()
         for one in optimizers:
-            handles += [one.register_step_pre_hook(begins), one.register_step_post_hook(ended)]
+            handles += [one.register_step_pre_hook(before_step), one.register_step_post_hook(after_step)]
             if observer.watched is not None:
                 observer.watched.add(id(one))
     return Watch(observer, handles)

@@ -1,1 +1,1 @@
-"""Parts that several framework integrations share. Nothing here imports a framework when it is loaded."""
+"""Parts shared by several framework integrations. Importing them imports no framework."""

@@ -1,4 +1,12 @@
-"""What every integration does: find or begin the run, mark loops and iterations in it, and hear what is asked of it."""
+"""The part that all integrations share: find or start the run, mark loops and iterations, and read requests.
+
+An integration creates an `IntegrationRun` when the user sets it up, so that invalid options raise where the user can
+see them. The run itself is found or started later, when training begins.
+
+Which run: the one passed in, else the one that is running, else a new one. A process that trains twice with a
+framework gets two runs, one after the other. A trainer that starts while another one is inside its loop, such as an
+inner evaluation, records into the outer run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +22,7 @@ from tachograph._base import ranks
 from tachograph._base.guard import guard
 from tachograph._init import init
 from tachograph.exceptions import ConfigError, TachographError, did_you_mean
-from tachograph.integrations._common.phases import Marks
+from tachograph.integrations._common.phases import PhaseMarks
 from tachograph.integrations._common.tracer import StepTracer
 from tachograph.journal import RunFolder, read_records
 from tachograph.recorder import Run, current_run, latest_run
@@ -34,56 +42,55 @@ from tachograph.spans import (
 __all__ = [
     "ASK_EVERY",
     "RUN_FILE",
-    "Asked",
-    "Job",
+    "IntegrationRun",
     "Names",
-    "Plan",
-    "forgive_mistakes",
+    "RequestedActions",
+    "RunOptions",
     "is_interactive",
     "is_run",
     "name_from",
+    "tolerate_errors",
 ]
 
 Names = StandardTrainingJobSpanName
 
 _ITERATION = Names.TRAINING_SINGLE_ITERATION
-_LONGEST_START_S = 3600.0
+_MAX_STARTUP_S = 3600.0
 
 ASK_EVERY = 50
-"""Most steps between two times that the ranks of a job agree on what was asked of it."""
+"""The most steps between two times at which the ranks of a job synchronise requests."""
 
 RUN_FILE = "tachograph.json"
-"""Where a checkpoint that is a folder says which run saved it."""
+"""The file in a checkpoint folder that names the run that saved it."""
 
-_owners: list[Job] = []
-"""The job that began a run of its own, until it ends: a process that trains twice has two runs, one after the other."""
+_run_owners: list[IntegrationRun] = []
+"""The integrations that started a run themselves and have not ended it."""
 
-
-_forgives: list[bool] = []
-
-
-def forgive_mistakes() -> None:
-    """Record nothing, rather than raise, where a run cannot be begun: for programs that did not ask to be recorded."""
-    _forgives[:] = [True]
+_tolerates_errors: list[bool] = []
 
 
-class Asked(NamedTuple):
-    """What a reader asked of the run."""
+def tolerate_errors() -> None:
+    """Record nothing instead of raising if a run cannot be started: for programs that did not ask to be recorded."""
+    _tolerates_errors[:] = [True]
+
+
+class RequestedActions(NamedTuple):
+    """The actions that readers have requested of the run."""
 
     stop: bool
     checkpoint: bool
     log_every: int = 1
-    """Steps per step record, as it is now."""
+    """The current number of steps per step record."""
 
 
-class Plan:
-    """What to begin a run with where none goes on; checked when it is made, which is when a mistake can still be told.
+class RunOptions:
+    """The options of a run that may have to be started. They are validated immediately.
 
     Args:
-        run: the run to record into, if it is not to be found or begun.
-        name: the name of a run that is begun.
-        settings: settings of a run that is begun, as `tachograph.init` takes them.
-        default_name: the name of a run that is begun, if neither the user nor a checkpoint gives one.
+        run: the run to record into, instead of finding or starting one.
+        name: the name of a run that is started.
+        settings: settings of a run that is started, as for `tachograph.init`.
+        default_name: the name of a run that is started, if neither the user nor a checkpoint provides one.
     """
 
     def __init__(
@@ -94,28 +101,28 @@ class Plan:
         if run is not None and (name is not None or settings):
             given = ["name"] * (name is not None) + list(settings)
             raise ConfigError(
-                f"run= is given, and {', '.join(given)} too: these are for a run that is begun; leave out one"
+                f"run= cannot be combined with {', '.join(given)}, which apply only to a new run; remove one of them"
             )
-        _check(name, settings)
+        _validate(name, settings)
         self.run = run
         self.name = name
         self.default_name = default_name
         self.settings = dict(settings)
 
 
-class Job:
-    """One training job as an integration sees it.
+class IntegrationRun:
+    """The run of one training job, as an integration uses it.
 
     Attributes:
-        run: the run it is recorded in, once it has begun.
-        owns_run: whether it was begun for this job and ends with it.
-        first_step: what the first step is called: 1 where steps are counted when they are done.
-        world_size: how many processes train together, as of when the run or the loop began.
+        run: the run, once it was found or started.
+        owns_run: whether it was started for this job, and ends with it.
+        first_step: the number of the first step: 1 for frameworks that count completed steps.
+        world_size: the number of processes that train together, as of the start of the run or the loop.
     """
 
-    def __init__(self, framework: str, plan: Plan) -> None:
+    def __init__(self, framework: str, options: RunOptions) -> None:
         self._framework = framework
-        self._plan = plan
+        self._options = options
         self._recorder: TrainingRecorder | None = None
         self._application: Span | None = None
         self._loop: Span | None = None
@@ -144,26 +151,27 @@ class Job:
         method: str = "callback",
         version: str | None = None,
     ) -> Run:
-        """Find the run to record into, or begin one. The second time, and while that run goes on, it only returns it.
+        """Find the run to record into, or start one. Return the same run as long as it is running.
 
         Args:
-            name: of a run that is begun, if the user chose none.
-            config: the config of a run that is begun.
-            facts: fields for its `start` record; where the run goes on already, they are told in an event.
+            name: the name of a run that is started, if the user chose none.
+            config: the config of a run that is started.
+            facts: fields for its `start` record, or for the `instrumented` event of a run that is already running.
             resume: continue the run of that name, if there is one.
             method: how training is observed.
-            version: that of the framework.
+            version: the version of the framework.
         """
         if self.run is not None and self.run.status == "running":
             return self.run
         facts = {key: value for key, value in (facts or {}).items() if value is not None}
-        live = self._plan.run or _live_run()
-        owner = _owners[-1] if _owners and _owners[-1].run is live and _owners[-1] is not self else None
-        # What another trainer does while one trains is a part of that training.
+        live = self._options.run or _live_run()
+        newest = _run_owners[-1] if _run_owners else None
+        owner = newest if newest is not None and newest.run is live and newest is not self else None
+        # A trainer that starts inside the loop of another one is part of that training.
         if live is None or (owner is not None and not owner.is_in_loop):
-            for other in list(_owners):
+            for other in list(_run_owners):
                 other.finish()
-            live = self._begin_own(name, config, facts, resume)
+            live = self._start_own(name, config, facts, resume)
             facts = {}
         self.run = live
         self.world_size = ranks.world_size()
@@ -176,23 +184,23 @@ class Job:
         self._tracer = StepTracer(live)
         return live
 
-    def _begin_own(self, name: str | None, config: Any, facts: Mapping[str, Any], resume: bool) -> Run:
-        given = dict(self._plan.settings)
+    def _start_own(self, name: str | None, config: Any, facts: Mapping[str, Any], resume: bool) -> Run:
+        given = dict(self._options.settings)
         resume = given.pop("resume", False) or resume
-        name = self._plan.name or name or self._plan.default_name
+        name = self._options.name or name or self._options.default_name
         try:
             run = init(name, config=config, facts=facts, resume=resume, **given)
-        except TachographError as mistake:
-            if not _forgives:
+        except TachographError as error:
+            if not _tolerates_errors:
                 raise
-            guard.report("beginning a run", mistake)
+            guard.report("starting a run", error)
             run = init(enabled=False)
         self.owns_run = True
-        _owners.append(self)
+        _run_owners.append(self)
         return run
 
     def configure(self, **parameters: Any) -> None:
-        """Say what is known of the job, as `set_training_config` takes it; what makes no sense is left out."""
+        """Set parameters of the job, as for `set_training_config`. Invalid ones are reported and dropped."""
         if self._recorder is None:
             return
         for name, value in parameters.items():
@@ -202,12 +210,12 @@ class Job:
                 self._recorder.report_misuse(str(error))
 
     def finish(self, error: BaseException | None = None) -> None:
-        """End the run, if it was begun for this job."""
-        self._hear_last_words()
+        """End the run, if it was started for this job."""
+        self._run_before_close()
         self.end_loop(error)
         self._close_tracer()
-        if self in _owners:
-            _owners.remove(self)
+        if self in _run_owners:
+            _run_owners.remove(self)
         atexit.unregister(self._close_application)
         run = self.run
         if not self.owns_run or run is None or run.status != "running":
@@ -220,33 +228,33 @@ class Job:
             run._fail(error)
 
     def finish_if_interactive(self) -> None:
-        """End the run at a prompt or in a notebook, where the process goes on; elsewhere it ends with the process."""
+        """End the run in an interactive session, which outlives training; elsewhere the run ends with the process."""
         if is_interactive():
             self.finish()
 
     def _close_application(self) -> None:
-        """End the span of the program before the run ends with the process, which tells how."""
+        """End the application span at exit, before the run itself ends with the process."""
         with guard("ending the application"):
-            self._hear_last_words()
+            self._run_before_close()
             self.end_loop()
             self._close_tracer()
             if self._application is not None and self._application.active and self.is_open:
                 stop_application(self._application)
 
-    def before_end(self, tell: Callable[[], None]) -> None:
-        """Have something called before the run ends, however it does, as long as records can still be made."""
+    def call_before_end(self, function: Callable[[], None]) -> None:
+        """Call a function before the run ends, for whatever reason, while records can still be added."""
         if self._recorder is not None:
-            self._recorder.before_close.append(tell)
+            self._recorder.before_close.append(function)
 
-    def _hear_last_words(self) -> None:
+    def _run_before_close(self) -> None:
         if self._recorder is not None:
             self._recorder.run_before_close()
 
-    def let_go(self, tell: Callable[[], None]) -> None:
-        """Look at the run no more, which goes on; what was to be called before it ends is not."""
+    def detach(self, function: Callable[[], None]) -> None:
+        """Stop observing the run, which keeps running. A function passed to `call_before_end` is not called."""
         self._close_tracer()
-        if self._recorder is not None and tell in self._recorder.before_close:
-            self._recorder.before_close.remove(tell)
+        if self._recorder is not None and function in self._recorder.before_close:
+            self._recorder.before_close.remove(function)
 
     def _close_tracer(self) -> None:
         if self._tracer is not None:
@@ -255,7 +263,7 @@ class Job:
     # Loops, iterations, phases -------------------------------------------------------------------------------------
 
     def begin_loop(self, step: int = 0, target: int | None = None, *, start_s: float | None = None) -> None:
-        """Begin the training loop at a step, now or at a time of `perf_counter`; one that is still open is ended."""
+        """Start the training loop at a step, now or at a time on `perf_counter`. End one that is still open."""
         if self.run is None:
             return
         self.end_loop()
@@ -271,7 +279,7 @@ class Job:
         recorder.driver = self._framework
 
     def end_loop(self, error: BaseException | None = None) -> None:
-        """End the training loop, if one is open; an iteration that was not completed is none."""
+        """End the training loop, if one is open. An unfinished iteration is discarded."""
         loop, self._loop, self._iteration = self._loop, None, None
         if self._recorder is not None and self._recorder.driver == self._framework:
             self._recorder.driver = None
@@ -284,26 +292,26 @@ class Job:
         return self._loop is not None and self._loop.active
 
     def begin_iteration(self, start_s: float | None = None) -> None:
-        """Note that an iteration begins, now or at a time of `perf_counter`; one that did not end does not count."""
-        if self._loop is not None and self._recorder is not None:
+        """Start an iteration, now or at a time on `perf_counter`. An unfinished one is discarded."""
+        if self._loop is not None:
             at_s = perf_counter() if start_s is None else start_s
             self._iteration = self._recorder.start_iteration(_ITERATION, at_s, self._loop)
 
     def phase(self, name: Names, start_s: float, stop_s: float) -> None:
-        """Record a phase of the present iteration, between two times of `perf_counter`."""
+        """Record a phase of the current iteration, between two times on `perf_counter`."""
         parent = self._iteration or self._loop
         if parent is not None and self._recorder is not None and not self._recorder.is_closed:
             self._recorder.add_finished_span(name, start_s, stop_s, parent)
 
     def end_iteration(
-        self, stop_s: float | None = None, *, begins_next: bool = False, marks: Marks | None = None
+        self, stop_s: float | None = None, *, begins_next: bool = False, marks: PhaseMarks | None = None
     ) -> None:
-        """Record that the present iteration is completed.
+        """Record that the current iteration is complete.
 
         Args:
-            stop_s: when, on `perf_counter`; now if not given.
-            begins_next: whether the next begins at the same moment.
-            marks: its phases, where they were marked rather than told by `phase`.
+            stop_s: its end on `perf_counter`; now if not given.
+            begins_next: whether the next iteration starts at the same time.
+            marks: its phases, if they were not recorded with `phase`.
         """
         at_s = perf_counter() if stop_s is None else stop_s
         iteration, self._iteration = self._iteration, None
@@ -313,21 +321,21 @@ class Job:
             else:
                 self._recorder.finish_span(iteration, at_s)
         self._num_done += 1
-        self._between_steps()
+        self._handle_requests()
         if begins_next:
             self.begin_iteration(at_s)
 
-    def _between_steps(self) -> None:
+    def _handle_requests(self) -> None:
         if self._tracer is not None:
             self._tracer.step(self._num_done - 1 + self.first_step)
         run = self.run
-        if run is not None and run._panel.has_ready:  # a loop that logs seldom is steered all the same
+        if run is not None and run._panel.has_ready:  # otherwise `log` applies them, which some loops rarely call
             run._panel.apply()
 
     # Other spans ---------------------------------------------------------------------------------------------------
 
-    def begin_span(self, scope: SpanScope, start_s: float | None = None) -> Span | None:
-        """Begin any span inside the run: ``job.begin_span(validation_loop())``, now or at a time of `perf_counter`."""
+    def begin_span(self, span: Span, start_s: float | None = None) -> Span | None:
+        """Start any span in the run, such as `validation_loop()`, now or at a time on `perf_counter`."""
         recorder = self._recorder
         if recorder is None or not self.is_open:
             return None
@@ -342,39 +350,41 @@ class Job:
         error: BaseException | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        """End a span that `begin_span` returned, now or at a time of `perf_counter`."""
+        """End a span that `begin_span` returned, now or at a time on `perf_counter`."""
         if span is not None and span.active and span.recorder is not None:
             if attributes:
                 span.add_attributes(attributes)
             span.recorder.close_span(span, at_s, error=error)
 
-    # What is asked of it -------------------------------------------------------------------------------------------
+    # Requests -----------------------------------------------------------------------------------------------------
 
-    def asked(self) -> Asked:
-        """Return what is asked of the run. In a distributed job all ranks must call it at the same step.
+    def requested_actions(self) -> RequestedActions:
+        """Return the requested actions. In a distributed job, all ranks must call this at the same step.
 
-        Rank 0 alone hears of it and tells the others, so there it is a collective operation: call it where the
-        framework has one anyway, such as where it logs.
+        Only rank 0 receives requests and broadcasts them, so this is a collective operation. Call it where the
+        framework synchronises anyway, such as where it logs.
         """
         stop = self.run is not None and self.run.should_stop
         checkpoint = self.run is not None and self.run.should_checkpoint
-        asked = Asked(stop, checkpoint, self.run.log_every if self.run is not None else 1)
-        return _told_by_first(asked) if self.world_size > 1 else asked
+        actions = RequestedActions(stop, checkpoint, self.run.log_every if self.run is not None else 1)
+        return _broadcast(actions) if self.world_size > 1 else actions
+
+    asked = requested_actions  # renamed; the frameworks still use the old name
 
 
 def name_from(text: Any) -> str | None:
-    """Return a name for a run made of what a framework calls it, None if nothing is left of that."""
-    kept = "".join(letter if letter.isalnum() or letter in "._+=@-" else "-" for letter in str(text or ""))
-    return kept.strip(".- ")[:80] or None
+    """Return a valid run name made from a framework's name for it, or None if no character is usable."""
+    name = "".join(char if char.isalnum() or char in "._+=@-" else "-" for char in str(text or ""))
+    return name.strip(".- ")[:80] or None
 
 
 def is_interactive() -> bool:
-    """Tell whether somebody sits at a prompt or in a notebook, whose process goes on when training has ended."""
+    """Return whether this is a prompt or a notebook, whose process outlives training."""
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 def is_run(log_dir: str, name: str, run_id: Any) -> bool:
-    """Tell whether the run of that name is the one that a checkpoint speaks of, and not a later one."""
+    """Return whether the run of that name is the one a checkpoint refers to, and not a later one."""
     folder = RunFolder(os.path.join(log_dir, name))
     if not run_id or not folder.exists():
         return False
@@ -382,8 +392,8 @@ def is_run(log_dir: str, name: str, run_id: Any) -> bool:
     return bool(start.get("run_id") == run_id)
 
 
-def _check(name: str | None, settings: Mapping[str, Any]) -> None:
-    """Refuse a name or a setting that cannot be, when an integration is made and not when training begins."""
+def _validate(name: str | None, settings: Mapping[str, Any]) -> None:
+    """Raise for an invalid name or setting when the integration is created, not when training begins."""
     if name is not None:
         check_run_name(name)
     known = {*Settings.__struct_fields__, "tags", "notify", "rules", "resume", "any_rank"}
@@ -401,23 +411,28 @@ def _live_run() -> Run | None:
 
 
 def _process_start_msec() -> float | None:
-    """Return when the process began, so that its imports are counted; None at a prompt, which is no part of a job."""
+    """Return when the process started, so that imports count as part of the job; None in an interactive session."""
     if is_interactive():
         return None
     import psutil
 
-    began_s = psutil.Process().create_time()
-    return began_s * 1000 if 0 < time.time() - began_s < _LONGEST_START_S else None
+    start_s = psutil.Process().create_time()
+    return start_s * 1000 if 0 < time.time() - start_s < _MAX_STARTUP_S else None
 
 
-def _told_by_first(asked: Asked) -> Asked:
-    """Return what rank 0 says, on all ranks of torch's process group."""
+def _broadcast(actions: RequestedActions) -> RequestedActions:
+    """Return the actions of rank 0 on all ranks of torch's process group."""
     torch: Any = sys.modules.get("torch")
     distributed: Any = sys.modules.get("torch.distributed")
     if torch is None or distributed is None or not (distributed.is_available() and distributed.is_initialized()):
-        return asked
+        return actions
     device = "cuda" if "nccl" in str(distributed.get_backend()) else "cpu"
-    told = torch.tensor(list(map(int, asked)), dtype=torch.int64, device=device)
-    distributed.broadcast(told, src=0)
-    stop, checkpoint, log_every = told.tolist()
-    return Asked(bool(stop), bool(checkpoint), log_every)
+    values = torch.tensor(list(map(int, actions)), dtype=torch.int64, device=device)
+    distributed.broadcast(values, src=0)
+    stop, checkpoint, log_every = values.tolist()
+    return RequestedActions(bool(stop), bool(checkpoint), log_every)
+
+
+Job = IntegrationRun  # renamed; the frameworks still import the old name
+Plan = RunOptions  # renamed; the frameworks still import the old name
+Asked = RequestedActions  # renamed; the frameworks still import the old name

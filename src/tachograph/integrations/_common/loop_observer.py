@@ -1,12 +1,14 @@
-"""Follows a plain PyTorch loop by what it calls: the loader for a batch, `backward`, the optimizer's `step`.
+"""Feeds `LoopState` with what a plain PyTorch loop does, and records what it reveals.
 
-Nothing but these boundaries is looked at, for hooks in every module would cost more than they tell. Between the arrival
-of a batch and `backward` lies the forward pass; an iteration ends with the last step of an optimizer before the next
-batch is asked for, or before an optimizer steps a second time. So accumulated batches are one iteration, and so are the
-steps that the two optimizers of a GAN take on a batch. Batches that are asked for while gradients are off are those of
-a validation, and so is all that a loader gives without a `backward` while training goes on.
+Wrappers around torch's functions (`TorchPatches`) and tracked loaders call the methods here. Each one decides whether
+the call belongs to the loop at all, reads the clock, the loss or the learning rate, passes an event to the state
+machine and records its outputs: iterations, phases, validations, epochs, metrics. How the loop is recognised is
+described in `loop_state`.
 
-All of it is called by the training thread, and none of it may raise or wait.
+A call does not belong to the loop if another thread makes it than the one that trains, or if something else, such as
+a framework's callback, already marks the iterations of this run.
+
+Everything here runs in the training thread. Nothing may raise or wait.
 """
 
 from __future__ import annotations
@@ -15,440 +17,330 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
 from tachograph._base.guard import guard, guarded
 from tachograph.exceptions import ConfigError
-from tachograph.integrations._common.iteration import (
-    Compiled,
+from tachograph.integrations._common.job import IntegrationRun, Names, RunOptions
+from tachograph.integrations._common.loop_state import (
+    EpochFinished,
     Iteration,
-    gradient_norm,
-    loss_of,
-    number_of,
-    steps_before,
-    total_of,
+    LoopState,
+    Output,
+    RunNeeded,
+    StepSkipped,
+    ValidationBatch,
+    ValidationEnded,
+    ValidationStarted,
 )
-from tachograph.integrations._common.job import Job, Names, Plan
-from tachograph.integrations._common.manual_spans import is_inside, is_marked_by_hand
-from tachograph.integrations._common.validation import Validation
+from tachograph.integrations._common.manual_spans import is_inside, is_iteration_marked
+from tachograph.integrations._common.tensors import gradient_norm, loss_value, number_from, steps_completed, sum_losses
 from tachograph.recorder import Run, latest_run
-from tachograph.spans import Span, TrainingRecorder, checkpoint_save, current_span
+from tachograph.spans import Span, TrainingRecorder, checkpoint_save, current_span, validation_loop
 
-__all__ = ["Observer", "share", "shared"]
+__all__ = ["CompiledState", "LoopObserver", "active_observer", "set_active_observer"]
 
 _ITERATION = Names.TRAINING_SINGLE_ITERATION
 _SAVES = frozenset({Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC})
+_EVALUATIONS = frozenset({Names.VALIDATION_LOOP, Names.TESTING_LOOP})
 
-_shared: list[Observer] = []
+_NO_CONTROL = "`tacho run` observes a plain loop but cannot control it; send the process a signal instead"
 
-_steps_seen: weakref.WeakKeyDictionary[Run, int] = weakref.WeakKeyDictionary()
-"""Of each run, the steps that were seen by one that looks no more: the next goes on there."""
+_active: list[LoopObserver] = []
 
-
-def shared() -> Observer | None:
-    """Return what follows this process's loop: that of `tacho run`, or the first that `watch` or `track` made."""
-    return _shared[0] if _shared else None
+_steps_by_run: weakref.WeakKeyDictionary[Run, int] = weakref.WeakKeyDictionary()
+"""The steps counted in each run by observers that were closed: the next observer of the run continues from there."""
 
 
-def share(observer: Observer | None) -> None:
-    """Let one follow this process's loop, or none."""
-    _shared[:] = [observer] if observer is not None else []
+def active_observer() -> LoopObserver | None:
+    """Return the observer of this process's loop: that of `tacho run`, or the first made by `watch` or `track`."""
+    return _active[0] if _active else None
 
 
-class Observer:
-    """What is known of the loop at the moment.
+def set_active_observer(observer: LoopObserver | None) -> None:
+    """Make one the observer of this process's loop, or none."""
+    _active[:] = [observer] if observer is not None else []
+
+
+class CompiledState:
+    """Flags set by code that torch compiled. Setting an attribute is all it can do without breaking the graph."""
+
+    ran_backward = False
+    ran_step = False
+
+
+class LoopObserver:
+    """Observes the loop of one process and records it.
 
     Args:
-        plan: what to begin a run with, where none goes on.
-        method: how training is observed: what the run says of it.
-        logs_into_any: whether loss, learning rate and gradient norm are logged also into a run that the script began
-            itself, which then may log them, too.
+        options: the options of a run that has to be started because none is running.
+        method: how training is observed, as recorded in the `instrumented` event.
+        logs_into_any: whether loss, learning rate and gradient norm are also logged into a run that the script
+            started itself. The script may log them, too.
     """
 
-    def __init__(self, plan: Plan, *, method: str, logs_into_any: bool) -> None:
+    def __init__(self, options: RunOptions, *, method: str, logs_into_any: bool) -> None:
         self.method = method
         self.logs_into_any = logs_into_any
-        self._plan = plan
-        self._job = Job("pytorch", plan)
-        self._cannot_begin = False
-        self._thread: int | None = None
-        """The one that trains; the last that was heard of, as long as none does."""
-        self._trainer: threading.Thread | None = None
-        self._trains = False
-        self._is_cuda = False
-        self._now = Iteration(None, is_cuda=False)
-        self._after: Iteration | None = None
-        """What came after its last step: of the next one, unless another optimizer steps first."""
-        self._validation = Validation()
-        self._stepping: int | None = None
-        """The optimizer whose step goes on."""
-        self._is_waiting = False
-        self._is_saving = False
-        self._is_backward = False
-        self._has_learnt = False
-        """Whether there was a backward pass: before, a step of an optimizer is no training."""
-        self._taken: list[list[Any]] = []
-        """Where the loss of the backward pass that goes on was put."""
-        self._num_epochs = 0
-        self._epoch_step = 0
-        """The step at which the epoch began."""
-        self._num_batches = 0
-        """Batches of the present pass over the data."""
-        self._num_idle = 0
-        """Those of them that came since the last backward pass."""
-        self.compiled = Compiled()
-        self.sees_steps = False
-        """Whether steps of optimizers are told; without them an iteration is a batch."""
+        self.state = LoopState()
+        self.compiled = CompiledState()
         self.watched: set[int] | None = None
-        """The optimizers that are watched, by their ids; None: all."""
+        """The ids of the watched optimizers; None if all are watched."""
         self.facts: dict[str, Any] = {}
-        """What is known of the model."""
+        """Facts about the model for the `instrumented` event."""
         self.norm_every = 0
-        self.num_steps = 0
-        """Iterations seen."""
-        self.num_optimizer_steps = 0
-        """Steps of optimizers seen, whichever they were."""
+        """Compute the gradient norm every this many steps if the script does not; 0: never."""
+        self._options = options
+        self._integration = IntegrationRun("pytorch", options)
+        self._cannot_start = False
+        self._thread_id: int | None = None
+        """The thread that trains. Until an optimizer steps, the last thread that did anything of interest."""
+        self._thread: threading.Thread | None = None
+        self._thread_trains = False
+        self._is_fetching = False
+        self._is_saving = False
+        self._is_in_backward = False
+        self._validation: Span | None = None
 
     @property
-    def has_begun(self) -> bool:
-        """Whether it has found or begun its run."""
-        return self._job.run is not None
+    def has_started(self) -> bool:
+        """Whether it has found or started its run."""
+        return self._integration.run is not None
 
-    def use(self, run: Run) -> None:
+    @property
+    def num_optimizer_steps(self) -> int:
+        """Steps of any optimizer so far."""
+        return self.state.num_optimizer_steps
+
+    def expect_steps(self) -> None:
+        """Use optimizer steps to find iterations: from now on they are reported."""
+        self.state.observes_steps = True
+
+    def record_into(self, run: Run) -> None:
         """Record into a run from now on.
 
         Raises:
-            ConfigError: if it already records into another one that goes on.
+            ConfigError: if it records into another run that is still running.
         """
-        if self._job.is_open and self._job.run is not run:
-            assert self._job.run is not None  # noqa: S101 - it is open
+        recorded = self._integration.run
+        if recorded is run:
+            return
+        if recorded is not None and self._integration.is_open:
             raise ConfigError(
-                f"run={run.name!r}: the loop is recorded into {self._job.run.name!r}, which goes on; "
-                "finish that first, or close what watches it"
+                f"run={run.name!r}: the loop is recorded into {recorded.name!r}, which is still running; "
+                "finish that run first, or close its watch"
             )
-        if self._job.run is not run:
-            self._plan = Plan(run, None, {})
-            self._job = Job("pytorch", self._plan)
-            self._num_epochs = self._epoch_step = self.num_steps = 0
+        self._options = RunOptions(run, None, {})
+        self._integration = IntegrationRun("pytorch", self._options)
+        self.state.counting_reset()
 
-    # Whether to look -----------------------------------------------------------------------------------------------
+    # Which calls belong to the loop --------------------------------------------------------------------------------
+
+    def _is_ignored(self) -> bool:
+        """Return whether a call made now does not belong to the loop."""
+        if threading.get_ident() != self._thread_id and self._is_other_thread():
+            return True
+        return self._is_driven()
 
     def _is_other_thread(self) -> bool:
-        """Tell whether this is another thread than the one that trains: the first whose optimizer steps."""
+        """Return whether another thread trains: the first whose optimizer stepped, as long as it is alive."""
         here = threading.get_ident()
-        if here == self._thread:
+        if here == self._thread_id:
             return False
-        if self._trains and self._trainer is not None and self._trainer.is_alive():
+        if self._thread_trains and self._thread is not None and self._thread.is_alive():
             return True
-        if self._thread is not None:  # it has ended, or has learnt nothing: what was seen of it is not of this one
-            self._now, self._after = Iteration(None, self._is_cuda), None
-        self._thread, self._trainer, self._trains = here, threading.current_thread(), False
+        if self._thread_id is not None:
+            self.state.thread_changed()
+        self._thread_id, self._thread, self._thread_trains = here, threading.current_thread(), False
         return False
 
-    def _is_elsewhere(self) -> bool:
-        """Tell whether this is another thread than the one that trains, or something else marks the iterations."""
-        return self._is_other_thread() or self._is_driven()
-
     def _is_driven(self) -> bool:
-        """Tell whether something else marks the iterations."""
-        run = self._job.run
+        """Return whether something else marks the iterations of the run."""
+        run = self._integration.run
         if run is None or run.status != "running":
+            if self.state.is_recording:
+                self.state.recording_stopped()
             run = latest_run()
         recorder = run.span_recorder if run is not None else None
         return isinstance(recorder, TrainingRecorder) and recorder.driver not in {None, "pytorch"}
 
-    def _part(self) -> Iteration:
-        return self._after if self._after is not None else self._now
-
-    def _restart(self, began_s: float | None = None) -> None:
-        """Forget what came since the last iteration, for it was something else; gradients are kept in mind."""
-        if not self._now.losses:
-            self._now = Iteration(began_s, self._is_cuda)
-            if began_s is not None:
-                self._now.marks.mark(None)
-
     # Batches -------------------------------------------------------------------------------------------------------
 
     def fetch(self, get: Callable[[], Any]) -> Any:
-        """Get a batch and time it. What `get` raises passes; `StopIteration` ends an epoch, or a validation."""
-        if self._is_waiting or self._is_elsewhere():
+        """Call `get` for the next batch and time it. Exceptions propagate; `StopIteration` means no more data."""
+        if self._is_fetching or self._is_ignored():
             return get()
-        self._is_waiting = True
+        self._is_fetching = True
         start_s = perf_counter()
-        self._batch_asked(start_s)
+        self._batch_requested(start_s)
         try:
             batch = get()
         except StopIteration:
-            self._loader_ended()
+            self._data_exhausted()
             raise
         finally:
-            self._is_waiting = False
-        self._batch_came(start_s, perf_counter())
+            self._is_fetching = False
+        self._batch_received(start_s)
         return batch
 
-    @guarded("seeing a batch asked for")
-    def _batch_asked(self, now_s: float) -> None:
-        self._hear_compiled()
-        if self._now.step_s is not None:
-            self._end_iteration()
-        self._stepping = None
+    @guarded("observing the request for a batch")
+    def _batch_requested(self, now_s: float) -> None:
+        state = self.state
+        self._apply_compiled()
         if not sys.modules["torch"].is_grad_enabled():
-            if self._validation.is_open:
-                self._validation.batch_done(now_s)
-            else:
-                self._validation.begin(self._job, now_s)
-        elif self._validation.is_open:
-            self._validation.batch_done(now_s)
-            self._end_validation(now_s)
-        elif not self.sees_steps:
-            self._end_batch(now_s)
+            outputs = state.batch_requested(now_s, False, is_manual_validation=is_inside(_EVALUATIONS))
+        elif state.observes_steps:
+            outputs = state.batch_requested(now_s, True)
+        else:
+            outputs = state.batch_requested(now_s, True, is_manual=self._is_batch_marked())
+        if outputs:
+            self._record(outputs)
 
-    @guarded("seeing a batch")
-    def _batch_came(self, start_s: float, now_s: float) -> None:
-        if self._validation.is_open or not sys.modules["torch"].is_grad_enabled():
-            return
-        now = self._now
-        if now.began_s is None:
-            now.began_s = start_s
-        self._num_batches += 1
-        self._num_idle += 1
-        now.wait(start_s, now_s)
-        now.marks.mark(None)
-        if not self.sees_steps and not self._job.is_open:
-            self._begin()
+    @guarded("observing a batch")
+    def _batch_received(self, start_s: float) -> None:
+        outputs = self.state.batch_received(start_s, perf_counter(), sys.modules["torch"].is_grad_enabled())
+        if outputs:
+            self._record(outputs)
 
-    @guarded("seeing the end of the data")
-    def _loader_ended(self) -> None:
-        now_s = perf_counter()
-        if self._validation.is_open:
-            self._end_validation(now_s)
-            return
-        if not sys.modules["torch"].is_grad_enabled():
-            return
-        num_batches, self._num_batches = self._num_batches, 0
-        num_idle, self._num_idle = self._num_idle, 0
-        if self.sees_steps and num_batches and num_idle == num_batches:
-            starts = [start_s for start_s, _ in self._now.waits[-num_idle:]]
-            self._validation.begin(self._job, starts[0])
-            for next_s in (*starts[1:], now_s):
-                self._validation.batch_done(next_s)
-            self._end_validation(now_s)
-        elif self.num_steps > self._epoch_step:
-            self._num_epochs += 1
-            self._epoch_step = self.num_steps
-            if self._job.run is not None and (self._job.owns_run or self.logs_into_any):
-                self._job.run.log_epoch(self._num_epochs, step=self.num_steps - 1)
-        self._restart()
+    @guarded("observing the end of the data")
+    def _data_exhausted(self) -> None:
+        grad_enabled = sys.modules["torch"].is_grad_enabled()
+        self._record(
+            self.state.data_exhausted(perf_counter(), grad_enabled, is_manual_validation=is_inside(_EVALUATIONS))
+        )
 
-    def _end_batch(self, now_s: float) -> None:
-        """End the iteration that a batch is where nobody tells of steps."""
-        if self._now.began_s is not None and self._now.waits:
-            latest = current_span.get()  # stays what it is when it ends
-            since_s = latest.start_s if latest is not None and latest.name is _ITERATION else None
-            is_recent = since_s is not None and since_s >= self._now.began_s
-            self._now.is_by_hand = is_recent or is_marked_by_hand(self._job.run)
-            self._now.step_s = now_s
-            self._end_iteration()
-
-    def _end_validation(self, now_s: float) -> None:
-        if self._validation.is_open:
-            self._validation.end(self._job, now_s)
-            self._restart()
+    def _is_batch_marked(self) -> bool:
+        """Return whether the script itself marked an iteration since the current batch was requested."""
+        began_s = self.state.current.began_s
+        latest = current_span.get()  # the context variable keeps a span that has ended
+        start_s = latest.start_s if latest is not None and latest.name is _ITERATION else None
+        if start_s is not None and began_s is not None and start_s >= began_s:
+            return True
+        return is_iteration_marked(self._integration.run)
 
     # Backward ------------------------------------------------------------------------------------------------------
 
     def backward(self, run_backward: Callable[[], Any], loss: Any) -> Any:
-        """Run the backward pass and time it. Those inside another, as of recomputed activations, are a part of it."""
-        if self._is_backward or self._is_elsewhere():
+        """Run the backward pass and time it. A nested one, as of recomputed activations, is part of the outer one."""
+        if self._is_in_backward or self._is_ignored():
             return run_backward()
-        self._is_backward = True
-        self._taken.clear()
-        self._backward_begins(loss)
+        self._is_in_backward = True
+        self._backward_started(loss)
         try:
             result = run_backward()
         except BaseException:
-            for losses in self._taken:
-                losses.pop()  # it may be tried again
+            self.state.backward_failed()
             raise
         finally:
-            self._is_backward = False
-            self._backward_ended()
+            self._is_in_backward = False
+            self._backward_finished()
         return result
 
-    @guarded("seeing the backward pass")
-    def _backward_begins(self, loss: Any) -> None:
-        self._hear_compiled()
-        if not self._has_learnt:
-            self._has_learnt = True
+    @guarded("observing the backward pass")
+    def _backward_started(self, loss: Any) -> None:
+        state = self.state
+        self._apply_compiled()
+        if not state.has_seen_backward:
             first = loss[0] if isinstance(loss, (list, tuple)) and loss else loss
-            self._is_cuda = getattr(getattr(first, "device", None), "type", "cpu") == "cuda"
-            self._now.mark_on(is_cuda=self._is_cuda)
-        part = self._part()
-        if part.began_s is None:
-            part.began_s = perf_counter()
-        self._num_idle = 0
-        part.marks.mark(Names.MODEL_FORWARD)
-        # An optimizer that evaluates the loss several times in a step takes the step for the first of them.
-        if self._stepping is None or not part.losses:
-            self._taken += part.lose(loss_of(loss, is_scaled=part.is_scaled))
+            if getattr(getattr(first, "device", None), "type", "cpu") == "cuda":
+                state.cuda_detected()
+        if state.backward_started(perf_counter()):
+            state.add_loss(loss_value(loss, is_scaled=state.latest.is_scaled))
 
-    @guarded("seeing the end of the backward pass")
-    def _backward_ended(self) -> None:
-        self._part().marks.mark(Names.MODEL_BACKWARD)
+    @guarded("observing the end of the backward pass")
+    def _backward_finished(self) -> None:
+        self.state.backward_finished(perf_counter())
 
-    def _begin(self, optimizer: Any = None) -> None:
-        """Find the run, or begin it, with the first thing that only training does."""
-        if self._cannot_begin:
-            return
-        if self._job.run is not None:  # it has ended: only another that goes on is taken, and none begun in its place
-            live = latest_run()
-            if self._plan.run is not None or live is None or live.status != "running" or live._is_forked:
-                return
-            self._num_epochs = self._epoch_step = self.num_steps = 0
-        self._cannot_begin = True  # until it has: what failed is not tried again at every step
-        is_known = optimizer is not None and optimizer is not self.compiled
-        facts = {"optimizer": type(optimizer).__name__ if is_known else None, **self.facts}
-        run = self._job.begin(method=self.method, version=sys.modules["torch"].__version__, facts=facts)
-        self._cannot_begin = False
-        self._job.before_end(self.close)
-        if self.num_steps == 0:
-            self.num_steps = self._epoch_step = _steps_seen.get(run, 0)
-        if run.resumed:
-            self.num_steps = self._epoch_step = steps_before(run, optimizer)
+    @guarded("observing a gradient norm")
+    def gradients_clipped(self, norm: Any) -> None:
+        """Handle the norm of all gradients, as returned by clipping."""
+        if not self._is_ignored() and self.state.latest.norm is None:
+            self.state.norm_computed(number_from(norm))
 
-    # The optimizer -------------------------------------------------------------------------------------------------
-
-    @guarded("seeing an optimizer begin a step")
-    def step_begins(self, optimizer: Any) -> None:
-        """Hear that an optimizer is about to step."""
-        # One that is taken inside the backward pass may be in a thread of the device's.
-        if (not self._is_backward and self._is_other_thread()) or self._is_driven():
-            return
-        self._place_step(optimizer)
-        if self._stepping is None:
-            self._stepping = id(optimizer)
-        now = self._now
-        now.marks.mark(None)
-        groups = optimizer.param_groups
-        now.lr = number_of(groups[0].get("lr")) if groups else None
-        is_due = self.norm_every and now.norm is None and self.num_steps % self.norm_every == 0
-        if is_due and getattr(optimizer, "grad_scale", None) is None:  # else it unscales the gradients itself, later
-            now.norm = number_of(gradient_norm(groups))
-
-    @guarded("seeing an optimizer step")
-    def step_ended(self, optimizer: Any) -> None:
-        """Hear that an optimizer has stepped."""
-        if self._stepping is None or (not self._is_backward and threading.get_ident() != self._thread):
-            return  # its beginning was not heard
-        if self._stepping == id(optimizer):
-            self._stepping = None
-        self.num_optimizer_steps += 1
-        if not self._has_learnt:
-            return
-        self._now.marks.mark(Names.OPTIMIZER_UPDATE)
-        self._stepped(optimizer)
-
-    def _place_step(self, optimizer: Any) -> None:
-        """Find out to which iteration a step belongs: a second one of the same optimizer is of the next."""
-        if self._after is None:
-            return
-        if id(optimizer) in self._now.stepped:
-            self._end_iteration()
-        else:
-            self._now.join(self._after)
-            self._after = None
-
-    def _hear_compiled(self) -> None:
-        """Take what could not be told when it was done."""
-        compiled = self.compiled
-        if compiled.has_learnt:
-            compiled.has_learnt = False
-            self._has_learnt, self._num_idle = True, 0
-        if compiled.has_stepped:
-            compiled.has_stepped = False
-            if self._has_learnt and not self._is_driven():
-                self._place_step(compiled)
-                self._stepped(compiled)
-
-    def _stepped(self, optimizer: Any) -> None:
-        self._trains = True
-        now = self._now
-        now.stepped.add(id(optimizer))
-        now.step_s = after_s = perf_counter()
-        now.is_by_hand = now.is_by_hand or is_marked_by_hand(self._job.run)
-        if not self._job.is_open:
-            self._begin(optimizer)
-            after_s = perf_counter()  # what it takes to begin is no part of the next iteration
-        self._after = Iteration(after_s, self._is_cuda)
-        self._after.marks.mark(None)
-
-    @guarded("seeing a gradient norm")
-    def norm_known(self, norm: Any) -> None:
-        """Hear of the norm of all gradients, from who has clipped them."""
-        if not self._is_elsewhere() and self._part().norm is None:
-            self._part().norm = number_of(norm)
-
-    @guarded("seeing a loss scaled")
+    @guarded("observing a scaled loss")
     def loss_scaled(self) -> None:
-        """Hear that a loss was scaled, so that what is scaled and cannot be told from it is not taken for it."""
-        if not self._is_elsewhere():
-            self._part().is_scaled = True
+        """Handle that a loss was scaled."""
+        if not self._is_ignored():
+            self.state.loss_scaled()
 
-    @guarded("seeing a skipped step")
+    # Optimizers ----------------------------------------------------------------------------------------------------
+
+    @guarded("observing the start of an optimizer step")
+    def step_started(self, optimizer: Any) -> None:
+        """Handle that an optimizer is about to step."""
+        # A step taken inside the backward pass may run in a thread of the autograd engine.
+        if (not self._is_in_backward and self._is_other_thread()) or self._is_driven():
+            return
+        state = self.state
+        outputs = state.step_started(id(optimizer))
+        if outputs:
+            self._record(outputs)
+        now_s = perf_counter()
+        groups = optimizer.param_groups
+        state.update_started(now_s, number_from(groups[0].get("lr")) if groups else None)
+        is_norm_due = self.norm_every and state.current.norm is None and state.num_steps % self.norm_every == 0
+        # With `grad_scale` the optimizer unscales the gradients itself, later.
+        if is_norm_due and getattr(optimizer, "grad_scale", None) is None:
+            state.norm_computed(number_from(gradient_norm(groups)))
+
+    @guarded("observing an optimizer step")
+    def step_finished(self, optimizer: Any) -> None:
+        """Handle that an optimizer has stepped."""
+        state = self.state
+        if state.stepping is None or (not self._is_in_backward and threading.get_ident() != self._thread_id):
+            return  # its start was not observed
+        now_s = perf_counter()
+        outputs = state.step_finished(id(optimizer), now_s, is_iteration_marked(self._integration.run))
+        self._thread_trains = state.has_seen_backward
+        if outputs:
+            self._record(outputs, optimizer)
+
+    @guarded("observing a skipped step")
     def step_skipped(self, optimizer: Any) -> None:
-        """Hear that the gradients were not finite, and no step was taken because of it: an iteration all the same."""
-        is_ours = self.watched is None or id(optimizer) in self.watched
-        if not is_ours or self.compiled.has_stepped or not self._has_learnt or self._is_elsewhere():
+        """Handle that a step was skipped because gradients were not finite."""
+        is_watched = self.watched is None or id(optimizer) in self.watched
+        if not is_watched or self.compiled.ran_step or not self.state.has_seen_backward or self._is_ignored():
             return
-        self._place_step(optimizer)
-        step = self.num_steps
-        self._stepped(optimizer)
-        if self._job.run is not None and self._job.is_open:
-            self._job.run.event("optimizer_step_skipped", step=step, reason="gradients are not finite")
+        self._thread_trains = True
+        is_manual = is_iteration_marked(self._integration.run)
+        self._record(self.state.step_skipped(id(optimizer), perf_counter(), is_manual), optimizer)
 
-    def _end_iteration(self) -> None:
-        now = self._now
-        self._now, self._after = self._after or Iteration(now.step_s, self._is_cuda), None
-        run = self._job.run
-        if run is None or not self._job.is_open or now.step_s is None:
-            return
-        step, self.num_steps = self.num_steps, self.num_steps + 1
-        if not now.is_by_hand:
-            began_s = now.step_s if now.began_s is None else now.began_s
-            if not self._job.is_in_loop:
-                self._job.begin_loop(step, start_s=began_s)
-            self._job.begin_iteration(began_s)
-            for start, stop in now.waits:
-                self._job.phase(Names.DATA_LOADING, start, stop)
-            self._job.end_iteration(now.step_s, marks=now.marks)
-        known = {"train_loss": total_of(now.losses), "lr": now.lr, "grad_norm": now.norm}
-        known = {name: value for name, value in known.items() if value is not None}
-        if known and (self._job.owns_run or self.logs_into_any):
-            run.log(known, step=step)
-        if self._job.owns_run and self.method == "inferred":
-            run.reject_requests(
-                "nothing in this script looks at it: a plain loop is only watched; send it a signal instead"
-            )
+    def _apply_compiled(self) -> None:
+        """Pass on the flags that compiled code has set since the last event."""
+        compiled = self.compiled
+        if compiled.ran_backward:
+            compiled.ran_backward = False
+            self.state.compiled_backward_seen()
+        if compiled.ran_step:
+            compiled.ran_step = False
+            if self.state.has_seen_backward and not self._is_driven():
+                self._thread_trains = True
+                is_manual = is_iteration_marked(self._integration.run)
+                self._record(self.state.compiled_step_seen(id(compiled), perf_counter(), is_manual))
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 
     def save(self, write: Callable[[], Any], path: Any) -> Any:
-        """Let something be saved; the outermost save since training began is a checkpoint."""
-        has_stepped = self.num_steps > 0 or self._now.step_s is not None
-        if not has_stepped or self._is_saving or not self._job.is_open or self._is_elsewhere() or is_inside(_SAVES):
+        """Call `write` and record it as a checkpoint, if it is the outermost save and training has begun."""
+        if (
+            not self.state.has_stepped
+            or self._is_saving
+            or not self._integration.is_open
+            or self._is_ignored()
+            or is_inside(_SAVES)
+        ):
             return write()
         self._is_saving = True
         span: Span | None = None
         error: BaseException | None = None
-        with guard("seeing a checkpoint"):
-            self._hear_compiled()
-            if self._now.step_s is not None:
-                self._end_iteration()
+        with guard("observing a checkpoint"):
+            self._apply_compiled()
+            self._record(self.state.checkpoint_started())
             where = path if isinstance(path, (str, os.PathLike)) else getattr(path, "name", None)
             where = where if isinstance(where, (str, os.PathLike)) else None
-            span = self._job.begin_span(checkpoint_save(max(0, self.num_steps - 1), path=where))
+            span = self._integration.begin_span(checkpoint_save(max(0, self.state.num_steps - 1), path=where))
         try:
             return write()
         except BaseException as raised:
@@ -456,22 +348,90 @@ class Observer:
             raise
         finally:
             self._is_saving = False
-            with guard("seeing the end of a checkpoint"):
-                self._job.end_span(span, error=error)
-                self._restart(perf_counter())
+            with guard("observing the end of a checkpoint"):
+                self._integration.end_span(span, error=error)
+                self.state.checkpoint_finished(perf_counter())
 
-    # The end -------------------------------------------------------------------------------------------------------
+    # Recording -----------------------------------------------------------------------------------------------------
 
-    @guarded("ending what was observed")
+    def _record(self, outputs: Sequence[Output], optimizer: Any = None) -> None:
+        for output in outputs:
+            match output:
+                case Iteration():
+                    self._record_iteration(output)
+                case RunNeeded():
+                    self._start_run(optimizer)
+                case StepSkipped(step):
+                    if self._integration.run is not None and self._integration.is_open:
+                        reason = "gradients are not finite"
+                        self._integration.run.event("optimizer_step_skipped", step=step, reason=reason)
+                case EpochFinished(epoch, last_step):
+                    if self._integration.run is not None and (self._integration.owns_run or self.logs_into_any):
+                        self._integration.run.log_epoch(epoch, step=last_step)
+                case ValidationStarted(start_s):
+                    self._validation = self._integration.begin_span(validation_loop(), start_s)
+                case ValidationBatch(start_s, stop_s):
+                    span = self._validation
+                    if span is not None and span.recorder is not None and not span.recorder.is_closed:
+                        name = Names.VALIDATION_SINGLE_ITERATION
+                        span.recorder.add_finished_span(name, start_s, stop_s, span)
+                case ValidationEnded(stop_s):
+                    span, self._validation = self._validation, None
+                    self._integration.end_span(span, at_s=stop_s)
+
+    def _record_iteration(self, iteration: Iteration) -> None:
+        integration = self._integration
+        run = integration.run
+        if run is None or iteration.step_s is None:
+            return
+        if not iteration.is_manual:
+            began_s = iteration.step_s if iteration.began_s is None else iteration.began_s
+            if not integration.is_in_loop:
+                integration.begin_loop(iteration.step, start_s=began_s)
+            integration.begin_iteration(began_s)
+            for start_s, stop_s in iteration.waits:
+                integration.phase(Names.DATA_LOADING, start_s, stop_s)
+            integration.end_iteration(iteration.step_s, marks=iteration.marks)
+        if integration.owns_run or self.logs_into_any:
+            values = {"train_loss": sum_losses(iteration.losses), "lr": iteration.lr, "grad_norm": iteration.norm}
+            values = {name: value for name, value in values.items() if value is not None}
+            if values:
+                run.log(values, step=iteration.step)
+        if integration.owns_run and self.method == "inferred":
+            run.refuse(_NO_CONTROL)
+
+    def _start_run(self, optimizer: Any = None) -> None:
+        """Find the run, or start one."""
+        if self._cannot_start:
+            return
+        integration = self._integration
+        if integration.run is not None:  # it has ended: follow another run that is live, but do not start one
+            live = latest_run()
+            if self._options.run is not None or live is None or live.status != "running" or live._is_forked:
+                return
+        self._cannot_start = True  # until it has started: do not retry at every step
+        facts = {"optimizer": type(optimizer).__name__ if optimizer is not None else None, **self.facts}
+        run = integration.begin(method=self.method, version=sys.modules["torch"].__version__, facts=facts)
+        self._cannot_start = False
+        integration.call_before_end(self.close)
+        first_step = _steps_by_run.get(run, 0)
+        if run.resumed:
+            with guard("counting the steps before the run was resumed"):
+                first_step = steps_completed(run, optimizer)
+        self.state.recording_started(first_step, perf_counter())
+
+    @guarded("closing the observer of the loop")
     def close(self) -> None:
-        """Record what is left; the run goes on."""
-        self._hear_compiled()
-        self._end_validation(perf_counter())
-        if self._now.step_s is not None:
-            self._end_iteration()
-        elif not self.sees_steps:
-            self._end_batch(perf_counter())
-        self._job.end_loop()
-        self._job.let_go(self.close)
-        if self._job.run is not None:
-            _steps_seen[self._job.run] = self.num_steps
+        """Record what is left of the loop. The run is still running afterwards."""
+        if not self._integration.is_open and self.state.is_recording:
+            self.state.recording_stopped()
+        self._apply_compiled()
+        is_manual = not self.state.observes_steps and self._is_batch_marked()
+        self._record(self.state.loop_ended(perf_counter(), is_manual=is_manual))
+        self._integration.end_loop()
+        self._integration.detach(self.close)
+        if self._integration.run is not None:
+            _steps_by_run[self._integration.run] = self.state.num_steps
+
+
+Observer = LoopObserver  # renamed; benchmarks still import the old name

@@ -1,4 +1,4 @@
-"""What a loop marks itself, with the spans and callbacks of Tachograph: it is not to be told a second time."""
+"""Spans that the script marks itself, with `training_iteration()` or callbacks: they must not be recorded twice."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tachograph.integrations._common.job import Names
 from tachograph.recorder import Run
 from tachograph.spans import TrainingRecorder, current_span
 
-__all__ = ["is_inside", "is_marked_by_hand"]
+__all__ = ["is_inside", "is_iteration_marked"]
 
 _ITERATION = Names.TRAINING_SINGLE_ITERATION
 
 
 def is_inside(names: Collection[Names]) -> bool:
-    """Tell whether the present place is inside a span of one of these names."""
+    """Return whether the caller is inside an open span with one of these names."""
     span = current_span.get()
     while span is not None:
         if span.stop_s is None and span.name in names:
@@ -23,15 +23,15 @@ def is_inside(names: Collection[Names]) -> bool:
     return False
 
 
-def is_marked_by_hand(run: Run | None) -> bool:
-    """Tell whether the loop marks the present iteration itself: by a span around it, or by callbacks."""
+def is_iteration_marked(run: Run | None) -> bool:
+    """Return whether the script marks the present iteration itself: with a span around it, or with callbacks."""
     span = current_span.get()
-    while span is not None:  # written out, for it is asked at every step
+    while span is not None:  # not `is_inside`: this runs at every step
         if span.name is _ITERATION and span.stop_s is None:
             return True
         span = span._parent
     recorder = run.span_recorder if run is not None else None
     if not isinstance(recorder, TrainingRecorder) or not recorder.detached:
         return False
-    loose = recorder.detached.get(str(_ITERATION))
-    return loose is not None and loose.active
+    detached = recorder.detached.get(str(_ITERATION))
+    return detached is not None and detached.active

@@ -1,4 +1,4 @@
-"""What can be said of a torch model: how many parameters it has, and what LoRA does to it."""
+"""Facts about a torch model: its number of parameters and its LoRA settings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["adapter_config", "model_facts"]
 
 
 def model_facts(model: Any) -> dict[str, Any]:
-    """Return fields for the `start` record; what a model does not say is left out."""
+    """Return fields for the `start` record, without those the model does not provide."""
     if model is None or not hasattr(model, "parameters"):
         return {}
     total = trainable = 0
     for parameter in model.parameters():
-        # With DeepSpeed's third stage a rank holds a part of it, and knows how much the whole is.
+        # With DeepSpeed ZeRO-3 a rank holds only a shard; `ds_numel` is the size of the whole parameter.
         count = int(getattr(parameter, "ds_numel", 0) or parameter.numel())
         total += count
         trainable += count if parameter.requires_grad else 0
@@ -36,7 +36,7 @@ def model_facts(model: Any) -> dict[str, Any]:
 
 
 def adapter_config(model: Any) -> Any:
-    """Return the config of the PEFT adapter that is trained, None for a model without."""
+    """Return the config of the active PEFT adapter, or None if the model has none."""
     configs = getattr(model, "peft_config", None)
     if not isinstance(configs, Mapping) or not configs:
         return None

@@ -1,9 +1,9 @@
-"""When the phases of an iteration began and ended: by the clock on a CPU, by events on a GPU that are looked at later.
+"""The phases of an iteration: timed by the clock on a CPU, and by device events on a GPU.
 
-A GPU works behind the program that feeds it, so the clock of the program tells how long it took to ask for the work,
-not how long the work took. Nobody waits for an event: the writer's thread asks later whether it has happened. To
-record one takes some ten microseconds, so a few iterations per second are timed by events, and those between are taken
-to be like the last of them.
+A GPU runs behind the program that feeds it, so the program's clock measures how long it took to launch the work, not
+how long the work took. On CUDA each boundary is therefore also recorded as an event in the stream. The training thread
+never waits for an event: the writer's thread queries it later. Recording one costs about ten microseconds, so only a
+few iterations per second are timed by events; the iterations in between get the same shares as the last timed one.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ from typing import Any
 from tachograph.records import wait_for_event
 from tachograph.spans import ShortSpan, Span, StandardTrainingJobSpanName, TrainingRecorder
 
-__all__ = ["Marks"]
+__all__ = ["PhaseMarks"]
 
 _SAMPLE_EVERY_S = 0.25
-_MOST_POOLED = 256
+_MAX_MARKS = 4096
+"""A program that computes gradients but never steps an optimizer would otherwise collect marks without end."""
+_MAX_POOLED_EVENTS = 256
 
-_pools: dict[int, list[Any]] = {}
-"""Events that are free to be used again, by the device they are of."""
+_event_pools: dict[int, list[Any]] = {}
+"""Events that can be reused, by device index."""
 
-_sampled_s = [float("-inf")]
+_last_sample_s = [float("-inf")]
 """When an iteration was last timed by events."""
 
-_shares: weakref.WeakKeyDictionary[TrainingRecorder, list[tuple[Any, float]]] = weakref.WeakKeyDictionary()
-"""Of the last iteration that was timed by events: each phase, and its share of the time. For the writer's thread."""
+_phase_shares: weakref.WeakKeyDictionary[TrainingRecorder, list[tuple[Any, float]]] = weakref.WeakKeyDictionary()
+"""The phases of the last iteration timed by events, each with its share of the time. Used by the writer's thread."""
 
 
-class Marks:
-    """The phases of one iteration as they are marked: each ends the phase that began with the mark before it."""
+class PhaseMarks:
+    """The phase boundaries of one iteration: each mark ends the phase that began with the mark before it."""
 
     __slots__ = ("_events", "_is_cuda", "_is_sampled", "_names", "_times_s")
 
     def __init__(self, is_cuda: bool) -> None:
         self._is_cuda = is_cuda
-        self._is_sampled = is_cuda and perf_counter() - _sampled_s[0] >= _SAMPLE_EVERY_S
+        self._is_sampled = is_cuda and perf_counter() - _last_sample_s[0] >= _SAMPLE_EVERY_S
         self._names: list[Any] = []
         self._times_s: list[float] = []
         self._events: list[Any] = []
@@ -50,36 +52,53 @@ class Marks:
 
     @property
     def last_s(self) -> float:
-        """When the last mark was made, on `perf_counter`."""
+        """The time of the last mark, on `perf_counter`."""
         return self._times_s[-1]
 
-    def mark(self, ended: StandardTrainingJobSpanName | None) -> None:
-        """Say that a phase has ended, and the next begins; None where what has ended is no phase."""
+    @property
+    def phases(self) -> Iterable[tuple[Any, float, float]]:
+        """Name, start and end of each interval between two marks; the name is None if it belongs to no phase."""
+        return zip(self._names[1:], self._times_s, self._times_s[1:], strict=False)  # one interval less than marks
+
+    def mark(self, ended: StandardTrainingJobSpanName | None, now_s: float | None = None) -> None:
+        """Mark the end of a phase and the start of the next.
+
+        Args:
+            ended: the phase that ended; None if the time since the last mark belongs to no phase.
+            now_s: the time on `perf_counter`; now if not given.
+        """
+        if len(self._times_s) >= _MAX_MARKS:
+            return
         self._names.append(ended)
-        self._times_s.append(perf_counter())
+        self._times_s.append(perf_counter() if now_s is None else now_s)
         if self._is_sampled:
             self._events.append(_record_event())
+
+    def extend(self, later: PhaseMarks) -> None:
+        """Append marks that were made after these."""
+        self._names += later._names
+        self._times_s += later._times_s
+        self._events += later._events
 
     def submit(self, recorder: TrainingRecorder, iteration: Span, stop_s: float) -> None:
         """Record the iteration with its phases."""
         if self._is_cuda:
-            is_whole = len(self._names) == len(self._events) > 1 and None not in self._events
-            events = self._events if is_whole else []
+            is_complete = len(self._names) == len(self._events) > 1 and None not in self._events
+            events = self._events if is_complete else []
             if events:
-                _sampled_s[0] = stop_s
+                _last_sample_s[0] = stop_s
             iteration.stop_s = stop_s
             start_s = self._times_s[0] if self._times_s else stop_s
             recorder.add_deferred_spans(_DevicePhases(recorder, iteration, start_s, self._names, events).resolve)
             return
-        for place in range(1, len(self._names)):
-            name = self._names[place]
+        for name, phase_start_s, phase_stop_s in self.phases:
             if name is not None:
-                recorder.add_finished_span(name, self._times_s[place - 1], self._times_s[place], iteration)
+                recorder.add_finished_span(name, phase_start_s, phase_stop_s, iteration)
         recorder.finish_span(iteration, stop_s)
 
 
-class _DevicePhases:
-    """An iteration whose phases the writer works out when the device has come to their ends."""
+class _DevicePhases(DeferredRecord):
+    """An iteration on a GPU. The writer computes its phases once the device has passed their boundaries."""
 
     __slots__ = ("_events", "_iteration", "_names", "_recorder", "_start_s")
 
@@ -92,43 +111,47 @@ class _DevicePhases:
         self._names = names
         self._events = events
 
-    def resolve(self) -> Sequence[Span]:
-        """Return the phases and the iteration, on the writer thread."""
+    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[PendingRecord]:
+        """Return the records of the phases and of the iteration."""
+        add = self._recorder.aggregator.take
         if self._events:
-            self._measure()
-        spans: list[Span] = []
-        # Put one after the other into the time in which the iteration was fed to the device. What the device did
-        # meanwhile may be of the iteration before: as long as they are alike, the shares are right.
+            self._measure_shares()
+        notes: list[PendingRecord] = []
+        # The phases are laid end to end into the time in which the iteration was launched. The device may have been
+        # busy with the previous iteration meanwhile; the shares are right as long as iterations are alike.
         start_s = self._start_s
-        room_s = max(0.0, (self._iteration.stop_s or start_s) - start_s)
-        for name, share in _shares.get(self._recorder, ()):
-            stop_s = start_s + share * room_s
+        total_s = max(0.0, (self._iteration.stop_s or start_s) - start_s)
+        for name, share in _phase_shares.get(self._recorder, ()):
+            stop_s = start_s + share * total_s
             if name is not None:
-                spans.append(ShortSpan(name, self._recorder, start_s, stop_s, self._iteration))
+                notes += add(ShortSpan(name, None, self._recorder, start_s, stop_s, self._iteration), latest)
             start_s = stop_s
-        return [*spans, self._iteration]
+        return notes + add(self._iteration, latest)
 
-    def _measure(self) -> None:
-        """Take the shares of the phases from the events."""
+    def _measure_shares(self) -> None:
+        """Compute the shares of the phases from the events."""
         events = self._events
         if not wait_for_event(events[-1]):
             return  # the device is far behind, or stuck
-        lengths_s = [first.elapsed_time(second) / 1000 for first, second in itertools.pairwise(events)]
-        pool = _pools.setdefault(events[0].device.index, [])
-        if len(pool) < _MOST_POOLED:
+        durations_s = [first.elapsed_time(second) / 1000 for first, second in itertools.pairwise(events)]
+        pool = _event_pools.setdefault(events[0].device.index, [])
+        if len(pool) < _MAX_POOLED_EVENTS:
             pool.extend(events)
-        room_s = max(sum(lengths_s), (self._iteration.stop_s or self._start_s) - self._start_s)
-        if room_s > 0:
-            named = zip(self._names[1:], lengths_s, strict=True)
-            _shares[self._recorder] = [(name, length_s / room_s) for name, length_s in named]
+        total_s = max(sum(durations_s), (self._iteration.stop_s or self._start_s) - self._start_s)
+        if total_s > 0:
+            phases = zip(self._names[1:], durations_s, strict=True)
+            _phase_shares[self._recorder] = [(name, duration_s / total_s) for name, duration_s in phases]
 
 
 def _record_event() -> Any:
-    """Return an event put behind what the device has to do so far; None while a CUDA graph is captured."""
+    """Record an event behind the work launched so far; return None while a CUDA graph is being captured."""
     cuda: Any = sys.modules["torch"].cuda
     if cuda.is_current_stream_capturing():
         return None
-    pool = _pools.get(cuda.current_device())
+    pool = _event_pools.get(cuda.current_device())
     event = pool.pop() if pool else cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+Marks = PhaseMarks  # renamed; the frameworks still import the old name

@@ -1,7 +1,7 @@
-"""Wraps the few functions of torch and its neighbours through which an `Observer` sees a loop, and unwraps them.
+"""The functions of torch and related libraries that are wrapped so that a `LoopObserver` sees a loop.
 
-A wrapper calls what it wraps with what it was given, returns what that returns and lets through what it raises. Where
-it is itself compiled by torch it does no more than set a mark, for all else would cut the graph in pieces.
+A wrapper calls the original with the same arguments, returns its result and lets its exceptions propagate. While torch
+compiles the wrapper itself, it does no more than set a flag: anything else would break the graph.
 """
 
 from __future__ import annotations
@@ -11,124 +11,114 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tachograph.integrations._common.loop_observer import Observer
+from tachograph._base import patching
+from tachograph.integrations._common.loop_observer import LoopObserver
 
-__all__ = ["Patches"]
-
-_MARK = "_tachograph"
+__all__ = ["TorchPatches"]
 
 
-class Patches:
-    """What was wrapped, so that it can be undone."""
+class TorchPatches:
+    """Wraps what a training loop calls, one method per kind of call. `undo` restores everything."""
 
     sees_every_optimizer = False
-    """Whether the hooks of `every_optimizer` are in place, in this process."""
+    """Whether the global hooks of `every_optimizer` are registered in this process."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: LoopObserver) -> None:
         self._observer = observer
-        self._undo: list[Callable[[], None]] = []
+        self._patches = patching.Patches()
 
     def undo(self) -> None:
-        """Put back what was there, where nobody has wrapped it since."""
-        while self._undo:
-            self._undo.pop()()
+        """Restore the originals, except where another library has replaced our wrapper since."""
+        self._patches.undo()
 
-    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Wrap an attribute, unless it is wrapped already."""
-        original = getattr(owner, name, None)
-        if original is None or getattr(original, _MARK, False):
-            return
-        wrapper = functools.wraps(original)(make(original))
-        setattr(wrapper, _MARK, True)
-        # Also where it was defined, or it could not be pickled any more, as for a pool that saves in the background.
-        home = sys.modules.get(getattr(original, "__module__", None) or "")
-        for place in {id(place): place for place in (owner, home)}.values():
-            if getattr(place, name, None) is original:
-                setattr(place, name, wrapper)
-                self._undo.append(functools.partial(_put_back, place, name, wrapper, original))
-
-    # What a loop calls ---------------------------------------------------------------------------------------------
+    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        # Where it is defined, too: a process pool that saves in the background pickles `torch.save`.
+        self._patches.wrap(owner, name, make, where_defined=True)
 
     def backward(self) -> None:
-        """See the backward pass: `Tensor.backward` calls this function, too."""
-        observer, is_compiling = self._observer, _is_compiling()
+        """Observe the backward pass. `Tensor.backward` calls the same function."""
+        observer, is_compiling = self._observer, _compiling_test()
         compiled = observer.compiled
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def backward(*arguments: Any, **named: Any) -> Any:
                 if is_compiling():
-                    compiled.has_learnt = True
+                    compiled.ran_backward = True
                     return original(*arguments, **named)
                 loss = arguments[0] if arguments else named.get("tensors")
                 return observer.backward(lambda: original(*arguments, **named), loss)
 
             return backward
 
-        self._replace(sys.modules["torch.autograd"], "backward", make)
+        self._wrap(sys.modules["torch.autograd"], "backward", make)
 
     def clipping(self) -> None:
-        """See the gradient norm that clipping works out anyway."""
-        observer, is_compiling = self._observer, _is_compiling()
+        """Observe the gradient norm that clipping computes anyway."""
+        observer, is_compiling = self._observer, _compiling_test()
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def clip_grad_norm_(*arguments: Any, **named: Any) -> Any:
                 norm = original(*arguments, **named)
                 if not is_compiling():
-                    observer.norm_known(norm)
+                    observer.gradients_clipped(norm)
                 return norm
 
             return clip_grad_norm_
 
-        self._replace(sys.modules["torch.nn.utils"], "clip_grad_norm_", make)
+        self._wrap(sys.modules["torch.nn.utils"], "clip_grad_norm_", make)
 
     def every_optimizer(self) -> None:
-        """See the steps of all optimizers, whoever makes them."""
+        """Observe the steps of all optimizers, including those created later."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        self._observer.sees_steps = True
-        begins, ended = self.step_hooks()
-        handles = (register_optimizer_step_pre_hook(begins), register_optimizer_step_post_hook(ended))
-        Patches.sees_every_optimizer = True
+        self._observer.expect_steps()
+        before_step, after_step = self.step_hooks()
+        handles = (register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step))
+        TorchPatches.sees_every_optimizer = True
 
         def remove() -> None:
-            Patches.sees_every_optimizer = False
+            TorchPatches.sees_every_optimizer = False
             for handle in handles:
                 handle.remove()
 
-        self._undo.append(remove)
+        self._patches.on_undo(remove)
 
     def step_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Return what to call before and after the step of an optimizer."""
-        observer, is_compiling = self._observer, _is_compiling()
+        """Return hooks to call before and after the step of an optimizer."""
+        observer, is_compiling = self._observer, _compiling_test()
         compiled = observer.compiled
 
-        def begins(optimizer: Any, _arguments: Any, _named: Any) -> None:
+        def before_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
             if not is_compiling():
-                observer.step_begins(optimizer)
+                observer.step_started(optimizer)
 
-        def ended(optimizer: Any, _arguments: Any, _named: Any) -> None:
+        def after_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
             if is_compiling():
-                compiled.has_stepped = True
+                compiled.ran_step = True
             else:
-                observer.step_ended(optimizer)
+                observer.step_finished(optimizer)
 
-        return begins, ended
+        return before_step, after_step
 
     def every_loader(self, module: Any) -> None:
-        """See the batches of all data loaders of torch's module of that name."""
+        """Observe the batches of all data loaders.
+
+        Args:
+            module: `torch.utils.data.dataloader`.
+        """
         observer = self._observer
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def __next__(self: Any) -> Any:  # noqa: N807 - it stands in for that method
+            def __next__(self: Any) -> Any:  # noqa: N807 - replaces that method
                 return observer.fetch(functools.partial(original, self))
 
             return __next__
 
-        self._replace(module._BaseDataLoaderIter, "__next__", make)
+        self._wrap(module._BaseDataLoaderIter, "__next__", make)
 
     def loss_scaling(self) -> None:
-        """See the loss before it is scaled, and steps that are skipped because gradients overflowed."""
-        observer, is_compiling = self._observer, _is_compiling()
+        """Observe losses before they are scaled, and steps skipped because gradients overflowed."""
+        observer, is_compiling = self._observer, _compiling_test()
 
         def make_scale(original: Callable[..., Any]) -> Callable[..., Any]:
             def scale(self: Any, outputs: Any) -> Any:
@@ -154,17 +144,17 @@ class Patches:
             return step
 
         scaler = sys.modules["torch.amp.grad_scaler"].GradScaler
-        self._replace(scaler, "scale", make_scale)
-        self._replace(scaler, "step", make_step)
+        self._wrap(scaler, "scale", make_scale)
+        self._wrap(scaler, "step", make_step)
 
     def saving(self, owner: Any, name: str, place: int, keyword: str) -> None:
-        """See what a function saves.
+        """Observe a function that saves a checkpoint.
 
         Args:
-            owner: where the function is.
-            name: its name.
-            place: which of its arguments is the path.
-            keyword: what that argument is called.
+            owner: the module or class that has the function.
+            name: the name of the function.
+            place: the position of the argument that is the path.
+            keyword: the name of that argument.
         """
         observer = self._observer
 
@@ -175,15 +165,13 @@ class Patches:
 
             return save
 
-        self._replace(owner, name, make)
+        self._wrap(owner, name, make)
 
 
-def _is_compiling() -> Callable[[], bool]:
-    """Return what tells whether torch is making a graph of the code that calls it."""
+def _compiling_test() -> Callable[[], bool]:
+    """Return torch's function that tells whether it is compiling its caller."""
     is_compiling: Callable[[], bool] = sys.modules["torch"].compiler.is_compiling
     return is_compiling
 
 
-def _put_back(place: Any, name: str, wrapper: Any, original: Any) -> None:
-    if getattr(place, name, None) is wrapper:
-        setattr(place, name, original)
+Patches = TorchPatches  # renamed; benchmarks still import the old name

@@ -1,4 +1,4 @@
-"""Wraps some steps in torch's profiler when somebody asks for it, and stores the trace where Perfetto can open it."""
+"""Traces a few steps with torch's profiler on request, and stores the trace in a format that Perfetto opens."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from tachograph._base.guard import guard
-from tachograph.integrations._common.trace_session import TraceSession, why_not
+from tachograph.integrations._common.trace_session import TraceSession, find_obstacle
 from tachograph.journal import Request
 from tachograph.reader import list_traces, trace_name
 from tachograph.recorder import Run
 
 __all__ = ["StepTracer"]
 
-_MOST_TRACES = 20
-_LEAST_FREE_BYTES = 1 << 30
-_EXIT_WAIT_S = 2.0
+_MAX_TRACES = 20
+_MIN_FREE_BYTES = 1 << 30
+_EXIT_TIMEOUT_S = 2.0
 
 
 class StepTracer:
-    """Looks once per step whether a trace is asked for, and takes it. All but the storing is in the training thread.
+    """Checks for a trace request after each step and serves it. Only storing runs outside the training thread.
 
     Example:
         >>> tracer = StepTracer(run)
@@ -53,40 +53,40 @@ class StepTracer:
             run.collectors.append(self)
 
     def step(self, number: int | None = None) -> None:
-        """Hear that a step is done; a trace begins and ends here.
+        """Handle the end of a step. Traces start and end here.
 
         Args:
-            number: the global step that is done; without it, calls are counted from 0.
+            number: the global step that ended; if not given, calls are counted from 0.
         """
         self._num_steps += 1
         if self._session is None and self._panel.profile is None:
             return
         with guard("tracing a step"):
-            self._step(self._num_steps if number is None else number + 1)
+            self._advance(self._num_steps if number is None else number + 1)
 
-    def _step(self, following: int) -> None:
+    def _advance(self, following: int) -> None:
         session = self._session
         if session is None:
             if not self._is_closed and (self._storing is None or not self._storing.is_alive()):
-                self._begin(following)
+                self._start(following)
             return
         self._done += 1
         if self._request is None or self._done >= self._request.value:
-            self._end("")
-        elif (ending := session.step(following)) is not None:
-            self._end(ending)
+            self._finish("")
+        elif (reason := session.step(following)) is not None:
+            self._finish(reason)
 
-    def _begin(self, first: int) -> None:
-        request = self._panel.accept_profile()
+    def _start(self, first: int) -> None:
+        request = self._panel.take_profile()
         if request is None:
             return
         torch = sys.modules.get("torch")
-        reason = why_not(torch) or self._no_room()
+        reason = find_obstacle(torch) or self._find_storage_obstacle()
         if reason is None:
             session = TraceSession(torch)
             try:
                 session.start(first)
-            except Exception as error:  # noqa: BLE001 - whatever torch says, it is the answer to the request
+            except Exception as error:  # noqa: BLE001 - becomes the answer to the request
                 session.stop()
                 reason = f"the profiler could not be started: {type(error).__name__}: {error}"
             else:
@@ -95,17 +95,17 @@ class StepTracer:
         if reason is not None:
             self._panel.answer(request, "rejected", reason=reason)
 
-    def _no_room(self) -> str | None:
+    def _find_storage_obstacle(self) -> str | None:
         folder = self._run.folder
         if folder is None:
             return "the run has no folder"
-        if len(list_traces(folder)) >= _MOST_TRACES:
-            return f"there are {_MOST_TRACES} traces already, the most that are kept; delete some of traces/"
-        if shutil.disk_usage(folder.path).free < _LEAST_FREE_BYTES:
-            return "less than a gibibyte is free where the run is recorded"
+        if len(list_traces(folder)) >= _MAX_TRACES:
+            return f"the run already has {_MAX_TRACES} traces, the maximum; delete some from its traces/ folder"
+        if shutil.disk_usage(folder.path).free < _MIN_FREE_BYTES:
+            return "less than 1 GiB of disk space is free where the run is recorded"
         return None
 
-    def _end(self, why: str) -> None:
+    def _finish(self, reason: str) -> None:
         session, request = self._session, self._request
         self._session = self._request = None
         if session is None or request is None:
@@ -115,28 +115,35 @@ class StepTracer:
             self._panel.answer(request, "rejected", reason=session.fault)
             return
         took_s = time.monotonic() - self._start_s
-        given = (session, request, self._first, self._done, took_s, why)
+        arguments = (session, request, self._first, self._done, took_s, reason)
         self._stored = request
-        self._storing = threading.Thread(target=self._store, args=given, name="tachograph-trace", daemon=True)
+        self._storing = threading.Thread(target=self._store, args=arguments, name="tachograph-trace", daemon=True)
         self._storing.start()
 
-    # Storing, in a thread of its own -------------------------------------------------------------------------------
+    # Storing, in its own thread ------------------------------------------------------------------------------------
 
-    def _store(self, session: TraceSession, request: Request, first: int, steps: int, took_s: float, why: str) -> None:
+    def _store(
+        self, session: TraceSession, request: Request, first: int, steps: int, took_s: float, reason: str
+    ) -> None:
         try:
             path = self._write(session, first, steps)
             size_bytes = path.stat().st_size
-        except Exception as error:  # noqa: BLE001 - a full disk, or torch's own
+        except Exception as error:  # noqa: BLE001 - a full disk, or an error of torch
             self._answer(request, "rejected", reason=f"the trace could not be stored: {type(error).__name__}: {error}")
             return
-        place = f"traces/{path.name}"
+        relative = f"traces/{path.name}"
         if not self._is_closed:
-            fields: dict[str, Any] = {"path": place, "first_step": first, "num_steps": steps, "size_bytes": size_bytes}
+            fields: dict[str, Any] = {
+                "path": relative,
+                "first_step": first,
+                "num_steps": steps,
+                "size_bytes": size_bytes,
+            }
             self._run.event("trace", **fields, duration_s=round(took_s, 6))
-        self._answer(request, "applied", value=steps, path=place, **({"reason": why} if why else {}))
+        self._answer(request, "applied", value=steps, path=relative, **({"reason": reason} if reason else {}))
 
     def _answer(self, request: Request, status: str, **more: object) -> None:
-        if not self._is_closed:  # otherwise it was answered, and nothing more is recorded
+        if not self._is_closed:  # `close` has answered it already
             self._stored = None
             self._panel.answer(request, status, **more)
 
@@ -145,14 +152,14 @@ class StepTracer:
         if folder is None:
             raise OSError("the run has no folder")
         folder.traces.mkdir(exist_ok=True)
-        for left in folder.traces.glob(".*.tmp"):  # by a process that was killed
+        for leftover in folder.traces.glob(".*.tmp"):  # of a process that was killed
             with contextlib.suppress(OSError):
-                left.unlink()
+                leftover.unlink()
         path = _free_path(folder.traces, first, steps)
         plain, packed = (path.with_name(f".{path.name}.{part}.tmp") for part in ("plain", "packed"))
         try:
             session.export(plain)
-            _check_whole(plain)
+            _check_complete(plain)
             with open(plain, "rb") as source, gzip.open(packed, "wb", compresslevel=6) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             os.replace(packed, path)
@@ -162,24 +169,24 @@ class StepTracer:
                     each.unlink()
         return path
 
-    # As a source of the run ----------------------------------------------------------------------------------------
+    # As a collector of the run -------------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Do nothing: a trace is told when it is stored."""
+        """Do nothing: a trace is recorded when it is stored."""
 
     def close(self) -> None:
-        """Stop: what is being traced is given up, what is being stored is waited for, but not for long."""
+        """Abandon a trace in progress, and wait briefly for one that is being stored."""
         if self._is_closed:
             return
-        with guard("ending a trace"):
+        with guard("closing the tracer"):
             if self._session is not None and self._request is not None:
-                session, request, asked = self._session, self._request, self._request.value
+                session, request = self._session, self._request
                 self._session = self._request = None
                 session.stop()
-                reason = session.fault or f"the run ended after {self._done} of {asked} steps"
+                reason = session.fault or f"the run ended after {self._done} of {request.value} steps"
                 self._panel.answer(request, "rejected", reason=reason)
             if self._storing is not None:
-                self._storing.join(_EXIT_WAIT_S)
+                self._storing.join(_EXIT_TIMEOUT_S)
                 if self._stored is not None:
                     self._panel.answer(
                         self._stored, "rejected", reason="the run ended while the trace was being stored"
@@ -193,7 +200,7 @@ class StepTracer:
             self._run.collectors.remove(self)
 
     def forget(self) -> None:
-        """In a forked child: the trace is the parent's."""
+        """Drop the trace in a forked child: it belongs to the parent."""
         session, self._session = self._session, None
         self._request = self._storing = None
         self._is_closed = True
@@ -203,13 +210,13 @@ class StepTracer:
 
 
 def _free_path(folder: Path, first: int, steps: int) -> Path:
-    """Return where to store a trace: a step may be traced again after a resume."""
+    """Return an unused path for a trace: a step may be traced again after a resume."""
     return next(path for number in range(1, 1000) if not (path := folder / trace_name(first, steps, number)).exists())
 
 
-def _check_whole(path: Path) -> None:
-    """See whether the trace was written to its end: on a full disk torch says nothing."""
+def _check_complete(path: Path) -> None:
+    """Raise if the trace is truncated: torch does not report a full disk."""
     with open(path, "rb") as file:
         file.seek(max(0, os.path.getsize(path) - 64))
         if not file.read().rstrip().endswith(b"}"):
-            raise OSError("it was not written to its end; is the disk full?")
+            raise OSError("the trace is truncated; is the disk full?")

@@ -1,0 +1,80 @@
+"""Read numbers from tensors without making the training thread or a device wait."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tachograph.integrations._common.loop_state import MAX_PARTS
+from tachograph.reader import overview
+from tachograph.recorder import Run
+from tachograph.records import LazyValue, freeze
+
+__all__ = ["gradient_norm", "loss_value", "number_from", "sum_losses", "steps_completed"]
+
+
+def loss_value(loss: Any, *, is_scaled: bool = False) -> Any:
+    """Return the number that a backward pass is run on, or None if it is not a single number.
+
+    Args:
+        loss: the argument of the backward pass.
+        is_scaled: whether a loss was scaled in this iteration. Then only a loss that carries its unscaled value counts.
+    """
+    if isinstance(loss, (list, tuple)) and len(loss) == 1:
+        loss = loss[0]
+    unscaled = getattr(loss, "_tachograph_loss", None)
+    if unscaled is None and is_scaled:
+        return None
+    return number_from(loss if unscaled is None else unscaled)
+
+
+def number_from(value: Any) -> Any:
+    """Return a scalar as a number, or as a lazy value that is being copied from a device; None for anything else.
+
+    Tensors distributed over several devices are never touched: reading one would be a collective operation.
+    """
+    if type(value) is float or type(value) is int:
+        return value
+    torch: Any = sys.modules["torch"]
+    if type(value) is not torch.Tensor or value.numel() != 1 or not value.dtype.is_floating_point:
+        return None
+    if value.device.type == "cpu":
+        return value.item()
+    return freeze({"value": value}).get("value") if value.device.type == "cuda" else None
+
+
+def sum_losses(losses: list[Any]) -> Any:
+    """Return the sum of the losses whose gradients were accumulated, or None if one of them is unknown."""
+    if not losses or len(losses) >= MAX_PARTS or any(loss is None for loss in losses):
+        return None
+    if len(losses) == 1:
+        return losses[0]
+    if all(type(loss) is float for loss in losses):
+        return sum(losses)
+
+    def find() -> float:
+        return sum(float(loss.find() if isinstance(loss, LazyValue) else loss) for loss in losses)
+
+    return LazyValue(find)
+
+
+def gradient_norm(groups: list[dict[str, Any]]) -> Any:
+    """Return the norm of all gradients, or None if there are none or some are distributed over several devices.
+
+    The norm of distributed gradients would be a collective operation.
+    """
+    torch: Any = sys.modules["torch"]
+    gradients = [parameter.grad for group in groups for parameter in group["params"] if parameter.grad is not None]
+    if not gradients or any(type(gradient) is not torch.Tensor for gradient in gradients):
+        return None
+    return torch.nn.utils.get_total_norm(gradients)
+
+
+def steps_completed(run: Run, optimizer: Any) -> int:
+    """Return the number of steps before a run was resumed: as counted by its optimizer, else as recorded."""
+    steps = [number_from(state.get("step")) for state in getattr(optimizer, "state", {}).values()]
+    counted = [int(step) - 1 for step in steps if type(step) in (float, int)]
+    if counted:
+        return max(0, *counted)
+    last = overview(run.folder).step if run.folder is not None else None
+    return 0 if last is None else last + 1
