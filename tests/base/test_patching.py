@@ -50,7 +50,7 @@ def test_undo_on_object_removes_the_attribute():
     assert "save" not in vars(library)
 
 
-def test_nothing_is_wrapped_twice():
+def test_function_is_not_wrapped_twice():
     with Patches() as patches:
         assert patches.wrap(Library, "save", shout)
         assert not patches.wrap(Library, "save", shout)

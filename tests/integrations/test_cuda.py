@@ -78,7 +78,7 @@ def test_watching_adds_no_synchronisation(logs):
     assert history.num_lost_records == 0 and not history.latest("telemetry_error")
 
 
-def test_phases_are_those_of_the_device(logs):
+def test_phases_are_timed_by_the_device(logs):
     loop = Loop()
     loop.train(loop.batches)
     torch.cuda.synchronize()
@@ -92,7 +92,7 @@ def test_phases_are_those_of_the_device(logs):
     assert 1.4 < ratio < 2.6, update
 
 
-def test_what_is_logged_is_the_value_at_that_time(logs):
+def test_logged_tensor_keeps_its_value_at_that_time(logs):
     with tacho.init("gpu", log_dir=str(logs), console=False) as run:
         value = torch.zeros((), device="cuda")
         for step in range(500):
@@ -102,7 +102,7 @@ def test_what_is_logged_is_the_value_at_that_time(logs):
     assert series.values.tolist() == [float(step + 1) for step in range(500)]
 
 
-def test_weights_are_the_same_with_and_without(logs):
+def test_watching_does_not_change_the_weights(logs):
     def weights(is_watched: bool) -> bytes:
         loop = Loop()
         if not is_watched:

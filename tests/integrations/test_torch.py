@@ -84,7 +84,7 @@ def num_iterations(records: list[dict[str, Any]]) -> int:
 # Together ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_loop_is_recorded_from_two_lines(run):
+def test_two_lines_record_a_loop(run):
     model, optimizer, loader = parts()
     losses = []
     with tacho.watch(model, optimizer):
@@ -104,7 +104,7 @@ def test_a_loop_is_recorded_from_two_lines(run):
     assert all(update[f"window_share_{phase}"] > 0 for phase in ("data", "forward", "backward", "optimizer"))
 
 
-def test_nothing_is_computed_otherwise(run):
+def test_weights_and_random_state_are_unchanged(run):
     """The weights and the random state are those of the loop alone, also where the loader is made an iterator early."""
     states = []
     for is_watched in (False, True):
@@ -123,7 +123,7 @@ def test_nothing_is_computed_otherwise(run):
     assert len(norms) == NUM_BATCHES / 2
 
 
-def test_a_run_is_begun_where_there_is_none(tmp_path, monkeypatch):
+def test_run_is_started_if_there_is_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TACHO_CONSOLE", "false")
     model, optimizer, loader = parts()
@@ -134,7 +134,7 @@ def test_a_run_is_begun_where_there_is_none(tmp_path, monkeypatch):
     assert len(steps(recorded(run))) == NUM_BATCHES
 
 
-def test_tracked_before_it_is_watched(run):
+def test_track_before_watch(run):
     model, optimizer, loader = parts()
     tracked = tacho.track(loader)
     with tacho.watch(model, optimizer, logs=False):
@@ -149,7 +149,7 @@ def test_tracked_before_it_is_watched(run):
 # track ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_tracked_loader_is_the_loader(run):
+def test_tracked_loader_behaves_like_the_loader(run):
     _, _, loader = parts()
     tracked = tacho.track(loader)
     assert len(tracked) == NUM_BATCHES
@@ -167,7 +167,7 @@ def test_a_tracked_loader_is_the_loader(run):
     assert not tacho.track([])
 
 
-def test_track_alone_takes_a_batch_for_an_iteration(run):
+def test_track_alone_counts_batches_as_iterations(run):
     _, _, loader = parts()
     for _ in tacho.track(loader):
         pass
@@ -182,7 +182,7 @@ def test_track_alone_takes_a_batch_for_an_iteration(run):
     assert named(records, "training_metrics_update")[-1]["window_share_data"] > 0
 
 
-def test_track_alone_leaves_iterations_that_are_marked_to_the_loop(run):
+def test_track_alone_respects_manual_iterations(run):
     _, _, loader = parts()
     with tacho.training_loop(train_iterations_start=0):
         for _ in tacho.track(loader):
@@ -192,7 +192,7 @@ def test_track_alone_leaves_iterations_that_are_marked_to_the_loop(run):
     assert num_iterations(recorded(run)) == NUM_BATCHES
 
 
-def test_while_gradients_are_off_it_is_a_validation(run):
+def test_batches_without_gradients_are_a_validation(run):
     model, optimizer, loader = parts()
     with tacho.watch(model, optimizer):
         with torch.no_grad():  # before anything was learnt it is none
@@ -213,7 +213,7 @@ def test_while_gradients_are_off_it_is_a_validation(run):
     assert num_iterations(records) == 2 * NUM_BATCHES
 
 
-def test_what_a_loader_raises_passes(run):
+def test_loader_exceptions_propagate(run):
     def broken() -> Any:
         yield torch.randn(2, 4)
         raise OSError("the disk is gone")
@@ -228,7 +228,7 @@ def test_what_a_loader_raises_passes(run):
     active_observer().close()
 
 
-def test_a_loader_inside_a_loader(run):
+def test_nested_tracked_loaders_count_once(run):
     _, _, loader = parts()
     inner = tacho.track(loader)
     assert len(list(tacho.track(batch for batch in inner))) == NUM_BATCHES
@@ -239,7 +239,7 @@ def test_a_loader_inside_a_loader(run):
 # watch ---------------------------------------------------------------------------------------------------------------
 
 
-def test_close_puts_everything_back(run):
+def test_close_restores_everything(run):
     model, optimizer, loader = parts()
     watch = tacho.watch(model, optimizer)
     assert torch.autograd.backward is not BACKWARD
@@ -257,7 +257,7 @@ def test_close_puts_everything_back(run):
     assert len(steps(recorded(run))) == NUM_BATCHES
 
 
-def test_what_others_wrapped_meanwhile_stays(run, monkeypatch):
+def test_close_keeps_wrappers_of_other_libraries(run, monkeypatch):
     model, optimizer, _ = parts()
     watch = tacho.watch(model, optimizer)
     ours = torch.autograd.backward
@@ -273,7 +273,7 @@ def test_what_others_wrapped_meanwhile_stays(run, monkeypatch):
     torch.autograd.backward = BACKWARD
 
 
-def test_an_exception_in_the_loop_closes_it(run):
+def test_exception_in_the_loop_closes_the_watch(run):
     model, optimizer, loader = parts()
     with pytest.raises(KeyError), tacho.watch(model, optimizer):
         for batch in tacho.track(loader):
@@ -282,7 +282,7 @@ def test_an_exception_in_the_loop_closes_it(run):
     assert len(steps(recorded(run))) == 1
 
 
-def test_two_watches_are_one_loop(run):
+def test_two_watches_share_one_loop(run):
     """As the two models of a GAN; the first to close does not end the other."""
     model, optimizer, loader = parts()
     other, second, _ = parts()
@@ -299,7 +299,7 @@ def test_two_watches_are_one_loop(run):
     assert named(records, "instrumented")[0]["total_params"] == 98
 
 
-def test_several_optimizers_in_one(run):
+def test_several_optimizers_in_one_watch(run):
     model, first, loader = parts()
     second = torch.optim.Adam(model.parameters(), lr=0.01)
     with tacho.watch(None, [first, second]):
@@ -309,7 +309,7 @@ def test_several_optimizers_in_one(run):
     assert len(steps(recorded(run))) == NUM_BATCHES
 
 
-def test_into_the_run_that_is_given(run, logs):
+def test_watch_records_into_the_given_run(run, logs):
     model, optimizer, loader = parts()
     second = tacho.init("second", log_dir=str(logs), **QUIET)
     with tacho.watch(model, optimizer, run=run):
@@ -321,7 +321,7 @@ def test_into_the_run_that_is_given(run, logs):
     assert len(steps(recorded(run))) == NUM_BATCHES
 
 
-def test_one_run_after_the_other(logs):
+def test_consecutive_runs_count_steps_from_zero(logs):
     """As in a search for parameters, where nobody closes what watches; each run has its own count."""
     for name in ("first", "second"):
         model, optimizer, loader = parts()
@@ -338,7 +338,7 @@ def test_one_run_after_the_other(logs):
         left.close()
 
 
-def test_a_run_that_is_resumed_goes_on_counting(logs):
+def test_resumed_run_continues_the_step_count(logs):
     """By the optimizer where it knows, as after a checkpoint was loaded; else by what is recorded."""
     model, _, loader = parts()
     adam = torch.optim.Adam(model.parameters())
@@ -371,7 +371,7 @@ def test_scaled_losses_and_skipped_steps(run):
     assert all(step["grad_norm"] < 100 for step in steps(records) if "grad_norm" in step)
 
 
-def test_a_norm_that_is_spread_over_devices_is_not_touched(run):
+def test_distributed_norm_is_not_read(run):
     """To read it would be a collective."""
 
     class Spread(torch.Tensor):
@@ -386,7 +386,7 @@ def test_a_norm_that_is_spread_over_devices_is_not_touched(run):
     assert all("grad_norm" not in step for step in steps(recorded(run)))
 
 
-def test_other_threads_are_not_the_loop(run):
+def test_other_threads_are_ignored(run):
     model, optimizer, loader = parts()
     other, second, _ = parts()
 
@@ -403,7 +403,7 @@ def test_other_threads_are_not_the_loop(run):
     assert len(steps(recorded(run))) == NUM_BATCHES
 
 
-def test_nothing_grows_where_no_optimizer_steps(run):
+def test_memory_is_bounded_without_optimizer_steps(run):
     """Gradients that are worked out for something else, and batches that are only looked at."""
     model, optimizer, _ = parts()
     with tacho.watch(model, optimizer):
@@ -428,12 +428,12 @@ def test_nothing_grows_where_no_optimizer_steps(run):
         ((None, "optimizer"), {"run": "greyjacket"}, "optimizer=str"),
     ],
 )
-def test_mistakes_are_told_at_once(arguments, named, said):
+def test_invalid_optimizer_is_rejected(arguments, named, said):
     with pytest.raises(ConfigError, match=said):
         tacho.watch(*arguments, **named)
 
 
-def test_other_mistakes_are_told_at_once():
+def test_invalid_arguments_are_rejected():
     model, optimizer, loader = parts()
     with pytest.raises(ConfigError, match="model=SGD"):
         tacho.watch(optimizer, optimizer)

@@ -98,7 +98,7 @@ def is_entrance_free() -> bool:
     return not hasattr(torch.autograd.profiler._run_on_profiler_start, "__wrapped__")
 
 
-def test_steps_are_traced_and_stored_where_perfetto_can_open_them(loop):
+def test_trace_is_stored_in_a_format_perfetto_opens(loop):
     loop.step(3)
     request = loop.ask(2)
     loop.step()  # here it begins
@@ -128,7 +128,7 @@ def test_steps_are_traced_and_stored_where_perfetto_can_open_them(loop):
     assert any("Optimizer.step" in name for name in names)
 
 
-def test_a_second_trace_of_the_same_step_does_not_replace_the_first(loop):
+def test_second_trace_of_a_step_keeps_the_first(loop):
     for name in ("step-000008-1.json.gz", "step-000008-1-2.json.gz"):
         request = loop.ask(1)
         loop.tracer.step(7)
@@ -144,7 +144,7 @@ def test_the_newest_request_wins(loop):
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1001, 2.5, True, "5", None])
-def test_what_is_no_number_of_steps_is_refused(loop, steps):
+def test_invalid_number_of_steps_is_rejected(loop, steps):
     assert "a whole number from 1 to 1000" in loop.rejected(loop.ask(steps))
     with pytest.raises(ControlError, match="a whole number from 1 to 1000"):
         request_control(tacho.read(loop.folder.path), {"profile_steps": steps}, source="cli")
@@ -152,7 +152,7 @@ def test_what_is_no_number_of_steps_is_refused(loop, steps):
     assert list_traces(loop.folder) == []
 
 
-def test_without_somebody_who_knows_where_a_step_ends_it_is_refused(logs):
+def test_trace_without_a_tracer_is_rejected(logs):
     with tacho.init("x", log_dir=logs, **SETTINGS) as run:
         folder = RunFolder(logs / "x")
         write_requests(folder, {"profile_steps": 1}, source="cli")
@@ -163,7 +163,7 @@ def test_without_somebody_who_knows_where_a_step_ends_it_is_refused(logs):
     assert "the steps of this run cannot be profiled" in answer["reason"]
 
 
-def test_without_torch_it_is_refused(script, logs):
+def test_trace_without_torch_is_rejected(script, logs):
     script(
         """
         import sys, time, tachograph as tacho
@@ -199,7 +199,7 @@ def is_whole(profiler: Any, path: Path) -> bool:
     return sum(event["name"] == "aten::mm" for event in json.loads(path.read_text())["traceEvents"]) == 10
 
 
-def test_a_profiler_of_the_user_is_not_disturbed(loop, tmp_path):
+def test_running_user_profiler_is_not_disturbed(loop, tmp_path):
     request = loop.ask(1)
     with torch_profile(activities=[ProfilerActivity.CPU]) as theirs:
         work()
@@ -215,7 +215,7 @@ def scheduled(num_waits: int, num_warm: int) -> torch_profile:
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # of some versions of torch
-def test_nor_one_that_warms_up(loop, tmp_path):
+def test_user_profiler_in_warm_up_is_not_disturbed(loop, tmp_path):
     request = loop.ask(1)
     theirs = scheduled(0, 1)
     theirs.start()
@@ -231,7 +231,7 @@ def test_nor_one_that_warms_up(loop, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
-def test_ours_gives_way_to_one_that_waited_for_its_turn(loop, tmp_path):
+def test_trace_yields_to_a_scheduled_user_profiler(loop, tmp_path):
     request = loop.ask(100)
     theirs = scheduled(2, 1)
     theirs.start()
@@ -246,7 +246,7 @@ def test_ours_gives_way_to_one_that_waited_for_its_turn(loop, tmp_path):
     assert is_whole(theirs, tmp_path / "theirs.json")
 
 
-def test_ours_gives_way_to_one_that_begins_meanwhile(loop, tmp_path):
+def test_trace_yields_to_a_new_user_profiler(loop, tmp_path):
     request = loop.ask(5)
     loop.step(2)
     with torch_profile(activities=[ProfilerActivity.CPU]) as theirs:
@@ -259,7 +259,7 @@ def test_ours_gives_way_to_one_that_begins_meanwhile(loop, tmp_path):
     assert list_traces(loop.folder) == []
 
 
-def test_ours_gives_way_to_one_of_another_thread_at_the_next_step(loop, tmp_path):
+def test_trace_yields_to_a_profiler_in_another_thread(loop, tmp_path):
     request = loop.ask(1000)
     loop.step(2)
     found: list[bool] = []
@@ -278,7 +278,7 @@ def test_ours_gives_way_to_one_of_another_thread_at_the_next_step(loop, tmp_path
     assert "another profiler was started meanwhile" in loop.rejected(request)
 
 
-def test_a_profiler_that_somebody_ended_is_not_asked_for_its_trace(loop):
+def test_profiler_ended_by_other_code_is_rejected(loop):
     request = loop.ask(1)
     loop.step()
     torch.autograd._disable_profiler()
@@ -286,7 +286,7 @@ def test_a_profiler_that_somebody_ended_is_not_asked_for_its_trace(loop):
     assert "ended by other code in the process" in loop.rejected(request)
 
 
-def test_a_watched_loop_can_be_traced_from_the_command_line(script, logs):
+def test_watched_loop_is_traced_from_the_command_line(script, logs):
     trainer = script(
         """
         import sys, time, torch, tachograph as tacho
@@ -322,7 +322,7 @@ def test_a_watched_loop_can_be_traced_from_the_command_line(script, logs):
 # The end -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_ends_meanwhile_ends_the_trace(loop):
+def test_end_of_run_ends_the_trace(loop):
     request = loop.ask(10)
     loop.step(4)
     loop.run.finish()
@@ -333,14 +333,14 @@ def test_a_run_that_ends_meanwhile_ends_the_trace(loop):
     assert list_traces(loop.folder) == []
 
 
-def test_a_request_that_waits_is_answered_at_the_end(loop):
+def test_pending_request_is_answered_at_the_end(loop):
     request = loop.ask(10)
     loop.tracer.close()
     loop.tracer.close()
     assert loop.rejected(request) == "the run ended before the next step"
 
 
-def test_a_trace_that_is_being_stored_is_waited_for(loop):
+def test_finish_waits_for_a_trace_being_stored(loop):
     request = loop.ask(30)
     loop.step(31)
     loop.run.finish()
@@ -348,7 +348,7 @@ def test_a_trace_that_is_being_stored_is_waited_for(loop):
     assert tacho.read(loop.folder.path).latest("event", "trace")
 
 
-def test_in_a_forked_child_nothing_is_collected(script, logs):
+def test_forked_child_collects_nothing(script, logs):
     script(
         """
         import os, resource, sys, time, torch, tachograph as tacho
@@ -387,7 +387,7 @@ def test_in_a_forked_child_nothing_is_collected(script, logs):
 # Bounds and faults -------------------------------------------------------------------------------------------------
 
 
-def test_at_most_twenty_are_kept(loop):
+def test_at_most_twenty_traces_are_kept(loop):
     loop.folder.traces.mkdir()
     for number in range(20):
         (loop.folder.traces / f"step-{number:06d}-1.json.gz").write_bytes(b"x")
@@ -396,7 +396,7 @@ def test_at_most_twenty_are_kept(loop):
     assert "already has 20 traces" in loop.rejected(request)
 
 
-def test_a_trace_that_takes_too_long_is_ended_and_kept(loop, monkeypatch):
+def test_long_trace_is_ended_and_kept(loop, monkeypatch):
     monkeypatch.setattr("tachograph.integrations._common.trace_session._MAX_DURATION_S", 0.0)
     request = loop.ask(100)
     loop.step(2)
@@ -404,14 +404,14 @@ def test_a_trace_that_takes_too_long_is_ended_and_kept(loop, monkeypatch):
     assert (answer["status"], answer["value"], answer["reason"]) == ("applied", 1, "ended after 0 s")
 
 
-def test_a_disk_that_is_nearly_full_is_left_alone(loop, monkeypatch):
+def test_nearly_full_disk_rejects_a_trace(loop, monkeypatch):
     monkeypatch.setattr(_trace, "_MIN_FREE_BYTES", shutil.disk_usage(loop.folder.path).total + 1)
     request = loop.ask(1)
     loop.step(2)
     assert "disk space is free where the run is recorded" in loop.rejected(request)
 
 
-def test_what_cannot_be_stored_is_told(loop):
+def test_storage_failure_rejects_the_request(loop):
     loop.folder.traces.write_text("in the way")
     request = loop.ask(1)
     loop.step(2)
@@ -422,7 +422,7 @@ def test_what_cannot_be_stored_is_told(loop):
     assert loop.answer(request)["status"] == "applied"
 
 
-def test_leftovers_of_a_process_that_was_killed_are_removed(loop):
+def test_leftovers_of_a_killed_process_are_removed(loop):
     loop.folder.traces.mkdir()
     (loop.folder.traces / ".step-000001-1.json.gz.plain.tmp").write_bytes(b"half")
     request = loop.ask(1)
@@ -439,7 +439,7 @@ def test_a_disabled_run_is_not_traced():
     run.finish()
 
 
-def test_where_nothing_is_asked_a_step_costs_next_to_nothing(loop):
+def test_step_without_a_request_costs_almost_nothing(loop):
     def cost_s(call: Callable[[], Any]) -> float:
         times = []
         for _ in range(20):
@@ -452,7 +452,7 @@ def test_where_nothing_is_asked_a_step_costs_next_to_nothing(loop):
     assert cost_s(loop.tracer.step) < 2e-6  # about 0.1 µs
 
 
-def test_names_of_traces_lead_nowhere_else(tmp_path):
+def test_trace_names_cannot_leave_the_folder(tmp_path):
     folder = RunFolder(tmp_path)
     folder.traces.mkdir()
     (tmp_path / "secret").write_bytes(b"secret")
@@ -471,6 +471,6 @@ def test_names_of_traces_lead_nowhere_else(tmp_path):
     assert open_trace(elsewhere, "step-000003-1.json.gz") is None
 
 
-def test_find_obstacle_says_nothing_where_nothing_is_in_the_way():
+def test_no_obstacle_without_another_profiler():
     assert find_obstacle(torch) is None
     assert TraceSession(torch).fault == ""

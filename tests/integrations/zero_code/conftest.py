@@ -64,7 +64,7 @@ def python() -> str:
     return sys.executable
 
 
-def said_by_program(err: bytes) -> bytes:
+def program_stderr(err: bytes) -> bytes:
     """What the program wrote to its standard error: all but the last line, which is ours."""
     lines = err.splitlines(keepends=True)
     assert lines[-1].startswith(b"[telemetry] "), err

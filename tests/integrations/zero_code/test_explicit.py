@@ -35,7 +35,7 @@ def of(records: list[dict[str, Any]], event: str, name: str | None = None) -> li
     return [record for record in records if record["event"] == event and name in (None, record.get("name"))]
 
 
-def test_there_is_a_run_for_each_and_no_other(runs):
+def test_each_script_has_exactly_one_run(runs):
     assert set(runs) == {
         "own_log",
         "own_spans",
@@ -72,20 +72,20 @@ def test_iterations_are_counted_once(runs, name):
     assert [end["status"] for end in of(records, "end")][-1] == "finished"
 
 
-def test_what_a_script_logs_is_not_logged_again(runs):
+def test_metrics_the_script_logs_are_not_duplicated(runs):
     steps = [step for step in of(runs["own_log"], "step") if "window/iterations" not in step]
     assert [step["global_step"] for step in steps] == list(range(NUM_STEPS))
     assert all(step["mine"] == 1.0 and "train_loss" in step for step in steps)
     assert not of(runs["own_log"], "epoch")
 
 
-def test_what_a_script_marks_is_not_marked_again(runs):
+def test_spans_the_script_marks_are_not_duplicated(runs):
     records = runs["own_spans"]
     names = [span["name"] for span in of(records, "span_stop")]
     assert sorted(names) == ["checkpoint_save_sync", "training_loop", "validation_loop"]
 
 
-def test_a_script_that_watches_gets_what_it_asked_for(runs):
+def test_explicit_watch_takes_precedence(runs):
     records = runs["own_watch"]
     steps = [step for step in of(records, "step") if "window/iterations" not in step]
     assert [step["global_step"] for step in steps] == list(range(NUM_STEPS))

@@ -48,13 +48,13 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_it_computes_the_same(told, name):
+def test_loop_computes_the_same_to_the_bit(told, name):
     """Weights, all that was computed on the way, and the state of every random generator afterwards."""
     assert told[name].known == told[name].without
 
 
 @pytest.mark.parametrize("name", [name for name in LOOPS if name != "no_training"])
-def test_it_is_told_as_it_was(told, name):
+def test_loop_is_recorded_as_it_ran(told, name):
     loop = told[name]
     known = loop.known
     steps = [step for step in loop.of("step") if "window/iterations" not in step]
@@ -85,7 +85,7 @@ def test_it_is_told_as_it_was(told, name):
 
 
 @pytest.mark.parametrize("name", [name for name in LOOPS if name != "no_training"])
-def test_phases_are_told(told, name):
+def test_phases_are_recorded(told, name):
     update = told[name].of("event", "training_metrics_update")[-1]
     shares = {part: update.get(f"window_share_{part}", 0.0) for part in ("data", "forward", "backward", "optimizer")}
     has_loader = told[name].known["epochs"] > 0 or name == "lbfgs"  # which takes one batch for all its steps
@@ -99,6 +99,6 @@ def test_phases_are_told(told, name):
 
 
 @pytest.mark.parametrize("name", ["plain", "validation_without_no_grad"])
-def test_validation_has_its_batches(told, name):
+def test_validation_batches_are_recorded(told, name):
     update = told[name].of("event", "validation_metrics_update")[-1]
     assert round(update["total_iteration_time_sec"] / update["avg_iteration_time_sec"]) == 12

@@ -37,7 +37,7 @@ def on_a_terminal(tacho: Tacho, *command: str, size: tuple[int, int] = (40, 123)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
 
 
-def test_on_a_terminal(tacho, python):
+def test_terminal_output_is_unchanged(tacho, python):
     """It is a terminal of the same size, and what is shown is the same to the last byte."""
     tacho.write(
         "show.py",
@@ -63,7 +63,7 @@ def test_on_a_terminal(tacho, python):
     assert log["text"].splitlines()[1] == "100 %bold\ttab"
 
 
-def test_a_terminal_that_changes_its_size(tacho, python):
+def test_terminal_resize_reaches_the_program(tacho, python):
     tacho.write(
         "show.py",
         """
@@ -79,7 +79,7 @@ def test_a_terminal_that_changes_its_size(tacho, python):
     assert b"77" in shown
 
 
-def test_interrupted_at_the_terminal(tacho, python):
+def test_ctrl_c_reaches_the_program_once(tacho, python):
     """Ctrl-C reaches the program once."""
     tacho.write(
         "wait.py",
@@ -109,7 +109,7 @@ def test_interrupted_at_the_terminal(tacho, python):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 11, shown
 
 
-def test_bytes_of_any_kind(tacho, python):
+def test_arbitrary_bytes_pass_through_unchanged(tacho, python):
     """Ten megabytes, binary, unicode, no newline at the end; to a pipe and to a file."""
     tacho.write(
         "noise.py",
@@ -133,7 +133,7 @@ def test_bytes_of_any_kind(tacho, python):
         assert len(log["text"]) <= 17_000
 
 
-def test_both_streams_into_one_file_keep_their_order(tacho, python):
+def test_streams_to_one_file_keep_their_order(tacho, python):
     source = "import os\nfor number in range(300): os.write(1 + number % 2, b'%d\\n' % number)\nos._exit(1)"
     with open(tacho.folder / "file", "wb") as file:
         assert tacho.run(python, "-c", source, stdout=file, stderr=subprocess.STDOUT).returncode == 1
@@ -152,7 +152,7 @@ def test_secrets_are_masked_in_the_record_only(tacho, python):
     assert f"={secret}" not in str(tacho.records(tacho.runs()[0], "log"))
 
 
-def test_a_reader_that_leaves(tacho, python):
+def test_closed_reader_breaks_the_program_pipe(tacho, python):
     """As in ``tacho run … | head -1``: the program hears of it as it would without."""
     source = "import sys\nwhile True: print('x' * 1000)"
     for start in ([python], [*TACHO, "--", python]):
@@ -167,7 +167,7 @@ def test_a_reader_that_leaves(tacho, python):
     assert tacho.records(tacho.runs()[0], "error")[0]["error_type"] == "BrokenPipeError"
 
 
-def test_a_reader_that_is_slow_gets_all(tacho, python):
+def test_slow_reader_gets_all_output(tacho, python):
     """The program has ended long before the last of its output is read, as in ``| less``."""
     source = "print('x' * 60_000)\n" * 2
     process = tacho.start(python, "-c", source)
@@ -177,20 +177,20 @@ def test_a_reader_that_is_slow_gets_all(tacho, python):
     assert process.returncode == 0
 
 
-def test_a_stream_that_is_closed(tacho, python):
+def test_closed_standard_stream_keeps_exit_code(tacho, python):
     for closed in ("1>&-", "2>&-", "0<&-"):
         line = f"exec {' '.join(TACHO)} -- {python} -c 'import sys; sys.exit(9)' {closed}"
         assert subprocess.run(["sh", "-c", line], cwd=tacho.folder, capture_output=True, check=False).returncode == 9
 
 
-def test_no_output(tacho, python):
+def test_no_output_option_captures_nothing(tacho, python):
     done = tacho.run(python, "-c", "print('printed')", options=("--no-output",))
     assert done.stdout == b"printed\n"
     assert not tacho.records(tacho.runs()[0], "log")
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_a_stream_that_does_not_wait(tacho, python, streams):
+def test_non_blocking_stream_loses_nothing(tacho, python, streams):
     """Whoever started us made the pipe non-blocking: nothing is lost."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.zero_code.conftest import said_by_program
+from tests.integrations.zero_code.conftest import program_stderr
 
 pytestmark = pytest.mark.xdist_group("injected-programs")
 
@@ -69,7 +69,7 @@ def losses(out: bytes) -> list[float]:
     return [float(line) for line in out.split() if line[:1].isdigit()]
 
 
-def test_a_script_with_processes_of_its_own(tacho, python):
+def test_worker_processes_are_left_alone(tacho, python):
     """The run says what happened; workers that are spawned and a pool that saves in the background are left alone."""
     tacho.write(
         "train.py",
@@ -92,7 +92,7 @@ def test_a_script_with_processes_of_its_own(tacho, python):
     path.write_text(TRAIN + path.read_text() + "\nif __name__ == '__main__':\n    main()\n")
     done = tacho.run(python, "train.py")
     assert done.returncode == 3
-    assert said_by_program(done.stderr) == b""
+    assert program_stderr(done.stderr) == b""
     assert (tacho.folder / "weights.pt").exists()
     assert tacho.runs() == ["train"]
     steps = [step for step in tacho.records("train", "step") if "train_loss" in step]
@@ -103,7 +103,7 @@ def test_a_script_with_processes_of_its_own(tacho, python):
     assert log["text"].endswith("done")
 
 
-def test_resumed_after_a_kill(tacho, python):
+def test_resume_after_kill_appends_to_same_run(tacho, python):
     """The program is killed; started again with --resume it goes on in the same run."""
     tacho.write(
         "train.py", TRAIN + "epoch()\nif 'die' in sys.argv:\n    time.sleep(1.5)\n    os.kill(os.getpid(), 9)\n"
@@ -122,12 +122,12 @@ def test_resumed_after_a_kill(tacho, python):
     assert steps == list(range(12))
 
 
-def test_an_error_in_training(tacho, python):
+def test_error_in_training_is_recorded(tacho, python):
     tacho.write("train.py", TRAIN + "epoch()\nmodel(torch.randn(3, 7))\n")
     without = tacho.bare(python, "train.py")
     done = tacho.run(python, "train.py")
     assert (done.returncode, done.stdout) == (1, without.stdout)
-    assert said_by_program(done.stderr) == without.stderr
+    assert program_stderr(done.stderr) == without.stderr
     (error,) = tacho.records("train", "error")
     assert error["error_type"] == "RuntimeError"
     assert error["fatal"] is True
@@ -154,7 +154,7 @@ def test_an_error_in_training(tacho, python):
     ],
     ids=["torchrun", "accelerate"],
 )
-def test_two_ranks(tacho, launcher):
+def test_two_ranks_record_into_one_run(tacho, launcher):
     tacho.write("ddp.py", DISTRIBUTED)
     is_torchrun = launcher[0] == "torchrun"
     done = tacho.run(str(BIN / launcher[0]), *launcher[1:], "ddp.py", *(["fail"] if is_torchrun else []), timeout_s=120)

@@ -1,4 +1,4 @@
-"""`tacho run`: the program runs as it would without, and how it ended is recorded. Nothing here imports torch."""
+"""`tacho run` does not change how a program runs, and records how it ended. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.zero_code.conftest import said_by_program
+from tests.integrations.zero_code.conftest import program_stderr
 
 RECORDS = """
 import os, signal, sys, time
@@ -26,11 +26,11 @@ for step in range(3):
 BOOTSTRAP = Path(__file__).parents[3] / "src" / "tachograph" / "integrations" / "zero_code" / "bootstrap"
 
 
-# As without ----------------------------------------------------------------------------------------------------------
+# Nothing changes for the script --------------------------------------------------------------------------------------
 
 
-def test_what_a_script_sees_is_as_without(tacho, python):
-    """Its path, arguments, folder, environment, signals and streams; its own sitecustomize has run."""
+def test_script_environment_is_unchanged(tacho, python):
+    """Path, arguments, folder, environment, signals and streams are the same; its own sitecustomize has run."""
     tacho.write("other/sitecustomize.py", "import sys; sys.theirs = 'Theirs.'")
     tacho.write(
         "look.py",
@@ -47,20 +47,20 @@ def test_what_a_script_sees_is_as_without(tacho, python):
         without = tacho.bare(python, "look.py", "--one", "-m", "two words", env={"PYTHONPATH": paths})
         done = tacho.run(python, "look.py", "--one", "-m", "two words", env={"PYTHONPATH": paths})
         assert (done.returncode, done.stdout) == (without.returncode, without.stdout), paths
-        assert said_by_program(done.stderr) == without.stderr
+        assert program_stderr(done.stderr) == without.stderr
         assert (b"Theirs." in done.stdout) == ("other" in paths)
 
 
-def test_a_sitecustomize_that_fails_fails_as_without(tacho, python):
+def test_failing_sitecustomize_fails_the_same_way(tacho, python):
     tacho.write("other/sitecustomize.py", "raise ValueError('theirs')")
     env = {"PYTHONPATH": "other"}
     without = tacho.bare(python, "-c", "print(1)", env=env)
     done = tacho.run(python, "-c", "print(1)", env=env)
     assert done.stdout == without.stdout
-    assert said_by_program(done.stderr) == without.stderr * 2, "the launcher is a Python, too"
+    assert program_stderr(done.stderr) == without.stderr * 2, "once more, because the launcher is a Python process, too"
 
 
-def test_nothing_heavy_is_imported_for_a_script_without_torch(tacho, python):
+def test_script_without_torch_imports_nothing_heavy(tacho, python):
     tacho.write("names.py", "import sys; print(*sys.modules)")
     without = set(tacho.bare(python, "names.py").stdout.split())
     ours = set(tacho.run(python, "names.py").stdout.split()) - without
@@ -80,10 +80,10 @@ def test_nothing_heavy_is_imported_for_a_script_without_torch(tacho, python):
     assert len(ours) < 60
 
 
-def test_starting_up_costs_little(tmp_path, python):
-    """The least of several starts, with and without the watch on imports."""
+def test_startup_overhead_is_small(tmp_path, python):
+    """Compare the fastest of several starts, with and without the import watch."""
     (tmp_path / "empty.py").write_text("")
-    launched = {"PYTHONPATH": str(BOOTSTRAP), "TACHO_LAUNCH": json.dumps({"letters": str(tmp_path)})}
+    launched = {"PYTHONPATH": str(BOOTSTRAP), "TACHO_LAUNCH": json.dumps({"reports": str(tmp_path)})}
     least_s = {}
     for _ in range(5):
         for way, env in (("without", {}), ("with", launched)):
@@ -91,28 +91,30 @@ def test_starting_up_costs_little(tmp_path, python):
             subprocess.run([python, "empty.py"], cwd=tmp_path, env={**os.environ, **env}, check=True)
             least_s[way] = min(least_s.get(way, 99.0), time.perf_counter() - start_s)
     more_s = least_s["with"] - least_s["without"]
-    print(f"an empty script takes {least_s['without'] * 1000:.0f} ms, and {more_s * 1000:.0f} ms more when watched")
+    print(
+        f"an empty script takes {least_s['without'] * 1000:.0f} ms, plus {more_s * 1000:.0f} ms with the import watch"
+    )
     assert more_s < 0.15
 
 
-def test_looking_for_a_module_is_not_importing_it(tacho, python):
-    """Libraries ask so whether torch is installed; the hook waits for the import."""
+def test_find_spec_does_not_trigger_import_hook(tacho, python):
+    """Libraries check this way whether torch is installed; the hook waits for the import."""
     tacho.write("json5_like.py", "value = 1")
     tacho.write(
         "look.py",
         """
         import importlib.util, sys
         from tachograph.integrations.zero_code._imports import ImportWatch
-        told = []
-        ImportWatch({"json5_like": told.append, "not_there": told.append, "broken": told.append}).install()
+        called = []
+        ImportWatch({"json5_like": called.append, "not_there": called.append, "broken": called.append}).install()
         spec = importlib.util.find_spec("json5_like")
         assert spec.origin.endswith("json5_like.py") and spec.loader.get_code("json5_like"), spec
-        assert importlib.util.find_spec("not_there") is None and not told
+        assert importlib.util.find_spec("not_there") is None and not called
         import json5_like
-        assert told == [json5_like] and type(json5_like.__loader__).__name__ == "SourceFileLoader"
+        assert called == [json5_like] and type(json5_like.__loader__).__name__ == "SourceFileLoader"
         assert json5_like.__spec__.loader is json5_like.__loader__
         importlib.reload(json5_like)
-        assert len(told) == 1
+        assert len(called) == 1
         open("broken.py", "w").write("raise ValueError")
         importlib.invalidate_caches()
         try:
@@ -121,16 +123,16 @@ def test_looking_for_a_module_is_not_importing_it(tacho, python):
             open("broken.py", "w").write("value = 22")
             importlib.invalidate_caches()
         import broken
-        assert len(told) == 2 and broken.value == 22
+        assert len(called) == 2 and broken.value == 22
         """,
     )
     assert tacho.bare(python, "look.py").returncode == 0, tacho.bare(python, "look.py").stderr
 
 
-# Ways to start -------------------------------------------------------------------------------------------------------
+# Commands ------------------------------------------------------------------------------------------------------------
 
 
-def test_ways_to_write_the_command(tacho, python):
+def test_accepted_forms_of_the_command(tacho, python):
     tacho.write("pkg/__init__.py", "")
     tacho.write("pkg/train.py", "import sys; print(__name__, sys.argv[1:])")
     tacho.write("train.py", "import sys; print('script', sys.argv[1:])")
@@ -150,50 +152,50 @@ def test_ways_to_write_the_command(tacho, python):
 
 
 @pytest.mark.parametrize(
-    ("command", "options", "said"),
+    ("command", "options", "message"),
     [
-        (["missing-program"], [], "is no program that can be started"),
+        (["missing-program"], [], "is not an executable program"),
         (["missing.py"], [], "missing.py"),
-        (["python", "-I", "x.py"], [], "python -I looks neither at PYTHONPATH"),
+        (["python", "-I", "x.py"], [], "python -I ignores PYTHONPATH or sitecustomize"),
         (["python", "-uE", "x.py"], [], "python -E"),
         (["python", "-X", "dev", "-S", "x.py"], [], "python -S"),
         (["python", "x.py"], ["--set", "log_evry=3"], "log_every"),
         (["python", "x.py"], ["--set", "log_every"], "NAME=VALUE"),
         (["python", "x.py"], ["--set", "log_every=none"], "log_every"),
         (["python", "x.py"], ["--name", "a/b"], "a/b"),
-        (["python", "x.py"], ["--log-dir", "x.py/logs"], "no folder that can be written to"),
+        (["python", "x.py"], ["--log-dir", "x.py/logs"], "is not a writable folder"),
         ([], [], "COMMAND"),
     ],
 )
-def test_a_mistake_is_told_before_anything_runs(tacho, command, options, said):
+def test_invalid_command_is_rejected_before_it_runs(tacho, command, options, message):
     tacho.write("x.py", "open('ran', 'w')")
     done = tacho.run(*command, options=tuple(options))
     text = done.stderr.decode()
     assert done.returncode not in (0, None)
-    assert said in " ".join(text.replace("│", " ").split()), text
+    assert message in " ".join(text.replace("│", " ").split()), text
     assert "Traceback" not in text
     assert not (tacho.folder / "ran").exists()
     assert not tacho.runs() or command == ["missing.py"]
 
 
-def test_flags_of_python_that_only_look_like_it(tacho, python):
-    """The value of an option is not an option, and neither are those of the script."""
+def test_similar_python_flags_are_accepted(tacho, python):
+    """Values of Python's options and options of the script are not flags of Python."""
     tacho.write("x.py", "print('ran')")
     for flags in (["-Wignore::ImportWarning"], ["-W", "ignore::EncodingWarning"], ["-X", "utf8"], ["-u"]):
         assert tacho.run(python, *flags, "x.py", "-I", "-S").stdout == b"ran\n"
 
 
-def test_a_script_that_is_not_there(tacho, python):
+def test_missing_script_fails_as_without_tacho(tacho, python):
     without = tacho.bare(python, "missing.py")
     done = tacho.run(python, "missing.py")
     assert done.returncode == without.returncode == 2
-    assert said_by_program(done.stderr) == without.stderr
+    assert program_stderr(done.stderr) == without.stderr
     (log,) = tacho.records("missing", "log")
     assert "No such file" in log["text"]
     assert tacho.records("missing", "end")[-1]["status"] == "failed"
 
 
-# How it ends ---------------------------------------------------------------------------------------------------------
+# Exits ---------------------------------------------------------------------------------------------------------------
 
 ENDS = {
     "returns": ("", 0, "finished", None),
@@ -209,7 +211,7 @@ ENDS = {
 
 @pytest.mark.parametrize("way", ENDS)
 @pytest.mark.parametrize("has_run", [True, False], ids=["recorded", "unrecorded"])
-def test_the_end_is_the_same_and_recorded(tacho, python, way, has_run):
+def test_exit_is_unchanged_and_recorded(tacho, python, way, has_run):
     last, code, status, error = ENDS[way]
     body = RECORDS if has_run else "import os, signal, sys, time\nclass run: flush = staticmethod(lambda: None)\n"
     tacho.write("mine.py", f"{body}\nprint('last words')\n{last}\n")
@@ -217,9 +219,9 @@ def test_the_end_is_the_same_and_recorded(tacho, python, way, has_run):
     without = tacho.bare(python, "mine.py", env={"TACHO_LOG_DIR": "elsewhere"})
     assert done.returncode == without.returncode == code
     assert done.stdout == without.stdout
-    theirs = said_by_program(done.stderr)
+    theirs = program_stderr(done.stderr)
     if way == "breaks":
-        assert b"Segmentation fault" not in theirs  # nobody asked for a report
+        assert b"Segmentation fault" not in theirs  # faulthandler must stay off
     else:
         assert theirs == without.stderr
     assert tacho.runs() == ["mine"]
@@ -236,7 +238,7 @@ def test_the_end_is_the_same_and_recorded(tacho, python, way, has_run):
         assert log["text"] == "last words"
 
 
-def test_an_error_before_anything_is_imported(tacho, python):
+def test_error_before_any_import_is_recorded(tacho, python):
     tacho.write("train.py", "import not_installed_anywhere")
     done = tacho.run(python, "train.py")
     assert done.returncode == 1
@@ -247,14 +249,14 @@ def test_an_error_before_anything_is_imported(tacho, python):
     assert tacho.records("train", "end")[-1]["reason"] == "ModuleNotFoundError"
 
 
-def test_the_fault_of_a_helper_is_not_that_of_the_program(tacho, python):
+def test_error_in_subprocess_does_not_fail_the_run(tacho, python):
     tacho.write("train.py", "import subprocess, sys; subprocess.run([sys.executable, '-c', '1 / 0'])")
     assert tacho.run(python, "train.py").returncode == 0
     assert not tacho.records("train", "error")
     assert tacho.records("train", "end")[-1]["status"] == "finished"
 
 
-def test_a_terminated_launcher_terminates_the_program(tacho, python):
+def test_sigterm_is_forwarded_to_the_program(tacho, python):
     tacho.write(
         "mine.py",
         RECORDS
@@ -276,8 +278,8 @@ time.sleep(60)
     assert tacho.records("mine", "end")[-1]["exit_code"] == 4
 
 
-def test_a_killed_launcher_leaves_the_program_alone(tacho, python):
-    """With `--no-output` nothing of ours is between it and the world."""
+def test_program_survives_a_killed_launcher(tacho, python):
+    """With `--no-output` the program keeps its own streams."""
     tacho.write("mine.py", "import time; print('ready', flush=True); time.sleep(1); print('still here')")
     process = tacho.start(python, "mine.py", options=("--no-output",))
     assert process.stdout.readline() == b"ready\n"
@@ -288,27 +290,27 @@ def test_a_killed_launcher_leaves_the_program_alone(tacho, python):
     assert b"Error" not in err
 
 
-def test_what_cannot_be_recorded_does_not_change_the_exit_code(tacho, python):
-    """The folder was there when the program began, and a file is in its place when it ends."""
+def test_recording_failure_keeps_the_exit_code(tacho, python):
+    """A file replaces the log folder while the program runs."""
     source = "open('logs', 'w').close(); print('ran'); raise SystemExit(6)"
     done = tacho.run(python, "-c", source)
     assert (done.returncode, done.stdout) == (6, b"ran\n")
-    assert b"nothing is recorded" in done.stderr
+    assert b"nothing was recorded" in done.stderr
     assert b"Traceback" not in done.stderr
 
 
-def test_another_python_that_has_no_tachograph(tacho):
+def test_python_without_tachograph_still_runs(tacho):
     system = "/usr/bin/python3"
     probe = [system, "-c", "import tachograph"]
     if not os.path.exists(system) or subprocess.run(probe, capture_output=True, check=False).returncode == 0:
-        pytest.skip("there is no other Python here")
+        pytest.skip("no other Python is installed")
     done = tacho.run(system, "-c", "print('ran')")
     assert (done.returncode, done.stdout) == (0, b"ran\n")
     assert b"No module named 'tachograph'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_telemetry_switched_off(tacho, python):
+def test_disabled_telemetry_records_nothing(tacho, python):
     done = tacho.run(python, "-c", "print('ran')", options=("--set", "enabled=false"))
     assert (done.returncode, done.stdout) == (0, b"ran\n")
     assert tacho.runs() == []
@@ -331,7 +333,7 @@ def test_name_tags_and_resume(tacho, python):
     assert starts[0]["tags"] == ["a", "b"]
 
 
-def test_the_folder_of_logs_does_not_move_with_the_script(tacho, python):
+def test_log_dir_is_independent_of_chdir(tacho, python):
     tacho.write("mine.py", "import os; os.makedirs('away'); os.chdir('away')\n" + RECORDS)
     done = tacho.run(python, "mine.py", options=("--set", "log_every=2"))
     assert done.returncode == 0
@@ -340,7 +342,7 @@ def test_the_folder_of_logs_does_not_move_with_the_script(tacho, python):
     assert tacho.records("mine", "start")[0]["log_every"] == 2
 
 
-def test_the_run_is_shown_like_any_other(tacho, python):
+def test_ls_and_show_include_launched_runs(tacho, python):
     tacho.write("mine.py", RECORDS + "print('what was printed')\nsys.exit(3)\n")
     tacho.run(python, "mine.py")
     listed = tacho.bare(python, "-m", "tachograph", "ls").stdout.decode()
@@ -352,7 +354,7 @@ def test_the_run_is_shown_like_any_other(tacho, python):
 # Other processes -----------------------------------------------------------------------------------------------------
 
 
-def test_helpers_and_workers_make_no_runs(tacho, python):
+def test_helper_processes_create_no_runs(tacho, python):
     tacho.write(
         "train.py",
         """
@@ -371,19 +373,19 @@ def test_helpers_and_workers_make_no_runs(tacho, python):
     without = tacho.bare(python, "train.py")
     done = tacho.run(python, "train.py")
     assert done.stdout == without.stdout == b"[2, 4]\n[2, 4]\nhelper\n\n"
-    assert said_by_program(done.stderr) == without.stderr
+    assert program_stderr(done.stderr) == without.stderr
     assert tacho.runs() == ["train"]
-    assert len(tacho.records("train", "end")) == 2, "the run's own, and what the launcher knows"
+    assert len(tacho.records("train", "end")) == 2, "one by the run itself, one by the launcher"
 
 
-def test_a_process_that_is_left_behind_is_not_waited_for(tacho, python):
+def test_background_process_does_not_block_exit(tacho, python):
     source = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(8)'])"
     start_s = time.monotonic()
     assert tacho.run(python, "-c", source, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
     assert time.monotonic() - start_s < 7
 
 
-def test_a_wrong_option_is_called_one(tmp_path):
+def test_unknown_option_is_reported(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "tachograph", "run", "--nmae", "x", "--", "python", "-c", "0"],
         cwd=tmp_path,

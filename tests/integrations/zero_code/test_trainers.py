@@ -56,14 +56,14 @@ def runs(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if not name.startswith("own")])
-def test_it_trains_as_without(folder, name):
+def test_trainer_trains_the_same_to_the_bit(folder, name):
     """The weights and the state of all random generators, to the last bit."""
     with_it, without = (json.loads((folder / way / f"{name}.json").read_text()) for way in ("with", "without"))
     assert with_it == without
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_it_is_told_once(runs, name):
+def test_trainer_is_recorded_once(runs, name):
     records = runs[name]
     framework, method, num_iterations, num_saves = KINDS[name]
     (instrumented,) = [record for record in records if record.get("name") == "instrumented"]

@@ -1,11 +1,14 @@
-"""Recording a script that says nothing of telemetry: `tacho run -- python train.py`.
+"""Record an unmodified script: `tacho run -- python train.py`.
 
-The launcher puts `bootstrap` in front of the script's `PYTHONPATH`, where Python looks for `sitecustomize`. That only
-sets a watch on imports; torch, transformers and Lightning are instrumented when the script imports them, and what it
-does not import costs nothing. When the program has ended, the launcher adds how it ended and what it printed last.
+1. The launcher (`_launch`) puts the folder `bootstrap` first on the script's `PYTHONPATH` and starts it. Python imports
+   a module named `sitecustomize` at startup, so it imports `bootstrap/sitecustomize.py`.
+2. That calls `_child.install`, which only installs an import watch (`_imports`). Torch, transformers and Lightning are
+   instrumented when the script imports them. What a script does not import costs nothing.
+3. Output passes through the launcher (`_output`), which keeps the last lines.
+4. When the program has ended, the launcher adds its exit code and last output to the run. Processes tell the launcher
+   about their run through small files (`_launch_spec`).
 
-This package is imported at the start of every Python process of the program: what the launcher needs is imported when
-it is asked for.
+Every Python process of the program imports this package at startup. The launcher's own imports are therefore lazy.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tachograph.integrations.zero_code._launch import Launch, launch
-    from tachograph.integrations.zero_code._launch_spec import Order
+    from tachograph.integrations.zero_code._launch import LaunchResult, launch
+    from tachograph.integrations.zero_code._launch_spec import LaunchSpec
 
-__all__ = ["Launch", "Order", "launch"]
+__all__ = ["LaunchResult", "LaunchSpec", "launch"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +27,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{'_launch_spec' if name == 'Order' else '_launch'}"), name)
+    return getattr(import_module(f"{__name__}.{'_launch_spec' if name == 'LaunchSpec' else '_launch'}"), name)

@@ -1,8 +1,11 @@
-"""In a process that `tacho run` started: watch imports, and instrument what training is done with."""
+"""Runs in every Python process of a program that `tacho run` started: instruments what the process imports.
+
+Hooks on imports wrap functions of torch and add a callback to the trainers of Hugging Face and Lightning. Nothing is
+imported before the script imports it itself. A failure in a hook is guarded: the script then runs without telemetry.
+"""
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from types import ModuleType, TracebackType
@@ -10,41 +13,41 @@ from typing import TYPE_CHECKING, Any
 
 from tachograph._base.guard import guard
 from tachograph.integrations.zero_code._imports import Hook, ImportWatch
-from tachograph.integrations.zero_code._launch_spec import Order, leave_word
+from tachograph.integrations.zero_code._launch_spec import LaunchSpec, report_to_launcher
 
 if TYPE_CHECKING:
-    from tachograph.integrations._common.loop_observer import Observer
-    from tachograph.integrations._common.torch_patches import Patches
+    from tachograph.integrations._common.loop_observer import LoopObserver
+    from tachograph.integrations._common.torch_patches import TorchPatches
 
 __all__ = ["install"]
 
 
 def install() -> None:
-    """Begin to watch, as the launcher asked. Imports nothing but the standard library."""
-    order = Order.from_environment()
-    if order is not None:
-        child = _Child(order)
-        child.watch_exceptions()
+    """Install the import watch, if `tacho run` launched this process. Imports only the standard library."""
+    spec = LaunchSpec.from_environment()
+    if spec is not None:
+        child = _Child(spec)
+        child.report_unhandled_exceptions()
         ImportWatch(child.hooks()).install()
 
 
 class _Child:
-    """What is done in this process for the launcher."""
+    """The instrumentation of this process."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self._observer: Observer | None = None
-        self._patches: Patches | None = None
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec = spec
+        self._observer: LoopObserver | None = None
+        self._patches: TorchPatches | None = None
 
     def hooks(self) -> dict[str, Hook]:
-        """Return what to do when a module has been imported."""
+        """Return the hooks to call when a module has been imported, by its name."""
         hooks: dict[str, Callable[[ModuleType], None]] = {
             "tachograph.recorder._process": self._recorder_imported,
             "torch": self._torch_imported,
             "torch.utils.data.dataloader": self._loader_imported,
             "accelerate.accelerator": self._accelerate_imported,
-            "safetensors.torch": lambda module: self._saves(module, "save_file", 1, "filename"),
-            "transformers.modeling_utils": lambda module: self._saves(
+            "safetensors.torch": lambda module: self._observe_saving(module, "save_file", 1, "filename"),
+            "transformers.modeling_utils": lambda module: self._observe_saving(
                 module.PreTrainedModel, "save_pretrained", 1, "save_directory"
             ),
             "transformers.trainer": self._transformers_imported,
@@ -53,68 +56,70 @@ class _Child:
         }
         return {name: _guarded(name, hook) for name, hook in hooks.items()}
 
-    # Word for the launcher -----------------------------------------------------------------------------------------
+    # Reports to the launcher ---------------------------------------------------------------------------------------
 
     def _recorder_imported(self, module: ModuleType) -> None:
-        def tell(run: Any) -> None:
+        def report(run: Any) -> None:
             if run.folder is not None:
-                leave_word(self._order, "run", {"folder": str(run.folder.path), "name": run.name})
+                report_to_launcher(self._spec, "run", {"folder": str(run.folder.path), "name": run.name})
             elif run.enabled:
-                leave_word(self._order, "rank", {"name": run.name})
+                report_to_launcher(self._spec, "rank", {"name": run.name})
 
-        module.on_run_start.append(tell)
+        module.when_begun.append(report)
 
-    def watch_exceptions(self) -> None:
-        """Leave word of an exception that nobody handles: it may come before there is a run to record it in."""
+    def report_unhandled_exceptions(self) -> None:
+        """Report an unhandled exception to the launcher: there may be no run yet to record it in."""
         previous = sys.excepthook
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            with guard("leaving word of an exception"):
-                leave_word(self._order, "error", _said_of(error))
+            with guard("reporting an unhandled exception"):
+                report_to_launcher(self._spec, "error", _error_fields(error))
             previous(kind, error, trace)
 
         sys.excepthook = hook
 
     # torch ---------------------------------------------------------------------------------------------------------
 
-    def _patching(self) -> Patches:
-        """Return what wraps functions of torch, with an observer that follows the loop."""
+    def _torch_patches(self) -> TorchPatches:
+        """Return the patches of torch; create them and the observer of the loop if necessary."""
         if self._patches is None:
-            from tachograph.integrations._common.job import Plan, forgive_mistakes
-            from tachograph.integrations._common.loop_observer import Observer
-            from tachograph.integrations._common.torch_patches import Patches
+            from tachograph.integrations._common.job import RunOptions, tolerate_errors
+            from tachograph.integrations._common.loop_observer import LoopObserver
+            from tachograph.integrations._common.torch_patches import TorchPatches
 
-            forgive_mistakes()
-            plan = Plan(None, self._order.name, self._settings(), self._order.default_name)
-            self._observer = Observer(plan, method="inferred", logs_into_any=False)
-            self._patches = Patches(self._observer)
+            tolerate_errors()
+            options = RunOptions(None, self._spec.name, self._settings(), self._spec.default_name)
+            self._observer = LoopObserver(options, method="inferred", logs_into_any=False)
+            self._patches = TorchPatches(self._observer)
         return self._patches
 
     def _settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {"console": False, "tags": list(self._order.tags)}
-        return {**settings, "resume": True} if self._order.resume else settings
+        settings: dict[str, Any] = {"console": False, "tags": list(self._spec.tags)}
+        return {**settings, "resume": True} if self._spec.resume else settings
 
     def _torch_imported(self, module: ModuleType) -> None:
-        patches = self._patching()
+        patches = self._torch_patches()
         patches.backward()
         patches.clipping()
         patches.every_optimizer()
         patches.loss_scaling()
         patches.saving(module, "save", 1, "f")
-        from tachograph.integrations._common.loop_observer import share
+        from tachograph.integrations._common.loop_observer import set_active_observer
 
-        assert self._observer is not None  # noqa: S101 - made by `_patching`
-        share(self._observer)
+        assert self._observer is not None  # noqa: S101 - created by `_torch_patches`
+        set_active_observer(self._observer)
 
     def _loader_imported(self, module: ModuleType) -> None:
-        self._patching().every_loader(module)
+        self._torch_patches().every_loader(module)
 
-    def _saves(self, owner: Any, name: str, place: int, keyword: str) -> None:
-        self._patching().saving(owner, name, place, keyword)
+    def _observe_saving(self, owner: Any, name: str, place: int, keyword: str) -> None:
+        self._torch_patches().saving(owner, name, place, keyword)
 
     def _accelerate_imported(self, module: ModuleType) -> None:
-        self._saves(module.Accelerator, "save_state", 1, "output_dir")  # several files that are one checkpoint
-        self._saves(module.Accelerator, "save_model", 2, "save_directory")
+        self._observe_saving(
+            module.Accelerator, "save_state", 1, "output_dir"
+        )  # writes several files that are one checkpoint
+        self._observe_saving(module.Accelerator, "save_model", 2, "save_directory")
 
     # Frameworks ----------------------------------------------------------------------------------------------------
 
@@ -123,42 +128,46 @@ class _Child:
             from tachograph.integrations.transformers import TachographCallback
 
             if not any(isinstance(callback, TachographCallback) for callback in trainer.callback_handler.callbacks):
-                callback = TachographCallback(self._order.name, **self._settings())
-                callback.default_name = self._order.default_name
+                callback = TachographCallback(self._spec.name, **self._settings())
+                callback.default_name = self._spec.default_name
                 trainer.add_callback(callback)
                 callback.see(trainer)
 
-        _behind_init(module.Trainer, add)
-        _before_adding(module.Trainer, _give_way)
+        _call_after_init(module.Trainer, add)
+        _call_before_add_callback(module.Trainer, _remove_our_callback)
 
     def _lightning_imported(self, module: ModuleType) -> None:
         def add(trainer: Any) -> None:
             from tachograph.integrations.lightning import TachographCallback
 
             if not any(isinstance(callback, TachographCallback) for callback in trainer.callbacks):
-                callback = TachographCallback(self._order.name, **self._settings())
-                callback.default_name = self._order.default_name
+                callback = TachographCallback(self._spec.name, **self._settings())
+                callback.default_name = self._spec.default_name
                 trainer.callbacks.append(callback)
 
-        _behind_init(module.Trainer, add)
+        _call_after_init(module.Trainer, add)
 
 
-def _said_of(error: BaseException) -> dict[str, Any]:
-    """Return the fields of a record of an exception that nobody handled."""
+def _error_fields(error: BaseException) -> dict[str, Any]:
+    """Return the fields of an `error` record for an unhandled exception."""
     if isinstance(error, Exception):
         from tachograph.recorder import error_fields
         from tachograph.records import to_plain
 
         fields: dict[str, Any] = to_plain(error_fields(error, fatal=True), "error", [])
         return fields
-    # After Ctrl-C nothing may be imported: many a module runs `exec`, by which Python forgets to end by the signal.
-    places, trace = [], error.__traceback__
+    # After Ctrl-C nothing may be imported: many modules call `exec`, after which Python no longer ends by the signal.
+    frames, trace = [], error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        places.append(f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}")
+        frames.append(f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}")
         trace = trace.tb_next
-    said = {"error_type": type(error).__name__, "error_message": str(error), "traceback": "\n".join(places[-20:])}
-    return {**said, "fatal": True}
+    return {
+        "error_type": type(error).__name__,
+        "error_message": str(error),
+        "traceback": "\n".join(frames[-20:]),
+        "fatal": True,
+    }
 
 
 def _guarded(name: str, hook: Hook) -> Hook:
@@ -169,34 +178,43 @@ def _guarded(name: str, hook: Hook) -> Hook:
     return safely
 
 
-def _behind_init(kind: Any, add: Callable[[Any], None]) -> None:
-    """Do something with each object of a class right after it is made, once."""
-    original = kind.__init__
+def _call_after_init(kind: Any, function: Callable[[Any], None]) -> None:
+    """Call a function with each new object of a class, right after its `__init__`."""
 
-    @functools.wraps(original)
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807 - it stands in for that method
-        original(self, *arguments, **named)
-        with guard(f"adding a callback to {kind.__name__}"):
-            add(self)
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807 - replaces that method
+            original(self, *arguments, **named)
+            with guard(f"adding a callback to {kind.__name__}"):
+                function(self)
 
-    kind.__init__ = __init__
+        return __init__
 
-
-def _before_adding(kind: Any, prepare: Callable[[Any, Any], None]) -> None:
-    """Do something before a callback is added to an object of a class."""
-    original = kind.add_callback
-
-    @functools.wraps(original)
-    def add_callback(self: Any, callback: Any) -> Any:
-        with guard("seeing a callback"):
-            prepare(self, callback)
-        return original(self, callback)
-
-    kind.add_callback = add_callback
+    _wrap(kind, "__init__", make)
 
 
-def _give_way(trainer: Any, added: Any) -> None:
-    """Take out what we added to a Hugging Face trainer where the script adds one itself."""
+def _call_before_add_callback(kind: Any, function: Callable[[Any, Any], None]) -> None:
+    """Call a function with the trainer and the callback before `add_callback` of a class."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def add_callback(self: Any, callback: Any) -> Any:
+            with guard("observing a new callback"):
+                function(self, callback)
+            return original(self, callback)
+
+        return add_callback
+
+    _wrap(kind, "add_callback", make)
+
+
+def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Wrap a method for the life of the process."""
+    from tachograph._base.patching import Patches  # not at startup: a script without a trainer never needs it
+
+    Patches().wrap(owner, name, make)
+
+
+def _remove_our_callback(trainer: Any, added: Any) -> None:
+    """Remove our callback from a Hugging Face trainer if the script adds one itself."""
     integration = sys.modules.get("tachograph.integrations.transformers")
     kind = integration.TachographCallback if integration is not None else None
     if kind is None or not (isinstance(added, kind) or added is kind):

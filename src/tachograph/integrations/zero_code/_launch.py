@@ -1,4 +1,16 @@
-"""Starts a program so that it is recorded, passes on its output and signals, and records how it ended."""
+"""Starts a program so that it is recorded, forwards its output and signals, and records how it ended.
+
+The launcher is the parent of the program and must be invisible: same output, same signals, same exit code. It cannot
+know in advance whether the program trains. There are three outcomes:
+
+- A process of the program started a run. The run has recorded its own end if it could; the launcher appends an `end`
+  record with the exit code or signal, which a killed process cannot write itself, and the last lines of output.
+- Only ranks other than 0 were here. Rank 0 records the run on another machine, so nothing is recorded.
+- No training was detected. The launcher records a run of its own with the error, the last output and the end.
+
+Signals sent to the launcher are forwarded, except Ctrl-C at a terminal, which the terminal sends to the program, too.
+Telemetry errors after the program has ended never change the exit code.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +28,30 @@ from typing import Any, NamedTuple
 
 from tachograph._init import init
 from tachograph.exceptions import ConfigError, LogDirError, TachographError
-from tachograph.integrations.zero_code._launch_spec import Order, Word, words
-from tachograph.integrations.zero_code._output import Output, tee
+from tachograph.integrations.zero_code._launch_spec import ChildReport, LaunchSpec, read_child_reports
+from tachograph.integrations.zero_code._output import ProgramOutput, tee_output
 from tachograph.journal import RunFolder, RunState
 from tachograph.reader import overview
 from tachograph.recorder import append_after_exit
 from tachograph.records import check_run_name
 
-__all__ = ["Launch", "launch"]
+__all__ = ["LaunchResult", "launch"]
 
-_PASSED_ON = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_FORWARDED_SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _CAPTURE_TIMEOUT_S = 1.0
 
 
-class Launch(NamedTuple):
-    """What became of a program."""
+class LaunchResult(NamedTuple):
+    """The outcome of a launched program."""
 
     returncode: int
-    """Its exit code; negative: minus the signal that ended it."""
+    """Its exit code, or minus the number of the signal that ended it."""
     run: str | None
-    """The folder of its run, None if nothing could be recorded."""
-    saw_training: bool
-    why: str | None = None
-    """Why something is not recorded, if it is known."""
+    """The folder of its run, or None if nothing was recorded."""
+    has_training: bool
+    """Whether training was detected."""
+    reason: str | None = None
+    """Why it was not recorded in full, if known."""
 
 
 def launch(
@@ -49,83 +62,82 @@ def launch(
     tags: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
     captures: bool = True,
-) -> Launch:
+) -> LaunchResult:
     """Run a program and record it.
 
     Args:
         command: the program and its arguments. A path that ends in ``.py``, or ``-m module``, is run with this Python.
-        name: the name of the run; that of the script if not given.
-        resume: continue the run of that name, if there is one.
-        tags: words to find the run by.
+        name: the name of the run; the name of the script if not given.
+        resume: continue the run of that name, if it exists.
+        tags: tags of the run.
         settings: settings of the run, for all processes of the program.
-        captures: whether the last lines of its output are kept. Then the output passes through this process.
+        captures: whether to keep the last lines of its output. If so, the output passes through this process.
 
     Raises:
-        ConfigError: if the program cannot be started, or cannot be reached.
-        RunNameError: for a name that cannot be a folder.
-        LogDirError: if the folder of the runs cannot be written.
+        ConfigError: if the program cannot be started, or cannot be instrumented.
+        RunNameError: if the name is not a valid folder name.
+        LogDirError: if the log folder is not writable.
     """
     settings = dict(settings or {})
     settings["log_dir"] = os.path.abspath(settings.get("log_dir") or os.environ.get("TACHO_LOG_DIR") or "logs")
     if name is not None:
         check_run_name(name)
-    command = _runnable(command)
-    _check_folder(settings["log_dir"])
-    output = Output() if captures else None
-    with _folder() as letters:
-        order = Order(letters, name, _name_of(command), resume, tuple(tags))
-        pid, returncode = _run(command, _environment(order, settings), output)
-        runs, others, errors, faults = (words(letters, kind) for kind in ("run", "rank", "error", "fault"))
-    told = _of_program(runs, pid)
-    if told is not None:
-        folder = RunFolder(told["folder"])
-        _close(folder, _end(returncode), output)
-        return Launch(returncode, str(folder.path), saw_training=True)
-    if others:
-        elsewhere = "its processes are of a job whose first rank records elsewhere"
-        return Launch(returncode, None, saw_training=True, why=elsewhere)
-    fault = _of_program(faults, pid)
-    why = f"{fault['python']}: {fault['fault']}" if fault is not None else None
+    command = _resolve_command(command)
+    _check_writable(settings["log_dir"])
+    output = ProgramOutput() if captures else None
+    with _reports_folder() as reports:
+        spec = LaunchSpec(reports, name, _derive_name(command), resume, tuple(tags))
+        pid, returncode = _run(command, _build_environment(spec, settings), output)
+        runs, ranks, errors, faults = (read_child_reports(reports, kind) for kind in ("run", "rank", "error", "fault"))
+    run_fields = _select_report(runs, pid)
+    if run_fields is not None:
+        folder = RunFolder(run_fields["folder"])
+        _append_end(folder, _end_fields(returncode), output)
+        return LaunchResult(returncode, str(folder.path), has_training=True)
+    if ranks:
+        return LaunchResult(returncode, None, has_training=True, reason="rank 0 of the job records on another machine")
+    fault = _select_report(faults, pid)
+    reason = f"{fault['python']}: {fault['fault']}" if fault is not None else None
     try:
-        run = _record_end(order, settings, returncode, _of_program(errors, pid), output, why)
-    except (TachographError, OSError) as error:  # the program has run, and its exit code is what counts
-        return Launch(returncode, None, saw_training=False, why=str(error))
-    return Launch(returncode, run, saw_training=False, why=why)
+        run = _record_without_training(spec, settings, returncode, _select_report(errors, pid), output, reason)
+    except (TachographError, OSError) as error:  # the program has run: its exit code must be preserved
+        return LaunchResult(returncode, None, has_training=False, reason=str(error))
+    return LaunchResult(returncode, run, has_training=False, reason=reason)
 
 
-def _of_program(told: Sequence[Word], pid: int) -> dict[str, Any] | None:
-    """Return what the program itself told; if it did not, then what the last of the processes that it started did."""
-    own = [word.said for word in told if word.pid == pid]
-    return own[-1] if own else told[-1].said if told else None
+def _select_report(reports: Sequence[ChildReport], pid: int) -> dict[str, Any] | None:
+    """Return the report of the program itself, else the last one of a process that it started."""
+    own = [report.fields for report in reports if report.pid == pid]
+    return own[-1] if own else reports[-1].fields if reports else None
 
 
 # The program ---------------------------------------------------------------------------------------------------------
 
 
-def _runnable(command: Sequence[str]) -> list[str]:
-    """Return the command as it can be started, or say why it cannot."""
+def _resolve_command(command: Sequence[str]) -> list[str]:
+    """Return the command to start; raise if it cannot be started or instrumented."""
     if not command:
         raise ConfigError("nothing to run: write `tacho run -- python train.py`")
-    runnable = list(command)
-    if runnable[0] == "-m" or (runnable[0].endswith(".py") and not os.access(runnable[0], os.X_OK)):
-        runnable.insert(0, sys.executable)
-    program = shutil.which(runnable[0])
+    resolved = list(command)
+    if resolved[0] == "-m" or (resolved[0].endswith(".py") and not os.access(resolved[0], os.X_OK)):
+        resolved.insert(0, sys.executable)
+    program = shutil.which(resolved[0])
     if program is None:
         raise ConfigError(
-            f"{runnable[0]!r} is no program that can be started; check the path, or write `python {runnable[0]}`"
+            f"{resolved[0]!r} is not an executable program; check the path, or write `python {resolved[0]}`"
         )
     if os.path.basename(program).startswith("python"):
-        blind = _blinding_flag(runnable[1:])
-        if blind is not None:
+        flag = _find_isolating_flag(resolved[1:])
+        if flag is not None:
             raise ConfigError(
-                f"python -{blind} looks neither at PYTHONPATH nor for sitecustomize, "
-                "by which a script is reached; leave that flag out"
+                f"python -{flag} ignores PYTHONPATH or sitecustomize, which `tacho run` needs to reach the script; "
+                "remove that flag"
             )
-    return runnable
+    return resolved
 
 
-def _blinding_flag(arguments: Sequence[str]) -> str | None:
-    """Return the option of Python that keeps us out, if it is among its own, which stand before the script."""
+def _find_isolating_flag(arguments: Sequence[str]) -> str | None:
+    """Return the option of Python itself, before the script, that would keep `sitecustomize` from loading."""
     is_value = False
     for argument in arguments:
         if is_value:
@@ -135,19 +147,19 @@ def _blinding_flag(arguments: Sequence[str]) -> str | None:
         elif not argument.startswith("-") or argument == "-":
             return None
         else:
-            for place, letter in enumerate(argument[1:], start=1):
-                if letter in "EIS":
-                    return letter
-                if letter in "cm":
+            for place, flag in enumerate(argument[1:], start=1):
+                if flag in "EIS":
+                    return flag
+                if flag in "cm":
                     return None
-                if letter in "WX":  # their value is the rest, or comes next
+                if flag in "WX":  # their value is the rest of this argument, or the next one
                     is_value = place == len(argument) - 1
                     break
     return None
 
 
-def _name_of(command: Sequence[str]) -> str:
-    """Return a name for the run: that of the script or module among the arguments, else of the program."""
+def _derive_name(command: Sequence[str]) -> str:
+    """Return a name for the run: the script or module among the arguments, else the program."""
     found = os.path.basename(command[0])
     for place, argument in enumerate(command[1:], start=1):
         if argument in {"-m", "--module"} and place + 1 < len(command) and "." not in command[place + 1][:1]:
@@ -158,66 +170,66 @@ def _name_of(command: Sequence[str]) -> str:
         elif argument.endswith(".py"):
             found = Path(argument).stem
             break
-    name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in found).strip(".-")
+    name = "".join(char if char.isalnum() or char in "._-" else "-" for char in found).strip(".-")
     return name[:80] or "run"
 
 
-def _check_folder(log_dir: str) -> None:
-    """Refuse a folder that could not be written to, before the program has run for a day."""
-    place = log_dir
-    while not os.path.lexists(place):
-        place = os.path.dirname(place)
-    if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
-        raise LogDirError(f"runs cannot be recorded in {log_dir!r}: {place!r} is no folder that can be written to")
+def _check_writable(log_dir: str) -> None:
+    """Raise if the log folder cannot be written: now, and not after the program has run for a day."""
+    parent = log_dir
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
+        raise LogDirError(f"cannot record runs in {log_dir!r}: {parent!r} is not a writable folder")
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[str]:
-    letters = tempfile.mkdtemp(prefix="tacho-")
+def _reports_folder() -> Iterator[str]:
+    folder = tempfile.mkdtemp(prefix="tacho-")
     try:
-        yield letters
+        yield folder
     finally:
-        shutil.rmtree(letters, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _environment(order: Order, settings: Mapping[str, Any]) -> dict[str, str]:
+def _build_environment(spec: LaunchSpec, settings: Mapping[str, Any]) -> dict[str, str]:
     bootstrap = str(Path(__file__).parent / "bootstrap")
-    environment = {**os.environ, **order.to_environment()}
-    theirs = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = bootstrap + os.pathsep + theirs if theirs else bootstrap
+    environment = {**os.environ, **spec.to_environment()}
+    original = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = bootstrap + os.pathsep + original if original else bootstrap
     for setting, value in settings.items():
         environment[f"TACHO_{setting.upper()}"] = str(value)
     return environment
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], output: Output | None) -> tuple[int, int]:
-    """Run the program to its end; return its process id and its exit code. Signals that come to us are passed on."""
+def _run(command: Sequence[str], environment: Mapping[str, str], output: ProgramOutput | None) -> tuple[int, int]:
+    """Run the program to its end and forward signals to it; return its process id and exit code."""
     program: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
+    pending_signals: list[int] = []  # received before the program has started
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         if program is None:
-            early.append(number)
-        elif number != signal.SIGINT or not _is_in_front():  # Ctrl-C reaches the program by itself
+            pending_signals.append(number)
+        elif number != signal.SIGINT or not _is_foreground():  # the terminal sends Ctrl-C to the program, too
             program.send_signal(number)
 
     def resize(number: int, frame: FrameType | None) -> None:
         if output is not None:
             output.resize()
-        pass_on(number, frame)  # it heard of it already, when its terminal still had the old size
+        forward(number, frame)  # again: the first time, its terminal still had the old size
 
     with contextlib.ExitStack() as stack:
-        for name in _PASSED_ON:
-            _handle(stack, name, pass_on)
+        for name in _FORWARDED_SIGNALS:
+            _handle(stack, name, forward)
         _handle(stack, "SIGWINCH", resize)
-        ends = stack.enter_context(tee(output)) if output is not None else (None, None)
+        ends = stack.enter_context(tee_output(output)) if output is not None else (None, None)
         try:
             program = subprocess.Popen(command, env=environment, stdout=ends[0], stderr=ends[1])  # noqa: S603
         except OSError as error:
-            raise ConfigError(f"{command[0]!r} cannot be started: {error.strerror}") from error
+            raise ConfigError(f"cannot start {command[0]!r}: {error.strerror}") from error
         if output is not None:
             output.close_ends()
-        for number in early:
+        for number in pending_signals:
             program.send_signal(number)
         returncode = program.wait()
         if output is not None:
@@ -226,14 +238,14 @@ def _run(command: Sequence[str], environment: Mapping[str, str], output: Output 
 
 
 def _handle(stack: contextlib.ExitStack, name: str, handler: Callable[[int, FrameType | None], None]) -> None:
-    """Handle a signal until the stack is left; one that is ignored stays so."""
+    """Handle a signal until the stack is closed. A signal that is ignored stays ignored."""
     number = getattr(signal, name, None)
     if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
         stack.callback(signal.signal, number, signal.signal(number, handler))
 
 
-def _is_in_front() -> bool:
-    """Tell whether a terminal sends its keys to us and the program alike."""
+def _is_foreground() -> bool:
+    """Return whether we are in the foreground of a terminal, which then signals us and the program alike."""
     with contextlib.suppress(OSError):
         terminal = os.open("/dev/tty", os.O_RDONLY)
         try:
@@ -243,11 +255,11 @@ def _is_in_front() -> bool:
     return False
 
 
-# How it ended --------------------------------------------------------------------------------------------------------
+# The end of the program ----------------------------------------------------------------------------------------------
 
 
-def _end(returncode: int) -> dict[str, Any]:
-    """Return what an exit code says of the end of a run."""
+def _end_fields(returncode: int) -> dict[str, Any]:
+    """Return the fields of an `end` record for an exit code."""
     if returncode == 0:
         return {"status": "finished", "reason": "exit", "exit_code": 0}
     if returncode > 0:
@@ -259,23 +271,23 @@ def _end(returncode: int) -> dict[str, Any]:
     return {"status": "failed", "reason": f"killed by {name}", "signal": name}
 
 
-def _record_end(
-    order: Order,
+def _record_without_training(
+    spec: LaunchSpec,
     settings: Mapping[str, Any],
     returncode: int,
     error: Mapping[str, Any] | None,
-    output: Output | None,
-    why: str | None,
+    output: ProgramOutput | None,
+    reason: str | None,
 ) -> str | None:
-    """Record a program in which no training was seen: how it ended, and what it printed last."""
+    """Record the end and the last output of a program in which no training was detected; return the run's folder."""
     quiet = {"console": False, "hooks": False, "diagnose": False, "system_interval_s": 0.0}
-    run = init(order.name or order.default_name, resume=order.resume, tags=order.tags, **{**settings, **quiet})
-    run.event("instrumented", framework="none", method="launch", reason=why or "no training was seen")
-    end = _end(returncode)
+    run = init(spec.name or spec.default_name, resume=spec.resume, tags=spec.tags, **{**settings, **quiet})
+    run.event("instrumented", framework="none", method="launch", reason=reason or "no training was detected")
+    end = _end_fields(returncode)
     if error is not None and returncode:
         run._add_record("error", dict(error))
         end["reason"] = error["error_type"]
-    for event, fields in _logs(output):
+    for event, fields in _log_records(output):
         run._add_record(event, fields)
     run.finish(end["status"], reason=end["reason"])
     if run.folder is not None:
@@ -283,20 +295,20 @@ def _record_end(
     return run.path
 
 
-def _logs(output: Output | None) -> list[tuple[str, dict[str, Any]]]:
+def _log_records(output: ProgramOutput | None) -> list[tuple[str, dict[str, Any]]]:
     return [("log", fields) for fields in output.tails()] if output is not None else []
 
 
-def _close(folder: RunFolder, end: Mapping[str, Any], output: Output | None) -> None:
-    """Add to a run what its own process could not know: what it printed last, and its exit code."""
+def _append_end(folder: RunFolder, end: Mapping[str, Any], output: ProgramOutput | None) -> None:
+    """Append to a run what its own process could not record: its last output and its exit code."""
     found = overview(folder)
     end = dict(end)
     if found.state in {RunState.FINISHED, RunState.FAILED}:
         if found.state is RunState.FAILED:
             end["status"] = "failed"
         elif found.reason != "exit":
-            end["status"], end["reason"] = "finished", found.reason  # by the program itself, before whatever came later
+            end["status"], end["reason"] = "finished", found.reason  # the program ended its run before its own end
         if found.reason and (end["status"] == "finished" or found.state is RunState.FAILED):
             end["reason"] = found.reason
-    with contextlib.suppress(OSError):  # a full disk, or the folder was deleted: what the program recorded is there
-        append_after_exit(folder, [*_logs(output), ("end", end)])
+    with contextlib.suppress(OSError):  # a full disk or a deleted folder: the program's own records are unaffected
+        append_after_exit(folder, [*_log_records(output), ("end", end)])

@@ -1,4 +1,14 @@
-"""What the launcher asks of the processes it starts, in an environment variable; and where they leave word for it."""
+"""How the launcher and the processes it starts communicate.
+
+The launcher passes its options down in the environment variable `TACHO_LAUNCH`, which every process of the program
+inherits. Processes report back through small JSON files in a temporary folder named in that variable:
+`<kind>-<pid>.json`. The folder exists only while the program runs. The kinds are
+
+- `run`: this process started a run, with its folder;
+- `rank`: this process belongs to a job whose rank 0 records elsewhere;
+- `error`: an exception was not handled;
+- `fault`: this process cannot be recorded (written by `sitecustomize.py`, which cannot import this module then).
+"""
 
 from __future__ import annotations
 
@@ -7,16 +17,16 @@ import json
 import os
 from typing import Any, NamedTuple
 
-__all__ = ["Order", "Word", "leave_word", "words"]
+__all__ = ["ChildReport", "LaunchSpec", "read_child_reports", "report_to_launcher"]
 
 _VARIABLE = "TACHO_LAUNCH"
 
 
-class Order(NamedTuple):
-    """How to record what is found."""
+class LaunchSpec(NamedTuple):
+    """The options of a launch, for the processes of the program."""
 
-    letters: str
-    """The folder where word is left for the launcher."""
+    reports: str
+    """The folder for reports to the launcher."""
     name: str | None = None
     """The name of the run, if the user chose one."""
     default_name: str | None = None
@@ -24,42 +34,42 @@ class Order(NamedTuple):
     tags: tuple[str, ...] = ()
 
     def to_environment(self) -> dict[str, str]:
-        """Return the variables that carry it."""
+        """Return the environment variables that carry it."""
         return {_VARIABLE: json.dumps(self._asdict())}
 
     @classmethod
-    def from_environment(cls) -> Order | None:
-        """Return what was asked of this process, if anything was."""
+    def from_environment(cls) -> LaunchSpec | None:
+        """Return the options this process was launched with, or None if `tacho run` did not launch it."""
         try:
-            said = json.loads(os.environ.get(_VARIABLE, ""))
-            return cls(**{**said, "tags": tuple(said.get("tags", ()))})
+            fields = json.loads(os.environ.get(_VARIABLE, ""))
+            return cls(**{**fields, "tags": tuple(fields.get("tags", ()))})
         except (ValueError, TypeError, AttributeError):
             return None
 
 
-class Word(NamedTuple):
-    """What a process told."""
+class ChildReport(NamedTuple):
+    """A report of one process."""
 
     pid: int
-    said: dict[str, Any]
+    fields: dict[str, Any]
 
 
-def leave_word(order: Order, kind: str, said: dict[str, Any]) -> None:
-    """Tell the launcher something; of each kind, the last of a process counts."""
-    if os.path.isdir(order.letters):  # it is gone when the launcher is
-        path = os.path.join(order.letters, f"{kind}-{os.getpid()}.json")
+def report_to_launcher(spec: LaunchSpec, kind: str, fields: dict[str, Any]) -> None:
+    """Write a report. A later one of the same kind and process replaces it."""
+    if os.path.isdir(spec.reports):  # a process may outlive the launcher, which removes the folder
+        path = os.path.join(spec.reports, f"{kind}-{os.getpid()}.json")
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-            json.dump(said, file)
+            json.dump(fields, file)
         os.replace(f"{path}.tmp", path)
 
 
-def words(letters: str, kind: str) -> list[Word]:
-    """Return what processes told of a kind, the oldest first."""
-    found: list[tuple[int, Word]] = []
-    with os.scandir(letters) as entries:
+def read_child_reports(folder: str, kind: str) -> list[ChildReport]:
+    """Return the reports of a kind, the oldest first."""
+    found: list[tuple[int, ChildReport]] = []
+    with os.scandir(folder) as entries:
         for entry in entries:
-            said, _, pid = entry.name.removesuffix(".json").rpartition("-")
-            if said == kind and entry.name.endswith(".json"):
+            entry_kind, _, pid = entry.name.removesuffix(".json").rpartition("-")
+            if entry_kind == kind and entry.name.endswith(".json"):
                 with contextlib.suppress(OSError, ValueError), open(entry.path, encoding="utf-8") as file:
-                    found.append((entry.stat().st_mtime_ns, Word(int(pid), json.load(file))))
-    return [word for _, word in sorted(found, key=lambda pair: pair[0])]
+                    found.append((entry.stat().st_mtime_ns, ChildReport(int(pid), json.load(file))))
+    return [report for _, report in sorted(found, key=lambda pair: pair[0])]

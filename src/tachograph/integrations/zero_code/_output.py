@@ -1,4 +1,12 @@
-"""The output of a program on its way to where ours goes, of which the last lines are kept."""
+"""Passes the output of a program through to ours, and keeps the last lines.
+
+The program writes into a pipe, or into a pseudo-terminal if our stream is a terminal, so that it formats its output the
+same way. One thread per stream copies the bytes unchanged to our descriptor and keeps the tail. If both of our streams
+go to the same place, so do the program's: with two pipes, lines of one stream could overtake those of the other.
+
+If our reader goes away, the thread closes the pipe, and the program gets the same error as it would without us. At the
+end we wait for output that is still being written, but not for a background process that keeps the stream open.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +20,17 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Output", "tee"]
+__all__ = ["ProgramOutput", "tee_output"]
 
-_MOST_LINES = 200
-_MOST_BYTES = 16 << 10
+_MAX_LINES = 200
+_MAX_BYTES = 16 << 10
 _BLOCK_BYTES = 64 << 10
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
-class _Tail:
-    """The last of what went through one stream."""
+class _OutputTail:
+    """The last bytes of one stream."""
 
     def __init__(self) -> None:
         self._blocks: deque[bytes] = deque()
@@ -33,61 +41,63 @@ class _Tail:
         self.num_bytes += len(data)
         self._blocks.append(data)
         self._kept_bytes += len(data)
-        while self._kept_bytes - len(self._blocks[0]) >= 4 * _MOST_BYTES:  # more than is told: progress bars fold
+        while (
+            self._kept_bytes - len(self._blocks[0]) >= 4 * _MAX_BYTES
+        ):  # more than is recorded: progress bars overwrite themselves
             self._kept_bytes -= len(self._blocks.popleft())
 
     def text(self) -> str:
-        """Return the last lines as a terminal would show them: of what overwrites itself, the last."""
+        """Return the last lines as a terminal shows them: without escape codes and overwritten text."""
         text = _ESCAPES.sub("", b"".join(self._blocks).decode("utf-8", "backslashreplace"))
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
         kept: deque[str] = deque()
         num_chars = 0
         for line in reversed(lines):
-            room = _MOST_BYTES - num_chars
-            if len(kept) >= _MOST_LINES or room <= 0:
+            room = _MAX_BYTES - num_chars
+            if len(kept) >= _MAX_LINES or room <= 0:
                 break
             kept.appendleft(line if len(line) <= room else f"…{line[-room:]}")
             num_chars += len(line) + 1
         return "\n".join(kept).strip("\n")
 
 
-class _Channel:
-    """One stream on its way from the program to a descriptor of ours."""
+class _StreamTee:
+    """Copies one stream of the program to a descriptor of ours."""
 
     def __init__(self, name: str, ours: int) -> None:
         self.name = name
-        self.tail = _Tail()
+        self.tail = _OutputTail()
         self._ours = ours
-        self._source, self.end = _terminal(ours) if os.isatty(ours) else os.pipe()
+        self._source, self.end = _open_terminal(ours) if os.isatty(ours) else os.pipe()
         self._is_writing = False
-        self._thread = threading.Thread(target=self._pass_on, name=f"tacho-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._copy, name=f"tacho-{name}", daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the rest: as long as it takes a slow reader, but not for a process that keeps the stream open."""
+        """Wait until all output is written, even to a slow reader, but not for a process that keeps the stream open."""
         self._thread.join(timeout_s)
-        while self._thread.is_alive() and (self._is_writing or self._has_more()):
+        while self._thread.is_alive() and (self._is_writing or self._has_unread()):
             self._thread.join(timeout_s)
 
-    def _has_more(self) -> bool:
+    def _has_unread(self) -> bool:
         try:
             return bool(select.select([self._source], [], [], 0)[0])
-        except (OSError, ValueError):  # it was closed just now
+        except (OSError, ValueError):  # it was just closed
             return False
 
     def resize(self) -> None:
-        """Make the program's terminal as large as ours, if it has one."""
+        """Give the program's terminal, if it has one, the size of ours."""
         if os.isatty(self._ours):
             _copy_size(self._ours, self._source)
 
-    def _pass_on(self) -> None:
+    def _copy(self) -> None:
         try:
             while data := os.read(self._source, _BLOCK_BYTES):
                 self.tail.add(data)
                 self._is_writing = True
                 _write(self._ours, data)
                 self._is_writing = False
-        except OSError:  # the program has ended, or nobody reads us: then it shall hear of that, too
+        except OSError:  # the program has ended, or our reader has: closing the pipe lets the program notice
             pass
         finally:
             self._is_writing = False
@@ -95,57 +105,54 @@ class _Channel:
                 os.close(self._source)
 
 
-class Output:
-    """What a program prints: passed on as it comes, the last of it kept."""
+class ProgramOutput:
+    """The output of a program: passed through unchanged, with the last lines kept."""
 
     def __init__(self) -> None:
-        self._channels: list[_Channel] = []
+        self._tees: list[_StreamTee] = []
 
     def open(self) -> tuple[int, int]:
-        """Return what the program is to write to as its standard output and error.
-
-        Where ours are the same, so are the program's, or lines of one could overtake those of the other.
-        """
+        """Return the descriptors for the program's standard output and error."""
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
         if _is_same(1, 2):
-            self._channels = [_Channel("output", 1)]
+            self._tees = [_StreamTee("output", 1)]
         else:
-            self._channels = [_Channel("stdout", 1), _Channel("stderr", 2)]
-        return self._channels[0].end, self._channels[-1].end
+            self._tees = [_StreamTee("stdout", 1), _StreamTee("stderr", 2)]
+        return self._tees[0].end, self._tees[-1].end
 
     def close_ends(self) -> None:
-        """Close our copies of what the program writes to, so that its end is seen."""
-        for channel in self._channels:
-            if channel.end >= 0:
-                os.close(channel.end)
-                channel.end = -1
+        """Close our copies of the program's descriptors; otherwise we would never read the end of its output."""
+        for tee in self._tees:
+            if tee.end >= 0:
+                os.close(tee.end)
+                tee.end = -1
 
     def resize(self) -> None:
-        """Hear that the size of our terminal has changed."""
-        for channel in self._channels:
+        """Handle a change of the size of our terminal."""
+        for tee in self._tees:
             with contextlib.suppress(OSError):
-                channel.resize()
+                tee.resize()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the rest."""
-        for channel in self._channels:
-            channel.wait(timeout_s)
+        """Wait until all output is written; see `_StreamTee.wait`."""
+        for tee in self._tees:
+            tee.wait(timeout_s)
 
     def tails(self) -> list[dict[str, Any]]:
-        """Return the fields of a record for each stream that anything was written to."""
+        """Return the fields of a `log` record for each stream that has output."""
         return [
-            {"stream": channel.name, "text": channel.tail.text(), "num_bytes": channel.tail.num_bytes}
-            for channel in self._channels
-            if channel.tail.num_bytes
+            {"stream": tee.name, "text": tee.tail.text(), "num_bytes": tee.tail.num_bytes}
+            for tee in self._tees
+            if tee.tail.num_bytes
         ]
 
 
 @contextlib.contextmanager
-def tee(output: Output) -> Iterator[tuple[int | None, int | None]]:
-    """Give what a program is to write to as its standard output and error; None where it gets ours."""
-    if not all(_is_open(number) for number in (0, 1, 2)):  # a pipe would take its number
+def tee_output(output: ProgramOutput) -> Iterator[tuple[int | None, int | None]]:
+    """Yield the descriptors for the program's standard output and error; None if it inherits ours."""
+    if not all(_is_open(number) for number in (0, 1, 2)):  # a new pipe would get the number of the closed stream
         yield None, None
         return
     try:
@@ -163,7 +170,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _is_same(first: int, second: int) -> bool:
-    """Tell whether two descriptors lead to the same file, pipe or terminal."""
+    """Return whether two descriptors refer to the same file, pipe or terminal."""
     return os.path.samestat(os.fstat(first), os.fstat(second)) and os.isatty(first) == os.isatty(second)
 
 
@@ -172,18 +179,18 @@ def _write(descriptor: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(descriptor, view) :]
-        except BlockingIOError:  # whoever started us shares it, and does not want to wait
+        except BlockingIOError:  # our parent made the shared descriptor non-blocking
             select.select([], [descriptor], [])
 
 
-def _terminal(ours: int) -> tuple[int, int]:
-    """Return both ends of a terminal like ours: a program that sees no terminal prints in another way."""
+def _open_terminal(ours: int) -> tuple[int, int]:
+    """Return both ends of a pseudo-terminal like ours: programs format output differently without a terminal."""
     import pty
     import termios
 
     source, end = pty.openpty()
     attributes = termios.tcgetattr(end)
-    attributes[1] &= ~termios.OPOST  # ours does that
+    attributes[1] &= ~termios.OPOST  # our terminal does that
     termios.tcsetattr(end, termios.TCSANOW, attributes)
     with contextlib.suppress(OSError):
         _copy_size(ours, end)

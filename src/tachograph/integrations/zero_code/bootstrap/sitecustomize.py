@@ -1,13 +1,14 @@
-"""Python imports this at its start, in the program that `tacho run` started and in all that this one starts.
+"""Python imports this at startup in the program that `tacho run` starts, and in every Python process below it.
 
-It leaves no trace on `sys.path`, and another `sitecustomize`, which it hides, is imported in its turn.
+It must not change what the script sees. So it removes its own folder from `sys.path`, and then imports the
+`sitecustomize` module that it shadows, if there is one.
 """
 
 import os
 import sys
 
 
-def _begin() -> None:
+def _install() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or os.curdir) != here]
     if os.environ.get("TACHO_LAUNCH"):
@@ -15,23 +16,23 @@ def _begin() -> None:
             from tachograph.integrations.zero_code._child import install
 
             install()
-        except Exception as fault:  # noqa: BLE001 - a script runs without telemetry rather than not at all
-            _tell(f"{type(fault).__name__}: {fault}")
+        except Exception as fault:  # noqa: BLE001 - the script must run even without telemetry
+            _report_fault(f"{type(fault).__name__}: {fault}")
 
 
-def _tell(fault: str) -> None:
-    """Tell the launcher why nothing can be recorded here, as another Python may have no Tachograph."""
+def _report_fault(fault: str) -> None:
+    """Tell the launcher why this process is not recorded: another Python may not have Tachograph installed."""
     import json
 
     try:
-        letters = json.loads(os.environ["TACHO_LAUNCH"])["letters"]
-        with open(os.path.join(letters, f"fault-{os.getpid()}.json"), "w", encoding="utf-8") as file:
+        reports = json.loads(os.environ["TACHO_LAUNCH"])["reports"]
+        with open(os.path.join(reports, f"fault-{os.getpid()}.json"), "w", encoding="utf-8") as file:
             json.dump({"fault": fault, "python": sys.executable}, file)
     except (OSError, ValueError, LookupError, TypeError):
-        pass  # the launcher is gone, or the variable is not its
+        pass  # the launcher is gone, or the variable was set by something else
 
 
-def _import_hidden() -> None:
+def _import_shadowed() -> None:
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -41,5 +42,5 @@ def _import_hidden() -> None:
         spec.loader.exec_module(module)
 
 
-_begin()
-_import_hidden()
+_install()
+_import_shadowed()
