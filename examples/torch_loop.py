@@ -1,4 +1,4 @@
-"""A plain PyTorch loop, watched: data wait, forward, backward, optimizer, loss and gradient norm, from two lines."""
+"""Record a plain PyTorch loop with two lines: data loading, forward, backward, optimizer, loss and gradient norm."""
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -7,7 +7,7 @@ import tachograph as tacho
 
 
 def main() -> None:
-    """Train a small network to tell whether a sum is positive."""
+    """Train a small network to predict whether a sum is positive."""
     torch.manual_seed(0)
     inputs = torch.randn(2048, 32)
     loader = DataLoader(TensorDataset(inputs, (inputs.sum(1) > 0).long()), batch_size=32, shuffle=True)

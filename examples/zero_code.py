@@ -1,11 +1,11 @@
-"""An ordinary training script. Nothing in it knows of telemetry: `tacho run -- python zero_code.py` records it."""
+"""An ordinary training script without telemetry. Record it with `tacho run -- python zero_code.py`."""
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 
 def main() -> None:
-    """Train a small network to tell whether a sum is positive."""
+    """Train a small network to predict whether a sum is positive."""
     torch.manual_seed(0)
     inputs = torch.randn(2048, 32)
     data = TensorDataset(inputs, (inputs.sum(1) > 0).long())

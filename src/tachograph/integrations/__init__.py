@@ -1,5 +1,4 @@
-"""Glue for training frameworks: one small file each, imported only by those who use that framework.
+"""Integrations with training frameworks, each imported only by its users. `README.md` says how to add one.
 
-None of these is imported by anything else in the package, and none imports another, but for what begins with an
-underscore, which they share.
+Nothing else in the package imports an integration, and integrations do not import each other. They share `_common`.
 """
