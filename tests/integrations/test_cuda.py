@@ -1,4 +1,4 @@
-"""On a GPU: nothing waits for it that did not wait before, and phases are the device's, not those of the launches."""
+"""On a GPU: recording adds no synchronisation, and phases are timed by the device, not by the launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tachograph as tacho
 torch = pytest.importorskip("torch")
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU available"),
     pytest.mark.xdist_group("cuda"),
 ]
 
@@ -39,7 +39,7 @@ class Loop:
 
 
 def calls_of(action: Any) -> collections.Counter[str]:
-    """Count what is asked of the CUDA runtime, in all threads, by a trace of torch's profiler."""
+    """Count the calls of the CUDA runtime in all threads, from a trace of torch's profiler."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=activities) as profiler:
@@ -62,15 +62,15 @@ def test_watching_adds_no_synchronisation(logs):
     with tacho.init("gpu", log_dir=str(logs), console=False) as run, tacho.watch(loop.model, loop.optimizer):
         loop.train(tacho.track(loop.batches))
         recorded = calls_of(lambda: (loop.train(tacho.track(loop.batches)), run.flush()))
-        torch.cuda.set_sync_debug_mode("error")  # raises where torch would wait, in any thread
+        torch.cuda.set_sync_debug_mode("error")  # raises if torch would wait, in any thread
         try:
             loop.train(tacho.track(loop.batches))
             run.flush()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        # The end of the profile itself waits for the device, once in each trace.
+        # Ending the profile waits for the device, once in each trace.
         assert synchronising(recorded) == synchronising(bare), (bare, recorded)
-        # The losses and norms came over all the same.
+        # The losses and norms were copied nevertheless.
         assert recorded["cudaMemcpyAsync"] >= bare["cudaMemcpyAsync"] + 2 * len(loop.batches)
     history = tacho.read(run)
     assert len(history.series("train_loss").values) == 60
@@ -87,7 +87,7 @@ def test_phases_are_timed_by_the_device(logs):
             loop.train(tacho.track(loop.batches))
         torch.cuda.synchronize()
     update = tacho.read(run).latest("event", "training_metrics_update")[-1]
-    # The backward pass of linear layers works twice as much as the forward pass, though both are launched as fast.
+    # The backward pass of linear layers does twice the work of the forward pass, but both launch equally fast.
     ratio = update["avg_backward_time_sec"] / update["avg_forward_time_sec"]
     assert 1.4 < ratio < 2.6, update
 

@@ -31,8 +31,8 @@ NUM_BATCHES = 6
 
 
 @pytest.fixture(autouse=True)
-def as_before():
-    """After each test nothing of torch is wrapped and nothing follows the loop."""
+def torch_is_unpatched():
+    """Check after each test that torch is unpatched, and remove the observer."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ def parts(**options: Any) -> tuple[nn.Module, Any, DataLoader[Any]]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1), loader
 
 
-def learn(model: nn.Module, optimizer: Any, batch: Any) -> float:
+def train_step(model: nn.Module, optimizer: Any, batch: Any) -> float:
     loss = model(batch[0]).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -90,7 +90,7 @@ def test_two_lines_record_a_loop(run):
     with tacho.watch(model, optimizer):
         for _ in range(2):
             for batch in tacho.track(loader):
-                losses.append(learn(model, optimizer, batch))
+                losses.append(train_step(model, optimizer, batch))
     records = recorded(run)
     assert [step["train_loss"] for step in steps(records)] == losses
     assert [step["global_step"] for step in steps(records)] == list(range(2 * NUM_BATCHES))
@@ -105,7 +105,7 @@ def test_two_lines_record_a_loop(run):
 
 
 def test_weights_and_random_state_are_unchanged(run):
-    """The weights and the random state are those of the loop alone, also where the loader is made an iterator early."""
+    """Also if the iterator of the loader is created early."""
     states = []
     for is_watched in (False, True):
         torch.manual_seed(1)
@@ -114,7 +114,7 @@ def test_weights_and_random_state_are_unchanged(run):
         batches = iter(tacho.track(loader) if is_watched else loader)
         torch.randn(3)
         for batch in batches:
-            learn(model, optimizer, batch)
+            train_step(model, optimizer, batch)
         if watch is not None:
             watch.close()
         states.append([*(parameter.tolist() for parameter in model.parameters()), torch.get_rng_state().tolist()])
@@ -129,7 +129,7 @@ def test_run_is_started_if_there_is_none(tmp_path, monkeypatch):
     model, optimizer, loader = parts()
     with tacho.watch(model, optimizer):
         for batch in loader:
-            learn(model, optimizer, batch)
+            train_step(model, optimizer, batch)
     run = tacho.current_run()
     assert len(steps(recorded(run))) == NUM_BATCHES
 
@@ -139,7 +139,7 @@ def test_track_before_watch(run):
     tracked = tacho.track(loader)
     with tacho.watch(model, optimizer, logs=False):
         for batch in tracked:
-            learn(model, optimizer, batch)
+            train_step(model, optimizer, batch)
     records = recorded(run)
     assert num_iterations(records) == NUM_BATCHES
     assert steps(records) == []
@@ -195,16 +195,16 @@ def test_track_alone_respects_manual_iterations(run):
 def test_batches_without_gradients_are_a_validation(run):
     model, optimizer, loader = parts()
     with tacho.watch(model, optimizer):
-        with torch.no_grad():  # before anything was learnt it is none
+        with torch.no_grad():  # not a validation: training has not begun
             list(tacho.track(loader))
         for batch in tacho.track(loader):
-            learn(model, optimizer, batch)
+            train_step(model, optimizer, batch)
         with torch.inference_mode():
             for number, _ in enumerate(tacho.track(loader)):
                 if number == 1:
                     break
         for batch in tacho.track(loader):
-            learn(model, optimizer, batch)
+            train_step(model, optimizer, batch)
     records = recorded(run)
     spans = [record for record in named(records, "validation_loop") if record["event"] == "span_stop"]
     assert len(spans) == 1
@@ -247,13 +247,13 @@ def test_close_restores_everything(run):
     assert pickle.loads(pickle.dumps(nn.utils.clip_grad_norm_)) is nn.utils.clip_grad_norm_
     copy.deepcopy(optimizer)
     for batch in loader:
-        learn(model, optimizer, batch)
+        train_step(model, optimizer, batch)
     watch.close()
     watch.close()
     assert active_observer() is None
     assert torch.autograd.backward is BACKWARD
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
-    learn(model, optimizer, batch)
+    train_step(model, optimizer, batch)
     assert len(steps(recorded(run))) == NUM_BATCHES
 
 
@@ -268,7 +268,7 @@ def test_close_keeps_wrappers_of_other_libraries(run, monkeypatch):
     monkeypatch.setattr(torch.autograd, "backward", theirs)
     watch.close()
     assert torch.autograd.backward is theirs
-    learn(model, optimizer, [torch.randn(2, 4)])
+    train_step(model, optimizer, [torch.randn(2, 4)])
     monkeypatch.undo()
     torch.autograd.backward = BACKWARD
 
@@ -277,21 +277,21 @@ def test_exception_in_the_loop_closes_the_watch(run):
     model, optimizer, loader = parts()
     with pytest.raises(KeyError), tacho.watch(model, optimizer):
         for batch in tacho.track(loader):
-            learn(model, optimizer, batch)
+            train_step(model, optimizer, batch)
             raise KeyError
     assert len(steps(recorded(run))) == 1
 
 
 def test_two_watches_share_one_loop(run):
-    """As the two models of a GAN; the first to close does not end the other."""
+    """As for the two models of a GAN. Closing the first does not end the other."""
     model, optimizer, loader = parts()
     other, second, _ = parts()
     watches = [tacho.watch(model, optimizer), tacho.watch(other, second)]
     for batch in tacho.track(loader):
-        learn(model, optimizer, batch)
-        learn(other, second, batch)
+        train_step(model, optimizer, batch)
+        train_step(other, second, batch)
     watches[0].close()
-    losses = [learn(other, second, batch) for batch in tacho.track(loader)]
+    losses = [train_step(other, second, batch) for batch in tacho.track(loader)]
     watches[1].close()
     records = recorded(run)
     assert num_iterations(records) == 2 * NUM_BATCHES
@@ -304,8 +304,8 @@ def test_several_optimizers_in_one_watch(run):
     second = torch.optim.Adam(model.parameters(), lr=0.01)
     with tacho.watch(None, [first, second]):
         for batch in loader:
-            learn(model, first, batch)
-            learn(model, second, batch)
+            train_step(model, first, batch)
+            train_step(model, second, batch)
     assert len(steps(recorded(run))) == NUM_BATCHES
 
 
@@ -314,7 +314,7 @@ def test_watch_records_into_the_given_run(run, logs):
     second = tacho.init("second", log_dir=str(logs), **QUIET)
     with tacho.watch(model, optimizer, run=run):
         for batch in tacho.track(loader, run=run):
-            learn(model, optimizer, batch)
+            train_step(model, optimizer, batch)
         with pytest.raises(ConfigError, match="is recorded into 'greyjacket'"):
             tacho.watch(model, optimizer, run=second)
     assert steps(recorded(second)) == []
@@ -322,15 +322,15 @@ def test_watch_records_into_the_given_run(run, logs):
 
 
 def test_consecutive_runs_count_steps_from_zero(logs):
-    """As in a search for parameters, where nobody closes what watches; each run has its own count."""
+    """As in a hyperparameter search, where the watches are never closed."""
     for name in ("first", "second"):
         model, optimizer, loader = parts()
         with tacho.init(name, log_dir=str(logs), **QUIET) as run:
             watch = tacho.watch(model, optimizer)
             for batch in tacho.track(loader):
-                learn(model, optimizer, batch)
+                train_step(model, optimizer, batch)
         assert [step["global_step"] for step in steps(lines_of(run.folder.path))] == list(range(NUM_BATCHES))
-        learn(model, optimizer, batch)  # after its end
+        train_step(model, optimizer, batch)  # after its end
     watch.close()
     from tachograph.integrations.torch import _watches
 
@@ -339,14 +339,14 @@ def test_consecutive_runs_count_steps_from_zero(logs):
 
 
 def test_resumed_run_continues_the_step_count(logs):
-    """By the optimizer where it knows, as after a checkpoint was loaded; else by what is recorded."""
+    """From the count of the optimizer, if a loaded checkpoint provides one, else from the journal."""
     model, _, loader = parts()
     adam = torch.optim.Adam(model.parameters())
     for optimizer, batches in ((adam, 4), (adam, 6), (torch.optim.SGD(model.parameters(), lr=0.1), 2)):
         run = tacho.init("greyjacket", log_dir=str(logs), resume=True, **QUIET)
         with tacho.watch(model, optimizer):
             for batch in itertools.islice(loader, batches):
-                learn(model, optimizer, batch)
+                train_step(model, optimizer, batch)
         run.finish()
     assert [step["global_step"] for step in steps(lines_of(run.folder.path))] == list(range(12))
 
@@ -372,7 +372,7 @@ def test_scaled_losses_and_skipped_steps(run):
 
 
 def test_distributed_norm_is_not_read(run):
-    """To read it would be a collective."""
+    """Reading it would be a collective operation."""
 
     class Spread(torch.Tensor):
         def item(self) -> float:
@@ -381,7 +381,7 @@ def test_distributed_norm_is_not_read(run):
     model, optimizer, loader = parts()
     with tacho.watch(model, optimizer):
         for batch in loader:
-            learn(model, optimizer, batch)
+            train_step(model, optimizer, batch)
             active_observer().gradients_clipped(torch.ones(()).as_subclass(Spread))
     assert all("grad_norm" not in step for step in steps(recorded(run)))
 
@@ -392,11 +392,11 @@ def test_other_threads_are_ignored(run):
 
     def elsewhere() -> None:
         for batch in loader:
-            learn(other, second, batch)
+            train_step(other, second, batch)
 
     with tacho.watch(model, [optimizer, second]):
         for batch in tacho.track(loader):
-            learn(model, optimizer, batch)
+            train_step(model, optimizer, batch)
             thread = threading.Thread(target=elsewhere)
             thread.start()
             thread.join()
@@ -404,7 +404,7 @@ def test_other_threads_are_ignored(run):
 
 
 def test_memory_is_bounded_without_optimizer_steps(run):
-    """Gradients that are worked out for something else, and batches that are only looked at."""
+    """Gradients computed for another purpose, and batches that are not used for training."""
     model, optimizer, _ = parts()
     with tacho.watch(model, optimizer):
         batch = torch.randn(2, 4)
@@ -412,13 +412,13 @@ def test_memory_is_bounded_without_optimizer_steps(run):
             model(batch).sum().backward()
         now = active_observer().state.current
         assert max(len(now.marks), len(now.waits), len(now.losses)) <= 4096
-        learn(model, optimizer, [batch])
+        train_step(model, optimizer, [batch])
     (step,) = steps(recorded(run))
-    assert "train_loss" not in step, "what is not known in full is not told"
+    assert "train_loss" not in step, "an incomplete loss is not recorded"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named", "said"),
+    ("arguments", "named", "message"),
     [
         ((None, "adam"), {}, "optimizer=str"),
         ((None, None), {}, "optimizer=NoneType"),
@@ -428,8 +428,8 @@ def test_memory_is_bounded_without_optimizer_steps(run):
         ((None, "optimizer"), {"run": "greyjacket"}, "optimizer=str"),
     ],
 )
-def test_invalid_optimizer_is_rejected(arguments, named, said):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_optimizer_is_rejected(arguments, named, message):
+    with pytest.raises(ConfigError, match=message):
         tacho.watch(*arguments, **named)
 
 

@@ -1,4 +1,4 @@
-"""Traces of torch's profiler on request: taken, stored, answered, and never in anybody's way."""
+"""Traces of torch's profiler on request: stored, answered, and never in conflict with other profilers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def one_thread() -> None:
 
 
 class Loop:
-    """A training loop that goes step by step, as the test wants it."""
+    """A training loop that a test advances step by step."""
 
     def __init__(self, logs: Path) -> None:
         self.run = tacho.init("x", log_dir=logs, **SETTINGS)
@@ -61,8 +61,8 @@ class Loop:
             self.optimizer.step()
             self.tracer.step()
 
-    def ask(self, steps: Any) -> str:
-        """Ask through the file, and wait until the trainer has seen it."""
+    def request(self, steps: Any) -> str:
+        """Write a request to the control file, and wait until the trainer has seen it."""
         request = write_requests(self.folder, {"profile_steps": steps}, source="cli")["profile_steps"]
         wait_for(lambda: self.answers(request), timeout_s=60)
         return request
@@ -72,7 +72,7 @@ class Loop:
         return [record for record in found if record["id"] == request]
 
     def answer(self, request: str) -> dict[str, Any]:
-        """The last word on a request."""
+        """Return the final answer to a request."""
         answers = wait_for(
             lambda: [each for each in self.answers(request) if each["status"] != "pending"], timeout_s=60
         )
@@ -94,28 +94,28 @@ def loop(logs: Path) -> Iterator[Loop]:
     assert [path.name for path in loop.folder.traces.glob(".*")] == []
 
 
-def is_entrance_free() -> bool:
+def is_entry_point_restored() -> bool:
     return not hasattr(torch.autograd.profiler._run_on_profiler_start, "__wrapped__")
 
 
 def test_trace_is_stored_in_a_format_perfetto_opens(loop):
     loop.step(3)
-    request = loop.ask(2)
-    loop.step()  # here it begins
+    request = loop.request(2)
+    loop.step()  # the trace starts here
     assert torch.autograd._profiler_enabled()
     loop.step()
     assert torch.autograd._profiler_enabled()
-    loop.step()  # and here it ends
+    loop.step()  # and ends here
     assert not torch.autograd._profiler_enabled()
     answer = loop.answer(request)
     assert [each["status"] for each in loop.answers(request)] == ["pending", "applied"]
     assert (answer["value"], answer["path"]) == (2, "traces/step-000004-2.json.gz")
     (trace,) = list_traces(loop.folder)
     assert (trace.name, trace.first_step, trace.num_steps) == ("step-000004-2.json.gz", 4, 2)
-    (told,) = tacho.read(loop.folder.path).latest("event", "trace")
-    assert told["size_bytes"] == trace.size_bytes > 0
-    assert (told["path"], told["first_step"], told["num_steps"]) == (answer["path"], 4, 2)
-    assert 0 < told["duration_s"] < 30
+    (event,) = tacho.read(loop.folder.path).latest("event", "trace")
+    assert event["size_bytes"] == trace.size_bytes > 0
+    assert (event["path"], event["first_step"], event["num_steps"]) == (answer["path"], 4, 2)
+    assert 0 < event["duration_s"] < 30
 
     content = json.loads(gzip.decompress((loop.folder.traces / trace.name).read_bytes()))
     events = content["traceEvents"]
@@ -130,14 +130,14 @@ def test_trace_is_stored_in_a_format_perfetto_opens(loop):
 
 def test_second_trace_of_a_step_keeps_the_first(loop):
     for name in ("step-000008-1.json.gz", "step-000008-1-2.json.gz"):
-        request = loop.ask(1)
+        request = loop.request(1)
         loop.tracer.step(7)
         loop.tracer.step(8)
         assert loop.answer(request)["path"] == f"traces/{name}"
 
 
 def test_the_newest_request_wins(loop):
-    first, second = loop.ask(5), loop.ask(1)
+    first, second = loop.request(5), loop.request(1)
     assert loop.answer(first)["status"] == "superseded"
     loop.step(2)
     assert loop.answer(second)["value"] == 1
@@ -145,7 +145,7 @@ def test_the_newest_request_wins(loop):
 
 @pytest.mark.parametrize("steps", [0, -1, 1001, 2.5, True, "5", None])
 def test_invalid_number_of_steps_is_rejected(loop, steps):
-    assert "a whole number from 1 to 1000" in loop.rejected(loop.ask(steps))
+    assert "a whole number from 1 to 1000" in loop.rejected(loop.request(steps))
     with pytest.raises(ControlError, match="a whole number from 1 to 1000"):
         request_control(tacho.read(loop.folder.path), {"profile_steps": steps}, source="cli")
     loop.step(2)
@@ -194,13 +194,13 @@ def work() -> None:
 
 
 def is_whole(profiler: Any, path: Path) -> bool:
-    """Whether a profiler of the user's has what it should; a disturbed one would crash the process here."""
+    """Return whether a user's profiler has all its events; a disturbed one would crash the process here."""
     profiler.export_chrome_trace(str(path))
     return sum(event["name"] == "aten::mm" for event in json.loads(path.read_text())["traceEvents"]) == 10
 
 
 def test_running_user_profiler_is_not_disturbed(loop, tmp_path):
-    request = loop.ask(1)
+    request = loop.request(1)
     with torch_profile(activities=[ProfilerActivity.CPU]) as theirs:
         work()
         loop.tracer.step()
@@ -214,9 +214,9 @@ def scheduled(num_waits: int, num_warm: int) -> torch_profile:
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # of some versions of torch
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # emitted by some versions of torch
 def test_user_profiler_in_warm_up_is_not_disturbed(loop, tmp_path):
-    request = loop.ask(1)
+    request = loop.request(1)
     theirs = scheduled(0, 1)
     theirs.start()
     loop.tracer.step()
@@ -225,14 +225,14 @@ def test_user_profiler_in_warm_up_is_not_disturbed(loop, tmp_path):
     work()
     theirs.stop()
     assert is_whole(theirs, tmp_path / "theirs.json")
-    request = loop.ask(1)
-    loop.step(2)  # while theirs is still there, but done
+    request = loop.request(1)
+    loop.step(2)  # their profiler still exists, but is done
     assert loop.answer(request)["status"] == "applied"
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 def test_trace_yields_to_a_scheduled_user_profiler(loop, tmp_path):
-    request = loop.ask(100)
+    request = loop.request(100)
     theirs = scheduled(2, 1)
     theirs.start()
     loop.step()
@@ -247,20 +247,20 @@ def test_trace_yields_to_a_scheduled_user_profiler(loop, tmp_path):
 
 
 def test_trace_yields_to_a_new_user_profiler(loop, tmp_path):
-    request = loop.ask(5)
+    request = loop.request(5)
     loop.step(2)
     with torch_profile(activities=[ProfilerActivity.CPU]) as theirs:
         work()
         loop.tracer.step()
         loop.tracer.step()
     assert "another profiler was started meanwhile" in loop.rejected(request)
-    assert is_entrance_free()
+    assert is_entry_point_restored()
     assert is_whole(theirs, tmp_path / "theirs.json")
     assert list_traces(loop.folder) == []
 
 
 def test_trace_yields_to_a_profiler_in_another_thread(loop, tmp_path):
-    request = loop.ask(1000)
+    request = loop.request(1000)
     loop.step(2)
     found: list[bool] = []
 
@@ -279,7 +279,7 @@ def test_trace_yields_to_a_profiler_in_another_thread(loop, tmp_path):
 
 
 def test_profiler_ended_by_other_code_is_rejected(loop):
-    request = loop.ask(1)
+    request = loop.request(1)
     loop.step()
     torch.autograd._disable_profiler()
     loop.step()
@@ -307,11 +307,11 @@ def test_watched_loop_is_traced_from_the_command_line(script, logs):
     wait_for((logs / "x" / "metrics.jsonl").exists, 60)
     command = [sys.executable, "-m", "tachograph", "control", "x", "--log-dir", str(logs), "--wait", "30"]
     wait_for(lambda: "instrumented" in (logs / "x" / "metrics.jsonl").read_text(), 30)
-    asked = subprocess.run([*command, "--profile-steps", "3"], capture_output=True, text=True, check=False)
-    assert asked.returncode == 0, asked.stdout + asked.stderr
-    assert "profile_steps=3 applied: traces/step-" in asked.stdout
-    refused = subprocess.run([*command, "--profile-steps", "0"], capture_output=True, text=True, check=False)
-    assert (refused.returncode, "from 1 to 1000" in refused.stderr) == (1, True)
+    accepted = subprocess.run([*command, "--profile-steps", "3"], capture_output=True, text=True, check=False)
+    assert accepted.returncode == 0, accepted.stdout + accepted.stderr
+    assert "profile_steps=3 applied: traces/step-" in accepted.stdout
+    rejected_request = subprocess.run([*command, "--profile-steps", "0"], capture_output=True, text=True, check=False)
+    assert (rejected_request.returncode, "from 1 to 1000" in rejected_request.stderr) == (1, True)
     subprocess.run([*command, "--stop"], capture_output=True, check=True)
     trainer.ok()
     (trace,) = list_traces(RunFolder(logs / "x"))
@@ -323,25 +323,25 @@ def test_watched_loop_is_traced_from_the_command_line(script, logs):
 
 
 def test_end_of_run_ends_the_trace(loop):
-    request = loop.ask(10)
+    request = loop.request(10)
     loop.step(4)
     loop.run.finish()
     assert not torch.autograd._profiler_enabled()
     assert loop.rejected(request) == "the run ended after 3 of 10 steps"
     loop.step(20)
-    assert is_entrance_free()
+    assert is_entry_point_restored()
     assert list_traces(loop.folder) == []
 
 
 def test_pending_request_is_answered_at_the_end(loop):
-    request = loop.ask(10)
+    request = loop.request(10)
     loop.tracer.close()
     loop.tracer.close()
     assert loop.rejected(request) == "the run ended before the next step"
 
 
 def test_finish_waits_for_a_trace_being_stored(loop):
-    request = loop.ask(30)
+    request = loop.request(30)
     loop.step(31)
     loop.run.finish()
     assert loop.answer(request)["status"] == "applied"
@@ -391,14 +391,14 @@ def test_at_most_twenty_traces_are_kept(loop):
     loop.folder.traces.mkdir()
     for number in range(20):
         (loop.folder.traces / f"step-{number:06d}-1.json.gz").write_bytes(b"x")
-    request = loop.ask(1)
+    request = loop.request(1)
     loop.step(2)
     assert "already has 20 traces" in loop.rejected(request)
 
 
 def test_long_trace_is_ended_and_kept(loop, monkeypatch):
     monkeypatch.setattr("tachograph.integrations._common.trace_session._MAX_DURATION_S", 0.0)
-    request = loop.ask(100)
+    request = loop.request(100)
     loop.step(2)
     answer = loop.answer(request)
     assert (answer["status"], answer["value"], answer["reason"]) == ("applied", 1, "ended after 0 s")
@@ -406,18 +406,18 @@ def test_long_trace_is_ended_and_kept(loop, monkeypatch):
 
 def test_nearly_full_disk_rejects_a_trace(loop, monkeypatch):
     monkeypatch.setattr(_trace, "_MIN_FREE_BYTES", shutil.disk_usage(loop.folder.path).total + 1)
-    request = loop.ask(1)
+    request = loop.request(1)
     loop.step(2)
     assert "disk space is free where the run is recorded" in loop.rejected(request)
 
 
 def test_storage_failure_rejects_the_request(loop):
     loop.folder.traces.write_text("in the way")
-    request = loop.ask(1)
+    request = loop.request(1)
     loop.step(2)
     assert "could not be stored" in loop.rejected(request)
     loop.folder.traces.unlink()
-    request = loop.ask(1)
+    request = loop.request(1)
     loop.step(2)
     assert loop.answer(request)["status"] == "applied"
 
@@ -425,7 +425,7 @@ def test_storage_failure_rejects_the_request(loop):
 def test_leftovers_of_a_killed_process_are_removed(loop):
     loop.folder.traces.mkdir()
     (loop.folder.traces / ".step-000001-1.json.gz.plain.tmp").write_bytes(b"half")
-    request = loop.ask(1)
+    request = loop.request(1)
     loop.step(2)
     loop.answer(request)
     assert not list(loop.folder.traces.glob(".*"))

@@ -36,12 +36,12 @@ class Patches:
         self._undo: list[Callable[[], None]] = []
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any], *, where_defined: bool = False) -> bool:
-        """Replace a function by a wrapper; return False if there is none, or if it is wrapped already.
+        """Replace a function by a wrapper. Return False if it does not exist or is already one of our wrappers.
 
         Args:
             owner: the module, class or object that has the function.
             name: the name of the attribute.
-            make: makes the wrapper, given the original.
+            make: called with the original; returns the wrapper.
             where_defined: also replace it in the module that defines it. Otherwise pickle, which looks functions up
                 there, refuses the wrapper.
         """
@@ -65,14 +65,14 @@ class Patches:
             if vars(owner).get(name) is not value:
                 return
             if before is _MISSING:
-                delattr(owner, name)  # it was inherited from the class
+                delattr(owner, name)  # the original is inherited from a class
             else:
                 setattr(owner, name, before)
 
         self._undo.append(restore)
 
     def on_undo(self, function: Callable[[], None]) -> None:
-        """Call a function on `undo`, in its turn: for hooks that a library removes in its own way."""
+        """Call a function on `undo`, in order with the patches: for hooks that have their own way of removal."""
         self._undo.append(function)
 
     def undo(self) -> None:

@@ -1,4 +1,4 @@
-"""`tacho run` as a user types it."""
+"""Run programs with and without `tacho run`, as a user types it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TACHO = [sys.executable, "-m", "tachograph", "run"]
 
 
 class Tacho:
-    """Starts programs in a folder of its own, with and without `tacho run`."""
+    """Starts programs in their own folder, with and without `tacho run`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ def python() -> str:
 
 
 def program_stderr(err: bytes) -> bytes:
-    """What the program wrote to its standard error: all but the last line, which is ours."""
+    """Return what the program wrote to standard error: everything but the last line, which is ours."""
     lines = err.splitlines(keepends=True)
     assert lines[-1].startswith(b"[telemetry] "), err
     return b"".join(lines[:-1])

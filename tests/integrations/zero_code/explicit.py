@@ -1,6 +1,6 @@
-"""Scripts that use Tachograph themselves, each in a fork; under `tacho run` nothing is counted twice.
+"""Scripts that use Tachograph themselves, each in a fork. Under `tacho run` nothing is counted twice.
 
-``python explicit.py [NAME …]``; each begins its run, if it does, with its own name.
+``python explicit.py [NAME …]``; a run that a script starts has the name of the script.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
     )
 
 
-def learn(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> float:
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> float:
     loss = model(batch[0]).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -51,7 +51,7 @@ def own_log() -> None:
     model, optimizer, loader = parts()
     with tacho.init("own_log", console=False):
         for step, batch in enumerate(loader):
-            tacho.log({"train_loss": learn(model, optimizer, batch), "mine": 1.0}, step=step)
+            tacho.log({"train_loss": train_step(model, optimizer, batch), "mine": 1.0}, step=step)
 
 
 @script
@@ -61,7 +61,7 @@ def own_spans() -> None:
     with tacho.init("own_spans", console=False), tacho.training_loop(train_iterations_start=0):
         for batch in loader:
             with tacho.training_iteration():
-                learn(model, optimizer, batch)
+                train_step(model, optimizer, batch)
         with tacho.validation_loop(), torch.no_grad():
             for batch in held_out:
                 model(batch[0])
@@ -76,7 +76,7 @@ def own_callbacks() -> None:
     spans.on_train_start(train_iterations_start=0)
     for batch in loader:
         spans.on_training_single_iteration_start()
-        learn(model, optimizer, batch)
+        train_step(model, optimizer, batch)
         spans.on_training_single_iteration_end()
     spans.on_train_end()
 
@@ -86,7 +86,7 @@ def own_loop_only() -> None:
     model, optimizer, loader = parts()
     with tacho.init("own_loop_only", console=False), tacho.training_loop(train_iterations_start=0):
         for batch in loader:
-            learn(model, optimizer, batch)
+            train_step(model, optimizer, batch)
 
 
 @script
@@ -95,28 +95,28 @@ def own_watch() -> None:
     tacho.init("own_watch", console=False)
     tacho.watch(model, optimizer)
     for batch in tacho.track(loader):
-        learn(model, optimizer, batch)
+        train_step(model, optimizer, batch)
 
 
 @script
 def two_runs() -> None:
-    """One after the other, as in a search for parameters."""
+    """One run after the other, as in a hyperparameter search."""
     for name in ("two_runs", "two_runs_again"):
         model, optimizer, loader = parts()
         with tacho.init(name, console=False):
             for batch in loader:
-                learn(model, optimizer, batch)
+                train_step(model, optimizer, batch)
 
 
 @script
 def after_its_run() -> None:
-    """What is learnt after the script has ended its run is not of that run, and begins no other."""
+    """Training after the end of the run is not recorded, and starts no other run."""
     model, optimizer, loader = parts()
     with tacho.init("after_its_run", console=False):
         for batch in loader:
-            learn(model, optimizer, batch)
+            train_step(model, optimizer, batch)
     for batch in loader:
-        learn(model, optimizer, batch)
+        train_step(model, optimizer, batch)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""A script without telemetry: loops of all kinds, each in a process of its own that is forked after torch is imported.
+"""A script without telemetry: all kinds of loops, each in its own process, forked after torch is imported.
 
-``python loops.py FOLDER [NAME …]`` writes for each loop a file with its weights, the state of all random generators,
-and what it knows itself of its losses, learning rates, epochs and checkpoints.
+``python loops.py FOLDER [NAME …]`` writes a file per loop with its weights, the state of all random generators,
+and the losses, learning rates, epochs and checkpoints that a recording must contain.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy
 import torch
-import torch._dynamo  # which the first optimizer imports: once here, or in every fork
+import torch._dynamo  # imported by the first optimizer: here once, otherwise in every fork
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-Known = dict[str, Any]
-LOOPS: dict[str, Callable[[nn.Module, Known], None]] = {}
+Expected = dict[str, Any]
+LOOPS: dict[str, Callable[[nn.Module, Expected], None]] = {}
 
 
-def loop(function: Callable[[nn.Module, Known], None]) -> Callable[[nn.Module, Known], None]:
+def loop(function: Callable[[nn.Module, Expected], None]) -> Callable[[nn.Module, Expected], None]:
     LOOPS[function.__name__] = function
     return function
 
@@ -49,7 +49,7 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 @loop
-def plain(model: nn.Module, known: Known) -> None:
+def plain(model: nn.Module, expected: Expected) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     loader, held_out = data(), data()
@@ -59,31 +59,31 @@ def plain(model: nn.Module, known: Known) -> None:
             loss = loss_of(model, batch)
             loss.backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            known["norms"].append(norm.item())
-            known["lrs"].append(optimizer.param_groups[0]["lr"])
+            expected["norms"].append(norm.item())
+            expected["lrs"].append(optimizer.param_groups[0]["lr"])
             optimizer.step()
             schedule.step()
-            known["losses"].append(loss.item())
+            expected["losses"].append(loss.item())
         with torch.no_grad():
             for batch in held_out:
                 loss_of(model, batch)
-    known |= {"epochs": 2, "validations": 2}
+    expected |= {"epochs": 2, "validations": 2}
 
 
 @loop
-def workers(model: nn.Module, known: Known) -> None:
+def workers(model: nn.Module, expected: Expected) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for batch in data(num_workers=2):
         loss = loss_of(model, batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        known["losses"].append(loss.item())
-    known["epochs"] = 1
+        expected["losses"].append(loss.item())
+    expected["epochs"] = 1
 
 
 @loop
-def accumulation(model: nn.Module, known: Known) -> None:
+def accumulation(model: nn.Module, expected: Expected) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     total = 0.0
     for number, batch in enumerate(data()):
@@ -93,13 +93,13 @@ def accumulation(model: nn.Module, known: Known) -> None:
         if number % 3 == 2:
             optimizer.step()
             optimizer.zero_grad()
-            known["losses"].append(total)
+            expected["losses"].append(total)
             total = 0.0
-    known["epochs"] = 1
+    expected["epochs"] = 1
 
 
 @loop
-def grad_scaler(model: nn.Module, known: Known) -> None:
+def grad_scaler(model: nn.Module, expected: Expected) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     for number, batch in enumerate(data()):
@@ -111,13 +111,13 @@ def grad_scaler(model: nn.Module, known: Known) -> None:
             next(model.parameters()).grad[0, 0] = float("inf")
         scaler.step(optimizer)
         scaler.update()
-        known["losses"].append(loss.item())
-    known |= {"epochs": 1, "skipped": [2]}
+        expected["losses"].append(loss.item())
+    expected |= {"epochs": 1, "skipped": [2]}
 
 
 @loop
-def halved_after_scaling(model: nn.Module, known: Known) -> None:
-    """The loss cannot be told from what `backward` is called on."""
+def halved_after_scaling(model: nn.Module, expected: Expected) -> None:
+    """The loss cannot be derived from the argument of `backward`."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu")
     for batch in data():
@@ -125,11 +125,11 @@ def halved_after_scaling(model: nn.Module, known: Known) -> None:
         (scaler.scale(loss_of(model, batch)) / 2).backward()
         scaler.step(optimizer)
         scaler.update()
-    known |= {"epochs": 1, "losses": None, "num_iterations": 6}
+    expected |= {"epochs": 1, "losses": None, "num_iterations": 6}
 
 
 @loop
-def adversarial(model: nn.Module, known: Known) -> None:
+def adversarial(model: nn.Module, expected: Expected) -> None:
     other = model_of(6)
     optimizers = [torch.optim.Adam(one.parameters(), lr=lr) for one, lr in ((other, 0.02), (model, 0.01))]
     for batch in data():
@@ -140,12 +140,12 @@ def adversarial(model: nn.Module, known: Known) -> None:
             loss.backward()
             optimizer.step()
             total += loss.item()
-        known["losses"].append(total)
-    known["epochs"] = 1
+        expected["losses"].append(total)
+    expected["epochs"] = 1
 
 
 @loop
-def adversarial_without_loader(model: nn.Module, known: Known) -> None:
+def adversarial_without_loader(model: nn.Module, expected: Expected) -> None:
     other = model_of(6)
     optimizers = [torch.optim.Adam(one.parameters()) for one in (other, model)]
     for _ in range(4):
@@ -157,11 +157,11 @@ def adversarial_without_loader(model: nn.Module, known: Known) -> None:
             loss.backward()
             optimizer.step()
             total += loss.item()
-        known["losses"].append(total)
+        expected["losses"].append(total)
 
 
 @loop
-def lbfgs(model: nn.Module, known: Known) -> None:
+def lbfgs(model: nn.Module, expected: Expected) -> None:
     model.eval()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
     batch = next(iter(data()))
@@ -173,11 +173,11 @@ def lbfgs(model: nn.Module, known: Known) -> None:
         return loss
 
     for _ in range(3):
-        known["losses"].append(optimizer.step(closure).item())
+        expected["losses"].append(optimizer.step(closure).item())
 
 
 @loop
-def several_steps_per_batch(model: nn.Module, known: Known) -> None:
+def several_steps_per_batch(model: nn.Module, expected: Expected) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for batch in data():
         for _ in range(3):
@@ -185,24 +185,24 @@ def several_steps_per_batch(model: nn.Module, known: Known) -> None:
             loss = loss_of(model, batch)
             loss.backward()
             optimizer.step()
-            known["losses"].append(loss.item())
-    known["epochs"] = 1
+            expected["losses"].append(loss.item())
+    expected["epochs"] = 1
 
 
 @loop
-def without_loader(model: nn.Module, known: Known) -> None:
+def without_loader(model: nn.Module, expected: Expected) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(5):
         optimizer.zero_grad()
         loss = model(torch.randn(4, 4)).square().mean()
         torch.autograd.backward(loss)
         optimizer.step()
-        known["losses"].append(loss.item())
+        expected["losses"].append(loss.item())
 
 
 @loop
-def validation_without_no_grad(model: nn.Module, known: Known) -> None:
-    """Gradients are off only around the model, or not at all: the loader does not see it."""
+def validation_without_no_grad(model: nn.Module, expected: Expected) -> None:
+    """Gradients are off only around the model, so the loader does not notice."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(2):
         for batch in data():
@@ -210,17 +210,17 @@ def validation_without_no_grad(model: nn.Module, known: Known) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            known["losses"].append(loss.item())
+            expected["losses"].append(loss.item())
         model.eval()
         for batch in data():
             with torch.no_grad():
                 loss_of(model, batch)
         model.train()
-    known |= {"epochs": 2, "validations": 2}
+    expected |= {"epochs": 2, "validations": 2}
 
 
 @loop
-def recomputed_activations(model: nn.Module, known: Known) -> None:
+def recomputed_activations(model: nn.Module, expected: Expected) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for batch in data():
         hidden = checkpoint(model[0], batch[0].requires_grad_(), use_reentrant=True)
@@ -228,12 +228,12 @@ def recomputed_activations(model: nn.Module, known: Known) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        known["losses"].append(loss.item())
-    known["epochs"] = 1
+        expected["losses"].append(loss.item())
+    expected["epochs"] = 1
 
 
 @loop
-def streamed(model: nn.Module, known: Known) -> None:
+def streamed(model: nn.Module, expected: Expected) -> None:
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Any:
             for _ in range(8):
@@ -245,29 +245,29 @@ def streamed(model: nn.Module, known: Known) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        known["losses"].append(loss.item())
-    known["epochs"] = 1
+        expected["losses"].append(loss.item())
+    expected["epochs"] = 1
 
 
 @loop
-def in_a_thread(model: nn.Module, known: Known) -> None:
-    nn.Linear(2, 1)(torch.randn(1, 2)).sum().backward()  # in this one nothing is learnt
-    thread = threading.Thread(target=plain, args=(model, known))
+def in_a_thread(model: nn.Module, expected: Expected) -> None:
+    nn.Linear(2, 1)(torch.randn(1, 2)).sum().backward()  # this thread does not train
+    thread = threading.Thread(target=plain, args=(model, expected))
     thread.start()
     thread.join()
 
 
 @loop
-def one_thread_after_the_other(model: nn.Module, known: Known) -> None:
+def one_thread_after_the_other(model: nn.Module, expected: Expected) -> None:
     for _ in range(2):
-        thread = threading.Thread(target=workers, args=(model, known))
+        thread = threading.Thread(target=workers, args=(model, expected))
         thread.start()
         thread.join()
-    known["epochs"] = 2
+    expected["epochs"] = 2
 
 
 @loop
-def steps_inside_backward(model: nn.Module, known: Known) -> None:
+def steps_inside_backward(model: nn.Module, expected: Expected) -> None:
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()}
 
     def step(parameter: torch.Tensor) -> None:
@@ -279,25 +279,25 @@ def steps_inside_backward(model: nn.Module, known: Known) -> None:
     for _ in range(4):
         loss = model(torch.randn(4, 4)).square().mean()
         loss.backward()
-        known["losses"].append(loss.item())
+        expected["losses"].append(loss.item())
 
 
 @loop
-def changing_learning_rate_in_place(model: nn.Module, known: Known) -> None:
+def changing_learning_rate_in_place(model: nn.Module, expected: Expected) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.5))
     for batch in data():
         loss = loss_of(model, batch)
         optimizer.zero_grad()
         loss.backward()
-        known["lrs"].append(optimizer.param_groups[0]["lr"].item())
+        expected["lrs"].append(optimizer.param_groups[0]["lr"].item())
         optimizer.step()
         optimizer.param_groups[0]["lr"].mul_(0.5)
-        known["losses"].append(loss.item())
-    known["epochs"] = 1
+        expected["losses"].append(loss.item())
+    expected["epochs"] = 1
 
 
 @loop
-def retried_after_a_failure(model: nn.Module, known: Known) -> None:
+def retried_after_a_failure(model: nn.Module, expected: Expected) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for number, batch in enumerate(data()):
         optimizer.zero_grad()
@@ -307,22 +307,22 @@ def retried_after_a_failure(model: nn.Module, known: Known) -> None:
         loss = loss_of(model, batch)
         loss.backward()
         optimizer.step()
-        known["losses"].append(loss.item())
-    known["epochs"] = 1
+        expected["losses"].append(loss.item())
+    expected["epochs"] = 1
 
 
 @loop
-def checkpoints(model: nn.Module, known: Known) -> None:
+def checkpoints(model: nn.Module, expected: Expected) -> None:
     from safetensors.torch import save_file
 
-    torch.save(model.state_dict(), "before.pt")  # nothing was learnt yet
+    torch.save(model.state_dict(), "before.pt")  # training has not begun
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for number, batch in enumerate(data()):
         loss = loss_of(model, batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        known["losses"].append(loss.item())
+        expected["losses"].append(loss.item())
         if number == 0:
             torch.save(model.state_dict(), "text.pt")
         elif number == 1:
@@ -332,11 +332,11 @@ def checkpoints(model: nn.Module, known: Known) -> None:
                 torch.save(model.state_dict(), file)
         elif number == 3:
             save_file(model.state_dict(), "weights.safetensors")
-    known |= {"epochs": 1, "saved": {0: "text.pt", 1: "path.pt", 2: "file.pt", 3: "weights.safetensors"}}
+    expected |= {"epochs": 1, "saved": {0: "text.pt", 1: "path.pt", 2: "file.pt", 3: "weights.safetensors"}}
 
 
 @loop
-def compiled(model: nn.Module, known: Known) -> None:
+def compiled(model: nn.Module, expected: Expected) -> None:
     graph = torch.compile(model, backend="aot_eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for batch in data():
@@ -344,12 +344,12 @@ def compiled(model: nn.Module, known: Known) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        known["losses"].append(loss.item())
-    known["epochs"] = 1
+        expected["losses"].append(loss.item())
+    expected["epochs"] = 1
 
 
 @loop
-def compiled_optimizer(model: nn.Module, known: Known) -> None:
+def compiled_optimizer(model: nn.Module, expected: Expected) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     step = torch.compile(optimizer.step, backend="eager")
     for batch in data():
@@ -357,17 +357,17 @@ def compiled_optimizer(model: nn.Module, known: Known) -> None:
         optimizer.zero_grad()
         loss.backward()
         step()
-        known["losses"].append(loss.item())
-    known["epochs"] = 1
+        expected["losses"].append(loss.item())
+    expected["epochs"] = 1
 
 
 @loop
-def all_compiled(model: nn.Module, known: Known) -> None:
-    """Of which nothing but its steps can be told."""
+def all_compiled(model: nn.Module, expected: Expected) -> None:
+    """Only the steps can be observed."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     @torch.compile(backend="eager")
-    def learn(batch: Any) -> torch.Tensor:
+    def train_step(batch: Any) -> torch.Tensor:
         optimizer.zero_grad()
         loss = loss_of(model, batch)
         loss.backward()
@@ -376,20 +376,20 @@ def all_compiled(model: nn.Module, known: Known) -> None:
 
     for _ in range(2):
         for batch in data():
-            learn(batch)
-    known |= {"epochs": 2, "losses": None, "num_iterations": 12}
+            train_step(batch)
+    expected |= {"epochs": 2, "losses": None, "num_iterations": 12}
 
 
 @loop
-def no_training(model: nn.Module, known: Known) -> None:
-    """Gradients are worked out, but nothing is learnt from them: there is no run."""
+def no_training(model: nn.Module, expected: Expected) -> None:
+    """Gradients are computed, but no optimizer steps: there is no run."""
     for batch in data():
         inputs = batch[0].requires_grad_()
         model(inputs).sum().backward()
-    known |= {"losses": None, "num_iterations": None}
+    expected |= {"losses": None, "num_iterations": None}
 
 
-def state_of(model: nn.Module) -> Known:
+def state_of(model: nn.Module) -> Expected:
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
@@ -406,7 +406,7 @@ def main() -> None:
     folder = Path(sys.argv[1]).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
-    gc.freeze()  # or every fork looks through all modules when it ends
+    gc.freeze()  # otherwise every fork scans all modules when it exits
     for name in sys.argv[2:] or LOOPS:
         pid = os.fork()
         if not pid:
@@ -414,10 +414,10 @@ def main() -> None:
             numpy.random.seed(0)
             random.seed(0)
             model = model_of()
-            known: Known = {"losses": [], "lrs": [], "norms": [], "epochs": 0, "validations": 0, "saved": {}}
-            LOOPS[name](model, known)
-            (folder / f"{name}.json").write_text(json.dumps({"state": state_of(model), **known}))
-            atexit._run_exitfuncs()  # a process ends with them; it need not take down all of torch
+            expected: Expected = {"losses": [], "lrs": [], "norms": [], "epochs": 0, "validations": 0, "saved": {}}
+            LOOPS[name](model, expected)
+            (folder / f"{name}.json").write_text(json.dumps({"state": state_of(model), **expected}))
+            atexit._run_exitfuncs()  # what a normal exit runs, without tearing down torch
             os._exit(0)
         os.waitpid(pid, 0)
 

@@ -1,4 +1,4 @@
-"""Scripts that use Tachograph themselves, under `tacho run`: their run, and everything counted once."""
+"""Scripts that use Tachograph themselves, under `tacho run`: their own run, with everything counted once."""
 
 from __future__ import annotations
 

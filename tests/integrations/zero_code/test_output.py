@@ -1,4 +1,4 @@
-"""What a program prints under `tacho run` arrives as it was printed, and the last of it is kept."""
+"""Output of a program passes through `tacho run` unchanged, and the last lines are recorded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def on_a_terminal(tacho: Tacho, *command: str, size: tuple[int, int] = (40, 123)
 
 
 def test_terminal_output_is_unchanged(tacho, python):
-    """It is a terminal of the same size, and what is shown is the same to the last byte."""
+    """The program sees a terminal of the same size, and its output is the same to the last byte."""
     tacho.write(
         "show.py",
         """
@@ -59,7 +59,7 @@ def test_terminal_output_is_unchanged(tacho, python):
     assert (code, shown[:last]) == without
     assert b"True True True os.terminal_size(columns=123, lines=40)" in shown
     (log,) = tacho.records("show", "log")
-    assert log["stream"] == "output", "one stream, or lines of one could overtake those of the other"
+    assert log["stream"] == "output", "with two streams, lines of one could overtake those of the other"
     assert log["text"].splitlines()[1] == "100 %bold\ttab"
 
 
@@ -153,7 +153,7 @@ def test_secrets_are_masked_in_the_record_only(tacho, python):
 
 
 def test_closed_reader_breaks_the_program_pipe(tacho, python):
-    """As in ``tacho run … | head -1``: the program hears of it as it would without."""
+    """As in ``tacho run … | head -1``: the program gets the same error as without `tacho run`."""
     source = "import sys\nwhile True: print('x' * 1000)"
     for start in ([python], [*TACHO, "--", python]):
         process = subprocess.Popen(
@@ -168,7 +168,7 @@ def test_closed_reader_breaks_the_program_pipe(tacho, python):
 
 
 def test_slow_reader_gets_all_output(tacho, python):
-    """The program has ended long before the last of its output is read, as in ``| less``."""
+    """The program ends long before its last output is read, as in ``| less``."""
     source = "print('x' * 60_000)\n" * 2
     process = tacho.start(python, "-c", source)
     time.sleep(3.0)
@@ -191,7 +191,7 @@ def test_no_output_option_captures_nothing(tacho, python):
 
 @pytest.mark.parametrize("streams", [1, 2])
 def test_non_blocking_stream_loses_nothing(tacho, python, streams):
-    """Whoever started us made the pipe non-blocking: nothing is lost."""
+    """Nothing is lost if our parent made the pipe non-blocking."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     more: dict[str, Any] = {"stderr": writer} if streams == 2 else {"stderr": subprocess.DEVNULL}

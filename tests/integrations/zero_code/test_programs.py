@@ -1,4 +1,4 @@
-"""Whole programs that train, under `tacho run`: several processes, restarts, sudden ends."""
+"""Complete training programs under `tacho run`: several processes, restarts, kills."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if dist.get_rank() == 0:
 dist.barrier()
 dist.destroy_process_group()
 if "fail" in sys.argv and os.environ["RANK"] == "1":
-    raise ValueError("rank 1 has had enough")
+    raise ValueError("rank 1 failed")
 """
 
 
@@ -70,7 +70,7 @@ def losses(out: bytes) -> list[float]:
 
 
 def test_worker_processes_are_left_alone(tacho, python):
-    """The run says what happened; workers that are spawned and a pool that saves in the background are left alone."""
+    """Spawned workers and a process pool that saves in the background work as before and record nothing."""
     tacho.write(
         "train.py",
         """
@@ -104,7 +104,7 @@ def test_worker_processes_are_left_alone(tacho, python):
 
 
 def test_resume_after_kill_appends_to_same_run(tacho, python):
-    """The program is killed; started again with --resume it goes on in the same run."""
+    """A killed program that is started again with --resume continues the same run."""
     tacho.write(
         "train.py", TRAIN + "epoch()\nif 'die' in sys.argv:\n    time.sleep(1.5)\n    os.kill(os.getpid(), 9)\n"
     )
@@ -170,7 +170,7 @@ def test_two_ranks_record_into_one_run(tacho, launcher):
     assert [record["rank"] for record in records if record["event"] == "start"] == [1]
     updates = [record for record in records if record.get("name") == "training_metrics_update"]
     assert sum(update["interval"] for update in updates) == 4
-    assert not [record for record in records if "train_loss" in record], "metrics are rank 0's"
+    assert not [record for record in records if "train_loss" in record], "only rank 0 records metrics"
     assert sorted(path.name for path in other.parent.iterdir()) == ["00001.jsonl"]
     saves = [record for record in tacho.records("ddp", "span_stop") if record["name"] == "checkpoint_save_sync"]
     assert len(saves) == 1

@@ -1,4 +1,4 @@
-"""Frameworks in unmodified scripts under `tacho run`: told by their own callbacks, once, and trained as without."""
+"""Frameworks in unmodified scripts under `tacho run`: recorded once by their callbacks, with unchanged results."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The records of each script, whose runs are told apart by when they began."""
+    """The records of each script. Its run is identified by its start time."""
     found = sorted((lines_of(path) for path in (folder / "logs").iterdir()), key=lambda records: records[0]["time"])
-    assert len(found) == len(KINDS), "a run for each, and no other"
+    assert len(found) == len(KINDS), "one run per script"
     return dict(zip(KINDS, found, strict=True))
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if not name.startswith("own")])
 def test_trainer_trains_the_same_to_the_bit(folder, name):
-    """The weights and the state of all random generators, to the last bit."""
+    """Weights and the state of all random generators are the same to the last bit."""
     with_it, without = (json.loads((folder / way / f"{name}.json").read_text()) for way in ("with", "without"))
     assert with_it == without
 

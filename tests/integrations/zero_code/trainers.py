@@ -1,4 +1,4 @@
-"""Scripts that let a framework train, each in a fork made after all of them are imported.
+"""Scripts that train with a framework, each in a fork made after all of them are imported.
 
 ``python trainers.py FOLDER [NAME …]`` writes for each the sum of its weights and the states of the random generators.
 Those whose name begins with ``own`` use Tachograph themselves.
@@ -91,7 +91,7 @@ def sft() -> nn.Module:
 
 @script
 def accelerated() -> nn.Module:
-    """A loop of one's own, in which accelerate steps."""
+    """A hand-written loop that steps through Accelerate."""
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = nn.Linear(4, 1)
     loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=2)
@@ -107,7 +107,7 @@ def accelerated() -> nn.Module:
 
 @script
 def saved_pretrained() -> nn.Module:
-    """A loop of one's own around a model of transformers."""
+    """A hand-written loop around a model of transformers."""
     model = llama()
     optimizer = torch.optim.AdamW(model.parameters())
     for row in torch.randint(0, 9, (3, 1, 6)):
@@ -212,7 +212,7 @@ def main() -> None:
             weights = [parameter.detach().tolist() for parameter in model.parameters()]
             state = [weights, torch.get_rng_state().tolist(), str(numpy.random.get_state()), str(random.getstate())]
             (folder / f"{name}.json").write_text(json.dumps(state))
-            atexit._run_exitfuncs()  # a process ends with them; it need not take down all of torch
+            atexit._run_exitfuncs()  # what a normal exit runs, without tearing down torch
             os._exit(0)
         if os.waitpid(pid, 0)[1]:
             sys.exit(f"{name} failed")
