@@ -19,7 +19,7 @@ How the loop is found:
 - **Losses.** A loss is the argument of a backward pass. An optimizer that evaluates its closure several times in one
   step (L-BFGS) steps on the first value.
 - **Skipped AMP step.** `GradScaler.step` that does not step the optimizer still ends an iteration.
-- **Steps before any backward pass** are not training (`torch.compile` warm-up, restoring state) and are ignored.
+- **Steps before any backward pass** are ignored: libraries step once to create the state of an optimizer, for example.
 - **Validation.** Batches requested while gradients are off, or a whole pass over a loader without any backward pass.
   The second kind is recognised only when the loader is exhausted, so it is reported in retrospect.
 - **Epoch.** A loader is exhausted after at least one iteration.
