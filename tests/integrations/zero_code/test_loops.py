@@ -86,7 +86,9 @@ def test_loop_is_recorded_as_it_ran(results, name):
 
 @pytest.mark.parametrize("name", [name for name in LOOPS if name != "no_training"])
 def test_phases_are_recorded(results, name):
-    update = results[name].of("event", "training_metrics_update")[-1]
+    updates = results[name].of("event", "training_metrics_update")
+    # On a slow machine there are several; L-BFGS waits for data only once, so only its first one has all phases.
+    update = updates[0 if name == "lbfgs" else -1]
     shares = {part: update.get(f"window_share_{part}", 0.0) for part in ("data", "forward", "backward", "optimizer")}
     has_loader = results[name].expected["epochs"] > 0 or name == "lbfgs"  # which uses one batch for all its steps
     assert (shares.pop("data") > 0) == has_loader
