@@ -145,15 +145,16 @@ class LoopObserver:
         return self._is_driven()
 
     def _is_other_thread(self) -> bool:
-        """Return whether another thread trains: the first whose optimizer stepped, as long as it is alive."""
-        here = threading.get_ident()
-        if here == self._thread_id:
-            return False
+        """Return whether another thread trains: the first whose optimizer stepped, as long as it is alive.
+
+        Call it only from another thread than `_thread_id`. If none trains, this thread takes its place.
+        """
         if self._thread_trains and self._thread is not None and self._thread.is_alive():
             return True
         if self._thread_id is not None:
             self.state.thread_changed()
-        self._thread_id, self._thread, self._thread_trains = here, threading.current_thread(), False
+        self._thread = threading.current_thread()
+        self._thread_id, self._thread_trains = threading.get_ident(), False
         return False
 
     def _is_driven(self) -> bool:
@@ -187,8 +188,9 @@ class LoopObserver:
 
     @guarded("observing the request for a batch")
     def _batch_requested(self, now_s: float) -> None:
-        state = self.state
-        self._apply_compiled()
+        state, compiled = self.state, self.compiled
+        if compiled.ran_step or compiled.ran_backward:
+            self._apply_compiled()
         if not sys.modules["torch"].is_grad_enabled():
             outputs = state.batch_requested(now_s, False, is_manual_validation=is_inside(_EVALUATIONS))
         elif state.observes_steps:
@@ -240,8 +242,9 @@ class LoopObserver:
 
     @guarded("observing the backward pass")
     def _backward_started(self, loss: Any) -> None:
-        state = self.state
-        self._apply_compiled()
+        state, compiled = self.state, self.compiled
+        if compiled.ran_step or compiled.ran_backward:
+            self._apply_compiled()
         if not state.has_seen_backward:
             first = loss[0] if isinstance(loss, (list, tuple)) and loss else loss
             if getattr(getattr(first, "device", None), "type", "cpu") == "cuda":
@@ -271,7 +274,9 @@ class LoopObserver:
     def step_started(self, optimizer: Any) -> None:
         """Handle that an optimizer is about to step."""
         # A step taken inside the backward pass may run in a thread of the autograd engine.
-        if (not self._is_in_backward and self._is_other_thread()) or self._is_driven():
+        if not self._is_in_backward and threading.get_ident() != self._thread_id and self._is_other_thread():
+            return
+        if self._is_driven():
             return
         state = self.state
         outputs = state.step_started(id(optimizer))
@@ -393,8 +398,13 @@ class LoopObserver:
                 integration.phase(Names.DATA_LOADING, start_s, stop_s)
             integration.end_iteration(iteration.step_s, marks=iteration.marks)
         if integration.owns_run or self.logs_into_any:
-            values = {"train_loss": sum_losses(iteration.losses), "lr": iteration.lr, "grad_norm": iteration.norm}
-            values = {name: value for name, value in values.items() if value is not None}
+            values: dict[str, Any] = {}
+            if (loss := sum_losses(iteration.losses)) is not None:
+                values["train_loss"] = loss
+            if iteration.lr is not None:
+                values["lr"] = iteration.lr
+            if iteration.norm is not None:
+                values["grad_norm"] = iteration.norm
             if values:
                 run.log(values, step=iteration.step)
         if integration.owns_run and self.method == "inferred":

@@ -168,6 +168,8 @@ class LoopState:
         """Steps of any optimizer, including those that are not training."""
         self.has_seen_backward = False
         self.current = Iteration(None, is_cuda=False)
+        self.latest = self.current
+        """The iteration that new observations are added to: `_following` if there is one, else `current`."""
         self._following: Iteration | None = None
         """What happened after the last step of `current`; None until it has stepped."""
         self.stepping: int | None = None
@@ -186,11 +188,6 @@ class LoopState:
         """The batches of them received since the last backward pass."""
 
     @property
-    def latest(self) -> Iteration:
-        """The iteration that new observations are added to, as far as it is known."""
-        return self._following if self._following is not None else self.current
-
-    @property
     def has_stepped(self) -> bool:
         """Whether any iteration has come as far as an optimizer step."""
         return self.num_steps > 0 or self.current.step_s is not None
@@ -204,7 +201,7 @@ class LoopState:
         self._num_epochs = 0
         self.num_steps = self._epoch_start_step = first_step
         if self._following is not None:
-            self._following = self._new_iteration(now_s)
+            self._following = self.latest = self._new_iteration(now_s)
 
     def recording_stopped(self) -> None:
         """Handle that the run has ended."""
@@ -217,7 +214,8 @@ class LoopState:
 
     def thread_changed(self) -> None:
         """Handle that another thread trains now; discard what the previous one did not finish."""
-        self.current, self._following = Iteration(None, self.is_cuda), None
+        self.current = self.latest = Iteration(None, self.is_cuda)
+        self._following = None
 
     def cuda_detected(self) -> None:
         """Handle that the model is on a GPU; marks made by the clock alone are discarded."""
@@ -309,6 +307,7 @@ class LoopState:
         """
         if not self.current.losses:
             self.current = Iteration(None, self.is_cuda) if began_s is None else self._new_iteration(began_s)
+            self.latest = self.current if self._following is None else self._following
 
     def _new_iteration(self, began_s: float) -> Iteration:
         iteration = Iteration(began_s, self.is_cuda)
@@ -320,7 +319,7 @@ class LoopState:
     def backward_started(self, now_s: float) -> bool:
         """Handle the start of a backward pass; return whether its loss is to be passed to `add_loss`."""
         self.has_seen_backward = True
-        latest = self._following if self._following is not None else self.current
+        latest = self.latest
         if latest.began_s is None:
             latest.began_s = now_s
         self._num_batches_without_backward = 0
@@ -336,8 +335,7 @@ class LoopState:
 
     def backward_finished(self, now_s: float) -> None:
         """Handle the end of a backward pass."""
-        latest = self._following if self._following is not None else self.current
-        latest.marks.mark(Names.MODEL_BACKWARD, now_s)
+        self.latest.marks.mark(Names.MODEL_BACKWARD, now_s)
         self._loss_added_to = None
 
     def backward_failed(self) -> None:
@@ -356,23 +354,22 @@ class LoopState:
 
     def norm_computed(self, norm: Any) -> None:
         """Handle that the script computed the norm of all gradients, as clipping does."""
-        latest = self.latest
-        if latest.norm is None:
-            latest.norm = norm
+        if self.latest.norm is None:
+            self.latest.norm = norm
 
     # Optimizers ----------------------------------------------------------------------------------------------------
 
     def step_started(self, optimizer: int) -> Sequence[Output]:
         """Handle the start of an optimizer step. Handle the outputs before `update_started`, which times the step."""
-        outputs = self._assign_step(optimizer)
         if self.stepping is None:
             self.stepping = optimizer
-        return outputs
+        return self._assign_step(optimizer) if self._following is not None else _NOTHING
 
     def update_started(self, now_s: float, lr: Any) -> None:
         """Handle that the optimizer begins to update the weights."""
-        self.current.marks.mark(None, now_s)
-        self.current.lr = lr
+        current = self.current
+        current.marks.mark(None, now_s)
+        current.lr = lr
 
     def step_finished(self, optimizer: int, now_s: float, is_manual: bool) -> Sequence[Output]:
         """Handle the end of an optimizer step. Ignore it if its start was not observed."""
@@ -406,6 +403,7 @@ class LoopState:
             return self._finish_iteration()
         self.current.merge(self._following)
         self._following = None
+        self.latest = self.current
         return _NOTHING
 
     def _add_step(self, optimizer: int, now_s: float, is_manual: bool) -> Sequence[Output]:
@@ -413,12 +411,14 @@ class LoopState:
         current.stepped.add(optimizer)
         current.step_s = now_s
         current.is_manual = current.is_manual or is_manual
-        self._following = self._new_iteration(now_s)
+        self._following = self.latest = following = Iteration(now_s, self.is_cuda)  # `_new_iteration`, on the hot path
+        following.marks.mark(None, now_s)
         return _NOTHING if self.is_recording else (RunNeeded(),)
 
     def _finish_iteration(self) -> Sequence[Output]:
         finished = self.current
-        self.current, self._following = self._following or Iteration(finished.step_s, self.is_cuda), None
+        self.current = self.latest = self._following or Iteration(finished.step_s, self.is_cuda)
+        self._following = None
         if not self.is_recording or finished.step_s is None:
             return _NOTHING
         finished.step = self.num_steps
