@@ -513,7 +513,7 @@ def test_nothing_is_counted_after_the_run_has_ended(script):
 def test_another_run_counts_from_zero(script):
     script.train()
     script.exhaust()
-    script.state.counting_reset()
+    script.state.recording_stopped(resets_count=True)
     script.outputs.clear()
     script.train()
     script.state.recording_started(0, script.tick())

@@ -134,7 +134,7 @@ class LoopObserver:
             )
         self._options = RunOptions(run, None, {})
         self._integration = IntegrationRun("pytorch", self._options)
-        self.state.counting_reset()
+        self.state.recording_stopped(resets_count=True)
 
     # Which calls belong to the loop --------------------------------------------------------------------------------
 

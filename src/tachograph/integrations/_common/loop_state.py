@@ -92,6 +92,13 @@ class Iteration:
         self.step_s: float | None = None
         """When an optimizer last stepped; None until one has."""
 
+    @classmethod
+    def started(cls, began_s: float, is_cuda: bool) -> Iteration:
+        """Return an iteration whose first phase starts now."""
+        iteration = cls(began_s, is_cuda)
+        iteration.marks.mark(None, began_s)
+        return iteration
+
     def merge(self, following: Iteration) -> None:
         """Add what happened after the last step, because it belongs to this iteration too."""
         self.is_scaled = self.is_scaled or following.is_scaled
@@ -201,16 +208,13 @@ class LoopState:
         self._num_epochs = 0
         self.num_steps = self._epoch_start_step = first_step
         if self._following is not None:
-            self._following = self.latest = self._new_iteration(now_s)
+            self._following = self.latest = Iteration.started(now_s, self.is_cuda)
 
-    def recording_stopped(self) -> None:
-        """Handle that the run has ended."""
+    def recording_stopped(self, *, resets_count: bool = False) -> None:
+        """Handle that the run has ended, or that another run was chosen, which resets the count of steps."""
         self.is_recording = self._is_in_loop = False
-
-    def counting_reset(self) -> None:
-        """Handle that another run was chosen."""
-        self.recording_stopped()
-        self._num_epochs = self._epoch_start_step = self.num_steps = 0
+        if resets_count:
+            self._num_epochs = self._epoch_start_step = self.num_steps = 0
 
     def thread_changed(self) -> None:
         """Handle that another thread trains now; discard what the previous one did not finish."""
@@ -306,13 +310,10 @@ class LoopState:
             began_s: when the next iteration begins; None if only its first batch will tell.
         """
         if not self.current.losses:
-            self.current = Iteration(None, self.is_cuda) if began_s is None else self._new_iteration(began_s)
+            self.current = (
+                Iteration(None, self.is_cuda) if began_s is None else Iteration.started(began_s, self.is_cuda)
+            )
             self.latest = self.current if self._following is None else self._following
-
-    def _new_iteration(self, began_s: float) -> Iteration:
-        iteration = Iteration(began_s, self.is_cuda)
-        iteration.marks.mark(None, began_s)
-        return iteration
 
     # Backward ------------------------------------------------------------------------------------------------------
 
@@ -411,7 +412,9 @@ class LoopState:
         current.stepped.add(optimizer)
         current.step_s = now_s
         current.is_manual = current.is_manual or is_manual
-        self._following = self.latest = following = Iteration(now_s, self.is_cuda)  # `_new_iteration`, on the hot path
+        self._following = self.latest = following = Iteration(
+            now_s, self.is_cuda
+        )  # not `started`: this is the hot path
         following.marks.mark(None, now_s)
         return _NOTHING if self.is_recording else (RunNeeded(),)
 
