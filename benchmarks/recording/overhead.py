@@ -21,9 +21,9 @@ import torch
 
 import tachograph as tacho
 from benchmarks.measure import Spread
-from tachograph.integrations._common.job import Plan
-from tachograph.integrations._common.loop_observer import Observer
-from tachograph.integrations._common.torch_patches import Patches
+from tachograph.integrations._common.integration_run import RunOptions
+from tachograph.integrations._common.loop_observer import LoopObserver
+from tachograph.integrations._common.torch_patches import TorchPatches
 
 __all__: list[str] = []
 
@@ -79,9 +79,9 @@ def with_watch(loop: Loop) -> Iterator[Callable[[int], None]]:
 @contextlib.contextmanager
 def with_tacho_run(loop: Loop) -> Iterator[Callable[[int], None]]:
     with tempfile.TemporaryDirectory() as folder:
-        plan = Plan(None, "bench", {"log_dir": folder, "console": False})
-        observer = Observer(plan, method="inferred", logs_into_any=False)
-        patches = Patches(observer)
+        plan = RunOptions(None, "bench", {"log_dir": folder, "console": False})
+        observer = LoopObserver(plan, method="inferred", logs_into_any=False)
+        patches = TorchPatches(observer)
         patches.backward()
         patches.clipping()
         patches.every_optimizer()

@@ -20,7 +20,7 @@ import keras
 from tachograph._base import ranks
 from tachograph._base.guard import guard, guarded_callback
 from tachograph.exceptions import ConfigError
-from tachograph.integrations._common.job import ASK_EVERY, Job, Names, Plan
+from tachograph.integrations._common.integration_run import SYNC_REQUESTS_EVERY, IntegrationRun, Names, RunOptions
 from tachograph.recorder import Run
 from tachograph.spans import Span, checkpoint_save, testing_loop, timed_span, validation_loop
 
@@ -66,7 +66,7 @@ class TachographCallback(keras.callbacks.Callback):
         self._checkpoint_path = None if checkpoint_path is None else os.fspath(checkpoint_path)
         if self._checkpoint_path is not None:
             _checkpoint_path(self._checkpoint_path, 0)
-        self._job = Job("keras", Plan(run, name, settings))
+        self._job = IntegrationRun("keras", RunOptions(run, name, settings))
         self._batch_size = batch_size
         self._num_batches = 0
         """Batches that the optimizer has processed, including those before a resume."""
@@ -196,9 +196,12 @@ class TachographCallback(keras.callbacks.Callback):
             self._job.end_iteration(start_s + (index + 1) * share_s)
 
     def _apply_requests(self, run: Run, num_done: int) -> None:
-        if ranks.world_size() > 1 and self._num_steps // ASK_EVERY == (self._num_steps - num_done) // ASK_EVERY:
+        if (
+            ranks.world_size() > 1
+            and self._num_steps // SYNC_REQUESTS_EVERY == (self._num_steps - num_done) // SYNC_REQUESTS_EVERY
+        ):
             return
-        requested = self._job.asked()
+        requested = self._job.requested_actions()
         if requested.stop:
             self.model.stop_training = True
         if requested.checkpoint and ranks.rank() == 0:

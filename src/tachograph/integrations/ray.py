@@ -18,8 +18,8 @@ from ray.train import UserCallback
 
 from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
-from tachograph.integrations._common.job import Job, Plan, name_from
-from tachograph.integrations._common.metrics import sort_metrics
+from tachograph.integrations._common.integration_run import IntegrationRun, RunOptions, name_from
+from tachograph.integrations._common.metrics import group_metrics
 from tachograph.recorder import Run
 from tachograph.records import check_run_name
 from tachograph.settings import resolve_settings
@@ -54,10 +54,10 @@ class TachographCallback(UserCallback):
         known = {
             field: value for field, value in settings.items() if field not in {"tags", "notify", "rules", "resume"}
         }
-        self._plan = Plan(None, name, settings)
+        self._plan = RunOptions(None, name, settings)
         # The process that calls this callback may have another working directory.
         self._plan.settings["log_dir"] = os.path.abspath(resolve_settings(known).log_dir)
-        self._job: Job | None = None
+        self._job: IntegrationRun | None = None
         self._num_reports = 0
         self._error: Exception | None = None
         """The last exception of a worker; cleared by the next report. If it is set at the end, the run has failed."""
@@ -70,7 +70,7 @@ class TachographCallback(UserCallback):
             self._error = None
             values = metrics[0] if metrics else {}
             step = _step_of(values, self._num_reports)
-            training, validation, test = sort_metrics(
+            training, validation, test = group_metrics(
                 {name: values[name] for name in values if name not in _STEP_NAMES}
             )
             if validation:
@@ -92,7 +92,7 @@ class TachographCallback(UserCallback):
 
     def _begin_run(self, run_context: Any) -> Run:
         if self._job is None:
-            self._job = Job("ray", self._plan)
+            self._job = IntegrationRun("ray", self._plan)
         if self._job.run is not None:
             return self._job.run
         scaling = run_context.scaling_config

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from tachograph.exceptions import ConfigError
-from tachograph.integrations._common.job import RunOptions
+from tachograph.integrations._common.integration_run import RunOptions
 from tachograph.integrations._common.loop_observer import LoopObserver, active_observer, set_active_observer
 from tachograph.integrations._common.models import model_facts
 from tachograph.integrations._common.torch_patches import TorchPatches

@@ -13,7 +13,7 @@ from typing import Any
 
 from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
-from tachograph.integrations._common.job import Plan
+from tachograph.integrations._common.integration_run import RunOptions
 from tachograph.integrations.lightning import TachographCallback
 from tachograph.integrations.lightning._bases import imported_packages, lightning_class
 from tachograph.integrations.lightning._trainer_run import TrainerRun
@@ -55,7 +55,7 @@ class _ProviderTrainerRun(TrainerRun):
     first_checkpoint_step = 1  # One Logger numbers a checkpoint by the completed steps
 
     def __init__(self, provider: TrainingTelemetryProvider) -> None:
-        super().__init__(Plan(None, None, {}))
+        super().__init__(RunOptions(None, None, {}))
         self._provider = provider
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ class _ProviderTrainerRun(TrainerRun):
             run = self._provider.recorder.run
             if run.status != "running":
                 run = _run_of(on_app_start()) or run
-            self.plan = Plan(run, None, {})
+            self.plan = RunOptions(run, None, {})
         return super().begin(trainer, module)
 
 

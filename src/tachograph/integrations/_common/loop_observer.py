@@ -23,7 +23,7 @@ from typing import Any
 
 from tachograph._base.guard import guard, guarded
 from tachograph.exceptions import ConfigError
-from tachograph.integrations._common.job import IntegrationRun, Names, RunOptions
+from tachograph.integrations._common.integration_run import IntegrationRun, Names, RunOptions
 from tachograph.integrations._common.loop_state import (
     EpochFinished,
     Iteration,
@@ -408,7 +408,7 @@ class LoopObserver:
             if values:
                 run.log(values, step=iteration.step)
         if integration.owns_run and self.method == "inferred":
-            run.refuse(_NO_CONTROL)
+            run.reject_requests(_NO_CONTROL)
 
     def _start_run(self, optimizer: Any = None) -> None:
         """Find the run, or start one."""
@@ -442,6 +442,3 @@ class LoopObserver:
         self._integration.detach(self.close)
         if self._integration.run is not None:
             _steps_by_run[self._integration.run] = self.state.num_steps
-
-
-Observer = LoopObserver  # renamed; benchmarks still import the old name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tachograph.integrations._common.job import Names
+from tachograph.integrations._common.integration_run import Names
 from tachograph.recorder import Run
 from tachograph.spans import TrainingRecorder, current_span
 

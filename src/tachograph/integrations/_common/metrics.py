@@ -45,6 +45,3 @@ def group_metrics(values: Mapping[str, Any]) -> MetricGroups:
 def _add_standard_name(values: dict[str, Any], standard: str, found: list[str]) -> None:
     if standard not in values and len(found) == 1:
         values[standard] = values[found[0]]
-
-
-sort_metrics = group_metrics  # renamed; the frameworks still import the old name

@@ -2,7 +2,7 @@
 
 A GPU runs behind the program that feeds it, so the program's clock measures how long it took to launch the work, not
 how long the work took. On CUDA each boundary is therefore also recorded as an event in the stream. The training thread
-never waits for an event: the writer's thread queries it later. Recording one costs about ten microseconds, so only a
+never waits for an event: the writer thread queries it later. Recording one costs about ten microseconds, so only a
 few iterations per second are timed by events; the iterations in between get the same shares as the last timed one.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -32,7 +32,7 @@ _last_sample_s = [float("-inf")]
 """When an iteration was last timed by events."""
 
 _phase_shares: weakref.WeakKeyDictionary[TrainingRecorder, list[tuple[Any, float]]] = weakref.WeakKeyDictionary()
-"""The phases of the last iteration timed by events, each with its share of the time. Used by the writer's thread."""
+"""The phases of the last iteration timed by events, each with its share of the time. Used by the writer thread."""
 
 
 class PhaseMarks:
@@ -97,7 +97,7 @@ class PhaseMarks:
         recorder.finish_span(iteration, stop_s)
 
 
-class _DevicePhases(DeferredRecord):
+class _DevicePhases:
     """An iteration on a GPU. The writer computes its phases once the device has passed their boundaries."""
 
     __slots__ = ("_events", "_iteration", "_names", "_recorder", "_start_s")
@@ -111,12 +111,11 @@ class _DevicePhases(DeferredRecord):
         self._names = names
         self._events = events
 
-    def notes(self, latest: Mapping[str, Any] | None) -> Iterable[PendingRecord]:
-        """Return the records of the phases and of the iteration."""
-        add = self._recorder.aggregator.take
+    def resolve(self) -> Sequence[Span]:
+        """Return the phases and the iteration, on the writer thread."""
         if self._events:
             self._measure_shares()
-        notes: list[PendingRecord] = []
+        spans: list[Span] = []
         # The phases are laid end to end into the time in which the iteration was launched. The device may have been
         # busy with the previous iteration meanwhile; the shares are right as long as iterations are alike.
         start_s = self._start_s
@@ -124,9 +123,9 @@ class _DevicePhases(DeferredRecord):
         for name, share in _phase_shares.get(self._recorder, ()):
             stop_s = start_s + share * total_s
             if name is not None:
-                notes += add(ShortSpan(name, None, self._recorder, start_s, stop_s, self._iteration), latest)
+                spans.append(ShortSpan(name, self._recorder, start_s, stop_s, self._iteration))
             start_s = stop_s
-        return notes + add(self._iteration, latest)
+        return [*spans, self._iteration]
 
     def _measure_shares(self) -> None:
         """Compute the shares of the phases from the events."""
@@ -152,6 +151,3 @@ def _record_event() -> Any:
     event = pool.pop() if pool else cuda.Event(enable_timing=True)
     event.record()
     return event
-
-
-Marks = PhaseMarks  # renamed; the frameworks still import the old name

@@ -52,10 +52,10 @@ def sum_losses(losses: list[Any]) -> Any:
     if all(type(loss) is float for loss in losses):
         return sum(losses)
 
-    def find() -> float:
-        return sum(float(loss.find() if isinstance(loss, LazyValue) else loss) for loss in losses)
+    def compute() -> float:
+        return sum(float(loss.compute() if isinstance(loss, LazyValue) else loss) for loss in losses)
 
-    return LazyValue(find)
+    return LazyValue(compute)
 
 
 def gradient_norm(groups: list[dict[str, Any]]) -> Any:

@@ -172,6 +172,3 @@ def _compiling_test() -> Callable[[], bool]:
     """Return torch's function that tells whether it is compiling its caller."""
     is_compiling: Callable[[], bool] = sys.modules["torch"].compiler.is_compiling
     return is_compiling
-
-
-Patches = TorchPatches  # renamed; benchmarks still import the old name

@@ -77,7 +77,7 @@ class StepTracer:
             self._finish(reason)
 
     def _start(self, first: int) -> None:
-        request = self._panel.take_profile()
+        request = self._panel.accept_profile()
         if request is None:
             return
         torch = sys.modules.get("torch")

@@ -29,8 +29,8 @@ from accelerate import Accelerator
 
 from tachograph._base.guard import guard
 from tachograph._base.patching import Patches
-from tachograph.integrations._common.job import RUN_FILE, Job, Names
-from tachograph.integrations._common.phases import Marks
+from tachograph.integrations._common.integration_run import RUN_FILE, IntegrationRun, Names
+from tachograph.integrations._common.phases import PhaseMarks
 from tachograph.recorder import Run
 from tachograph.spans import checkpoint_load, checkpoint_save
 
@@ -50,7 +50,9 @@ class AcceleratorObserver:
         target: the number of optimizer steps to train for, if known.
     """
 
-    def __init__(self, accelerator: Accelerator, job: Job, begin_run: Callable[[], Run], target: int | None) -> None:
+    def __init__(
+        self, accelerator: Accelerator, job: IntegrationRun, begin_run: Callable[[], Run], target: int | None
+    ) -> None:
         self.accelerator = accelerator
         self.num_steps = 0
         self.lr: float | None = None
@@ -227,8 +229,8 @@ class AcceleratorObserver:
         if len(self._marks) < _MAX_MARKS:  # an iteration never ends if the first optimizer never steps
             self._marks.mark(ended)
 
-    def _new_marks(self) -> Marks:
-        return Marks(is_cuda=self.accelerator.device.type == "cuda")
+    def _new_marks(self) -> PhaseMarks:
+        return PhaseMarks(is_cuda=self.accelerator.device.type == "cuda")
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ from accelerate.tracking import GeneralTracker
 from tachograph._base.guard import guard
 from tachograph._base.patching import is_wrapped
 from tachograph.exceptions import ConfigError
-from tachograph.integrations._common.job import Asked, Job, Plan
-from tachograph.integrations._common.metrics import sort_metrics
+from tachograph.integrations._common.integration_run import IntegrationRun, RequestedActions, RunOptions
+from tachograph.integrations._common.metrics import group_metrics
 from tachograph.integrations._common.models import model_facts
 from tachograph.integrations.accelerate._observer import AcceleratorObserver
 from tachograph.recorder import Run
@@ -59,8 +59,8 @@ class TachographTracker(GeneralTracker):
         super().__init__()
         if run_name is not None:
             check_run_name(run_name)
-        self._plan = Plan(run, run_name, settings)
-        self._job = Job("accelerate", self._plan)
+        self._plan = RunOptions(run, run_name, settings)
+        self._job = IntegrationRun("accelerate", self._plan)
         self._observer: AcceleratorObserver | None = None
         self._may_start_run = True
         """Whether a run may be started: not again after it has ended, unless training starts again."""
@@ -101,7 +101,7 @@ class TachographTracker(GeneralTracker):
             run = self._begin_run()
             if step is None and self._observer is not None:
                 step = self._observer.num_steps
-            training, validation, test = sort_metrics(values)
+            training, validation, test = group_metrics(values)
             if validation:
                 run.log_validation(validation, step=step, epoch=values.get("epoch"), prefix="")
             if test:
@@ -192,15 +192,15 @@ class TachographTracker(GeneralTracker):
             raise ConfigError("cannot set the step: the tracker is not attached; call attach(accelerator) first")
         self._observer.set_step(step)
 
-    def poll_requests(self) -> Asked:
+    def poll_requests(self) -> RequestedActions:
         """Return the requests of readers: ``poll_requests().stop`` and ``poll_requests().checkpoint``.
 
         All processes of a job must call it at the same step: rank 0 broadcasts the requests to the others.
         """
         with guard("polling the requests of a run"):
             self._begin_run()
-            return self._job.asked()
-        return Asked(stop=False, checkpoint=False)
+            return self._job.requested_actions()
+        return RequestedActions(stop=False, checkpoint=False)
 
     def _begin_run(self, config: Mapping[str, Any] | None = None) -> Run:
         run = self._job.run

@@ -14,7 +14,12 @@ from typing import Any
 from tachograph._base.guard import guard
 from tachograph._base.patching import Patches
 from tachograph.exceptions import ConfigError, TachographError
-from tachograph.integrations._common.job import ASK_EVERY, Asked, Plan, is_interactive
+from tachograph.integrations._common.integration_run import (
+    SYNC_REQUESTS_EVERY,
+    RequestedActions,
+    RunOptions,
+    is_interactive,
+)
 from tachograph.integrations.lightning._evaluation import EvaluationHooks, guarded_hook
 from tachograph.integrations.lightning._facts import job_parameters
 from tachograph.integrations.lightning._logger import TachographLogger
@@ -55,7 +60,7 @@ class TachographCallback(EvaluationHooks):
         super().__init__()
         if not isinstance(grad_norm_every, int) or grad_norm_every < 0:
             raise ConfigError(f"grad_norm_every={grad_norm_every!r}: expected an integer of at least 0 (0: never)")
-        self._trainer_run = TrainerRun(Plan(run, name, settings))
+        self._trainer_run = TrainerRun(RunOptions(run, name, settings))
         self._grad_norm_every = grad_norm_every
         self._reset()
 
@@ -292,14 +297,14 @@ class TachographCallback(EvaluationHooks):
     def _apply_requests(self, trainer: Any) -> None:
         """Apply the requests of readers. All ranks do so at the same step, even if a rank failed to record it."""
         trainer_run, run = self._trainer_run, self._trainer_run.run
-        requested = Asked(stop=False, checkpoint=False)
+        requested = RequestedActions(stop=False, checkpoint=False)
         with guard("reading requests"):
             if trainer.world_size > 1:
-                every = min(trainer.log_every_n_steps or ASK_EVERY, ASK_EVERY)
+                every = min(trainer.log_every_n_steps or SYNC_REQUESTS_EVERY, SYNC_REQUESTS_EVERY)
                 if trainer_run.num_steps % every == 0:
-                    requested = trainer_run.job.asked()
+                    requested = trainer_run.job.requested_actions()
             elif run is not None:
-                requested = Asked(run.should_stop, run.should_checkpoint)
+                requested = RequestedActions(run.should_stop, run.should_checkpoint)
         if requested.checkpoint:
             with guard("saving a requested checkpoint"):
                 trainer.save_checkpoint(_requested_checkpoint_path(trainer))

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from tachograph._base.guard import guarded_callback
-from tachograph.integrations._common.job import Names
+from tachograph.integrations._common.integration_run import Names
 from tachograph.integrations.lightning._bases import LightningSubclass
 from tachograph.integrations.lightning._metrics import LoggedMetrics, prefix_metrics
 from tachograph.integrations.lightning._trainer_run import TrainerRun

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tachograph._base.guard import guard
-from tachograph.integrations._common.job import Plan
+from tachograph.integrations._common.integration_run import RunOptions
 from tachograph.integrations.lightning._bases import LightningSubclass
 from tachograph.integrations.lightning._metrics import PREFIXES, logged_metrics
 from tachograph.integrations.lightning._trainer_run import TrainerRun
@@ -52,7 +52,7 @@ class TachographLogger(LightningSubclass):
 
     def __init__(self, name: str | None = None, *, run: Run | None = None, **settings: Any) -> None:
         super().__init__()
-        self._trainer_run = TrainerRun(Plan(run, name, settings))
+        self._trainer_run = TrainerRun(RunOptions(run, name, settings))
 
     @property
     def experiment(self) -> Any:

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
-from tachograph.integrations._common.iteration import gradient_norm
-from tachograph.integrations._common.job import Job, Names
-from tachograph.integrations._common.phases import Marks
+from tachograph.integrations._common.integration_run import IntegrationRun, Names
+from tachograph.integrations._common.phases import PhaseMarks
+from tachograph.integrations._common.tensors import gradient_norm
 
 __all__ = ["StepTimer"]
 
@@ -39,7 +39,7 @@ class StepTimer:
 
     def __init__(
         self,
-        job: Job,
+        job: IntegrationRun,
         *,
         is_cuda: bool,
         global_step: int,
@@ -53,7 +53,7 @@ class StepTimer:
         self._grad_norm_every = grad_norm_every
         self._fetch: tuple[float, float] | None = None
         self._fetch_start_s: float | None = None
-        self._marks: Marks | None = None
+        self._marks: PhaseMarks | None = None
         """The phases of the open iteration; None if no iteration is open."""
         self._phase: Names | None = None
         """The phase since the last mark; None if that time belongs to no phase."""
@@ -99,7 +99,7 @@ class StepTimer:
         fetch, self._fetch = self._fetch, None
         if self._marks is None:
             self._job.begin_iteration(fetch[0] if fetch is not None else None)
-            self._marks = Marks(self._is_cuda)
+            self._marks = PhaseMarks(self._is_cuda)
         if fetch is not None:
             self._job.phase(Names.DATA_LOADING, *fetch)
         self._marks.mark(None)

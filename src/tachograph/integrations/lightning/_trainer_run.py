@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tachograph._base.guard import guard
-from tachograph.integrations._common.job import Job, Names, Plan, is_run
+from tachograph.integrations._common.integration_run import IntegrationRun, Names, RunOptions, is_run
 from tachograph.integrations.lightning._facts import trainer_config, trainer_facts, trainer_version
 from tachograph.integrations.lightning._step_timer import StepTimer
 from tachograph.recorder import Run, latest_run
@@ -39,9 +39,9 @@ class TrainerRun:
     first_checkpoint_step = 0
     """The step number of a checkpoint saved after the first step. Metrics are numbered from 0."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RunOptions) -> None:
         self.plan = plan
-        self.job = Job("lightning", plan)
+        self.job = IntegrationRun("lightning", plan)
         self.has_callback = False
         self.num_steps = 0
         self.timer: StepTimer | None = None
@@ -59,7 +59,7 @@ class TrainerRun:
         return {"name": self.plan.name, "settings": self.plan.settings}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        TrainerRun.__init__(self, Plan(None, state["name"], state["settings"]))
+        TrainerRun.__init__(self, RunOptions(None, state["name"], state["settings"]))
 
     # The run -------------------------------------------------------------------------------------------------------
 
@@ -77,7 +77,12 @@ class TrainerRun:
         """Switch to a trainer. A fit of another trainer is another training, and gets a run of its own."""
         if is_fit and self.trainer is not trainer and self.num_steps and self.job.owns_run:
             self.job.finish()
-            self.job, self.num_steps, self.hparams, self.default_name = Job("lightning", self.plan), 0, {}, None
+            self.job, self.num_steps, self.hparams, self.default_name = (
+                IntegrationRun("lightning", self.plan),
+                0,
+                {},
+                None,
+            )
         self._trainer = weakref.ref(trainer)
 
     @property
@@ -98,13 +103,13 @@ class TrainerRun:
                 facts = trainer_facts(trainer, module)
                 version = trainer_version(trainer)
         plan, resume = self._plan_run()
-        self.job = Job("lightning", plan)
+        self.job = IntegrationRun("lightning", plan)
         run = self.job.begin(name=self.default_name, config=config, facts=facts, resume=resume, version=version)
         self.hparams = config
         self._record_load()
         return run
 
-    def _plan_run(self) -> tuple[Plan, bool]:
+    def _plan_run(self) -> tuple[RunOptions, bool]:
         """Return the plan of a run, and whether it resumes one: our own earlier run, or that of the checkpoint."""
         plan, before = self.plan, self.job
         if plan.run is not None:
@@ -112,7 +117,7 @@ class TrainerRun:
         if before.owns_run and before.run is not None and before.run.folder is not None:
             folder = before.run.folder
             settings = {**plan.settings, "log_dir": str(folder.path.parent)}
-            return Plan(None, folder.name, settings), True
+            return RunOptions(None, folder.name, settings), True
         name, run_id = self._resumed_from.get("run_name"), self._resumed_from.get("run_id")
         if not isinstance(name, str) or not name:
             return plan, False
@@ -121,7 +126,7 @@ class TrainerRun:
         settings = {key: value for key, value in plan.settings.items() if key != "resume"}
         log_dir = resolve_settings({"log_dir": settings["log_dir"]} if "log_dir" in settings else {}).log_dir
         is_here = is_run(log_dir, name, run_id)
-        return Plan(None, name if is_here else plan.name or name, plan.settings), is_here
+        return RunOptions(None, name if is_here else plan.name or name, plan.settings), is_here
 
     @property
     def name(self) -> str:
@@ -150,7 +155,7 @@ class TrainerRun:
             ours, theirs = self.plan, other.plan
             run = ours.run or theirs.run
             settings = {} if run is not None else {**theirs.settings, **ours.settings}
-            self.plan = Plan(run, None if run is not None else ours.name or theirs.name, settings)
+            self.plan = RunOptions(run, None if run is not None else ours.name or theirs.name, settings)
             self.default_name = self.default_name or other.default_name
             self.hparams |= other.hparams
         return self

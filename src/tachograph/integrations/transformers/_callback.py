@@ -20,9 +20,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from tachograph._base.guard import guard, guarded_callback
 from tachograph._base.patching import Patches
 from tachograph.exceptions import ConfigError, TachographError
-from tachograph.integrations._common.job import ASK_EVERY, Job, Names, Plan
+from tachograph.integrations._common.integration_run import SYNC_REQUESTS_EVERY, IntegrationRun, Names, RunOptions
 from tachograph.integrations._common.models import model_facts
-from tachograph.integrations._common.phases import Marks
+from tachograph.integrations._common.phases import PhaseMarks
 from tachograph.integrations.transformers._call_stack import find_trainer, is_called_by
 from tachograph.integrations.transformers._facts import argument_facts, build_config, global_batch_size, run_name
 from tachograph.integrations.transformers._resume import plan_run, read_run_file, write_run_file
@@ -65,13 +65,13 @@ class TachographCallback(TrainerCallback):
         for option, value in (("completions_every", completions_every), ("completions_buffer", completions_buffer)):
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{option}={value!r}: expected an integer of at least 1")
-        self._plan = Plan(run, name, settings)
-        self._job = Job("transformers", self._plan)
+        self._plan = RunOptions(run, name, settings)
+        self._job = IntegrationRun("transformers", self._plan)
         self._completions = (completions_every, completions_buffer) if completions else None
         self._capture: Any = None
         self._last_event_s = perf_counter()
         """When the last hook returned: the next hook assigns the time since then."""
-        self._marks = Marks(is_cuda=False)
+        self._marks = PhaseMarks(is_cuda=False)
         self._is_cuda = False
         self._evaluation: Span | None = None
         self._eval_batch_start_s = 0.0
@@ -124,9 +124,9 @@ class TachographCallback(TrainerCallback):
         trainer = find_trainer(self)
         if self._has_trained and not state.global_step and self._job.owns_run:
             self._job.finish()  # training from step 0 again is another run
-            self._job = Job("transformers", self._plan)
+            self._job = IntegrationRun("transformers", self._plan)
         self._is_training = self._has_trained = True
-        self._poll_every = min(max(1, int(state.logging_steps or 1)), ASK_EVERY)
+        self._poll_every = min(max(1, int(state.logging_steps or 1)), SYNC_REQUESTS_EVERY)
         run = self._begin_run(args, state, kwargs.get("model"), trainer)
         job = self._job
         self._batch_size = global_batch_size(args, state)
@@ -167,7 +167,7 @@ class TachographCallback(TrainerCallback):
             return self._job.run
         saved = read_run_file(args, state, trainer) if state.global_step else None
         plan, resume = plan_run(self._plan, self._job, saved)
-        self._job = Job("transformers", plan)
+        self._job = IntegrationRun("transformers", plan)
         self._job.first_step = 1
         facts = {**argument_facts(args, state), **model_facts(model)}
         facts["trainer"] = type(trainer).__name__ if trainer is not None else None
@@ -226,8 +226,6 @@ class TachographCallback(TrainerCallback):
         # Never undone: no hook is called before the next `train()` loads its checkpoint.
         Patches().wrap(trainer, "_load_from_checkpoint", timed_load)
 
-    see = observe_loading
-
     # Steps ---------------------------------------------------------------------------------------------------------
 
     @_guarded
@@ -238,7 +236,7 @@ class TachographCallback(TrainerCallback):
         now_s = perf_counter()
         self._job.begin_iteration(self._last_event_s)
         self._job.phase(Names.DATA_LOADING, self._last_event_s, now_s)
-        self._marks = Marks(self._is_cuda)
+        self._marks = PhaseMarks(self._is_cuda)
         self._marks.mark(None)
 
     @_guarded
@@ -272,7 +270,7 @@ class TachographCallback(TrainerCallback):
         self._num_since_log += 1
         self._busy_s += now_s - self._last_event_s
         self._last_event_s = now_s
-        marks, self._marks = self._marks, Marks(self._is_cuda)
+        marks, self._marks = self._marks, PhaseMarks(self._is_cuda)
         self._job.end_iteration(now_s, marks=marks)
         if self._capture is not None:
             self._capture.on_step_end(state.global_step)
@@ -284,7 +282,7 @@ class TachographCallback(TrainerCallback):
             return
         if self._job.world_size > 1 and state.global_step % self._poll_every:
             return
-        requested = self._job.asked()
+        requested = self._job.requested_actions()
         if requested.checkpoint:
             control.should_save = True
         if requested.stop:

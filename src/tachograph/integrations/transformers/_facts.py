@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerState, TrainingArguments
 
-from tachograph.integrations._common.job import name_from
+from tachograph.integrations._common.integration_run import name_from
 
 __all__ = ["argument_facts", "build_config", "global_batch_size", "run_name"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import TrainerState, TrainingArguments
 
-from tachograph.integrations._common.job import RUN_FILE, Job, Plan, is_run
+from tachograph.integrations._common.integration_run import RUN_FILE, IntegrationRun, RunOptions, is_run
 from tachograph.integrations.transformers._call_stack import resume_arguments
 from tachograph.recorder import Run
 
@@ -52,7 +52,7 @@ def read_run_file(args: TrainingArguments, state: TrainerState, trainer: Any) ->
     return {}
 
 
-def plan_run(plan: Plan, job: Job, saved: Mapping[str, str] | None) -> tuple[Plan, bool]:
+def plan_run(plan: RunOptions, job: IntegrationRun, saved: Mapping[str, str] | None) -> tuple[RunOptions, bool]:
     """Return the plan of a run, and whether it resumes one: our own earlier run, or that of the checkpoint.
 
     Args:
@@ -65,13 +65,13 @@ def plan_run(plan: Plan, job: Job, saved: Mapping[str, str] | None) -> tuple[Pla
         return plan, False
     if before is not None and job.owns_run and before.folder is not None:
         settings = {**plan.settings, "log_dir": str(before.folder.path.parent)}
-        return Plan(None, before.folder.name, settings), True
+        return RunOptions(None, before.folder.name, settings), True
     if saved is None:
         return plan, False
     name = saved.get("run_name", "")
     log_dir = str(plan.settings.get("log_dir") or saved.get("log_dir"))
     is_same_name = plan.name in {None, name, saved.get("asked_name")}
     if is_same_name and is_run(log_dir, name, saved.get("run_id")):
-        return Plan(None, name, {**plan.settings, "log_dir": log_dir}), True
+        return RunOptions(None, name, {**plan.settings, "log_dir": log_dir}), True
     # Without a run file, the checkpoint may belong to a run that was recorded in another way: resume by name.
     return plan, not saved

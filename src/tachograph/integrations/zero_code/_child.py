@@ -65,7 +65,7 @@ class _Child:
             elif run.enabled:
                 report_to_launcher(self._spec, "rank", {"name": run.name})
 
-        module.when_begun.append(report)
+        module.on_run_start.append(report)
 
     def report_unhandled_exceptions(self) -> None:
         """Report an unhandled exception to the launcher: there may be no run yet to record it in."""
@@ -83,7 +83,7 @@ class _Child:
     def _torch_patches(self) -> TorchPatches:
         """Return the patches of torch; create them and the observer of the loop if necessary."""
         if self._patches is None:
-            from tachograph.integrations._common.job import RunOptions, tolerate_errors
+            from tachograph.integrations._common.integration_run import RunOptions, tolerate_errors
             from tachograph.integrations._common.loop_observer import LoopObserver
             from tachograph.integrations._common.torch_patches import TorchPatches
 
@@ -131,7 +131,7 @@ class _Child:
                 callback = TachographCallback(self._spec.name, **self._settings())
                 callback.default_name = self._spec.default_name
                 trainer.add_callback(callback)
-                callback.see(trainer)
+                callback.observe_loading(trainer)
 
         _call_after_init(module.Trainer, add)
         _call_before_add_callback(module.Trainer, _remove_our_callback)

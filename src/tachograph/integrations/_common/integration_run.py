@@ -40,7 +40,7 @@ from tachograph.spans import (
 )
 
 __all__ = [
-    "ASK_EVERY",
+    "SYNC_REQUESTS_EVERY",
     "RUN_FILE",
     "IntegrationRun",
     "Names",
@@ -57,7 +57,7 @@ Names = StandardTrainingJobSpanName
 _ITERATION = Names.TRAINING_SINGLE_ITERATION
 _MAX_STARTUP_S = 3600.0
 
-ASK_EVERY = 50
+SYNC_REQUESTS_EVERY = 50
 """The most steps between two times at which the ranks of a job synchronise requests."""
 
 RUN_FILE = "tachograph.json"
@@ -293,7 +293,7 @@ class IntegrationRun:
 
     def begin_iteration(self, start_s: float | None = None) -> None:
         """Start an iteration, now or at a time on `perf_counter`. An unfinished one is discarded."""
-        if self._loop is not None:
+        if self._loop is not None and self._recorder is not None:
             at_s = perf_counter() if start_s is None else start_s
             self._iteration = self._recorder.start_iteration(_ITERATION, at_s, self._loop)
 
@@ -334,7 +334,7 @@ class IntegrationRun:
 
     # Other spans ---------------------------------------------------------------------------------------------------
 
-    def begin_span(self, span: Span, start_s: float | None = None) -> Span | None:
+    def begin_span(self, scope: SpanScope, start_s: float | None = None) -> Span | None:
         """Start any span in the run, such as `validation_loop()`, now or at a time on `perf_counter`."""
         recorder = self._recorder
         if recorder is None or not self.is_open:
@@ -368,8 +368,6 @@ class IntegrationRun:
         checkpoint = self.run is not None and self.run.should_checkpoint
         actions = RequestedActions(stop, checkpoint, self.run.log_every if self.run is not None else 1)
         return _broadcast(actions) if self.world_size > 1 else actions
-
-    asked = requested_actions  # renamed; the frameworks still use the old name
 
 
 def name_from(text: Any) -> str | None:
@@ -431,8 +429,3 @@ def _broadcast(actions: RequestedActions) -> RequestedActions:
     distributed.broadcast(values, src=0)
     stop, checkpoint, log_every = values.tolist()
     return RequestedActions(bool(stop), bool(checkpoint), log_every)
-
-
-Job = IntegrationRun  # renamed; the frameworks still import the old name
-Plan = RunOptions  # renamed; the frameworks still import the old name
-Asked = RequestedActions  # renamed; the frameworks still import the old name
