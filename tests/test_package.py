@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import json
 import subprocess
 import sys
@@ -86,6 +87,39 @@ def test_imports_follow_layers():
             if other != own and other not in ALLOWED[own]:
                 violations.append(f"{path.relative_to(SOURCE)} imports {module}")
     assert violations == []
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_modules_have_no_import_cycle():
+    """Imports for type checking and imports inside functions count, too."""
+    paths = {module_name(path): path for path in SOURCE.rglob("*.py")}
+    graph = {}
+    for module, path in paths.items():
+        imported = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                dotted = {f"{node.module}.{alias.name}" for alias in node.names}
+                imported |= {name if name in paths else node.module for name in dotted}
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+        graph[module] = (imported & paths.keys()) - {module}
+    order = list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
+    assert order.index("tachograph.spans._span") < order.index("tachograph.spans._recorder")
+
+
+def test_class_names_are_unique():
+    """One name means one thing. A callback keeps its name in every framework, a rule calls its settings `Thresholds`."""
+    shared = {"TachographCallback", "Thresholds"}
+    places: dict[str, list[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name not in shared:
+                places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_every_package_is_listed_in_layers():

@@ -545,7 +545,7 @@ class SendsRequest(L.Callback):
         if batch_idx == 3 and trainer.is_global_zero:
             run = callback.run
             write_requests(run.folder, {"stop": True, "checkpoint_now": True}, source="test")
-            while not (run._panel.stop and run._panel.checkpoint):
+            while not (run.control_panel.stop and run.control_panel.checkpoint):
                 time.sleep(0.01)
 
 class Net(L.LightningModule):
@@ -630,7 +630,7 @@ class Requester:
                 run = callback.run
                 write_requests(run.folder, requester.requests, source="test")
                 deadline = time.monotonic() + 5
-                panel = run._panel
+                panel = run.control_panel
                 while not (panel.stop or panel.checkpoint) and time.monotonic() < deadline:
                     time.sleep(0.01)
                 requester.received_at.append(trainer.global_step)

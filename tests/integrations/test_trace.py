@@ -174,7 +174,7 @@ def test_trace_without_torch_is_rejected(script, logs):
         tracer = StepTracer(run)
         write_requests(run.folder, {"profile_steps": 1}, source="cli")
         deadline_s = time.monotonic() + 10
-        while run._panel.profile is None and time.monotonic() < deadline_s:
+        while run.control_panel.profile is None and time.monotonic() < deadline_s:
             time.sleep(0.01)
         tracer.step()
         run.finish()
@@ -359,7 +359,7 @@ def test_forked_child_collects_nothing(script, logs):
         run = tacho.init("x", log_dir=sys.argv[1], git=False, console=False, **often)
         tracer = StepTracer(run)
         write_requests(run.folder, {"profile_steps": 2}, source="cli")
-        while run._panel.profile is None:
+        while run.control_panel.profile is None:
             time.sleep(0.01)
         tracer.step()
         assert torch.autograd._profiler_enabled()

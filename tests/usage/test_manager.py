@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import collections
-import graphlib
 import json
 import os
 import uuid
-from pathlib import Path
 
 import pytest
 
@@ -274,13 +271,3 @@ def test_public_names_of_package():
         assert getattr(usage, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = usage.nothing
-
-
-def test_modules_of_package_have_no_import_cycle():
-    """Imports inside functions count as well."""
-    imports = {}
-    for path in Path(usage.__file__).parent.glob("*.py"):
-        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-        imports[path.stem] = {name.rpartition(".")[2] for name in modules if name.startswith("tachograph.usage._")}
-    assert list(graphlib.TopologicalSorter(imports).static_order())[-1] == "__init__"

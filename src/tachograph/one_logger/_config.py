@@ -163,6 +163,6 @@ class OneLoggerConfig(_Config):
             self.__dict__["logger_config"] = LoggerConfig()
 
     @property
-    def propagates(self) -> bool:
+    def propagate_exceptions(self) -> bool:
         """Whether faults of telemetry propagate."""
         return self.error_handling_strategy is OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS

@@ -81,7 +81,7 @@ class TrainingTelemetryProvider:
             recorder.run.flush()
             for driver in self._drivers:
                 recorder.run.remove_follower(driver)
-            recorder.propagates, recorder.identity = False, {}
+            recorder.propagate_exceptions, recorder.identity = False, {}
             recorder.customize_export(ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
         for handler in self._handlers:
             logging.getLogger("tachograph").removeHandler(handler)
@@ -206,7 +206,7 @@ class TrainingTelemetryProvider:
             run = self._start_run(config)
         recorder = self._recorder = recorder_of(run)
         recorder.owns_run = is_ours
-        recorder.propagates = config.propagates
+        recorder.propagate_exceptions = config.propagate_exceptions
         recorder.identity = {
             "application_name": config.application_name,
             "session_tag": str(config.session_tag),

@@ -64,6 +64,9 @@ class Run:
         resumed: whether earlier attempts are in the same journal.
         facts: the fields of the `start` record.
         span_recorder: records spans into the run, once there are any.
+        backend: receives the run's records: the writer, or None if the run is not recorded.
+        clock: the clock of the run.
+        control_panel: the controls of the run, and the requests for them.
         collectors: objects that gather data beside the loop; polled about every second and when the run ends.
     """
 
@@ -75,12 +78,12 @@ class Run:
         "_is_forked",
         "_num_careful_calls",
         "_on_finish",
-        "_panel",
         "_sampler",
         "_settings",
         "backend",
         "clock",
         "collectors",
+        "control_panel",
         "facts",
         "folder",
         "id",
@@ -120,13 +123,13 @@ class Run:
         self._followers: list[Follower] = []
         self._sampler: SystemSampler | None = None
         self._on_finish: Any = None
-        self._panel = ControlPanel(
+        self.control_panel = ControlPanel(
             gap_s=settings.control_gap_s,
             steady_s=self.clock.steady_s,
-            add_record=self._add_record,
+            add_record=self.add_record,
             divert_training=self._use_slow_path,
         )
-        self._panel.add_log_every(settings.log_every)
+        self.control_panel.add_log_every(settings.log_every)
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.status if self.enabled else 'disabled'}, {self.path!r})"
@@ -144,7 +147,7 @@ class Run:
     @property
     def log_every(self) -> int:
         """The current number of steps per step record."""
-        return self._panel.log_every
+        return self.control_panel.log_every
 
     # Logging steps -------------------------------------------------------------------------------------------------
 
@@ -185,8 +188,8 @@ class Run:
         if self.status != "running" or self._is_forked:
             self._warn_not_recording()
             return
-        if self._panel.has_ready:
-            self._panel.apply()
+        if self.control_panel.has_ready:
+            self.control_panel.apply()
         if self._num_careful_calls or backend.saw_array or is_tracked(metrics):
             if self._num_careful_calls:
                 # The count stops at an array: then every call of this run is checked.
@@ -223,7 +226,7 @@ class Run:
             and not self._is_forked
             and not self._num_careful_calls
             and not (backend is not None and backend.saw_array)
-            and not self._panel.has_ready
+            and not self.control_panel.has_ready
             and self._settings.buffer_size >= BACKPRESSURE_SIZE
             and type(self.clock) is SystemClock
         )
@@ -310,17 +313,17 @@ class Run:
             if self.backend is not None:
                 frozen = [completion_row(row) for row in rows]
                 if frozen or num_dropped:
-                    self._add_record("completions", completion_fields(frozen, step, table, num_dropped))
+                    self.add_record("completions", completion_fields(frozen, step, table, num_dropped))
 
     def log_error(self, error: BaseException, *, fatal: bool = False, where: str | None = None) -> None:
         """Record an exception of the training code with its traceback."""
         with guard("logging an error"):
-            self._add_record("error", error_fields(error, fatal=fatal, where=where))
+            self.add_record("error", error_fields(error, fatal=fatal, where=where))
 
     def report_error(self, kind: str, field: str, reason: str) -> None:
         """Record a fault of telemetry itself as a `telemetry_error`."""
         if self.status == "running":
-            self._add_record("telemetry_error", {"kind": kind, "field": field, "reason": reason})
+            self.add_record("telemetry_error", {"kind": kind, "field": field, "reason": reason})
 
     def _add_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
         if self.backend is None:
@@ -329,9 +332,10 @@ class Run:
             metrics = {"metrics": ValueProblem("metrics", f"expected a dict, got {type(metrics).__name__}")}
         given = {name: value for name, value in {**fields, "global_step": step}.items() if value is not None}
         theirs = {f"{name}_" if name in given else name: value for name, value in (metrics or {}).items()}
-        self._add_record(event, freeze({**given, **theirs}))
+        self.add_record(event, freeze({**given, **theirs}))
 
-    def _add_record(self, event: str, fields: dict[str, Any]) -> None:
+    def add_record(self, event: str, fields: dict[str, Any]) -> None:
+        """Add a record of any kind other than a step. For the layers above; use the `log_…` methods and `event`."""
         if self.backend is None:
             return
         if self.status != "running" or self._is_forked:
@@ -372,7 +376,7 @@ class Run:
             >>> lr_scale = run.control("lr_scale", 1.0, min=0.1, max=10)
             >>> lr = base_lr * lr_scale.value
         """
-        return self._panel.register(name, value, min, max)
+        return self.control_panel.register(name, value, min, max)
 
     @property
     def should_stop(self) -> bool:
@@ -380,17 +384,17 @@ class Run:
 
         In a distributed job only rank 0 receives requests: broadcast the value to the other ranks before you act on it.
         """
-        return self._panel.stop is not None and self._panel.accept_stop()
+        return self.control_panel.stop is not None and self.control_panel.accept_stop()
 
     @property
     def should_checkpoint(self) -> bool:
         """Whether a reader requested a checkpoint: true once for each request, on rank 0 alone."""
-        return self._panel.checkpoint is not None and self._panel.accept_checkpoint()
+        return self.control_panel.checkpoint is not None and self.control_panel.accept_checkpoint()
 
     def reject_requests(self, reason: str) -> None:
         """Reject pending stop and checkpoint requests, on behalf of a loop that cannot handle them."""
-        if self._panel.stop is not None or self._panel.checkpoint is not None:
-            self._panel.reject_pending(reason)
+        if self.control_panel.stop is not None or self.control_panel.checkpoint is not None:
+            self.control_panel.reject_pending(reason)
 
     # Collectors and followers --------------------------------------------------------------------------------------
 
@@ -450,7 +454,7 @@ class Run:
                 collector.close()
         deadline_s = time.monotonic() + timeout_s
         fields = {"status": status, "reason": reason}
-        self._add_record("end", {name: value for name, value in fields.items() if value is not None})
+        self.add_record("end", {name: value for name, value in fields.items() if value is not None})
         self.status = status
         self._use_slow_path()
         written = True

@@ -117,7 +117,7 @@ def _start_recording(
         writer.add_record(
             "telemetry_error", {"kind": "value_not_stored", "field": problem.where, "reason": problem.reason}
         )
-    writer.poll_controls = lambda: run._panel.poll(writer.files.control_file)
+    writer.poll_controls = lambda: run.control_panel.poll(writer.files.control_file)
     writer.log_every = lambda: run.log_every
     files.on_move = run._move
     writer.divert_training = run._use_slow_path

@@ -114,7 +114,7 @@ class ProfileStats:
         for meter in list(self.meters.values()):
             fields.update(meter.drain())
         if fields and self.run is not None:
-            self.run._add_record("profile", fields)
+            self.run.add_record("profile", fields)
 
     def close(self) -> None:
         """Record the rest and stop collecting."""

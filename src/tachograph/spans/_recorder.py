@@ -48,7 +48,7 @@ class TrainingRecorder:
 
     Attributes:
         run: the run it records into.
-        propagates: whether faults of telemetry itself are raised, as with One Logger's PROPAGATE_EXCEPTIONS.
+        propagate_exceptions: whether faults of telemetry itself are raised, as with One Logger's PROPAGATE_EXCEPTIONS.
         base: the outermost open span: the application, or the root.
         root: the span that stands for the run; it has no name and is not recorded.
         identity: attributes for the event that opens an application.
@@ -56,7 +56,7 @@ class TrainingRecorder:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.propagates = False
+        self.propagate_exceptions = False
         self.identity: dict[str, Any] = {}
         self.owns_run = False
         self.driver: str | None = None
@@ -108,11 +108,11 @@ class TrainingRecorder:
 
     def guarded(self, place: str) -> contextlib.AbstractContextManager[None]:
         """Return a guard that keeps faults from the training code, unless they are to propagate."""
-        return _NO_GUARD if self.propagates else guard(place, functools.partial(_report_fault, self.run))
+        return _NO_GUARD if self.propagate_exceptions else guard(place, functools.partial(_report_fault, self.run))
 
     def report_misuse(self, problem: str) -> None:
         """Report a mistake in the use of spans, once, in the log and the journal; raise it if faults propagate."""
-        if self.propagates:
+        if self.propagate_exceptions:
             raise TachographError(problem)
         if problem in self._reported or len(self._reported) >= _MAX_MISUSES:
             return

@@ -52,12 +52,12 @@ class MemoryRun(Run):
         They take effect at the next `log` after `control_gap_s`.
         """
         for name, value in values.items():
-            self._panel._handle(Request(name, value, f"request-{next(self._request_ids)}", "test"))
-        self._panel._release()
+            self.control_panel._handle(Request(name, value, f"request-{next(self._request_ids)}", "test"))
+        self.control_panel._release()
 
     def _log_slow(self, metrics: dict[str, Any], step: Any) -> None:
         if self.status == "running":
-            self._panel._release()  # a real run does this every few seconds
+            self.control_panel._release()  # a real run does this every few seconds
         super()._log_slow(metrics, step)
 
 

@@ -27,7 +27,7 @@ def begin(logs, notify, **settings):
 
 def alert(run, number, status="opened", severity="warning"):
     fields = {"id": f"a{number}", "rule": "r", "status": status, "severity": severity, "title": f"Alert {number}"}
-    run._add_record("alert", {**fields, "message": "m", "advice": ["wait"], "global_step": number})
+    run.add_record("alert", {**fields, "message": "m", "advice": ["wait"], "global_step": number})
 
 
 def telemetry_errors(logs):

@@ -329,8 +329,8 @@ class IntegrationRun:
         if self._tracer is not None:
             self._tracer.step(self._num_done - 1 + self.first_step)
         run = self.run
-        if run is not None and run._panel.has_ready:  # otherwise `log` applies them, which some loops rarely call
-            run._panel.apply()
+        if run is not None and run.control_panel.has_ready:  # `log` applies them, too, but some loops rarely call it
+            run.control_panel.apply()
 
     # Other spans ---------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class StepTracer:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._panel = run._panel
+        self._panel = run.control_panel
         self._num_steps = 0
         self._session: TraceSession | None = None
         self._request: Request | None = None

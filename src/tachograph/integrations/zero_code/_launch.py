@@ -285,10 +285,10 @@ def _record_without_training(
     run.event("instrumented", framework="none", method="launch", reason=reason or "no training was detected")
     end = _end_fields(returncode)
     if error is not None and returncode:
-        run._add_record("error", dict(error))
+        run.add_record("error", dict(error))
         end["reason"] = error["error_type"]
     for event, fields in _log_records(output):
-        run._add_record(event, fields)
+        run.add_record(event, fields)
     run.finish(end["status"], reason=end["reason"])
     if run.folder is not None:
         append_after_exit(run.folder, [("end", end)])
