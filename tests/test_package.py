@@ -112,7 +112,7 @@ def test_modules_have_no_import_cycle():
 
 
 def test_class_names_are_unique():
-    """One name means one thing. A callback keeps its name in every framework, a rule calls its settings `Thresholds`."""
+    """One name means one thing, except that callbacks and the thresholds of rules have the same name everywhere."""
     shared = {"TachographCallback", "Thresholds"}
     places: dict[str, list[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
