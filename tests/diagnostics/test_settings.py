@@ -98,5 +98,5 @@ def test_nan_threshold_is_rejected() -> None:
 
 def test_explain_returns_a_rule() -> None:
     assert explain("hang") is RULES["hang"]
-    with pytest.raises(ConfigError, match="unknown rule 'hangs'.*did you mean 'hang'.*available: not_finite, "):
+    with pytest.raises(ConfigError, match="unknown rule 'hangs'.*did you mean 'hang'.*Available: not_finite, "):
         explain("hangs")

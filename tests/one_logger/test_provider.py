@@ -260,7 +260,7 @@ def test_reset_detaches_from_foreign_run(configure, provider, logs):
                 pass
             recorder = provider.recorder
             provider.reset()
-            assert not recorder.propagates
+            assert not recorder.propagate_exceptions
     assert [record["name"] for record in exported() if record["type"] == "complete"] == ["one", "two"]
 
 

@@ -295,7 +295,7 @@ def test_controls_checkpoint_and_stop_reach_trainer(client, trainer):
     wait_for(lambda: client.get("/api/v1/runs/live").json()["state"] == "finished")
     assert not client.get("/api/v1/runs/live/controls").json()["is_open"]
     answer = client.post("/api/v1/runs/live/controls", json={"values": {"stop": True}})
-    assert "no trainer" in check_error(answer, 409, "not_steerable")
+    assert "no longer accepts requests" in check_error(answer, 409, "not_steerable")
 
 
 def test_unknown_control_rejects_whole_request(logs, client, trainer):

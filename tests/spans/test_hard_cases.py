@@ -399,7 +399,7 @@ def test_add_attributes_accepts_dict(tacho_run):
 
 def test_propagated_fault_leaves_no_open_span(tacho_run):
     recorder = get_recorder()
-    recorder.propagates = True
+    recorder.propagate_exceptions = True
     with pytest.raises(TachographError), timed_span("x", {"k": [1, "x"]}):
         raise AssertionError("the block is not entered")
     with timed_span("y") as span:
@@ -725,7 +725,7 @@ def test_unstopped_spans_are_bounded(logs):
 
 def test_span_written_immediately_is_recorded_in_order(tacho_run, monkeypatch):
     """The writer may handle a span as soon as it is queued, before the caller continues."""
-    memory = tacho_run._memory
+    memory = tacho_run._memory_writer
 
     def put_and_write(item, *, must=False):
         memory.buffer.append(item)

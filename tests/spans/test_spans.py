@@ -365,7 +365,7 @@ def test_misuse_is_reported_once(tacho_run, caplog):
 
 def test_misuse_raises_with_propagation(tacho_run):
     recorder = get_recorder()
-    recorder.propagates = True
+    recorder.propagate_exceptions = True
     span = recorder.start("x")
     recorder.stop(span)
     with pytest.raises(TachographError, match="has already stopped"):
@@ -639,7 +639,7 @@ def test_iterations_do_not_grow_memory(tacho_run):
         for _ in range(20_000):
             with training_iteration():
                 pass
-        assert len(tacho_run._memory.buffer) <= 4097  # the buffer is flushed when it is full
+        assert len(tacho_run._memory_writer.buffer) <= 4097  # the buffer is flushed when it is full
         assert len(loop.events) == 1  # only the start event: no list grows with the iterations
 
 

@@ -134,7 +134,7 @@ def application(name: str | None = None, *, run: Run | None = None) -> Applicati
     """
     if callable(name):
         raise ConfigError("write @application() with parentheses, not @application")
-    return ApplicationScope(StandardSpanName.APPLICATION, _options(run=run), run_name=name)
+    return ApplicationScope(StandardSpanName.APPLICATION, SpanOptions(run=run), run_name=name)
 
 
 def stop_application(span: Span, stop_s: float | None = None, *, error: BaseException | None = None) -> None:
@@ -227,7 +227,7 @@ def training_loop(
         }
         span.extras.attributes = Attributes({name: value for name, value in known.items() if value is not None})
 
-    return SpanScope(Names.TRAINING_LOOP, _options(on_start=set_attributes, run=run))
+    return SpanScope(Names.TRAINING_LOOP, SpanOptions(on_start=set_attributes, run=run))
 
 
 def training_iteration(*, num_samples: int | None = None, num_tokens: int | None = None) -> SpanScope:
@@ -346,7 +346,7 @@ def checkpoint_scope(
             attributes.add("checkpoint_directory", os.fspath(path))
         span.extras.attributes = attributes
 
-    return SpanScope(Names.CHECKPOINT_SAVE_SYNC, _options(on_start=set_attributes, on_stop=on_stop))
+    return SpanScope(Names.CHECKPOINT_SAVE_SYNC, SpanOptions(on_start=set_attributes, on_stop=on_stop))
 
 
 def checkpoint_finalization() -> SpanScope:
@@ -379,7 +379,9 @@ def timed_span(
     if not isinstance(name, (str, Enum)) or not text_of(name):
         raise ConfigError(f"timed_span: expected a name, a string or a member of an enum, got {name!r}")
     kind = ShortSpanScope if text_of(name) in _SHORT_NAMES else SpanScope
-    return kind(name, _options(attributes=span_attributes, start_attributes=start_event_attributes, run=run))
+    if span_attributes is None and start_event_attributes is None and run is None:
+        return kind(name)  # without options, a short span stays on its fast path
+    return kind(name, SpanOptions(span_attributes, start_event_attributes, run=run))
 
 
 def set_training_config(*, run: Run | None = None, **parameters: Any) -> None:
@@ -429,8 +431,3 @@ def _count(name: str, value: Any) -> int | None:
 def _as_int(value: Any) -> int:
     number = value.item() if hasattr(value, "item") else value
     return int(number) if isinstance(number, float) and number.is_integer() else operator.index(number)
-
-
-def _options(**options: Any) -> SpanOptions | None:
-    """Return options, or None if there are none, which keeps a short span on its fast path."""
-    return SpanOptions(**options) if any(value is not None for value in options.values()) else None
