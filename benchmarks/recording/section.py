@@ -38,7 +38,7 @@ def measure_calls(report: Report) -> None:
         budget = ""
         if name in ("dict", "keywords"):
             to_floor = report.check_budget(f"{title}, ratio to the floor", ratio.median, 3, "×")
-            budget = f"{to_floor}, {report.judge(f'{title}, time', cost.median / 1000, 1, ' µs')}"
+            budget = f"{to_floor}, {report.check_budget(f'{title}, time', cost.median / 1000, 1, ' µs')}"
         report.add_row(title, time_text(cost.median), ratio, "append a tuple", ours=ours, budget=budget)
         ours = ours or ratio
 
