@@ -469,3 +469,19 @@ def test_custom_span_does_not_change_phase_shares(tacho_run):
     with training_loop(0), training_iteration(), timed_span("mine"), forward():
         tacho_run.clock.advance(1.0)
     assert windows(tacho_run)[0]["window/share_forward"] == 1.0
+
+
+def test_latest_loss_survives_a_second_log_per_step(logs):
+    import tachograph
+
+    with tachograph.init("x", log_dir=str(logs), console=False, git=False, system_interval_s=0) as run:
+        set_training_config(log_every_n_train_iterations=10)
+        with training_loop(0):
+            for step in range(100):
+                with training_iteration():
+                    run.log({"train_loss": float(step)}, step=step)
+                    run.log({"grad_norm": 1.0}, step=step)
+    records = list(tachograph.read(logs / "x").records("step"))
+    losses = [record.get("window/latest_loss") for record in records if "window/iterations" in record]
+    assert len(losses) == 10 and None not in losses
+    assert losses[-1] == 99.0

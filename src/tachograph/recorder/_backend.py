@@ -60,7 +60,7 @@ class Backend(Protocol):
 
 
 class SpanRecorder(Protocol):
-    """A layer above that records spans into a run."""
+    """A layer above that records spans into a run; implemented by `tachograph.spans.TrainingRecorder`."""
 
     def close(self) -> None:
         """Record what is still open: the run is about to end."""

@@ -89,7 +89,7 @@ class RecordBuilder:
                 item = self._build_table(item, rest, records)
                 continue
             if kind in self._handlers:
-                item = self._handle_run(item, rest, records)
+                item = self._handle_group(item, rest, records)
                 continue
             if kind is tuple and self._window is not None:
                 records += self._add_to_window(self._window, *item)
@@ -153,9 +153,10 @@ class RecordBuilder:
                 item = next(rest, None)
             if type(item) is not tuple:
                 break
-            steady_s, step, metrics = item
-            if tuple(metrics) != keys or not _follows(step, last_step, steady_s, last_s):
+            next_s, next_step, next_metrics = item
+            if tuple(next_metrics) != keys or not _follows(next_step, last_step, next_s, last_s):
                 break
+            steady_s, step, metrics = next_s, next_step, next_metrics
         self._step = self._pace_step = last_step
         self._pace_s = last_s
         self._counts_steps = False
@@ -298,8 +299,10 @@ class RecordBuilder:
 
     # Other items ---------------------------------------------------------------------------------------------------
 
-    def _handle_run(self, first: BufferItem, rest: Iterator[BufferItem], records: list[Encodable]) -> BufferItem | None:
-        """Pass an item and those after it that have a handler to their handlers; return the item that ends the run."""
+    def _handle_group(
+        self, first: BufferItem, rest: Iterator[BufferItem], records: list[Encodable]
+    ) -> BufferItem | None:
+        """Pass an item and those after it that have a handler to their handlers; return the item after them."""
         items = [first]
         item = next(rest, None)
         while type(item) in self._handlers:
@@ -312,11 +315,11 @@ class RecordBuilder:
         handlers = {self._handlers[kind] for kind in set(map(type, items))}
         if len(handlers) == 1:
             built = handlers.pop().handle(items, latest)
-        else:  # keep the order: pass on runs of items with the same handler
+        else:  # keep the order: pass on groups of items with the same handler
             built = []
             start = 0
-            for handler, run in itertools.groupby(map(self._handlers.__getitem__, map(type, items))):
-                stop = start + len(list(run))
+            for handler, group in itertools.groupby(map(self._handlers.__getitem__, map(type, items))):
+                stop = start + len(list(group))
                 built += handler.handle(items[start:stop], latest[start:stop])
                 start = stop
         return [record for pending in built for record in self._build_pending(pending)]

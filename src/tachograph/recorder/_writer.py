@@ -212,7 +212,10 @@ class Writer:
                         item.written.set()
 
     def _build(self, chunk: list[BufferItem]) -> list[Encodable]:
-        """Build the records of a chunk; if that fails, of each item by itself, so that a fault costs one record."""
+        """Build the records of a chunk; if that fails, of each item by itself, so that a fault costs one record.
+
+        Items of a handler may be handled twice then, so a handler catches the faults of its own items.
+        """
         try:
             return self._builder.process(chunk)
         except Exception:  # noqa: BLE001 - counted below, for the item that causes it

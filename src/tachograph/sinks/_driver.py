@@ -130,7 +130,7 @@ class SinkDriver:
                     self._write_new_records()
                     self._num_failures = 0
                     break
-                except Exception as error:  # noqa: BLE001 - a sink may raise anything
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - a sink may raise anything
                     self._handle_failure(error)
         with contextlib.suppress(Exception):
             self._sink.close()
@@ -158,7 +158,7 @@ class SinkDriver:
         head = JournalFollower(self._folder.journal, block_bytes=64 << 10).poll_block()
         return next((record for record in head if record["event"] == "start"), {})
 
-    def _handle_failure(self, error: Exception) -> None:
+    def _handle_failure(self, error: BaseException) -> None:
         self._num_failures += 1
         self._is_open = False
         # The text may quote a token, and a failing sink must not fill the journal.

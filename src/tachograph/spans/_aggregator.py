@@ -151,8 +151,8 @@ class SpanAggregator:
             if item.name is _ITERATION and item._extras is None:
                 index = self._add_iterations(items, index, latest, records)
                 continue
-            plan = self._plans.get(item.name)
             index += 1
+            plan = self._plans.get(item.name)
             if plan is not None and plan.phase is not None and type(item) is ShortSpan and item._extras is None:
                 if item._parent is not phase_parent:
                     phase_parent, phase_place = item._parent, self._place_of_phase(item)

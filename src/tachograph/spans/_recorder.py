@@ -466,7 +466,7 @@ class TrainingRecorder:
                 self.before_close.pop()()
 
     def forget(self) -> None:
-        """Stop recording."""
+        """Stop recording: the run has ended, or belongs to the parent of a forked process."""
         self._backend = None
         self.is_closed = self.records_short_spans = True  # so that short spans look for another run, too
         self.buffer = deque(maxlen=0)

@@ -2,7 +2,8 @@
 
 The functions of `_context_managers` return scopes. A scope is not a span: it holds a name and the options for the spans
 that it will start, and each entry starts a span of its own. So a scope may be kept and entered again, inside itself, or
-by several threads at a time.
+by several threads. (If two threads enter the same scope for the first time at the same instant, one of their short
+spans may be lost; use a scope per thread where every iteration must count.)
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class SpanScope(msgspec.Struct, eq=False):
         if not spans:
             return None
         if len(spans) == 1:
-            return spans.pop()
+            return spans.pop(0)  # not the last: another thread may have entered since
         for span in ancestors(_get_current()):
             if span in spans:
                 spans.remove(span)
@@ -122,8 +123,8 @@ class SpanScope(msgspec.Struct, eq=False):
 class ShortSpanScope(SpanScope, eq=False, gc=False):
     """The scope of an iteration or a phase: the hot path of spans.
 
-    If nothing unusual is asked for, the span is built and linked right here and goes into the buffer when it stops. Its
-    parent, its recorder and the clock come from the current span. Everything else falls back to `SpanScope`.
+    Without options, the span is created here and goes into the buffer when it stops. Its parent, its recorder and the
+    clock come from the current span. Everything else falls back to `SpanScope`.
     """
 
     _span: Span | None = None
@@ -151,13 +152,16 @@ class ShortSpanScope(SpanScope, eq=False, gc=False):
 
     def _enter_slow(self) -> Span:
         """Enter a scope that has options or was entered before."""
-        span, self._span = self._span, None
-        if self.options is None and span is not None and span.stop_s is not None:
-            return self.__enter__()
+        span = self._span
         if span is not None and span.stop_s is None:
-            # It is open, possibly in another thread. From now on, this scope tracks its spans in a list.
+            # It is open, possibly in another thread. From now on, this scope tracks its spans in a list. The list comes
+            # first: a thread that exits meanwhile finds the span in one place or the other.
             self._spans = [span]
             self.options = SpanOptions()
+            self._span = None
+        elif self.options is None:
+            self._span = None
+            return self.__enter__()
         return SpanScope.__enter__(self)
 
     def __exit__(

@@ -1,7 +1,7 @@
 """`Span`: a named interval of time, as data.
 
-A span is a small struct. Its id, its timestamps, its attributes and its events come into being only when someone asks
-for them, so a span that has none of these costs nothing extra: they live in `SpanExtras`.
+A span is a small struct. Its id, its timestamps, its attributes and its events are created on first use and stored in
+`SpanExtras`, so a span that has none of these costs nothing extra.
 
 `ShortSpan` is the type of iterations and their phases. A short span goes into the buffer once, when it stops, and is
 usually only aggregated; any other span goes into the buffer when it starts and again when it stops.
@@ -42,7 +42,7 @@ variable, which halves the cost of an iteration.
 
 
 class SpanOwner(Protocol):
-    """The recorder of a span, as far as the span itself needs it."""
+    """The recorder of a span, as far as the span itself needs it; implemented by `TrainingRecorder`."""
 
     @property
     def root(self) -> Span:

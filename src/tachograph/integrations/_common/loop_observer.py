@@ -233,7 +233,8 @@ class LoopObserver:
         try:
             result = run_backward()
         except BaseException:
-            self.state.backward_failed()
+            with guard("observing a failed backward pass"):
+                self.state.backward_failed()
             raise
         finally:
             self._is_in_backward = False
