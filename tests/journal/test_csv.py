@@ -207,7 +207,7 @@ def test_layout_caches_are_bounded(logs):
             run.log(dict.fromkeys(picks.sample(names, 8), 1.0), step=step)
         run.flush(30)
         assert len(run.backend.files._mirror._layouts) <= 256
-        assert len(run.backend._glue) <= 256
+        assert len(run.backend._separators) <= 256
         assert len(run.backend._builder._columns) <= 256
 
 

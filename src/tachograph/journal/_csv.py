@@ -116,13 +116,13 @@ class CsvMirror:
             self._columns = {name: index for index, name in enumerate(cursor.columns)}
             self._csv_bytes, self.journal_bytes = cursor.csv_bytes, cursor.journal_bytes
 
-    def add(self, pieces: Sequence[Encodable], start: int, end: int) -> None:
+    def add(self, records: Sequence[Encodable], start: int, end: int) -> None:
         """Mirror records just appended between two offsets of the journal; do nothing if earlier ones are missing."""
-        if self.journal_bytes != start or not pieces:
+        if self.journal_bytes != start or not records:
             return
         self._ensure_open()
-        if self.journal_bytes == start and self._ensure_columns(_names(pieces)):
-            rows = b"".join(self._rows(piece) for piece in pieces)
+        if self.journal_bytes == start and self._ensure_columns(_names(records)):
+            rows = b"".join(self._rows(record) for record in records)
             self._append(rows, end)
 
     def catch_up(self, journal_end: int, *, budget_s: float, force: bool = False) -> bool:
@@ -137,7 +137,7 @@ class CsvMirror:
                     break
                 if not self._ensure_columns(_names(records), force=force):
                     break
-                rows = b"".join(self._rows(piece) for piece in StepTable.from_records(records))
+                rows = b"".join(self._rows(record) for record in StepTable.from_records(records))
                 self._append(rows, follower.offset)
                 self._yield_to_writer()
         if time.monotonic() - self._cursor_saved_s >= _SAVE_CURSOR_EVERY_S:
@@ -247,12 +247,12 @@ class CsvMirror:
         # The saved cursor describes the old file: after a crash it would make a resume corrupt the new one.
         self._save_cursor()
 
-    def _rows(self, piece: Encodable) -> bytes:
-        if not isinstance(piece, StepTable):
-            return self._row(piece)
-        if OVERFLOW_COLUMN in self._columns and not self._columns.keys() >= set(piece.names):
-            return b"".join(self._row(decode(line)) for line in piece.lines({}).splitlines())
-        return self._table_rows(piece)
+    def _rows(self, record: Encodable) -> bytes:
+        if not isinstance(record, StepTable):
+            return self._row(record)
+        if OVERFLOW_COLUMN in self._columns and not self._columns.keys() >= set(record.names):
+            return b"".join(self._row(decode(line)) for line in record.lines({}).splitlines())
+        return self._table_rows(record)
 
     def _row(self, record: dict[str, Any]) -> bytes:
         cells = [b""] * len(self._columns)
@@ -283,17 +283,17 @@ class CsvMirror:
         order = sorted(range(len(names)), key=lambda index: columns[names[index]])
         fixed = dict.fromkeys(range(len(columns)), b"")
         fixed.update({columns[name]: text for name, text in StepTable.CONSTANTS})
-        glue: list[bytes] = []
+        separators: list[bytes] = []
         column = 0
         for index in order:
             end = columns[names[index]]
-            glue.append(b"".join(fixed[skipped] + b"," for skipped in range(column, end)))
+            separators.append(b"".join(fixed[skipped] + b"," for skipped in range(column, end)))
             if column > 0:
-                glue[-1] = b"," + glue[-1]
+                separators[-1] = b"," + separators[-1]
             column = end + 1
         tail = b"".join(b"," + fixed[skipped] for skipped in range(column, len(columns))) + b"\n"
-        glue[0] = tail + glue[0]
-        return (None if order == list(range(len(names))) else order), glue, tail
+        separators[0] = tail + separators[0]
+        return (None if order == list(range(len(names))) else order), separators, tail
 
 
 def rebuild_csv(folder: RunFolder) -> int:
@@ -352,9 +352,9 @@ def _new_columns(names: Iterable[str], columns: Mapping[str, int]) -> list[str]:
     return new if len(new) <= room else [*new[:room], OVERFLOW_COLUMN]
 
 
-def _names(pieces: Iterable[Encodable]) -> Iterable[str]:
-    for piece in pieces:
-        yield from piece.names if isinstance(piece, StepTable) else _mirrored_fields(piece)
+def _names(records: Iterable[Encodable]) -> Iterable[str]:
+    for record in records:
+        yield from record.names if isinstance(record, StepTable) else _mirrored_fields(record)
 
 
 def _mirrored_fields(record: dict[str, Any]) -> dict[str, Any]:

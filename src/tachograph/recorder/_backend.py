@@ -30,11 +30,11 @@ class Backend(Protocol):
         """Queue a record other than a step."""
         ...
 
-    def add_handler(self, kinds: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
+    def add_handler(self, types: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
         """Register the handler of item types that a layer above puts into the buffer."""
         ...
 
-    def put(self, item: BufferItem, *, must: bool = False) -> bool:
+    def put(self, item: BufferItem, *, force: bool = False) -> bool:
         """Queue an item unless the buffer is full; return whether it was queued."""
         ...
 

@@ -46,18 +46,18 @@ class LiveDiagnostics:
         with guard(_PLACE, self._stop):  # the rule of another package may raise
             self._engine = RuleEngine(rules, prefix=f"{os.urandom(3).hex()}-")
 
-    def observe(self, pieces: list[Encodable], folder: Path) -> list[Encodable]:
-        """Return the pieces with the alerts they cause, each alert after its cause."""
+    def observe(self, records: list[Encodable], folder: Path) -> list[Encodable]:
+        """Return the records with the alerts they cause, each alert after its cause."""
         result: list[Encodable] = []
-        for piece in pieces:
-            result.append(piece)
+        for record in records:
+            result.append(record)
             engine = self._engine
             if engine is None:
                 continue
-            if isinstance(piece, StepTable):
-                result += self._guarded(folder, engine.observe_steps, piece.names, piece.values)
+            if isinstance(record, StepTable):
+                result += self._guarded(folder, engine.observe_steps, record.names, record.values)
             else:
-                result += self._guarded(folder, engine.observe, piece)
+                result += self._guarded(folder, engine.observe, record)
         return result
 
     def tick(self, time_s: float, folder: Path) -> list[Encodable]:

@@ -67,15 +67,15 @@ class RecordBuilder:
         self.saw_array = False
         """Whether an array arrived that its owner can still change."""
 
-    def add_handler(self, kinds: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
+    def add_handler(self, types: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
         """Pass items of some types to a handler.
 
         Args:
-            kinds: the types, matched exactly.
+            types: the types, matched exactly.
             handler: builds their records.
             deferrable: those of the types whose items may be handled after the steps that follow them.
         """
-        self._handlers.update(dict.fromkeys(kinds, handler))
+        self._handlers.update(dict.fromkeys(types, handler))
         self._deferrable.update(deferrable)
 
     def process(self, items: Iterable[BufferItem]) -> list[Encodable]:

@@ -71,7 +71,7 @@ class Writer:
         self._clock = clock
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike an Event, safe to use in a signal handler
         self.files = make_files(self._report_error, self._write_buffer)
-        self._glue: dict[tuple[str, ...], list[bytes]] = {}
+        self._separators: dict[tuple[str, ...], list[bytes]] = {}
         self._due_s: dict[str, float] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
@@ -97,18 +97,18 @@ class Writer:
         """Whether an array arrived that its owner could still change; `log` copies arrays from then on."""
         return self._builder.saw_array
 
-    def add_handler(self, kinds: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
+    def add_handler(self, types: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
         """Register the handler of item types that a layer above puts into the buffer."""
-        self._builder.add_handler(kinds, handler, deferrable=deferrable)
+        self._builder.add_handler(types, handler, deferrable=deferrable)
 
     def add_record(self, event: str, fields: dict[str, Any]) -> None:
         """Queue a record other than a step."""
-        if not self.put(PendingRecord(self._clock.steady_s(), event, fields), must=event == "end"):
+        if not self.put(PendingRecord(self._clock.steady_s(), event, fields), force=event == "end"):
             self.losses.add("the buffer was full")
 
-    def put(self, item: BufferItem, *, must: bool = False) -> bool:
+    def put(self, item: BufferItem, *, force: bool = False) -> bool:
         """Queue an item unless the buffer is full; return whether it was queued. The caller counts a loss."""
-        if len(self.buffer) >= self._settings.buffer_size + _RESERVE and not must:
+        if len(self.buffer) >= self._settings.buffer_size + _RESERVE and not force:
             return False
         self.buffer.append(item)
         return True
@@ -232,7 +232,9 @@ class Writer:
         kept: list[Encodable] = []
         for record in records:
             try:
-                lines.append(record.lines(self._glue) if isinstance(record, StepTable) else encode(record) + b"\n")
+                lines.append(
+                    record.lines(self._separators) if isinstance(record, StepTable) else encode(record) + b"\n"
+                )
                 kept.append(record)
             except Exception as fault:  # noqa: BLE001 - such as a number of ten thousand digits
                 self._count_fault(fault)

@@ -73,16 +73,16 @@ class StepTable:
 
     def lines(self, glue_cache: dict[tuple[str, ...], list[bytes]]) -> bytes:
         """Return the rows as journal lines; `glue_cache` holds the glue of each tuple of names."""
-        glue = glue_cache.get(self.names)
-        if glue is None:
+        separators = glue_cache.get(self.names)
+        if separators is None:
             first, *rest = (_encode(name) for name in self.names)
-            glue = [_TAIL + b'{"event":"step",' + first + b":", *(b"," + name + b":" for name in rest)]
+            separators = [_TAIL + b'{"event":"step",' + first + b":", *(b"," + name + b":" for name in rest)]
             if len(glue_cache) >= 256:
                 glue_cache.clear()
-            glue_cache[self.names] = glue
-        return self.join(None, glue, _TAIL)
+            glue_cache[self.names] = separators
+        return self.join(None, separators, _TAIL)
 
-    def join(self, order: list[int] | None, glue: list[bytes], tail: bytes) -> bytes:
+    def join(self, order: list[int] | None, separators: list[bytes], tail: bytes) -> bytes:
         """Join the tokens of all rows.
 
         Args:
@@ -92,7 +92,7 @@ class StepTable:
         """
         width = len(self.names)
         pieces = [b""] * (2 * len(self.tokens))
-        pieces[0::2] = glue * self.num_rows
+        pieces[0::2] = separators * self.num_rows
         if order is None:
             pieces[1::2] = self.tokens
         else:

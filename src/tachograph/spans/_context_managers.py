@@ -80,8 +80,8 @@ class ApplicationScope(SpanScope, eq=False):
             )
         span = SpanScope.start(self, recorder, start_s, parent)
         recorder.base = span
-        if recorder.owns_run and recorder.owner is None:
-            recorder.owner = span
+        if recorder.owns_run and recorder.run_span is None:
+            recorder.run_span = span
         with recorder.guarded("opening an application"):
             run = recorder.run
             known: dict[str, Any] = {
@@ -144,7 +144,7 @@ def stop_application(span: Span, stop_s: float | None = None, *, error: BaseExce
         return
     recorder.close_open(span)
     recorder.close_span(span, stop_s, error=error)
-    if recorder.owner is span and recorder.run.status == "running":
+    if recorder.run_span is span and recorder.run.status == "running":
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             recorder.run.finish()
         else:

@@ -59,11 +59,11 @@ class TrainingRecorder:
         self.propagate_exceptions = False
         self.identity: dict[str, Any] = {}
         self.owns_run = False
-        self.driver: str | None = None
+        self.marked_by: str | None = None
         """The name of the integration that marks the iterations; no other one may."""
         self.before_close: list[Callable[[], None]] = []
         """Called once, before the open spans are stopped, by integrations that still have something to record."""
-        self.owner: Span | None = None
+        self.run_span: Span | None = None
         """The application span that started the run and finishes it."""
         self.times = TimeConverter(run, self.report_misuse)
         self.now = self.times.now
@@ -272,7 +272,7 @@ class TrainingRecorder:
             raise
         if type(span) is not ShortSpan or self.filter.keeps(span.name_str):
             extras.is_queued = True  # set first, because the writer may handle the item at once
-            if not self.put(span, counts=False):
+            if not self.put(span, count_loss=False):
                 extras.is_queued = False  # the stop record will stand for both
 
     def close_span(
@@ -304,7 +304,7 @@ class TrainingRecorder:
             finally:
                 span.stop_s = max(now_s, span.start_s)
                 self._remove(span)
-                self.put(span, must=extras.is_queued)  # bounded, because the start was accepted
+                self.put(span, force=extras.is_queued)  # bounded, because the start was accepted
 
     def _close_oldest(self, name: SpanName) -> None:
         """Stop one of the oldest spans: the caller starts spans and never stops them."""
@@ -374,19 +374,19 @@ class TrainingRecorder:
         at_s = self.now() if steady_s is None else steady_s
         self.put(AggregatorTask(lambda: self.aggregator.records.build(span, at_s, event, fields)))
 
-    def put(self, item: BufferItem, *, must: bool = False, counts: bool = True) -> bool:
+    def put(self, item: BufferItem, *, force: bool = False, count_loss: bool = True) -> bool:
         """Queue an item for the writer; return whether it was accepted.
 
         Args:
             item: the item.
-            must: accept it even if the buffer is full.
-            counts: whether to count a rejected item as a loss.
+            force: accept it even if the buffer is full.
+            count_loss: whether to count a rejected item as a loss.
         """
         if self._backend is None:
             return False
         self.run.make_room(self._backend)
-        is_accepted = self._backend.put(item, must=must)
-        if counts and not is_accepted:
+        is_accepted = self._backend.put(item, force=force)
+        if count_loss and not is_accepted:
             self.add_loss("the buffer was full")
         return is_accepted
 
@@ -405,7 +405,7 @@ class TrainingRecorder:
         self._source.update(parameters)
         known = self.parameters = self._source.resolve(self.report_misuse)
         if record == "never":
-            self.put(AggregatorTask(lambda: self.aggregator.set_initial(known)), must=True)
+            self.put(AggregatorTask(lambda: self.aggregator.set_initial(known)), force=True)
         else:
             self.use(known, record=record == "now")
         return known
@@ -413,13 +413,13 @@ class TrainingRecorder:
     def use(self, known: Parameters, *, record: bool) -> None:
         """Use parameters from now on, and record them if asked to and they have changed since the last record."""
         base, now_s = self.base, self.now()
-        self.put(AggregatorTask(lambda: self.aggregator.change(known, base, now_s, record=record)), must=True)
+        self.put(AggregatorTask(lambda: self.aggregator.change(known, base, now_s, record=record)), force=True)
 
     def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
         """Set which spans are recorded one by one from now on."""
         chosen = self.filter = SpanFilter(mode, names)
         self.records_short_spans = chosen.keeps_short
-        self.put(AggregatorTask(lambda: self.aggregator.use_filter(chosen)), must=True)
+        self.put(AggregatorTask(lambda: self.aggregator.use_filter(chosen)), force=True)
 
     def saved(
         self,
@@ -456,7 +456,7 @@ class TrainingRecorder:
         self.run_before_close()
         self.close_open()
         now_s = self.now()
-        self.put(AggregatorTask(lambda: self.aggregator.finish(now_s)), must=True)
+        self.put(AggregatorTask(lambda: self.aggregator.finish(now_s)), force=True)
         self.forget()
 
     def run_before_close(self) -> None:

@@ -80,10 +80,10 @@ class _MemoryWriter:
     def add_record(self, event: str, fields: dict[str, Any]) -> None:
         self.put(PendingRecord(self._clock.steady_s(), event, fields))
 
-    def add_handler(self, kinds: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
-        self._builder.add_handler(kinds, handler, deferrable=deferrable)
+    def add_handler(self, types: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
+        self._builder.add_handler(types, handler, deferrable=deferrable)
 
-    def put(self, item: BufferItem, *, must: bool = False) -> bool:
+    def put(self, item: BufferItem, *, force: bool = False) -> bool:
         self.buffer.append(item)
         return True
 

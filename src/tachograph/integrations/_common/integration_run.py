@@ -276,13 +276,13 @@ class IntegrationRun:
         )
         recorder = recorder_of(self.run)
         self._loop = scope.start(recorder, start_s)
-        recorder.driver = self._framework
+        recorder.marked_by = self._framework
 
     def end_loop(self, error: BaseException | None = None) -> None:
         """End the training loop, if one is open. An unfinished iteration is discarded."""
         loop, self._loop, self._iteration = self._loop, None, None
-        if self._recorder is not None and self._recorder.driver == self._framework:
-            self._recorder.driver = None
+        if self._recorder is not None and self._recorder.marked_by == self._framework:
+            self._recorder.marked_by = None
         if loop is not None and loop.active and loop.recorder is not None:
             loop.recorder.close_span(loop, error=error)
 

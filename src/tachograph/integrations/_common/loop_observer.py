@@ -142,7 +142,7 @@ class LoopObserver:
         """Return whether a call made now does not belong to the loop."""
         if threading.get_ident() != self._thread_id and self._is_other_thread():
             return True
-        return self._is_driven()
+        return self._is_marked_elsewhere()
 
     def _is_other_thread(self) -> bool:
         """Return whether another thread trains: the first whose optimizer stepped, as long as it is alive.
@@ -157,7 +157,7 @@ class LoopObserver:
         self._thread_id, self._thread_trains = threading.get_ident(), False
         return False
 
-    def _is_driven(self) -> bool:
+    def _is_marked_elsewhere(self) -> bool:
         """Return whether something else marks the iterations of the run."""
         run = self._integration.run
         if run is None or run.status != "running":
@@ -165,7 +165,7 @@ class LoopObserver:
                 self.state.recording_stopped()
             run = latest_run()
         recorder = run.span_recorder if run is not None else None
-        return isinstance(recorder, TrainingRecorder) and recorder.driver not in {None, "pytorch"}
+        return isinstance(recorder, TrainingRecorder) and recorder.marked_by not in {None, "pytorch"}
 
     # Batches -------------------------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class LoopObserver:
         # A step taken inside the backward pass may run in a thread of the autograd engine.
         if not self._is_in_backward and threading.get_ident() != self._thread_id and self._is_other_thread():
             return
-        if self._is_driven():
+        if self._is_marked_elsewhere():
             return
         state = self.state
         outputs = state.step_started(id(optimizer))
@@ -321,7 +321,7 @@ class LoopObserver:
             self.state.compiled_backward_seen()
         if compiled.ran_step:
             compiled.ran_step = False
-            if self.state.has_seen_backward and not self._is_driven():
+            if self.state.has_seen_backward and not self._is_marked_elsewhere():
                 self._thread_trains = True
                 is_manual = is_iteration_marked(self._integration.run)
                 self._record(self.state.compiled_step_seen(id(compiled), perf_counter(), is_manual))
