@@ -727,7 +727,7 @@ def test_span_written_immediately_is_recorded_in_order(tacho_run, monkeypatch):
     """The writer may handle a span as soon as it is queued, before the caller continues."""
     memory = tacho_run._memory_writer
 
-    def put_and_write(item, *, must=False):
+    def put_and_write(item, *, force=False):
         memory.buffer.append(item)
         return memory.flush(0)  # as if the writer thread ran at this moment
 
