@@ -145,8 +145,8 @@ def test_the_newest_request_wins(loop):
 
 @pytest.mark.parametrize("steps", [0, -1, 1001, 2.5, True, "5", None])
 def test_invalid_number_of_steps_is_rejected(loop, steps):
-    assert "a whole number from 1 to 1000" in loop.rejected(loop.request(steps))
-    with pytest.raises(ControlError, match="a whole number from 1 to 1000"):
+    assert "an integer from 1 to 1000" in loop.rejected(loop.request(steps))
+    with pytest.raises(ControlError, match="an integer from 1 to 1000"):
         request_control(tacho.read(loop.folder.path), {"profile_steps": steps}, source="cli")
     loop.step(2)
     assert list_traces(loop.folder) == []
