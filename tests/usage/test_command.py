@@ -85,9 +85,12 @@ def test_unknown_app_name_is_reported(tacho):
 def test_status_and_log_show_reason_of_rejection(tacho, receiver):
     receiver.reply(Reply(401, b"no such key"))
     run_app(endpoint=receiver.address, api_key="phc_x")
-    assert "last refusal   HTTP 401: no such key" in tacho("status")
-    assert "[HTTP 401: no such key]" in tacho("log")
-    assert json.loads(tacho("log", "--json").splitlines()[0])["refusal"] == "HTTP 401: no such key"
+    assert "last rejection HTTP 401: no such key" in tacho("status")
+    assert "(2 rejected)" in tacho("status")
+    log = tacho("log")
+    assert "  rejected  " in log and "[HTTP 401: no such key]" in log
+    event = json.loads(tacho("log", "--json").splitlines()[0])
+    assert (event["state"], event["refusal"]) == ("refused", "HTTP 401: no such key")
     assert "2 of them had reached the receiver" in tacho("purge")
 
 

@@ -45,7 +45,7 @@ or in a config file, for tachograph.init_from_config and `tacho notify test --co
 
 @click.group()
 def notify() -> None:
-    """Send notifications about runs to Lark, Slack, Discord, a webhook or e-mail."""
+    """Test notifications and list their settings."""
 
 
 @notify.command("settings")

@@ -19,7 +19,8 @@ __all__ = ["usage"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_STATES = ("sent", "refused", "waiting", "local")
+_STATES = {"sent": "sent", "refused": "rejected", "waiting": "waiting", "local": "local"}
+"""The states of events, as `--json` and as the text for people name them."""
 _NO_APPS = """No app with usage telemetry has run on this machine. Tachograph itself reports nothing to anyone.
 
 Run `tacho usage off` to opt out of every app, now and in the future. Set DO_NOT_TRACK=1 to opt out in one shell."""
@@ -32,7 +33,7 @@ def app_argument(command: Command) -> Command:
 
 @click.group()
 def usage() -> None:
-    """Show and decide what frameworks report about their use."""
+    """Show and control the usage reports of frameworks."""
 
 
 @usage.command("status")
@@ -61,7 +62,7 @@ def status(app: str | None, as_json: bool) -> None:
 @usage.command("on")
 @click.argument("app")
 def on(app: str) -> None:
-    """Agree that an app sends its reports. Consent is given for each app by name."""
+    """Allow an app to send its reports. Consent is given for each app by name."""
     apply_choice("on", app)
     click.echo(_choice_text("on", app))
 
@@ -112,7 +113,7 @@ def show_preview(app: str | None, fields: bool) -> None:
 )
 @json_option
 def log(app: str | None, lines: int, as_json: bool) -> None:
-    """List the recorded events of an app, and whether each was sent, was refused, is waiting or stays local."""
+    """List the recorded events of an app, and whether each was sent, was rejected, is waiting or stays local."""
     state = find_app(app)
     events = state.events[-lines:]
     if as_json:
@@ -122,8 +123,9 @@ def log(app: str | None, lines: int, as_json: bool) -> None:
         return
     for stored in events:
         properties = safe(json.dumps(stored.event["properties"]), 2_000)
+        when, name = safe(stored.event["timestamp"], 40), safe(stored.event["event"], 60)
         click.echo(
-            f"{safe(stored.event['timestamp'], 40)}  {stored.state:7}  {safe(stored.event['event'], 60)}  {properties}"
+            f"{when}  {_STATES[stored.state]:8}  {name}  {properties}"
             + (f"  [{safe(stored.refusal, 200)}]" if stored.refusal else "")
         )
     if not events:
@@ -177,7 +179,7 @@ def _status_text(state: AppState) -> str:
     if state.config.receiver is not None:
         label = "sends to" if state.decision.mode == "on" else "would send to"
         endpoint = state.config.receiver.name
-    counts = ", ".join(f"{state.count(name)} {name}" for name in _STATES if state.count(name))
+    counts = ", ".join(f"{state.count(name)} {text}" for name, text in _STATES.items() if state.count(name))
     refusals = [stored.refusal for stored in state.events if stored.refusal]
     prefix = state.config.env_prefix
     return "\n".join(
@@ -186,7 +188,7 @@ def _status_text(state: AppState) -> str:
             f"  reason         {state.decision.reason}",
             f"  {label:14} {safe(endpoint, 200)}",
             f"  recorded       {_num_events(len(state.events))}{f' ({counts})' if counts else ''} in {state.folder}",
-            *([f"  last refusal   {safe(refusals[-1], 200)}"] if refusals else []),
+            *([f"  last rejection {safe(refusals[-1], 200)}"] if refusals else []),
             f"  inspect        tacho usage preview {state.app}, tacho usage log {state.app}",
             f"  change         tacho usage on|local|off {state.app}, or {prefix}_DO_NOT_TRACK=1",
         ]
