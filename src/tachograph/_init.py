@@ -102,7 +102,7 @@ def _select_rules(rules: Any, section: Any) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        expected = """a JSON object is expected, such as {"plateau": false}"""
+        expected = """expected a JSON object, such as {"plateau": false}"""
         raise ConfigError(f"environment variable TACHO_RULES: {expected}, got {text[:80]!r} ({error})") from None
 
 

@@ -140,7 +140,7 @@ def test_invalid_rules_raise_at_init(logs, rules, message):
 
 def test_invalid_rules_in_the_environment_raise(logs, monkeypatch):
     monkeypatch.setenv("TACHO_RULES", "plateau=false")
-    with pytest.raises(ConfigError, match="environment variable TACHO_RULES: a JSON object is expected"):
+    with pytest.raises(ConfigError, match="environment variable TACHO_RULES: expected a JSON object"):
         tachograph.init("x", log_dir=logs)
 
 

@@ -67,7 +67,7 @@ def test_goodput_accounts_for_all_time_of_finished_run(tmp_path):
     history = journal(
         tmp_path,
         start(0),
-        {"event": "span", "at": 8, "span_id": "a", "name": "checkpoint_load", "duration_s": 4},  # counts as start-up
+        {"event": "span", "at": 8, "span_id": "a", "name": "checkpoint_load", "duration_s": 4},  # counts as startup
         loop(10, 0),
         window(60, 49, 50, 50, iteration=0.5, data=0.2, checkpoint=0.1, validation=0.1, other=0.1),
         {"event": "span_stop", "at": 60, "span_id": "loop10", "name": "training_loop", "duration_s": 50},
@@ -243,7 +243,7 @@ def test_show_prints_spans_progress_and_goodput(tmp_path):
     for expected in (
         "job-7", "50 iterations, 500 ms on average; last 50: p50 500 ms, p95 750 ms; 64 samples/s; MFU 40.0%",
         "application", "  training_loop", "· waiting for data", "out/step49", "2.0 MB",
-        "goodput  35.7%  25 s of productive training in 1 min 10 s", "start-up", "waiting for data",
+        "goodput  35.7%  25 s of productive training in 1 min 10 s", "startup", "waiting for data",
     ):  # fmt: skip
         assert expected in text, text
     assert show(history, width=60)

@@ -164,7 +164,7 @@ def test_no_field_passes_on_free_text(text, kind):
         assert got is DROPPED or isinstance(got, (bool, int, float))
 
 
-# Set-up --------------------------------------------------------------------------------------------------------------
+# Setup ---------------------------------------------------------------------------------------------------------------
 
 
 class Anything(SchemaField):
@@ -188,7 +188,7 @@ class Anything(SchemaField):
         ({"endpoint": "ftp://example.com", "api_key": "phc_x"}, "https://"),
         ({"endpoint": "http://localhost.example.com", "api_key": "phc_x"}, "https://"),
         ({"endpoint": "https://eu.i.posthog.com"}, "needs api_key"),
-        ({"endpoint": "https://example.com", "api_key": 5}, "api_key=5: expected a text"),
+        ({"endpoint": "https://example.com", "api_key": 5}, "api_key=5: expected a string: the project's public key"),
         ({"endpoint": "https://example.com", "api_key": "phx_secret"}, "private key of PostHog"),
         ({"endpoint": 3}, "endpoint=3: expected the URL"),
         ({"endpoint": PostHog("https://example.com", "phc_x"), "api_key": "phc_y"}, "api_key needs a URL"),
@@ -228,7 +228,7 @@ def test_invalid_config_raises_at_once(arguments, message):
         (lambda: OtlpLogs("https://example.com", headers=7), "headers=7: expected a mapping"),
         (
             lambda: OtlpLogs("https://example.com", headers={"a": "b\nc"}),
-            "expected a mapping from names to texts of one line",
+            "expected a mapping from names to single-line strings",
         ),
     ],
 )

@@ -54,7 +54,7 @@ def run(
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise click.BadParameter(f"{setting!r}: NAME=VALUE is expected, such as log_every=10", param_hint="--set")
+            raise click.BadParameter(f"{setting!r}: expected NAME=VALUE, such as log_every=10", param_hint="--set")
         values[key.strip()] = value.strip()
     resolve_settings(values)  # raises here, not inside the program
     result = launch(

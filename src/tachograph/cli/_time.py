@@ -30,7 +30,7 @@ _PHASE_LABELS = {
 """Phases are summed up inside loops rather than recorded as spans, so they get rows of their own."""
 _OPEN_SPAN_LABELS = {RunState.RUNNING: ("still open  ", "green"), RunState.STALE: ("no heartbeat  ", "yellow")}
 _OTHER_TIME_LABELS = {
-    "start_up_s": "start-up",
+    "start_up_s": "startup",
     "data_s": "waiting for data",
     "checkpoint_s": "checkpoints",
     "validation_s": "validation",

@@ -72,7 +72,7 @@ def track(loader: Iterable[_Batch], *, run: Run | None = None) -> _Tracked[_Batc
         ConfigError: if the loader is not iterable.
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise ConfigError(f"track({type(loader).__name__}): an iterable is expected, such as a DataLoader")
+        raise ConfigError(f"track({type(loader).__name__}): expected an iterable, such as a DataLoader")
     _get_observer(run, "track")
     return _Tracked(loader)
 
@@ -155,13 +155,13 @@ def watch(
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(_iterable(optimizer))
     for one in optimizers:
         if not isinstance(one, torch.optim.Optimizer):
-            raise ConfigError(f"optimizer={type(one).__name__}: a torch.optim.Optimizer is expected, or several")
+            raise ConfigError(f"optimizer={type(one).__name__}: expected a torch.optim.Optimizer or a list of them")
     if model is not None and not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"model={type(model).__name__}: a torch.nn.Module is expected, or None")
+        raise ConfigError(f"model={type(model).__name__}: expected a torch.nn.Module or None")
     if not isinstance(grad_norm_every, int) or grad_norm_every < 0:
-        raise ConfigError(f"grad_norm_every={grad_norm_every!r}: a whole number of steps is expected, 0 for never")
+        raise ConfigError(f"grad_norm_every={grad_norm_every!r}: expected an integer of at least 0 (0: never)")
     if not optimizers:
-        raise ConfigError("optimizer=[]: a torch.optim.Optimizer is expected, or several")
+        raise ConfigError("optimizer=[]: expected a torch.optim.Optimizer or a list of them")
     observer = _get_observer(run, "watch")
     observer.logs_into_any = logs
     observer.norm_every = grad_norm_every
@@ -190,5 +190,5 @@ def watch(
 
 def _iterable(optimizers: Any) -> Iterable[Any]:
     if not isinstance(optimizers, Iterable):
-        raise ConfigError(f"optimizer={type(optimizers).__name__}: a torch.optim.Optimizer is expected, or several")
+        raise ConfigError(f"optimizer={type(optimizers).__name__}: expected a torch.optim.Optimizer or a list of them")
     return optimizers

@@ -34,7 +34,7 @@ def request_control(digest: RunDigest, values: Mapping[str, Any], *, source: str
             raise ControlError(f"{digest.name!r} has no control {name!r}{did_you_mean(name, known)}")
     if "profile_steps" in values and not is_number_of_steps(values["profile_steps"]):
         value = values["profile_steps"]
-        raise ControlError(f"profile_steps={value!r}: expected a whole number from 1 to {PROFILE_STEPS_MAX}")
+        raise ControlError(f"profile_steps={value!r}: expected an integer from 1 to {PROFILE_STEPS_MAX}")
     try:
         return write_requests(digest.folder, values, source=source)
     except OSError as error:

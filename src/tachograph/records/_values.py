@@ -5,10 +5,10 @@ The conversion has two halves, on two threads.
 `freeze` runs on the caller's thread, inside `log`. It copies whatever the caller could change later and must return in
 microseconds, so it never waits for an accelerator. Plain numbers pass through. A single-element CUDA tensor is copied
 to pinned host memory without blocking and replaced by a `LazyValue`. Copies on one stream finish in the order in which
-they were started, so `_DeviceCopies` only numbers them; it records an event later, on the writer's thread, and one
+they were started, so `_DeviceCopies` only numbers them; it records an event later, on the writer thread, and one
 finished event completes every copy started before it.
 
-`to_plain` runs on the writer's thread (or on the caller's, for values on the host). It resolves lazy values and returns
+`to_plain` runs on the writer thread (or on the caller's, for values on the host). It resolves lazy values and returns
 JSON types. Nothing heavy is imported to recognise a numpy scalar or a tensor: they are recognised by their attributes.
 A value that cannot be stored becomes a `ValueProblem`; the rest of the record is kept.
 """
@@ -171,7 +171,7 @@ def _freeze_value(value: Any, name: str) -> Any:
 
 
 class _TruncatedText(str):
-    """The beginning of a text that was too long to keep, with its original length."""
+    """The beginning of a string that was too long to keep, with its original length."""
 
     num_chars: int
 
@@ -226,7 +226,7 @@ def _text(value: Any, where: str, problems: list[ValueProblem]) -> str:
     num_chars = getattr(value, "num_chars", len(text))
     if num_chars > MAX_STRING_CHARS:
         text = f"{text[:MAX_STRING_CHARS]}… [cut, {num_chars} characters]"
-        problems.append(ValueProblem(where, f"a text of {num_chars} characters was truncated to {MAX_STRING_CHARS}"))
+        problems.append(ValueProblem(where, f"a string of {num_chars} characters was truncated to {MAX_STRING_CHARS}"))
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates are not valid JSON
     return mask_text(text)

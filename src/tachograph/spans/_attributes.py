@@ -59,7 +59,7 @@ class Attributes(dict[str, Attribute]):
     def __init__(self, dictionary: Any = None) -> None:
         super().__init__()
         if dictionary is not None and not isinstance(dictionary, Mapping):
-            raise ConfigError(f"attributes are expected as a dict, got {dictionary!r:.80}")
+            raise ConfigError(f"expected a dict of attributes, got {dictionary!r:.80}")
         for name, value in (dictionary or {}).items():
             self.add(name, value.value if isinstance(value, Attribute) else value)
 

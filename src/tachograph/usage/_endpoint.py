@@ -72,7 +72,7 @@ class PostHog:
     def __post_init__(self) -> None:
         _check_url(self.url)
         if not isinstance(self.api_key, str):
-            raise ConfigError(f"api_key={self.api_key!r}: expected a text, the project's public key (phc_…)")
+            raise ConfigError(f"api_key={self.api_key!r}: expected a string: the project's public key (phc_…)")
         if not self.api_key and _is_posthog_cloud(self.url):
             raise ConfigError("a PostHog endpoint needs api_key, the project's public key (phc_…)")
         if self.url.rstrip("/").endswith(("/e", "/capture")):
@@ -119,7 +119,7 @@ class OtlpLogs:
         if not isinstance(headers, Mapping) or not all(
             isinstance(text, str) and text.isprintable() for item in headers.items() for text in item
         ):
-            raise ConfigError(f"OtlpLogs headers={headers!r}: expected a mapping from names to texts of one line")
+            raise ConfigError(f"OtlpLogs headers={headers!r}: expected a mapping from names to single-line strings")
 
     @property
     def name(self) -> str:

@@ -160,7 +160,7 @@ def test_accepted_forms_of_the_command(tacho, python):
         (["python", "-uE", "x.py"], [], "python -E"),
         (["python", "-X", "dev", "-S", "x.py"], [], "python -S"),
         (["python", "x.py"], ["--set", "log_evry=3"], "log_every"),
-        (["python", "x.py"], ["--set", "log_every"], "NAME=VALUE"),
+        (["python", "x.py"], ["--set", "log_every"], "expected NAME=VALUE"),
         (["python", "x.py"], ["--set", "log_every=none"], "log_every"),
         (["python", "x.py"], ["--name", "a/b"], "a/b"),
         (["python", "x.py"], ["--log-dir", "x.py/logs"], "is not a writable folder"),

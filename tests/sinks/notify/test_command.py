@@ -52,7 +52,7 @@ def test_each_channel_is_tested_and_reported(receiver, make_receiver):
     assert "notify.webhook has no secret" in done.stdout
     assert "canary" not in done.stdout + done.stderr
     assert receiver.events() == ["error"]
-    assert "tacho notify test" in receiver.requests[0].json()["reason"]
+    assert "test error from `tacho notify test`" in receiver.requests[0].json()["reason"]
     assert len(broken.requests) == 1
 
     done = tacho("--channel", "webhook", "--json", **environment)

@@ -1,4 +1,4 @@
-"""Settings of notifications: read from every source, validated at set-up, and never quoted if secret."""
+"""Settings of notifications: read from every source, validated at setup, and never quoted if secret."""
 
 from __future__ import annotations
 

@@ -135,7 +135,10 @@ class Divergence(Rule):
             stats.watch(self, limit if rise > 0 else None)
 
     def _update_best(self, level: float, num_blocks: int) -> float:
-        """Return the best level. A long run smooths over several blocks: the luckiest single block would be too low."""
+        """Return the best level.
+
+        A long run smooths over several blocks: the minimum over single blocks would be biased low.
+        """
         self._levels.append(level)
         num_smoothed = max(1, min(num_blocks // 8, _NUM_BLOCKS))
         smoothed = median(sorted(list(self._levels)[-num_smoothed:]))

@@ -23,7 +23,7 @@ class LossScaleCollapse(Rule):
     name = "loss_scale_collapse"
     severity = "critical"
     meaning = (
-        "Gradients overflow in fp16 whatever the scale is. They contain infinities or NaN for another reason, or have "
+        "Gradients overflow in fp16 at every loss scale. They contain infinities or NaN for another reason, or have "
         "grown beyond the range of fp16. The optimizer is skipping steps; most trainers abort at the minimum scale."
     )
     advice = (

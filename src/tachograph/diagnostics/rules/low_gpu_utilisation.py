@@ -53,7 +53,7 @@ class LowGpuUtilisation(Rule):
         """Add a sample, if there were steps since the last one."""
         step, self._last_step = self._last_step, self.context.step
         if self.context.step is None or step is None or self.context.step == step:
-            return  # a GPU may be idle during set-up, validation or a checkpoint
+            return  # a GPU may be idle during setup, validation or a checkpoint
         for name, value in record.items():
             if name.startswith("gpu/") and name.endswith("/util_pct") and (share := finite_or_none(value)) is not None:
                 self._samples.setdefault(name, deque(maxlen=self.thresholds.samples)).append(share)

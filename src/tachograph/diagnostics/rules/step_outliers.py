@@ -30,7 +30,7 @@ class StepOutliers(Rule):
     )
     advice = (
         "Check in the timeline which phase of those steps took the time.",
-        "Use persistent data workers and a larger prefetch; pad to few shapes; call gc.freeze() after set-up.",
+        "Use persistent data workers and a larger prefetch; pad to few shapes; call gc.freeze() after setup.",
     )
     block_signals = ("step_s",)
 

@@ -58,7 +58,7 @@ _ITERATION = Names.TRAINING_SINGLE_ITERATION
 _MAX_STARTUP_S = 3600.0
 
 SYNC_REQUESTS_EVERY = 50
-"""The most steps between two times at which the ranks of a job synchronise requests."""
+"""Maximum number of steps between two times at which the ranks of a job synchronise requests."""
 
 RUN_FILE = "tachograph.json"
 """The file in a checkpoint folder that names the run that saved it."""
@@ -97,7 +97,7 @@ class RunOptions:
         self, run: Run | None, name: str | None, settings: Mapping[str, Any], default_name: str | None = None
     ) -> None:
         if run is not None and not isinstance(run, Run):
-            raise ConfigError(f"run={run!r:.80}: a Run is expected, as tachograph.init(...) returns it")
+            raise ConfigError(f"run={run!r:.80}: expected a Run, as returned by tachograph.init(...)")
         if run is not None and (name is not None or settings):
             given = ["name"] * (name is not None) + list(settings)
             raise ConfigError(

@@ -18,25 +18,29 @@ _ALERT = {
     "severity": "critical",
     "title": "Loss spike",
     "global_step": 120,
-    "message": "This is a test of `tacho notify test`: train_loss rose from 0.61 to 4.2 within 3 steps.",
+    "message": "This is a test message from `tacho notify test`: train_loss rose from 0.61 to 4.2 within 3 steps.",
     "meaning": "A bad batch, or a learning rate that is too high.",
     "advice": ["Inspect the batch of that step.", "Lower the learning rate, or clip the gradient."],
 }
 _RECORDS: dict[str, list[dict[str, Any]]] = {
     "start": [],
-    "complete": [{"event": "end", "status": "finished", "reason": "This is a test of `tacho notify test`."}],
+    "complete": [{"event": "end", "status": "finished", "reason": "This is a test message from `tacho notify test`."}],
     "error": [
         {
             "event": "error",
             "fatal": True,
             "error_type": "RuntimeError",
-            "error_message": "a test of `tacho notify test`",
+            "error_message": "test error from `tacho notify test`",
         },
         {"event": "end", "status": "failed", "reason": "RuntimeError"},
     ],
     "alert": [{**_ALERT, "status": "opened"}],
     "resolved": [
-        {**_ALERT, "status": "resolved", "outcome": "This is a test of `tacho notify test`: train_loss has recovered."}
+        {
+            **_ALERT,
+            "status": "resolved",
+            "outcome": "This is a test message from `tacho notify test`: train_loss has recovered.",
+        }
     ],
     "milestone": [{"event": "step", "global_step": 121, "train_loss": 0.4931}],
 }
