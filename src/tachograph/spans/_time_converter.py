@@ -9,7 +9,7 @@ from typing import Any
 from tachograph._base.clock import SystemClock
 from tachograph.exceptions import TachographError
 from tachograph.recorder import Run
-from tachograph.spans._timestamp import TracingTimestamp, check_moment
+from tachograph.spans._timestamp import TracingTimestamp, check_time
 
 __all__ = ["TimeConverter"]
 
@@ -37,7 +37,7 @@ class TimeConverter:
         now_s = self.now()
         wall_now_s = self.wall_s(now_s)
         try:
-            wall_s = check_moment(msec / 1000 if isinstance(msec, (int, float)) else msec, wall_now_s, argument)
+            wall_s = check_time(msec / 1000 if isinstance(msec, (int, float)) else msec, wall_now_s, argument)
         except TachographError as error:
             self._report_misuse(f"{error}; using the current time (expected milliseconds since the epoch)")
             return None

@@ -10,13 +10,13 @@ from typing import Any
 
 from tachograph.exceptions import ConfigError, TachographError
 
-__all__ = ["Timer", "TracingTimestamp", "check_moment"]
+__all__ = ["Timer", "TracingTimestamp", "check_time"]
 
 _EARLIEST_S = 946_684_800.0  # the year 2000
 _FUTURE_S = 600.0
 
 
-def check_moment(wall_s: float, now_s: float, argument: str) -> float:
+def check_time(wall_s: float, now_s: float, argument: str) -> float:
     """Return a time given by a caller, if it is plausible.
 
     Raises:
@@ -65,11 +65,11 @@ class TracingTimestamp:
         """Return a past time; its reading of the steady clock is computed if it is not given.
 
         Raises:
-            ConfigError: if the time is not plausible; see `check_moment`.
+            ConfigError: if the time is not plausible; see `check_time`.
         """
         now_s = time.time()
         if validate_timestamp:
-            check_moment(timestamp_sec, now_s, "timestamp_sec")
+            check_time(timestamp_sec, now_s, "timestamp_sec")
         if not perf_counter:
             perf_counter = time.perf_counter() - (now_s - timestamp_sec)
         return cls(float(timestamp_sec), perf_counter)
