@@ -1,6 +1,6 @@
 """Build hook: builds the dashboard from ``ui/`` into the package, for a wheel, an sdist or an editable install.
 
-The build is skipped if the stamp beside the built files matches the hash of the sources, or if there are built files
+The build is skipped if the stamp next to the built files matches the hash of the sources, or if there are built files
 but no sources, as in an sdist. Run ``python hatch_build.py`` to build by hand.
 """
 

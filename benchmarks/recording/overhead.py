@@ -4,7 +4,7 @@ Blocks of bare and of recorded steps alternate in one process, and so does which
 slows down then affects both. A run is started and finished around each recorded block, outside the measured time. The
 measured time includes everything that happens while training runs: the writer thread, the system sampler, the CSV
 mirror and the diagnostic rules. On a GPU no step waits for the device, as in a real loop; each block ends with a
-synchronization.
+synchronisation.
 """
 
 from __future__ import annotations

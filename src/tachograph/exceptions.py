@@ -9,7 +9,7 @@ TachographError
 ├── ControlError       a control cannot be registered or requested
 └── ServeError         the dashboard cannot listen on the given address
 
-They are raised during set-up or while reading. Recording raises nothing: a fault costs at most one record and is
+They are raised during setup or while reading. Recording raises nothing: a fault costs at most one record and is
 reported in a `telemetry_error` record.
 """
 

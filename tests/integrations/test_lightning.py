@@ -793,7 +793,7 @@ def test_logger_starts_run_on_first_use(tmp_path, logs):
     assert of(lines_of(logs / "grey"), "step")[0]["a"] == 1.0
 
 
-# Set-up --------------------------------------------------------------------------------------------------------------
+# Setup ---------------------------------------------------------------------------------------------------------------
 
 
 def test_invalid_options_raise_at_construction(tmp_path):

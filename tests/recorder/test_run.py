@@ -123,7 +123,7 @@ def test_log_keeps_no_reference_to_tensor():
     assert steps(run)[0]["loss"] == 0.5
 
 
-def test_log_does_not_synchronize_cuda_tensor():
+def test_log_does_not_synchronise_cuda_tensor():
     """`item` waits for the device, so only the writer may call it."""
 
     class Device:

@@ -70,7 +70,7 @@ def test_gpu_probe_without_driver_returns_nothing():
     assert probe.sample() == {}
 
 
-def test_gpu_probe_samples_memory_and_utilization():
+def test_gpu_probe_samples_memory_and_utilisation():
     probe = GpuProbe()
     if not probe.names():
         pytest.skip("this machine has no NVIDIA GPU")

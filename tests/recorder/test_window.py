@@ -16,7 +16,7 @@ def steps(run: MemoryRun) -> list[dict]:
     return [record for record in run.records if record["event"] == "step"]
 
 
-def test_log_every_summarizes_steps_between_records():
+def test_log_every_summarises_steps_between_records():
     run = MemoryRun(log_every=10)
     for step in range(31):
         run.log(train_loss=float(step), lr=0.1, step=step)

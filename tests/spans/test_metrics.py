@@ -32,7 +32,7 @@ def updates(run, name="training_metrics_update"):
 
 
 def windows(run):
-    """Return the step records of a run that summarize a window."""
+    """Return the step records of a run that summarise a window."""
     return [record for record in run.records if record["event"] == "step" and "window/sec" in record]
 
 

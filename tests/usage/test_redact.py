@@ -353,7 +353,7 @@ def test_slash_passes_only_in_hub_id(text, organizations):
 
 
 class DeceptiveText(str):
-    """Compares equal to a harmless text but serializes as another."""
+    """Compares equal to a harmless text but serialises as another."""
 
     __slots__ = ()
 

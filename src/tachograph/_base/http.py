@@ -133,7 +133,7 @@ def post(
     deadline_s = time.monotonic() + timeout_s
     headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": f"tachograph/{__version__}", **headers}
     try:
-        request = _Request(address(), body, headers, method="POST")  # the scheme was validated at set-up
+        request = _Request(address(), body, headers, method="POST")  # the scheme was validated at setup
         # On the request, not on a handler: an opener and its handlers form a reference cycle, which would keep the
         # hook (and all it refers to) alive until the next garbage collection.
         request.before_send = before_send

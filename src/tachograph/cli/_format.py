@@ -50,7 +50,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def safe(value: Any, max_chars: int = 200) -> str:
-    """Return the value as text with control characters escaped, cut to `max_chars`."""
+    """Return the value as text with control characters escaped, truncated to `max_chars`."""
     text = str(value)
     text = text if len(text) <= max_chars else text[: max_chars - 1] + "…"
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
@@ -132,7 +132,7 @@ def new_table(*headings: str, right: Collection[str] = (), wraps: Collection[str
     """Return an empty table in the common style; columns in `wraps` may wrap."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     first, *others = headings
-    table.add_column(first, overflow="fold", min_width=12)  # names wrap rather than being cut
+    table.add_column(first, overflow="fold", min_width=12)  # names wrap rather than being truncated
     for heading in others:
         table.add_column(heading, justify="right" if heading in right else "left", no_wrap=heading not in wraps)
     return table

@@ -16,7 +16,7 @@ from tachograph.reader import RunOverview, overview
 
 __all__ = ["ls"]
 
-# Columns by terminal width; names are never cut, so a narrow terminal gets fewer columns.
+# Columns by terminal width; names are never truncated, so a narrow terminal gets fewer columns.
 _WIDE_HEADINGS = ("run", "state", "step", "progress", "loss", "time/step", "duration", "started")
 _MEDIUM_HEADINGS = ("run", "state", "step", "progress", "loss", "started")
 _NARROW_HEADINGS = ("run", "state", "step", "loss")

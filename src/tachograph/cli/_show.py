@@ -190,7 +190,7 @@ def _metrics_table(history: RunHistory) -> RenderableType:
         return Text("no metrics logged" + (" yet" if history.state is RunState.RUNNING else ""), style="dim")
     numbers = ("last", "min", "max", "points", "non-finite")
     table = new_table("metric", *numbers, right=numbers)
-    # Logged metrics come first, system metrics last. Window metrics are summarized below, next to the spans.
+    # Logged metrics come first, system metrics last. Window metrics are summarised below, next to the spans.
     shown = [(name, metric) for name, metric in history.metrics.items() if not name.startswith("window/")]
     if not shown:
         return Text("only spans were recorded", style="dim")

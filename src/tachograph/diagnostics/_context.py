@@ -14,7 +14,7 @@ class RunContext:
         step: the current step; None before the first one.
         time_s: the time of the current record in Unix seconds; None if records carry no time.
         num_progress: grows with everything the training code records. The `hang` rule polls it.
-        is_reinforcement: whether rewards are recorded. The loss says little about progress then.
+        is_reinforcement: whether rewards are recorded. The loss is then a poor measure of progress.
         announce_change: call it with `lr`, `batch` or `restart` when something changed that explains the values that
             follow. The engine passes it on to every rule.
     """

@@ -106,7 +106,7 @@ class RuleEngine:
             for kind in rule.record_kinds:
                 self._by_kind.setdefault(kind, []).append(rule)
         self._layouts: dict[tuple[str, ...], _Layout] = {}
-        self._skips_step_time = True  # the first step contains the set-up
+        self._skips_step_time = True  # the first step contains the setup
         self._batch_size: float | None = None
         self._num_batch_sizes = 0
         self._batch_changes = _ChangeFilter()

@@ -1,4 +1,5 @@
 """Integrations with training frameworks, each imported only by its users. `README.md` says how to add one.
 
-Nothing else in the package imports an integration, and integrations do not import each other. They share `_common`.
+An integration is imported only where it is used. Integrations share `_common`; only `zero_code` and `transformers` (for
+`trl`) import others.
 """

@@ -1,4 +1,4 @@
-"""`TrainingTelemetryProvider`: One Logger's set-up interface."""
+"""`TrainingTelemetryProvider`: One Logger's setup interface."""
 
 from __future__ import annotations
 

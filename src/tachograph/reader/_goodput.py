@@ -1,7 +1,7 @@
 """Compute goodput: the share of a run's wall time spent on training whose result was kept.
 
 Goodput is known only if iterations were marked, because window records state how the time inside training loops was
-spent. For each attempt, `_add_attempt` assigns the time in this order: windows by phase, start-up before the first
+spent. For each attempt, `_add_attempt` assigns the time in this order: windows by phase, startup before the first
 loop, spans of checkpoints and evaluation (inner ones first), training since the last window that a checkpoint reported,
 and finally the unreported part of an open loop. Each claims its interval on a `Timeline`, which returns only the time
 not claimed before, so overlapping spans never count twice and the parts add up to the wall time. The rest is idle.

@@ -1,4 +1,4 @@
-"""The recorder: what the training loop talks to, and the thread that writes for it. Never blocks training."""
+"""The recorder: the `Run` that a training loop logs to, and the writer thread."""
 
 from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, LOSS_NAMES, BufferItem, ItemHandler, PendingRecord

@@ -72,7 +72,7 @@ class SpanRecorder(Protocol):
 
 
 class Collector(Protocol):
-    """A layer above that gathers data beside the loop and is polled for it."""
+    """A layer above that gathers data alongside the loop and is polled for it."""
 
     def collect(self) -> None:
         """Record the data gathered so far. Called by the writer thread, about every second."""

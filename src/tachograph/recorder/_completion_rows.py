@@ -21,7 +21,7 @@ class _Row(dict[str, Any]):
 
 
 def completion_row(cells: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an immutable copy of a sample: None values dropped, conversations as text, long texts cut."""
+    """Return an immutable copy of a sample: None values dropped, conversations as text, long strings truncated."""
     if type(cells) is _Row:
         return cells
     row = _Row()
@@ -46,7 +46,7 @@ def _conversations_to_text(cells: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cut(text: str, max_chars: int) -> str:
-    num_chars = getattr(text, "num_chars", len(text))  # `freeze` may have cut it already and kept the full length
+    num_chars = getattr(text, "num_chars", len(text))  # `freeze` may have truncated it already and kept the full length
     if num_chars <= max_chars:
         return text
     return f"{text[: max(max_chars, 0)]}… [cut, {num_chars} characters]"
@@ -100,7 +100,7 @@ def _is_conversation(value: Any) -> bool:
 
 
 def text_of(messages: Any) -> str:
-    """Return a conversation as one text. A single assistant message becomes its content; a text stays as it is."""
+    """Return a conversation as one string. A single assistant message becomes its content; a string stays as it is."""
     if isinstance(messages, str):
         return messages
     if not _is_conversation(messages):

@@ -81,11 +81,11 @@ class Completions:
 
         Args:
             step: the step that the sample belongs to.
-            prompt: a text, or a list of chat messages; the same holds for the next three.
+            prompt: a string, or a list of chat messages; the same holds for the next three.
             completion: the model's answer, or the answer it is trained on.
             chosen: the preferred one of two answers.
             rejected: the other one.
-            fields: other values of the sample, such as rewards, advantages and labels: numbers, texts or 0-d tensors.
+            fields: other values of the sample, such as rewards, advantages and labels: numbers, strings or 0-d tensors.
         """
         if not self.is_recording:
             return

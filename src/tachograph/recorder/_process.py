@@ -1,6 +1,6 @@
-"""Living in someone else's process: its exit, its exceptions, its signals and its forks.
+"""Hooks into the host process: exit, unhandled exceptions, signals and forks.
 
-A handler that was installed before ours runs after it, as if we were not there. Hooks are installed with the first run
+A handler that was installed before ours runs after it, unchanged. Hooks are installed with the first run
 and removed with the last one. A hook that another library has wrapped in the meantime cannot be removed: it stays in
 place and does nothing. Each hook keeps a reference to the handler it replaced, not to "the current one", so no order of
 wrapping and of runs can make two handlers call each other forever.

@@ -67,7 +67,7 @@ class Run:
         backend: receives the run's records: the writer, or None if the run is not recorded.
         clock: the clock of the run.
         control_panel: the controls of the run, and the requests for them.
-        collectors: objects that gather data beside the loop; polled about every second and when the run ends.
+        collectors: objects that gather data alongside the loop; polled about every second and when the run ends.
     """
 
     __slots__ = (
@@ -306,8 +306,8 @@ class Run:
     ) -> None:
         """Record samples as rows of a table, such as ``[{"prompt": …, "completion": …, "reward": 0.5}]``.
 
-        Texts are cut at 8,000 characters, and a record holds about a megabyte: the newest rows are kept, and the record
-        counts the others. `tachograph.Completions` collects rows and calls this at an interval.
+        Strings are truncated at 8,000 characters, and a record holds about a megabyte: the newest rows are kept, and
+        the record counts the others. `tachograph.Completions` collects rows and calls this at an interval.
         """
         with guard("logging completions"):
             if self.backend is not None:

@@ -1,7 +1,7 @@
 """Builds the OpenAPI document from the route table.
 
 msgspec makes the JSON schemas of the models but leaves out the docstrings under their fields. They are read from the
-source here, so that a field is described once, beside its definition.
+source here, so that a field is described once, next to its definition.
 """
 
 from __future__ import annotations

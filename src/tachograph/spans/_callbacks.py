@@ -119,12 +119,12 @@ def on_app_end(finish_time_msec: float | None = None) -> None:
 
 
 def on_distributed_init_start(start_time_msec: float | None = None) -> Span:
-    """Start the span of the distributed set-up."""
+    """Start the span of the distributed setup."""
     return _start(distributed_init(), start_time_msec)
 
 
 def on_distributed_init_end(finish_time_msec: float | None = None) -> None:
-    """Stop the span of the distributed set-up."""
+    """Stop the span of the distributed setup."""
     _end(finish_time_msec, Names.DIST_INIT)
 
 

@@ -155,7 +155,7 @@ def stop_application(span: Span, stop_s: float | None = None, *, error: BaseExce
 
 
 def distributed_init() -> SpanScope:
-    """Mark the set-up of distributed training."""
+    """Mark the setup of distributed training."""
     return SpanScope(Names.DIST_INIT)
 
 

@@ -77,7 +77,7 @@ class UsageConfig:
             raise ConfigError("consent='opt-out' needs an endpoint; without one use consent='local'")
         if self.docs_url and not (isinstance(self.docs_url, str) and self.docs_url.startswith("https://")):
             raise ConfigError(f"docs_url={self.docs_url!r}: expected a URL that begins with https://")
-        # Normalized values; the dataclass is frozen.
+        # Normalised values; the dataclass is frozen.
         for name, value in {
             "env_prefix": prefix,
             "version": clean_version(self.version),

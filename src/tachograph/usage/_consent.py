@@ -1,7 +1,7 @@
 """Consent: whether an app may record and send, and why.
 
-`decide` resolves it once, when an app is configured, and for `tacho usage status`. The first source that has an opinion
-decides:
+`decide` resolves it once, when an app is configured, and for `tacho usage status`. The first source in this list
+that is set decides:
 
 1. the ``choice`` that the program passes, for example from a flag on its command line;
 2. ``DO_NOT_TRACK`` and the app's own ``<PREFIX>_DO_NOT_TRACK``; if either opts out, it is off, and so is every value
@@ -159,7 +159,7 @@ def _decide(app: str, env_prefix: str, policy: Policy, environ: Mapping[str, str
 
 
 def policy_text(app: str, policy: Policy) -> str:
-    """Return in words what an app does if the user made no choice."""
+    """Describe what an app does if the user made no choice."""
     return f"the policy of {app} is {_POLICIES[policy][1]}"
 
 

@@ -234,7 +234,7 @@ def _error_text(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Serialize read-modify-write cycles of several processes."""
+    """Serialise read-modify-write cycles of several processes."""
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

@@ -106,14 +106,14 @@ def private_reason(text: str, organizations: Collection[str] = ()) -> str | None
         text: the text that is about to be stored or sent.
         organizations: owners whose models may be named, as in ``organization/name``.
     """
-    # A subclass of str could be compared as one text and serialized as another.
+    # A subclass of str could be compared as one text and serialised as another.
     if type(text) is not str:
         return "object"
     if text == REDACTED:
         return None
     if len(text) > _MAX_CHARS:
         return "long text"
-    # A full-width slash counts as a slash. Normalization can turn one character into eighteen.
+    # A full-width slash counts as a slash. Normalisation can turn one character into eighteen.
     original, text = text, unicodedata.normalize("NFKC", text)
     if len(text) > _MAX_CHARS:
         return "long text"
@@ -225,7 +225,7 @@ def redact(value: Any, organizations: Collection[str] = ()) -> Any:
     Texts and the keys of dictionaries are checked by `private_reason`. Keys that are redacted become one key with the
     value of the first. None, booleans, floats and integers of 64 bits pass; NaN and infinities are up to the caller.
     Everything else (tuples, sets, bytes, paths, subclasses of the types above) is redacted as a whole, and so is
-    everything nested deeper than 16 levels. The copy is cut off after 5,000 values.
+    everything nested deeper than 16 levels. The copy is truncated after 5,000 values.
 
     Args:
         value: the value that is about to be stored or sent.

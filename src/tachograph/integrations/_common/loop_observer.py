@@ -1,4 +1,4 @@
-"""Feeds `LoopState` with what a plain PyTorch loop does, and records what it reveals.
+"""Translates calls of a plain PyTorch loop into `LoopState` events and records the outputs.
 
 Wrappers around torch's functions (`TorchPatches`) and tracked loaders call the methods here. Each one decides whether
 the call belongs to the loop at all, reads the clock, the loss or the learning rate, passes an event to the state
@@ -96,7 +96,7 @@ class LoopObserver:
         self._integration = IntegrationRun("pytorch", options)
         self._cannot_start = False
         self._thread_id: int | None = None
-        """The thread that trains. Until an optimizer steps, the last thread that did anything of interest."""
+        """The thread that trains. Until an optimizer steps, the last thread that made an observed call."""
         self._thread: threading.Thread | None = None
         self._thread_trains = False
         self._is_fetching = False
@@ -147,7 +147,7 @@ class LoopObserver:
     def _is_other_thread(self) -> bool:
         """Return whether another thread trains: the first whose optimizer stepped, as long as it is alive.
 
-        Call it only from another thread than `_thread_id`. If none trains, this thread takes its place.
+        Call it only from a thread other than `_thread_id`. If none trains, this thread takes its place.
         """
         if self._thread_trains and self._thread is not None and self._thread.is_alive():
             return True

@@ -15,7 +15,7 @@ How the loop is found:
 - **Several optimizers** (a GAN) that step once each are one iteration. Three steps of one optimizer on the same batch
   are three iterations.
 - **Phases.** Waiting for a batch is data loading; from its arrival to `backward` is the forward pass; then backward;
-  then the optimizer, from the start of `step` to its end. Modules have no hooks: they would cost more than they reveal.
+  then the optimizer, from the start of `step` to its end. Modules have no hooks: their cost outweighs the benefit.
 - **Losses.** A loss is the argument of a backward pass. An optimizer that evaluates its closure several times in one
   step (L-BFGS) steps on the first value.
 - **Skipped AMP step.** `GradScaler.step` that does not step the optimizer still ends an iteration.
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 MAX_PARTS = 4096
-"""The most batches and losses kept of one iteration: a program may never step an optimizer."""
+"""Maximum number of batches and losses kept per iteration: a program may never step an optimizer."""
 
 
 class Iteration:
@@ -307,7 +307,7 @@ class LoopState:
         """Discard what happened since the last iteration because it was something else, unless it computed gradients.
 
         Args:
-            began_s: when the next iteration begins; None if only its first batch will tell.
+            began_s: when the next iteration begins; None if unknown until its first batch.
         """
         if not self.current.losses:
             self.current = (
@@ -412,9 +412,8 @@ class LoopState:
         current.stepped.add(optimizer)
         current.step_s = now_s
         current.is_manual = current.is_manual or is_manual
-        self._following = self.latest = following = Iteration(
-            now_s, self.is_cuda
-        )  # not `started`: this is the hot path
+        # Not `started`: this is the hot path.
+        self._following = self.latest = following = Iteration(now_s, self.is_cuda)
         following.marks.mark(None, now_s)
         return _NOTHING if self.is_recording else (RunNeeded(),)
 

@@ -25,7 +25,7 @@ __all__ = ["TraceSession", "find_obstacle"]
 
 _MAX_DURATION_S = 120.0
 _MAX_GROWTH_BYTES = 512 << 20
-"""The most the process may grow while it is traced: about a million events, as many as a viewer can open."""
+"""Maximum growth of the process while it is traced: about a million events, as many as a viewer can open."""
 _YIELD_TIMEOUT_S = 5.0
 _ENTRY_POINTS = ("_prepare_profiler", "_run_on_profiler_start")
 """The functions in `torch.autograd.profiler` that every profiler of torch calls when it starts."""

@@ -126,7 +126,7 @@ class TachographTracker(GeneralTracker):
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Record a table, given as rows or as a data frame, beside the completions. Only the last rows are kept."""
+        """Record rows or a data frame as an additional table on the completions page. Only the last rows are kept."""
         with guard("logging a table"):
             if dataframe is not None:
                 num_rows, rows = len(dataframe), dataframe.tail(_MAX_TABLE_ROWS).to_dict("records")

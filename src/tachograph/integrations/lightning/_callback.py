@@ -329,7 +329,7 @@ def _move_to_front(trainer: Any, callback: TachographCallback) -> None:
 
 
 def _requested_checkpoint_path(trainer: Any) -> str:
-    """Return where to save a requested checkpoint: beside the others, else below the trainer's root folder."""
+    """Return where to save a requested checkpoint: next to the others, else below the trainer's root folder."""
     folder = getattr(trainer.checkpoint_callback, "dirpath", None)
     folder = folder or os.path.join(trainer.default_root_dir, "checkpoints")
     return os.path.join(folder, f"asked-epoch={trainer.current_epoch}-step={trainer.global_step}.ckpt")
