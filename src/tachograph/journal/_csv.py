@@ -6,7 +6,7 @@ disk or a resume. In normal operation the writer passes each batch it has append
 
 A new column goes to the end and requires rewriting the whole file, which is replaced atomically. To keep the total cost
 from growing quadratically, rewriting may use at most a tenth of the time; meanwhile the mirror falls behind and later
-catches up from the journal. Every row is one line: a line break inside a text is written as the two characters
+catches up from the journal. Every row is one line: a line break inside a string is written as the two characters
 ``\\n``. The rows of a `completions` record are not mirrored; they are a table of their own.
 """
 

@@ -335,7 +335,7 @@ class RecordBuilder:
         problems: list[ValueProblem] = []
         record: dict[str, Any] = {"event": pending.event, "time": self._anchor.wall_s(pending.steady_s)}
         if pending.event == "profile" and self._step is not None:
-            record["global_step"] = self._step  # collectors run beside the loop and do not know the step
+            record["global_step"] = self._step  # collectors run alongside the loop and do not know the step
         record.update((_escape_reserved(name), value) for name, value in pending.fields.items())
         records.append(self._convert(record, problems))
         for problem in problems:
