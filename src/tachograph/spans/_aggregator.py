@@ -149,14 +149,21 @@ class SpanAggregator:
         while index < len(items):
             item = items[index]
             if item.name is _ITERATION and item._extras is None:
-                index = self._add_iterations(items, index, latest, records)
+                try:
+                    index = self._add_iterations(items, index, latest, records)
+                except Exception as fault:  # noqa: BLE001 - a fault costs one item
+                    records += self._count_fault(fault)
+                    index += 1
                 continue
             index += 1
             plan = self._plans.get(item.name)
             if plan is not None and plan.phase is not None and type(item) is ShortSpan and item._extras is None:
-                if item._parent is not phase_parent:
-                    phase_parent, phase_place = item._parent, self._place_of_phase(item)
-                self._add_phase(plan.phase, item, *phase_place)
+                try:
+                    if item._parent is not phase_parent:
+                        phase_parent, phase_place = item._parent, self._place_of_phase(item)
+                    self._add_phase(plan.phase, item, *phase_place)
+                except Exception as fault:  # noqa: BLE001
+                    records += self._count_fault(fault)
                 continue
             records += self._handle_one(item, latest[index - 1])
             phase_parent = None  # loops may have started or stopped
