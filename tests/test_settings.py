@@ -35,12 +35,12 @@ def test_switches_in_environment(monkeypatch, text, value):
     ("arguments", "message"),
     [
         ({"log_evry": 5}, "unknown setting log_evry; did you mean 'log_every'?"),
-        ({"log_every": 0}, "log_every=: expected `int` >= 1, got 0"),
-        ({"log_every": "often"}, "log_every=: expected `int`, got 'often'"),
-        ({"log_every": True}, "log_every=: expected `int`, got True"),
-        ({"log_dir": ""}, "log_dir=: expected `str` of length >= 1, got ''"),
-        ({"flush_interval_s": 30}, "flush_interval_s=: expected `float` <= 1.0, got 30"),
-        ({"enabled": "perhaps"}, "enabled=: expected `bool`, got 'perhaps'"),
+        ({"log_every": 0}, "log_every: expected `int` >= 1, got 0"),
+        ({"log_every": "often"}, "log_every: expected `int`, got 'often'"),
+        ({"log_every": True}, "log_every: expected `int`, got True"),
+        ({"log_dir": ""}, "log_dir: expected `str` of length >= 1, got ''"),
+        ({"flush_interval_s": 30}, "flush_interval_s: expected `float` <= 1.0, got 30"),
+        ({"enabled": "perhaps"}, "enabled: expected `bool`, got 'perhaps'"),
     ],
 )
 def test_invalid_settings(arguments, message):
@@ -190,7 +190,7 @@ def test_forms_of_the_list_of_sinks(monkeypatch, value, sinks):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (7, "sinks=: expected a list such as"),
+        (7, "sinks: expected a list such as"),
         ({"wandb": {"key": "canary"}}, "got dict"),
         ([7], "got an entry of type int"),
         ([{}], "got an entry of type dict"),

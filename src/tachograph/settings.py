@@ -121,7 +121,7 @@ def resolve_settings(arguments: Mapping[str, Any], section: Mapping[str, Any] | 
     sources = dict.fromkeys(Settings.__struct_fields__, _DEFAULT)
     for name in Settings.__struct_fields__:
         if arguments.get(name) is not None:
-            values[name], sources[name] = _convert(name, arguments[name], f"{name}="), _ARGUMENT
+            values[name], sources[name] = _convert(name, arguments[name], name), _ARGUMENT
         elif os.environ.get(_env(name)):  # an empty variable counts as unset
             origin = f"environment variable {_env(name)}"
             values[name], sources[name] = _convert(name, os.environ[_env(name)], origin), _ENVIRONMENT

@@ -362,7 +362,7 @@ def test_invalid_options_raise_at_construction():
         ({"log_evry": 3}, "unknown setting 'log_evry'.*log_every"),
         ({"completions_every": 0}, "completions_every=0: expected an integer of at least 1"),
         ({"run": "mine"}, r"run='mine': .*\bRun\b"),
-        ({"log_every": "often"}, "log_every=: expected `int`, got 'often'"),
+        ({"log_every": "often"}, "log_every: expected `int`, got 'often'"),
         ({"name": "a/b"}, "run name 'a/b' has a path separator"),
     ):
         with pytest.raises(TachographError, match=what):
