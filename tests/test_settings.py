@@ -196,8 +196,8 @@ def test_forms_of_the_list_of_sinks(monkeypatch, value, sinks):
         ([{}], "got an entry of type dict"),
         ([{"wandb": "canary"}], "got an entry of type dict"),
         ([{"wandb": None, "project": "canary"}], "(wandb, project): indent the options of a sink"),
-        ([{"wandb": {1: "canary"}}], "sinks=: option names of 'wandb' must be strings"),
-        (["wandb", WANDB], "sinks=: the sink 'wandb' is listed twice"),
+        ([{"wandb": {1: "canary"}}], "sinks: option names of 'wandb' must be strings"),
+        (["wandb", WANDB], "sinks: the sink 'wandb' is listed twice"),
         ('[{"wandb": {"key": "canary"}', "got invalid JSON"),
     ],
 )
