@@ -437,6 +437,7 @@ def test_a_disabled_run_is_not_traced():
     tracer.step()
     tracer.close()
     run.finish()
+    assert run.folder is None and run.collectors == []
 
 
 def test_step_without_a_request_costs_almost_nothing(loop):

@@ -77,7 +77,9 @@ def test_wrong_sinks_fail_before_the_run_starts(logs, sinks, message):
 
 
 def test_disabled_run_builds_no_sinks(logs):
-    tachograph.init("x", log_dir=str(logs), enabled=False, sinks=["no_such_sink"]).finish()
+    run = tachograph.init("x", log_dir=str(logs), enabled=False, sinks=["no_such_sink"])
+    run.finish()
+    assert not run.enabled and not logs.exists()
 
 
 class Minimal:
