@@ -3,34 +3,21 @@
 A package adds a rule through an entry point in the group `tachograph.rules`. An installed rule is on by default, like a
 built-in one. If it cannot be loaded, the user may not even know that it is there, so it is skipped with one warning;
 only asking for it by name is an error.
-
-Every `init` needs the names of all rules, and hardly any environment has rules of other packages. Importing
-`importlib.metadata` costs about 50 ms, so the catalog first searches the metadata files for the name of the group and
-uses the registry only if it occurs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 from collections.abc import Iterator, Mapping
-from functools import cached_property
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tachograph._base.guard import warn
+from tachograph._base.registry import Registry
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._signals import SIGNALS
 from tachograph.exceptions import ConfigError
 from tachograph.records import SEVERITIES
 
-if TYPE_CHECKING:
-    from tachograph._base.registry import Registry
-
 __all__ = ["RuleCatalog"]
-
-_GROUP = "tachograph.rules"
 
 
 class RuleCatalog(Mapping[str, type[Rule]]):
@@ -42,7 +29,7 @@ class RuleCatalog(Mapping[str, type[Rule]]):
         Args:
             built_in: our own rules by name, each as `module:class`, in the order in which they receive values.
         """
-        self._built_in = dict(built_in)
+        self._registry = Registry("rule", "tachograph.rules", built_in)
         self._names: list[str] | None = None
         self._rules: dict[str, type[Rule]] = {}
         self._skipped: set[str] = set()
@@ -50,7 +37,7 @@ class RuleCatalog(Mapping[str, type[Rule]]):
     def names(self) -> list[str]:
         """Return the names of all rules, including installed ones that may fail to load. Imports no rule."""
         if self._names is None:
-            self._names = self._registry.names() if _is_declared(_GROUP) else list(self._built_in)
+            self._names = self._registry.names()
         return self._names
 
     def load(self, name: str) -> type[Rule]:
@@ -60,24 +47,15 @@ class RuleCatalog(Mapping[str, type[Rule]]):
             ConfigError: if the rule does not exist, or an installed one cannot be loaded.
         """
         if name not in self._rules:
-            if name in self._built_in:
-                module, _, attribute = self._built_in[name].partition(":")
-                self._rules[name] = getattr(import_module(module), attribute)
-            else:
-                rule = self._registry.load(name)
+            rule = self._registry.load(name)
+            if not self.is_built_in(name):
                 _check(name, rule)
-                self._rules[name] = rule
+            self._rules[name] = rule
         return self._rules[name]
 
     def is_built_in(self, name: str) -> bool:
         """Return whether a rule is one of ours."""
-        return name in self._built_in
-
-    @cached_property
-    def _registry(self) -> Registry:
-        from tachograph._base.registry import Registry
-
-        return Registry("rule", _GROUP, self._built_in)
+        return name in self._registry.built_in
 
     def skip(self, name: str, error: ConfigError) -> None:
         """Warn, once, that an installed rule is not used."""
@@ -106,24 +84,6 @@ class RuleCatalog(Mapping[str, type[Rule]]):
 
     def __contains__(self, name: object) -> bool:
         return name in self.names()
-
-
-def _is_declared(group: str) -> bool:
-    """Return whether an installed package may declare entry points of a group; reads files, imports nothing."""
-    for folder in sys.path:
-        if os.path.isfile(folder):
-            return True  # a zip archive: let importlib.metadata search it
-        try:
-            names = os.listdir(folder or ".")
-        except OSError:
-            continue
-        for name in names:
-            if name.endswith((".dist-info", ".egg-info")):
-                # Most packages declare no entry points and have no such file.
-                with contextlib.suppress(OSError), open(os.path.join(folder, name, "entry_points.txt"), "rb") as file:
-                    if group.encode() in file.read():
-                        return True
-    return False
 
 
 def _check(name: str, rule: Any) -> None:
