@@ -71,9 +71,8 @@ class ApplicationScope(SpanScope, eq=False):
         self, recorder: TrainingRecorder | None = None, start_s: float | None = None, parent: Span | None = None
     ) -> Span:
         """Start the span, and a run if none is running; `stop_application` stops it."""
-        run = self.options.run if self.options is not None else None
         if recorder is None:
-            recorder = recorder_of(run) if run is not None else active_recorder(self.run_name)
+            recorder = self._find_recorder()
         if self.run_name is not None and not recorder.run.name.startswith(self.run_name):
             recorder.run.print_line(
                 f"application({self.run_name!r}): run {recorder.run.name!r} is already running, name ignored"
@@ -104,9 +103,12 @@ class ApplicationScope(SpanScope, eq=False):
 
     def start_at(self, start_time_msec: float | None) -> Span:
         """Start the span at a time in milliseconds since the epoch, or now."""
-        run = self.options.run if self.options is not None else None
-        recorder = recorder_of(run) if run is not None else active_recorder(self.run_name)
+        recorder = self._find_recorder()
         return self.start(recorder, recorder.times.of_msec(start_time_msec, "start_time_msec"))
+
+    def _find_recorder(self) -> TrainingRecorder:
+        run = self.options.run if self.options is not None else None
+        return recorder_of(run) if run is not None else active_recorder(self.run_name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None

@@ -17,7 +17,7 @@ import msgspec
 from tachograph._base.decorator import wrap_calls
 from tachograph.recorder import Run
 from tachograph.spans._attributes import Attributes
-from tachograph.spans._current import find_parent, recorder_of
+from tachograph.spans._current import find_parent, get_recorder, recorder_of
 from tachograph.spans._recorder import TrainingRecorder
 from tachograph.spans._span import ShortSpan, Span, ancestors, current_span, skip_stopped
 
@@ -65,8 +65,7 @@ class SpanScope(msgspec.Struct, eq=False):
         """
         options = self.options
         if recorder is None:
-            given = options.run if options is not None else None
-            recorder = recorder_of(given) if given is not None else find_parent().recorder
+            recorder = self._find_recorder()
         span = self._new_span()
         span._parent = parent
         if options is None:
@@ -81,6 +80,10 @@ class SpanScope(msgspec.Struct, eq=False):
                 on_stop=options.on_stop,
             )
         return span
+
+    def _find_recorder(self) -> TrainingRecorder:
+        run = self.options.run if self.options is not None else None
+        return recorder_of(run) if run is not None else get_recorder()
 
     def _new_span(self) -> Span:
         return Span(self.name)
