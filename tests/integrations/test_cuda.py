@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import json
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tachograph as tacho
+from tests.conftest import lines_of
 
 torch = pytest.importorskip("torch")
 
@@ -70,8 +72,8 @@ def test_watching_adds_no_synchronisation(logs):
             torch.cuda.set_sync_debug_mode("default")
         # Ending the profile waits for the device, once in each trace.
         assert synchronising(recorded) == synchronising(bare), (bare, recorded)
-        # The losses and norms were copied nevertheless.
-        assert recorded["cudaMemcpyAsync"] >= bare["cudaMemcpyAsync"] + 2 * len(loop.batches)
+        # Losses and norms reach the host together, not one by one.
+        assert recorded["cudaMemcpyAsync"] < bare["cudaMemcpyAsync"] + len(loop.batches)
     history = tacho.read(run)
     assert len(history.series("train_loss").values) == 60
     assert len(history.series("grad_norm").values) == 60
@@ -100,6 +102,59 @@ def test_logged_tensor_keeps_its_value_at_that_time(logs):
             run.log({"value": value, "half": value.half() if step < 10 else 0.0}, step=step)
     series = tacho.read(run).series("value")
     assert series.values.tolist() == [float(step + 1) for step in range(500)]
+
+
+def test_tensors_of_every_kind_keep_their_value(logs):
+    big = 2**53 + 1
+    with tacho.init("gpu", log_dir=str(logs), console=False) as run:
+        with torch.inference_mode():
+            run.log({"inference": torch.full((1,), 0.25, device="cuda")}, step=0)
+        weight = torch.nn.Parameter(torch.tensor(0.5, device="cuda"))
+        run.log({"grad": weight * 2, "double": torch.tensor(0.1, dtype=torch.float64, device="cuda")}, step=1)
+        run.log({"count": torch.tensor(big, device="cuda"), "flag": torch.tensor(True, device="cuda")}, step=2)
+        run.log({"nan": torch.tensor(float("nan"), device="cuda")}, step=3)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            run.log({"side": torch.tensor(3.0, device="cuda")}, step=4)
+    steps = {record["global_step"]: record for record in lines_of(logs / "gpu") if record["event"] == "step"}
+    assert steps[0]["inference"] == 0.25 and steps[4]["side"] == 3.0
+    assert (steps[1]["grad"], steps[1]["double"]) == (1.0, 0.1)
+    assert (steps[2]["count"], steps[2]["flag"]) == (big, True)
+    assert steps[3]["nan"] == "NaN" and steps[3]["nan_inf_detected"] is True
+
+
+def test_threads_log_tensors_side_by_side(logs):
+    with tacho.init("gpu", log_dir=str(logs), console=False) as run:
+
+        def log(name: str, first: int) -> None:
+            for step in range(600):
+                run.log({name: torch.tensor(float(first + step), device="cuda")}, step=step)
+
+        threads = [threading.Thread(target=log, args=(f"t{number}", 1000 * number)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    history = tacho.read(run)
+    for number in range(3):
+        values = history.series(f"t{number}").values.tolist()
+        assert values == [float(1000 * number + step) for step in range(600)]
+
+
+def test_graphs_can_be_captured_while_values_are_read(logs):
+    matrix = torch.randn(256, 256, device="cuda")
+    with tacho.init("gpu", log_dir=str(logs), console=False, flush_interval_s=0.01) as run:
+        for number in range(40):
+            for step in range(50):
+                run.log({"value": matrix.sum()}, step=50 * number + step)
+            run.backend.wake()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                result = matrix
+                for _ in range(200):
+                    result = result @ matrix
+            graph.replay()
+        torch.cuda.synchronize()
+    assert len(tacho.read(run).series("value").values) == 2000
 
 
 def test_watching_does_not_change_the_weights(logs):

@@ -22,8 +22,10 @@ from tachograph.records import (
     OMIT,
     RESERVED_FIELDS,
     Encodable,
+    LazyValue,
     StepTable,
     ValueProblem,
+    has_device_scalars,
     is_array,
     is_frozen,
     mask_mapping,
@@ -81,6 +83,9 @@ class RecordBuilder:
     def process(self, items: Iterable[BufferItem]) -> list[Encodable]:
         """Return the records of some items. Only an unfinished window is kept back."""
         records: list[Encodable] = []
+        if has_device_scalars():
+            items = list(items)
+            _read_device_scalars(items)
         rest = iter(items)
         item = next(rest, None)
         while item is not None:
@@ -346,6 +351,19 @@ class RecordBuilder:
 def _follows(step: Any, last_step: int, steady_s: float, last_s: float) -> bool:
     """Return whether a step comes after another, so that the time between them is a pace."""
     return type(step) is int and 0 < step - last_step < _MAX_STEP and steady_s > last_s
+
+
+def _read_device_scalars(items: Iterable[BufferItem]) -> None:
+    """Replace values on a device by numbers, because only numbers can be in a table."""
+    for item in items:
+        if type(item) is not tuple:
+            continue
+        metrics = item[2]
+        for name, value in metrics.items():
+            if isinstance(value, LazyValue):
+                problems: list[ValueProblem] = []
+                plain = to_plain(value, name, problems)
+                metrics[name] = problems[0] if plain is OMIT else plain
 
 
 def _escape_reserved(name: Any) -> str:

@@ -11,12 +11,12 @@ from tachograph.records._kinds import (
     SEVERITIES,
     severity_rank,
 )
+from tachograph.records._lazy import LazyValue, copy_to_host, has_device_scalars, wait_for_event
 from tachograph.records._masking import MASK, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import check_run_name
 from tachograph.records._table import Encodable, StepTable
 from tachograph.records._values import (
     OMIT,
-    LazyValue,
     ValueProblem,
     finite_or_none,
     freeze,
@@ -25,7 +25,6 @@ from tachograph.records._values import (
     is_number,
     step_of,
     to_plain,
-    wait_for_event,
 )
 
 __all__ = [
@@ -43,11 +42,13 @@ __all__ = [
     "StepTable",
     "ValueProblem",
     "check_run_name",
+    "copy_to_host",
     "decode",
     "decode_block",
     "encode",
     "finite_or_none",
     "freeze",
+    "has_device_scalars",
     "is_array",
     "is_frozen",
     "is_number",

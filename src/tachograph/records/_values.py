@@ -3,10 +3,8 @@
 The conversion has two halves, on two threads.
 
 `freeze` runs on the caller's thread, inside `log`. It copies whatever the caller could change later and must return in
-microseconds, so it never waits for an accelerator. Plain numbers pass through. A single-element CUDA tensor is copied
-to pinned host memory without blocking and replaced by a `LazyValue`. Copies on one stream finish in the order in which
-they were started, so `_DeviceCopies` only numbers them; it records an event later, on the writer thread, and one
-finished event completes every copy started before it.
+microseconds, so it never waits for an accelerator. Plain numbers pass through. A single-element CUDA tensor is replaced
+by a `LazyValue`, which `_lazy` explains.
 
 `to_plain` runs on the writer thread (or on the caller's, for values on the host). It resolves lazy values and returns
 JSON types. Nothing heavy is imported to recognise a numpy scalar or a tensor: they are recognised by their attributes.
@@ -16,18 +14,15 @@ A value that cannot be stored becomes a `ValueProblem`; the rest of the record i
 from __future__ import annotations
 
 import enum
-import itertools
 import math
 import os
-import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tachograph.records._lazy import GraphCaptureError, LazyValue, copy_to_host
 from tachograph.records._masking import mask_text
 
 __all__ = [
-    "LazyValue",
     "MAX_STRING_CHARS",
     "ValueProblem",
     "finite_or_none",
@@ -37,7 +32,6 @@ __all__ = [
     "is_number",
     "step_of",
     "to_plain",
-    "wait_for_event",
 ]
 
 MAX_STRING_CHARS = 65_536
@@ -47,9 +41,6 @@ MAX_METRIC_DEPTH = 8
 MAX_NAME_CHARS = 256
 MAX_VALUES = 10_000
 MAX_PROBLEMS = 100
-
-MAX_WAIT_S = 2.0
-"""How long the writer waits for a device. After that the value is dropped and the writer continues."""
 
 _MAX_INT = 10**300  # larger integers do not fit in a float
 _MAX_STEP = 2**53  # a float cannot represent every integer beyond this
@@ -61,15 +52,6 @@ class ValueProblem(NamedTuple):
 
     where: str
     reason: str
-
-
-class LazyValue:
-    """A value that the writer computes by calling `find`, because computing it may take time."""
-
-    __slots__ = ("compute",)
-
-    def __init__(self, compute: Callable[[], Any]) -> None:
-        self.compute = compute
 
 
 class _Omitted:
@@ -144,7 +126,7 @@ def _freeze_into(frozen: dict[str, Any], prefix: str, metrics: Mapping[Any, Any]
             name = f"{prefix}?"
             frozen[name] = ValueProblem(name, f"a name could not be read: {type(error).__name__}: {error}")
             continue
-        if type(value) in _FROZEN_TYPES or type(value) is LazyValue:
+        if type(value) in _FROZEN_TYPES or isinstance(value, LazyValue):
             frozen[name] = value
         elif type(value) is str:
             # Truncate here: a buffered record must not hold megabytes. The writer reports the truncation.
@@ -293,77 +275,13 @@ def _freeze_device_value(value: Any, name: str, library: str) -> Any:
             return value
         value = value.detach()
         try:
-            return _copy_to_host(value, name)
+            return copy_to_host(value)
+        except GraphCaptureError as error:
+            return ValueProblem(name, str(error))
         except Exception:  # noqa: BLE001 - such as no pinned memory: the writer reads the clone and waits for it
             return value.clone()
     except Exception as error:  # noqa: BLE001 - third-party code
         return ValueProblem(name, f"{type(value).__name__} could not be read: {type(error).__name__}: {error}")
-
-
-def _copy_to_host(value: Any, name: str) -> Any:
-    """Start a copy of a tensor to the host and return at once; the writer reads the copy when it has finished.
-
-    Reading the tensor directly, on any thread, would wait for all work queued on the device.
-    """
-    torch: Any = sys.modules["torch"]
-    device = value.device
-    if device.type != "cuda":
-        return value.clone()
-    if torch.cuda.is_current_stream_capturing():
-        return ValueProblem(name, "a tensor cannot be logged while a CUDA graph is captured; log it after the replay")
-    host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-    host.copy_(value, non_blocking=True)
-    key = (device.index, torch._C._cuda_getCurrentRawStream(device.index))
-    copies = _copies_by_stream.get(key) or _copies_by_stream.setdefault(key, _DeviceCopies(*key))
-    number = next(copies.numbers)
-    copies.num_started = number
-    return LazyValue(lambda: copies.wait_and_read(host, number))
-
-
-class _DeviceCopies:
-    """The copies to the host on one CUDA stream, which finish in the order in which they were started.
-
-    The training thread only starts a copy and increments a counter. The writer records an event when it needs a value.
-    """
-
-    def __init__(self, device: int, stream: int) -> None:
-        self._device = device
-        self._stream = stream
-        self._num_finished = 0
-        self.numbers = itertools.count(1)
-        self.num_started = 0
-
-    def wait_and_read(self, host: Any, number: int) -> Any:
-        """Wait until a copy has finished and return its value.
-
-        Raises:
-            TimeoutError: if the copy does not finish within `MAX_WAIT_S`.
-        """
-        if number > self._num_finished:
-            cuda: Any = sys.modules["torch"].cuda
-            num_started = self.num_started
-            stream = (
-                cuda.ExternalStream(self._stream, self._device) if self._stream else cuda.default_stream(self._device)
-            )
-            event = cuda.Event()
-            event.record(stream)
-            if not wait_for_event(event):
-                raise TimeoutError(f"the copy from the device did not finish within {MAX_WAIT_S:g} s")
-            self._num_finished = num_started
-        return host.item()
-
-
-_copies_by_stream: dict[tuple[int, int], _DeviceCopies] = {}
-
-
-def wait_for_event(event: Any) -> bool:
-    """Poll an event until the device reaches it, or return False after `MAX_WAIT_S`. Synchronising would stall it."""
-    deadline_s = time.monotonic() + MAX_WAIT_S
-    while not event.query():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.0005)
-    return True
 
 
 def _fields(value: Any) -> Mapping[Any, Any] | None:
