@@ -1,20 +1,27 @@
 """The slow-down of training by recording: ``make bench-overhead``.
 
-Blocks of bare and of recorded steps alternate in one process, and so does which of them comes first: a machine that
-slows down then affects both. A run is started and finished around each recorded block, outside the measured time. The
-measured time includes everything that happens while training runs: the writer thread, the system sampler, the CSV
-mirror and the diagnostic rules. On a GPU no step waits for the device, as in a real loop; each block ends with a
-synchronisation.
+One training runs through all modes: blocks of steps that nothing records alternate with blocks recorded by Tachograph
+or logged with TensorBoard or Weights & Biases, in a different order in each round. A block is compared with the mean
+of the bare blocks right before and after it, so a machine that slows down affects both. The first round is warm-up:
+the governor finds its sampling in it. *Nothing again* is a bare block treated like any other: it shows how large a
+difference has to be to mean anything.
+
+Everything that happens while training runs is included: the writer thread, the system sampler, the CSV mirror and the
+diagnostic rules. On a GPU no step waits for the device; each block begins and ends with a synchronisation.
+
+Every round prints a line, and every loop its rows as soon as it is done.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -24,140 +31,318 @@ from benchmarks.measure import Spread
 from tachograph.integrations._common.integration_run import RunOptions
 from tachograph.integrations._common.loop_observer import LoopObserver
 from tachograph.integrations._common.torch_patches import TorchPatches
+from tachograph.recorder import latest_run
 
 __all__: list[str] = []
 
-_BUDGET = 0.001
-_ROUNDS = 10
-_STEPS = {"cpu": 300, "cuda": 600}
-_SIZES = {"cpu": (512, 192, torch.float32), "cuda": (4096, 9216, torch.bfloat16)}
-_TRAINER_BLOCK = 10
-_TRAINER_PAIRS = 40
+NOTHING, AGAIN, TACHO_RUN, ONE_LINE, TENSORBOARD, WANDB = (
+    "nothing",
+    "nothing again (noise floor)",
+    "tacho run",
+    "one line of tacho",
+    "TensorBoard",
+    "W&B, offline",
+)
+_BLOCK_S = 1.0
+_BUDGETS = {4: 0.01, 10: 0.001}
 
 
-class Loop:
-    """A model that takes about ten milliseconds per step."""
+class Schedule:
+    """Yields the batches of all blocks, switches the mode between blocks and times them."""
 
-    def __init__(self, device: str) -> None:
-        torch.manual_seed(0)
-        torch.set_num_threads(1)
-        width, batch, dtype = _SIZES[device]
-        self.device = device
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(6))).to(device, dtype)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
-        self.batch = torch.randn(batch, width, device=device, dtype=dtype)
+    def __init__(self, batch: Any, modes: list[str], num_rounds: int, device: str) -> None:
+        self.batch = batch
+        self.modes = modes
+        self.num_rounds = num_rounds
+        self.mode = NOTHING
+        self.ratios: dict[str, list[float]] = {mode: [] for mode in modes}
+        """The duration of a step by mode, relative to the bare blocks around it; one value per round."""
+        self.bare_s: list[float] = []
+        self.on_switch: Callable[[str], None] = lambda mode: None
+        self._is_cuda = device == "cuda"
+        self._random = random.Random(0)
 
-    def batches(self, num_steps: int) -> list[torch.Tensor]:
-        return [self.batch] * num_steps
+    def __iter__(self) -> Iterator[Any]:
+        self._start(ONE_LINE)  # a framework may fetch batches before it tells its callbacks that training starts
+        start_s = time.perf_counter()
+        for _ in range(100):
+            yield self.batch
+        self._synchronise()
+        num_steps = max(20, round(100 * _BLOCK_S / (time.perf_counter() - start_s)))
+        for number in range(self.num_rounds + 1):
+            ratios: dict[str, float] = {}
+            before_s = yield from self._block(NOTHING, num_steps)
+            for mode in self._random.sample(self.modes, len(self.modes)):
+                took_s = yield from self._block(mode, num_steps)
+                after_s = yield from self._block(NOTHING, num_steps)
+                ratios[mode] = 2 * took_s / (before_s + after_s)
+                before_s = after_s
+                if number:
+                    self.bare_s.append(after_s)
+            if number:
+                for mode, ratio in ratios.items():
+                    self.ratios[mode].append(ratio)
+                parts = ", ".join(f"{mode} {ratios[mode] - 1:+.1%}" for mode in self.modes)
+                print(f"  round {number} of {self.num_rounds}, {1000 * before_s:.2f} ms: {parts}", flush=True)
+        self._start(NOTHING)
 
-    def train(self, batches: Any) -> None:
-        for batch in batches:
-            loss = self.model(batch).float().pow(2).mean()
-            self.optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-        if self.device == "cuda":
+    def _block(self, mode: str, num_steps: int) -> Generator[Any, None, float]:
+        """Yield the batches of a block; return the duration of a step."""
+        self._start(mode)
+        start_s = time.perf_counter()
+        for _ in range(num_steps):
+            yield self.batch
+        self._synchronise()
+        return (time.perf_counter() - start_s) / num_steps
+
+    def _start(self, mode: str) -> None:
+        run = latest_run()
+        if run is not None:
+            run.flush()
+        self.mode = mode
+        self.on_switch(mode)
+        self._synchronise()
+
+    def _synchronise(self) -> None:
+        if self._is_cuda:
             torch.cuda.synchronize()
 
-
-@contextlib.contextmanager
-def bare(loop: Loop) -> Iterator[Callable[[int], None]]:
-    yield lambda num_steps: loop.train(loop.batches(num_steps))
-
-
-@contextlib.contextmanager
-def with_watch(loop: Loop) -> Iterator[Callable[[int], None]]:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tacho.init("bench", log_dir=folder, console=False),
-        tacho.watch(loop.model, loop.optimizer),
-    ):
-        yield lambda num_steps: loop.train(tacho.track(loop.batches(num_steps)))
+    def print_rows(self, title: str, budget: float) -> None:
+        step_ms = 1000 * Spread.of(self.bare_s).median
+        print(f"{title}, {step_ms:.2f} ms per step, budget {budget:.1%}", flush=True)
+        for mode, ratios in self.ratios.items():
+            ratio = Spread.of(ratios)
+            slow, low, high = (100 * (value - 1) for value in (ratio.median, ratio.low, ratio.high))
+            is_ours = mode in (TACHO_RUN, ONE_LINE)
+            verdict = "" if not is_ours else "   met" if ratio.median - 1 <= budget else "   missed"
+            print(f"  {mode:30}{slow:+7.2f} %   quartiles {low:+.2f} … {high:+.2f} %{verdict}", flush=True)
 
 
-@contextlib.contextmanager
-def with_tacho_run(loop: Loop) -> Iterator[Callable[[int], None]]:
+class OtherTools:
+    """Logs loss and learning rate of each step with TensorBoard or Weights & Biases."""
+
+    def __init__(self, folder: str) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.tensorboard = SummaryWriter(f"{folder}/tensorboard")
+        self.wandb: Any = None
+        with contextlib.suppress(ImportError):
+            import wandb
+
+            with contextlib.redirect_stdout(sys.stderr):
+                self.wandb = wandb.init(mode="offline", dir=folder, settings=wandb.Settings(silent=True))
+
+    @property
+    def modes(self) -> list[str]:
+        return [TENSORBOARD] + [WANDB] * (self.wandb is not None)
+
+    def log(self, mode: str, metrics: dict[str, float], step: int) -> None:
+        if mode == TENSORBOARD:
+            for name, value in metrics.items():
+                self.tensorboard.add_scalar(name, value, step)
+        elif mode == WANDB:
+            self.wandb.log(metrics)
+
+    def close(self) -> None:
+        self.tensorboard.close()
+        if self.wandb is not None:
+            self.wandb.finish()
+
+
+def small_model(device: str) -> torch.nn.Module:
+    """Return a model whose steps are bound by the host: many small layers."""
+    width, layers = (512, 25) if device == "cuda" else (96, 8)
+    pairs = ((torch.nn.Linear(width, width), torch.nn.ReLU()) for _ in range(layers))
+    return torch.nn.Sequential(*(part for pair in pairs for part in pair)).to(device)
+
+
+def small_batch(device: str) -> torch.Tensor:
+    return torch.randn(64, 512 if device == "cuda" else 96, device=device)
+
+
+class Patched:
+    """The hooks of `tacho run` in a plain loop; also of `watch` and `track`, which use the same ones."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        options = RunOptions(None, name, {"log_dir": folder, "console": False})
+        self.observer = LoopObserver(options, method="inferred", logs_into_any=False)
+        self._patches = TorchPatches(self.observer)
+
+    def install(self) -> None:
+        self._patches.backward()
+        self._patches.clipping()
+        self._patches.every_optimizer()
+        self._patches.loss_scaling()
+        self._patches.every_loader(sys.modules["torch.utils.data.dataloader"])
+
+    def remove(self) -> None:
+        self._patches.undo()
+
+
+def plain_loop(device: str, num_rounds: int, *, is_host_bound: bool = True) -> Schedule:
+    """A plain loop: 4 ms per step on an H200 bound by the host, or 10 ms bound by the GPU."""
+    if is_host_bound:
+        model, batch = small_model(device), small_batch(device)
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    else:
+        width, size, kind = (4096, 9216, torch.bfloat16) if device == "cuda" else (512, 192, torch.float32)
+        model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(6))).to(device, kind)
+        batch = torch.randn(size, width, device=device, dtype=kind)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     with tempfile.TemporaryDirectory() as folder:
-        plan = RunOptions(None, "bench", {"log_dir": folder, "console": False})
-        observer = LoopObserver(plan, method="inferred", logs_into_any=False)
-        patches = TorchPatches(observer)
-        patches.backward()
-        patches.clipping()
-        patches.every_optimizer()
-        patches.loss_scaling()
-        try:
-            yield lambda num_steps: loop.train(loop.batches(num_steps))
-        finally:
-            patches.undo()
-            observer.close()
-            tacho.current_run().finish()
+        tools = OtherTools(folder)
+        schedule = Schedule(batch, [AGAIN, TACHO_RUN, ONE_LINE, *tools.modes], num_rounds, device)
+        patched = Patched(folder, "plain")
+        batches = iter(schedule)
+
+        def switch(mode: str) -> None:
+            patched.remove()
+            if mode in (TACHO_RUN, ONE_LINE):
+                patched.install()
+
+        schedule.on_switch = switch
+        step = 0
+        while True:
+            try:
+                # `track` times the loader; `tacho run` patches the loaders of torch, which this loop does not use.
+                get = patched.observer.fetch if schedule.mode == ONE_LINE else _call
+                item = get(batches.__next__)
+            except StopIteration:
+                break
+            loss = model(item).float().pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if schedule.mode in (TENSORBOARD, WANDB):
+                tools.log(schedule.mode, {"loss": loss.item(), "lr": optimizer.param_groups[0]["lr"]}, step)
+            step += 1
+        patched.observer.close()
+        _finish(tools)
+    return schedule
 
 
-METHODS = {"tacho.watch and tacho.track": with_watch, "tacho run, a plain loop": with_tacho_run}
+def _call(function: Callable[[], Any]) -> Any:
+    return function()
 
 
-def compare(loop: Any, method: Callable[[Any], Any], num_steps: int) -> tuple[Spread, Spread]:
-    """Return the time of a recorded step over that of a bare one, and the latter in milliseconds."""
-    ratios: list[float] = []
-    steps_ms: list[float] = []
-    for number in range(_ROUNDS):
-        took_s: dict[bool, float] = {}
-        for is_on in (False, True) if number % 2 else (True, False):
-            with (method if is_on else bare)(loop) as train:
-                train(5)  # the run starts at the first step
-                began_s = time.perf_counter()
-                train(num_steps)
-                took_s[is_on] = time.perf_counter() - began_s
-        ratios.append(took_s[True] / took_s[False])
-        steps_ms.append(1000 * took_s[False] / num_steps)
-    return Spread.of(ratios), Spread.of(steps_ms)
+def _finish(tools: OtherTools) -> None:
+    run = latest_run()
+    if run is not None:
+        history = tacho.read(run)
+        print(f"  recorded at the end: {history.sampling or 'everything'}", flush=True)
+        for change in history.latest("event", "sampling_changed"):
+            print(f"    every {change['values_every']}: recording took {change['overhead']:.2%} before", flush=True)
+        run.finish()
+    tools.close()
 
 
-def compare_trainer(device: str) -> tuple[Spread, Spread]:
-    """Compare with Hugging Face's `Trainer` within one training, because speed varies more between trainings.
+class _Stream(torch.utils.data.IterableDataset[Any]):
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
 
-    The callback is active in every other block of steps. Its run stays open all the time, so the ratio covers only the
-    training thread.
-    """
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._schedule)
+
+
+def lightning_loop(device: str, num_rounds: int) -> Schedule:
+    """The same model in Lightning."""
+    import lightning
+
+    from tachograph.integrations.lightning import TachographCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = small_model(device)
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            loss: torch.Tensor = self.model(batch).pow(2).mean()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+    with tempfile.TemporaryDirectory() as folder:
+        tools = OtherTools(folder)
+        schedule = Schedule(small_batch(device), [AGAIN, TACHO_RUN, ONE_LINE, *tools.modes], num_rounds, device)
+        ours = TachographCallback("lightning", log_dir=folder, console=False)
+        patched = Patched(folder, "unused")
+
+        class Others(lightning.Callback):
+            def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
+                if schedule.mode in (TENSORBOARD, WANDB):
+                    metrics = {"loss": outputs["loss"].item(), "lr": trainer.optimizers[0].param_groups[0]["lr"]}
+                    tools.log(schedule.mode, metrics, number)
+
+        def switch(mode: str) -> None:
+            # `tacho run` uses the callback, and has patched torch in case that the script has loops of its own.
+            patched.remove()
+            if mode == TACHO_RUN:
+                patched.install()
+            ours._is_inactive = mode not in (TACHO_RUN, ONE_LINE)
+
+        schedule.on_switch = switch
+        trainer = lightning.Trainer(
+            accelerator="gpu" if device == "cuda" else "cpu",
+            devices=1,
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[Others(), ours],
+            default_root_dir=folder,
+        )
+        trainer.fit(Module(), torch.utils.data.DataLoader(_Stream(schedule), batch_size=None))
+        _finish(tools)
+    return schedule
+
+
+def trainer_loop(device: str, num_rounds: int) -> Schedule:
+    """A small language model in Hugging Face's `Trainer`, which logs every tenth step."""
     import transformers
 
     from tachograph.integrations.transformers import TachographCallback
 
     transformers.utils.logging.set_verbosity_error()
-    width, layers = (1024, 4) if device == "cuda" else (128, 2)
     config = transformers.LlamaConfig(
-        vocab_size=512,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4
     )
-    samples = [{"input_ids": row, "labels": row} for row in torch.randint(0, 512, (512, 128))]
-    blocks: dict[bool, list[float]] = {False: [], True: []}
-
-    class Switched(TachographCallback):
-        """A callback that is active in every other block and records the time of both."""
-
-        is_on = True
-        began_s = 0.0
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step % _TRAINER_BLOCK == 0:
-                now_s = time.perf_counter()
-                if state.global_step:
-                    blocks[self.is_on].append((now_s - self.began_s) / _TRAINER_BLOCK)
-                self.is_on, self.began_s = not self.is_on, now_s
-            if self.is_on:
-                super().on_step_begin(args, state, control, **kwargs)
-
-    for name in ("on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log"):
-        setattr(Switched, name, _if_on(getattr(TachographCallback, name)))
+    row = torch.randint(0, 512, (4, 64))
     with tempfile.TemporaryDirectory() as folder:
+        tools = OtherTools(folder)
+        batch = {"input_ids": row.to(device), "labels": row.to(device)}
+        schedule = Schedule(batch, [AGAIN, TACHO_RUN, ONE_LINE, *tools.modes], num_rounds, device)
+        patched = Patched(folder, "unused")
+
+        def is_on() -> bool:
+            return schedule.mode in (TACHO_RUN, ONE_LINE)
+
+        class Switched(TachographCallback):
+            """A callback that is active in its blocks only."""
+
+        for name in ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log"):
+            setattr(Switched, name, _if_on(getattr(TachographCallback, name), is_on))
+
+        class Others(transformers.TrainerCallback):
+            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **named: Any) -> None:
+                if schedule.mode in (TENSORBOARD, WANDB):
+                    known = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+                    tools.log(schedule.mode, known, state.global_step)
+
+        def switch(mode: str) -> None:
+            patched.remove()
+            if mode == TACHO_RUN:
+                patched.install()
+
+        class Trainer(transformers.Trainer):
+            def get_train_dataloader(self) -> Any:
+                return torch.utils.data.DataLoader(_Stream(schedule), batch_size=None)
+
+        schedule.on_switch = switch
         arguments = transformers.TrainingArguments(
             output_dir=folder,
-            max_steps=2 * _TRAINER_PAIRS * _TRAINER_BLOCK + 1,
-            per_device_train_batch_size=4,
+            max_steps=100_000_000,
             logging_steps=10,
             save_strategy="no",
             report_to=[],
@@ -165,37 +350,73 @@ def compare_trainer(device: str) -> tuple[Spread, Spread]:
             use_cpu=device == "cpu",
             log_level="error",
         )
-        callback = Switched("bench", log_dir=folder, console=False)
-        model = transformers.LlamaForCausalLM(config)
-        trainer = transformers.Trainer(model, arguments, train_dataset=samples, callbacks=[callback])
-        with open(os.devnull, "w", encoding="utf-8") as quiet, contextlib.redirect_stdout(quiet):
+        callback = Switched("trainer", log_dir=folder, console=False, completions=False)
+        trainer = Trainer(transformers.LlamaForCausalLM(config), arguments, callbacks=[callback, Others()])
+
+        class Stop(transformers.TrainerCallback):
+            def on_epoch_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+                control.should_training_stop = True
+
+        trainer.add_callback(Stop())
+        with open(os.devnull, "w", encoding="utf-8") as quiet, contextlib.redirect_stdout(_OwnLines(sys.stdout, quiet)):
             trainer.train()
-        callback.finish()
-    ratios = [on / off for off, on in zip(blocks[False], blocks[True], strict=False)]
-    return Spread.of(ratios), Spread.of(1000 * block_s for block_s in blocks[False])
+        _finish(tools)
+    return schedule
 
 
-def _if_on(method: Callable[..., None]) -> Callable[..., None]:
+class _OwnLines:
+    """Passes on our own lines, which are indented, and drops those of the trainer."""
+
+    def __init__(self, ours: Any, others: Any) -> None:
+        self._ours = ours
+        self._others = others
+        self._keeps = False
+
+    def write(self, text: str) -> int:
+        if text != "\n":
+            self._keeps = text.startswith("  ")
+        return int((self._ours if self._keeps else self._others).write(text))
+
+    def flush(self) -> None:
+        self._ours.flush()
+
+
+def _if_on(method: Callable[..., None], is_on: Callable[[], bool]) -> Callable[..., None]:
     def switched(self: Any, *arguments: Any, **named: Any) -> None:
-        if self.is_on:
+        if is_on():
             method(self, *arguments, **named)
 
     return switched
 
 
+LOOPS: dict[str, tuple[str, Callable[[str, int], Schedule], float]] = {
+    "plain": ("plain loop, bound by the host", plain_loop, _BUDGETS[4]),
+    "gpu": (
+        "plain loop, bound by the device",
+        lambda device, rounds: plain_loop(device, rounds, is_host_bound=False),
+        _BUDGETS[10],
+    ),
+    "lightning": ("Lightning", lightning_loop, _BUDGETS[4]),
+    "trainer": ("Trainer", trainer_loop, _BUDGETS[4]),
+}
+
+
 def main() -> None:
-    device = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.cuda.get_device_name() if device == "cuda" else "one CPU core"
-    print(f"Training slow-down on {where}: {_ROUNDS} pairs of blocks of {_STEPS[device]} steps, budget {_BUDGET:.1%}")
-    loop = Loop(device)
-    loop.train(loop.batches(_STEPS[device]))
-    rows = {title: compare(loop, method, _STEPS[device]) for title, method in METHODS.items()}
-    rows["no recording (noise floor)"] = compare(loop, bare, _STEPS[device])
-    rows["TachographCallback of Trainer"] = compare_trainer(device)
-    for title, (ratio, step_ms) in rows.items():
-        slow, low, high = (100 * (value - 1) for value in (ratio.median, ratio.low, ratio.high))
-        line = f"{title:32}{slow:+8.3f} %   quartiles {low:+.3f} … {high:+.3f} %   step {step_ms.median:.2f} ms"
-        print(line + ("" if ratio.median - 1 <= _BUDGET else "   over budget"))
+    parser = argparse.ArgumentParser(description="Measure how much slower training is with recording.")
+    parser.add_argument("loops", nargs="*", default=list(LOOPS), help=f"which loops: {', '.join(LOOPS)}")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rounds", type=int, default=8)
+    options = parser.parse_args()
+    if unknown := set(options.loops) - set(LOOPS):
+        parser.error(f"unknown loop {', '.join(sorted(unknown))}; choose from {', '.join(LOOPS)}")
+    where = torch.cuda.get_device_name() if options.device == "cuda" else "one CPU core"
+    print(f"Slow-down of training on {where}: blocks of {_BLOCK_S:g} s, {options.rounds} rounds", flush=True)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    for name in options.loops:
+        title, train, budget = LOOPS[name]
+        print(f"{title}:", flush=True)
+        train(options.device, options.rounds).print_rows(title, budget)
 
 
 if __name__ == "__main__":

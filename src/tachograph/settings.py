@@ -77,6 +77,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     control_gap_s: Annotated[
         float, Meta(description="Minimum time between two changes of the same control.", ge=0, le=86_400)
     ] = 30.0
+    max_overhead: Annotated[
+        float,
+        Meta(
+            description=(
+                "Maximum share of the step time that observing a loop may take; above it, loss and phases are sampled "
+                "less often. 1 turns the limit off."
+            ),
+            gt=0,
+            le=1,
+        ),
+    ] = 0.01
     diagnose: Annotated[
         bool, Meta(description="Check the run with diagnostic rules and record alerts; `rules` sets their thresholds.")
     ] = True

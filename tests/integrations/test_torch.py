@@ -446,3 +446,179 @@ def test_invalid_arguments_are_rejected():
     with pytest.raises(ConfigError, match="expected an iterable, such as a DataLoader"):
         tacho.track(5)
     assert active_observer() is None
+
+
+# Overhead ------------------------------------------------------------------------------------------------------------
+
+
+def train_tiny(run: Any, num_steps: int) -> None:
+    model, optimizer, _ = parts()
+    batch = [torch.randn(4, 4)]
+    with tacho.watch(model, optimizer, run=run):
+        for number, item in enumerate(tacho.track([batch] * num_steps, run=run)):
+            train_step(model, optimizer, item)
+            run.log({"mine": number}, step=number)
+
+
+def test_costly_observation_is_sampled_and_reported(logs, monkeypatch):
+    monkeypatch.setattr("tachograph.integrations._common.governor._MIN_WINDOW_S", 0.0)
+    monkeypatch.setattr("tachograph.integrations._common.governor._MIN_SAVING", 1e9)
+    with tacho.init("tiny", log_dir=str(logs), max_overhead=1e-6, **QUIET) as run:
+        train_tiny(run, 700)
+    history = tacho.read(run)
+    losses = history.series("train_loss")
+    assert list(losses.steps[:128]) == list(range(128)) and len(losses.steps) < 500
+    assert list(history.series("mine").values) == list(range(700))  # what the script logs is never dropped
+    assert sum(history.series("window/iterations").values) == 700
+    changes = history.latest("event", "sampling_changed")
+    assert [change["values_every"] for change in changes] == [2**power for power in range(1, len(changes) + 1)]
+    assert all(change["overhead"] > change["max_overhead"] == 1e-6 for change in changes)
+    every = changes[-1]["values_every"]
+    assert history.sampling is not None and history.sampling.startswith(f"loss and phases of one in {every} steps")
+    assert history.num_lost_records == 0
+
+
+def test_without_a_limit_every_loss_is_recorded(logs):
+    with tacho.init("tiny", log_dir=str(logs), max_overhead=1, **QUIET) as run:
+        train_tiny(run, 300)
+    history = tacho.read(run)
+    assert len(history.series("train_loss").values) == 300
+    assert history.sampling is None and not history.latest("event", "sampling_changed")
+
+
+def test_phases_of_sampled_iterations_stand_for_all(logs):
+    with tacho.init("tiny", log_dir=str(logs), **QUIET) as run:
+        train_tiny(run, 400)
+    history = tacho.read(run)
+    phases_s = [history.phases[name] for name in ("data", "forward", "backward", "optimizer")]
+    assert min(phases_s) > 0 and sum(phases_s) <= sum(history.series("window/sec").values)
+
+
+def rest_soon(monkeypatch) -> None:
+    """Make the governor sample one of four iterations from the start, and never change its mind."""
+    from tachograph.integrations._common.governor import OverheadGovernor
+
+    original = OverheadGovernor.__init__
+
+    def init(self: Any) -> None:
+        original(self)
+        self.every, self._step_s = 4, 1e-4
+        self._end_window = lambda: None
+
+    monkeypatch.setattr(OverheadGovernor, "__init__", init)
+
+
+def records_of(logs: Path) -> list[dict[str, Any]]:
+    return lines_of(logs / "greyjacket")
+
+
+def test_iterations_are_counted_while_resting(run, logs, monkeypatch):
+    rest_soon(monkeypatch)
+    model, optimizer, loader = parts()
+    losses = {}
+    with tacho.watch(model, optimizer):
+        for epoch in range(5):
+            for number, batch in enumerate(tacho.track(loader)):
+                losses[NUM_BATCHES * epoch + number] = train_step(model, optimizer, batch)
+        with torch.no_grad():
+            for batch in tacho.track(loader):
+                model(batch[0])
+        for batch in tacho.track(loader):
+            losses[len(losses)] = train_step(model, optimizer, batch)
+    run.finish()
+    history = tacho.read(run)
+    recorded = history.series("train_loss")
+    assert 4 <= len(recorded.steps) <= 15
+    assert all(losses[int(step)] == value for step, value in zip(recorded.steps, recorded.values, strict=True))
+    assert sum(history.series("window/iterations").values) == 6 * NUM_BATCHES
+    epochs = [record for record in records_of(logs) if record["event"] == "epoch"]
+    assert [epoch["global_step"] for epoch in epochs] == [NUM_BATCHES * (epoch + 1) - 1 for epoch in range(6)]
+    assert len([record for record in records_of(logs) if record.get("name") == "validation_loop"]) >= 1
+
+
+def test_accumulated_losses_are_complete_after_a_rest(run, monkeypatch):
+    rest_soon(monkeypatch)
+    model, optimizer, _ = parts()
+    sums: list[float] = []
+    with tacho.watch(model, optimizer):
+        batches = iter(tacho.track([[torch.randn(4, 4)] for _ in range(60)]))
+        for _ in range(20):
+            total = 0.0
+            for _ in range(3):
+                loss = model(next(batches)[0]).square().mean()
+                loss.backward()
+                total += loss.item()
+            optimizer.step()
+            optimizer.zero_grad()
+            sums.append(total)
+    run.finish()
+    recorded = tacho.read(run).series("train_loss")
+    assert 4 <= len(recorded.steps) <= 10
+    for step, value in zip(recorded.steps, recorded.values, strict=True):
+        assert value == pytest.approx(sums[int(step)], rel=1e-6)
+
+
+def test_two_optimizers_are_counted_while_resting(run, monkeypatch):
+    rest_soon(monkeypatch)
+    model, first, _ = parts()
+    second = torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)
+    with tacho.watch(model, [first, second]):
+        for batch in tacho.track([[torch.randn(4, 4)]] * 40):
+            train_step(model, first, batch)
+            second.step()
+    run.finish()
+    history = tacho.read(run)
+    assert sum(history.series("window/iterations").values) == 40
+    assert 5 <= len(history.series("train_loss").steps) <= 20
+
+
+def test_loop_without_a_loader_is_counted_while_resting(run, monkeypatch):
+    rest_soon(monkeypatch)
+    model, optimizer, _ = parts()
+    losses = []
+    with tacho.watch(model, optimizer):
+        for _ in range(40):
+            losses.append(train_step(model, optimizer, [torch.randn(4, 4)]))
+    run.finish()
+    history = tacho.read(run)
+    recorded = history.series("train_loss")
+    assert sum(history.series("window/iterations").values) == 40
+    assert 5 <= len(recorded.steps) <= 20
+    assert all(losses[int(step)] == value for step, value in zip(recorded.steps, recorded.values, strict=True))
+
+
+def test_skipped_steps_are_recorded_while_resting(run, logs, monkeypatch):
+    rest_soon(monkeypatch)
+    model, optimizer, _ = parts()
+    scaler = torch.amp.GradScaler("cpu")
+    with tacho.watch(model, optimizer):
+        for number, batch in enumerate(tacho.track([[torch.randn(4, 4)]] * 30)):
+            loss = model(batch[0]).square().mean() * (float("inf") if number == 21 else 1.0)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    run.finish()
+    skipped = [record for record in records_of(logs) if record.get("name") == "optimizer_step_skipped"]
+    assert [record["global_step"] for record in skipped] == [21]
+    assert sum(tacho.read(run).series("window/iterations").values) == 30
+
+
+def test_checkpoints_are_recorded_while_resting(run, logs, monkeypatch, tmp_path):
+    from tachograph.integrations._common.torch_patches import TorchPatches
+
+    rest_soon(monkeypatch)
+    model, optimizer, _ = parts()
+    with tacho.watch(model, optimizer):
+        patches = TorchPatches(active_observer())
+        patches.saving(torch, "save", 1, "f")
+        for number, batch in enumerate(tacho.track([[torch.randn(4, 4)]] * 30)):
+            train_step(model, optimizer, batch)
+            if number % 10 == 9:
+                torch.save(model.state_dict(), tmp_path / f"{number}.pt")
+        patches.undo()
+    run.finish()
+    saves = [record for record in records_of(logs) if record.get("name") == "checkpoint_save_sync"]
+    steps = {record["attributes"]["current_iteration"] for record in saves if record["event"] in ("span", "span_stop")}
+    assert steps == {9, 19, 29}
+    assert sum(tacho.read(run).series("window/iterations").values) == 30

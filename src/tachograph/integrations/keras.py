@@ -18,8 +18,9 @@ from typing import Any
 import keras
 
 from tachograph._base import ranks
-from tachograph._base.guard import guard, guarded_callback
+from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
+from tachograph.integrations._common.governor import OverheadGovernor, timed_callback
 from tachograph.integrations._common.integration_run import SYNC_REQUESTS_EVERY, IntegrationRun, Names, RunOptions
 from tachograph.recorder import Run
 from tachograph.spans import Span, checkpoint_save, testing_loop, timed_span, validation_loop
@@ -30,7 +31,7 @@ __all__ = ["TachographCallback"]
 _SAVE_METHODS = ("save", "save_weights")
 _WRAPPER_MARK = "_tachograph"
 
-_guarded = guarded_callback("Keras")
+_hook = timed_callback("Keras")
 
 
 class TachographCallback(keras.callbacks.Callback):
@@ -84,6 +85,11 @@ class TachographCallback(keras.callbacks.Callback):
         self._num_predicted = 0
 
     @property
+    def governor(self) -> OverheadGovernor:
+        """Decides which steps are recorded in detail; every hook adds its time to it."""
+        return self._job.governor
+
+    @property
     def run(self) -> Run | None:
         """The run, once it is started."""
         return self._job.run
@@ -114,7 +120,7 @@ class TachographCallback(keras.callbacks.Callback):
 
     # Training ------------------------------------------------------------------------------------------------------
 
-    @_guarded
+    @_hook
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Start the run. The loop starts with the first epoch, when `BackupAndRestore` has restored its checkpoint."""
         self._end_test()
@@ -123,7 +129,7 @@ class TachographCallback(keras.callbacks.Callback):
         self._is_fitting = True
         self._observe_saving()
 
-    @_guarded
+    @_hook
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Start the loop, if this is its first epoch."""
         self._epoch = epoch
@@ -147,20 +153,20 @@ class TachographCallback(keras.callbacks.Callback):
         self._job.configure(world_size=world_size)
         self._job.begin_loop(self._num_steps, target)
 
-    @_guarded
+    @_hook
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Start a batch, or several that are executed together. Their data has been fetched."""
         now_s = perf_counter()
         if self._iteration_start_s is None:
             self._iteration_start_s = self._last_event_s
             self._job.begin_iteration(self._last_event_s)
-        self._job.phase(Names.DATA_LOADING, self._last_event_s, now_s)
+        self._job.add_data_wait(self._last_event_s, now_s)
         self._first_batch = batch
         run = self._job.run
         if run is not None and (self._num_steps + 1) % run.log_every == 0:
             self._lr = _learning_rate(getattr(self.model, "optimizer", None))
 
-    @_guarded
+    @_hook
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """End a batch, or several that are executed together. `batch` is the index of the last one."""
         now_s = self._last_event_s = perf_counter()
@@ -211,7 +217,7 @@ class TachographCallback(keras.callbacks.Callback):
             else:
                 self.model.save(_checkpoint_path(self._checkpoint_path, self._num_steps))
 
-    @_guarded
+    @_hook
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Record an epoch. Its validation has been recorded by `on_test_end`."""
         run = self._job.run
@@ -221,7 +227,7 @@ class TachographCallback(keras.callbacks.Callback):
                 found.setdefault("train_loss", found["loss"])
             run.log_epoch(epoch + 1, found, step=self._num_steps)
 
-    @_guarded
+    @_hook
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """End the loop and restore the model."""
         self._is_fitting = False
@@ -271,14 +277,14 @@ class TachographCallback(keras.callbacks.Callback):
 
     # Evaluation and prediction -------------------------------------------------------------------------------------
 
-    @_guarded
+    @_hook
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Start an evaluation: a validation inside `fit`, otherwise a test."""
         self._end_test()
         self._begin_run()
         self._test = self._job.begin_span(validation_loop() if self._is_fitting else testing_loop())
 
-    @_guarded
+    @_hook
     def on_test_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """End the previous batch of an evaluation, and start the next."""
         self._end_test_batch()
@@ -292,7 +298,7 @@ class TachographCallback(keras.callbacks.Callback):
             recorder.add_finished_span(name, self._test_batch_start_s, perf_counter(), self._test)
         self._test_batch_start_s = None
 
-    @_guarded
+    @_hook
     def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """End an evaluation and record its results."""
         self._end_test_batch()
@@ -309,7 +315,7 @@ class TachographCallback(keras.callbacks.Callback):
         span, self._test = self._test, None
         self._job.end_span(span)
 
-    @_guarded
+    @_hook
     def on_predict_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Start the span of a prediction."""
         self._job.end_span(self._prediction)
@@ -317,12 +323,12 @@ class TachographCallback(keras.callbacks.Callback):
         self._num_predicted = 0
         self._prediction = self._job.begin_span(timed_span("predict"))
 
-    @_guarded
+    @_hook
     def on_predict_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Count a batch of a prediction."""
         self._num_predicted += 1
 
-    @_guarded
+    @_hook
     def on_predict_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """End the span of a prediction."""
         span, self._prediction = self._prediction, None

@@ -174,6 +174,18 @@ class RunDigest:
         return controls
 
     @property
+    def sampling(self) -> str | None:
+        """How much of the loop is recorded now, as a sentence; None if everything is."""
+        started = time_of(self._attempts[-1].start) if self._attempts else 0.0
+        changes = [record for record in self.latest("event", "sampling_changed") if time_of(record) >= started]
+        every = changes[-1].get("values_every") if changes else None
+        if type(every) is not int or every < 2:
+            return None
+        limit = finite_or_none(changes[-1].get("max_overhead"))
+        reason = f", to keep the cost of recording under {100 * limit:g} % of the step time" if limit else ""
+        return f"loss and phases of one in {every} steps{reason}"
+
+    @property
     def session_tag(self) -> str | None:
         """The tag of the session, the logical job that the run belongs to."""
         tag: str | None = self._tag("session_tag")

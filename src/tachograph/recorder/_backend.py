@@ -20,6 +20,10 @@ class Backend(Protocol):
     losses: LossCounter
     drained_s: float
     """When items were last taken from the buffer, on `time.monotonic`."""
+    busy_s: float
+    """CPU time that the writer thread has spent on items so far."""
+    num_items: int
+    """Items taken from the buffer so far."""
 
     @property
     def saw_array(self) -> bool:

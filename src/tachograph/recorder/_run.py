@@ -149,6 +149,11 @@ class Run:
         """The current number of steps per step record."""
         return self.control_panel.log_every
 
+    @property
+    def max_overhead(self) -> float:
+        """The maximum share of the step time that observing a loop may take."""
+        return self._settings.max_overhead
+
     # Logging steps -------------------------------------------------------------------------------------------------
 
     def log(

@@ -87,6 +87,11 @@ class Writer:
         self.drained_s = 0.0
         """When items were last taken from the buffer; a caller that finds it full checks whether we are working."""
 
+        self.busy_s = 0.0
+        """CPU time spent on items so far, without the periodic tasks."""
+        self.num_items = 0
+        """Items taken from the buffer so far."""
+
     def start(self) -> None:
         """Start the thread."""
         self.files.beat()
@@ -196,13 +201,16 @@ class Writer:
             chunk = [buffer.popleft() for _ in range(min(len(buffer), _CHUNK_SIZE))]
             if not chunk:
                 return
+            self.num_items += len(chunk)
             if self._is_due("attach", _ATTACH_S):
                 with guard("reading the memory in use"):
                     self._builder.attach = memory_fields()
             if self.diagnostics is not None and any(type(item) is tuple for item in chunk):
                 self.diagnostics.on_progress()
+            start_s = time.thread_time()
             try:
                 self._write(self._build(chunk))
+                self.busy_s += time.thread_time() - start_s
                 if self._builder.saw_array:
                     self.divert_training()
             finally:

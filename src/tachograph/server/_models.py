@@ -185,6 +185,8 @@ class RunDetail(RunSummary, kw_only=True):
     goodput: GoodputView | None = None
     phases_s: dict[str, float] = {}
     """Seconds of the training loop by phase."""
+    sampling: str | None = None
+    """How much of the loop is recorded now, as a sentence; null if everything is."""
     num_records: dict[str, int] = {}
     """Number of records by kind."""
     num_lost_records: int = 0

@@ -148,6 +148,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             git=mark_non_finite(start["git"]) if isinstance(start.get("git"), dict) else {},
             goodput=None if goodput is None else _build_goodput(goodput),
             phases_s=digest.phases,
+            sampling=digest.sampling,
             num_records=digest.counts,
             num_lost_records=digest.num_lost_records,
             num_bad_lines=run.num_bad_lines,

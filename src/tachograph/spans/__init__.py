@@ -88,7 +88,7 @@ from tachograph.spans._profiling import profile_block, profile_function
 from tachograph.spans._profiling_config import ProfilingConfig, configure_profiling
 from tachograph.spans._recorder import TrainingRecorder
 from tachograph.spans._scope import SpanScope
-from tachograph.spans._span import ShortSpan, Span, current_span
+from tachograph.spans._span import ObservedIteration, Span, current_span
 from tachograph.spans._timestamp import Timer, TracingTimestamp
 
 __all__ = [
@@ -104,10 +104,10 @@ __all__ = [
     "Event",
     "ExportCustomizationMode",
     "NVTXColor",
+    "ObservedIteration",
     "OneLoggerInitializationAttributes",
     "ProfilingConfig",
     "SaveCheckpointSuccessEventAttributes",
-    "ShortSpan",
     "Span",
     "SpanScope",
     "StandardEventAttributeName",

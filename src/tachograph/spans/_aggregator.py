@@ -30,11 +30,11 @@ from tachograph.spans._names import StandardTrainingJobEventName as Events
 from tachograph.spans._names import StandardTrainingJobSpanName as Names
 from tachograph.spans._parameters import Parameters
 from tachograph.spans._progress import DurationStats, JobTotals, LoopProgress
-from tachograph.spans._span import ShortSpan, Span, ancestors
+from tachograph.spans._span import ObservedIteration, ShortSpan, Span, ancestors
 from tachograph.spans._span_ids import SpanIds
 from tachograph.spans._span_records import SpanRecordBuilder
 
-__all__ = ["AggregatorTask", "DeferredSpans", "SpanAggregator"]
+__all__ = ["AggregatorTask", "SpanAggregator"]
 
 DEFAULT_LOG_EVERY = 50
 """Iterations between checks whether an update is due, where no interval is set: then updates go by time."""
@@ -72,16 +72,6 @@ class AggregatorTask:
         self.run = run
 
 
-class DeferredSpans:
-    """A buffer item: spans whose times the writer thread works out, such as phases timed by a device."""
-
-    __slots__ = ("resolve",)
-    name: ClassVar[None] = None
-
-    def __init__(self, resolve: Callable[[], Sequence[Span]]) -> None:
-        self.resolve = resolve
-
-
 class _Plan(NamedTuple):
     """How to handle the spans of a name."""
 
@@ -101,7 +91,7 @@ class SpanAggregator:
         add_loss: counts a lost record, given the reason.
     """
 
-    ITEM_TYPES = (Span, ShortSpan, AggregatorTask, DeferredSpans)
+    ITEM_TYPES = (Span, ShortSpan, ObservedIteration, AggregatorTask)
 
     def __init__(
         self,
@@ -173,9 +163,6 @@ class SpanAggregator:
         try:
             if type(item) is AggregatorTask:
                 return item.run()
-            if type(item) is DeferredSpans:
-                spans = item.resolve()
-                return self.handle(spans, [latest] * len(spans))
             return self._add_span(item, latest)
         except Exception as fault:  # noqa: BLE001 - a fault costs one item
             return self._count_fault(fault)
@@ -227,6 +214,7 @@ class SpanAggregator:
         first_s = stop_s = items[index].start_s or 0.0
         deadline_s = loop.deadline_s
         durations: list[float] = []
+        observed: list[ObservedIteration] = []
         while index < last:
             span = items[index]
             if span.name is not _ITERATION or span._extras is not None or span._parent is not parent:
@@ -236,6 +224,8 @@ class SpanAggregator:
                 break
             stop_s = span.stop_s
             durations.append(stop_s - start_s)
+            if type(span) is ObservedIteration:
+                observed.append(span)
             index += 1
             if stop_s >= deadline_s:
                 break
@@ -246,6 +236,8 @@ class SpanAggregator:
             index += 1
         try:
             loop.add(durations, first_s, stop_s, self.parameters)
+            if observed:
+                _add_observed(loop, observed)
             if (loop.num_before_check <= 0 or stop_s >= deadline_s) and self._is_due(loop, stop_s):
                 self._latest = latest[index - 1]
                 records += self._report(loop_span, loop, stop_s)
@@ -492,6 +484,21 @@ class SpanAggregator:
         self._recorded_parameters = parameters
         attributes = parameters.to_attributes(self.log_every).to_json()
         return self.records.event(base, steady_s, Events.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
+
+
+def _add_observed(loop: LoopProgress, iterations: list[ObservedIteration]) -> None:
+    """Add what integrations observed of the phases."""
+    for iteration in iterations:
+        if iteration.data_s is None:
+            continue
+        took_s = (iteration.stop_s or 0.0) - (iteration.start_s or 0.0)
+        loop.add_data_wait(iteration.data_s, took_s)
+        busy_s = took_s - iteration.data_s
+        if iteration.phases is None or busy_s <= 0:
+            continue
+        shares = [(_PHASE_OF[name], share) for name, share in iteration.phases.shares(busy_s)]
+        if shares:
+            loop.add_phase_sample(busy_s, shares)
 
 
 def _evaluation_fields(job: JobTotals, stats: DurationStats, since: int) -> dict[str, Any]:

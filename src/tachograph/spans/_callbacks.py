@@ -91,7 +91,8 @@ def _end_iteration(name: Names, finish_time_msec: float | None) -> None:
     if span is None:
         return
     if finish_time_msec is None and span._extras is None:
-        recorder.finish_span(span, recorder.now())
+        span.stop_s = recorder.now()
+        recorder.add_short_span(span)
     else:
         recorder.close_span(span, recorder.times.of_msec(finish_time_msec, "finish_time_msec"))
 

@@ -11,7 +11,7 @@ read, because `sum`, `min` and `max` over a list cost a fraction of updating cou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tachograph.spans._parameters import Parameters
@@ -114,6 +114,10 @@ class LoopProgress:
         self._durations: list[float] = []
         self._held: dict[object, list[tuple[str, float, float]]] = {}
         self._check_at = 1
+        self._shares: dict[str, float] = {}
+        """The shares of the phases in the last sampled iterations, without the time that they waited for data."""
+        self._data_share: float | None = None
+        """The share of the time that the last observed iterations waited for data; None if none was observed."""
         self._start_window(start_s)
 
     def start(self, parameters: Parameters, iterations_start: int | None, samples_start: int | None) -> None:
@@ -145,6 +149,9 @@ class LoopProgress:
         self._num_tokens: int | None = None
         self._flops: float | None = None
         self.phases = PhaseTimes(start_s)
+        self._data_s = self._observed_s = 0.0
+        self._sampled_s = 0.0
+        self._sampled: dict[str, float] = {}
 
     @property
     def num_unreported(self) -> int:
@@ -182,6 +189,44 @@ class LoopProgress:
         """Count all phases that are held back, those of iterations first."""
         for iteration in sorted(self._held, key=lambda iteration: iteration is None):
             self.release(iteration)
+
+    def add_data_wait(self, data_s: float, took_s: float) -> None:
+        """Add the time that an observed iteration waited for data.
+
+        Args:
+            data_s: how long it waited.
+            took_s: how long it took in total.
+        """
+        self._data_s += data_s
+        self._observed_s += took_s
+
+    def add_phase_sample(self, busy_s: float, shares: Iterable[tuple[str, float]]) -> None:
+        """Add the phases of a sampled iteration.
+
+        Args:
+            busy_s: the duration of the iteration without the time in which it waited for data.
+            shares: phases, each with its share of that duration.
+        """
+        self._sampled_s += busy_s
+        for phase, share in shares:
+            self._sampled[phase] = self._sampled.get(phase, 0.0) + share * busy_s
+
+    def _split_iterations(self) -> None:
+        """Divide the time inside iterations among their phases, as in the sampled iterations."""
+        seconds = self.phases.seconds
+        if self._sampled_s > 0:
+            self._shares = {phase: sampled_s / self._sampled_s for phase, sampled_s in self._sampled.items()}
+        if self._observed_s > 0:
+            self._data_share = min(1.0, self._data_s / self._observed_s)
+        if self._data_share is None or "iteration" not in seconds:
+            return  # no integration observes this loop; its phases, if any, were recorded one by one
+        data_s = self._data_share * seconds["iteration"]
+        busy_s = seconds["iteration"] - data_s
+        if data_s > 0:
+            seconds["data"] = seconds.get("data", 0.0) + data_s
+        for phase, share in self._shares.items():
+            seconds[phase] = seconds.get(phase, 0.0) + share * busy_s
+        seconds["iteration"] = max(0.0, busy_s * (1 - sum(self._shares.values())))
 
     @property
     def num_before_check(self) -> int:
@@ -250,6 +295,7 @@ class LoopProgress:
     def report(self, parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the figures of the job and of the window, and start the next window."""
         self.fold(parameters)
+        self._split_iterations()
         window = self._window(parameters)
         self._end_window()
         return self._job(parameters, window), window

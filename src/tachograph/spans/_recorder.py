@@ -13,7 +13,7 @@ import os
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import Any, Literal
 
@@ -21,13 +21,13 @@ from tachograph._base.guard import guard, warn
 from tachograph.exceptions import TachographError
 from tachograph.recorder import BACKPRESSURE_SIZE, BufferItem, Run, error_fields, error_message, error_type
 from tachograph.records import LazyValue
-from tachograph.spans._aggregator import AggregatorTask, DeferredSpans, SpanAggregator
+from tachograph.spans._aggregator import AggregatorTask, SpanAggregator
 from tachograph.spans._attributes import Attributes, attributes_of
 from tachograph.spans._event import ErrorEvent, Event
 from tachograph.spans._filter import ExportCustomizationMode, SpanFilter
 from tachograph.spans._names import text_of
 from tachograph.spans._parameters import Parameters, ParameterSource
-from tachograph.spans._span import ShortSpan, Span, SpanName, ancestors, current_span, skip_stopped
+from tachograph.spans._span import ObservedIteration, ShortSpan, Span, SpanName, ancestors, current_span, skip_stopped
 from tachograph.spans._span_ids import SpanIds
 from tachograph.spans._time_converter import TimeConverter
 from tachograph.spans._timestamp import TracingTimestamp
@@ -81,7 +81,8 @@ class TrainingRecorder:
             self.ids, wall_s=self.times.wall_s, log_every=lambda: run.log_every, add_loss=self.add_loss
         )
         if self._backend is not None:
-            self._backend.add_handler(SpanAggregator.ITEM_TYPES, self.aggregator, deferrable=(ShortSpan,))
+            short = (ShortSpan, ObservedIteration)
+            self._backend.add_handler(SpanAggregator.ITEM_TYPES, self.aggregator, deferrable=short)
         self.detached: dict[str, Span] = {}
         """Iterations started by a callback, which may be stopped in another thread or task."""
         self._lock = threading.RLock()
@@ -325,25 +326,16 @@ class TrainingRecorder:
 
     # Iterations and phases that integrations observe ---------------------------------------------------------------
 
-    def start_iteration(self, name: SpanName, start_s: float, parent: Span) -> Span:
-        """Return a short span that `finish_span` records when it stops; it does not become the current span."""
-        return ShortSpan(name, self, start_s, None, parent)
-
-    def finish_span(self, span: Span, stop_s: float) -> None:
-        """Record a short span from `start_iteration`."""
-        span.stop_s = stop_s
+    def add_short_span(self, span: Span) -> None:
+        """Record a short span that has stopped."""
         if len(self.buffer) > BACKPRESSURE_SIZE:
             self.add_under_pressure(span)
         else:
             self.buffer.append(span)
 
     def add_finished_span(self, name: SpanName, start_s: float, stop_s: float, parent: Span) -> None:
-        """Record a short span that has stopped already."""
-        self.finish_span(ShortSpan(name, self, start_s, None, parent), stop_s)
-
-    def add_deferred_spans(self, resolve: Callable[[], Sequence[Span]]) -> None:
-        """Record short spans whose times the writer thread works out by calling a function."""
-        self.put(DeferredSpans(resolve))
+        """Record a short span that has stopped, by its times."""
+        self.add_short_span(ShortSpan(name, self, start_s, stop_s, parent))
 
     def add_under_pressure(self, span: Span) -> None:
         """Queue a short span while the buffer is filling up."""

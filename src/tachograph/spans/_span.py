@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from enum import Enum
 from typing import Any, Protocol
@@ -27,7 +27,18 @@ from tachograph.spans._event import Event
 from tachograph.spans._names import StandardEventName, StandardSpanAttributeName, text_of
 from tachograph.spans._timestamp import TracingTimestamp
 
-__all__ = ["ShortSpan", "Span", "SpanExtras", "SpanName", "SpanOwner", "ancestors", "current_span", "skip_stopped"]
+__all__ = [
+    "ObservedIteration",
+    "PhaseSample",
+    "ShortSpan",
+    "Span",
+    "SpanExtras",
+    "SpanName",
+    "SpanOwner",
+    "ancestors",
+    "current_span",
+    "skip_stopped",
+]
 
 SpanName = Enum | str
 
@@ -317,6 +328,26 @@ class ShortSpan(Span, eq=False, gc=False):
 
     The garbage collector does not track these: nothing that a short span refers to refers back to it.
     """
+
+
+class PhaseSample(Protocol):
+    """The phases of one iteration, measured to estimate those of the iterations around it."""
+
+    def shares(self, busy_s: float) -> Iterable[tuple[SpanName, float]]:
+        """Return each phase with its share of the iteration, on the writer thread.
+
+        Args:
+            busy_s: the duration of the iteration without the time in which it waited for data.
+        """
+        ...
+
+
+class ObservedIteration(ShortSpan, eq=False, gc=False):
+    """An iteration that an integration observed from outside, with what it knows about the phases."""
+
+    data_s: float | None = 0.0
+    """How long the iteration waited for data; None if that was not observed."""
+    phases: Any = None  # a PhaseSample, in some iterations; msgspec cannot have a protocol here
 
 
 def ancestors(span: Span | None) -> Iterator[Span]:

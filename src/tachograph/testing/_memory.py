@@ -71,6 +71,8 @@ class _MemoryWriter:
         self.buffer: deque[BufferItem] = deque()
         self.losses = LossCounter()
         self.drained_s = 0.0
+        self.busy_s = 0.0
+        self.num_items = 0
         self.records: list[dict[str, Any]] = []
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -588,3 +589,53 @@ def test_state_does_not_grow(script, name):
     assert [iteration.step for iteration in script.iterations] == list(range(500))
     assert max(len(iteration.marks) for iteration in script.iterations) < 10
     assert max(len(iteration.waits) for iteration in script.iterations) <= 1
+
+
+# Sampling ------------------------------------------------------------------------------------------------------------
+
+
+class SampledScript(Script):
+    """A script of which every second iteration is recorded in detail."""
+
+    def __init__(self, num_optimizers: int = 1) -> None:
+        super().__init__()
+        numbers = itertools.count()
+        self.num_optimizers = num_optimizers
+        self.state._sample = lambda: (next(numbers) % 2 == 0,) * 2
+
+    def train_all(self, num_iterations: int) -> list[Iteration]:
+        for _ in range(num_iterations):
+            self.fetch()
+            for optimizer in range(self.num_optimizers):
+                self.backward(1.0)
+                self.step(optimizer)
+        self.end()
+        return self.iterations
+
+
+def test_iterations_without_values_are_counted():
+    iterations = SampledScript().train_all(9)
+    assert [iteration.step for iteration in iterations] == list(range(9))
+    assert [bool(iteration.losses) for iteration in iterations[1:]] == [True, False] * 4
+    assert all(bool(iteration.losses) == iteration.records_values for iteration in iterations)
+
+
+def test_several_optimizers_are_sampled_together():
+    iterations = SampledScript(num_optimizers=2).train_all(12)
+    assert len(iterations) == 12
+    recorded = [iteration for iteration in iterations[2:] if iteration.records_values]
+    assert len(recorded) == 5 and all(iteration.losses == [1.0, 1.0] for iteration in recorded)
+    sampled = [iteration for iteration in iterations[2:] if iteration.marks.is_complete]
+    assert len(sampled) == 5
+
+
+def test_unsampled_gradients_are_not_mistaken_for_validation():
+    script = SampledScript()
+    script.train()
+    script.train()
+    script.fetch()  # the loss of this batch is not recorded, and its gradients are accumulated
+    script.backward()
+    script.exhaust()
+    script.train()
+    script.end()
+    assert len(script.iterations) == 3 and script.iterations[-1].num_backwards == 2

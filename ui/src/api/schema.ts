@@ -100,6 +100,8 @@ export interface RunDetail {
   goodput: GoodputView | null;
   /** Seconds of the training loop by phase. */
   phases_s: Record<string, number>;
+  /** How much of the loop is recorded now, as a sentence; null if everything is. */
+  sampling: string | null;
   /** Number of records by kind. */
   num_records: Record<string, number>;
   num_lost_records: number;

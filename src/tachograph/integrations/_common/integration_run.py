@@ -14,7 +14,7 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -22,13 +22,16 @@ from tachograph._base import ranks
 from tachograph._base.guard import guard
 from tachograph._init import init
 from tachograph.exceptions import ConfigError, TachographError, did_you_mean
+from tachograph.integrations._common.governor import OverheadGovernor
 from tachograph.integrations._common.phases import PhaseMarks
+from tachograph.integrations._common.tensors import number_from
 from tachograph.integrations._common.tracer import StepTracer
 from tachograph.journal import RunFolder, read_records
 from tachograph.recorder import Run, current_run, latest_run
 from tachograph.records import check_run_name
 from tachograph.settings import Settings, resolve_settings
 from tachograph.spans import (
+    ObservedIteration,
     Span,
     SpanScope,
     StandardTrainingJobSpanName,
@@ -116,6 +119,7 @@ class IntegrationRun:
     Attributes:
         run: the run, once it was found or started.
         owns_run: whether it was started for this job, and ends with it.
+        governor: decides which iterations are recorded in detail; hooks add their time to it.
         first_step: the number of the first step: 1 for frameworks that count completed steps.
         world_size: the number of processes that train together, as of the start of the run or the loop.
     """
@@ -126,7 +130,11 @@ class IntegrationRun:
         self._recorder: TrainingRecorder | None = None
         self._application: Span | None = None
         self._loop: Span | None = None
-        self._iteration: Span | None = None
+        self._iteration: ObservedIteration | None = None
+        self.governor = OverheadGovernor()
+        self.records_values = True
+        """Whether to record the values of the current iteration."""
+        self._samples_phases = True
         self._tracer: StepTracer | None = None
         self.run: Run | None = None
         self.owns_run = False
@@ -176,6 +184,7 @@ class IntegrationRun:
         self.run = live
         self.world_size = ranks.world_size()
         self._recorder = recorder_of(live)
+        self.governor.limit(live.max_overhead, live.backend, self._record_sampling)
         if self.owns_run:
             self._application = application(run=live).start_at(_process_start_msec())
             atexit.register(self._close_application)
@@ -293,15 +302,23 @@ class IntegrationRun:
 
     def begin_iteration(self, start_s: float | None = None) -> None:
         """Start an iteration, now or at a time on `perf_counter`. An unfinished one is discarded."""
-        if self._loop is not None and self._recorder is not None:
-            at_s = perf_counter() if start_s is None else start_s
-            self._iteration = self._recorder.start_iteration(_ITERATION, at_s, self._loop)
+        self.records_values, self._samples_phases = self.governor.start_iteration()
+        self.open_iteration(perf_counter() if start_s is None else start_s)
 
-    def phase(self, name: Names, start_s: float, stop_s: float) -> None:
-        """Record a phase of the current iteration, between two times on `perf_counter`."""
-        parent = self._iteration or self._loop
-        if parent is not None and self._recorder is not None and not self._recorder.is_closed:
-            self._recorder.add_finished_span(name, start_s, stop_s, parent)
+    def open_iteration(self, start_s: float) -> None:
+        """Start an iteration whose sampling the caller has decided itself, by asking the governor."""
+        if self._loop is not None and self._recorder is not None:
+            self._iteration = ObservedIteration(_ITERATION, self._recorder, start_s, None, self._loop)
+
+    def new_marks(self, is_cuda: bool) -> PhaseMarks:
+        """Return marks for the phases of the current iteration, which do nothing if it is not sampled."""
+        return PhaseMarks(is_cuda, self._samples_phases)
+
+    def add_data_wait(self, start_s: float, stop_s: float) -> None:
+        """Add a wait for data to the current iteration, between two times on `perf_counter`."""
+        iteration = self._iteration
+        if iteration is not None and iteration.data_s is not None:
+            iteration.data_s += max(0.0, stop_s - max(start_s, iteration.start_s or 0.0))
 
     def end_iteration(
         self, stop_s: float | None = None, *, begins_next: bool = False, marks: PhaseMarks | None = None
@@ -311,19 +328,53 @@ class IntegrationRun:
         Args:
             stop_s: its end on `perf_counter`; now if not given.
             begins_next: whether the next iteration starts at the same time.
-            marks: its phases, if they were not recorded with `phase`.
+            marks: its phases, if they were sampled.
         """
         at_s = perf_counter() if stop_s is None else stop_s
         iteration, self._iteration = self._iteration, None
         if iteration is not None and self._recorder is not None and not self._recorder.is_closed:
-            if marks is not None and len(marks):
-                marks.submit(self._recorder, iteration, at_s)
-            else:
-                self._recorder.finish_span(iteration, at_s)
+            iteration.stop_s = at_s
+            if marks is not None and marks.is_complete:
+                iteration.phases = marks
+            self._recorder.add_short_span(iteration)
+        self.governor.end_iteration(at_s)
         self._num_done += 1
         self._handle_requests()
         if begins_next:
             self.begin_iteration(at_s)
+
+    @property
+    def can_rest(self) -> bool:
+        """Whether iterations may be counted without being observed: no trace of the next steps is requested."""
+        return self._tracer is None or self._tracer.is_idle
+
+    def add_iterations(self, start_s: float, stops_s: Sequence[float]) -> None:
+        """Record iterations that were only counted.
+
+        Args:
+            start_s: when the first one started.
+            stops_s: when each of them ended, which is when the next one started.
+        """
+        recorder, loop = self._recorder, self._loop
+        if recorder is not None and loop is not None and not recorder.is_closed:
+            for stop_s in stops_s:
+                recorder.add_short_span(ObservedIteration(_ITERATION, recorder, start_s, stop_s, loop, data_s=None))
+                start_s = stop_s
+        self._num_done += len(stops_s)
+        self._handle_requests()
+
+    def read_scalar(self, value: Any) -> Any:
+        """Return a number or a scalar tensor as `number_from` does, and count no more than its launch."""
+        self.governor.values_handled()
+        if value is None or type(value) is float or type(value) is int:
+            return value
+        return self.governor.read_device(number_from, value)
+
+    def _record_sampling(self, every: int, overhead: float) -> None:
+        """Record that the values and phases of fewer or more iterations are recorded from now on."""
+        if self.run is not None and self.is_open:
+            limit = self.run.max_overhead
+            self.run.event("sampling_changed", values_every=every, max_overhead=limit, overhead=round(overhead, 4))
 
     def _handle_requests(self) -> None:
         if self._tracer is not None:

@@ -5,6 +5,10 @@ the call belongs to the loop at all, reads the clock, the loss or the learning r
 machine and records its outputs: iterations, phases, validations, epochs, metrics. How the loop is recognised is
 described in `loop_state`.
 
+If the governor wants only some iterations in detail, the observer rests in between: hooks return at once, and only the
+ends of the optimizer steps are kept, which are the ends of the iterations. Anything that is not part of a usual
+iteration (the end of the data, a batch without gradients, a skipped step, a checkpoint) wakes it up first.
+
 A call does not belong to the loop if another thread makes it than the one that trains, or if something else, such as
 a framework's callback, already marks the iterations of this run.
 
@@ -13,6 +17,7 @@ Everything here runs in the training thread. Nothing may raise or wait.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -23,6 +28,7 @@ from typing import Any
 
 from tachograph._base.guard import guard, guarded
 from tachograph.exceptions import ConfigError
+from tachograph.integrations._common.governor import timed_hook
 from tachograph.integrations._common.integration_run import IntegrationRun, Names, RunOptions
 from tachograph.integrations._common.loop_state import (
     EpochFinished,
@@ -36,7 +42,7 @@ from tachograph.integrations._common.loop_state import (
     ValidationStarted,
 )
 from tachograph.integrations._common.manual_spans import is_inside, is_iteration_marked
-from tachograph.integrations._common.tensors import gradient_norm, loss_value, number_from, steps_completed, sum_losses
+from tachograph.integrations._common.tensors import gradient_norm, steps_completed, sum_losses, unscaled_loss
 from tachograph.recorder import Run, latest_run
 from tachograph.spans import Span, TrainingRecorder, checkpoint_save, current_span, validation_loop
 
@@ -47,6 +53,9 @@ _SAVES = frozenset({Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC})
 _EVALUATIONS = frozenset({Names.VALIDATION_LOOP, Names.TESTING_LOOP})
 
 _NO_CONTROL = "`tacho run` observes a plain loop but cannot control it; send the process a signal instead"
+
+_NUM_HOOKS = 4
+"""Hooks in an iteration: request for a batch, backward pass, and before and after the step of the optimizer."""
 
 _active: list[LoopObserver] = []
 
@@ -69,6 +78,8 @@ class CompiledState:
 
     ran_backward = False
     ran_step = False
+    was_seen = False
+    """Whether a flag was ever set. Set by the observer."""
 
 
 class LoopObserver:
@@ -84,7 +95,9 @@ class LoopObserver:
     def __init__(self, options: RunOptions, *, method: str, logs_into_any: bool) -> None:
         self.method = method
         self.logs_into_any = logs_into_any
-        self.state = LoopState()
+        self._options = options
+        self._use(IntegrationRun("pytorch", options))
+        self.state = LoopState(self._sample)
         self.compiled = CompiledState()
         self.watched: set[int] | None = None
         """The ids of the watched optimizers; None if all are watched."""
@@ -92,8 +105,6 @@ class LoopObserver:
         """Facts about the model for the `instrumented` event."""
         self.norm_every = 0
         """Compute the gradient norm every this many steps if the script does not; 0: never."""
-        self._options = options
-        self._integration = IntegrationRun("pytorch", options)
         self._cannot_start = False
         self._thread_id: int | None = None
         """The thread that trains. Until an optimizer steps, the last thread that made an observed call."""
@@ -103,6 +114,22 @@ class LoopObserver:
         self._is_saving = False
         self._is_in_backward = False
         self._validation: Span | None = None
+        self.is_resting = False
+        """Whether iterations are only counted at present. The wrappers of torch's functions check it first."""
+        self._num_to_rest = 0
+        self._rest_start_s = self._rest_spent_s = 0.0
+        self._rest_stops_s: list[float] = []
+        """When the iterations since `_rest_start_s` ended."""
+        self._last_optimizer: int | None = None
+        """The optimizer that stepped last in the last iteration; each of its steps ends one."""
+
+    def _use(self, integration: IntegrationRun) -> None:
+        self._integration = integration
+        self.governor = integration.governor
+        """Decides which iterations are recorded in detail. Every hook adds its time to it."""
+
+    def _sample(self) -> tuple[bool, bool]:
+        return self.governor.start_iteration()
 
     @property
     def has_started(self) -> bool:
@@ -127,13 +154,14 @@ class LoopObserver:
         recorded = self._integration.run
         if recorded is run:
             return
+        self.wake_up()
         if recorded is not None and self._integration.is_open:
             raise ConfigError(
                 f"run={run.name!r}: the loop is recorded into {recorded.name!r}, which is still running; "
                 "finish that run first, or close its watch"
             )
         self._options = RunOptions(run, None, {})
-        self._integration = IntegrationRun("pytorch", self._options)
+        self._use(IntegrationRun("pytorch", self._options))
         self.state.recording_stopped(resets_count=True)
 
     # Which calls belong to the loop --------------------------------------------------------------------------------
@@ -171,6 +199,8 @@ class LoopObserver:
 
     def fetch(self, get: Callable[[], Any]) -> Any:
         """Call `get` for the next batch and time it. Exceptions propagate; `StopIteration` means no more data."""
+        if self.is_resting:
+            return self._fetch_resting(get)
         if self._is_fetching or self._is_ignored():
             return get()
         self._is_fetching = True
@@ -186,7 +216,19 @@ class LoopObserver:
         self._batch_received(start_s)
         return batch
 
-    @guarded("observing the request for a batch")
+    def _fetch_resting(self, get: Callable[[], Any]) -> Any:
+        if not sys.modules["torch"].is_grad_enabled():
+            self.wake_up()
+            return self.fetch(get)
+        try:
+            return get()
+        except StopIteration:
+            if self.is_resting:  # not a nested loader that has woken it up
+                self.wake_up()
+                self._data_exhausted()
+            raise
+
+    @timed_hook("observing the request for a batch")
     def _batch_requested(self, now_s: float) -> None:
         state, compiled = self.state, self.compiled
         if compiled.ran_step or compiled.ran_backward:
@@ -200,7 +242,7 @@ class LoopObserver:
         if outputs:
             self._record(outputs)
 
-    @guarded("observing a batch")
+    @timed_hook("observing a batch")
     def _batch_received(self, start_s: float) -> None:
         outputs = self.state.batch_received(start_s, perf_counter(), sys.modules["torch"].is_grad_enabled())
         if outputs:
@@ -241,7 +283,7 @@ class LoopObserver:
             self._backward_finished()
         return result
 
-    @guarded("observing the backward pass")
+    @timed_hook("observing the backward pass")
     def _backward_started(self, loss: Any) -> None:
         state, compiled = self.state, self.compiled
         if compiled.ran_step or compiled.ran_backward:
@@ -251,19 +293,20 @@ class LoopObserver:
             if getattr(getattr(first, "device", None), "type", "cpu") == "cuda":
                 state.cuda_detected()
         if state.backward_started(perf_counter()):
-            state.add_loss(loss_value(loss, is_scaled=state.latest.is_scaled))
+            state.add_loss(self._integration.read_scalar(unscaled_loss(loss, is_scaled=state.latest.is_scaled)))
 
-    @guarded("observing the end of the backward pass")
+    @timed_hook("observing the end of the backward pass")
     def _backward_finished(self) -> None:
         self.state.backward_finished(perf_counter())
 
-    @guarded("observing a gradient norm")
+    @timed_hook("observing a gradient norm")
     def gradients_clipped(self, norm: Any) -> None:
         """Handle the norm of all gradients, as returned by clipping."""
-        if not self._is_ignored() and self.state.latest.norm is None:
-            self.state.norm_computed(number_from(norm))
+        latest = self.state.latest
+        if latest.records_values and latest.norm is None and not self._is_ignored():
+            self.state.norm_computed(self._integration.read_scalar(norm))
 
-    @guarded("observing a scaled loss")
+    @timed_hook("observing a scaled loss")
     def loss_scaled(self) -> None:
         """Handle that a loss was scaled."""
         if not self._is_ignored():
@@ -271,7 +314,7 @@ class LoopObserver:
 
     # Optimizers ----------------------------------------------------------------------------------------------------
 
-    @guarded("observing the start of an optimizer step")
+    @timed_hook("observing the start of an optimizer step")
     def step_started(self, optimizer: Any) -> None:
         """Handle that an optimizer is about to step."""
         # A step taken inside the backward pass may run in a thread of the autograd engine.
@@ -284,28 +327,72 @@ class LoopObserver:
         if outputs:
             self._record(outputs)
         now_s = perf_counter()
-        groups = optimizer.param_groups
-        state.update_started(now_s, number_from(groups[0].get("lr")) if groups else None)
-        is_norm_due = self.norm_every and state.current.norm is None and state.num_steps % self.norm_every == 0
+        groups, current = optimizer.param_groups, state.current
+        has_lr = current.records_values and groups
+        state.update_started(now_s, self._integration.read_scalar(groups[0].get("lr")) if has_lr else None)
+        is_norm_due = self.norm_every and current.norm is None and state.num_steps % self.norm_every == 0
         # With `grad_scale` the optimizer unscales the gradients itself, later.
         if is_norm_due and getattr(optimizer, "grad_scale", None) is None:
-            state.norm_computed(number_from(gradient_norm(groups)))
+            state.norm_computed(self._integration.read_scalar(gradient_norm(groups)))
 
-    @guarded("observing an optimizer step")
+    @timed_hook("observing an optimizer step")
     def step_finished(self, optimizer: Any) -> None:
         """Handle that an optimizer has stepped."""
         state = self.state
         if state.stepping is None or (not self._is_in_backward and threading.get_ident() != self._thread_id):
             return  # its start was not observed
         now_s = perf_counter()
-        outputs = state.step_finished(id(optimizer), now_s, is_iteration_marked(self._integration.run))
+        self._last_optimizer = id(optimizer)
+        outputs = state.step_finished(self._last_optimizer, now_s, is_iteration_marked(self._integration.run))
         self._thread_trains = state.has_seen_backward
         if outputs:
             self._record(outputs, optimizer)
 
+    def step_rested(self, optimizer: Any) -> None:
+        """Count the step of an optimizer while resting."""
+        now_s = perf_counter()
+        self.state.num_optimizer_steps += 1
+        if id(optimizer) != self._last_optimizer:
+            return
+        self._rest_stops_s.append(now_s)
+        if len(self._rest_stops_s) >= self._num_to_rest:
+            self.wake_up(is_between_steps=True)
+        # The other hooks of the iteration are about as short as this one.
+        self._rest_spent_s += _NUM_HOOKS * (perf_counter() - now_s)
+
+    @guarded("resting")
+    def _rest(self) -> None:
+        """Only count the iterations, from the current one to the last before the next that is recorded in detail."""
+        state, compiled = self.state, self.compiled
+        num_skippable = self.governor.num_skippable
+        if num_skippable > 0 and state.can_rest and self._integration.can_rest and not compiled.was_seen:
+            self._num_to_rest = 1 + num_skippable  # the governor has counted the current one already
+            self._rest_start_s = state.current.began_s if state.current.began_s is not None else perf_counter()
+            self._rest_spent_s = 0.0
+            self._rest_stops_s = []
+            self.is_resting = True
+
+    @guarded("waking up")
+    def wake_up(self, *, is_between_steps: bool = False) -> None:
+        """Record the iterations that were only counted, and observe again.
+
+        Args:
+            is_between_steps: whether the step of an optimizer has just ended an iteration.
+        """
+        if not self.is_resting:
+            return
+        self.is_resting = False
+        stops_s, start_s = self._rest_stops_s, self._rest_start_s
+        if stops_s:
+            self._integration.add_iterations(start_s, stops_s)
+            steps_s = [stop_s - start_s for start_s, stop_s in itertools.pairwise([start_s, *stops_s])]
+            self.governor.skip(steps_s, self._rest_spent_s)
+        self.state.rested(len(stops_s), stops_s[-1] if stops_s else start_s, is_between_steps=is_between_steps)
+
     @guarded("observing a skipped step")
     def step_skipped(self, optimizer: Any) -> None:
         """Handle that a step was skipped because gradients were not finite."""
+        self.wake_up()
         is_watched = self.watched is None or id(optimizer) in self.watched
         if not is_watched or self.compiled.ran_step or not self.state.has_seen_backward or self._is_ignored():
             return
@@ -316,6 +403,7 @@ class LoopObserver:
     def _apply_compiled(self) -> None:
         """Pass on the flags that compiled code has set since the last event."""
         compiled = self.compiled
+        compiled.was_seen = compiled.was_seen or compiled.ran_backward or compiled.ran_step
         if compiled.ran_backward:
             compiled.ran_backward = False
             self.state.compiled_backward_seen()
@@ -330,6 +418,7 @@ class LoopObserver:
 
     def save(self, write: Callable[[], Any], path: Any) -> Any:
         """Call `write` and record it as a checkpoint, if it is the outermost save and training has begun."""
+        self.wake_up()
         if (
             not self.state.has_stepped
             or self._is_saving
@@ -394,13 +483,13 @@ class LoopObserver:
             began_s = iteration.step_s if iteration.began_s is None else iteration.began_s
             if not integration.is_in_loop:
                 integration.begin_loop(iteration.step, start_s=began_s)
-            integration.begin_iteration(began_s)
+            integration.open_iteration(began_s)
             for start_s, stop_s in iteration.waits:
-                integration.phase(Names.DATA_LOADING, start_s, stop_s)
+                integration.add_data_wait(start_s, stop_s)
             integration.end_iteration(iteration.step_s, marks=iteration.marks)
         if integration.owns_run or self.logs_into_any:
             values: dict[str, Any] = {}
-            if (loss := sum_losses(iteration.losses)) is not None:
+            if iteration.records_values and (loss := sum_losses(iteration.losses)) is not None:
                 values["train_loss"] = loss
             if iteration.lr is not None:
                 values["lr"] = iteration.lr
@@ -408,8 +497,11 @@ class LoopObserver:
                 values["grad_norm"] = iteration.norm
             if values:
                 run.log(values, step=iteration.step)
+                self.governor.values_handled()
         if integration.owns_run and self.method == "inferred":
             run.reject_requests(_NO_CONTROL)
+        if not iteration.is_manual and len(iteration.stepped) > 0:
+            self._rest()
 
     def _start_run(self, optimizer: Any = None) -> None:
         """Find the run, or start one."""
@@ -434,6 +526,7 @@ class LoopObserver:
     @guarded("closing the observer of the loop")
     def close(self) -> None:
         """Record what is left of the loop. The run is still running afterwards."""
+        self.wake_up()
         if not self._integration.is_open and self.state.is_recording:
             self.state.recording_stopped()
         self._apply_compiled()

@@ -32,7 +32,7 @@ Nothing is counted until a run is recording. The first event that only training 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -67,13 +67,15 @@ class Iteration:
         "lr",
         "marks",
         "norm",
+        "num_backwards",
+        "records_values",
         "step",
         "step_s",
         "stepped",
         "waits",
     )
 
-    def __init__(self, began_s: float | None, is_cuda: bool) -> None:
+    def __init__(self, began_s: float | None, marks: PhaseMarks, *, records_values: bool = True) -> None:
         self.step = -1
         """Its number, once it is finished."""
         self.began_s = began_s
@@ -83,25 +85,24 @@ class Iteration:
         """Whether a loss was scaled in it."""
         self.waits: list[tuple[float, float]] = []
         """Start and end of each wait for a batch."""
+        self.num_backwards = 0
+        """Backward passes that did not fail."""
         self.losses: list[Any] = []
         self.norm: Any = None
         self.lr: Any = None
-        self.marks = PhaseMarks(is_cuda)
+        self.marks = marks
+        self.records_values = records_values
+        """Whether its loss, learning rate and gradient norm are to be read."""
         self.stepped: set[int] = set()
         """The optimizers that have stepped in it."""
         self.step_s: float | None = None
         """When an optimizer last stepped; None until one has."""
 
-    @classmethod
-    def started(cls, began_s: float, is_cuda: bool) -> Iteration:
-        """Return an iteration whose first phase starts now."""
-        iteration = cls(began_s, is_cuda)
-        iteration.marks.mark(None, began_s)
-        return iteration
-
     def merge(self, following: Iteration) -> None:
         """Add what happened after the last step, because it belongs to this iteration too."""
         self.is_scaled = self.is_scaled or following.is_scaled
+        self.num_backwards += following.num_backwards
+        self.records_values = self.records_values and following.records_values  # the sum of some losses is wrong
         self.losses += following.losses
         self.norm = following.norm if self.norm is None else self.norm
         self.marks.extend(following.marks)
@@ -161,9 +162,13 @@ class LoopState:
     """The state of the loop. Every method that is an event returns its outputs in the order in which they happened.
 
     Times are seconds of `perf_counter`. Optimizers are identified by `id`.
+
+    Args:
+        sample: called when an iteration starts; returns whether to record its values, and whether to sample its phases.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sample: Callable[[], tuple[bool, bool]] = lambda: (True, True)) -> None:
+        self._sample = sample
         self.observes_steps = False
         """Whether optimizer steps are reported; if not, an iteration is a batch."""
         self.is_cuda = False
@@ -174,11 +179,13 @@ class LoopState:
         self.num_optimizer_steps = 0
         """Steps of any optimizer, including those that are not training."""
         self.has_seen_backward = False
-        self.current = Iteration(None, is_cuda=False)
+        self.current = self._new_iteration(None)
         self.latest = self.current
         """The iteration that new observations are added to: `_following` if there is one, else `current`."""
         self._following: Iteration | None = None
         """What happened after the last step of `current`; None until it has stepped."""
+        self._num_stepping = 1
+        """How many optimizers stepped in the last iteration."""
         self.stepping: int | None = None
         """The outermost optimizer whose step is in progress."""
         self._loss_added_to: list[Any] | None = None
@@ -194,6 +201,10 @@ class LoopState:
         self._num_batches_without_backward = 0
         """The batches of them received since the last backward pass."""
 
+    def _new_iteration(self, began_s: float | None, sampling: tuple[bool, bool] | None = None) -> Iteration:
+        records_values, samples_phases = self._sample() if sampling is None else sampling
+        return Iteration(began_s, PhaseMarks(self.is_cuda, samples_phases), records_values=records_values)
+
     @property
     def has_stepped(self) -> bool:
         """Whether any iteration has come as far as an optimizer step."""
@@ -208,7 +219,8 @@ class LoopState:
         self._num_epochs = 0
         self.num_steps = self._epoch_start_step = first_step
         if self._following is not None:
-            self._following = self.latest = Iteration.started(now_s, self.is_cuda)
+            self._following = self.latest = self._new_iteration(now_s)
+            self._following.marks.mark(None, now_s)
 
     def recording_stopped(self, *, resets_count: bool = False) -> None:
         """Handle that the run has ended, or that another run was chosen, which resets the count of steps."""
@@ -218,7 +230,7 @@ class LoopState:
 
     def thread_changed(self) -> None:
         """Handle that another thread trains now; discard what the previous one did not finish."""
-        self.current = self.latest = Iteration(None, self.is_cuda)
+        self.current = self.latest = self._new_iteration(None)
         self._following = None
 
     def cuda_detected(self) -> None:
@@ -309,10 +321,10 @@ class LoopState:
         Args:
             began_s: when the next iteration begins; None if unknown until its first batch.
         """
-        if not self.current.losses:
-            self.current = (
-                Iteration(None, self.is_cuda) if began_s is None else Iteration.started(began_s, self.is_cuda)
-            )
+        if not self.current.num_backwards:
+            self.current = self._new_iteration(began_s)
+            if began_s is not None:
+                self.current.marks.mark(None, began_s)
             self.latest = self.current if self._following is None else self._following
 
     # Backward ------------------------------------------------------------------------------------------------------
@@ -324,8 +336,9 @@ class LoopState:
         if latest.began_s is None:
             latest.began_s = now_s
         self._num_batches_without_backward = 0
+        latest.num_backwards += 1
         latest.marks.mark(Names.MODEL_FORWARD, now_s)
-        return self.stepping is None or not latest.losses
+        return latest.records_values and (self.stepping is None or not latest.losses)
 
     def add_loss(self, loss: Any) -> None:
         """Add the loss of the backward pass in progress."""
@@ -341,6 +354,7 @@ class LoopState:
 
     def backward_failed(self) -> None:
         """Handle a backward pass that raised: the script may try it again."""
+        self.latest.num_backwards -= 1
         if self._loss_added_to is not None:
             self._loss_added_to.pop()
 
@@ -412,14 +426,19 @@ class LoopState:
         current.stepped.add(optimizer)
         current.step_s = now_s
         current.is_manual = current.is_manual or is_manual
-        # Not `started`: this is the hot path.
-        self._following = self.latest = following = Iteration(now_s, self.is_cuda)
+        if len(current.stepped) < self._num_stepping:  # as before, another optimizer will step in this iteration
+            sampling = current.records_values, current.marks.is_sampled
+            following = self._new_iteration(now_s, sampling)
+        else:
+            following = self._new_iteration(now_s)
+        self._following = self.latest = following
         following.marks.mark(None, now_s)
         return _NOTHING if self.is_recording else (RunNeeded(),)
 
     def _finish_iteration(self) -> Sequence[Output]:
         finished = self.current
-        self.current = self.latest = self._following or Iteration(finished.step_s, self.is_cuda)
+        self._num_stepping = len(finished.stepped)
+        self.current = self.latest = self._following or self._new_iteration(finished.step_s)
         self._following = None
         if not self.is_recording or finished.step_s is None:
             return _NOTHING
@@ -428,6 +447,33 @@ class LoopState:
         if not finished.is_manual:
             self._is_in_loop = True
         return (finished,)
+
+    # Iterations that are only counted ------------------------------------------------------------------------------
+
+    @property
+    def can_rest(self) -> bool:
+        """Whether the current iteration may be counted without being observed: nothing of it is to be recorded."""
+        current = self.current
+        is_sampled = current.records_values or current.marks.is_sampled
+        return self.is_recording and self._is_in_loop and self._validation_batch_s is None and not is_sampled
+
+    def rested(self, num_iterations: int, last_step_s: float, *, is_between_steps: bool) -> None:
+        """Handle that iterations were counted without being observed.
+
+        Args:
+            num_iterations: how many have come to their end.
+            last_step_s: when the last one did, if there was one.
+            is_between_steps: whether it has just ended. If not, part of the next one was not observed either.
+        """
+        if num_iterations:
+            self.num_steps += num_iterations
+            self._num_batches += num_iterations
+            self._num_batches_without_backward = 0
+            self._following = self.stepping = self._loss_added_to = None
+            self.current = self.latest = self._new_iteration(last_step_s)
+            self.current.marks.mark(None, last_step_s)
+        if not is_between_steps:
+            self.current.records_values = self.current.marks.is_sampled = False
 
     # Checkpoints and the end ---------------------------------------------------------------------------------------
 

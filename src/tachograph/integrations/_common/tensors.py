@@ -8,13 +8,13 @@ from typing import Any
 from tachograph.integrations._common.loop_state import MAX_PARTS
 from tachograph.reader import overview
 from tachograph.recorder import Run
-from tachograph.records import LazyValue, freeze
+from tachograph.records import LazyValue, copy_to_host
 
-__all__ = ["gradient_norm", "loss_value", "number_from", "sum_losses", "steps_completed"]
+__all__ = ["gradient_norm", "number_from", "steps_completed", "sum_losses", "unscaled_loss"]
 
 
-def loss_value(loss: Any, *, is_scaled: bool = False) -> Any:
-    """Return the number that a backward pass is run on, or None if it is not a single number.
+def unscaled_loss(loss: Any, *, is_scaled: bool = False) -> Any:
+    """Return the loss that a backward pass is run on before it was scaled, or None if that is unknown.
 
     Args:
         loss: the argument of the backward pass.
@@ -23,9 +23,7 @@ def loss_value(loss: Any, *, is_scaled: bool = False) -> Any:
     if isinstance(loss, (list, tuple)) and len(loss) == 1:
         loss = loss[0]
     unscaled = getattr(loss, "_tachograph_loss", None)
-    if unscaled is None and is_scaled:
-        return None
-    return number_from(loss if unscaled is None else unscaled)
+    return loss if unscaled is None and not is_scaled else unscaled
 
 
 def number_from(value: Any) -> Any:
@@ -40,7 +38,12 @@ def number_from(value: Any) -> Any:
         return None
     if value.device.type == "cpu":
         return value.item()
-    return freeze({"value": value}).get("value") if value.device.type == "cuda" else None
+    if value.device.type != "cuda":
+        return None
+    try:
+        return copy_to_host(value.detach())
+    except Exception:  # noqa: BLE001 - an error of the device, which the loop will meet itself
+        return None
 
 
 def sum_losses(losses: list[Any]) -> Any:

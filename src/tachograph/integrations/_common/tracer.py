@@ -52,6 +52,11 @@ class StepTracer:
             self._panel.num_tracers += 1
             run.collectors.append(self)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no trace is in progress or requested."""
+        return self._session is None and self._panel.profile is None
+
     def step(self, number: int | None = None) -> None:
         """Handle the end of a step. Traces start and end here.
 

@@ -37,7 +37,6 @@ from tachograph.spans import checkpoint_load, checkpoint_save
 __all__ = ["AcceleratorObserver"]
 
 _MAX_FETCHES = 64
-_MAX_MARKS = 20_000
 
 
 class AcceleratorObserver:
@@ -65,7 +64,7 @@ class AcceleratorObserver:
         self._num_prepared = 0
         self._fetches: deque[tuple[int, float, float]] = deque(maxlen=_MAX_FETCHES)
         """The loader's id, start and end of each fetch that no iteration has claimed yet."""
-        self._marks = self._new_marks()
+        self._marks = self._next_marks()
         self._last_end_s: float | None = None
         """When the last iteration or checkpoint ended: the next iteration starts there if no fetch was timed."""
         self._is_in_iteration = False
@@ -148,25 +147,25 @@ class AcceleratorObserver:
         return wrapper
 
     def _before_forward(self, model: Any, _arguments: Any) -> None:
-        with guard("timing a forward pass"):
+        with self._job.governor.hook("timing a forward pass"):
             if model.training and torch.is_grad_enabled():
-                self._mark(None)
+                self._marks.mark(None)
 
     def _after_forward(self, model: Any, _arguments: Any, _output: Any) -> None:
-        with guard("timing a forward pass"):
+        with self._job.governor.hook("timing a forward pass"):
             if model.training and torch.is_grad_enabled():
-                self._mark(Names.MODEL_FORWARD)
+                self._marks.mark(Names.MODEL_FORWARD)
 
     # Steps ---------------------------------------------------------------------------------------------------------
 
     def _timed_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*arguments: Any, **named: Any) -> Any:
-            with guard("timing a backward pass"):
+            with self._job.governor.hook("timing a backward pass"):
                 self._enter_iteration()
-                self._mark(None)
+                self._marks.mark(None)
             result = backward(*arguments, **named)
-            with guard("timing a backward pass"):
-                self._mark(Names.MODEL_BACKWARD)
+            with self._job.governor.hook("timing a backward pass"):
+                self._marks.mark(Names.MODEL_BACKWARD)
                 if not self._has_step_hooks and self.accelerator.sync_gradients:
                     self._end_iteration()  # the step follows, or is part of the backward call (DeepSpeed)
             return result
@@ -174,20 +173,20 @@ class AcceleratorObserver:
         return wrapper
 
     def _before_step(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
-        with guard("timing an optimizer step"):
+        with self._job.governor.hook("timing an optimizer step"):
             if self._is_loading:
                 return
             self._enter_iteration()
-            self._mark(None)
+            self._marks.mark(None)
             rate = optimizer.param_groups[0].get("lr")
             if self._is_first(optimizer) and isinstance(rate, (int, float)):
                 self.lr = float(rate)
 
     def _after_step(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
-        with guard("timing an optimizer step"):
+        with self._job.governor.hook("timing an optimizer step"):
             if self._is_loading:
                 return
-            self._mark(Names.OPTIMIZER_UPDATE)
+            self._marks.mark(Names.OPTIMIZER_UPDATE)
             if self._is_first(optimizer):
                 self._end_iteration()
 
@@ -213,24 +212,22 @@ class AcceleratorObserver:
             )
             job.begin_loop(self.num_steps, self._target)
         if not self._is_in_iteration:
-            job.begin_iteration(fetches[0][0] if fetches else self._last_end_s or perf_counter())
+            job.open_iteration(fetches[0][0] if fetches else self._last_end_s or perf_counter())
             self._is_in_iteration = True
         for start_s, stop_s in fetches:
-            job.phase(Names.DATA_LOADING, start_s, stop_s)
+            job.add_data_wait(start_s, stop_s)
 
     def _end_iteration(self) -> None:
-        marks, self._marks = self._marks, self._new_marks()
+        marks, self._marks = self._marks, self._next_marks()
         self._last_end_s = perf_counter()
         self._is_in_iteration = False
         self.num_steps += 1
         self._job.end_iteration(self._last_end_s, marks=marks)
 
-    def _mark(self, ended: Names | None) -> None:
-        if len(self._marks) < _MAX_MARKS:  # an iteration never ends if the first optimizer never steps
-            self._marks.mark(ended)
-
-    def _new_marks(self) -> PhaseMarks:
-        return PhaseMarks(is_cuda=self.accelerator.device.type == "cuda")
+    def _next_marks(self) -> PhaseMarks:
+        """Return marks for the next iteration, whose forward pass comes before anything that starts an iteration."""
+        _, samples_phases = self._job.governor.start_iteration()
+        return PhaseMarks(self.accelerator.device.type == "cuda", samples_phases)
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 

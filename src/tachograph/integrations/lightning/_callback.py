@@ -269,7 +269,7 @@ class TachographCallback(EvaluationHooks):
         if self._is_inactive or timer is None:
             return
         before = trainer_run.num_steps
-        with guard("ending a batch"):
+        with trainer_run.job.governor.hook("ending a batch"):
             accumulation = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             metrics = timer.batch_ended(outputs, trainer.global_step, accumulation)
             if metrics is not None:
@@ -287,7 +287,9 @@ class TachographCallback(EvaluationHooks):
             is_due = trainer.fast_dev_run or trainer.should_stop or (every > 0 and trainer_run.num_steps % every == 0)
             # A module's own `train_loss`, `lr` or `grad_norm` always replaces ours, also between two logged steps.
             logged = self._metrics.read_new(trainer) if is_due else self._metrics.read_new_named(trainer, pending)
-            run.log({**pending, **logged, "epoch": self._epoch}, step=trainer_run.step)
+            if pending or logged:
+                self.governor.values_handled()
+                run.log({**pending, **logged, "epoch": self._epoch}, step=trainer_run.step)
         if self._is_epoch_pending and run is not None and pending is None:
             self._is_epoch_pending = False
             run.log_epoch(self._epoch or 0, self._metrics.read_new(trainer), step=trainer_run.step)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, TypeVar
 
-from tachograph._base.guard import guarded_callback
+from tachograph.integrations._common.governor import OverheadGovernor, timed_callback
 from tachograph.integrations._common.integration_run import Names
 from tachograph.integrations.lightning._bases import LightningSubclass
 from tachograph.integrations.lightning._metrics import LoggedMetrics, prefix_metrics
@@ -21,7 +21,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def guarded_hook(function: _Function) -> _Function:
     """Guard a hook of the callback, and skip it if another callback of ours records the trainer."""
-    call = guarded_callback("Lightning")(function)
+    call = timed_callback("Lightning")(function)
 
     @functools.wraps(function)
     def hook(self: EvaluationHooks, *arguments: Any, **named: Any) -> None:
@@ -39,6 +39,11 @@ class EvaluationHooks(LightningSubclass):
     _is_inactive: bool
     _evaluation: Span | None
     _batch_start_s: float
+
+    @property
+    def governor(self) -> OverheadGovernor:
+        """Decides which steps are recorded in detail; every hook adds its time to it."""
+        return self._trainer_run.job.governor
 
     def _begin_evaluation(self, trainer: Any, scope: SpanScope) -> None:
         self._metrics.skip(trainer)

@@ -105,7 +105,7 @@ def observe_fetching(patches: Patches, trainer: Any, timer: StepTimer, before_fe
     def make_before(original: Callable[[], None]) -> Callable[[], None]:
         def on_before_fetch() -> None:
             original()
-            with guard("starting to time a fetch"):
+            with timer.governor.hook("starting to time a fetch"):
                 before_fetch()
                 timer.fetch_started()
 
@@ -113,7 +113,7 @@ def observe_fetching(patches: Patches, trainer: Any, timer: StepTimer, before_fe
 
     def make_after(original: Callable[[], None]) -> Callable[[], None]:
         def on_after_fetch() -> None:
-            with guard("timing a fetch"):
+            with timer.governor.hook("timing a fetch"):
                 timer.fetch_ended()
             original()
 

@@ -14,14 +14,14 @@ optimizer's step and the next backward pass also contains a forward pass, so it 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
 from tachograph.integrations._common.integration_run import IntegrationRun, Names
 from tachograph.integrations._common.phases import PhaseMarks
-from tachograph.integrations._common.tensors import gradient_norm
+from tachograph.integrations._common.tensors import gradient_norm, sum_losses
+from tachograph.records import LazyValue
 
 __all__ = ["StepTimer"]
 
@@ -47,6 +47,8 @@ class StepTimer:
         grad_norm_every: int = 0,
     ) -> None:
         self._job = job
+        self.governor = job.governor
+        """Decides which steps are recorded in detail; every hook adds its time to it."""
         self._batch_size = batch_size
         self._is_cuda = is_cuda
         self._global_step = global_step
@@ -89,7 +91,7 @@ class StepTimer:
         if start_s is None:
             return
         if self._phase is Names.MODEL_FORWARD and self._marks is not None:
-            self._job.phase(Names.DATA_LOADING, start_s, perf_counter())
+            self._job.add_data_wait(start_s, perf_counter())
             self._marks.mark(None)
         else:
             self._fetch = (start_s, perf_counter())
@@ -99,28 +101,35 @@ class StepTimer:
         fetch, self._fetch = self._fetch, None
         if self._marks is None:
             self._job.begin_iteration(fetch[0] if fetch is not None else None)
-            self._marks = PhaseMarks(self._is_cuda)
+            self._marks = self._job.new_marks(self._is_cuda)
         if fetch is not None:
-            self._job.phase(Names.DATA_LOADING, *fetch)
+            self._job.add_data_wait(*fetch)
         self._marks.mark(None)
         self._phase = Names.MODEL_FORWARD
 
     def batch_ended(self, outputs: Any, global_step: int, accumulation: int) -> dict[str, Any] | None:
-        """End a batch. Return the metrics of the step if the batch completes one, else None."""
+        """End a batch. Return the metrics of the step if the batch completes one, else None.
+
+        There are no metrics if the values of this step are not recorded.
+        """
         now_s = perf_counter()
         if self._phase is not None:
             self._switch_phase()
-        loss = _loss(outputs)
-        if loss is not None:
-            self._losses.append(loss)
+        if self._job.records_values:
+            loss = self._job.read_scalar(_loss(outputs))
+            if loss is not None:
+                self._losses.append(loss)
         if global_step == self._global_step or self._marks is None:
             return None
         self._global_step = global_step
         marks, losses, norm, is_unique = self._marks, self._losses, self._norm, self._num_norms < 2
         self.discard_iteration()
         self._job.end_iteration(now_s, marks=marks)
+        throughput = self._throughput(now_s)
+        if not self._job.records_values:
+            return {}
         known = {"train_loss": _mean(losses, accumulation), **self._lr, "grad_norm": norm if is_unique else None}
-        return {name: value for name, value in {**known, **self._throughput(now_s)}.items() if value is not None}
+        return {name: value for name, value in {**known, **throughput}.items() if value is not None}
 
     def _throughput(self, now_s: float) -> dict[str, float]:
         """Return the duration of the step: the time since the previous step, without pauses."""
@@ -154,8 +163,7 @@ class StepTimer:
         if lr is not None:
             self._lr["lr" if index == 0 else f"lr/{index}"] = lr
         if self._grad_norm_every and is_single and (self._global_step + 1) % self._grad_norm_every == 0:
-            norm = gradient_norm(groups)
-            self._norm = None if norm is None else _read(norm)
+            self._norm = self._job.read_scalar(gradient_norm(groups))
         if self._phase is not None:
             self._switch_phase(Names.OPTIMIZER_UPDATE)
         # Usually no mark here: the optimizer phase starts at the end of the backward pass, which saves one GPU event.
@@ -163,8 +171,9 @@ class StepTimer:
 
     def gradients_clipped(self, norm: Any) -> None:
         """Keep the gradient norm that clipping computed. If a step clips twice, neither is the norm of the step."""
-        self._norm = _read(norm)
-        self._num_norms += 1
+        if self._job.records_values:
+            self._norm = self._job.read_scalar(norm)
+            self._num_norms += 1
 
     def _switch_phase(self, starting: Names | None = None) -> None:
         ended, self._phase = self._phase, starting
@@ -175,26 +184,14 @@ class StepTimer:
 
 
 def _loss(outputs: Any) -> Any:
-    """Return the loss of a batch as a number or a one-element tensor; None if `training_step` returned none."""
-    loss: Any = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    torch: Any = sys.modules["torch"]
-    if type(loss) is torch.Tensor and loss.numel() == 1:
-        return _read(loss)
-    return loss if type(loss) is float else None
-
-
-def _read(value: Any) -> Any:
-    """Return the number in a CPU tensor. Return a GPU tensor detached; the writer thread reads it later."""
-    return value.item() if value.device.type == "cpu" else value.detach()
+    """Return the loss of a batch, a number or a tensor; None if `training_step` returned none."""
+    return outputs.get("loss") if isinstance(outputs, Mapping) else outputs
 
 
 def _mean(losses: list[Any], accumulation: int) -> Any:
     """Return the mean loss of the batches of a step. Lightning has divided each loss by `accumulation` already."""
-    if not losses:
-        return None
-    if len(losses) == 1 and accumulation == 1:
-        return losses[0]
-    total = losses[0]
-    for loss in losses[1:]:
-        total = total + loss
-    return total * (accumulation / len(losses))
+    total = sum_losses(losses)
+    if total is None or (len(losses) == 1 and accumulation == 1):
+        return total
+    factor = accumulation / len(losses)
+    return LazyValue(lambda: factor * total.compute()) if isinstance(total, LazyValue) else factor * total

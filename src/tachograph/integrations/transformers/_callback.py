@@ -17,12 +17,13 @@ from typing import Any
 import transformers
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tachograph._base.guard import guard, guarded_callback
+from tachograph._base.guard import guard
 from tachograph._base.patching import Patches
 from tachograph.exceptions import ConfigError, TachographError
+from tachograph.integrations._common.governor import OverheadGovernor, timed_callback
 from tachograph.integrations._common.integration_run import SYNC_REQUESTS_EVERY, IntegrationRun, Names, RunOptions
 from tachograph.integrations._common.models import model_facts
-from tachograph.integrations._common.phases import PhaseMarks
+from tachograph.integrations._common.phases import NO_MARKS
 from tachograph.integrations.transformers._call_stack import find_trainer, is_called_by
 from tachograph.integrations.transformers._facts import argument_facts, build_config, global_batch_size, run_name
 from tachograph.integrations.transformers._resume import plan_run, read_run_file, write_run_file
@@ -31,7 +32,7 @@ from tachograph.spans import Span, checkpoint_load, checkpoint_save, testing_loo
 
 __all__ = ["TachographCallback"]
 
-_guarded = guarded_callback("the trainer")
+_hook = timed_callback("the trainer")
 
 
 class TachographCallback(TrainerCallback):
@@ -71,7 +72,7 @@ class TachographCallback(TrainerCallback):
         self._capture: Any = None
         self._last_event_s = perf_counter()
         """When the last hook returned: the next hook assigns the time since then."""
-        self._marks = PhaseMarks(is_cuda=False)
+        self._marks = NO_MARKS
         self._is_cuda = False
         self._evaluation: Span | None = None
         self._eval_batch_start_s = 0.0
@@ -89,6 +90,11 @@ class TachographCallback(TrainerCallback):
         """The name of the run if neither the user nor a checkpoint gives one; by default that of the output folder."""
 
     @property
+    def governor(self) -> OverheadGovernor:
+        """Decides which steps are recorded in detail; every hook adds its time to it."""
+        return self._job.governor
+
+    @property
     def run(self) -> Run | None:
         """The run, once training or evaluation has started."""
         return self._job.run
@@ -99,7 +105,7 @@ class TachographCallback(TrainerCallback):
 
     # Start and end -------------------------------------------------------------------------------------------------
 
-    @_guarded
+    @_hook
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Keep the time that creating the trainer took, and observe the trainer."""
         self._init = (self._last_event_s, perf_counter())
@@ -149,7 +155,7 @@ class TachographCallback(TrainerCallback):
         self._last_event_s = perf_counter()
         self._job.begin_iteration(self._last_event_s)
 
-    @_guarded
+    @_hook
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -205,10 +211,9 @@ class TachographCallback(TrainerCallback):
 
         return wrapper
 
-    @_guarded
+    @_hook
     def _mark(self, ended: Names | None) -> None:
-        if len(self._marks):
-            self._marks.mark(ended)
+        self._marks.mark(ended)
 
     def observe_loading(self, trainer: Any) -> None:
         """Time the loading of checkpoints, which happens before the trainer calls any hook."""
@@ -228,49 +233,46 @@ class TachographCallback(TrainerCallback):
 
     # Steps ---------------------------------------------------------------------------------------------------------
 
-    @_guarded
+    @_hook
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start an iteration. Its batches have been fetched, so the time since the last hook was data loading."""
         now_s = perf_counter()
         self._job.begin_iteration(self._last_event_s)
-        self._job.phase(Names.DATA_LOADING, self._last_event_s, now_s)
-        self._marks = PhaseMarks(self._is_cuda)
+        self._job.add_data_wait(self._last_event_s, now_s)
+        self._marks = self._job.new_marks(self._is_cuda)
         self._marks.mark(None)
 
-    @_guarded
+    @_hook
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Mark the end of an accumulated batch."""
-        if len(self._marks):
-            self._marks.mark(None)
+        self._marks.mark(None)
 
-    @_guarded
+    @_hook
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Mark the start of the optimizer step: the gradients are computed and clipped."""
-        if len(self._marks):
-            self._marks.mark(None)
+        self._marks.mark(None)
 
-    @_guarded
+    @_hook
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Mark the end of the optimizer step."""
-        if len(self._marks):
-            self._marks.mark(Names.OPTIMIZER_UPDATE)
+        self._marks.mark(Names.OPTIMIZER_UPDATE)
 
-    @_guarded
+    @_hook
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """End the iteration. Logging, evaluation and saving follow."""
         now_s = perf_counter()
         self._num_since_log += 1
         self._busy_s += now_s - self._last_event_s
         self._last_event_s = now_s
-        marks, self._marks = self._marks, PhaseMarks(self._is_cuda)
+        marks, self._marks = self._marks, NO_MARKS
         self._job.end_iteration(now_s, marks=marks)
         if self._capture is not None:
             self._capture.on_step_end(state.global_step)
@@ -291,7 +293,7 @@ class TachographCallback(TrainerCallback):
             # All ranks switch at the same step, because the trainer runs a collective when it logs.
             self._log_every = state.logging_steps = requested.log_every
 
-    @_guarded
+    @_hook
     def on_log(
         self,
         args: TrainingArguments,
@@ -322,7 +324,7 @@ class TachographCallback(TrainerCallback):
 
     # Evaluation, checkpoints, epochs -------------------------------------------------------------------------------
 
-    @_guarded
+    @_hook
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -342,7 +344,7 @@ class TachographCallback(TrainerCallback):
             recorder.add_finished_span(name, self._eval_batch_start_s, now_s, self._evaluation)
         self._eval_batch_start_s = now_s
 
-    @_guarded
+    @_hook
     def on_evaluate(
         self,
         args: TrainingArguments,
@@ -360,7 +362,7 @@ class TachographCallback(TrainerCallback):
                 found["val_loss"] = metrics["eval_loss"]
             run.log_validation(found, step=state.global_step, epoch=metrics.get("epoch"), prefix="")
 
-    @_guarded
+    @_hook
     def on_predict(
         self,
         args: TrainingArguments,
@@ -379,7 +381,7 @@ class TachographCallback(TrainerCallback):
         self._job.end_span(span)
         self._last_event_s = perf_counter()
 
-    @_guarded
+    @_hook
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Record a saved checkpoint, and write into it which run saved it."""
         run = self._job.run
@@ -391,7 +393,7 @@ class TachographCallback(TrainerCallback):
         write_run_file(run, path, self._plan.name)
         self._last_event_s = perf_counter()
 
-    @_guarded
+    @_hook
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:

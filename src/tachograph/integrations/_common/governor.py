@@ -1,0 +1,273 @@
+"""Keeps the cost of observing a loop below a share of its step time, by sampling less.
+
+Hooks add the time that they take on the training thread to `spent_s`. After each window of iterations the governor
+compares what an iteration costs with what it lasts. The cost is that of the hooks plus the writer's time for the items
+that the hooks put into the buffer, because both threads share one interpreter lock. If the cost exceeds the limit, only
+one of every two iterations is recorded in detail, then one of four, and so on. Halving the sampling at most halves the
+cost, so it is doubled again only when the cost is well below half of the limit: it does not swing back and forth. Where
+halving it saves next to nothing, because the rest is the price of counting iterations at all, it is taken back.
+
+The detailed iteration is picked at random within each group of `every`. A fixed rhythm could coincide with one of the
+loop: with four loader processes, every fourth batch may be slow.
+
+Two kinds of time do not count. The slowest iterations of a window do not, because another thread had the interpreter
+lock or the machine was busy; iterations with and without values are judged apart. Neither does a launch that takes
+longer than usual: a queue of work that is full makes the launching thread wait for the device, and without us it would
+wait in its next launch.
+
+Values that the script logs itself are never dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from tachograph._base.guard import guard
+
+__all__ = ["OverheadGovernor", "WriterCost", "timed_callback", "timed_hook"]
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+_WINDOW = 64
+"""Iterations between two decisions. Nothing is dropped in the first two windows, which contain the warm-up."""
+
+_MIN_GROUPS = 8
+"""Groups of `every` iterations in a window, each with one that is recorded in detail."""
+
+_MIN_WINDOW_S = 1.0
+_MAX_EVERY = 128
+_MIN_SAVING = 0.93
+_RETRY_ABOVE = 1.5
+_MAX_REST_S = 0.25
+_RELAX_BELOW = 0.4
+_PHASE_INTERVAL_S = 0.5
+_MIN_LAUNCH_FACTOR = 2.0
+
+
+class WriterCost(Protocol):
+    """The part of a run's backend that the governor needs."""
+
+    busy_s: float
+    """CPU time that the writer thread has spent on items so far."""
+    num_items: int
+    """Items that it has taken from the buffer so far."""
+
+
+class OverheadGovernor:
+    """Decides which iterations are recorded in detail; see the module. Without a run, it records all of them."""
+
+    def __init__(self) -> None:
+        self._max_overhead = 1.0
+        self._writer: WriterCost | None = None
+        self._on_change: Callable[[int, float], None] = lambda _every, _overhead: None
+        self.spent_s = 0.0
+        """Time that the hooks have taken since the last iteration ended."""
+        self.waited_s = 0.0
+        """Time within the current hook that it waited for a device."""
+        self.every = 1
+        """One of every this many iterations is recorded in detail."""
+        self._number = 0
+        """Iterations that have started."""
+        self._pick = 0
+        """The number of the next iteration whose values are recorded."""
+        self._next_phases = 0
+        """The number from which on the phases of an iteration are sampled again."""
+        self._skip_spent_s = 0.0
+        self._writer_before = (0.0, 0)
+        self._cost_before_s: float | None = None
+        """The cost before the sampling was halved in the last window; None if it was not."""
+        self._futile_above_s = 0.0
+        """Halving the sampling again is worth a try only above this cost."""
+        self._step_s = 0.0
+        self._last_end_s: float | None = None
+        self._window_start_s = 0.0
+        self._costs_s: tuple[list[float], list[float]] = ([], [])
+        """What the iterations of this window cost: those without values, and those with."""
+        self._steps_s: list[float] = []
+        self._launch_s = float("inf")
+        self._has_values = False
+        """Whether values were read or recorded since the last iteration ended."""
+        self._is_warm = False
+        # Its own generator: the script may have seeded the shared one.
+        self._random = random.Random(0)  # noqa: S311
+
+    def limit(self, max_overhead: float, writer: WriterCost | None, on_change: Callable[[int, float], None]) -> None:
+        """Set the limit.
+
+        Args:
+            max_overhead: the limit, as a share of the step time.
+            writer: the cost of the writer; None if the run has none.
+            on_change: called when the sampling changes, with the new `every` and the share of the step time that
+                recording took before.
+        """
+        self._max_overhead = max_overhead
+        self._writer = writer
+        self._on_change = on_change
+
+    def hook(self, place: str) -> _TimedHook:
+        """Guard and time a block: ``with governor.hook("timing a fetch"): ...``."""
+        return _TimedHook(self, place)
+
+    def start_iteration(self) -> tuple[bool, bool]:
+        """Return whether to record the values of the iteration that starts now, and whether to sample its phases."""
+        number = self._number
+        self._number = number + 1
+        if number < self._pick:
+            return False, False
+        every = self.every
+        self._pick = number + 1 if every == 1 else (number // every + 1) * every + self._random.randrange(every)
+        samples_phases = number >= self._next_phases
+        if samples_phases:
+            gap = int(_PHASE_INTERVAL_S / self._step_s) if self._step_s > 0 else 0
+            self._next_phases = number + (self._random.randint(1, 2 * gap - 1) if gap > 1 else 1)
+        return True, samples_phases
+
+    @property
+    def num_skippable(self) -> int:
+        """How many iterations after the current one are not recorded in detail, for a quarter of a second at most."""
+        return min(self._pick - self._number, int(_MAX_REST_S / self._step_s) if self._step_s > 0 else 0)
+
+    def skip(self, steps_s: Sequence[float], spent_s: float) -> None:
+        """Account for iterations that were only counted.
+
+        Args:
+            steps_s: how long each of them lasted; the first one is the last for which `start_iteration` was called.
+            spent_s: how long the hooks took in them.
+        """
+        self._number += len(steps_s) - 1
+        if self._last_end_s is not None:
+            self._steps_s += steps_s
+            self._skip_spent_s += spent_s
+            self._last_end_s += sum(steps_s)
+
+    def end_iteration(self, now_s: float) -> None:
+        """Account for an iteration that has ended."""
+        spent_s, self.spent_s = self.spent_s, 0.0
+        last_end_s, self._last_end_s = self._last_end_s, now_s
+        if last_end_s is None:
+            self._window_start_s = now_s
+            return
+        self._costs_s[self._has_values].append(spent_s)
+        self._has_values = False
+        self._steps_s.append(now_s - last_end_s)
+        is_long = now_s - self._window_start_s >= _MIN_WINDOW_S
+        if is_long and len(self._steps_s) >= max(_WINDOW, _MIN_GROUPS * self.every):
+            self._window_start_s = now_s
+            self._end_window()
+
+    def values_handled(self) -> None:
+        """Count the current iteration as one with values."""
+        self._has_values = True
+
+    def read_device(self, read: Callable[[Any], Any], value: Any) -> Any:
+        """Call a function that launches work on a device; count no more than the launch itself."""
+        start_s = perf_counter()
+        result = read(value)
+        took_s = perf_counter() - start_s
+        self._launch_s = min(self._launch_s, took_s)
+        self.waited_s += max(0.0, took_s - _MIN_LAUNCH_FACTOR * self._launch_s)
+        return result
+
+    def add_hook(self, took_s: float) -> None:
+        """Add the time of a hook that ends now."""
+        self.spent_s += took_s - self.waited_s
+        self.waited_s = 0.0
+
+    def _end_window(self) -> None:
+        (without_s, with_s), self._costs_s = self._costs_s, ([], [])
+        steps_s, self._steps_s = sorted(self._steps_s), []
+        skip_spent_s, self._skip_spent_s = self._skip_spent_s, 0.0
+        self._step_s = steps_s[len(steps_s) // 2]
+        writer_s = self._writer_s(len(steps_s) + len(with_s))
+        if not self._is_warm:  # the first window contains the first launches and allocations
+            self._is_warm = True
+            self._launch_s = float("inf")
+            return
+        hooks_s = len(without_s) * _usual(without_s) + len(with_s) * _usual(with_s) + skip_spent_s
+        cost_s = (max(0.0, hooks_s) + writer_s) / len(steps_s)
+        self._decide(cost_s, self._max_overhead * self._step_s if self._max_overhead < 1 else float("inf"))
+
+    def _writer_s(self, num_items: int) -> float:
+        """Return the writer's time in the window for the items of the hooks, about this many."""
+        if self._writer is None:
+            return 0.0
+        (busy_before_s, num_before), now = self._writer_before, (self._writer.busy_s, self._writer.num_items)
+        self._writer_before = now
+        num_written = now[1] - num_before
+        return (now[0] - busy_before_s) * min(1.0, num_items / num_written) if num_written else 0.0
+
+    def _decide(self, cost_s: float, limit_s: float) -> None:
+        """Change the sampling if an iteration costs too much, or so little that more is affordable."""
+        before_s, self._cost_before_s = self._cost_before_s, None
+        if before_s is not None and cost_s > _MIN_SAVING * before_s:
+            self._futile_above_s = _RETRY_ABOVE * cost_s
+            self._set_every(self.every // 2, cost_s)
+            return
+        if before_s is not None:
+            self._futile_above_s = 0.0
+        if cost_s > limit_s and self.every < _MAX_EVERY and cost_s > self._futile_above_s:
+            self._cost_before_s = cost_s
+            self._set_every(2 * self.every, cost_s)
+        elif cost_s < _RELAX_BELOW * limit_s and self.every > 1:
+            self._futile_above_s = 0.0
+            self._set_every(self.every // 2, cost_s)
+
+    def _set_every(self, every: int, cost_s: float) -> None:
+        self.every = every
+        self._on_change(every, cost_s / self._step_s if self._step_s > 0 else 0.0)
+
+
+def _usual(costs_s: list[float]) -> float:
+    """Return the mean without the slowest eighth, or 0 for no costs."""
+    usual = sorted(costs_s)[: len(costs_s) - len(costs_s) // 8]
+    return sum(usual) / len(usual) if usual else 0.0
+
+
+class _TimedHook:
+    __slots__ = ("_governor", "_place", "_start_s")
+
+    def __init__(self, governor: OverheadGovernor, place: str) -> None:
+        self._governor = governor
+        self._place = place
+
+    def __enter__(self) -> None:
+        self._start_s = perf_counter()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, fault: BaseException | None, _traceback: TracebackType | None
+    ) -> bool:
+        self._governor.add_hook(perf_counter() - self._start_s)
+        if fault is None or not isinstance(fault, Exception):
+            return False
+        guard.report(self._place, fault)
+        return not guard.strict
+
+
+def timed_hook(place: str) -> Callable[[_Method], _Method]:
+    """Return a decorator that guards a method and adds its time to the `governor` of its object."""
+
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def wrapper(self: Any, *arguments: Any, **named: Any) -> None:
+            start_s = perf_counter()
+            try:
+                method(self, *arguments, **named)
+            except Exception as fault:
+                guard.report(place, fault)
+                if guard.strict:
+                    raise
+            self.governor.add_hook(perf_counter() - start_s)
+
+        return wrapper  # type: ignore[return-value]
+
+    return decorate
+
+
+def timed_callback(framework: str) -> Callable[[_Method], _Method]:
+    """Return a decorator like `timed_hook` for methods that a framework calls; reports name both."""
+    return lambda method: timed_hook(f"{framework} called {method.__name__}")(method)
