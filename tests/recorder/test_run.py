@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import gc
 import logging
 import math
@@ -10,7 +11,13 @@ import numpy as np
 import pytest
 
 import tachograph
+from tachograph._base.clock import WallAnchor
+from tachograph.diagnostics import resolve_rules
 from tachograph.exceptions import ControlError, NoRunError
+from tachograph.journal import CsvMirror, RunFolder
+from tachograph.recorder._live_diagnostics import LiveDiagnostics
+from tachograph.recorder._record_builder import RecordBuilder
+from tachograph.records import StepTable, decode, decode_block, encode
 from tachograph.testing import FakeClock, MemoryRun
 
 
@@ -488,3 +495,29 @@ def test_numeric_metrics_are_never_masked():
     assert [(step["pass@1"], step["forward_pass_ms"], step["user_tokens"]) for step in steps(run)] == [
         (0.5, 3.0, 7)
     ] * 3
+
+
+def num_calls_to_write_and_mirror(values, folder) -> int:
+    """Return how many functions are called to build, diagnose, encode, mirror and read back some losses."""
+    builder = RecordBuilder(WallAnchor(FakeClock()))
+    engine = LiveDiagnostics(resolve_rules(None), lambda line: None)
+    items = [(float(step), step, {"train_loss": value, "lr": 0.1}) for step, value in enumerate(values)]
+    builder.process(items[:1])
+    (folder / ".tacho").mkdir(parents=True)
+    (folder / "metrics.jsonl").touch()
+    mirror = CsvMirror(RunFolder(folder))
+    profile = cProfile.Profile()
+    profile.enable()
+    records = engine.observe(builder.process(items[1:]), folder)
+    data = b"".join(item.lines({}) if isinstance(item, StepTable) else encode(item) + b"\n" for item in records)
+    mirror.add(records, 0, len(data))
+    StepTable.from_records(decode_block(data) or map(decode, data.splitlines()))
+    profile.disable()
+    mirror.lost()
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+def test_nan_costs_about_as_much_as_a_number(tmp_path):
+    finite = num_calls_to_write_and_mirror([1.0] * 1000, tmp_path / "finite")
+    mixed = num_calls_to_write_and_mirror([1.0, math.nan] * 500, tmp_path / "mixed")
+    assert mixed < 3 * finite

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tachograph.records import OMIT, StepTable, ValueProblem, decode, encode, freeze, to_json, to_plain
+from tachograph.records import OMIT, StepTable, ValueProblem, decode, decode_block, encode, freeze, to_json, to_plain
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     ["NaN", "Infinity", "-Infinity", "\\NaN", "\\\\NaN", "\\-Infinity", "xNaN", "null", "\\"]
@@ -184,7 +184,46 @@ def test_table_lines_equal_single_encoding(rows):
     assert [piece.tokens for piece in StepTable.from_records(records)] == [table.tokens]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, "text", [1], {"a": 1}, object(), np.array(1.0)])
+ANY_ROWS = st.lists(st.tuples(st.floats(), st.floats(), st.integers(), st.booleans()), min_size=1, max_size=20)
+
+
+@given(ANY_ROWS)
+def test_table_of_any_floats_equals_single_encoding(rows):
+    names = ("time", "train_loss", "global_step", "flag")
+    table = StepTable.encode(names, [value for row in rows for value in row], len(rows))
+    assert table is not None
+    records = [
+        {"event": "step", **dict(zip(names, row, strict=True)), "nan_inf_detected": not all(map(math.isfinite, row))}
+        for row in rows
+    ]
+    assert table.lines({}) == b"".join(encode(record) + b"\n" for record in records)
+    assert len(table.values) == len(table.names) * len(rows)
+    (again,) = StepTable.from_records(records)
+    assert again.lines({}) == table.lines({})
+
+
+def test_table_keeps_the_flag_that_its_records_state():
+    records = [{"event": "step", "time": 1.0, "x": math.nan, "nan_inf_detected": False}] * 2
+    (table,) = StepTable.from_records(records)
+    assert table.lines({}) == b"".join(encode(record) + b"\n" for record in records)
+
+
+@given(st.lists(st.dictionaries(TEXTS, VALUES, max_size=4), min_size=1, max_size=5))
+def test_block_decodes_like_its_lines(fields):
+    lines = [encode({**values, "event": "step"}) + b"\n" for values in fields]
+    records = decode_block(b"".join(lines))
+    assert records is not None
+    assert all(map(same, records, map(decode, lines)))
+
+
+def test_kind_is_always_a_text():
+    line = b'{"event":"NaN","x":"NaN"}\n'
+    for record in (decode(line), *(decode_block(line) or [])):
+        assert record["event"] == "NaN"
+        assert math.isnan(record["x"])
+
+
+@pytest.mark.parametrize("value", [None, "text", [1], {"a": 1}, object(), np.array(1.0), np.datetime64("NaT")])
 def test_table_rejects_values_that_are_not_plain_numbers(value):
     assert StepTable.encode(("time", "x"), [1.0, value], 1) is None
 
@@ -193,3 +232,6 @@ def test_table_accepts_numpy_scalars():
     table = StepTable.encode(("time", "x"), [1.0, np.float32(0.5)], 1)
     assert table is not None
     assert decode(table.lines({}))["x"] == 0.5
+    table = StepTable.encode(("time", "x"), [1.0, np.float32("-inf")], 1)
+    assert table is not None
+    assert decode(table.lines({})) == {"event": "step", "time": 1.0, "x": -math.inf, "nan_inf_detected": True}

@@ -132,12 +132,12 @@ class CsvMirror:
         if self.journal_bytes < journal_end:
             follower = JournalFollower(self._folder.journal, self.journal_bytes, block_bytes=256 << 10)
             while self.journal_bytes < journal_end and time.monotonic() < deadline_s:
-                records = follower.poll_block()
+                records = StepTable.from_records(follower.poll_block())
                 if follower.offset == self.journal_bytes:
                     break
                 if not self._ensure_columns(_names(records), force=force):
                     break
-                rows = b"".join(self._rows(record) for record in StepTable.from_records(records))
+                rows = b"".join(self._rows(record) for record in records)
                 self._append(rows, follower.offset)
                 self._yield_to_writer()
         if time.monotonic() - self._cursor_saved_s >= _SAVE_CURSOR_EVERY_S:
@@ -275,10 +275,10 @@ class CsvMirror:
             if len(self._layouts) >= 256:
                 self._layouts.clear()
             layout = self._layouts[table.names] = self._layout(table.names)
-        return table.join(*layout)
+        return table.csv_rows(*layout)
 
     def _layout(self, names: tuple[str, ...]) -> tuple[list[int] | None, list[bytes], bytes]:
-        """Return the arguments of `StepTable.join`: order of the tokens, bytes before each, end of a row."""
+        """Return the arguments of `StepTable.csv_rows`: order of the tokens, bytes before each, end of a row."""
         columns = self._columns
         order = sorted(range(len(names)), key=lambda index: columns[names[index]])
         fixed = dict.fromkeys(range(len(columns)), b"")

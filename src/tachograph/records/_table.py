@@ -2,18 +2,23 @@
 
 Formatting floats dominates the cost of writing a record, and the journal and its CSV mirror need the same digits. So
 the numbers of a batch are encoded once, as one flat JSON array. The tokens between the commas are then joined twice,
-with different separators ("glue"): field names for the journal, commas for the CSV. Only finite numbers and bools can
-be encoded this way; for anything else `StepTable.encode` returns None and the caller encodes record by record.
+with different separators ("glue"): field names for the journal, commas for the CSV. Only numbers and bools can be
+encoded this way; for anything else `StepTable.encode` returns None and the caller encodes record by record.
+
+Nearly all rows are finite, so `nan_inf_detected` is normally a constant that costs nothing. A table with a NaN or an
+infinity has a column for it instead: a diverged run logs NaN at every step, which must not cost more than a number.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from tachograph.records._codec import mark_non_finite
 from tachograph.records._values import is_array
 
 __all__ = ["Encodable", "StepTable"]
@@ -27,7 +32,9 @@ def _number(value: Any) -> Any:
 
 
 _encode = msgspec.json.Encoder(enc_hook=_number).encode
+_FLAG = "nan_inf_detected"
 _TAIL = b',"nan_inf_detected":false}\n'
+_TAIL_AFTER_FLAG = b"}\n"
 
 
 class StepTable:
@@ -35,8 +42,8 @@ class StepTable:
 
     __slots__ = ("names", "num_rows", "tokens", "values")
 
-    CONSTANTS: tuple[tuple[str, bytes], ...] = (("event", b"step"), ("nan_inf_detected", b"false"))
-    """Fields with the same value in every row; they have no token."""
+    CONSTANTS: tuple[tuple[str, bytes], ...] = (("event", b"step"), (_FLAG, b"false"))
+    """Fields that have the same value in every row, and no token, unless they are among the names."""
 
     def __init__(self, names: tuple[str, ...], values: list[Any], tokens: list[bytes], num_rows: int) -> None:
         self.names = names
@@ -46,16 +53,48 @@ class StepTable:
 
     @classmethod
     def encode(cls, names: tuple[str, ...], values: list[Any], num_rows: int) -> StepTable | None:
-        """Encode the concatenated values of all rows; return None if one is neither a finite number nor a bool."""
+        """Encode the concatenated values of all rows; return None if one is neither a number nor a bool.
+
+        If a value is NaN or infinite, the table gets a column `nan_inf_detected`, unless the names contain it.
+        """
         try:
             text = _encode(values)[1:-1]
         except Exception:  # noqa: BLE001 - a type unknown to msgspec
             return None
         # A quote means text, a bracket or brace means nesting, and an "n" is from null: None, NaN or infinity.
-        if b'"' in text or b"n" in text or b"[" in text or b"{" in text:
+        if b'"' in text or b"[" in text or b"{" in text:
             return None
         tokens = text.split(b",")
-        return cls(names, values, tokens, num_rows) if len(tokens) == len(names) * num_rows else None
+        if len(tokens) != len(names) * num_rows:
+            return None
+        return (
+            cls._mark_non_finite(names, values, tokens, num_rows)
+            if b"n" in text
+            else cls(names, values, tokens, num_rows)
+        )
+
+    @classmethod
+    def _mark_non_finite(
+        cls, names: tuple[str, ...], values: list[Any], tokens: list[bytes], num_rows: int
+    ) -> StepTable | None:
+        """Replace each null by the marker of its value; return None if one of the values is None."""
+        width = len(names)
+        flags = [False] * num_rows
+        index = -1
+        with contextlib.suppress(ValueError):  # no further null
+            while True:
+                index = tokens.index(b"null", index + 1)
+                value = values[index]
+                number = value.item() if hasattr(value, "item") else value
+                if not isinstance(number, float):
+                    return None
+                tokens[index] = b'"%s"' % mark_non_finite(number).encode()
+                flags[index // width] = True
+        if _FLAG in names:
+            return cls(names, values, tokens, num_rows)
+        flag_tokens = [b"true" if flag else b"false" for flag in flags]
+        wide_values = _add_column(values, flags, width)
+        return cls((*names, _FLAG), wide_values, _add_column(tokens, flag_tokens, width), num_rows)
 
     @classmethod
     def from_records(cls, records: Iterable[dict[str, Any]]) -> list[Encodable]:
@@ -64,23 +103,36 @@ class StepTable:
         for keys, group in itertools.groupby(records, key=tuple):
             rows = list(group)
             table = None
-            has_shape = keys[:1] == ("event",) and keys[-1:] == ("nan_inf_detected",)
-            if has_shape and all(row["event"] == "step" and row["nan_inf_detected"] is False for row in rows):
-                values = list(itertools.chain.from_iterable(tuple(row.values())[1:-1] for row in rows))
-                table = cls.encode(keys[1:-1], values, len(rows))
+            if keys[:1] == ("event",) and keys[-1:] == (_FLAG,) and all(row["event"] == "step" for row in rows):
+                if all(row[_FLAG] is False for row in rows):
+                    table = cls._from_rows(rows, keys[1:-1])
+                if table is None or _FLAG in table.names:  # the records state the flag: never infer it
+                    table = cls._from_rows(rows, keys[1:])
             pieces += rows if table is None else [table]
         return pieces
 
+    @classmethod
+    def _from_rows(cls, rows: list[dict[str, Any]], names: tuple[str, ...]) -> StepTable | None:
+        end = 1 + len(names)
+        values = list(itertools.chain.from_iterable(tuple(row.values())[1:end] for row in rows))
+        return cls.encode(names, values, len(rows))
+
     def lines(self, glue_cache: dict[tuple[str, ...], list[bytes]]) -> bytes:
         """Return the rows as journal lines; `glue_cache` holds the glue of each tuple of names."""
+        tail = _TAIL_AFTER_FLAG if _FLAG in self.names else _TAIL
         separators = glue_cache.get(self.names)
         if separators is None:
             first, *rest = (_encode(name) for name in self.names)
-            separators = [_TAIL + b'{"event":"step",' + first + b":", *(b"," + name + b":" for name in rest)]
+            separators = [tail + b'{"event":"step",' + first + b":", *(b"," + name + b":" for name in rest)]
             if len(glue_cache) >= 256:
                 glue_cache.clear()
             glue_cache[self.names] = separators
-        return self.join(None, separators, _TAIL)
+        return self.join(None, separators, tail)
+
+    def csv_rows(self, order: list[int] | None, separators: list[bytes], tail: bytes) -> bytes:
+        """Return the rows of a CSV, in which the markers of NaN and infinity have no quotes; see `join`."""
+        rows = self.join(order, separators, tail)
+        return rows.replace(b'"', b"") if _FLAG in self.names else rows
 
     def join(self, order: list[int] | None, separators: list[bytes], tail: bytes) -> bytes:
         """Join the tokens of all rows.
@@ -99,6 +151,15 @@ class StepTable:
             for position, index in enumerate(order):
                 pieces[2 * position + 1 :: 2 * width] = self.tokens[index::width]
         return b"".join(pieces)[len(tail) :] + tail
+
+
+def _add_column(cells: list[Any], column: list[Any], width: int) -> list[Any]:
+    """Return a table of rows of `width` cells with one more cell at the end of each row."""
+    wide = [None] * (len(cells) + len(column))
+    for index in range(width):
+        wide[index :: width + 1] = cells[index::width]
+    wide[width :: width + 1] = column
+    return wide
 
 
 Encodable = StepTable | dict[str, Any]
