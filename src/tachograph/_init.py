@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tachograph._base import ranks
 from tachograph.diagnostics import resolve_rules
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.recorder import Run, start_run
 from tachograph.records import check_run_name
 from tachograph.settings import Settings, read_config, resolve_settings
-from tachograph.sinks import Sink, SinkDriver, build_sinks
+from tachograph.sinks import SinkDriver, start_sinks
 
 if TYPE_CHECKING:
-    from tachograph.sinks.notify import Channel, NotifySettings
+    from tachograph.sinks.notify import Channel, NotifySettings, NotifySink
 
 __all__ = ["init", "init_from_config"]
 
@@ -76,19 +77,27 @@ def init(
         raise ConfigError(f"facts={facts!r}: expected a dict")
     if name is not None:
         check_run_name(name)
-    sinks = build_sinks(chosen.sinks) if chosen.enabled else []
     channels = _open_channels(notify, notify_section) if chosen.enabled else None
     thresholds = resolve_rules(_select_rules(rules, rules_section)) if chosen.diagnose else None
     name = name or time.strftime("run-%Y%m%d_%H%M%S")
     start_s = time.time()
-    run = start_run(
-        name, chosen, config=config, resume=resume, tags=tags, facts=facts, any_rank=any_rank, rules=thresholds
-    )
+    # Only rank 0 exports. Last of the checks, because it takes longest.
+    sinks = start_sinks(chosen.sinks) if chosen.enabled and (any_rank or ranks.rank() == 0) else []
+    try:
+        run = start_run(
+            name, chosen, config=config, resume=resume, tags=tags, facts=facts, any_rank=any_rank, rules=thresholds
+        )
+    except BaseException:
+        for sink in sinks:
+            sink.cancel()
+        raise
     if run.folder is not None:
         if channels is not None:
-            sinks += _notify_sink(run, *channels, start_s)
+            for notifier in _notify_sink(run, *channels, start_s):
+                run.add_follower(SinkDriver(run.folder, notifier, run.report_error))
         for sink in sinks:
-            run.add_follower(SinkDriver(run.folder, sink, run.report_error))
+            sink.attach(run.folder, run.report_error)
+            run.add_follower(sink)
     return run
 
 
@@ -118,7 +127,7 @@ def _open_channels(
     return settings, open_channels(settings)
 
 
-def _notify_sink(run: Run, settings: NotifySettings, channels: list[Channel], start_s: float) -> list[Sink]:
+def _notify_sink(run: Run, settings: NotifySettings, channels: list[Channel], start_s: float) -> list[NotifySink]:
     """Return the sink that sends notifications, or an empty list if no channel is configured."""
     from tachograph.sinks.notify import NotifySink, config_warnings
 

@@ -33,6 +33,7 @@ from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.cli._time import recorded_s, render_time, short_time, summarise_time
 from tachograph.journal import RunState, is_csv_current, lock_run_folder, rebuild_csv
 from tachograph.reader import RankView, RunHistory, read
+from tachograph.sinks import read_lags
 
 __all__ = ["show", "summary"]
 
@@ -88,6 +89,7 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "num_bad_lines": history.num_bad_lines,
         "telemetry_errors": history.latest("telemetry_error"),
         # While a run is recorded, its CSV mirror may be a moment behind: that is not worth reporting.
+        "sink_lags": [lag._asdict() for lag in read_lags(history.folder)],
         "csv_is_current": is_csv_current(history.folder) if history.state is not RunState.RUNNING else None,
     }
 
@@ -296,4 +298,8 @@ def _error_lines(history: RunHistory) -> list[RenderableType]:
     if history.state is not RunState.RUNNING and is_csv_behind:
         hint = f"tacho show {safe(history.name)} --rebuild-csv"
         lines.append(Text(f"metrics.csv is incomplete; rebuild it with: {hint}", style="yellow"))
+    for lag in read_lags(history.folder) if history.state is not RunState.RUNNING else ():
+        cause = f": {safe(lag.error, 300)}" if lag.error else ""
+        lacks = f"{safe(lag.sink)} has not received {plural(lag.num_records, 'record')}{cause}"
+        lines.append(Text(f"{lacks}; a resumed run exports them", style="yellow"))
     return [Text(), Rule(style="dim"), *lines] if lines else []

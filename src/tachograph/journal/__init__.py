@@ -16,8 +16,8 @@ from tachograph.journal._control_file import (
 )
 from tachograph.journal._csv import CsvMirror, is_csv_current, rebuild_csv
 from tachograph.journal._ends import current_state
-from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs
-from tachograph.journal._follower import JournalFollower, read_records
+from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs, read_small
+from tachograph.journal._follower import JournalFollower, count_records, read_records
 from tachograph.journal._jobs import find_job
 from tachograph.journal._liveness import Heartbeat, ProcessIdentity, RunState, state_at_end, this_process, uptime_s
 
@@ -40,6 +40,7 @@ __all__ = [
     "RunState",
     "atomic_write",
     "claim_run_folder",
+    "count_records",
     "current_state",
     "find_job",
     "find_run",
@@ -49,6 +50,7 @@ __all__ = [
     "is_number_of_steps",
     "list_runs",
     "read_records",
+    "read_small",
     "rebuild_csv",
     "state_at_end",
     "this_process",

@@ -17,7 +17,7 @@ import msgspec
 
 from tachograph.records import decode, decode_block
 
-__all__ = ["JournalFollower", "read_records"]
+__all__ = ["JournalFollower", "count_records", "read_records"]
 
 _MAX_LINE_BYTES = 64 << 20
 
@@ -158,3 +158,13 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     follower = JournalFollower(path)
     while records := follower.poll_block():
         yield from records
+
+
+def count_records(path: str | os.PathLike[str], offset: int = 0) -> int:
+    """Return how many lines the journal has from an offset on; much faster than reading the records."""
+    num_lines = 0
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while block := file.read(1 << 20):
+            num_lines += block.count(b"\n")
+    return num_lines

@@ -1,13 +1,16 @@
 """`SinkDriver`: follows a journal and feeds one sink. Every sink, notifications included, is driven by this class.
 
+A sink that was chosen by name has its driver in another process; see `_process.py`.
+
 How it works. Each driver has one daemon thread, which polls the journal and passes whole blocks of records to
 `Sink.write`. It never blocks training and never loses a record, because three rules hold:
 
 Cursor. The cursor is the journal offset up to which the sink has accepted records. It is saved *after* each `write`,
 so a crash between the two repeats a block instead of skipping it. Delivery is therefore at least once, and a sink
 whose receiver must not get a record twice has to remember what it sent. The cursor is stored in the run folder, in
-`.tacho/sink-<name>.json`, so a resumed run continues where the last attempt stopped. A `BackgroundSink` stores the
-cursor itself, next to its queue, because the two must change in one atomic write.
+`.tacho/sink-<name>.json`, so a resumed run continues where the last attempt stopped, and readers see with `read_lags`
+which sinks lack records, and why. A `BackgroundSink` stores the cursor itself, next to its queue, because the two must
+change in one atomic write.
 
 Retry. If `open` or `write` raises, the driver sets the offset back to the start of the block and tries again after a
 pause that doubles from the poll interval up to a minute. The sink is opened again first, since its connection may be
@@ -26,26 +29,50 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tachograph._base.guard import guard
-from tachograph.journal import JournalFollower, RunFolder, atomic_write
+from tachograph.journal import JournalFollower, RunFolder, atomic_write, count_records, read_small
 from tachograph.records import mask_text
 from tachograph.sinks._sink import BackgroundSink, Sink
 
-__all__ = ["SinkDriver", "backoff_s"]
+__all__ = ["SinkDriver", "SinkLag", "backoff_s", "read_lags"]
 
 _POLL_INTERVAL_S = 1.0
 _MAX_BACKOFF_S = 60.0
 _MAX_LAST_ATTEMPTS = 3
 _MAX_REPORTED = 20
 _BLOCK_BYTES = 256 << 10
+_MAX_CURSOR_BYTES = 64 << 10
 
 
-class _Cursor(msgspec.Struct):
-    journal_bytes: int = 0
+class _Cursor(msgspec.Struct, omit_defaults=True):
+    journal_bytes: int
+    error: str = ""
+    """Why the last attempt to export the records after the cursor failed."""
+
+
+class SinkLag(NamedTuple):
+    """The records that a sink has not accepted."""
+
+    sink: str
+    num_records: int
+    error: str
+    """Why the last attempt failed; empty if it did not fail but took too long."""
+
+
+def read_lags(folder: RunFolder) -> list[SinkLag]:
+    """Return the sinks that have not accepted every record of a run."""
+    lags = []
+    for path in sorted(folder.private.glob("sink-*.json")):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            cursor = msgspec.json.decode(read_small(path, _MAX_CURSOR_BYTES), type=_Cursor)
+            num_records = count_records(folder.journal, cursor.journal_bytes)
+            if num_records:
+                lags.append(SinkLag(path.stem.removeprefix("sink-"), num_records, cursor.error))
+    return lags
 
 
 class SinkDriver:
@@ -166,6 +193,8 @@ class SinkDriver:
         if reason not in self._reported and len(self._reported) < _MAX_REPORTED:
             self._reported.add(reason)
             self._report("sink_failed", self._sink.name, f"{reason}; will be retried")
+        if self._background is None:
+            self._save_cursor(self._follower.offset, reason)
 
     def _load_cursor(self) -> int | None:
         try:
@@ -173,12 +202,12 @@ class SinkDriver:
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def _save_cursor(self, journal_bytes: int) -> None:
+    def _save_cursor(self, journal_bytes: int, error: str = "") -> None:
         if self._background is not None:
             self._background.save_cursor(journal_bytes)
             return
         with contextlib.suppress(OSError):  # costs no records: some are written twice after a restart
-            atomic_write(self._cursor_path, msgspec.json.encode(_Cursor(journal_bytes)))
+            atomic_write(self._cursor_path, msgspec.json.encode(_Cursor(journal_bytes, error)))
 
 
 def backoff_s(first_s: float, num_failures: int, max_s: float) -> float:

@@ -14,8 +14,9 @@ __all__ = ["BackgroundSink", "Sink", "scalar_metrics"]
 class Sink(Protocol):
     """Exports the records of one run to another tool.
 
-    `SinkDriver` calls every method from one thread of its own, never from the training thread. A method may block and
-    may raise: after an exception the driver backs off, calls `open` again and repeats `write` with the same records.
+    `SinkDriver` calls every method from one thread of its own, never from the training thread; a sink that is chosen by
+    name is even in another process. A method may block and may raise: after an exception the driver backs off, calls
+    `open` again and repeats `write` with the same records.
     """
 
     name: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import Any
 
 import wandb
@@ -50,7 +51,9 @@ class WandbSink:
         self._mode: Any = mode
         self._group = group
         self._run: Any = None
-        self._status = "finished"
+        self._status = "crashed"  # unless an `end` record follows
+        # The training code may use W&B itself. Its service ends with the training process, before this one.
+        os.environ.pop("WANDB_SERVICE", None)
 
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
         """Start or resume the W&B run with the same id."""
@@ -68,16 +71,24 @@ class WandbSink:
             dir=str(folder.path),
             resume="allow",
             reinit="create_new",
-            settings=wandb.Settings(silent=True, console="off"),
+            settings=self._settings(),
         )
         self._run.define_metric("global_step")
         self._run.define_metric("*", step_metric="global_step")
 
+    @staticmethod
+    def _settings() -> wandb.Settings:
+        """Return settings that describe the training process, in whose stead this one talks to W&B."""
+        program = sys.argv[0] if sys.argv else ""
+        settings: dict[str, Any] = {"silent": True, "console": "off", "program": program, "x_stats_pid": os.getppid()}
+        known = wandb.Settings.model_fields
+        return wandb.Settings(**{name: value for name, value in settings.items() if name in known})
+
     def write(self, records: list[dict[str, Any]]) -> None:
         """Log the numbers of each record."""
         for record in records:
-            if record["event"] == "end":
-                self._status = str(record.get("status", "finished"))
+            if record["event"] in {"start", "end"}:
+                self._status = str(record.get("status", "crashed"))
             metrics: dict[str, Any] = scalar_metrics(record)
             if metrics:
                 if isinstance(record.get("global_step"), int):
