@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import shutil
+import threading
 import time
 
 import pandas as pd
@@ -13,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tachograph
-from tachograph.journal import RunFolder, is_csv_current, read_records, rebuild_csv
+from tachograph.journal import RunFolder, _claim, is_csv_current, read_records, rebuild_csv
 from tachograph.journal._csv import FIRST_COLUMNS, CsvMirror
-from tests.conftest import lines_of
+from tests.conftest import lines_of, wait_for
 
 
 def rows_of(path):
@@ -263,3 +264,88 @@ def test_metric_named_like_the_overflow_column(logs):
         run.log({"more": 2.5, "y": 7.0}, step=1)
     rows = check_against_journal(logs / "x")
     assert [row["more_"] for row in rows if row["event"] == "step"] == ["1.5", "2.5"]
+
+
+def test_slow_mirror_is_not_reported_as_lost_records(logs, capsys):
+    run = tachograph.init("x", log_dir=str(logs), git=False)
+    release = threading.Event()
+    run.backend.files.catch_up = lambda force=False, **_: force and release.wait(120)  # as if it took long at the end
+    run.log(a=1.0, step=1)
+    try:
+        assert run.finish(timeout_s=10.0) is True
+        assert lines_of(logs / "x")[-1]["event"] == "end"
+        assert "could not be written" not in capsys.readouterr().out
+    finally:
+        release.set()
+
+
+def test_mirror_that_is_behind_is_completed_after_the_run(logs, capsys):
+    run = tachograph.init("x", log_dir=str(logs), git=False)
+    run.backend.files.catch_up = lambda **_: None  # as if the mirror could not keep up
+    run.backend.files._mirror.journal_bytes = 0
+    for step in range(100):
+        run.log({f"m{step // 10}": float(step)}, step=step)
+    assert run.finish() is True
+    num_records = len(lines_of(logs / "x"))
+    assert f"metrics.csv lacks {num_records} records that the journal has; a background" in capsys.readouterr().out
+    wait_for(lambda: is_csv_current(run.folder), 120, "the complete CSV")
+    assert len(check_against_journal(logs / "x")) == num_records
+    assert [path.name for path in (logs / "x").glob(".metrics*")] == []
+
+
+def test_fast_program_ends_with_a_true_message(logs, script):
+    """The mirror cannot keep up with columns that appear all the time; only the journal has to be complete."""
+    out = script(
+        """
+        import sys, tachograph
+        run = tachograph.init("x", log_dir=sys.argv[1], git=False, system_interval_s=0, exit_timeout_s=1.5)
+        for step in range(100_000):
+            run.log({"train_loss": 1.0, f"m{step // 500}": 0.5}, step=step)
+        print("complete" if run.finish() else "incomplete")
+        """,
+        logs,
+    ).ok(300)
+    is_complete = lines_of(logs / "x")[-1]["event"] == "end"
+    assert ("incomplete" not in out) == ("could not be written" not in out) == is_complete
+    folder = RunFolder(logs / "x")
+    wait_for(lambda: is_csv_current(folder), 300, "the complete CSV")
+    assert (logs / "x" / "metrics.csv").read_bytes().count(b"\n") == len(lines_of(logs / "x")) + 1
+
+
+def test_rebuild_leaves_the_file_of_a_running_writer_alone(logs, script):
+    program = script(
+        """
+        import sys, tachograph
+        run = tachograph.init("x", log_dir=sys.argv[1], git=False, console=False)
+        run.log(a=1.0); run.flush()
+        print("running")
+        sys.stdin.readline()
+        """,
+        logs,
+    )
+    assert program.process.stdout.readline() == "running\n"
+    inode = (logs / "x" / "metrics.csv").stat().st_ino
+    assert rebuild_csv(RunFolder(logs / "x"), wait_s=0.3) is None
+    assert (logs / "x" / "metrics.csv").stat().st_ino == inode
+    program.process.stdin.write("\n")
+    program.ok()
+    assert rebuild_csv(RunFolder(logs / "x")) == len(lines_of(logs / "x"))
+
+
+def test_resume_waits_for_a_short_lock(logs, script, monkeypatch):
+    monkeypatch.setattr(_claim, "_SHORT_LOCK_S", 60.0)
+    tachograph.init("x", log_dir=str(logs), git=False).finish()
+    program = script(
+        """
+        import sys, time
+        from tachograph.journal import RunFolder, lock_run_folder
+        with lock_run_folder(RunFolder(sys.argv[1])):
+            print("locked")
+            time.sleep(0.3)
+        """,
+        logs / "x",
+    )
+    assert program.process.stdout.readline() == "locked\n"
+    with tachograph.init("x", log_dir=str(logs), git=False, resume=True) as run:
+        assert (run.name, run.resumed) == ("x", True)
+    program.ok()

@@ -101,6 +101,15 @@ class DetachedProcess:
         with contextlib.suppress(OSError):
             os.close(self._requests)
 
+    def leave(self) -> None:
+        """Leave the process to itself: send no more requests, and ignore its replies."""
+        import threading
+
+        self.close_requests()
+        reaper = threading.Thread(target=lambda: list(self.replies()), name="tachograph-reaper", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the interpreter is exiting, so nothing is left to collect
+            reaper.start()
+
 
 def read_requests(requests: BinaryIO, handle: Callable[[Any], None]) -> None:
     """In the process: call a function with each request, or with the error of reading it, and with None at the end."""

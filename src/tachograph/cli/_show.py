@@ -31,7 +31,7 @@ from tachograph.cli._format import (
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.cli._time import recorded_s, render_time, short_time, summarise_time
-from tachograph.journal import RunState, is_csv_current, lock_run_folder, rebuild_csv
+from tachograph.journal import RunState, is_csv_current, rebuild_csv
 from tachograph.reader import RankView, RunHistory, read
 from tachograph.sinks import read_lags
 
@@ -120,14 +120,12 @@ def render(history: RunHistory) -> RenderableType:
 
 def _rebuild_csv(history: RunHistory) -> None:
     try:
-        with lock_run_folder(history.folder) as is_ours:
-            if not is_ours:
-                # The writer appends rows by offset; replacing the file underneath it would corrupt it.
-                problem = f"{history.name!r} is being recorded and its writer maintains metrics.csv"
-                raise click.ClickException(f"{problem}. Rebuild it after the run has ended.")
-            num_rows = rebuild_csv(history.folder)
+        num_rows = rebuild_csv(history.folder)
     except OSError as error:
         raise click.ClickException(f"cannot write {history.folder.csv}: {error.strerror}") from error
+    if num_rows is None:
+        problem = f"{history.name!r} is being recorded and its writer maintains metrics.csv"
+        raise click.ClickException(f"{problem}. Rebuild it after the run has ended.")
     click.echo(f"{safe(history.folder.csv)}: {plural(num_rows, 'row')}", err=True)
 
 

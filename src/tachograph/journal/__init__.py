@@ -15,6 +15,7 @@ from tachograph.journal._control_file import (
     write_requests,
 )
 from tachograph.journal._csv import CsvMirror, is_csv_current, rebuild_csv
+from tachograph.journal._csv_main import complete_csv_later
 from tachograph.journal._ends import current_state
 from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs, read_small
 from tachograph.journal._follower import JournalFollower, count_records, read_records
@@ -40,6 +41,7 @@ __all__ = [
     "RunState",
     "atomic_write",
     "claim_run_folder",
+    "complete_csv_later",
     "count_records",
     "current_state",
     "find_job",

@@ -16,6 +16,7 @@ import errno
 import itertools
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,8 @@ except ImportError:  # Windows: rely on the heartbeat
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Claim", "claim_run_folder", "reset_claims_after_fork", "lock_run_folder"]
+
+_SHORT_LOCK_S = 0.5
 
 _lock_descriptors: dict[str, int] = {}
 _claim_mutex = threading.Lock()
@@ -121,7 +124,7 @@ def _try_claim(folder: RunFolder, *, resume: bool) -> str | None:
     if folder.journal.is_dir():
         return f"{str(folder.journal)!r} is a folder"
     folder.private.mkdir(parents=True, exist_ok=True)
-    if not _lock(folder, key):
+    if not _lock_soon(folder, key):
         heartbeat = read_heartbeat(folder.heartbeat)
         writer = f"process {heartbeat.process.pid} on {heartbeat.process.host}" if heartbeat else "another process"
         return f"{folder.name!r} is being recorded by {writer}"
@@ -135,6 +138,16 @@ def _try_claim(folder: RunFolder, *, resume: bool) -> str | None:
             os.close(_lock_descriptors.pop(key))
         return reason
     return None
+
+
+def _lock_soon(folder: RunFolder, key: str) -> bool:
+    """Lock a folder, or wait a moment for a process that only needs the lock to replace a file."""
+    deadline_s = time.monotonic() + _SHORT_LOCK_S
+    while not _lock(folder, key):
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _lock(folder: RunFolder, key: str) -> bool:

@@ -8,22 +8,28 @@ A new column goes to the end and requires rewriting the whole file, which is rep
 from growing quadratically, rewriting may use at most a tenth of the time; meanwhile the mirror falls behind and later
 catches up from the journal. Every row is one line: a line break inside a string is written as the two characters
 ``\\n``. The rows of a `completions` record are not mirrored; they are a table of their own.
+
+A run that ends while its mirror is behind does not wait: a background process (`_csv_main`) rebuilds the file. It needs
+the lock of the run only to put the finished file in its place, so it never keeps the run from being resumed. If the run
+is resumed first, the new file is discarded, because the mirror of the new writer catches up by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tachograph.journal._claim import lock_run_folder
 from tachograph.journal._folder import RunFolder, atomic_write
-from tachograph.journal._follower import JournalFollower, read_records
+from tachograph.journal._follower import JournalFollower, count_records, read_records
 from tachograph.records import Encodable, StepTable, decode, to_json
 
 __all__ = ["CsvMirror", "is_csv_current", "rebuild_csv"]
@@ -52,6 +58,7 @@ OVERFLOW_COLUMN = "more"
 _MAX_REWRITE_SHARE = 0.1
 _COPY_BYTES = 1 << 20
 _SAVE_CURSOR_EVERY_S = 5.0
+_LOCK_POLL_S = 0.1
 
 _encode = msgspec.json.Encoder().encode
 
@@ -126,7 +133,10 @@ class CsvMirror:
             self._append(rows, end)
 
     def catch_up(self, journal_end: int, *, budget_s: float, force: bool = False) -> bool:
-        """Mirror missing records from the journal within a time budget; return True when none is missing."""
+        """Mirror missing records from the journal within a time budget; return True when none is missing.
+
+        With `force` the file is rewritten for new columns as often as the budget allows.
+        """
         deadline_s = time.monotonic() + budget_s
         self._ensure_open()
         if self.journal_bytes < journal_end:
@@ -135,7 +145,9 @@ class CsvMirror:
                 records = StepTable.from_records(follower.poll_block())
                 if follower.offset == self.journal_bytes:
                     break
-                if not self._ensure_columns(_names(records), force=force):
+                # The next rewrite takes about as long as the last one.
+                has_time = time.monotonic() + self._rewrite_took_s < deadline_s
+                if not self._ensure_columns(_names(records), force=force and has_time):
                     break
                 rows = b"".join(self._rows(record) for record in records)
                 self._append(rows, follower.offset)
@@ -191,6 +203,8 @@ class CsvMirror:
 
     def _save_cursor(self) -> None:
         self._cursor_saved_s = time.monotonic()
+        if self._path != self._folder.csv:  # a file that is not in its place yet
+            return
         try:
             journal_crc = _tail_checksum(self._folder.journal, self.journal_bytes)
             csv_crc = _tail_checksum(self._path, self._csv_bytes)
@@ -220,7 +234,7 @@ class CsvMirror:
     def _widen(self, new: list[str]) -> None:
         """Rewrite the file with more columns. Readers see the old file until the new one is complete."""
         columns = {**self._columns, **{name: len(self._columns) + index for index, name in enumerate(new)}}
-        temporary = self._path.with_name(".metrics.csv.wide.tmp")
+        temporary = self._path.with_name(f".{self._path.name.lstrip('.')}.wide.tmp")
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(temporary, flags, 0o644)
         try:
@@ -296,24 +310,57 @@ class CsvMirror:
         return (None if order == list(range(len(names))) else order), separators, tail
 
 
-def rebuild_csv(folder: RunFolder) -> int:
+def rebuild_csv(folder: RunFolder, *, wait_s: float = 0.0) -> int | None:
     """Rebuild `metrics.csv` from the journal and return the number of rows.
 
-    Do not call this for a run that is being recorded: its writer maintains the file.
+    Args:
+        folder: the run.
+        wait_s: how long to wait for a process that records the run.
+
+    Returns:
+        The number of rows, or None if a process records the run: its writer maintains the file.
     """
+    with _locked(folder, wait_s) as is_ours:
+        if not is_ours:
+            return None
+    identity = _identity(folder.journal)
     # First pass: collect the columns, so that the second pass never has to rewrite.
     columns = {name: index for index, name in enumerate(FIRST_COLUMNS)}
-    num_rows = 0
     for record in read_records(folder.journal):
         for name in _new_columns(_names([record]), columns):
             columns[name] = len(columns)
-        num_rows += 1
-    folder.private.mkdir(exist_ok=True)
-    mirror = CsvMirror(folder, folder.csv.with_name(".metrics.csv.tmp"), columns)
-    mirror.catch_up(JournalFollower.complete_bytes(folder.journal), budget_s=float("inf"))
-    mirror.publish()
-    mirror.close()
-    return num_rows
+    temporary = folder.csv.with_name(f".metrics.csv.{os.getpid()}.tmp")
+    mirror = CsvMirror(folder, temporary, columns)
+    try:
+        mirror.catch_up(JournalFollower.complete_bytes(folder.journal), budget_s=math.inf, force=True)
+        # A writer appends rows by offset: replacing the file underneath it would corrupt it.
+        with _locked(folder, wait_s) as is_ours:
+            if not is_ours or _identity(folder.journal) != identity:
+                return None
+            mirror.catch_up(JournalFollower.complete_bytes(folder.journal), budget_s=math.inf, force=True)
+            mirror.publish()
+            mirror.close()
+        return count_records(folder.csv) - 1
+    finally:
+        mirror.lost()
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: RunFolder, wait_s: float) -> Iterator[bool]:
+    """Lock a run folder; yield False if another process has the lock for longer than `wait_s`."""
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        with lock_run_folder(folder) as is_ours:
+            if is_ours or time.monotonic() >= deadline_s:
+                yield is_ours
+                return
+        time.sleep(_LOCK_POLL_S)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def is_csv_current(folder: RunFolder) -> bool:

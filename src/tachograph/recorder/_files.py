@@ -25,6 +25,8 @@ from tachograph.journal import (
     RunFolder,
     atomic_write,
     claim_run_folder,
+    complete_csv_later,
+    count_records,
     this_process,
     uptime_s,
 )
@@ -122,6 +124,7 @@ class RunFiles:
         self._has_control_file = False
         self.control_file = ControlFile(claim.folder)
         self.on_move: Callable[[RunFolder, str], None] = lambda folder, reason: None
+        self.print_line: Callable[[str], None] = lambda line: None
 
     @property
     def folder(self) -> RunFolder:
@@ -164,11 +167,24 @@ class RunFiles:
                 self._mirror_fault = ""
 
     def close(self) -> None:
-        """Sync everything to disk and close the files."""
+        """Sync everything to disk and close the files; a mirror that is behind is completed by another process."""
+        self._appender.sync()
         if self._mirror is not None:
             self._mirror.close()
-        self._appender.sync()
+            if not self.has_pending and self._mirror.journal_bytes < self._appender.size_bytes:
+                with contextlib.suppress(OSError):  # the folder was deleted
+                    self._complete_mirror_later(self._mirror)
         self._appender.close()
+
+    def _complete_mirror_later(self, mirror: CsvMirror) -> None:
+        num_missing = count_records(self.folder.journal, mirror.journal_bytes)
+        what_next = "a background process completes it"
+        try:
+            complete_csv_later(self.folder)
+        except OSError as error:
+            what_next = f"complete it with: tacho show {self.folder.name} --rebuild-csv ({error})"
+        noun = "record" if num_missing == 1 else "records"
+        self.print_line(f"metrics.csv lacks {num_missing:,} {noun} that the journal has; {what_next}")
 
     def release(self) -> None:
         """Release the claim on the folder."""

@@ -120,6 +120,7 @@ def _start_recording(
     writer.poll_controls = lambda: run.control_panel.poll(writer.files.control_file)
     writer.log_every = lambda: run.log_every
     files.on_move = run._move
+    files.print_line = run.print_line
     writer.divert_training = run._use_slow_path
     writer.collect = run.collect
     writer.start()

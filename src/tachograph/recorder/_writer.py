@@ -38,6 +38,9 @@ _CHUNK_SIZE = 256
 _RESERVE = 1024
 """Items beyond `buffer_size` that are accepted for records other than steps."""
 
+_LAST_CATCH_UP_S = 1.0
+"""How long the end of a run waits for the CSV mirror. The journal is complete then, so a longer wait gains nothing."""
+
 _HEARTBEAT_S = 5.0
 _CHECK_S = 1.0
 _ATTACH_S = 1.0
@@ -74,6 +77,7 @@ class Writer:
         self._separators: dict[tuple[str, ...], list[bytes]] = {}
         self._due_s: dict[str, float] = {}
         self._stopping = False
+        self._written_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="tachograph-writer", daemon=True)
         self.diagnostics: LiveDiagnostics | None = None
         self.collect: Callable[[], None] = lambda: None
@@ -137,12 +141,17 @@ class Writer:
         return marker.written.wait(max(timeout_s, 0.0)) and not self.files.has_pending
 
     def close(self, timeout_s: float) -> bool:
-        """Write everything, close the files and end the thread; return False if the timeout came first."""
+        """Write everything, close the files and end the thread; return whether the journal has every record in time."""
         self._stopping = True
         self._wake.put(True)
         if threading.current_thread() is not self._thread:
-            self._thread.join(max(timeout_s, 0.0))
-        return not self._thread.is_alive() and not self.files.has_pending and not self.files.is_lost
+            deadline_s = time.monotonic() + timeout_s
+            while self._thread.is_alive() and time.monotonic() < deadline_s:
+                # Short waits instead of an Event, which a signal handler that gets here again would block on.
+                self._thread.join(min(deadline_s - time.monotonic(), 0.1))
+                if self._written_s is not None:  # only the mirror is left, and it has a process to complete it
+                    deadline_s = min(deadline_s, self._written_s + 2 * _LAST_CATCH_UP_S)
+        return self._written_s is not None and not self.files.has_pending and not self.files.is_lost
 
     def abandon(self) -> None:
         """In a forked child: the thread and the files belong to the parent."""
@@ -191,7 +200,9 @@ class Writer:
         with guard("maintaining the run folder"):
             self.files.check()
             self._write_buffer()
-        self.files.catch_up(budget_s=deadline_s - time.monotonic(), force=True)
+        self._written_s = time.monotonic()
+        self.files.catch_up(budget_s=min(deadline_s - time.monotonic(), _LAST_CATCH_UP_S), force=True)
+        self._write_buffer()  # a fault of the mirror
         self._beat()
         self.files.close()
 
