@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -17,9 +18,8 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
-from tachograph.server import Access, create_app
+from tachograph.server import Access, create_server
 from tests.conftest import wait_for
 from tests.store import END, START, step, write
 
@@ -35,24 +35,15 @@ def _is_complete(answer: bytes) -> bool:
 class Served:
     """A server in a thread."""
 
-    def __init__(
-        self, log_dir: Path, access: Access | None = None, *, log_level: str = "critical", **options: Any
-    ) -> None:
+    def __init__(self, log_dir: Path, access: Access | None = None, **options: Any) -> None:
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen(128)
         self.port = self.listener.getsockname()[1]
-        app = create_app(log_dir, access, is_closing=lambda: self.server.should_exit, **options)
+        self.server = create_server(log_dir, access or Access(), **options)
+        self.server.config.lifespan = "off"
         # Quiet: Python 3.11 crashes when the server and a failing test print tracebacks at the same time.
-        config = uvicorn.Config(
-            app,
-            log_level=log_level,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=1,
-            server_header=False,
-        )
-        self.server = uvicorn.Server(config)
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
         self.thread.start()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -190,15 +181,23 @@ def listen() -> Iterator[Callable[..., Events]]:
 class Dashboard:
     """`tacho ui` as a process."""
 
-    def __init__(self, log_dir: Path, *options: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, log_dir: Path, *options: str, env: dict[str, str] | None = None, stdin: str | None = None
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tachograph", "ui", "--log-dir", str(log_dir), "--port", "0", *options],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "COLUMNS": "200", **(env or {})},
         )
+        assert self.process.stdin is not None
         assert self.process.stdout is not None
+        if stdin is not None:
+            self.process.stdin.write(stdin)
+        self.process.stdin.close()
+        self.process.stdin = None
         self.first_line = self.process.stdout.readline()
         found = re.search(r"http://\S+", self.first_line)
         assert found, (self.first_line, self.process.communicate(timeout=5))

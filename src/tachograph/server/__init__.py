@@ -2,6 +2,6 @@
 
 from tachograph.server._access import Access
 from tachograph.server._app import create_app
-from tachograph.server._serve import serve
+from tachograph.server._serve import create_server, serve
 
-__all__ = ["Access", "create_app", "serve"]
+__all__ = ["Access", "create_app", "create_server", "serve"]

@@ -9,6 +9,7 @@ import re
 import secrets
 import socket
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import quote
 
 import uvicorn
@@ -17,8 +18,11 @@ from tachograph.exceptions import ServeError
 from tachograph.journal import RunFolder
 from tachograph.server._access import Access, is_loopback
 from tachograph.server._app import create_app
+from tachograph.server._protocol import LimitedProtocol
 
-__all__ = ["serve"]
+__all__ = ["create_server", "serve"]
+
+_SEND_BUFFER_BYTES = 256 << 10
 
 
 def serve(
@@ -57,17 +61,34 @@ def serve(
     listener = _bind(host, port)
     port = listener.getsockname()[1]
     access = Access(token, (*allow_hosts, host), port)
+    server = create_server(log_dir, access)
+    on_ready(_dashboard_url(host, port, token))
+    server.run(sockets=[listener])
+
+
+def create_server(log_dir: str | os.PathLike[str], access: Access, **options: Any) -> uvicorn.Server:
+    """Return a server for a log folder, with the limits of `LimitedProtocol`.
+
+    Args:
+        log_dir: The folder that holds the runs.
+        access: The access policy.
+        options: More arguments of `create_app`.
+    """
     config = uvicorn.Config(
-        create_app(log_dir, access, is_closing=lambda: server.should_exit),
-        log_level=logging.WARNING,
+        create_app(log_dir, access, is_closing=lambda: server.should_exit, **options),
+        http=LimitedProtocol,
+        ws="none",
+        # A header must not be able to change the address of a client.
+        proxy_headers=False,
+        # Requests must not be able to fill the terminal.
+        log_level=logging.ERROR,
         access_log=False,
         timeout_graceful_shutdown=2,
         server_header=False,
         timeout_keep_alive=30,
     )
     server = uvicorn.Server(config)
-    on_ready(_dashboard_url(host, port, token))
-    server.run(sockets=[listener])
+    return server
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -78,6 +99,8 @@ def _bind(host: str, port: int) -> socket.socket:
         raise ServeError(f"--host {host!r}: {getattr(error, 'strerror', None) or error}") from error
     # Allow a restart on the same port while old connections are in TIME_WAIT.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit it. Otherwise the kernel buffers megabytes for a client that does not read.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     try:
         listener.bind(address)
         listener.listen(128)

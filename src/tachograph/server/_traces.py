@@ -16,7 +16,7 @@ from tachograph.store import StoredRun
 
 __all__ = ["build_traces_page", "download_trace"]
 
-_BLOCK_BYTES = 1 << 18
+_BLOCK_BYTES = 64 << 10
 
 
 def build_traces_page(run: StoredRun) -> TracesPage:

@@ -43,7 +43,7 @@ __all__ = ["Line", "Mark", "ColumnSource", "View", "build_lines", "build_marks",
 
 _MAX_RAW_POINTS = 1 << 18
 _MAX_MARKS = 500
-_BLOCK_POINTS = 10_000
+_BLOCK_POINTS = 1_000
 _MARK_VALUES = np.array([float(kind) for kind in MARK_KINDS])
 _downsampler = MinMaxDownsampler()  # type: ignore[no-untyped-call]
 
@@ -225,25 +225,42 @@ def build_marks(sources: Sequence[ColumnSource], stream: str, name: str, view: V
 def iter_points(
     name: str, rows: StreamRows, series: SeriesPart, axis: Axis, low: float | None, high: float | None
 ) -> Iterator[list[tuple[str, int, int, float, float, float]]]:
-    """Yield all points of a series in one source in blocks, including NaN and infinite values."""
-    row = np.concatenate([series.rows_at(np.arange(len(series.values))), series.mark_rows]).astype(np.int64)
-    value = np.concatenate([series.values, _MARK_VALUES[series.mark_kinds]])
-    order = np.argsort(row, kind="stable")
-    row, value = row[order], value[order]
-    x = rows.axis(axis)[row]
-    keep = _within(x, low, high)
-    row, value = row[keep], value[keep]
+    """Yield all points of a series in one source in blocks, including NaN and infinite values.
+
+    Holds one block at a time: the consumer may take a long time, or stop before the end.
+    """
     firsts = np.array([attempt_range.first for attempt_range in rows.ranges])
     attempts = np.array([attempt_range.attempt for attempt_range in rows.ranges])
-    for begin in range(0, len(row), _BLOCK_POINTS):
-        block = row[begin : begin + _BLOCK_POINTS]
+    num_values, num_marks = len(series.values), len(series.mark_rows)
+    value, mark = 0, 0
+    while value < num_values or mark < num_marks:
+        # Merge the next values and the next marks by row, up to the row that both have reached.
+        value_rows = series.rows_at(np.arange(value, min(value + _BLOCK_POINTS, num_values)))
+        mark_rows = series.mark_rows[mark : mark + _BLOCK_POINTS]
+        last = min(
+            value_rows[-1] if value + len(value_rows) < num_values else np.inf,
+            mark_rows[-1] if mark + len(mark_rows) < num_marks else np.inf,
+        )
+        value_end = value + int(np.searchsorted(value_rows, last, side="right"))
+        mark_end = mark + int(np.searchsorted(mark_rows, last, side="right"))
+        row = np.concatenate([value_rows[: value_end - value], mark_rows[: mark_end - mark]]).astype(np.int64)
+        values = np.concatenate([series.values[value:value_end], _MARK_VALUES[series.mark_kinds[mark:mark_end]]])
+        value, mark = value_end, mark_end
+        order = np.argsort(row, kind="stable")
+        row, values = row[order], values[order]
+        epochs = np.full(len(row), np.nan) if rows.epoch is None else rows.epoch[row]
+        x = epochs if axis == "epoch" else rows.axis(axis)[row]
+        keep = _within(x, low, high)
+        row, values, epochs = row[keep], values[keep], epochs[keep]
+        if not len(row):
+            continue
         columns = (
-            [name] * len(block),
-            attempts[np.searchsorted(firsts, block, side="right") - 1].tolist(),
-            rows.step[block].tolist(),
-            rows.time[block].tolist(),
-            rows.axis("epoch")[block].tolist(),
-            value[begin : begin + _BLOCK_POINTS].tolist(),
+            [name] * len(row),
+            attempts[np.searchsorted(firsts, row, side="right") - 1].tolist(),
+            rows.step[row].tolist(),
+            rows.time[row].tolist(),
+            epochs.tolist(),
+            values.tolist(),
         )
         yield list(zip(*columns, strict=True))
 
