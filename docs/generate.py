@@ -59,7 +59,7 @@ def commands_page() -> str:
             inspect.cleandoc(command.help or ""),
             "",
         ]
-        options = [parameter for parameter in parameters if isinstance(parameter, click.Option)]
+        options = [item for item in parameters if isinstance(item, click.Option) and not item.hidden]
         if options:
             lines += ["| option | meaning |", "|---|---|"]
             for parameter in options:

@@ -41,16 +41,22 @@ def browser() -> Iterator[Browser]:
 class Dashboard:
     """`tacho ui` as a process."""
 
-    def __init__(self, log_dir: Path, *options: str) -> None:
+    def __init__(self, log_dir: Path, *options: str, token: str = "") -> None:
         self.log_dir = log_dir
         log_dir.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "tachograph", "ui", "--log-dir", str(log_dir), "--port", "0", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TACHO_TOKEN": token},
+        )
         assert self.process.stdout
         found = re.search(r"http://\S+", self.process.stdout.readline())
         assert found, self.process.communicate()
         self.address = found[0]
-        self.url = self.address.partition("?")[0]
+        self.url = self.address.partition("#")[0]
 
     def stop(self) -> str:
         if self.process.poll() is None:
@@ -64,8 +70,8 @@ def dashboard(logs: Path) -> Iterator[Callable[..., Dashboard]]:
     """Start a dashboard for the test's log folder. Any output on stderr fails the test."""
     started: list[Dashboard] = []
 
-    def start(*options: str) -> Dashboard:
-        started.append(Dashboard(logs, *options))
+    def start(*options: str, **keywords: Any) -> Dashboard:
+        started.append(Dashboard(logs, *options, **keywords))
         return started[-1]
 
     yield start

@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 
 import tachograph
 from tests.browser.test_charts import OPTIONS, write_journal
+from tests.foreign import connect_as_nobody
 
 TABS = ["overview", "charts", "timeline", "health", "events", "completions", "control"]
 HOSTILE = [
@@ -50,7 +51,7 @@ def test_hostile_names_are_shown_as_text(page, dashboard, logs):
 @pytest.mark.complains
 def test_page_requires_token(page, dashboard, logs, context):
     write_journal(logs, "secret-run", [{"train_loss": 1.0}])
-    start = dashboard("--token", "open-sesame")
+    start = dashboard(token="open-sesame")
     page.goto(start.url)
     expect(page.get_by_role("heading", name="Enter the token")).to_be_visible()
     assert "secret-run" not in page.content()
@@ -66,12 +67,47 @@ def test_page_requires_token(page, dashboard, logs, context):
 
 def test_printed_url_logs_in_and_hides_token(page, dashboard, logs):
     write_journal(logs, "secret-run", [{"train_loss": 1.0}])
-    start = dashboard("--token", "open-sesame")
-    assert start.address.endswith("?token=open-sesame")
+    start = dashboard(token="open-sesame")
+    assert start.address.endswith("#token=open-sesame")
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
     page.goto(start.address)
     expect(page.get_by_role("link", name="secret-run")).to_be_visible()
     assert "open-sesame" not in page.url
     assert "open-sesame" not in page.evaluate("document.cookie")
+    assert not [url for url in requests if "open-sesame" in url.partition("#")[0]]
+    page.get_by_role("link", name="secret-run").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("secret-run")
+    page.go_back()
+    expect(page.get_by_role("link", name="secret-run")).to_be_visible()
+    assert "open-sesame" not in page.url
+
+
+@pytest.mark.complains
+def test_printed_url_logs_in_a_tab_that_asked_for_token(page, dashboard, logs):
+    write_journal(logs, "secret-run", [{"train_loss": 1.0}])
+    start = dashboard(token="open-sesame")
+    page.goto(start.url)
+    expect(page.get_by_role("heading", name="Enter the token")).to_be_visible()
+    page.goto(start.address)  # only the fragment differs, so the browser does not load the page again by itself
+    expect(page.get_by_role("link", name="secret-run")).to_be_visible()
+    assert "open-sesame" not in page.url
+
+
+@pytest.mark.complains
+def test_another_user_learns_whose_dashboard_it_is(page, dashboard, logs):
+    write_journal(logs, "secret-run", [{"train_loss": 1.0}])
+    start = dashboard()
+    with connect_as_nobody(int(start.url.rstrip("/").rpartition(":")[2])) as port:
+        page.goto(f"http://127.0.0.1:{port}/")
+        expect(page.get_by_role("heading", name="This dashboard belongs to another user")).to_be_visible()
+        expect(page.get_by_text("start your own with `tacho ui")).to_be_visible()
+        assert "secret-run" not in page.content()
+        page.goto(f"http://127.0.0.1:{port}/#/run/secret-run/overview")
+        expect(page.get_by_role("heading", name="This dashboard belongs to another user")).to_be_visible()
+        assert "train_loss" not in page.content()
+    page.goto(start.url)
+    expect(page.get_by_role("link", name="secret-run")).to_be_visible()
 
 
 def test_keyboard_shortcuts_work(page, dashboard, logs):

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -203,6 +204,7 @@ class Dashboard:
         assert found, (self.first_line, self.process.communicate(timeout=5))
         self.url = found[0]
         self.port = int(re.search(r":(\d+)/", self.url)[1])  # type: ignore[index]
+        self.token = unquote(self.url.partition("#token=")[2])
         wait_for(self._answers, what="the server")
 
     def _answers(self) -> bool:

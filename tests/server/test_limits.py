@@ -13,6 +13,7 @@ import pytest
 
 from tachograph.server._protocol import LimitedProtocol
 from tests.conftest import wait_for
+from tests.foreign import connect_as_nobody
 from tests.server.conftest import write_run
 from tests.store import START, append, step, write
 
@@ -104,6 +105,7 @@ def test_complete_requests_have_no_deadline(server, listen, logs):
 def test_number_of_connections_is_limited(server, monkeypatch):
     monkeypatch.setattr(LimitedProtocol, "request_timeout_s", PATIENCE_S)
     monkeypatch.setattr(LimitedProtocol, "max_connections", 8)
+    monkeypatch.setattr(LimitedProtocol, "max_foreign_connections", 8)
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(connect(server)) for _ in range(8)]
         wait_for(lambda: len(server.server.server_state.connections) == 8)
@@ -112,6 +114,17 @@ def test_number_of_connections_is_limited(server, monkeypatch):
         check_health(opened[0])
     wait_for(lambda: not server.server.server_state.connections)
     assert server.client.get("/healthz").status_code == 200
+
+
+def test_other_users_cannot_take_all_connections(server, monkeypatch):
+    monkeypatch.setattr(LimitedProtocol, "request_timeout_s", PATIENCE_S)
+    monkeypatch.setattr(LimitedProtocol, "max_connections", 8)
+    monkeypatch.setattr(LimitedProtocol, "max_foreign_connections", 4)
+    with connect_as_nobody(server.port) as port, contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        wait_for(lambda: len(server.server.server_state.connections) == 4)
+        assert server.client.get("/healthz").status_code == 200
 
 
 def write_long_run(logs, num_steps):

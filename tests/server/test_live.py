@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -163,7 +164,7 @@ def test_command_prints_url_and_serves_folder(logs, dashboard):
 def test_command_generates_and_requires_token(logs, dashboard):
     write_run(logs)
     running = dashboard("--host", "0.0.0.0")
-    token = httpx.URL(running.url).params["token"]
+    token = running.token
     assert len(token) >= 24
     url = f"http://127.0.0.1:{running.port}"
     check_error(httpx.get(f"{url}/api/v1/runs"), 401)
@@ -176,27 +177,49 @@ def test_command_generates_and_requires_token(logs, dashboard):
 
 
 @pytest.mark.parametrize("token", ["a&b=c#d", "100%", 'quo"te;', "+plus+"])
-def test_custom_token_works_as_printed(logs, dashboard, token):
+def test_given_token_works_as_printed(logs, dashboard, token):
     write_run(logs)
-    running = dashboard("--token", token)
-    with httpx.Client(base_url=f"http://127.0.0.1:{running.port}", follow_redirects=True) as browser:
-        browser.get(f"/?{running.first_line.rstrip().partition('/?')[2].partition('  (')[0]}")
+    running = dashboard(env={"TACHO_TOKEN": token})
+    with httpx.Client(base_url=f"http://127.0.0.1:{running.port}") as browser:
+        check_error(browser.get("/api/v1/runs"), 401, "no_token")
+        assert browser.post("/api/v1/login", json={"token": running.token}).status_code == 204
         assert browser.get("/api/v1/runs").status_code == 200, running.first_line
 
 
-@pytest.mark.parametrize("token", ["two words", "плюс", "x" * 300])
-def test_unusable_token_is_rejected_at_startup(logs, token):
-    command = [sys.executable, "-m", "tachograph", "ui", "--log-dir", str(logs), "--port", "0", "--token", token]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 1
-    assert "--token" in done.stderr
+def test_token_is_read_from_file_or_standard_input(logs, tmp_path, dashboard):
+    (tmp_path / "token").write_text("open-sesame\n")
+    for options, given in ((["--token-file", str(tmp_path / "token")], None), (["--token-file", "-"], "open-sesame\n")):
+        running = dashboard(*options, stdin=given)
+        assert running.token == "open-sesame"
+        command = Path(f"/proc/{running.process.pid}/cmdline").read_bytes()
+        assert b"sesame" not in command
+        check_error(httpx.get(f"http://127.0.0.1:{running.port}/api/v1/runs"), 401)
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "expected"),
+    [
+        ((), {"TACHO_TOKEN": "two words"}, "invalid token"),
+        ((), {"TACHO_TOKEN": "плюс"}, "invalid token"),
+        ((), {"TACHO_TOKEN": "x" * 300}, "invalid token"),
+        (("--token-file", os.devnull), {}, "is empty"),
+        (("--token", "secret"), {}, "--token-file"),  # every user of the machine could read it
+    ],
+)
+def test_unusable_token_is_rejected_at_startup(logs, options, env, expected):
+    command = [sys.executable, "-m", "tachograph", "ui", "--log-dir", str(logs), "--port", "0", *options]
+    env = {**os.environ, "COLUMNS": "300", **env}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode in {1, 2}
+    assert expected in done.stderr
+    assert "secret" not in done.stderr
 
 
 @pytest.mark.parametrize("token", ["", None])
 def test_empty_token_is_replaced_by_generated_one(logs, dashboard, token):
     running = dashboard("--host", "0.0.0.0", env={} if token is None else {"TACHO_TOKEN": token})
     check_error(httpx.get(f"http://127.0.0.1:{running.port}/api/v1/runs", headers={"Authorization": "Bearer"}), 401)
-    assert len(httpx.URL(running.url).params["token"]) >= 24
+    assert len(running.token) >= 24
 
 
 def test_disconnecting_clients_cause_no_traceback(logs, dashboard):

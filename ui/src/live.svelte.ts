@@ -16,6 +16,8 @@ class Live {
   isLoaded = $state(false);
   isConnected = $state(true);
   needsToken = $state(false);
+  /** The dashboard belongs to another user of its machine. */
+  isForeign = $state(false);
   error = $state<string | null>(null);
   /** The version of each watched run; it changes whenever something is recorded. */
   versions = $state<Record<string, string>>({});
@@ -64,6 +66,7 @@ class Live {
       this.error = null;
     } catch (error) {
       this.needsToken = error instanceof ApiError && error.status === 401;
+      this.isForeign = error instanceof ApiError && error.code === "other_user";
       this.error = error instanceof Error ? error.message : String(error);
     }
     this.isLoaded = true;

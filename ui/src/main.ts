@@ -2,7 +2,9 @@ import { mount } from "svelte";
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
 import App from "./App.svelte";
+import { logInFromAddress } from "./login";
 
 const target = document.getElementById("app");
 if (target === null) throw new Error("index.html has no #app");
+await logInFromAddress();
 mount(App, { target });

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import webbrowser
+from typing import TextIO
 
 import rich_click as click
 
@@ -11,6 +13,8 @@ from tachograph.cli._format import safe
 from tachograph.cli._options import log_dir_option
 
 __all__ = ["run_dashboard", "ui"]
+
+_MAX_TOKEN_CHARS = 4096
 
 
 @click.command()
@@ -30,10 +34,13 @@ __all__ = ["run_dashboard", "ui"]
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the dashboard in a browser.")
 @click.option(
-    "--token",
-    envvar="TACHO_TOKEN",
-    help="Token that clients must send. Generated if other machines can reach the server and none is given.",
+    "--token-file",
+    type=click.File(),
+    metavar="FILE",
+    help="File with the token that every client must send; - reads it from the standard input. The environment "
+    "variable TACHO_TOKEN does the same. By default only your own processes have access without a token.",
 )
+@click.option("--token", hidden=True)
 @click.option(
     "--allow-host",
     "allow_hosts",
@@ -41,8 +48,26 @@ __all__ = ["run_dashboard", "ui"]
     metavar="NAME",
     help="Additional host name to accept, such as that of a proxy. Can be repeated.",
 )
-def ui(log_dir: str, host: str, port: int, open_browser: bool, token: str | None, allow_hosts: tuple[str, ...]) -> None:
+def ui(
+    log_dir: str,
+    host: str,
+    port: int,
+    open_browser: bool,
+    token_file: TextIO | None,
+    token: str | None,
+    allow_hosts: tuple[str, ...],
+) -> None:
     """Serve the dashboard for the runs in the log folder until interrupted."""
+    if token is not None:
+        raise click.UsageError(
+            "--token would show the token to every user of this machine, for example in `ps`; "
+            "set TACHO_TOKEN, or use --token-file FILE (- reads the standard input)"
+        )
+    token = os.environ.get("TACHO_TOKEN") or None
+    if token_file is not None:
+        token = token_file.read(_MAX_TOKEN_CHARS).strip()
+        if not token:
+            raise click.UsageError(f"--token-file {token_file.name}: the file is empty")
     run_dashboard(log_dir, host=host, port=port, open_browser=open_browser, token=token, allow_hosts=allow_hosts)
 
 
@@ -56,11 +81,18 @@ def run_dashboard(
     allow_hosts: tuple[str, ...] = (),
 ) -> None:
     """Serve the dashboard and print its URL."""
-    from tachograph.server import serve
+    from tachograph.server import serve, write_login_page
 
-    def on_ready(url: str) -> None:
-        click.echo(f"Dashboard for {safe(os.fspath(log_dir))!r}: {url}  (press Ctrl-C to stop)")
-        if open_browser:
+    with contextlib.ExitStack() as cleanup:
+
+        def on_ready(url: str) -> None:
+            click.echo(f"Dashboard for {safe(os.fspath(log_dir))!r}: {url}  (press Ctrl-C to stop)")
+            if not open_browser:
+                return
+            if "#" in url:  # other users can read command lines, so the browser must not get the token in its own
+                page = write_login_page(url)
+                cleanup.callback(page.unlink, missing_ok=True)
+                url = page.as_uri()
             webbrowser.open(url)
 
-    serve(log_dir, host=host, port=port, token=token or None, allow_hosts=allow_hosts, on_ready=on_ready)
+        serve(log_dir, host=host, port=port, token=token, allow_hosts=allow_hosts, on_ready=on_ready)

@@ -6,32 +6,38 @@
 2. **Size and type.** A body has a size limit, and a `POST` must be JSON, which a cross-site HTML form cannot send.
 3. **Origin.** A request that changes state must come from this server's own pages (`Origin` equals `Host`) or from a
    program that sends no `Origin` at all.
-4. **Token.** If the server has a token, `/api/` requires it as a bearer header or a cookie. Opening the printed URL,
-   `/?token=…`, sets the cookie and redirects, so that the token does not stay in the address bar.
+4. **User.** `/api/` requires the token, as a bearer header or a cookie, unless the connection comes from a process of
+   the owner (see `_peer`): every user of a machine can connect to a port on 127.0.0.1. A request that a proxy forwarded
+   needs the token in any case, because the proxy runs as the owner, whoever sent the request.
+
+The printed URL carries the token in its fragment, `/#token=…`, which browsers do not send. The page exchanges it for
+the cookie and removes it from the address.
 
 The gate also adds the security headers to every response.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import re
 import socket
-from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tachograph.server._errors import ApiError, error_response
+from tachograph.server._peer import PEER_UID
 
 __all__ = ["Access", "AccessGate", "is_loopback", "set_token_cookie"]
 
 MAX_BODY_BYTES = 64 << 10
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 _OPEN_PATHS = ("/healthz", "/api/v1/login", "/api/v1/openapi.json")
+_PROXY_HEADERS = {"forwarded", "x-real-ip", "via"}
 _SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -55,20 +61,35 @@ def is_loopback(host: str) -> bool:
 
 
 class Access:
-    """The access policy: the token, the accepted host names and the cookie name.
+    """The access policy: the token, the accepted host names and the cookie.
 
     Args:
-        token: Required for every API request; None allows every local request.
+        token: Required for every API request; None allows every request, for an application that checks access itself.
         hosts: Accepted `Host` names besides `localhost`.
         port: The server's port.
+        owner_uid: The user whose own processes need no token; only for a server that listens on loopback.
+        token_path: The file that holds the token; its path is shown to local users.
     """
 
-    def __init__(self, token: str | None = None, hosts: tuple[str, ...] = (), port: int = 0) -> None:
+    def __init__(
+        self,
+        token: str | None = None,
+        hosts: tuple[str, ...] = (),
+        port: int = 0,
+        *,
+        owner_uid: int | None = None,
+        token_path: str | None = None,
+    ) -> None:
         self.token = token
-        # Cookies ignore ports: with one name, two servers on a machine would overwrite each other's cookie.
+        self.owner_uid = owner_uid
+        self.token_path = token_path
+        # Cookies ignore ports: with one name, two servers on a machine would overwrite each other's cookie. For the
+        # same reason a browser sends the cookie to every server on this host, so its value must not be the token.
         self.cookie = f"tacho_token_{port}"
+        self.cookie_value = hmac.new((token or "").encode(), self.cookie.encode(), hashlib.sha256).hexdigest()
+        self._is_local = token is None or owner_uid is not None
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
-        if token is not None:  # other machines can only connect when there is a token
+        if not self._is_local:  # other machines can only connect when everyone needs the token
             self._hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
 
     def allows_host(self, header: str) -> bool:
@@ -80,21 +101,50 @@ class Access:
             address = ipaddress.ip_address(host)
         except ValueError:
             return host in self._hosts
-        # Without a token the server listens on loopback only, so any other address is not ours.
-        return address.is_loopback or self.token is not None or host in self._hosts
+        # A local server listens on loopback only, so any other address is not ours.
+        return address.is_loopback or not self._is_local or host in self._hosts
 
     def matches_token(self, given: str | None) -> bool:
         """Compare a token in constant time, so that response times reveal nothing about it."""
-        if self.token is None:
-            return True
-        return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
+        return self.token is None or (given is not None and _is_equal(given, self.token))
 
-    def has_token(self, headers: Headers) -> bool:
-        """Return whether a request carries the token in its `Authorization` header or cookie."""
+    def check_user(self, scope: Scope, headers: Headers) -> None:
+        """Raise `ApiError` unless a request comes from the owner's own process or carries the token or the cookie."""
+        if self.token is None or self._has_token(headers):
+            return
+        peer_uid = scope.get("state", {}).get(PEER_UID)
+        is_forwarded = any(name in _PROXY_HEADERS or name.startswith("x-forwarded-") for name in headers)
+        if self.owner_uid is None:
+            raise ApiError(401, "no_token", "token required: use the URL that the server printed at startup")
+        where = f"the token in {self.token_path}" if self.token_path else "the URL that the server printed at startup"
+        if is_forwarded:
+            raise ApiError(401, "no_token", f"token required behind a proxy: use {where}")
+        if peer_uid is None:
+            raise ApiError(401, "no_token", f"token required, because your user could not be determined: use {where}")
+        if peer_uid != self.owner_uid:
+            own = "to see your own runs, start your own with `tacho ui --port 0`"
+            message = f"this dashboard belongs to another user of this machine, {_user_name(self.owner_uid)}; {own}"
+            raise ApiError(401, "other_user", f"{message}; only its owner can log in here, with {where}")
+
+    def _has_token(self, headers: Headers) -> bool:
+        """Return whether a request carries the token in its `Authorization` header, or the cookie."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.matches_token(bearer.strip()):
             return True
-        return self.matches_token(cookie_parser(headers.get("cookie", "")).get(self.cookie))
+        return _is_equal(cookie_parser(headers.get("cookie", "")).get(self.cookie, ""), self.cookie_value)
+
+
+def _is_equal(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
+
+
+def _user_name(uid: int) -> str:
+    try:
+        import pwd  # not on Windows
+
+        return pwd.getpwuid(uid).pw_name
+    except (ImportError, KeyError):
+        return f"uid {uid}"
 
 
 class AccessGate:
@@ -119,16 +169,13 @@ class AccessGate:
             await send(message)
 
         try:
-            redirect = self._check(scope)
-            if redirect is not None:
-                await redirect(scope, receive, send_with_headers)
-                return
+            self._check(scope)
             await self._app(scope, _limit_body(receive), send_with_headers)
         except ApiError as error:
             await error_response(error)(scope, receive, send_with_headers)
 
-    def _check(self, scope: Scope) -> RedirectResponse | None:
-        """Raise `ApiError` for a rejected request; return a redirect if the address carries the token."""
+    def _check(self, scope: Scope) -> None:
+        """Raise `ApiError` for a rejected request."""
         headers = Headers(scope=scope)
         if not self._access.allows_host(headers.get("host", "")):
             hint = "use an IP address, or start the server with --allow-host NAME"
@@ -141,22 +188,8 @@ class AccessGate:
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and media_type != "application/json":
             raise ApiError(415, "not_json", "send the body as JSON, with Content-Type: application/json")
-        if self._access.token is None:
-            return None
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        given = dict(query).get("token")
-        if scope["path"] == "/" and given is not None and self._access.matches_token(given):
-            return self._redirect_with_cookie(urlencode([item for item in query if item[0] != "token"]))
-        needs_token = scope["path"].startswith("/api/") and scope["path"] not in _OPEN_PATHS
-        if needs_token and not self._access.has_token(headers):
-            raise ApiError(401, "no_token", "token required: send the token that the server printed at startup")
-        return None
-
-    def _redirect_with_cookie(self, query: str) -> RedirectResponse:
-        """Move the token from the printed address into a cookie."""
-        response = RedirectResponse(f"/?{query}" if query else "/", status_code=303)
-        set_token_cookie(response, self._access)
-        return response
+        if scope["path"].startswith("/api/") and scope["path"] not in _OPEN_PATHS:
+            self._access.check_user(scope, headers)
 
 
 def _check_origin(headers: Headers) -> None:
@@ -170,11 +203,10 @@ def _check_origin(headers: Headers) -> None:
 
 
 def set_token_cookie(response: Response, access: Access) -> None:
-    """Store the token in a cookie that scripts cannot read and other sites cannot send."""
-    if access.token is not None:
-        response.set_cookie(
-            access.cookie, access.token, max_age=30 * 86_400, httponly=True, samesite="strict", path="/"
-        )
+    """Set a cookie that stands for the token, that scripts cannot read and other sites cannot send."""
+    response.set_cookie(
+        access.cookie, access.cookie_value, max_age=30 * 86_400, httponly=True, samesite="strict", path="/"
+    )
 
 
 def _parse_host(header: str) -> str | None:

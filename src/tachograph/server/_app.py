@@ -66,7 +66,7 @@ def create_app(
 
     Args:
         log_dir: The folder that holds the runs.
-        access: The access policy; by default every local request is allowed.
+        access: The access policy; by default every request for a local host name is allowed.
         static: The folder of the built user interface; defaults to the one in the package.
         is_closing: Returns True once the server shuts down; live streams end then.
     """
@@ -206,7 +206,7 @@ def _login_endpoint(access: Access) -> Endpoint:
     async def login(request: Request) -> Response:
         given = _parse_body(LoginRequest, await request.body())
         if not access.matches_token(given.token):
-            raise ApiError(401, "wrong_token", "wrong token; use the one that the server printed at startup")
+            raise ApiError(401, "wrong_token", "wrong token; use the one of the user who started the server")
         response = Response(status_code=204)
         set_token_cookie(response, access)
         return response

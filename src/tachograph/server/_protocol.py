@@ -9,16 +9,23 @@ connection has deadlines instead:
   that reads less than `min_progress_bytes` within a deadline is disconnected.
 - Between two requests, uvicorn's own keep-alive timeout applies.
 
-The number of connections is limited.
+The number of connections is limited, with a part reserved for the owner's processes, so that other users of the machine
+cannot lock the owner out.
+
+The connection also determines the user at its other end (see `_peer`), as early as possible, and hands it to the
+application in the state of each request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tachograph.server._peer import PEER_UID, find_peer_uid
 
 __all__ = ["LimitedProtocol"]
 
@@ -32,6 +39,8 @@ class LimitedProtocol(H11Protocol):
     min_progress_bytes = 64 << 10
     """Together with the timeout: a client must read about a kilobyte per second."""
     max_connections = 512
+    max_foreign_connections = 256
+    """The limit for connections that are not known to come from the owner's own processes."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -40,9 +49,13 @@ class LimitedProtocol(H11Protocol):
         self._num_unsent = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Reject the connection if there are too many."""
+        """Determine the peer, and reject the connection if there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
+        connection = transport.get_extra_info("socket")
+        peer_uid = None if connection is None else find_peer_uid(connection)
+        self.app_state = {**self.app_state, PEER_UID: peer_uid}
+        is_own = peer_uid is not None and peer_uid == os.geteuid()  # known only where there are uids
+        if len(self.connections) > (self.max_connections if is_own else self.max_foreign_connections):
             transport.abort()
             return
         transport.set_write_buffer_limits(high=0)  # pause while anything is unsent

@@ -1,11 +1,18 @@
-"""Starts the server: binds the address, creates the token and runs uvicorn."""
+"""Starts the server: binds the address, loads the token and runs uvicorn.
+
+Which requests need the token depends on the address and on whether a token was given:
+
+- On loopback without a given token, the owner's own processes need none, and the printed URL has none. Others need the
+  token in the owner's token file. Where users cannot be told apart, everyone needs it, and the URL contains it.
+- On any other address, or with a given token, everyone needs the token, and the URL contains it. A given token is also
+  for a proxy that runs as the owner and forwards requests of others.
+"""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
-import re
 import secrets
 import socket
 from collections.abc import Callable
@@ -18,7 +25,9 @@ from tachograph.exceptions import ServeError
 from tachograph.journal import RunFolder
 from tachograph.server._access import Access, is_loopback
 from tachograph.server._app import create_app
+from tachograph.server._peer import is_peer_known
 from tachograph.server._protocol import LimitedProtocol
+from tachograph.server._token import TOKEN_PATTERN, load_token, token_path
 
 __all__ = ["create_server", "serve"]
 
@@ -38,12 +47,13 @@ def serve(
 
     Args:
         log_dir: The folder that holds the runs.
-        host: The address to listen on. An address that other machines can reach requires a token; one is generated if
-            none is given.
+        host: The address to listen on. An address that other machines can reach requires a token; the user's own is
+            loaded or generated if none is given.
         port: The port; 0 picks a free one.
-        token: The token that clients must send.
+        token: The token that every client must send, including the user's own processes.
         allow_hosts: Additional `Host` names to accept.
-        on_ready: Called with the dashboard's URL, including the token, once the server accepts connections.
+        on_ready: Called with the dashboard's URL once the server accepts connections. It includes the token if a
+            browser of the user needs it.
 
     Raises:
         ServeError: The address cannot be bound, the token is invalid, or the folder is a single run.
@@ -53,17 +63,28 @@ def serve(
         raise ServeError(
             f"{folder.path} is a single run; serve its parent folder: --log-dir {folder.path.resolve().parent}"
         )
-    if token is not None and not re.fullmatch(r"[!-~]{1,256}", token):
-        raise ServeError("--token: use 1 to 256 printable ASCII characters without spaces")
-    if token is None and not is_loopback(host):
-        token = secrets.token_urlsafe(24)
+    if token is not None and not TOKEN_PATTERN.fullmatch(token):
+        raise ServeError("invalid token: use 1 to 256 printable ASCII characters without spaces")
     # Bound before uvicorn starts: the cookie name and the printed URL need the port, which may be chosen by the system.
     listener = _bind(host, port)
     port = listener.getsockname()[1]
-    access = Access(token, (*allow_hosts, host), port)
+    access = _choose_access(token, (*allow_hosts, host), port, is_local=is_loopback(host))
     server = create_server(log_dir, access)
-    on_ready(_dashboard_url(host, port, token))
+    on_ready(_dashboard_url(host, port, access.token if access.owner_uid is None else None))
     server.run(sockets=[listener])
+
+
+def _choose_access(token: str | None, hosts: tuple[str, ...], port: int, *, is_local: bool) -> Access:
+    """Return the access policy; see the module for the rules."""
+    if token is not None:
+        return Access(token, hosts, port)
+    try:
+        token = load_token()
+    except OSError:  # no home folder, or a read-only one: a token for this server only, which the URL must contain
+        return Access(secrets.token_urlsafe(24), hosts, port)
+    if is_local and is_peer_known():
+        return Access(token, hosts, port, owner_uid=os.geteuid(), token_path=str(token_path()))
+    return Access(token, hosts, port)
 
 
 def create_server(log_dir: str | os.PathLike[str], access: Access, **options: Any) -> uvicorn.Server:
@@ -117,4 +138,4 @@ def _bind(host: str, port: int) -> socket.socket:
 def _dashboard_url(host: str, port: int, token: str | None) -> str:
     shown_host = host if host not in {"0.0.0.0", "::"} else socket.gethostname()  # noqa: S104
     shown_host = f"[{shown_host}]" if ":" in shown_host else shown_host
-    return f"http://{shown_host}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
+    return f"http://{shown_host}:{port}/" + (f"#token={quote(token, safe='')}" if token else "")

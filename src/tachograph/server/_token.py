@@ -1,0 +1,134 @@
+"""The user's dashboard token, kept in a file that only this user can read.
+
+All dashboards of a user share one token, so that an address stays valid when a server is restarted. The file is created
+completely under a temporary name and then linked to its own name, so two servers that start at the same time agree on
+one token, and none reads half of it. A file that another user owns or could have read is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import html
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+
+__all__ = ["TOKEN_PATTERN", "load_token", "state_folder", "token_path", "write_login_page"]
+
+TOKEN_PATTERN = re.compile(r"[!-~]{1,256}")
+_MAX_BYTES = 4096
+_PRIVATE = stat.S_IRWXG | stat.S_IRWXO
+
+
+def state_folder() -> Path:
+    """Return the folder of the user's own files: `tachograph` in the state directory."""
+    # The XDG specification says to ignore a relative path.
+    state = os.environ.get("XDG_STATE_HOME")
+    home = Path(state) if state and os.path.isabs(state) else Path(os.path.expanduser("~")) / ".local" / "state"
+    return home / "tachograph"
+
+
+def token_path() -> Path:
+    """Return the path of the file that holds the user's token."""
+    return state_folder() / "dashboard" / "token"
+
+
+def load_token() -> str:
+    """Return the user's token; create it if there is none, or if others could have read it.
+
+    Raises:
+        OSError: if there is no place for it that belongs to this user.
+    """
+    path = token_path()
+    _make_private_folder(path.parent)
+    for _ in range(10):  # another server may create or replace the file at the same time
+        try:
+            found = _read_private(path)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                _create_private(path, secrets.token_urlsafe(24))
+            continue
+        if found is not None and TOKEN_PATTERN.fullmatch(found):
+            return found
+        path.unlink(missing_ok=True)
+    raise OSError(errno.EAGAIN, "keeps changing", str(path))
+
+
+def write_login_page(url: str) -> Path:
+    """Write a page that leads to a URL with a token, and return its path.
+
+    A browser that is opened with the URL itself would show the token to every user of the machine in its command line.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    path = token_path().with_name(f"open-{secrets.token_hex(8)}.html")
+    _make_private_folder(path.parent)
+    link = html.escape(url)
+    _create_private(
+        path,
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+        f'<meta http-equiv="refresh" content="0; url={link}"><title>Tachograph</title>'
+        f'<p><a href="{link}">Open the dashboard</a></p></html>\n',
+    )
+    return path
+
+
+def _make_private_folder(folder: Path) -> None:
+    """Create a folder that only this user can enter, and check that it is one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != _own_uid(found):
+        raise OSError(errno.EPERM, f"{folder} is not a folder of this user")
+    if found.st_mode & _PRIVATE:
+        folder.chmod(0o700)
+
+
+def _read_private(path: Path) -> str | None:
+    """Return the content of a file; None if another user could have read or written it.
+
+    Raises:
+        OSError: if it cannot be opened; `FileNotFoundError` if there is none.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link
+            return None
+        raise
+    try:
+        found = os.fstat(descriptor)
+        is_private = os.name != "posix" or not found.st_mode & _PRIVATE
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != _own_uid(found) or not is_private:
+            return None
+        return os.read(descriptor, _MAX_BYTES).decode("ascii", "replace").strip()
+    finally:
+        os.close(descriptor)
+
+
+def _create_private(path: Path, text: str) -> None:
+    """Create a file that only this user can read.
+
+    Raises:
+        FileExistsError: if there is such a file already.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(temporary, flags, 0o600)
+    try:
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(text)
+        os.link(temporary, path)
+    finally:
+        temporary.unlink()
+
+
+def _own_uid(found: os.stat_result) -> int:
+    """Return our own uid, or that of the file on systems without uids."""
+    return os.geteuid() if hasattr(os, "geteuid") else found.st_uid

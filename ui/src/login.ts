@@ -1,0 +1,22 @@
+/**
+ * Logs in with the token in the printed address, `/#token=…`.
+ *
+ * The browser does not send this part of an address, so the token reaches no log. It is exchanged for a cookie and
+ * removed from the address at once, so that it can neither be shared by accident nor be seen over a shoulder.
+ */
+
+import { api } from "./api";
+
+/** The token in the address, if there is one. */
+const tokenInAddress = () => new URLSearchParams(location.hash.slice(1)).get("token");
+
+export async function logInFromAddress(): Promise<void> {
+  // Opening the address in a tab that already shows the page does not load the page again.
+  addEventListener("hashchange", () => {
+    if (tokenInAddress() !== null) location.reload();
+  });
+  const token = tokenInAddress();
+  if (token === null) return;
+  history.replaceState(null, "", location.pathname + location.search);
+  await api.login(token).catch(() => null); // the page then asks for the token
+}
