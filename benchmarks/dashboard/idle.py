@@ -1,4 +1,4 @@
-"""CPU of the server next to live runs: without readers, with a reader of the list, with a reader of charts."""
+"""CPU of the server: next to live runs, and with the list of thousands of crashed runs open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.child import ChildError
 from benchmarks.dashboard.server import Dashboard, Memory, Process, serve, watching
 from benchmarks.measure import Spread, make_rows
 
-__all__ = ["NUM_LIVE", "Idle", "measure_idle"]
+__all__ = ["NUM_LIVE", "Idle", "measure_idle", "measure_watching"]
 
 NUM_LIVE = 10
 _PAUSE_S = 0.2
@@ -23,7 +23,7 @@ _NUM_WINDOWS = 4
 
 
 class Idle(msgspec.Struct):
-    """CPU and memory of a server next to ten trainers."""
+    """CPU and memory of a server."""
 
     percent: Spread
     """Share of one core, per time window."""
@@ -47,17 +47,33 @@ def measure_idle(logs: Path) -> dict[str, Idle]:
         _wait_for_all(servers["none"])
         stack.enter_context(watching(servers["list"].url))
         stack.enter_context(watching(servers["charts"].url, "live-0", tuple(make_rows(1)[0])))
-        time.sleep(_SETTLE_S)
-        shares: dict[str, list[float]] = {name: [] for name in servers}
-        for _ in range(_NUM_WINDOWS):
-            began_s, before = time.monotonic(), {name: server.cpu_s() for name, server in servers.items()}
-            time.sleep(_WINDOW_S)
-            for name, server in servers.items():
-                shares[name].append(100 * (server.cpu_s() - before[name]) / (time.monotonic() - began_s))
-        return {
-            name: Idle(Spread.of(shares[name]), sum(shares[name]) / _NUM_WINDOWS, server.memory())
-            for name, server in servers.items()
-        }
+        return _measure(servers)
+
+
+def measure_watching(logs: Path) -> Idle:
+    """Run a server over a log folder with one reader of its list.
+
+    Raises:
+        ChildError: if the server does not start.
+    """
+    with serve(logs) as server:
+        server.client.get("/api/v1/runs")
+        with watching(server.url):
+            return _measure({"list": server})["list"]
+
+
+def _measure(servers: dict[str, Dashboard]) -> dict[str, Idle]:
+    time.sleep(_SETTLE_S)
+    shares: dict[str, list[float]] = {name: [] for name in servers}
+    for _ in range(_NUM_WINDOWS):
+        began_s, before = time.monotonic(), {name: server.cpu_s() for name, server in servers.items()}
+        time.sleep(_WINDOW_S)
+        for name, server in servers.items():
+            shares[name].append(100 * (server.cpu_s() - before[name]) / (time.monotonic() - began_s))
+    return {
+        name: Idle(Spread.of(shares[name]), sum(shares[name]) / _NUM_WINDOWS, server.memory())
+        for name, server in servers.items()
+    }
 
 
 def _wait_for_all(server: Dashboard) -> None:

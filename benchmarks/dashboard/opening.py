@@ -18,7 +18,7 @@ from benchmarks.measure import Spread
 
 __all__ = ["Listing", "Opened", "Zooms", "index_run", "list_runs", "make_list", "open_run", "zoom"]
 
-_NUM_CRASHED, _NUM_RUNNING = 50, 10
+_NUM_RUNNING = 10
 _NUM_STEPS_LISTED = 200
 _MAX_INDEX_S = 300
 
@@ -126,8 +126,8 @@ def zoom(logs: Path, name: str, num_points: int, num_zooms: int) -> Zooms:
         return Zooms(1000 * open_s, whole_ms, Spread.of(took_ms).median, p95, took_ms[-1], cpu_ms, server.memory())
 
 
-def make_list(logs: Path, num_runs: int) -> None:
-    """Generate many runs: most finished, some crashed, some running (in this process)."""
+def make_list(logs: Path, num_runs: int, num_crashed: int) -> None:
+    """Generate many runs: some running (in this process), some crashed, the others finished."""
     from tachograph.journal import this_process
 
     make_journal(logs / "run-0000", "wide", _NUM_STEPS_LISTED)
@@ -137,7 +137,7 @@ def make_list(logs: Path, num_runs: int) -> None:
         folder = logs / f"run-{index:04d}"
         folder.mkdir()
         process = msgspec.to_builtins(this_process())
-        is_ended = index >= _NUM_CRASHED + _NUM_RUNNING
+        is_ended = index >= num_crashed + _NUM_RUNNING
         if not is_ended and index >= _NUM_RUNNING:
             process["pid_started"] -= 1
         start = start_line(folder.name, time.time() - index, process=process, max_steps=_NUM_STEPS_LISTED)

@@ -13,7 +13,7 @@ import msgspec
 from benchmarks.child import ChildError, measure_in_child, temporary_folder
 from benchmarks.dashboard.browser import NUM_SPANS, UPDATES_PER_SEC
 from benchmarks.dashboard.data import NUM_METRICS, generate
-from benchmarks.dashboard.idle import NUM_LIVE, measure_idle
+from benchmarks.dashboard.idle import NUM_LIVE, measure_idle, measure_watching
 from benchmarks.dashboard.opening import Opened, index_run, list_runs, make_list, open_run, zoom
 from benchmarks.dashboard.peers import PEERS, PeerOpened, open_peer, write_peer
 from benchmarks.dashboard.server import Memory
@@ -28,6 +28,9 @@ _NUM_SMALL = 200_000
 """Steps of the run that the peers also show; their writers would take minutes for more."""
 _NUM_ZOOMS = 30
 _NUM_RUNS = 500
+_NUM_CRASHED = 50
+_NUM_RUNS_MANY = 5_000
+_NUM_CRASHED_MANY = 2_500
 _NUM_ROUNDS = 3
 _MIN_FREE_BYTES = 6 << 30
 _LIMIT_MIB = 300
@@ -62,7 +65,7 @@ def measure_dashboard(report: Report) -> None:
             report.add_unmeasured("the dashboard", f"needs {_MIN_FREE_BYTES / _GIB:.0f} GiB of temporary disk space")
             return
         prepared = _prepare(folder)
-        for measure in (_open, _peers, _zoom, _list, _idle, _pixel, _timeline):
+        for measure in (_open, _peers, _zoom, _list, _list_many, _idle, _pixel, _timeline):
             measure(report, prepared)
 
 
@@ -207,7 +210,7 @@ def _list(report: Report, prepared: _Prepared) -> None:
     title = f"list {_NUM_RUNS} runs, new process"
     logs = prepared.folder / "list"
     logs.mkdir()
-    make_list(logs, _NUM_RUNS)
+    make_list(logs, _NUM_RUNS, _NUM_CRASHED)
     found = _try_measure(report, title, (title,), lambda: [list_runs(logs, _NUM_RUNS) for _ in range(5)])
     if found is None:
         return
@@ -221,6 +224,29 @@ def _list(report: Report, prepared: _Prepared) -> None:
     budget = report.check_budget(f"list {_NUM_RUNS} runs again", after.median, 300, " ms")
     report.add_row("  again", f"{after.median:.0f} ms", budget=budget)
     _memory(report, f"after listing {_NUM_RUNS} runs", found[-1].memory)
+
+
+def _list_many(report: Report, prepared: _Prepared) -> None:
+    title = f"list {_NUM_RUNS_MANY:,} runs again, half of them crashed"
+    watched = f"server CPU, list of {_NUM_CRASHED_MANY:,} crashed runs watched"
+    folders = {name: prepared.folder / name for name in ("many", "crashed")}
+    for name, num_runs in (("many", _NUM_RUNS_MANY), ("crashed", _NUM_CRASHED_MANY + 10)):
+        folders[name].mkdir()
+        make_list(folders[name], num_runs, _NUM_CRASHED_MANY)
+
+    def measure() -> Any:
+        return list_runs(folders["many"], _NUM_RUNS_MANY), measure_watching(folders["crashed"])
+
+    found = _try_measure(report, title, (title, watched), measure)
+    if found is None:
+        return
+    listing, idle = found
+    budget = report.check_budget(title, listing.next_ms.median, 500, " ms")
+    note = f"{budget}; the first time {listing.first_ms:.0f} ms"
+    report.add_row(title, f"{listing.next_ms.median:.0f} ms", budget=note)
+    budget = report.check_budget(watched, idle.mean_percent, 2, " %")
+    note = f"{budget}; quartiles {idle.percent.low:.2f}–{idle.percent.high:.2f}"
+    report.add_row(watched, f"{idle.mean_percent:.2f} % of a core", budget=note)
 
 
 def _idle(report: Report, prepared: _Prepared) -> None:

@@ -83,7 +83,18 @@ def test_killed_process_is_reported_as_crashed(logs, serve, listen, trainer, run
     events.wait(is_change("live", state="running"))
     trainer.process.kill()
     trainer.process.wait()
-    events.wait(is_change("live", state="crashed"), timeout_s=5)
+    events.wait(is_change("live", state="crashed"), timeout_s=30)
+
+
+@pytest.mark.parametrize("run", [[], ["live"]], ids=["in the list", "by name"])
+def test_resumed_run_is_reported_as_running(logs, serve, listen, trainer, script, run):
+    trainer.process.kill()
+    trainer.process.wait()
+    events = listen(f"{serve(logs).url}{LIVE}", **({"run": run} if run else {}))
+    events.wait(is_change("live", state="crashed"), timeout_s=30)
+    again = script(TRAINER.replace('"live",', '"live", resume=True,'), logs)
+    hears(again, "ready")
+    events.wait(is_change("live", state="running"), timeout_s=30)
 
 
 def test_replaced_journal_is_reported(logs, serve, listen):
@@ -104,7 +115,7 @@ def test_change_is_reported_in_time_with_many_runs(logs, serve, listen):
     events = listen(f"{serve(logs).url}{LIVE}")
     wait_for(lambda: len(events.found) == 500)
     write(logs / "new", [START, step(0, a=1.0)])
-    events.wait(is_change("new"), timeout_s=3)
+    events.wait(is_change("new"), timeout_s=30)
 
 
 def test_disconnected_clients_leak_nothing(logs, serve, listen):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -106,6 +108,27 @@ def answers(run: StoredRun) -> dict[str, Any]:
     found["spans"] = repr(run.spans(None, None, num_points=100, most=50))
     found["kept"] = repr(list(run.kept_records()))
     return found
+
+
+_all_opened: list[str] = []
+
+
+@functools.cache
+def _note_opened_files() -> None:
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)):
+            _all_opened.append(os.fsdecode(arguments[0]))
+
+    sys.addaudithook(note)  # cannot be removed
+
+
+@contextmanager
+def files_opened(folder: Path) -> Iterator[list[str]]:
+    """Collect the files inside a folder that this process opens."""
+    _note_opened_files()
+    first, found = len(_all_opened), list[str]()
+    yield found
+    found += [path for path in _all_opened[first:] if path.startswith(os.fspath(folder))]
 
 
 def hears(script: Script, text: str) -> None:

@@ -20,7 +20,16 @@ from tachograph.journal._ends import current_state
 from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs, read_small
 from tachograph.journal._follower import JournalFollower, count_records, read_records
 from tachograph.journal._jobs import find_job
-from tachograph.journal._liveness import Heartbeat, ProcessIdentity, RunState, state_at_end, this_process, uptime_s
+from tachograph.journal._liveness import (
+    Heartbeat,
+    ProcessIdentity,
+    RunState,
+    infer_writer_state,
+    read_heartbeat,
+    state_at_end,
+    this_process,
+    uptime_s,
+)
 
 __all__ = [
     "Appender",
@@ -48,9 +57,11 @@ __all__ = [
     "find_run",
     "reset_claims_after_fork",
     "lock_run_folder",
+    "infer_writer_state",
     "is_csv_current",
     "is_number_of_steps",
     "list_runs",
+    "read_heartbeat",
     "read_records",
     "read_small",
     "rebuild_csv",

@@ -15,6 +15,7 @@ On the same boot the age of a heartbeat is measured on the boot clock, which a c
 from __future__ import annotations
 
 import enum
+import functools
 import os
 import socket
 import time
@@ -31,6 +32,7 @@ __all__ = [
     "ProcessIdentity",
     "RunState",
     "infer_state",
+    "infer_writer_state",
     "read_heartbeat",
     "state_at_end",
     "this_process",
@@ -92,7 +94,7 @@ def this_process() -> ProcessIdentity:
         host=socket.gethostname(),
         boot_id=_boot_id(),
         pid=pid,
-        pid_started=_pid_started(pid) or 0,
+        pid_started=_own_start(pid),
         pid_namespace=_pid_namespace(),
     )
 
@@ -118,17 +120,28 @@ def state_at_end(end: Mapping[str, Any]) -> RunState:
 
 def infer_state(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> RunState:
     """Return the state of a run that has no `end` record; see the module for the rules."""
-    process = writer_of(start, heartbeat)
+    return infer_writer_state(writer_of(start, heartbeat), heartbeat, this_process())
+
+
+def infer_writer_state(process: ProcessIdentity | None, heartbeat: Heartbeat | None, here: ProcessIdentity) -> RunState:
+    """Return the state of a run that has no `end` record, given the process that recorded it last.
+
+    `CRASHED` is final: the process is gone for good, and only a resume, which writes to the journal, changes the state.
+
+    Args:
+        process: The process that recorded the run last.
+        heartbeat: The last heartbeat in the run folder.
+        here: The calling process; see `this_process`.
+    """
     if heartbeat is not None and heartbeat.process != process:  # left by another run in the same folder
         heartbeat = None
     if process is None:
         return RunState.STALE
-    here = this_process()
     if process.host == here.host and process.boot_id != here.boot_id and process.pid_namespace == here.pid_namespace:
         return RunState.CRASHED  # the machine has rebooted since
     same_boot = process.boot_id == here.boot_id
     if same_boot and process.pid_namespace == here.pid_namespace:
-        if _pid_started(process.pid) != process.pid_started:
+        if _is_alive(process) is False:
             return RunState.CRASHED
         if heartbeat is None:  # deleted, but the process exists
             return RunState.RUNNING
@@ -149,6 +162,7 @@ def writer_of(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> P
         return None
 
 
+@functools.cache
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -165,13 +179,32 @@ def _pid_namespace() -> str:
         return ""
 
 
+def _own_start(pid: int) -> int:
+    try:
+        return _pid_started(pid) or 0
+    except OSError:
+        return 0
+
+
+def _is_alive(process: ProcessIdentity) -> bool | None:
+    """Return whether a process of this machine still runs; None if that is unknown, as with too many open files."""
+    try:
+        return _pid_started(process.pid) == process.pid_started
+    except OSError:
+        return None
+
+
 def _pid_started(pid: int) -> int | None:
-    """Return the start time of a running process, or None if it does not exist or is a zombie."""
+    """Return the start time of a running process, or None if it does not exist or is a zombie.
+
+    Raises:
+        OSError: if it may exist but cannot be examined.
+    """
     try:
         # The command name, in parentheses, may contain anything: parse the fields after it.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return None if fields[0] in {b"Z", b"X"} else int(fields[19])
-    except (OSError, IndexError, ValueError):
+    except (FileNotFoundError, ProcessLookupError, IndexError, ValueError):
         pass
     if Path("/proc/self/stat").exists():
         return None
@@ -180,5 +213,7 @@ def _pid_started(pid: int) -> int | None:
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time() * 1000)
-    except psutil.Error:
+    except psutil.NoSuchProcess:
         return None
+    except psutil.Error as error:
+        raise PermissionError(str(error)) from error

@@ -7,7 +7,7 @@ from tachograph.reader._digest import Attempt, ControlState, RunDigest
 from tachograph.reader._goodput import Goodput
 from tachograph.reader._history import RunHistory, Series, read
 from tachograph.reader._metrics import NOT_METRICS, MetricSummary
-from tachograph.reader._overview import RunOverview, overview
+from tachograph.reader._overview import RunOverview, overview, overview_with_heartbeat
 from tachograph.reader._ranks import RankView, read_ranks
 from tachograph.reader._spans import RecordedSpan, SpanGroup
 from tachograph.reader._traces import TraceFile, list_traces, open_trace, trace_name
@@ -34,6 +34,7 @@ __all__ = [
     "list_traces",
     "open_trace",
     "overview",
+    "overview_with_heartbeat",
     "read",
     "read_ranks",
     "request_control",

@@ -19,7 +19,7 @@ from tachograph.journal._liveness import (
 from tachograph.reader._alerts import AlertHistory
 from tachograph.records import is_number, step_of
 
-__all__ = ["RunOverview", "overview"]
+__all__ = ["RunOverview", "overview", "overview_with_heartbeat"]
 
 _TAIL_BYTES_FOR_LOSS = 128 << 10
 _MAX_TAIL_BYTES = 8 << 20
@@ -82,7 +82,11 @@ def _planned_steps(records: Sequence[Mapping[str, Any]]) -> int | None:
 
 def overview(folder: RunFolder) -> RunOverview:
     """Return the overview of a run without reading its whole journal."""
-    heartbeat = read_heartbeat(folder.heartbeat)
+    return overview_with_heartbeat(folder, read_heartbeat(folder.heartbeat))
+
+
+def overview_with_heartbeat(folder: RunFolder, heartbeat: Heartbeat | None) -> RunOverview:
+    """Return the overview of a run, given its last heartbeat."""
     ends = read_ends(folder, TAIL_BYTES, heartbeat)
     # Usually a few kilobytes suffice. Read more only if the tail has no step, or no loss.
     if not ends.has_step() and ends.size_bytes > TAIL_BYTES:

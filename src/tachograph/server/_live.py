@@ -6,9 +6,10 @@ events catches up with one request.
 
 A client either watches named runs or the whole list:
 
-- Named runs are refreshed every 100 ms, which reads only newly appended records.
-- The list is polled every one to two seconds, because a poll looks at every run in the folder. The pause grows with
-  the time a poll takes, so that a large folder does not keep a core busy.
+- Named runs are refreshed every 100 ms, which reads only newly appended records. The pause grows to 500 ms once none of
+  them is alive or has changed for a while.
+- The list is polled every one to five seconds, because a poll looks at every run in the folder. The pause grows with
+  the CPU time of a poll, so that a large folder does not keep a core busy: 2,500 runs take about 1 % of one.
 
 Work happens only inside these generators: a server without clients does nothing.
 """
@@ -23,6 +24,8 @@ from typing import Any
 import msgspec
 from starlette.concurrency import run_in_threadpool
 
+from tachograph.journal import RunState
+from tachograph.reader import RunOverview
 from tachograph.server import _views as views
 from tachograph.server._models import RunSummary
 from tachograph.store import Store, StoredRun
@@ -31,14 +34,19 @@ __all__ = ["RunChanged", "RunGone", "watch"]
 
 _RUN_INTERVAL_S = 0.1
 _LIST_INTERVAL_S = 1.0
+_QUIET_INTERVAL_S = 0.5
+_QUIET_AFTER_S = 10.0
 _STATE_INTERVAL_S = 1.0
+_ENDED_STATE_INTERVAL_S = 10.0
 _CLOSING_INTERVAL_S = 0.25
 _KEEPALIVE_S = 15.0
 _MAX_REFRESH_S = 0.25
-_MIN_IDLE_FACTOR = 50
-"""A pause between two polls of the list lasts at least this many times as long as the poll …"""
-_MAX_PAUSE_S = 2.0
+_MIN_IDLE_FACTOR = 100
+"""A pause between two polls of the list lasts at least this many times as long as the CPU time of the poll …"""
+_MAX_PAUSE_S = 5.0
 """… but never longer than this."""
+_ALIVE = {RunState.RUNNING, RunState.STALE}
+"""The states that can change although nothing is recorded."""
 
 
 class RunChanged(msgspec.Struct, kw_only=True):
@@ -76,35 +84,63 @@ async def watch(store: Store, names: list[str], is_closing: Callable[[], bool]) 
 
 async def _watch_list(store: Store) -> AsyncIterator[tuple[str, Any]]:
     """Yield changes of the list of runs; an empty event name lets the caller check for shutdown."""
-    known: dict[str, RunSummary] = {}
+    known: dict[str, tuple[RunOverview, RunSummary]] = {}
     while True:
         began_s = time.monotonic()
-        current = {run.name: run for run in (await run_in_threadpool(views.build_runs_page, store)).runs}
-        for name, summary in current.items():
-            if known.get(name) != summary:
-                yield "changed", RunChanged(line=summary, now=time.time())
-        for name in known.keys() - current.keys():
+        changed, gone, cpu_s = await run_in_threadpool(_poll_list, store, known)
+        for summary in changed:
+            yield "changed", RunChanged(line=summary, now=time.time())
+        for name in gone:
             yield "gone", RunGone(name)
-        known = current
-        pause_s = min(_MAX_PAUSE_S, max(_LIST_INTERVAL_S, _MIN_IDLE_FACTOR * (time.monotonic() - began_s)))
+        pause_s = min(_MAX_PAUSE_S, max(_LIST_INTERVAL_S, _MIN_IDLE_FACTOR * cpu_s))
         while time.monotonic() < began_s + pause_s:
             yield "", None
             await asyncio.sleep(_CLOSING_INTERVAL_S)
+
+
+def _poll_list(
+    store: Store, known: dict[str, tuple[RunOverview, RunSummary]]
+) -> tuple[list[RunSummary], list[str], float]:
+    """List the runs and return the changed ones, the names of those that are gone, and the CPU time that it took.
+
+    Args:
+        store: The store that holds the runs.
+        known: By name the overview and the summary of each run at the last poll; updated.
+    """
+    began_s = time.thread_time()
+    changed = []
+    current = store.runs()
+    for run in current:
+        overview, summary = known.get(run.name, (None, None))
+        if run is overview:  # the store returns the same object for a run that did not change
+            continue
+        latest = views.build_run_summary(run)
+        if latest != summary:
+            changed.append(latest)
+        known[run.name] = run, latest
+    gone = list(known.keys() - {run.name for run in current}) if len(current) < len(known) else []
+    for name in gone:
+        del known[name]
+    return changed, gone, time.thread_time() - began_s
 
 
 async def _watch_runs(store: Store, names: list[str]) -> AsyncIterator[tuple[str, Any]]:
     """Yield changes of the named runs; an empty event name lets the caller check for shutdown."""
     seen: dict[str, Any] = {}
     is_first = True
+    active_s = time.monotonic()
     while True:
         found, is_first = await run_in_threadpool(_poll_runs, store, names, seen, is_first), False
         for event, data in found:
             yield event, data
         yield "", None
-        is_indexing = any(
-            isinstance(data, RunChanged) and data.indexed is not None and data.indexed < 1.0 for _, data in found
-        )
-        await asyncio.sleep(0 if is_indexing else _RUN_INTERVAL_S)
+        if any(isinstance(data, RunChanged) and data.indexed is not None and data.indexed < 1.0 for _, data in found):
+            await asyncio.sleep(0)
+            continue
+        if found or any(summary.state in _ALIVE for _, _, summary in seen.values()):
+            active_s = time.monotonic()
+        is_quiet = time.monotonic() - active_s > _QUIET_AFTER_S
+        await asyncio.sleep(_QUIET_INTERVAL_S if is_quiet else _RUN_INTERVAL_S)
 
 
 def _poll_runs(store: Store, names: list[str], seen: dict[str, Any], is_first: bool) -> list[tuple[str, Any]]:
@@ -127,8 +163,11 @@ def _poll_runs(store: Store, names: list[str], seen: dict[str, Any], is_first: b
             continue
         version, checked_s, summary = seen.get(name, (None, 0.0, None))
         now_s = time.monotonic()
-        # The state can change without a new record: a killed process only stops its heartbeat.
-        if not changed and version == run.version and now_s - checked_s < _STATE_INTERVAL_S:
+        # The state can change without a new record: a killed process only stops its heartbeat. After the last record
+        # of a run only a last heartbeat can follow.
+        is_alive = summary is None or summary.state in _ALIVE
+        interval_s = _STATE_INTERVAL_S if is_alive else _ENDED_STATE_INTERVAL_S
+        if not changed and version == run.version and now_s - checked_s < interval_s:
             continue
         latest = views.build_open_run_summary(run)
         if run.version != version or latest != summary:

@@ -1,8 +1,14 @@
-"""The runs of a log folder: listed by their overviews, opened on demand."""
+"""The runs of a log folder: listed by their overviews, opened on demand.
+
+A dashboard lists the runs every few seconds, and a log folder collects thousands of them, so listing must not read what
+did not change. A run is read again only if its *signature* changed: device, inode, size and time of its journal and of
+its heartbeat. Only the state of a run can change without a file, when its process dies or stops sending heartbeats. So
+the state of a run that is running or stale is inferred again each time, from the process and the heartbeat read before.
+A run that finished, failed or crashed stays so until a resume writes to its journal.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import threading
@@ -10,20 +16,36 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from tachograph.exceptions import RunNotFoundError, did_you_mean
-from tachograph.journal import RunFolder, RunState
-from tachograph.reader import RunOverview, overview
+from tachograph.journal import (
+    Heartbeat,
+    RunFolder,
+    RunState,
+    infer_writer_state,
+    read_heartbeat,
+    this_process,
+)
+from tachograph.reader import RunOverview, overview_with_heartbeat
 from tachograph.store._run import StoredRun
 
 __all__ = ["Store"]
 
 _MAX_OPEN_RUNS = 16
-_ENDED = {RunState.FINISHED, RunState.FAILED}
+_MAY_CHANGE = {RunState.RUNNING, RunState.STALE}
+"""The states that can change although no file changes."""
+
+
+class _Signature(NamedTuple):
+    journal: tuple[int, int, int, int]
+    heartbeat: tuple[int, int, int, int] | None
 
 
 class _ListedRun(NamedTuple):
-    signature: tuple[int, ...]
+    signature: _Signature
     overview: RunOverview
+    heartbeat: Heartbeat | None
 
 
 class Store:
@@ -31,13 +53,15 @@ class Store:
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
         self.log_dir = Path(log_dir)
+        self._path = os.fspath(self.log_dir)
+        self._here = this_process()
         self._lock = threading.Lock()
         self._listing = threading.Lock()
         self._listed: dict[str, _ListedRun] = {}
         self._open: OrderedDict[str, StoredRun] = OrderedDict()
 
     def runs(self) -> list[RunOverview]:
-        """Return an overview of each run, newest first. Ended runs are read again only if their files changed."""
+        """Return an overview of each run, newest first: the same object as before if nothing about it changed."""
         with self._listing:
             found = {name: self._list_run(name) for name in self._names()}
             self._listed = {name: item for name, item in found.items() if item is not None}
@@ -70,20 +94,30 @@ class Store:
             return []
 
     def _list_run(self, name: str) -> _ListedRun | None:
-        """Return the overview of a run; reuse the previous one if it has ended and its files are unchanged."""
-        folder = RunFolder(self.log_dir / name)
+        """Return the overview of a run, or None if there is no such run; see the module for what is read again."""
+        path = f"{self._path}/{name}"
+        signature = _read_signature(path)
+        if signature is None:
+            return None
+        known = self._listed.get(name)
+        if known is None or known.signature != signature:
+            return self._read_run(RunFolder(path), signature)
+        if known.overview.state not in _MAY_CHANGE:
+            return known
+        state = infer_writer_state(known.overview.process, known.heartbeat, self._here)
+        if state is known.overview.state:
+            return known
+        return known._replace(overview=msgspec.structs.replace(known.overview, state=state))
+
+    def _read_run(self, folder: RunFolder, signature: _Signature) -> _ListedRun | None:
         if not self._is_inside(folder, (folder.path, folder.journal, folder.private)):
             return None
-        signature: tuple[int, ...] = ()
-        for path in (folder.journal, folder.heartbeat):
-            with contextlib.suppress(OSError):
-                found = os.stat(path)
-                signature += (found.st_ino, found.st_size, found.st_mtime_ns)
-        known = self._listed.get(name)
-        # A run without an end may have crashed, which changes no file.
-        if known is not None and known.signature == signature and known.overview.state in _ENDED:
-            return known
-        return _ListedRun(signature, overview(folder))
+        heartbeat = read_heartbeat(folder.heartbeat)
+        found = overview_with_heartbeat(folder, heartbeat)
+        if found.size_bytes < signature.journal[2]:
+            # The journal could not be read, perhaps only for now: read it again the next time.
+            signature = _Signature((0, 0, 0, 0), None)
+        return _ListedRun(signature, found, heartbeat)
 
     def _folder(self, name: str) -> RunFolder | None:
         """Return the folder of a run, or None if it or a file in it is a link out of the log folder."""
@@ -101,6 +135,23 @@ class Store:
             return stat.S_ISREG(os.stat(folder.journal).st_mode)
         except (OSError, ValueError, RuntimeError):
             return False
+
+
+def _read_signature(path: str) -> _Signature | None:
+    """Return the signature of a run folder, or None if it has no journal."""
+    try:
+        journal = os.stat(f"{path}/metrics.jsonl")
+    except (OSError, ValueError):
+        return None
+    try:
+        heartbeat = _identity(os.stat(f"{path}/.tacho/heartbeat.json"))
+    except OSError:
+        heartbeat = None
+    return _Signature(_identity(journal), heartbeat) if stat.S_ISREG(journal.st_mode) else None
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _is_folder_name(name: str) -> bool:
