@@ -15,6 +15,7 @@ import torch
 
 import tachograph
 from tachograph.exceptions import ConfigError, LogDirError, RunNameError
+from tachograph.integrations._common.governor import OverheadGovernor
 from tachograph.integrations.lightning import TachographCallback, TachographLogger
 from tachograph.journal import RunFolder, write_requests
 from tachograph.reader import read, read_ranks
@@ -879,3 +880,29 @@ def test_reader_shows_goodput_and_validation(tmp_path, logs):
     history = read(logs / "grey")
     assert history.goodput is not None
     assert list(history.series("val_loss").steps) == [5, 11]
+
+
+def test_steps_are_counted_while_resting(tmp_path, logs, monkeypatch):
+    original = OverheadGovernor.__init__
+
+    def init(self):
+        original(self)
+        self.every, self._step_s = 4, 1e-4
+        self._end_window = lambda: None
+
+    monkeypatch.setattr(OverheadGovernor, "__init__", init)
+    callback = callback_in(logs)
+    trainer = trainer_of(tmp_path, callback, max_epochs=8, log_every_n_steps=10, enable_checkpointing=True)
+    trainer.fit(module_of(), loader(), loader())
+    callback.finish()
+    history = read(logs / "grey")
+    assert trainer.global_step == 48
+    assert sum(history.series("window/iterations").values) == 48
+    assert [int(step) for step in history.series("train_loss").steps] == sorted(
+        {int(step) for step in history.series("train_loss").steps}
+    )
+    assert 8 <= len(history.series("train_loss").steps) <= 30
+    records = lines_of(logs / "grey")
+    assert [epoch["global_step"] for epoch in of(records, "epoch")] == [6 * (epoch + 1) - 1 for epoch in range(8)]
+    assert len(of(records, "validation")) == 8
+    assert not of(records, "telemetry_error")

@@ -7,9 +7,11 @@ a validation or the fit ends; `_flush_pending` then adds what was logged and wri
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from tachograph._base.guard import guard
 from tachograph._base.patching import Patches
@@ -31,6 +33,24 @@ from tachograph.recorder import Run
 from tachograph.spans import Span
 
 __all__ = ["TachographCallback"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_MAX_REST = 1_000
+"""Maximum number of steps that are only counted, where the trainer logs nothing."""
+
+
+def _step_hook(function: _Function) -> _Function:
+    """Guard a hook within a step, and skip it if the step is only counted."""
+    call = guarded_hook(function)
+
+    @functools.wraps(function)
+    def hook(self: TachographCallback, *arguments: Any, **named: Any) -> None:
+        timer = self._trainer_run.timer
+        if timer is not None and not timer.is_resting:
+            call(self, *arguments, **named)
+
+    return hook  # type: ignore[return-value]
 
 
 class TachographCallback(EvaluationHooks):
@@ -233,7 +253,7 @@ class TachographCallback(EvaluationHooks):
         self._metrics.skip(trainer)
         self._epoch, self._is_epoch_pending, self._epoch_end_s = trainer.current_epoch, True, perf_counter()
 
-    @guarded_hook
+    @_step_hook
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Start timing a batch, which is on its device."""
         if self._pending is not None:
@@ -241,19 +261,19 @@ class TachographCallback(EvaluationHooks):
         if self._trainer_run.timer is not None:
             self._trainer_run.timer.batch_started()
 
-    @guarded_hook
+    @_step_hook
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Start timing the backward pass."""
         if self._trainer_run.timer is not None:
             self._trainer_run.timer.backward_started()
 
-    @guarded_hook
+    @_step_hook
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """End timing the backward pass."""
         if self._trainer_run.timer is not None:
             self._trainer_run.timer.backward_ended()
 
-    @guarded_hook
+    @_step_hook
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Start timing an optimizer step."""
         if self._trainer_run.timer is not None:
@@ -269,24 +289,45 @@ class TachographCallback(EvaluationHooks):
         if self._is_inactive or timer is None:
             return
         before = trainer_run.num_steps
+        if timer.is_resting:
+            with guard("counting a step"):
+                trainer_run.num_steps += timer.batch_rested(trainer.global_step)
+            if trainer_run.num_steps != before:
+                self._apply_requests(trainer)
+            return
         with trainer_run.job.governor.hook("ending a batch"):
             accumulation = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             metrics = timer.batch_ended(outputs, trainer.global_step, accumulation)
             if metrics is not None:
                 trainer_run.num_steps += 1
                 self._pending = metrics
+                if not metrics and not self._is_due(trainer):
+                    self._pending = None
+                    # What the module logs is recorded at certain steps, which are therefore not only counted.
+                    every = trainer.log_every_n_steps
+                    timer.rest(every - 1 - trainer_run.num_steps % every if every > 0 else _MAX_REST)
         if trainer_run.num_steps != before:
             self._apply_requests(trainer)
 
+    def _is_due(self, trainer: Any) -> bool:
+        """Return whether the trainer logs what the module has logged in the last step."""
+        every = trainer.log_every_n_steps
+        is_logged = every > 0 and self._trainer_run.num_steps % every == 0
+        return bool(trainer.fast_dev_run or trainer.should_stop or is_logged)
+
     def _flush_pending(self, trainer: Any) -> None:
         """Record the last step and the last epoch, now that everything logged for them is known."""
+        if self._trainer_run.timer is not None:
+            self._trainer_run.timer.wake_up()
         pending, self._pending = self._pending, None
         trainer_run, run = self._trainer_run, self._trainer_run.run
         if pending is not None and run is not None:
-            every = trainer.log_every_n_steps
-            is_due = trainer.fast_dev_run or trainer.should_stop or (every > 0 and trainer_run.num_steps % every == 0)
             # A module's own `train_loss`, `lr` or `grad_norm` always replaces ours, also between two logged steps.
-            logged = self._metrics.read_new(trainer) if is_due else self._metrics.read_new_named(trainer, pending)
+            logged = (
+                self._metrics.read_new(trainer)
+                if self._is_due(trainer)
+                else self._metrics.read_new_named(trainer, pending)
+            )
             if pending or logged:
                 self.governor.values_handled()
                 run.log({**pending, **logged, "epoch": self._epoch}, step=trainer_run.step)

@@ -105,6 +105,8 @@ def observe_fetching(patches: Patches, trainer: Any, timer: StepTimer, before_fe
     def make_before(original: Callable[[], None]) -> Callable[[], None]:
         def on_before_fetch() -> None:
             original()
+            if timer.is_resting:
+                return
             with timer.governor.hook("starting to time a fetch"):
                 before_fetch()
                 timer.fetch_started()
@@ -113,8 +115,9 @@ def observe_fetching(patches: Patches, trainer: Any, timer: StepTimer, before_fe
 
     def make_after(original: Callable[[], None]) -> Callable[[], None]:
         def on_after_fetch() -> None:
-            with timer.governor.hook("timing a fetch"):
-                timer.fetch_ended()
+            if not timer.is_resting:
+                with timer.governor.hook("timing a fetch"):
+                    timer.fetch_ended()
             original()
 
         return on_after_fetch

@@ -10,10 +10,13 @@ The forward pass lies between `batch_started` and `backward_started`. Each call 
 opens the next one. A batch that does not advance the trainer's `global_step` (gradient accumulation) leaves the
 iteration open; the next batch continues it. With manual optimization and several optimizers, the time between one
 optimizer's step and the next backward pass also contains a forward pass, so it is counted as neither phase.
+
+While the timer rests, because the governor wants no details of the next steps, only the ends of their batches are kept.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
@@ -24,6 +27,9 @@ from tachograph.integrations._common.tensors import gradient_norm, sum_losses
 from tachograph.records import LazyValue
 
 __all__ = ["StepTimer"]
+
+_NUM_HOOKS = 7
+"""Hooks in a batch: around the fetch, at its start, around the backward pass, before the optimizer step, at its end."""
 
 
 class StepTimer:
@@ -66,6 +72,11 @@ class StepTimer:
         self._last_end_s = perf_counter()
         self._paused_s = 0.0
         self._paused_until_s = 0.0
+        self.is_resting = False
+        """Whether steps are only counted at present."""
+        self._num_to_rest = 0
+        self._rest_spent_s = 0.0
+        self._rest_stops_s: list[float] = []
 
     def discard_iteration(self) -> None:
         """Discard the open iteration, if any: a new epoch starts, or the step has been recorded."""
@@ -73,9 +84,44 @@ class StepTimer:
 
     def pause(self, start_s: float) -> None:
         """Exclude the time from `start_s` until now from the step: a validation, a save or the end of an epoch."""
+        self.wake_up()
         now_s = perf_counter()
         self._paused_s += now_s - max(start_s, self._paused_until_s)
         self._paused_until_s = now_s
+
+    # Steps that are only counted -----------------------------------------------------------------------------------
+
+    def rest(self, max_steps: int) -> None:
+        """Only count the next steps, as many as the governor wants no details of, but at most `max_steps`."""
+        num_steps = min(self.governor.num_skippable, max_steps)
+        if num_steps > 0 and self._marks is None and self._job.can_rest:
+            self.governor.start_iteration()
+            self._num_to_rest, self._rest_spent_s, self._rest_stops_s = num_steps, 0.0, []
+            self.is_resting = True
+
+    def batch_rested(self, global_step: int) -> bool:
+        """Handle the end of a batch while resting; return whether it completes a step."""
+        now_s = perf_counter()
+        if global_step == self._global_step:
+            return False
+        self._global_step = global_step
+        self._rest_stops_s.append(now_s)
+        if len(self._rest_stops_s) >= self._num_to_rest:
+            self.wake_up()
+        self._rest_spent_s += _NUM_HOOKS * (perf_counter() - now_s)  # the other hooks are about as short
+        return True
+
+    def wake_up(self) -> None:
+        """Record the steps that were only counted, and time the next one."""
+        if not self.is_resting:
+            return
+        self.is_resting = False
+        stops_s = self._rest_stops_s
+        if stops_s:
+            self._job.add_iterations(self._last_end_s, stops_s)
+            pairs = itertools.pairwise([self._last_end_s, *stops_s])
+            self.governor.skip([stop_s - start_s for start_s, stop_s in pairs], self._rest_spent_s)
+            self._last_end_s, self._paused_s = stops_s[-1], 0.0
 
     # Around a batch ------------------------------------------------------------------------------------------------
 
