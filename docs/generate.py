@@ -18,6 +18,7 @@ import rich_click as click
 from tachograph.cli import main
 from tachograph.diagnostics import RULES, SIGNALS, Rule, threshold_table
 from tachograph.records import KINDS
+from tachograph.records._secret_formats import FORMATS
 from tachograph.server._openapi import openapi
 from tachograph.settings import settings_table
 from tachograph.sinks.notify import EVENTS, PLACEHOLDERS, notify_table
@@ -152,6 +153,12 @@ def diagnosis_page(page: str) -> str:
     return _replace_tables(page, {"rules": rules, "signals": signals})
 
 
+def masking_page(page: str) -> str:
+    """Return the page on masking with the current formats of secrets."""
+    rows = [f"| {one.name} | {', '.join(f'`{shape}`' for shape in one.shapes)} |" for one in FORMATS]
+    return _replace_tables(page, {"formats": ["| secret | looks like |", "|---|---|", *rows]})
+
+
 def _replace_tables(page: str, tables: dict[str, list[str]]) -> str:
     """Return a page with the text between each pair of markers replaced."""
     for name, lines in tables.items():
@@ -165,9 +172,11 @@ def pages() -> dict[Path, str]:
     journal, api, notifications = DOCS / "journal.md", DOCS / "api.md", DOCS / "notifications.md"
     usage = DOCS / "usage.md"
     diagnosis = DOCS / "diagnosis.md"
+    masking = DOCS / "masking.md"
     return {
         **{DOCS / "rules" / f"{name}.md": rule_page(rule) for name, rule in RULES.items()},
         diagnosis: diagnosis_page(diagnosis.read_text(encoding="utf-8")),
+        masking: masking_page(masking.read_text(encoding="utf-8")),
         DOCS / "settings.md": settings_page(),
         DOCS / "commands.md": commands_page(),
         journal: journal_page(journal.read_text(encoding="utf-8")),

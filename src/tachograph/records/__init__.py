@@ -12,7 +12,7 @@ from tachograph.records._kinds import (
     severity_rank,
 )
 from tachograph.records._lazy import LazyValue, copy_to_host, has_device_scalars, wait_for_event
-from tachograph.records._masking import MASK, mask_arguments, mask_mapping, mask_text
+from tachograph.records._masking import MASK, MaskingBudget, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import check_run_name
 from tachograph.records._table import Encodable, StepTable
 from tachograph.records._values import (
@@ -33,6 +33,7 @@ __all__ = [
     "KINDS",
     "LazyValue",
     "MASK",
+    "MaskingBudget",
     "METRIC_KINDS",
     "OMIT",
     "POINT_KINDS",
