@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -320,3 +321,33 @@ def test_killed_process_leaves_whole_records(logs, script):
     )
     assert done.wait()[0] == 9
     assert len(tachograph.read(logs / "run").completions()) == 20
+
+
+@pytest.mark.parametrize("piece", ["sk-", "-eyJ", "https://a"])
+def test_hostile_completions_lose_no_records(run, piece):
+    """Masking them used to hold the interpreter lock for a minute."""
+    hostile = (piece * 8_000)[:MAX_CHARS]
+    for step in range(200):
+        run.log({"train_loss": 1 / (step + 1)}, step=step)
+        if step == 20:
+            run.log_completions([{"prompt": "2 + 3 =", "completion": hostile} for _ in range(32)], step=step)
+        time.sleep(0.001)
+    run.finish(timeout_s=60)
+    records = lines_of(run.folder.path)
+    assert [record["global_step"] for record in records if record["event"] == "step"] == list(range(200))
+    (completions,) = (record for record in records if record["event"] == "completions")
+    assert [row["completion"] for row in completions["rows"]] == [hostile] * 32
+    assert [record for record in records if record["event"] == "telemetry_error"] == []
+
+
+def test_masking_of_a_record_has_a_budget(run):
+    secret = "hf_" + "Ab3" * 12
+    rows = [{"completion": "a=1 " * 2_000} for _ in range(120)]
+    run.log_completions([*rows, {"completion": f"{secret} " * 200}], step=1)
+    run.log({"train_loss": 1.0}, step=2)
+    (record,) = recorded(run)
+    texts = [row["completion"] for row in record["rows"]]
+    assert texts[0] == rows[0]["completion"]
+    assert texts[-2].endswith("… [cut, 8000 characters]")
+    assert secret not in str(texts)
+    assert any(one.get("global_step") == 2 for one in lines_of(run.folder.path))

@@ -11,6 +11,8 @@ __all__ = ["error_fields", "error_message", "error_type", "traceback_of"]
 
 _MAX_MESSAGE_CHARS = 2_000
 _MAX_TRACEBACK_CHARS = 20_000
+_MAX_SEARCHED_CHARS = 1_000_000
+"""Far more than is kept, so that no secret at the edge of what is kept lacks its other half."""
 
 
 def error_fields(error: BaseException, *, fatal: bool, where: str | None = None) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def error_type(error: BaseException) -> str:
 def error_message(error: BaseException) -> str:
     """Return the message of an exception, with secrets masked."""
     try:
-        return mask_text(str(error))[:_MAX_MESSAGE_CHARS]
+        return mask_text(str(error)[:_MAX_SEARCHED_CHARS])[:_MAX_MESSAGE_CHARS]
     except Exception as fault:  # noqa: BLE001 - an exception's own __str__ may raise
         return f"(message unreadable: {type(fault).__name__})"
 
@@ -43,4 +45,4 @@ def traceback_of(error: BaseException) -> str:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
     except Exception:  # noqa: BLE001 - as above
         lines = traceback.format_tb(error.__traceback__)
-    return mask_text("".join(lines))[-_MAX_TRACEBACK_CHARS:]
+    return mask_text("".join(lines)[-_MAX_SEARCHED_CHARS:])[-_MAX_TRACEBACK_CHARS:]

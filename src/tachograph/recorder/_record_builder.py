@@ -23,12 +23,14 @@ from tachograph.records import (
     RESERVED_FIELDS,
     Encodable,
     LazyValue,
+    MaskingBudget,
     StepTable,
     ValueProblem,
     has_device_scalars,
     is_array,
     is_frozen,
     mask_mapping,
+    mask_text,
     to_plain,
 )
 
@@ -118,7 +120,7 @@ class RecordBuilder:
         if len(self._reported_fields) > _MAX_PROBLEMS:
             reason += "; problems with further fields are not listed"
         record = {"event": "telemetry_error", "time": self._anchor.wall_s(steady_s), "kind": "value_not_stored"}
-        return [{**record, "field": problem.where, "reason": reason[:2000]}]
+        return [{**record, "field": problem.where, "reason": mask_text(reason)[:2000]}]
 
     # Steps as a table ----------------------------------------------------------------------------------------------
 
@@ -212,7 +214,8 @@ class RecordBuilder:
     def _finish_step(self, record: dict[str, Any], steady_s: float) -> list[Encodable]:
         """Convert the values, mark the record if one is not finite, and attach pending fields."""
         problems: list[ValueProblem] = []
-        record = self._convert(record, problems)
+        with MaskingBudget():
+            record = self._convert(record, problems)
         if self.attach:
             for name, value in self.attach.items():
                 record.setdefault(name, value)
@@ -342,7 +345,8 @@ class RecordBuilder:
         if pending.event == "profile" and self._step is not None:
             record["global_step"] = self._step  # collectors run alongside the loop and do not know the step
         record.update((_escape_reserved(name), value) for name, value in pending.fields.items())
-        records.append(self._convert(record, problems))
+        with MaskingBudget():
+            records.append(self._convert(record, problems))
         for problem in problems:
             records += self._report_problem(problem, pending.steady_s)
         return records

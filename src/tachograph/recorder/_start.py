@@ -24,7 +24,7 @@ from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.recorder._run import DisabledRun, RankRun, Run
 from tachograph.recorder._system import SystemSampler
 from tachograph.recorder._writer import Writer
-from tachograph.records import SCHEMA_VERSION, ValueProblem, mask_mapping, to_plain
+from tachograph.records import SCHEMA_VERSION, MaskingBudget, ValueProblem, mask_mapping, to_plain
 from tachograph.settings import Settings
 
 __all__ = ["start_run", "current_run", "log", "worker_run"]
@@ -197,7 +197,8 @@ def worker_run() -> Run | None:
 def _snapshot(config: Any, problems: list[ValueProblem]) -> dict[str, Any]:
     if config is None:
         return {}
-    snapshot = to_plain(config, "config", problems)
+    with MaskingBudget():
+        snapshot = to_plain(config, "config", problems)
     if not isinstance(snapshot, dict):
         raise ConfigError(f"config={type(config).__name__}: expected a dict, a dataclass or a namespace")
     return mask_mapping(snapshot)
