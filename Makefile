@@ -54,11 +54,11 @@ browser:
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 	{ echo "Chromium is missing: install it (Debian: apt-get install chromium), or set CHROMIUM to its path." >&2; exit 1; }
 
-# Three workers, because most tests wait. One rerun, because some tests measure time and a busy machine disturbs them.
+# Three workers, because most tests wait. A test that fails now and then is a bug, so none is repeated.
 # Compiled modules are kept whatever the environment says: a thousand child processes would compile everything again.
 test:
 	$(MAKE) -j 2 -O ui-check lint types ui browser
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup --reruns 1
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 bench: $(VENV)/.stamp-bench
 	$(BIN)/python -m benchmarks

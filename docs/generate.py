@@ -15,7 +15,7 @@ from typing import Any
 
 import rich_click as click
 
-from tachograph.cli import main
+from tachograph.cli._main import main
 from tachograph.diagnostics import RULES, SIGNALS, Rule, threshold_table
 from tachograph.records import KINDS
 from tachograph.records._secret_formats import FORMATS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,10 +14,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tachograph._base.guard import guard
 from tachograph.recorder._process import live_runs
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background jobs that way, and the programs that the tests start would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
+
+HANG_S = 240.0
+"""When a test gives up on a process or a condition. Only a failing test waits that long, so it may be generous."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +56,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
     for name in list(os.environ):
         if name.startswith(("TACHO_", "SLURM_", "OMPI_", "PMI_")) or name in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}:
             monkeypatch.delenv(name)
+    monkeypatch.setenv("TACHO_EXIT_TIMEOUT_S", "60")
 
 
 @pytest.fixture
@@ -63,12 +78,12 @@ class Script:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    def wait(self, timeout_s: float = 60) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=timeout_s)
+    def wait(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=HANG_S)
         return self.process.returncode, out, err
 
-    def ok(self, timeout_s: float = 60) -> str:
-        code, out, err = self.wait(timeout_s)
+    def ok(self) -> str:
+        code, out, err = self.wait()
         assert code == 0, f"exit code {code}\n{out}\n{err}"
         return out
 
@@ -112,12 +127,12 @@ def lines_of(run_folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=reject) for line in text.splitlines()]
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "the condition") -> Any:
+def wait_for(condition: Callable[[], Any], what: str = "the condition") -> Any:
     """Poll a condition until it is true and return its value."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + HANG_S
     while time.monotonic() < deadline_s:
         result = condition()
         if result:
             return result
         time.sleep(0.02)
-    raise AssertionError(f"{what} did not become true within {timeout_s} s")
+    raise AssertionError(f"{what} did not become true within {HANG_S:g} s")

@@ -65,8 +65,8 @@ class Receiver(ThreadingHTTPServer):
     def reply_to(self, request: Request) -> Reply:
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
 
-    def wait(self, num_requests: int = 1, timeout_s: float = 15.0) -> list[Request]:
-        wait_for(lambda: len(self.requests) >= num_requests, timeout_s, f"request {num_requests}")
+    def wait(self, num_requests: int = 1) -> list[Request]:
+        wait_for(lambda: len(self.requests) >= num_requests, f"request {num_requests}")
         return self.requests
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -26,10 +27,13 @@ QUICK = {"system_interval_s": 0, "git": False, "flush_interval_s": 0.05}
 
 def test_01_log_interval_control_has_an_effect(logs):
     with tachograph.init("x", log_dir=str(logs), control_interval_s=0.05, **QUICK) as run:
+        steps = itertools.count()
+        for _ in range(5):
+            run.log(train_loss=1.0, step=next(steps))
         write_requests(RunFolder(logs / "x"), {"log_every": 10}, source="dashboard")
-        for step in range(400):
-            run.log(train_loss=1.0, step=step)
-            time.sleep(0.002)
+        wait_for(lambda: run.log(train_loss=1.0, step=next(steps)) or run.log_every == 10)
+        for _ in range(100):
+            run.log(train_loss=1.0, step=next(steps))
     steps = read(logs / "x").series("train_loss").steps
     assert steps[1] - steps[0] == 1
     assert set((steps[-5:-1] - steps[-6:-2]).tolist()) == {10}
@@ -69,13 +73,16 @@ def test_05_speed_is_measured(logs):
     with tachograph.init(
         "x", log_dir=str(logs), config={"batch_size": 8, "gradient_accumulation_steps": 2}, **QUICK
     ) as run:
+        began_s = time.perf_counter()
         for step in range(30):
             run.log(train_loss=1.0, step=step)
             time.sleep(0.01)
+        took_s = time.perf_counter() - began_s
     history = read(logs / "x")
     seconds = history.series("sec_per_step").values
     samples = history.series("samples_per_sec").values
-    assert 0.009 < statistics.median(seconds) < 0.1
+    assert statistics.median(seconds) > 0.009
+    assert sum(seconds) < took_s
     assert samples == pytest.approx(16 / seconds)
 
 
@@ -173,13 +180,13 @@ def test_13_cost_of_a_step_is_bounded(logs):
         for burst in range(40):
             run.flush()
             kept = []
-            began = time.perf_counter()
+            began = time.thread_time()
             for step in range(1000):
                 kept.append((time.perf_counter(), step, metrics))
-            between = time.perf_counter()
+            between = time.thread_time()
             for step in range(1000):
                 run.log(metrics, step=1000 * burst + step)
-            ended = time.perf_counter()
+            ended = time.thread_time()
             floor.append(between - began)
             ours.append(ended - between)
     ratio = statistics.median(ours) / statistics.median(floor)

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from tests.conftest import HANG_S
+
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=HANG_S * 1000)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -61,7 +63,7 @@ class Dashboard:
     def stop(self) -> str:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-        _, err = self.process.communicate(timeout=20)
+        _, err = self.process.communicate(timeout=HANG_S)
         return err
 
 
@@ -82,7 +84,7 @@ def dashboard(logs: Path) -> Iterator[Callable[..., Dashboard]]:
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     context = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(HANG_S * 1000)
     yield context
     context.close()
 

@@ -11,7 +11,7 @@ import msgspec
 from playwright.sync_api import expect
 
 import tachograph
-from tests.browser.test_live import panel
+from tests.browser.test_live import panel, plot_box
 
 OPTIONS = {"console": False, "system_interval_s": 0, "git": False, "csv": False}
 
@@ -44,8 +44,7 @@ def test_zoom_loads_finer_points_and_zoom_out_all(page, dashboard, logs):
     assert len(whole["x"]) < 5_000
     assert max(whole["y"]) > 49  # the outlier is kept
     plot = panel(page, "train_loss").locator(".u-over")
-    box = plot.bounding_box()
-    assert box
+    box = plot_box(page, "train_loss")
     with page.expect_response(re.compile("low=")) as near:
         page.mouse.move(box["x"] + box["width"] * 0.60, box["y"] + 50)
         page.mouse.down()

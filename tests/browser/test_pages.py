@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 
 import tachograph
 from tests.browser.test_charts import OPTIONS, write_journal
+from tests.conftest import HANG_S
 from tests.foreign import connect_as_nobody
 
 TABS = ["overview", "charts", "timeline", "health", "events", "completions", "control"]
@@ -185,4 +186,4 @@ def test_server_stops_at_once_with_open_page(page, dashboard, logs):
     expect(page.get_by_role("link", name="run", exact=True)).to_be_visible()
     page.goto("about:blank")
     start.process.send_signal(signal.SIGINT)
-    start.process.wait(timeout=5)
+    start.process.wait(timeout=HANG_S)

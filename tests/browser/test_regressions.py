@@ -11,7 +11,8 @@ from playwright.sync_api import expect
 
 import tachograph
 from tests.browser.test_charts import OPTIONS, record, write_journal
-from tests.browser.test_live import panel
+from tests.browser.test_live import panel, plot_box
+from tests.conftest import wait_for
 from tests.store import START, step, write
 
 
@@ -38,9 +39,8 @@ def test_axis_change_redraws_labels(page, dashboard, logs):
     expect(panel(page, "train_loss").locator("canvas")).to_be_visible()
     page.evaluate("window.texts = {}")
     page.get_by_label("Horizontal axis").select_option("time")
-    page.wait_for_timeout(1_000)
-    texts = shown_range(page, "train_loss")
-    assert texts and not any("1970" in text for text in texts)
+    texts = wait_for(lambda: shown_range(page, "train_loss"))
+    assert not any("1970" in text for text in texts)
 
 
 @pytest.mark.parametrize("address", ["#/", "#/run/run/charts?with=other&with=other"])
@@ -150,8 +150,7 @@ def test_offscreen_charts_are_destroyed(page, dashboard, logs):
     for name in ("m100", "m200", "m299"):
         panel(page, name).scroll_into_view_if_needed()
         expect(panel(page, name).locator("canvas")).to_be_visible()
-    page.wait_for_timeout(500)
-    assert page.locator("canvas").count() < 60
+    wait_for(lambda: page.locator("canvas").count() < 60)
     panel(page, "m000").scroll_into_view_if_needed()
     expect(panel(page, "m000").locator("canvas")).to_be_visible()
 
@@ -191,7 +190,7 @@ def test_control_field_accepts_empty_and_fractions(page, dashboard, logs, script
 def test_browser_back_undoes_zoom(page, dashboard, logs):
     write_journal(logs, "run", [{"train_loss": float(number)} for number in range(1_000)])
     page.goto(dashboard().url + "#/run/run/charts")
-    box = panel(page, "train_loss").locator(".u-over").bounding_box()
+    box = plot_box(page, "train_loss")
     page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 50)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 50, steps=4)  # from right to left
@@ -211,6 +210,5 @@ def test_view_change_keeps_shown_values(page, dashboard, logs):
     for key in ("l", "t"):
         page.evaluate("window.texts = {}")
         page.keyboard.press(key)
-        page.wait_for_timeout(300)
-        assert shown_range(page, "train_loss"), f"nothing was drawn after {key}"
+        wait_for(lambda: shown_range(page, "train_loss"), f"a drawing after {key}")
         expect(value).to_have_text("50")

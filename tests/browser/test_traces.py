@@ -37,7 +37,7 @@ with tacho.init("greyjacket", log_dir=sys.argv[1], console=False, **often) as ru
 
 def test_trace_is_requested_stored_and_downloaded(page, dashboard, script, logs, tmp_path):
     trainer = script(TRAINER, logs)
-    wait_for((logs / "greyjacket" / "metrics.jsonl").exists, 60)
+    wait_for((logs / "greyjacket" / "metrics.jsonl").exists)
     page.goto(dashboard().url + "#/run/greyjacket/control")
     panel = page.locator("[data-traces]")
     steps = panel.get_by_label("Steps to profile")
@@ -96,7 +96,7 @@ def test_untraceable_run_shows_reason(page, dashboard, script, logs):
         """,
         logs,
     )
-    wait_for((logs / "greyjacket" / "metrics.jsonl").exists, 60)
+    wait_for((logs / "greyjacket" / "metrics.jsonl").exists)
     page.goto(dashboard().url + "#/run/greyjacket/control")
     page.locator("[data-traces]").get_by_role("button", name="Profile").click()
     page.get_by_role("dialog").get_by_role("button", name="Profile").click()

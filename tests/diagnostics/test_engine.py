@@ -91,7 +91,7 @@ def test_batched_and_single_steps_give_the_same_alerts() -> None:
         )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_batch_boundaries_do_not_change_alerts(data: st.DataObject) -> None:
     rows = troubled(random.Random(data.draw(st.integers(0, 20))), 900)
@@ -375,9 +375,9 @@ def test_time_per_step_does_not_grow_with_the_run() -> None:
     engine, rows = RuleEngine(), troubled(random.Random(1), 4000)
     values, took_s = [value for row in rows for value in row], []
     for _ in range(12):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         engine.observe_steps(NAMES, values)
-        took_s.append(time.perf_counter() - begin)
+        took_s.append(time.thread_time() - begin)
     assert min(took_s[-4:]) < 2.5 * min(took_s[:4])
 
 

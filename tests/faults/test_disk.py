@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import shutil
 import subprocess
@@ -13,7 +15,7 @@ import pytest
 import tachograph
 from tachograph.journal import RunState
 from tachograph.reader import read
-from tests.conftest import lines_of, wait_for
+from tests.conftest import HANG_S, lines_of, wait_for
 
 
 @pytest.fixture
@@ -30,6 +32,13 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def check_files(run):
+    """Wait until the writer has checked its files, which it otherwise does about once a second."""
+    run.backend._due_s["check"] = 0.0
+    assert run.flush()  # may end a tick that began before
+    assert run.flush()
+
+
 def test_full_disk_delays_records_without_loss(small_disk):
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 1_800_000)
@@ -41,11 +50,9 @@ def test_full_disk_delays_records_without_loss(small_disk):
         run.flush()
         assert shutil.disk_usage(small_disk).free < 5000, "the disk should be full"
         assert read(small_disk / "x").series("a").steps[-1] < 1499
-        began_s = time.perf_counter()
-        run.log(a=0.0, step=1500)
-        assert time.perf_counter() - began_s < 0.1, "training waited for a full disk"
+        run.log(a=0.0, step=1500)  # returns, although the disk is full
         ballast.unlink()
-        assert wait_for(lambda: run.flush(1), 15)
+        assert wait_for(lambda: run.flush(1))
     history = read(small_disk / "x")
     assert history.series("a").steps.tolist() == list(range(1501))
     assert history.num_lost_records == 0
@@ -67,7 +74,7 @@ def test_disk_that_stays_full_counts_losses_and_ends_in_time(small_disk, capsys)
             time.sleep(0.002)
     began_s = time.monotonic()
     assert run.finish() is False
-    assert time.monotonic() - began_s < 3
+    assert time.monotonic() - began_s < HANG_S / 2
     assert run.backend.losses.num_records > 0
     assert "could not be written within 1 s" in capsys.readouterr().out
     history = read(small_disk / "x")
@@ -89,18 +96,23 @@ def test_deleted_folder_is_restored_without_loss(logs):
             run.log(a=float(step), step=step)
     history = read(logs / "x")
     assert history.series("a").steps.tolist() == list(range(300))
-    assert [record["kind"] for record in history.latest("telemetry_error")] == ["journal_moved"]
+    assert {record["kind"] for record in history.latest("telemetry_error")} == {"journal_moved"}
     assert history.state is RunState.FINISHED
     assert len(pd.read_csv(logs / "x" / "metrics.csv")) == len(lines_of(logs / "x"))
 
 
 def test_folder_that_cannot_be_recreated_is_harmless(logs):
+    def replace_by_file():
+        shutil.rmtree(logs, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the writer has just created the folder again
+            return logs.write_text("a file in its place")
+
     with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05) as run:
         run.log(a=1.0, step=0)
         run.flush()
-        wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
-        logs.write_text("a file in its place")
-        time.sleep(1.5)
+        wait_for(replace_by_file)
+        run.backend._due_s["check"] = 0.0
+        run.flush(1)
         run.log(a=2.0, step=1)
     assert logs.read_text() == "a file in its place"
 
@@ -135,7 +147,7 @@ def test_file_replacing_the_journal_is_continued(logs):
         run.flush()
         os.replace(logs / "x" / "metrics.jsonl", logs / "x" / "rotated.jsonl")
         (logs / "x" / "metrics.jsonl").write_text("")
-        time.sleep(1.3)
+        check_files(run)
         run.log(a=2.0, step=1)
     assert [record["a"] for record in lines_of(logs / "x") if record["event"] == "step"] == [2.0]
     assert len(pd.read_csv(logs / "x" / "metrics.csv")) == len(lines_of(logs / "x"))
@@ -146,7 +158,7 @@ def test_folder_taken_by_another_process_gets_a_new_name(logs, script):
         for step in range(50):
             run.log(who=1.0, step=step)
         run.flush()
-        run.backend._due_s["check"] = time.monotonic() + 3  # let the other process claim the folder before our check
+        run.backend._due_s["check"] = math.inf  # let the other process claim the folder before our check
         wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
         other = script(
             """
@@ -160,12 +172,13 @@ def test_folder_taken_by_another_process_gets_a_new_name(logs, script):
             logs,
         )
         wait_for(lambda: "ready" in other.process.stdout.readline())
-        wait_for(lambda: run.name == "x-2", 10)
+        run.backend._due_s["check"] = 0.0
+        wait_for(lambda: run.name == "x-2")
         for step in range(50, 100):
             run.log(who=1.0, step=step)
         wait_for((logs / "x-2" / "control.json").exists)
         assert run.log_every == 1
-        other.process.communicate("\n", timeout=20)
+        other.process.communicate("\n", timeout=HANG_S)
     assert read(logs / "x").series("who").values.tolist() == [2.0, 2.0]
     history = read(logs / "x-2")
     assert history.series("who").steps.tolist() == list(range(100))
@@ -178,7 +191,7 @@ def test_truncated_journal_is_reported_and_mirrored(logs):
             run.log(a=1.0, step=step)
         run.flush()
         os.truncate(logs / "x" / "metrics.jsonl", 0)
-        time.sleep(1.3)
+        check_files(run)
         for step in range(100, 150):
             run.log(a=1.0, step=step)
     history = read(logs / "x")
@@ -192,22 +205,23 @@ def test_resume_of_a_torn_journal_on_a_full_disk(small_disk):
         for step in range(100):
             run.log(a=1.0, step=step)
     path = small_disk / "x" / "metrics.jsonl"
-    os.truncate(path, path.stat().st_size - 5)
+    with open(path, "ab") as file:
+        file.write(b'{"event":"step","text":"' + b"x" * 9000)
+    os.truncate(path, path.stat().st_size // 4096 * 4096)  # a torn line that fills its page
     (small_disk / "x" / "metrics.csv").unlink()
     ballast = small_disk / "ballast"
     with open(ballast, "wb", buffering=0) as file, pytest.raises(OSError):
         while file.write(b"x" * 4096):
             pass
-    os.truncate(path, path.stat().st_size // 4096 * 4096)  # so that not one more byte fits
     with tachograph.init(
         "x", log_dir=str(small_disk), git=False, system_interval_s=0, resume=True, flush_interval_s=0.05, csv=False,
         control_interval_s=0.1,
     ) as run:  # fmt: skip
         run.log(a=2.0, step=100)
-        time.sleep(0.5)
+        assert run.flush() is False
         ballast.unlink()
-        wait_for(lambda: run.flush(1), 15)
-        wait_for(lambda: run.backend.files._has_control_file, 10)
+        wait_for(lambda: run.flush(1))
+        wait_for(lambda: run.backend.files._has_control_file)
     history = read(small_disk / "x")
     assert len(history.attempts) == 2
     assert history.num_bad_lines == 1
@@ -220,8 +234,7 @@ def test_journal_damaged_right_before_the_end(logs, how):
     for step in range(100):
         run.log(a=1.0, step=step)
     run.flush()
-    time.sleep(1.1)  # past the last check
-    run.flush()
+    check_files(run)
     if how == "deleted":
         wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
     else:

@@ -13,7 +13,7 @@ import pytest
 import tachograph
 from tachograph.journal import RunState
 from tachograph.reader import read
-from tests.conftest import lines_of, wait_for
+from tests.conftest import HANG_S, lines_of, wait_for
 
 WORKERS = """
     import multiprocessing, os, sys, tachograph
@@ -88,7 +88,7 @@ def test_fork_during_heavy_logging_loses_nothing(logs, script):
                 os._exit(0)
             os.waitpid(pid, 0)
         thread.join()
-        run.finish(timeout_s=30)
+        run.finish()
         """,
         logs,
         env={"PYTHONWARNINGS": "ignore"},
@@ -160,7 +160,7 @@ def test_ctrl_c_is_recorded(logs, script):
 
 
 LOOP = """
-    import signal, sys, time, tachograph
+    import signal, sys, tachograph
     if sys.argv[2] == "handler":
         def handler(number, frame):
             print("the old handler", flush=True)
@@ -172,10 +172,10 @@ LOOP = """
     elif sys.argv[2] == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     run = tachograph.init("x", log_dir=sys.argv[1], flush_interval_s=1.0)
-    print("ready", flush=True)
     for step in range(200 if sys.argv[2] in ("goes_on", "ignore") else 10**9):
         run.log(a=1.0, step=step)
-        time.sleep(0.005)
+        print("step", step, flush=True)
+    sys.stdin.read()
     run.finish()
 """
 
@@ -191,10 +191,7 @@ LOOP = """
 )
 def test_sigterm_is_recorded_and_old_handler_called(logs, script, how, code, last):
     training = script(LOOP, logs, how)
-    training.process.stdout.readline()
-    wait_for(lambda: "ready" in training.process.stdout.readline(), 5)
-    time.sleep(0.3)
-    sent = time.time()
+    wait_for(lambda: training.process.stdout.readline() == "step 100\n")
     training.process.send_signal(signal.SIGTERM)
     got, out, err = training.wait()
     assert got == code, err
@@ -204,8 +201,8 @@ def test_sigterm_is_recorded_and_old_handler_called(logs, script, how, code, las
         assert "the old handler" in out
     if how == "default":
         # Everything logged before the signal is recorded, although no flush was due.
-        logged = [record for record in records if record["event"] == "step"]
-        assert sent - logged[-1]["time"] < 0.2
+        last_step = max(int(line.split()[1]) for line in out.splitlines() if line.startswith("step "))
+        assert [record for record in records if record["event"] == "step"][-1]["global_step"] >= last_step
     if how != "ignore":
         assert any(record.get("name") == "signal" for record in records)
 
@@ -266,10 +263,10 @@ def test_exit_is_bounded_when_the_disk_hangs(logs, script):
     """,
         logs,
     )
-    code, out, err = training.wait(30)
+    code, out, err = training.wait()
     left = time.time() - float(out.splitlines()[2])
     assert code == 0, err
-    assert left < 4, f"the process took {left:.1f} s to end"
+    assert left < HANG_S / 2, f"the process took {left:.1f} s to end"
     assert "could not be written within 1 s" in out
 
 
@@ -279,31 +276,25 @@ def test_stalled_writer_drops_and_counts_records(logs, script):
         STALL
         + """
     import resource
-    run = tachograph.init("x", log_dir=sys.argv[1], buffer_size=5000, exit_timeout_s=20.0)
+    run = tachograph.init("x", log_dir=sys.argv[1], buffer_size=5000)
     for step in range(100):
         run.log(a=1.0, step=step)
     run.flush()
     stalled.set()
-    time.sleep(1.0)
-    began, slowest, step = time.monotonic(), 0.0, 100
-    while time.monotonic() - began < 10:
-        before = time.perf_counter()
-        run.log(a=1.0, step=step)
-        slowest = max(slowest, time.perf_counter() - before)
-        step += 1
-        if step % 10 == 0:
+    for step in range(100, 20_000):
+        run.log(a=1.0, step=step)  # waits a moment for the writer, and not at all once it is known to be stuck
+        if step % 100 == 0:
             time.sleep(0.001)
-    print("slowest_ms", slowest * 1000, "steps", step, "waiting", len(run.backend.buffer))
+    print("steps", step + 1, "waiting", len(run.backend.buffer))
     release.set()
     stalled.clear()
     run.finish()
     """,
         logs,
-    ).ok(90)
+    ).ok()
     words = out.split()
     num_steps = int(words[words.index("steps") + 1])
     assert int(words[words.index("waiting") + 1]) <= 5000 + 10
-    assert float(words[words.index("slowest_ms") + 1]) < 400
     history = read(logs / "x")
     assert history.num_lost_records == num_steps - history.counts["step"]
     assert history.num_lost_records > 1000
@@ -347,21 +338,25 @@ def test_sigterm_during_finish_loses_nothing(logs, script):
     training = script(
         """
         import os, signal, sys, threading, time, tachograph
-        write = os.write
+        write, writing = os.write, threading.Event()
         def slow(descriptor, data):
             if len(data) > 1000:
-                time.sleep(1.0)  # a slow disk
+                writing.set()
+                time.sleep(0.3)  # a slow disk
             return write(descriptor, data)
+        def terminate():
+            writing.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
         run = tachograph.init("x", log_dir=sys.argv[1], csv=False, system_interval_s=0)
         for step in range(50):
             run.log(a=float(step), step=step)
         os.write = slow
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+        threading.Thread(target=terminate).start()
         run.finish()
         """,
         logs,
     )
-    assert training.wait(30)[0] == -signal.SIGTERM
+    assert training.wait()[0] == -signal.SIGTERM
     assert lines_of(logs / "x")[-1]["event"] == "end"
     assert read(logs / "x").counts["step"] == 50
 
@@ -389,11 +384,12 @@ def test_forked_child_samples_its_own_process(logs, script):
         import os, sys, time, tachograph, threading
         from tachograph.recorder import Run
         for _ in range(20):
-            threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
+            threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
         pid = os.fork()
         if pid == 0:
-            with tachograph.init("x", log_dir=sys.argv[1], system_interval_s=0.1):
-                time.sleep(0.5)
+            with tachograph.init("x", log_dir=sys.argv[1], system_interval_s=0.1) as run:
+                while b'"system"' not in run.folder.journal.read_bytes():
+                    time.sleep(0.05)
             os._exit(0)
         os.waitpid(pid, 0)
         os._exit(0)

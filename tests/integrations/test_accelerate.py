@@ -22,7 +22,7 @@ from tachograph._base.patching import Patches
 from tachograph.exceptions import ConfigError, RunNameError
 from tachograph.integrations.accelerate import TachographTracker
 from tachograph.journal import RunFolder, write_requests
-from tests.conftest import lines_of, wait_for
+from tests.conftest import HANG_S, lines_of, wait_for
 
 pytestmark = pytest.mark.xdist_group("accelerate")
 
@@ -249,14 +249,16 @@ def test_time_between_steps_belongs_to_no_iteration(logs):
     accelerator = Accelerator(cpu=True)
     tracker.attach(accelerator)
     model, optimizer, loader = accelerator.prepare(*parts(num_samples=12))
+    start_s = time.perf_counter()
     for inputs, targets in loader:
         accelerator.backward(mse_loss(model(inputs), targets))
         optimizer.step()
         time.sleep(0.2)
+    took_s = time.perf_counter() - start_s
     accelerator.end_training()
     (update,) = of_kind(lines_of(logs / "grey"), "event", name="training_metrics_update")
     assert update["num_iterations"] == 3
-    assert update["max_iteration_time_sec"] < 0.2
+    assert update["total_iteration_time_sec"] <= took_s - 3 * 0.2
 
 
 def test_detach_restores_everything(logs):
@@ -415,7 +417,7 @@ def test_poll_requests_returns_stop_and_checkpoint(logs, tmp_path):
     model, optimizer, loader = accelerator.prepare(*parts())
     write_requests(RunFolder(logs / "grey"), {"checkpoint_now": True}, source="test")
     num_saved = 0
-    for _ in range(1_000):
+    for _ in range(10_000):
         train(accelerator, model, optimizer, loader)
         requested = tracker.poll_requests()
         if requested.checkpoint:
@@ -482,10 +484,10 @@ def test_two_ranks_write_journals_and_stop_together(logs, tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        wait_for(lambda: (tmp_path / "began").exists() or process.poll() is not None, 90, "the first epoch")
+        wait_for(lambda: (tmp_path / "began").exists() or process.poll() is not None, "the first epoch")
         if process.poll() is None:
             write_requests(RunFolder(logs / "grey"), {"stop": True}, source="test")
-        out, _ = process.communicate(timeout=90)
+        out, _ = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
     assert process.returncode == 0, out

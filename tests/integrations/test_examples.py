@@ -11,6 +11,7 @@ import pytest
 
 from tachograph.journal import list_runs
 from tachograph.reader import read
+from tests.conftest import HANG_S
 
 # usage_telemetry.py records no run; tests/usage runs it.
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -28,7 +29,7 @@ def test_example_records_finished_run(tmp_path, path):
         command = [sys.executable, "-m", "tachograph", "run", "--name", path.stem, "--", *command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "Traceback" not in done.stderr

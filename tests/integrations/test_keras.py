@@ -19,7 +19,7 @@ import tachograph
 from tachograph.exceptions import ConfigError
 from tachograph.integrations.keras import TachographCallback
 from tachograph.journal import RunFolder, write_requests
-from tests.conftest import lines_of
+from tests.conftest import lines_of, wait_for
 
 pytestmark = [
     pytest.mark.xdist_group("keras"),
@@ -173,10 +173,13 @@ def test_steps_per_execution_splits_time_equally(logs, callback):
     listed = keras.callbacks.CallbackList([callback], model=model, epochs=1, steps=10)
     listed.on_train_begin()
     listed.on_epoch_begin(0)
+    per_batch_s = []
     for first in (0, 4, 8):
+        start_s = time.perf_counter()
         listed.on_train_batch_begin(first)
         time.sleep(0.02)
         listed.on_train_batch_end(first + 3, {"loss": 1.0})  # the last execution has two batches left
+        per_batch_s.append((time.perf_counter() - start_s) / min(4, 10 - first))
     listed.on_epoch_end(0, {"loss": 1.0})
     listed.on_train_end()
     callback.finish()
@@ -184,7 +187,7 @@ def test_steps_per_execution_splits_time_equally(logs, callback):
     assert [step["global_step"] for step in metric_steps(records)] == [4, 8, 10]
     (update,) = of_kind(records, "event", name="training_metrics_update")
     assert update["num_iterations"] == 10
-    assert 0.005 <= update["min_iteration_time_sec"] <= update["max_iteration_time_sec"] < 0.02
+    assert 0.005 <= update["min_iteration_time_sec"] <= update["max_iteration_time_sec"] <= max(per_batch_s)
 
 
 def test_checkpoint_and_stop_requests(logs, tmp_path):
@@ -220,9 +223,9 @@ def test_checkpoint_request_without_path_is_rejected(logs):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 0:
                 write_requests(RunFolder(callback.run.folder.path), {"checkpoint_now": True}, source="test")
-            time.sleep(0.05)
+                wait_for(lambda: callback.run.control_panel.checkpoint)
 
-    fit(make_model(), callback, Reader(), epochs=20)
+    fit(make_model(), callback, Reader(), epochs=2)
     callback.finish()
     (refused,) = of_kind(lines_of(logs / "grey"), "event", name="checkpoint_not_saved")
     assert "checkpoint_path" in refused["reason"]

@@ -19,7 +19,7 @@ from tachograph.integrations._common.governor import OverheadGovernor
 from tachograph.integrations.lightning import TachographCallback, TachographLogger
 from tachograph.journal import RunFolder, write_requests
 from tachograph.reader import read, read_ranks
-from tests.conftest import lines_of
+from tests.conftest import HANG_S, lines_of
 
 pytestmark = [
     pytest.mark.xdist_group("lightning"),
@@ -194,7 +194,7 @@ def test_phase_shares_match_where_time_is_spent(tmp_path, logs):
     trainer.fit(module_of(), torch.utils.data.DataLoader(Slow(), batch_size=2))
     callback.finish()
     window = [record for record in of(lines_of(logs / "grey"), "step") if "window/sec" in record][-1]
-    assert 0.02 * 6 <= window["window/share_data"] * window["window/sec"] < 0.02 * 6 * 2
+    assert window["window/share_data"] * window["window/sec"] >= 0.02 * 6
     assert window["window/share_other"] * window["window/sec"] >= 0.02 * 5
 
 
@@ -583,7 +583,7 @@ if __name__ == "__main__":
     ],
 )
 def test_run_ends_with_status_of_process(script, tmp_path, how, status, reason):
-    code, _, err = script(SCRIPT, how, cwd=tmp_path).wait(120)
+    code, _, err = script(SCRIPT, how, cwd=tmp_path).wait()
     assert code != 0, err
     records = lines_of(tmp_path / "logs" / "grey")
     assert (records[-1]["event"], records[-1]["status"], records[-1]["reason"]) == ("end", status, reason)
@@ -596,7 +596,7 @@ def test_run_ends_with_status_of_process(script, tmp_path, how, status, reason):
 
 
 def test_two_ranks_are_recorded_and_stop_together(script, tmp_path):
-    script(SCRIPT, "ddp", cwd=tmp_path).ok(180)
+    script(SCRIPT, "ddp", cwd=tmp_path).ok()
     assert (tmp_path / "checkpoints" / "asked-epoch=0-step=4.ckpt").exists()
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["grey"]
     folder = tmp_path / "logs" / "grey"
@@ -630,7 +630,7 @@ class Requester:
                     return
                 run = callback.run
                 write_requests(run.folder, requester.requests, source="test")
-                deadline = time.monotonic() + 5
+                deadline = time.monotonic() + HANG_S
                 panel = run.control_panel
                 while not (panel.stop or panel.checkpoint) and time.monotonic() < deadline:
                     time.sleep(0.01)

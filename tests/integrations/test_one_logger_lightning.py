@@ -248,7 +248,7 @@ def test_application_ends_with_process(script, tmp_path):
         sys.exit(3)
         """,
         cwd=tmp_path,
-    ).wait(120)
+    ).wait()
     assert code == 3, err
     records = journal()
     [application] = [record for record in records if record["event"] in {"span_stop", "span"}]

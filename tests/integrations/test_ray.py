@@ -73,7 +73,7 @@ def of_kind(records, event):
 
 @pytest.mark.parametrize("outcome", ["finishes", "fails"])
 def test_worker_reports_and_exceptions_are_recorded(tmp_path, logs, script, outcome):
-    script(TRAIN, tmp_path, outcome).ok(timeout_s=240)
+    script(TRAIN, tmp_path, outcome).ok()
     records = lines_of(logs / "grey")
     (start,) = of_kind(records, "start")
     assert start["num_workers"] == 2

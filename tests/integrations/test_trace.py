@@ -64,7 +64,7 @@ class Loop:
     def request(self, steps: Any) -> str:
         """Write a request to the control file, and wait until the trainer has seen it."""
         request = write_requests(self.folder, {"profile_steps": steps}, source="cli")["profile_steps"]
-        wait_for(lambda: self.answers(request), timeout_s=60)
+        wait_for(lambda: self.answers(request))
         return request
 
     def answers(self, request: str) -> list[dict[str, Any]]:
@@ -73,9 +73,7 @@ class Loop:
 
     def answer(self, request: str) -> dict[str, Any]:
         """Return the final answer to a request."""
-        answers = wait_for(
-            lambda: [each for each in self.answers(request) if each["status"] != "pending"], timeout_s=60
-        )
+        answers = wait_for(lambda: [each for each in self.answers(request) if each["status"] != "pending"])
         return answers[-1]
 
     def rejected(self, request: str) -> str:
@@ -115,7 +113,7 @@ def test_trace_is_stored_in_a_format_perfetto_opens(loop):
     (event,) = tacho.read(loop.folder.path).latest("event", "trace")
     assert event["size_bytes"] == trace.size_bytes > 0
     assert (event["path"], event["first_step"], event["num_steps"]) == (answer["path"], 4, 2)
-    assert 0 < event["duration_s"] < 30
+    assert event["duration_s"] > 0
 
     content = json.loads(gzip.decompress((loop.folder.traces / trace.name).read_bytes()))
     events = content["traceEvents"]
@@ -173,7 +171,7 @@ def test_trace_without_torch_is_rejected(script, logs):
         run = tacho.init("x", log_dir=sys.argv[1], git=False, console=False, **often)
         tracer = StepTracer(run)
         write_requests(run.folder, {"profile_steps": 1}, source="cli")
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 120
         while run.control_panel.profile is None and time.monotonic() < deadline_s:
             time.sleep(0.01)
         tracer.step()
@@ -304,9 +302,9 @@ def test_watched_loop_is_traced_from_the_command_line(script, logs):
         """,
         logs,
     )
-    wait_for((logs / "x" / "metrics.jsonl").exists, 60)
-    command = [sys.executable, "-m", "tachograph", "control", "x", "--log-dir", str(logs), "--wait", "30"]
-    wait_for(lambda: "instrumented" in (logs / "x" / "metrics.jsonl").read_text(), 30)
+    wait_for((logs / "x" / "metrics.jsonl").exists)
+    command = [sys.executable, "-m", "tachograph", "control", "x", "--log-dir", str(logs), "--wait", "240"]
+    wait_for(lambda: "instrumented" in (logs / "x" / "metrics.jsonl").read_text())
     accepted = subprocess.run([*command, "--profile-steps", "3"], capture_output=True, text=True, check=False)
     assert accepted.returncode == 0, accepted.stdout + accepted.stderr
     assert "profile_steps=3 applied: traces/step-" in accepted.stdout
@@ -444,13 +442,13 @@ def test_step_without_a_request_costs_almost_nothing(loop):
     def cost_s(call: Callable[[], Any]) -> float:
         times = []
         for _ in range(20):
-            start_s = time.perf_counter()
+            start_s = time.thread_time()
             for _ in range(1_000):
                 call()
-            times.append((time.perf_counter() - start_s) / 1_000)
+            times.append((time.thread_time() - start_s) / 1_000)
         return min(times)
 
-    assert cost_s(loop.tracer.step) < 2e-6  # about 0.1 µs
+    assert cost_s(loop.tracer.step) < 20 * cost_s(lambda: None)  # about 3 times
 
 
 def test_trace_names_cannot_leave_the_folder(tmp_path):

@@ -73,7 +73,7 @@ def test_keys_in_any_order_go_to_their_columns(logs):
     assert {(row["a"], row["b"], row["lr"]) for row in rows} == {("1.0", "2.0", "3.0"), ("", "2.0", "")}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.dictionaries(
@@ -190,7 +190,7 @@ def test_columns_beyond_the_limit_share_one(logs):
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
         for step in range(3000):
             run.log({f"name_{step}": float(step), "train_loss": 0.5}, step=step)
-        run.flush(30)
+        run.flush()
     rows = check_against_journal(logs / "x")
     assert len(rows[0]) == 2001
     last = [row for row in rows if row["event"] == "step"][-1]
@@ -206,7 +206,7 @@ def test_layout_caches_are_bounded(logs):
     with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
         for step in range(3000):
             run.log(dict.fromkeys(picks.sample(names, 8), 1.0), step=step)
-        run.flush(30)
+        run.flush()
         assert len(run.backend.files._mirror._layouts) <= 256
         assert len(run.backend._separators) <= 256
         assert len(run.backend._builder._columns) <= 256
@@ -288,7 +288,7 @@ def test_mirror_that_is_behind_is_completed_after_the_run(logs, capsys):
     assert run.finish() is True
     num_records = len(lines_of(logs / "x"))
     assert f"metrics.csv lacks {num_records} records that the journal has; a background" in capsys.readouterr().out
-    wait_for(lambda: is_csv_current(run.folder), 120, "the complete CSV")
+    wait_for(lambda: is_csv_current(run.folder), "the complete CSV")
     assert len(check_against_journal(logs / "x")) == num_records
     assert [path.name for path in (logs / "x").glob(".metrics*")] == []
 
@@ -304,11 +304,11 @@ def test_fast_program_ends_with_a_true_message(logs, script):
         print("complete" if run.finish() else "incomplete")
         """,
         logs,
-    ).ok(300)
+    ).ok()
     is_complete = lines_of(logs / "x")[-1]["event"] == "end"
     assert ("incomplete" not in out) == ("could not be written" not in out) == is_complete
     folder = RunFolder(logs / "x")
-    wait_for(lambda: is_csv_current(folder), 300, "the complete CSV")
+    wait_for(lambda: is_csv_current(folder), "the complete CSV")
     assert (logs / "x" / "metrics.csv").read_bytes().count(b"\n") == len(lines_of(logs / "x")) + 1
 
 

@@ -16,7 +16,7 @@ import tachograph
 from tachograph.exceptions import LogDirError, RunNameError, RunNotFoundError
 from tachograph.journal import JournalFollower, RunState, list_runs, this_process
 from tachograph.reader import overview, read
-from tests.conftest import lines_of, wait_for
+from tests.conftest import HANG_S, lines_of, wait_for
 
 
 def test_init_writes_files_and_prints_two_lines(logs, capsys):
@@ -60,12 +60,10 @@ def test_changing_the_working_directory_is_harmless(tmp_path, monkeypatch):
     assert len(pd.read_csv(tmp_path / "logs" / "x" / "metrics.csv")) == len(lines_of(tmp_path / "logs" / "x"))
 
 
-def test_records_are_readable_within_a_second(logs):
+def test_records_are_readable_while_running(logs):
     with tachograph.init("x", log_dir=str(logs)) as run:
         run.log(train_loss=0.5, step=1)
-        began_s = time.monotonic()
-        wait_for(lambda: any(record["event"] == "step" for record in lines_of(logs / "x")), 2)
-        assert time.monotonic() - began_s < 1.5
+        wait_for(lambda: any(record["event"] == "step" for record in lines_of(logs / "x")))
         history = tachograph.read(logs / "x")
         assert history.state is RunState.RUNNING
         assert overview(history.folder).state is RunState.RUNNING
@@ -176,10 +174,10 @@ def test_two_processes_never_share_a_folder(logs, script):
     assert wait_for(lambda: (logs / "x" / "metrics.jsonl").exists() and lines_of(logs / "x"))
     for arguments in ([], ["resume"]):
         other = script(HOLD, logs, *arguments)
-        code, out, err = *(other.process.communicate("\n", timeout=30)), ""
+        code, out, err = *(other.process.communicate("\n", timeout=HANG_S)), ""
         assert "name x-2" in code or "name x-3" in code, (code, out, err)
         assert "is being recorded by process" in code
-    first.process.communicate("\n", timeout=30)
+    first.process.communicate("\n", timeout=HANG_S)
     assert read(logs / "x").state is RunState.FINISHED
 
 
@@ -363,7 +361,7 @@ def test_deleted_private_folder_is_recreated_and_locked(logs, script):
     wait_for((logs / "x" / ".tacho" / "heartbeat.json").exists)
     with tachograph.init("x", log_dir=str(logs), resume=True) as run:
         assert run.name == "x-3"  # x-2 is another run and is not resumed
-    running.process.communicate("\n", timeout=30)
+    running.process.communicate("\n", timeout=HANG_S)
     assert read(logs / "x").state is RunState.FINISHED
 
 
@@ -376,9 +374,13 @@ def test_suspended_process_is_stale_not_crashed(logs, script, monkeypatch):
     wait_for(lambda: (logs / "x" / "metrics.jsonl").exists() and len(lines_of(logs / "x")) > 1)
     running.process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(_liveness, "STALE_AFTER_S", 0.5)
-    assert wait_for(lambda: read(logs / "x").state is RunState.STALE, 10)
+    assert wait_for(lambda: read(logs / "x").state is RunState.STALE)
+    heartbeat = logs / "x" / ".tacho" / "heartbeat.json"
+    before = heartbeat.read_bytes()
     running.process.send_signal(signal.SIGCONT)
-    assert wait_for(lambda: read(logs / "x").state is RunState.RUNNING, 10)
+    wait_for(lambda: heartbeat.read_bytes() != before)
+    monkeypatch.setattr(_liveness, "STALE_AFTER_S", HANG_S)
+    assert read(logs / "x").state is RunState.RUNNING
 
 
 def without_end(path, **process):

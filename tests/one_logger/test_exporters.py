@@ -25,7 +25,7 @@ from tachograph.one_logger import (
     training_iteration,
     training_loop,
 )
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 from tests.one_logger.conftest import exported, journal
 
 
@@ -170,7 +170,7 @@ def test_exporter_resumes_after_outage(configure):
     with application():
         with timed_span("during"):
             pass
-        time.sleep(0.3)
+        wait_for(lambda: exporter.num_calls)
         is_down.clear()
         with timed_span("after"):
             pass
@@ -179,14 +179,14 @@ def test_exporter_resumes_after_outage(configure):
 
 def test_hanging_exporter_does_not_block_exit(configure, monkeypatch):
     monkeypatch.setenv("TACHO_EXIT_TIMEOUT_S", "0.5")
-    configure(CollectingExporter(lambda number, name: time.sleep(60)), FileExporter("out.jsonl"))
+    configure(CollectingExporter(lambda number, name: time.sleep(HANG_S)), FileExporter("out.jsonl"))
     started_s = time.monotonic()
     with application():
         for _ in range(1000):
             with training_iteration():
                 pass
-    assert time.monotonic() - started_s < 5
-    assert exported()[-1]["name"] == "application"
+    assert time.monotonic() - started_s < HANG_S / 2
+    wait_for(lambda: exported()[-1]["name"] == "application")
 
 
 def test_unwritable_file_raises_at_configuration(configure, tmp_path):

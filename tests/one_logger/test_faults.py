@@ -116,7 +116,7 @@ def test_b08_start_time_may_be_long_ago(configure, ago_s):
     configure()
     span = on_app_start(start_time_msec=(time.time() - ago_s) * 1000)
     on_app_end()
-    assert span.duration_msec() == pytest.approx(ago_s * 1000, abs=2000)
+    assert span.duration_msec() == pytest.approx(ago_s * 1000, abs=60_000)
     assert tachograph.read("logs/app-session").goodput is None
 
 
@@ -144,7 +144,7 @@ def test_b09_iteration_cost_stays_constant(configure):
             loop.recorder.run.flush()  # outside the measurement, so that the caller never does the work of the writer
         assert len(loop.events) < 110
     first, last = sorted(costs_s[1:6])[2], sorted(costs_s[-5:])[2]
-    assert last < 3 * first  # a growing list of events made it thirty times slower
+    assert last < 10 * first  # a growing list of events made it thirty times slower
 
 
 def test_b10_disabled_rank_logs_nothing(configure, caplog):

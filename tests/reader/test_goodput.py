@@ -187,7 +187,7 @@ with tacho.init("x", log_dir=sys.argv[1], resume=True, system_interval_s=0, git=
             if step == int(sys.argv[3]):
                 with tacho.timed_span("stuck"):
                     print("stuck", flush=True)
-                    time.sleep(60)
+                    time.sleep(3600)
 """
 
 
@@ -218,7 +218,7 @@ def test_long_spans_are_visible_while_open_and_after_sigkill(script, logs):
     assert resumed.session_tag == crashed.session_tag  # a resume belongs to the same session
     statuses = [(span.attempt, span.name, span.status) for span in resumed.spans()]
     assert (0, "stuck", "died") in statuses and (1, "training_loop", "ok") in statuses
-    assert resumed.goodput.productive_s == pytest.approx(0.2, rel=0.6)
+    assert 20 * 0.01 <= resumed.goodput.productive_s < resumed.goodput.wall_s
     assert 0.0 < resumed.goodput.share < 1.0
 
 

@@ -15,7 +15,7 @@ import tachograph as tacho
 from tachograph._base import ranks
 from tachograph.journal import RunFolder, find_job
 from tachograph.reader import read, read_ranks
-from tests.conftest import lines_of, wait_for
+from tests.conftest import HANG_S, lines_of, wait_for
 
 SINGLE_PROCESS = (0, 1)
 
@@ -77,6 +77,7 @@ def test_second_rank_writes_its_own_journal(logs, script):
                     time.sleep(0.002)
                 run.log({"train_loss": 1.0}, step=step)
         run.event("note", text="hello")
+        print("trained", flush=True)
         sys.stdin.readline()
         if len(sys.argv) > 2:
             raise RuntimeError("rank 1 is unwell")
@@ -84,13 +85,13 @@ def test_second_rank_writes_its_own_journal(logs, script):
     """
     # Rank 1 starts first and must not wait for rank 0.
     second = script(source, logs, "fail", env={**job, "RANK": "1"})
-    time.sleep(0.5)
+    assert second.process.stdout.readline() == "trained\n"
     first = script(source, logs, env={**job, "RANK": "0"})
     wait_for((logs / "job" / "ranks" / "00001.jsonl").exists, what="the journal of rank 1")
     running = read_ranks(RunFolder(logs / "job"))
     assert {(view.rank, str(view.state)) for view in running} == {(0, "running"), (1, "running")}
-    assert "rank 1 is unwell" in second.process.communicate("\n", timeout=30)[1]
-    first.process.communicate("\n", timeout=30)
+    assert "rank 1 is unwell" in second.process.communicate("\n", timeout=HANG_S)[1]
+    first.process.communicate("\n", timeout=HANG_S)
     history = read("job", logs)
     zero, one = history.ranks
     assert (zero.state, zero.num_iterations, zero.num_errors) == ("finished", 20, 0)
@@ -111,11 +112,11 @@ def test_rank_without_rank_zero_writes_nothing(logs, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     started_s = time.monotonic()
-    run = tacho.init("alone", log_dir=str(logs), console=False)
+    run = tacho.init("alone", log_dir=str(logs), console=False, exit_timeout_s=0.5)
     run.log({"a": 1.0}, step=0)
     run.log_validation({"loss": 1.0})
     run.finish()
-    assert time.monotonic() - started_s < 3
+    assert time.monotonic() - started_s < HANG_S / 2
     assert not logs.exists() or not list(logs.iterdir())
 
 
@@ -136,12 +137,14 @@ def test_find_job_ignores_runs_of_other_jobs(logs, monkeypatch):
 def test_each_run_of_a_job_has_rank_journals(logs, script):
     job = {"WORLD_SIZE": "2", "MASTER_PORT": "29513"}
     source = """
-        import sys, time
+        import pathlib, sys, time
         import tachograph as tacho
         for name in ("one", "two"):
+            other = pathlib.Path(sys.argv[1], name, "ranks", "00001.jsonl")
             with tacho.init(name, log_dir=sys.argv[1], console=False, flush_interval_s=0.05) as run:
                 run.event("note", text=name)
-                time.sleep(1.5)
+                while not (other.exists() and '"note"' in other.read_text()):
+                    time.sleep(0.05)
     """
     processes = [script(source, logs, env={**job, "RANK": rank}) for rank in "01"]
     for process in processes:
@@ -154,7 +157,7 @@ def test_each_run_of_a_job_has_rank_journals(logs, script):
 def test_rank_without_rank_zero_reports_lost_records(logs, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    run = tacho.init("alone", log_dir=str(logs))
+    run = tacho.init("alone", log_dir=str(logs), exit_timeout_s=0.5)
     assert not run.finish()
     assert "could not be written" in capsys.readouterr().out
 
@@ -166,7 +169,7 @@ def test_killed_rank_keeps_written_records(logs, script, monkeypatch):
         import tachograph as tacho
         run = tacho.init("job", log_dir=sys.argv[1], console=False, flush_interval_s=0.05)
         with tacho.timed_span("work"):
-            time.sleep(60)
+            time.sleep(3600)
     """
     first = script(source, logs, env={**job, "RANK": "0"})
     second = script(source, logs, env={**job, "RANK": "1"})
@@ -206,7 +209,7 @@ def test_torchrun_processes_are_recorded_as_ranks(tmp_path, logs):
         )
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(path), str(logs)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [(view.rank, view.num_iterations) for view in read("job", logs).ranks] == [(0, 10), (1, 10)]
     shown = subprocess.run(

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from tachograph.server import Access, create_server
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 from tests.store import END, START, step, write
 
 TOKEN = "a-token-that-is-hard-to-guess"
@@ -48,7 +48,7 @@ class Served:
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
         self.thread.start()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.client = httpx.Client(base_url=self.url, timeout=20)
+        self.client = httpx.Client(base_url=self.url, timeout=HANG_S)
         wait_for(lambda: self.server.started)
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Served:
 
     def raw(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
         """Send raw bytes; return status, headers and body."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S) as connection:
             connection.sendall(request)
             data = b""
             with contextlib.suppress(ConnectionResetError):
@@ -132,7 +132,7 @@ class Events:
 
     def __init__(self, url: str, **params: Any) -> None:
         self.found: list[tuple[str, dict[str, Any]]] = []
-        self._client = httpx.Client(timeout=httpx.Timeout(10, read=30))
+        self._client = httpx.Client(timeout=HANG_S)
         self._stream = self._client.stream("GET", url, params=params)
         self.response = self._stream.__enter__()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -147,11 +147,9 @@ class Events:
                 elif line.startswith("data: "):
                     self.found.append((name, json.loads(line.removeprefix("data: "))))
 
-    def wait(self, condition: Callable[[str, dict[str, Any]], bool], timeout_s: float = 10.0) -> dict[str, Any]:
+    def wait(self, condition: Callable[[str, dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the first event that meets the condition."""
-        found = wait_for(
-            lambda: [data for name, data in list(self.found) if condition(name, data)], timeout_s, "the event"
-        )
+        found = wait_for(lambda: [data for name, data in list(self.found) if condition(name, data)], "the event")
         event: dict[str, Any] = found[0]
         return event
 
@@ -160,7 +158,7 @@ class Events:
         stream = self.response.extensions["network_stream"]
         with contextlib.suppress(OSError):
             stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-        self._thread.join(10)
+        self._thread.join(HANG_S)
         with contextlib.suppress(httpx.HTTPError, RuntimeError):
             self._stream.__exit__(None, None, None)
         self._client.close()
@@ -201,7 +199,7 @@ class Dashboard:
         self.process.stdin = None
         self.first_line = self.process.stdout.readline()
         found = re.search(r"http://\S+", self.first_line)
-        assert found, (self.first_line, self.process.communicate(timeout=5))
+        assert found, (self.first_line, self.process.communicate(timeout=HANG_S))
         self.url = found[0]
         self.port = int(re.search(r":(\d+)/", self.url)[1])  # type: ignore[index]
         self.token = unquote(self.url.partition("#token=")[2])
@@ -212,10 +210,10 @@ class Dashboard:
             return httpx.get(f"http://127.0.0.1:{self.port}/healthz").status_code == 200
         return False
 
-    def end(self, number: int = signal.SIGINT, timeout_s: float = 5.0) -> tuple[int, str, str]:
+    def end(self, number: int = signal.SIGINT) -> tuple[int, str, str]:
         """Send a signal; return the exit code, stdout and stderr."""
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=timeout_s)
+        out, err = self.process.communicate(timeout=HANG_S)
         return self.process.returncode, self.first_line + out, err
 
 

@@ -134,7 +134,7 @@ def write_long_run(logs, num_steps):
 
 def wait_until_indexed(url):
     series = f"{url}/api/v1/runs/long/series?name=a"
-    wait_for(lambda: httpx.get(series, timeout=PATIENCE_S).json()["indexed"] == 1, PATIENCE_S)
+    wait_for(lambda: httpx.get(series, timeout=PATIENCE_S).json()["indexed"] == 1)
 
 
 def request_export(connection):
@@ -147,8 +147,8 @@ def test_client_that_stops_reading_is_disconnected(server, logs):
     wait_until_indexed(server.url)
     with connect(server) as connection:
         request_export(connection)
-        wait_for(lambda: not server.server.server_state.connections, PATIENCE_S)
-        wait_for(lambda: not server.server.server_state.tasks, PATIENCE_S)
+        wait_for(lambda: not server.server.server_state.connections)
+        wait_for(lambda: not server.server.server_state.tasks)
 
 
 def test_pausing_client_gets_everything(logs, serve):

@@ -9,17 +9,20 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 from tests.server.conftest import check_error, write_run
 from tests.store import END, START, append, hears, step, write
 
 LIVE = "/api/v1/live"
+
+
+def get(url, **options):
+    return httpx.get(url, timeout=HANG_S, **options)
 
 
 def is_change(name, **fields):
@@ -33,18 +36,14 @@ def is_change(name, **fields):
     return fits
 
 
-def test_new_record_is_reported_within_half_a_second(logs, serve, listen):
+def test_new_record_is_reported(logs, serve, listen):
     folder = write(logs / "r", [START, step(0, train_loss=1.0)])
     events = listen(f"{serve(logs).url}{LIVE}", run="r")
     first = events.wait(is_change("r", step=0))
-    delays = []
     for number in range(1, 11):
-        began_s = time.monotonic()
         append(folder, [step(number, train_loss=0.5)])
-        found = events.wait(is_change("r", step=number), timeout_s=3)
-        delays.append(time.monotonic() - began_s)
+        found = events.wait(is_change("r", step=number))
         assert found["version"] != first["version"]
-    assert max(delays) < 0.5
 
 
 def test_only_changed_runs_are_reported(logs, serve, listen):
@@ -83,7 +82,7 @@ def test_killed_process_is_reported_as_crashed(logs, serve, listen, trainer, run
     events.wait(is_change("live", state="running"))
     trainer.process.kill()
     trainer.process.wait()
-    events.wait(is_change("live", state="crashed"), timeout_s=30)
+    events.wait(is_change("live", state="crashed"))
 
 
 @pytest.mark.parametrize("run", [[], ["live"]], ids=["in the list", "by name"])
@@ -91,10 +90,10 @@ def test_resumed_run_is_reported_as_running(logs, serve, listen, trainer, script
     trainer.process.kill()
     trainer.process.wait()
     events = listen(f"{serve(logs).url}{LIVE}", **({"run": run} if run else {}))
-    events.wait(is_change("live", state="crashed"), timeout_s=30)
+    events.wait(is_change("live", state="crashed"))
     again = script(TRAINER.replace('"live",', '"live", resume=True,'), logs)
     hears(again, "ready")
-    events.wait(is_change("live", state="running"), timeout_s=30)
+    events.wait(is_change("live", state="running"))
 
 
 def test_replaced_journal_is_reported(logs, serve, listen):
@@ -109,13 +108,13 @@ def test_replaced_journal_is_reported(logs, serve, listen):
     wait_for(lambda: [item["name"] for item in server.client.get("/api/v1/runs/r/metrics").json()["metrics"]] == ["b"])
 
 
-def test_change_is_reported_in_time_with_many_runs(logs, serve, listen):
+def test_change_is_reported_with_many_runs(logs, serve, listen):
     for number in range(500):
         write(logs / f"run {number}", [START, step(0, a=1.0), END])
     events = listen(f"{serve(logs).url}{LIVE}")
     wait_for(lambda: len(events.found) == 500)
     write(logs / "new", [START, step(0, a=1.0)])
-    events.wait(is_change("new"), timeout_s=30)
+    events.wait(is_change("new"))
 
 
 def test_disconnected_clients_leak_nothing(logs, serve, listen):
@@ -141,23 +140,19 @@ def test_many_watchers_do_not_block_requests(logs, serve, listen):
     server = serve(logs)
     for _ in range(50):  # more than the server has threads
         listen(f"{server.url}{LIVE}", run="r")
-    began_s = time.monotonic()
     for _ in range(5):
         assert server.client.get("/api/v1/runs/r").status_code == 200
-    assert time.monotonic() - began_s < 3.0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_command_stops_promptly_with_open_streams(logs, dashboard, listen, number):
+def test_command_stops_with_open_streams(logs, dashboard, listen, number):
     write_run(logs)
     running = dashboard()
     url = f"http://127.0.0.1:{running.port}"
     for params in ({}, {"run": "r"}, {"run": "nobody"}):
         events = listen(f"{url}{LIVE}", **params)
         wait_for(lambda events=events: events.found)
-    began_s = time.monotonic()
     code, _, err = running.end(number)
-    assert time.monotonic() - began_s < 3.0
     assert code in ({0, 130} if number == signal.SIGINT else {0, 143, -15})
     assert "Traceback" not in err
     assert err == ""
@@ -168,7 +163,7 @@ def test_command_prints_url_and_serves_folder(logs, dashboard):
     running = dashboard()
     assert running.url.startswith("http://127.0.0.1:")
     assert "token" not in running.url
-    found = httpx.get(f"{running.url}api/v1/runs").json()
+    found = get(f"{running.url}api/v1/runs").json()
     assert [run["name"] for run in found["runs"]] == ["r"]
 
 
@@ -178,11 +173,11 @@ def test_command_generates_and_requires_token(logs, dashboard):
     token = running.token
     assert len(token) >= 24
     url = f"http://127.0.0.1:{running.port}"
-    check_error(httpx.get(f"{url}/api/v1/runs"), 401)
-    assert httpx.get(f"{url}/api/v1/runs", headers={"Authorization": f"Bearer {token}"}).status_code == 200
-    httpx.get(f"{url}/", params={"token": token})
-    httpx.get(f"{url}/", params={"token": f"{token}x"})
-    httpx.get(f"{url}/api/v1/runs/{token}", headers={"Authorization": f"Bearer {token}"})
+    check_error(get(f"{url}/api/v1/runs"), 401)
+    assert get(f"{url}/api/v1/runs", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+    get(f"{url}/", params={"token": token})
+    get(f"{url}/", params={"token": f"{token}x"})
+    get(f"{url}/api/v1/runs/{token}", headers={"Authorization": f"Bearer {token}"})
     _, out, err = running.end()
     assert (out + err).count(token) == 1
 
@@ -204,7 +199,7 @@ def test_token_is_read_from_file_or_standard_input(logs, tmp_path, dashboard):
         assert running.token == "open-sesame"
         command = Path(f"/proc/{running.process.pid}/cmdline").read_bytes()
         assert b"sesame" not in command
-        check_error(httpx.get(f"http://127.0.0.1:{running.port}/api/v1/runs"), 401)
+        check_error(get(f"http://127.0.0.1:{running.port}/api/v1/runs"), 401)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +215,7 @@ def test_token_is_read_from_file_or_standard_input(logs, tmp_path, dashboard):
 def test_unusable_token_is_rejected_at_startup(logs, options, env, expected):
     command = [sys.executable, "-m", "tachograph", "ui", "--log-dir", str(logs), "--port", "0", *options]
     env = {**os.environ, "COLUMNS": "300", **env}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S, env=env)
     assert done.returncode in {1, 2}
     assert expected in done.stderr
     assert "secret" not in done.stderr
@@ -229,7 +224,7 @@ def test_unusable_token_is_rejected_at_startup(logs, options, env, expected):
 @pytest.mark.parametrize("token", ["", None])
 def test_empty_token_is_replaced_by_generated_one(logs, dashboard, token):
     running = dashboard("--host", "0.0.0.0", env={} if token is None else {"TACHO_TOKEN": token})
-    check_error(httpx.get(f"http://127.0.0.1:{running.port}/api/v1/runs", headers={"Authorization": "Bearer"}), 401)
+    check_error(get(f"http://127.0.0.1:{running.port}/api/v1/runs", headers={"Authorization": "Bearer"}), 401)
     assert len(running.token) >= 24
 
 
@@ -243,14 +238,14 @@ def test_disconnecting_clients_cause_no_traceback(logs, dashboard):
             connection.sendall(request.encode())
             if request != post:
                 assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        assert httpx.get(f"http://127.0.0.1:{running.port}/healthz").status_code == 200
+        assert get(f"http://127.0.0.1:{running.port}/healthz").status_code == 200
     assert running.end()[2] == ""
 
 
 def test_port_in_use_is_reported_in_one_line(logs, dashboard, script):
     running = dashboard()
     source = "import sys; from tachograph.cli import main; sys.argv = ['tacho', *sys.argv[1:]]; main()"
-    code, _, err = script(source, "ui", "--log-dir", logs, "--port", running.port).wait(20)
+    code, _, err = script(source, "ui", "--log-dir", logs, "--port", running.port).wait()
     assert code == 1
     assert "--port" in err
     assert "Traceback" not in err
@@ -325,7 +320,7 @@ def test_controls_checkpoint_and_stop_reach_trainer(client, trainer):
         lambda: any(item.get("name") == "saved" for item in client.get("/api/v1/runs/live/records").json()["records"])
     )
     ask(client, stop=True)
-    trainer.ok(timeout_s=10)
+    trainer.ok()
     wait_for(lambda: client.get("/api/v1/runs/live").json()["state"] == "finished")
     assert not client.get("/api/v1/runs/live/controls").json()["is_open"]
     answer = client.post("/api/v1/runs/live/controls", json={"values": {"stop": True}})

@@ -14,6 +14,7 @@ from schemathesis.specs.openapi import checks
 
 from tachograph.server._openapi import openapi
 from tachograph.server._routes import ROUTES
+from tests.conftest import HANG_S
 from tests.server.conftest import Served
 from tests.store import END, START, step, write
 
@@ -37,7 +38,7 @@ EXCLUDED_CHECKS = [
     checks.ensure_resource_availability,  # nothing can be created
     checks.unsupported_method,  # covered by test_api.py
 ]
-FEW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+FEW = settings(max_examples=15, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_responses_match_openapi_document(url, operation, mode):
     @FEW
     @given(operation.as_strategy(generation_mode=mode))
     def check(case):
-        case.call_and_validate(base_url=url, excluded_checks=EXCLUDED_CHECKS, timeout=10)
+        case.call_and_validate(base_url=url, excluded_checks=EXCLUDED_CHECKS, timeout=HANG_S)
 
     check()
 
@@ -96,7 +97,7 @@ def test_responses_of_existing_run_match_document(url, operation):
             case.path_parameters["span"] = SPAN["span_id"]
         if "trace" in case.path_parameters:
             case.path_parameters["trace"] = TRACE
-        answer = case.call_and_validate(base_url=url, excluded_checks=EXCLUDED_CHECKS, timeout=10)
+        answer = case.call_and_validate(base_url=url, excluded_checks=EXCLUDED_CHECKS, timeout=HANG_S)
         assert answer.status_code != 404 or "export" in case.path  # no such metric
 
     check()

@@ -15,7 +15,7 @@ import pytest
 
 from tachograph.server import _peer as peer
 from tachograph.server import _token as token_file
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 from tests.foreign import connect_as_nobody, nobody
 from tests.server.conftest import check_error, write_run
 from tests.store import START, step, write
@@ -50,7 +50,7 @@ def running(logs, state, dashboard):
 
 def get(port, path, **headers):
     """Request a path; read only the beginning of a live stream."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_S) as client:
         with client.stream("GET", path, headers=headers) as answer:
             if answer.headers["content-type"].startswith("text/event-stream"):
                 next(answer.iter_raw())
@@ -97,7 +97,7 @@ def test_other_users_cannot_stop_a_run_by_hanging_up(logs, state, dashboard):
     for header in ("X-Nothing: 1", f"Authorization: Bearer {token}"):  # the second time the request is accepted
         assert not folder.control.exists()
         with nobody(HANG_UP, str(running.port), header) as process:
-            assert process.wait(60) == 0
+            assert process.wait(HANG_S) == 0
         get(running.port, "/api/v1/runs")  # the server has handled the requests before
     wait_for(folder.control.exists)
 

@@ -131,11 +131,11 @@ def kill_session(pid: int) -> None:
 @pytest.mark.parametrize("trouble", ["close", "write", "thread", "exit handler"])
 def test_client_that_hangs_does_not_delay_exit(logs, notes, script, package, trouble):
     program = script(FOLLOW + "run.log(a=1.0)\nrun.finish()\nprint('finished')", logs, notes, trouble, env=package)
-    out = program.ok(60)
+    out = program.ok()
     pid = int(next(line for line in out.splitlines() if line.isdigit()))
     assert "finished" in out
     assert lines_of(logs / "x")[-1]["event"] == "end"
-    wait_for(lambda: not is_running(pid), 60, "the end of the sink's process")
+    wait_for(lambda: not is_running(pid), "the end of the sink's process")
     expected = "recorder did not receive all records" if trouble in {"close", "write"} else ""
     assert expected in out
 
@@ -152,7 +152,7 @@ def test_sink_receives_every_record_before_exit(logs, notes, script, package):
         logs,
         notes,
         env=package,
-    ).ok(120)
+    ).ok()
     steps = [step for event, step in notes.records() if event == "step"]
     assert steps == list(range(500))
     assert notes.records()[-1][0] == "end"
@@ -184,10 +184,10 @@ def test_killed_run_is_exported_to_the_end(logs, notes, script, package, forks):
             break
     program.process.kill()
     try:
-        wait_for(lambda: "close" in notes.calls(), 60, "the sink's close")
+        wait_for(lambda: "close" in notes.calls(), "the sink's close")
         assert [step for event, step in notes.records() if event == "step"] == list(range(100))
         assert not any(event == "end" for event, _ in notes.records())
-        wait_for(lambda: not is_running(numbers[0]), 60, "the end of the sink's process")
+        wait_for(lambda: not is_running(numbers[0]), "the end of the sink's process")
     finally:
         if forks:
             os.kill(numbers[1], signal.SIGKILL)
@@ -202,11 +202,11 @@ def test_ctrl_c_ends_the_run_and_not_the_export(logs, notes, script, package):
         env=package,
         start_new_session=True,
     )
-    wait_for(notes.calls, 60, "the sink's open")
+    wait_for(notes.calls, "the sink's open")
     os.killpg(program.process.pid, signal.SIGINT)  # as the terminal does
     code, _, err = program.wait()
     assert code != 0 and "KeyboardInterrupt" in err
-    wait_for(lambda: "close" in notes.calls(), 60, "the sink's close")
+    wait_for(lambda: "close" in notes.calls(), "the sink's close")
     assert [note["status"] for note in notes.read() if note.get("record") == "end"] == ["failed"]
     assert ("step", 7) in notes.records()
 
@@ -225,7 +225,7 @@ def test_failures_are_recorded_and_shown(logs, notes, importable, cli):
     sink.attach(run.folder, run.report_error)
     run.add_follower(sink)
     run.log(a=1.0, step=1)
-    wait_for(lambda: read(logs / "x").latest("telemetry_error"), 60, "the record of the failure")
+    wait_for(lambda: read(logs / "x").latest("telemetry_error"), "the record of the failure")
     run.finish()
     (error,) = read(logs / "x").latest("telemetry_error")
     assert (error["kind"], error["field"]) == ("sink_failed", "recorder")
@@ -251,9 +251,9 @@ def test_death_of_the_sinks_process_is_recorded(logs, notes, importable):
     with tachograph.init("x", log_dir=str(logs), git=False, exit_timeout_s=FOREVER_S / 2) as run:
         sink.attach(run.folder, run.report_error)
         run.add_follower(sink)
-        wait_for(notes.calls, 60, "the sink's open")
+        wait_for(notes.calls, "the sink's open")
         os.kill(sink._process.pid, signal.SIGKILL)
-        wait_for(lambda: read(logs / "x").latest("telemetry_error"), 60, "the record of the failure")
+        wait_for(lambda: read(logs / "x").latest("telemetry_error"), "the record of the failure")
         start_s = time.monotonic()
     assert time.monotonic() - start_s < FOREVER_S / 4  # nobody waits for a process that has ended
 
@@ -269,7 +269,7 @@ def test_next_attempt_waits_for_the_export_of_the_last(logs, tmp_path, notes, im
         process.attach(run.folder, lambda *_: None)
         process.start()
         processes.append(process)
-        wait_for(notes.calls, 60, "the first open")
+        wait_for(notes.calls, "the first open")
     first, second = processes
     assert not first.close(0.1)
     assert not second.close(1.0)
@@ -292,7 +292,7 @@ def test_failed_start_of_the_run_ends_the_sinks_process(logs, notes, importable)
     before = children()
     with pytest.raises(tachograph.exceptions.LogDirError):
         tachograph.init("x", log_dir=str(logs), sinks=[{"recorder": {"path": str(notes)}}])
-    wait_for(lambda: children() <= before, 60, "the end of the sink's process")
+    wait_for(lambda: children() <= before, "the end of the sink's process")
     assert notes.calls() == []
 
 
@@ -338,9 +338,9 @@ def test_unreachable_wandb_does_not_delay_exit(logs, script, silent_server, serv
         if "wandb did not receive all records" in line:
             break
     try:
-        assert program.process.wait(30) == (1 if server.endswith("exception") else 0)  # W&B itself waits 90 s
+        assert program.process.wait(60) == (1 if server.endswith("exception") else 0)  # W&B itself waits 90 s
     except subprocess.TimeoutExpired:
         pytest.fail("the process did not exit")
     finally:
         kill_session(pid)
-    assert lines_of(logs / "x")[-1]["event"] == "end"
+    assert "end" in [record["event"] for record in lines_of(logs / "x")]

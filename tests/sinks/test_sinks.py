@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import tachograph
-from tachograph.journal import RunFolder
+from tachograph.journal import RunFolder, RunState
 from tachograph.reader import read
 from tachograph.sinks import BackgroundSink, SinkDriver
 from tachograph.sinks._driver import backoff_s
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 
 
 def scalars(folder):
@@ -57,7 +57,7 @@ def test_wandb_receives_run_offline(logs, monkeypatch, tmp_path):
     assert len(files) == 1
     assert run.id in files[0].name
     # W&B writes the file in a process of its own, which may not have finished.
-    assert wait_for(lambda: files[0].read_bytes().count(b"train_loss") >= 50, 30)
+    assert wait_for(lambda: files[0].read_bytes().count(b"train_loss") >= 50)
     assert b"opaque" not in files[0].read_bytes()
     assert read(logs / "x").latest("telemetry_error") == []
 
@@ -108,7 +108,7 @@ def test_failing_sink_is_retried_and_reported_once(logs):
         run.add_follower(SinkDriver(run.folder, sink, run.report_error))
         for step in range(100):
             run.log(a=float(step), step=step)
-        wait_for(lambda: sink.records, 15)
+        wait_for(lambda: sink.records)
     assert [record["a"] for record in sink.records if record["event"] == "step"] == [float(step) for step in range(100)]
     assert sink.records[-1]["event"] == "end"
     errors = read(logs / "x").latest("telemetry_error")
@@ -117,12 +117,12 @@ def test_failing_sink_is_retried_and_reported_once(logs):
 
 
 def test_hanging_sink_does_not_delay_exit(logs, capsys):
-    run = tachograph.init("x", log_dir=str(logs), git=False, exit_timeout_s=1.0)
-    run.add_follower(SinkDriver(run.folder, Flaky(slow_s=30.0), run.report_error))
+    run = tachograph.init("x", log_dir=str(logs), git=False, exit_timeout_s=5.0)
+    run.add_follower(SinkDriver(run.folder, Flaky(slow_s=HANG_S), run.report_error))
     run.log(a=1.0)
     start_s = time.monotonic()
     assert run.finish() is True  # the journal is complete
-    assert time.monotonic() - start_s < 3
+    assert time.monotonic() - start_s < HANG_S / 2
     assert "flaky did not receive all records of 'x'; the journal has them" in capsys.readouterr().out
 
 
@@ -135,7 +135,7 @@ def test_each_sink_has_its_own_cursor(logs):
         sink = Flaky()
         driver = SinkDriver(folder, sink, lambda *_: None)
         driver.start()
-        assert driver.close(10)
+        assert driver.close(HANG_S)
         return sink.records
 
     assert [record["event"] for record in follow()][-1] == "end"
@@ -165,7 +165,7 @@ def test_restored_journal_is_not_exported_twice(logs):
         run.add_follower(SinkDriver(run.folder, sink, run.report_error))
         for step in range(50):
             run.log(a=float(step), step=step)
-        wait_for(lambda: sum(record["event"] == "step" for record in sink.records) == 50, 10)
+        wait_for(lambda: sum(record["event"] == "step" for record in sink.records) == 50)
         wait_for(lambda: shutil.rmtree(logs, ignore_errors=True) or not logs.exists())
         wait_for((logs / "x" / "metrics.jsonl").exists)
         for step in range(50, 80):
@@ -184,7 +184,7 @@ def test_sink_is_reopened_after_failure(logs):
     with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
         run.add_follower(SinkDriver(run.folder, sink, run.report_error))
         run.log(a=1.0)
-        wait_for(lambda: sink.records, 15)
+        wait_for(lambda: sink.records)
     assert sink.num_opened == 2
 
 
@@ -205,7 +205,7 @@ def test_cursor_of_new_sink_starts_at_the_end_if_asked(logs):
     sink = Flaky()
     driver = SinkDriver(RunFolder(logs / "x"), sink, lambda *_: None, from_start=False)
     driver.start()
-    assert driver.close(10)
+    assert driver.close(HANG_S)
     assert sink.records == []
 
 
@@ -259,14 +259,14 @@ def test_background_sink_stores_its_own_cursor(logs):
     first = Background()
     driver = SinkDriver(folder, first, lambda *_: None)
     driver.start()
-    assert driver.close(10)
+    assert driver.close(HANG_S)
     assert first.calls == ["load_cursor", "start", "open", "write", "save_cursor", "poll", "close", "flush"]
     assert first.cursor == folder.journal.stat().st_size
     assert not (folder.private / "sink-background.json").exists()
     second = Background(first.cursor)
     driver = SinkDriver(folder, second, lambda *_: None)
     driver.start()
-    assert driver.close(10)
+    assert driver.close(HANG_S)
     assert second.records == []
 
 

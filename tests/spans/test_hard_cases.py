@@ -24,7 +24,7 @@ from tachograph.exceptions import ConfigError, TachographError
 from tachograph.reader import read
 from tachograph.records import to_json
 from tachograph.spans import Attributes, Event, TracingTimestamp, get_recorder, recorder_of
-from tests.conftest import lines_of
+from tests.conftest import HANG_S, lines_of
 
 SETTINGS = {"system_interval_s": 0, "git": False, "console": False}
 
@@ -59,7 +59,7 @@ def test_forked_child_ignores_parent_lock(script, tmp_path):
         os._exit(0)
         """,
         cwd=tmp_path,
-    ).ok(timeout_s=60)
+    ).ok()
 
 
 def test_concurrent_first_spans_start_one_run(script, tmp_path):
@@ -212,7 +212,7 @@ def test_span_scope_is_shared_between_threads(tacho_run):
     durations: dict[float, float] = {}
 
     def work(seconds: float) -> None:
-        barrier.wait(5)
+        barrier.wait(HANG_S)
         with shared as span:
             time.sleep(seconds)
         assert span.stop_s is not None and span.start_s is not None
@@ -374,7 +374,7 @@ def test_invalid_start_time_is_reported_and_ignored(logs, bad):
     with tachograph.init("x", log_dir=str(logs), **SETTINGS) as run:
         span = recorder_of(run).start("x", start_time=bad)
         recorder_of(run).stop(span)
-    assert span.duration_msec() < 5000
+    assert span.duration_msec() < HANG_S * 1000
     assert [record["event"] for record in lines_of(logs / "x")].count("telemetry_error") == 1
 
 
@@ -526,7 +526,7 @@ def test_hanging_disk_bounds_buffer(logs, monkeypatch):
     with tachograph.init("x", log_dir=str(logs), buffer_size=4096, csv=False, **SETTINGS) as run:
         run.flush()
         append = run.backend.files.append
-        monkeypatch.setattr(run.backend.files, "append", lambda *args: (release.wait(30), append(*args))[1])
+        monkeypatch.setattr(run.backend.files, "append", lambda *args: (release.wait(HANG_S), append(*args))[1])
         with training_loop(0):
             for _ in range(20_000):
                 with training_iteration(num_samples=3):
@@ -641,12 +641,12 @@ def test_application_in_thread_closes_only_its_spans(tacho_run):
     def work() -> None:
         with application():
             entered.set()
-            finish.wait(5)
+            finish.wait(HANG_S)
 
     with application():
         thread = threading.Thread(target=work)
         thread.start()
-        entered.wait(5)
+        entered.wait(HANG_S)
         with training_loop(0) as loop:
             finish.set()
             thread.join()
@@ -665,7 +665,7 @@ def test_thread_switches_to_new_current_run():
     def work() -> None:
         spans.on_training_single_iteration_start()  # deliberately without its end callback
         iteration_open.set()
-        run_switched.wait(5)
+        run_switched.wait(HANG_S)
         for _ in range(5):
             with training_iteration():
                 pass
@@ -674,7 +674,7 @@ def test_thread_switches_to_new_current_run():
 
     thread = threading.Thread(target=work)
     thread.start()
-    iteration_open.wait(5)
+    iteration_open.wait(HANG_S)
     first.finish()
     watch(second, hooks=False)
     run_switched.set()

@@ -47,7 +47,7 @@ from tachograph.spans import (
     recorder_of,
 )
 from tachograph.testing import MemoryRun
-from tests.conftest import lines_of
+from tests.conftest import HANG_S, lines_of
 
 SETTINGS = {"system_interval_s": 0, "git": False, "console": False}
 
@@ -278,10 +278,10 @@ def test_threads_have_separate_current_spans(tacho_run):
 
     def work(name: str) -> None:
         with timed_span(name):
-            barrier.wait(5)
+            barrier.wait(HANG_S)
             with timed_span(f"inside {name}") as inner:
                 parents[name] = inner.parent_span
-                barrier.wait(5)
+                barrier.wait(HANG_S)
 
     with application() as app:
         threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b")]

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tachograph
@@ -166,7 +166,7 @@ def check_times(history: RunHistory, records: list[dict]) -> None:
         assert math.isclose(goodput.wall_s, wall_s, abs_tol=1e-6)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(
     program=PROGRAMS,
     exports_all=st.booleans(),
@@ -183,7 +183,7 @@ def test_any_program_records_a_valid_tree(program, exports_all, every, finishes,
     check_times(history, records)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(programs=st.lists(st.tuples(PROGRAMS, st.integers(0, 80)), min_size=2, max_size=4))
 def test_killed_attempts_are_kept_apart(programs):
     journal: list[dict] = []

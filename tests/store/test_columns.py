@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tachograph
@@ -122,7 +122,7 @@ def check(run: StoredRun, folder: RunFolder) -> None:
         assert kinds == counts
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(journals())
 def test_columns_match_the_lines_of_any_journal(journal):
     with fresh_folder() as path:
@@ -130,7 +130,7 @@ def test_columns_match_the_lines_of_any_journal(journal):
         check(opened(folder), folder)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(journals(), st.randoms(use_true_random=False), st.sampled_from([1, 200, 1_000]))
 def test_columns_match_when_read_in_parts_and_segments(journal, chance, segment_bytes):
     data = lines(journal)

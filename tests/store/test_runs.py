@@ -147,7 +147,7 @@ def test_killed_process_is_listed_as_crashed(tmp_path, script):
     trainer.process.send_signal(signal.SIGKILL)
     trainer.process.wait()
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "r").rglob("*")}
-    wait_for(lambda: [line.state for line in store.runs()] == [RunState.CRASHED], timeout_s=3)
+    wait_for(lambda: [line.state for line in store.runs()] == [RunState.CRASHED])
     assert run.digest.state is RunState.CRASHED
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "r").rglob("*")} == files
 
@@ -292,7 +292,7 @@ def test_heartbeat_pipe_does_not_block_the_list(tmp_path, script):
     folder.private.mkdir()
     os.mkfifo(folder.heartbeat)
     source = "import sys; from tachograph.store import Store; print(len(Store(sys.argv[1]).runs()))"
-    assert script(source, tmp_path).ok(timeout_s=5).strip() == "1"
+    assert script(source, tmp_path).ok().strip() == "1"
 
 
 @pytest.mark.parametrize("odd", [10**30, -5, "many", None, float("nan"), True, 1e300, [], {}], ids=repr)

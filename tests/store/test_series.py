@@ -8,13 +8,13 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tachograph.journal import RunFolder
 from tests.store import END, START, append, fresh_folder, opened, points, segments, step, write
 
-FEW = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=80)
 NUM_LONG = 300_000
 """More points than the limit above which queries use summaries."""
 FINITE = st.floats(-1e9, 1e9)

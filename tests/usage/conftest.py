@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tachograph.usage import TelemetryManager, UsageConfig, _consent
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 from tests.receiver import Receiver, Reply, Request
 
 _RANKS = ("RANK", "GLOBAL_RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK")
@@ -36,7 +36,7 @@ def usage_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     TelemetryManager.reset()
     for thread in threading.enumerate():
         if thread.name == "tachograph-usage":
-            thread.join(5)
+            thread.join(HANG_S)
             assert not thread.is_alive(), "the receiver is closed, but the sender still waits for it"
 
 
@@ -59,8 +59,8 @@ class PostHogReceiver(Receiver):
         """Return every received event, including rejected ones."""
         return [event for request in list(self.requests) for event in request.json()["batch"]]
 
-    def wait_for_events(self, num_events: int, timeout_s: float = 15.0) -> list[dict[str, Any]]:
-        wait_for(lambda: len(self.events()) >= num_events, timeout_s, f"event {num_events}")
+    def wait_for_events(self, num_events: int) -> list[dict[str, Any]]:
+        wait_for(lambda: len(self.events()) >= num_events, f"event {num_events}")
         return self.events()
 
 
@@ -163,7 +163,7 @@ def spooled(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in lines]
 
 
-def wait_until_sent(folder: Path, timeout_s: float = 15.0) -> None:
+def wait_until_sent(folder: Path) -> None:
     """Wait until all stored events are marked as sent."""
 
     def is_sent() -> bool:
@@ -174,4 +174,4 @@ def wait_until_sent(folder: Path, timeout_s: float = 15.0) -> None:
             for path in paths
         )
 
-    wait_for(is_sent, timeout_s, "all events to be marked as sent")
+    wait_for(is_sent, "all events to be marked as sent")

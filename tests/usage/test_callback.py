@@ -490,7 +490,7 @@ def test_uncaught_error_ends_training_as_failed(script, tmp_path):
         cwd=tmp_path,
         env={"TACHO_USAGE_DIR": str(tmp_path / "usage"), "CI": ""},
     )
-    code, _, err = process.wait(120)
+    code, _, err = process.wait()
     assert (code, "boom" in err) == (1, True)
     lines = [line for path in (tmp_path / "usage").rglob("*.jsonl") for line in path.read_text().splitlines()]
     last = json.loads(lines[-1])

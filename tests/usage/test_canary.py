@@ -30,6 +30,7 @@ from tachograph.usage import (
     UsageConfig,
     Version,
 )
+from tests.conftest import HANG_S
 from tests.usage.conftest import PostHogReceiver, spooled
 from tests.usage.planted import SECRETS, LeakyObject, StickyText, filled, leaked, leaves, machine, numbers, shapes
 
@@ -78,7 +79,7 @@ class Canary:
             manager._sent_system_info = True  # tested separately
             for thing in portion:
                 how(manager, thing)
-            manager.shutdown(timeout_s=20)
+            manager.shutdown(HANG_S)
             assert manager.num_lost == 0
             self._num_sent += len(portion)
         assert self._num_sent > 0
@@ -297,7 +298,7 @@ def test_failing_model_is_not_quoted(canary: Canary) -> None:
         manager.send_event("train-start")
         manager.send_model(kind)
         manager.send_adapter(kind)
-        manager.shutdown(timeout_s=10)
+        manager.shutdown(HANG_S)
     assert len(canary.receiver.events()) >= 4
     assert leaked(canary.places()) == []
 
@@ -333,10 +334,10 @@ def test_environment_and_machine_are_not_sent(canary: Canary, monkeypatch: pytes
         manager = canary.configure()
         assert manager.run_id != secret
         manager.send_event("train-start")
-        manager.shutdown(timeout_s=10)
+        manager.shutdown(HANG_S)
     manager = (TelemetryManager.reset(), canary.configure())[1]
     manager.send_config({})
-    manager.shutdown(timeout_s=10)
+    manager.shutdown(HANG_S)
     assert "system-info" in {event["event"] for event in canary.receiver.events()}
     assert leaked(canary.places(), more=machine()) == []
 

@@ -18,7 +18,7 @@ import pytest
 from tachograph.exceptions import ConfigError
 from tachograph.usage import TelemetryManager, send_errors
 from tachograph.usage._endpoint import parse_endpoint
-from tests.conftest import Script, wait_for
+from tests.conftest import HANG_S, Script, wait_for
 from tests.usage.conftest import PostHogReceiver
 from tests.usage.planted import SECRETS, leaked, leaves, machine
 from tests.usage.test_canary import Canary, canary
@@ -288,7 +288,7 @@ def test_exception_with_failing_attributes_is_not_quoted(canary: Canary) -> None
             send_errors(lambda kind=kind: (_ for _ in ()).throw(kind("acme_merger")))()
         manager.send_error(kind("acme_merger"))
     manager.send_event("train-end")
-    manager.shutdown(timeout_s=10)
+    manager.shutdown(HANG_S)
     assert "train-end" in {event["event"] for event in canary.receiver.events()}
     assert leaked(canary.places()) == []
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tachograph.cli import main
+from tachograph.cli._main import main
 from tachograph.usage import Count, Flag, JsonLines, TelemetryManager, UsageConfig
 from tachograph.usage._folder import app_folder, usage_folder
+from tests.conftest import HANG_S
 from tests.receiver import Reply
 
 
@@ -30,7 +31,7 @@ def run_app(app="greyjacket", choice="on", **arguments):
     manager = TelemetryManager.configure(UsageConfig(app=app, **arguments), choice=choice)
     manager.send_event("train-start", {"max_steps": 512})
     manager.send_event("train-end", {"step": 512})
-    manager.shutdown(5.0)
+    manager.shutdown(HANG_S)
     TelemetryManager.reset(app)
     return manager
 
@@ -135,7 +136,7 @@ def test_preview_equals_request_sent_later(tacho, absent):
         manager.send_event("model-load", {"base_model": "google/gemma-3-1b"})
         manager.send_event("packed", {"num_packs": 33})
         manager.send_event("train-start", {"is_fancy": True})
-        manager.shutdown(5.0)
+        manager.shutdown(HANG_S)
         TelemetryManager.reset()
 
     run()

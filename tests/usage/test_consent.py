@@ -17,6 +17,7 @@ from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, decide, s
 from tachograph.usage import _notice as notice
 from tachograph.usage._consent import _CI_VARIABLES, _OFFLINE_VARIABLES
 from tachograph.usage._folder import usage_folder
+from tests.conftest import HANG_S
 
 POLICIES = {"opt-in": "off", "local": "local", "opt-out": "on"}
 OPT_OUT_VALUES = [
@@ -150,7 +151,7 @@ def test_user_without_home_folder_is_opted_out(monkeypatch, tmp_path):
         set_choice("off")
     manager = TelemetryManager.configure(UsageConfig(app="greyjacket"), choice="local")
     manager.send_event("train-start")
-    manager.shutdown(5)
+    manager.shutdown(HANG_S)
     assert manager.num_lost == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -19,6 +19,7 @@ from tachograph.exceptions import ConfigError
 from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, send_errors
 from tachograph.usage._folder import app_folder
 from tachograph.usage._spool import read_events
+from tests.conftest import HANG_S
 
 
 class AcmeMergerError(ValueError):
@@ -35,7 +36,7 @@ def reported(manager):
     """Return a function that shuts the manager down and returns the reported errors."""
 
     def read():
-        manager.shutdown(5.0)
+        manager.shutdown(HANG_S)
         return [
             kept.event["properties"] for kept in read_events(app_folder("greyjacket")) if kept.event["event"] == "error"
         ]
@@ -231,7 +232,7 @@ def test_threads_have_independent_chains(reported):
 
     @send_errors
     def fail():
-        barrier.wait(5)
+        barrier.wait(HANG_S)
         raise ValueError("x")
 
     threads = [threading.Thread(target=lambda: raises(fail)) for _ in range(2)]
@@ -370,7 +371,7 @@ def test_each_app_reports_its_own_functions(package, tmp_path):
     raises(send_errors(mine))  # ambiguous: belongs to no app
     reported = {}
     for app in ("other", "greyjacket"):
-        TelemetryManager.get_instance(app).shutdown(5)
+        TelemetryManager.get_instance(app).shutdown(HANG_S)
         reported[app] = [json.loads(line)["properties"]["type"] for line in (tmp_path / app).read_text().splitlines()]
     assert reported == {"greyjacket": ["greyjacket.train.StepError"], "other": ["ValueError"]}
 

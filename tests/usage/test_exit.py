@@ -17,14 +17,15 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Script
+from tests.conftest import HANG_S, Script
 from tests.receiver import Reply
 from tests.usage.conftest import PostHogReceiver, spooled
 
 Start = Callable[..., Script]
 
-LONGEST_S = 1.0
-"""Limit for the delay of the exit compared to a process without usage telemetry."""
+LONGEST_S = 5.0
+"""Limit for the delay of the exit compared to a process without usage telemetry. A process that waits for a request is
+later by ten seconds or more."""
 
 ENDING = """
 import sys, time
@@ -62,8 +63,8 @@ class Timed:
         self.ended_s = time.monotonic()
 
     def latency_s(self) -> float:
-        self._watch.join(60)
-        out, err = self.process.communicate(timeout=1)
+        self._watch.join(HANG_S)
+        out, err = self.process.communicate(timeout=HANG_S)
         assert (self.process.returncode, err) == (0, "")
         return self.ended_s - float(out)
 
@@ -81,9 +82,9 @@ def silent_port() -> Iterator[str]:
 def test_no_endpoint_delays_exit(
     make_receiver: Callable[[], PostHogReceiver], refusing: str, silent_port: str, tmp_path: Path, linger_s: float
 ) -> None:
-    """Runs three programs at a time, because the machine is shared, and uses the best of three tries."""
+    """Runs three programs at a time, and repeats those that did not get far enough on a busy machine."""
     replies = {
-        "healthy": Reply(), "silent": Reply(is_silent=True), "slow": Reply(delay_s=3.0), "500": Reply(500),
+        "healthy": Reply(), "silent": Reply(is_silent=True), "slow": Reply(delay_s=60.0), "500": Reply(500),
         "drips": Reply(drip_s=0.2), "429": Reply(429, headers={"Retry-After": "30"}),
     }  # fmt: skip
     receivers = {name: make_receiver() for name in replies}
@@ -95,8 +96,16 @@ def test_no_endpoint_delays_exit(
     if linger_s:  # the others are done by then and cause no delay
         addresses = {name: addresses[name] for name in ("healthy", "silent", "drips", "three apps")}
     best_s = dict.fromkeys(["off", *addresses], float("inf"))
-    for _ in range(3):
-        due = [name for name in addresses if best_s[name] > best_s["off"] + LONGEST_S or best_s["off"] == float("inf")]
+
+    def is_done(name: str) -> bool:
+        if best_s[name] > best_s["off"] + LONGEST_S or best_s["off"] == float("inf"):
+            return False
+        if name == "healthy":  # a later program sends the events that an earlier one could not
+            return {event["event"] for event in receivers[name].events()} == {"train-start", "train-end"}
+        return name not in receivers or bool(receivers[name].requests)
+
+    for _ in range(5):
+        due = [name for name in addresses if not is_done(name)]
         for few in (due[start : start + 3] for start in range(0, len(due), 3)):
             timed = {name: Timed(tmp_path, "on", *addresses[name], linger_s=linger_s) for name in few}
             timed["off"] = Timed(tmp_path, "off", refusing, linger_s=linger_s)
@@ -105,10 +114,7 @@ def test_no_endpoint_delays_exit(
     late = {name: time_s - best_s["off"] for name, time_s in best_s.items()}
     print("later than without, in seconds:", {name: round(time_s, 3) for name, time_s in late.items()})
     assert {name: time_s for name, time_s in late.items() if time_s > LONGEST_S} == {}
-    names = {event["event"] for event in receivers["healthy"].events()}
-    assert names == {"train-start", "train-end"}, "everything was sent in time"
-    for name in addresses.keys() & replies.keys():
-        assert receivers[name].requests, f"{name} was never tried"
+    assert [name for name in addresses if not is_done(name)] == [], "never tried, or not sent"
 
 
 @pytest.mark.parametrize("linger_s", [0.0, 0.8], ids=["at once", "under way"])
@@ -126,18 +132,22 @@ ENDS = {
     "a message": "sys.exit('a reason')",
     "an error": "raise ValueError('of the program')",
     "an error that is reported": "send_errors(lambda: 1 / 0)()",
-    "os._exit": "time.sleep(0.5); os._exit(5)",
-    "SIGKILL": "time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)",
-    "SIGTERM": "time.sleep(0.5); os.kill(os.getpid(), signal.SIGTERM)",
+    "os._exit": "wait_until_stored(); os._exit(5)",
+    "SIGKILL": "wait_until_stored(); os.kill(os.getpid(), signal.SIGKILL)",
+    "SIGTERM": "wait_until_stored(); os.kill(os.getpid(), signal.SIGTERM)",
 }
 
 
 def test_exit_code_and_output_are_unchanged(receiver: PostHogReceiver, script: Start, usage_dir: Path) -> None:
     receiver.reply(Reply(is_silent=True))
     source = """
-    import logging, os, signal, sys, time
+    import logging, os, pathlib, signal, sys, time
     from tachograph.usage import TelemetryManager, UsageConfig, send_errors
     logging.disable()
+    def wait_until_stored():
+        files = pathlib.Path(os.environ["TACHO_USAGE_DIR"])
+        while manager.enabled and not any(b"train-start" in file.read_bytes() for file in files.rglob("*.jsonl")):
+            time.sleep(0.01)
     config = UsageConfig(app="greyjacket", endpoint=sys.argv[1], api_key="phc_x")
     manager = TelemetryManager.configure(config, choice=os.environ["CHOICE"])
     manager.send_event("train-start")
@@ -157,7 +167,7 @@ def test_exit_code_and_output_are_unchanged(receiver: PostHogReceiver, script: S
         # The scripts' names differ by a number; the rest of the output is equal.
         outputs = [re.sub(r"script_\d+", "script", ends[name, choice][2]) for choice in ("off", "on")]
         assert outputs[0] == outputs[1], name
-        # Even a killed process has stored its events: it had half a second.
+        # Even a killed process has stored its events.
         events = [event["event"] for event in spooled(usage_dir / name.replace(" ", "_") / "on")]
         assert events == ["train-start", *(["error"] if name == "an error that is reported" else [])], name
         assert not (usage_dir / name.replace(" ", "_") / "off").exists()

@@ -18,6 +18,7 @@ from tachograph.usage._folder import app_folder
 from tachograph.usage._properties import model_properties
 from tachograph.usage._schemas import SCHEMAS
 from tachograph.usage._spool import read_events
+from tests.conftest import HANG_S
 
 MAP = {
     "base_model": "base_model",
@@ -41,7 +42,7 @@ def make(**arguments):
 
 
 def recorded(manager):
-    manager.shutdown(5.0)
+    manager.shutdown(HANG_S)
     return [kept.event for kept in read_events(app_folder(manager.config.app))]
 
 

@@ -275,11 +275,11 @@ HOSTILE = [
 def test_no_text_takes_long(piece):
     for size in (120, 1_000_000):
         text = (piece * size)[:size]
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         is_private(text)
         is_private(text + "!", ["a"])
         redact([text, {text: text}], ["a"])
-        assert time.perf_counter() - began_s < 0.2
+        assert time.thread_time() - began_s < 5  # a few milliseconds; an expression that backtracks takes hours
 
 
 # Any text
@@ -328,13 +328,13 @@ SECRETS = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(SECRETS, AROUND, AROUND)
 def test_secret_is_found_in_any_surrounding(secret, before, after):
     assert is_private(before + secret + after, ORGANIZATIONS)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=200), st.lists(st.text(max_size=10), max_size=3))
 @example("/", [""])
 @example("a/b", ["A"])
@@ -466,9 +466,9 @@ HUGE_VALUES = {
 @pytest.mark.parametrize("name", HUGE_VALUES)
 def test_no_value_is_too_large(name):
     value = HUGE_VALUES[name]()
-    began_s = time.perf_counter()
+    began_s = time.thread_time()
     copy = redact(value)
-    assert time.perf_counter() - began_s < 2
+    assert time.thread_time() - began_s < 20  # at most a second
     assert size_of(copy) <= 5_001
     assert "alice" not in json.dumps(copy)
     assert redact(copy) == copy
@@ -496,7 +496,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(VALUES)
 def test_any_value_becomes_json_without_planted_text(value):
     copy = redact(value, ORGANIZATIONS)
@@ -505,7 +505,7 @@ def test_any_value_becomes_json_without_planted_text(value):
     assert redact(copy, ORGANIZATIONS) == copy
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SECRETS, AROUND)
 def test_planted_secret_is_nowhere_in_copy(secret, around):
     text = around + secret

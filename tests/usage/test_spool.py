@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from tachograph._base.guard import guard
-from tachograph.usage import ListOf, Measure, OtlpLogs, TelemetryManager, _spool
+from tachograph.usage import ListOf, Measure, OtlpLogs, TelemetryManager, _sender, _spool
 from tachograph.usage._spool import keep_all_local
-from tests.conftest import wait_for
+from tests.conftest import HANG_S, wait_for
 from tests.receiver import Reply
 from tests.usage.conftest import Absent, PostHogReceiver, spooled, wait_until_sent
 from tests.usage.test_transport import PROGRAM, Configure, Start, epochs, finish, ready
@@ -83,10 +83,11 @@ def test_local_events_are_never_sent(
 ) -> None:
     finish(ready(script(PROGRAM, receiver.address, "local", 3)))
     assert len(spooled(usage_dir)) == 3
-    configure().send_event("train-start", {"num_epochs": 77})
+    manager = configure()
+    manager.send_event("train-start", {"num_epochs": 77})
     receiver.wait(1)
     wait_until_sent(usage_dir)
-    time.sleep(0.3)
+    manager.shutdown(HANG_S)  # after a look at everything that is pending
     assert epochs(receiver) == [77]
 
 
@@ -109,9 +110,9 @@ def test_flood_never_blocks_and_losses_are_counted(
     assert psutil.Process().memory_info().rss - memory_bytes < 20 << 20
     assert manager._sender is not None
     assert len(manager._sender._queue) <= 1000
-    began_s = time.monotonic()
+    sending = manager._sender._threads[1]
     manager.shutdown(timeout_s=0.1)
-    assert time.monotonic() - began_s < 2
+    assert sending.is_alive(), "the request still hangs: `shutdown` did not wait for it"
     assert len(spooled(usage_dir)) + manager.num_lost == 5001
 
 
@@ -126,7 +127,7 @@ def test_events_are_on_disk_while_network_hangs(receiver: PostHogReceiver, scrip
     assert program.process.stdin is not None
     program.process.stdin.write("go on\n")
     program.process.stdin.flush()
-    wait_for(lambda: len(spooled(usage_dir)) == 2, 3, "the second event in the file")
+    wait_for(lambda: len(spooled(usage_dir)) == 2, "the second event in the file")
 
 
 def test_torn_write_on_full_disk_is_counted(script: Start, usage_dir: Path) -> None:
@@ -138,7 +139,10 @@ def test_torn_write_on_full_disk_is_counted(script: Start, usage_dir: Path) -> N
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # cuts the third line
     for number in range(4):
         manager.send_event("probed", {"values": [1.5] * 500})
-    time.sleep(1)
+    deadline_s = time.monotonic() + 60
+    while manager.num_lost == 0 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    manager.shutdown(60)
     print(manager.num_lost)
     """
     code, out, _err = script(source).wait()
@@ -159,7 +163,7 @@ def test_unwritable_folder_sends_nothing(
         manager.send_event("train-start")
     wait_for(lambda: manager.num_lost == 3, what="the count")
     manager.send_event("train-end")
-    manager.shutdown(timeout_s=2)
+    manager.shutdown(HANG_S)
     assert receiver.requests == []
     assert (tmp_path / "file").read_text("utf-8") == "no folder"
     assert {place for place, _ in guard.faults} <= {
@@ -171,8 +175,11 @@ def test_unwritable_folder_sends_nothing(
 
 
 @pytest.mark.parametrize("how", ["kept here", "deleted"])
-def test_withdrawal_applies_at_once(configure: Configure, receiver: PostHogReceiver, usage_dir: Path, how: str) -> None:
-    receiver.reply(Reply(429, headers={"Retry-After": "1"}), Reply())
+def test_withdrawal_applies_at_once(
+    configure: Configure, receiver: PostHogReceiver, usage_dir: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sender, "_FIRST_RETRY_S", 0.1)
+    receiver.reply(Reply(429, delay_s=HANG_S), Reply())
     manager = configure()
     manager.send_event("train-start", {"num_epochs": 1})
     receiver.wait(1)
@@ -181,8 +188,10 @@ def test_withdrawal_applies_at_once(configure: Configure, receiver: PostHogRecei
     else:
         shutil.rmtree(usage_dir)
     manager.send_event("train-start", {"num_epochs": 2})
-    time.sleep(2)  # twice the requested wait
-    manager.shutdown(timeout_s=1)
+    receiver.released.set()
+    wait_for(lambda: len(spooled(usage_dir)) == (2 if how == "kept here" else 1))
+    time.sleep(1)  # ten times the wait before the next try
+    manager.shutdown(HANG_S)
     assert len(receiver.requests) == 1, "it was sent again"
     if how == "kept here":
         assert [event["properties"]["num_epochs"] for event in spooled(usage_dir)] == [1, 2]
@@ -205,12 +214,14 @@ def test_withdrawal_applies_to_next_file(
         keep_all_local(usage_dir / "greyjacket")
     else:
         shutil.rmtree(usage_dir)
+    num_events = 0
     for _ in range(2):
         for _ in range(80):  # of 16 kB each, more than one file holds
             manager.send_event("probed", {"values": [1.5] * 4000})
-        time.sleep(0.8)
+        num_events += 80
+        wait_for(lambda wanted=num_events: len(spooled(usage_dir)) >= wanted)  # type: ignore[misc]
     manager.send_event("train-start", {"num_epochs": 2})
-    manager.shutdown(timeout_s=5)
+    manager.shutdown(HANG_S)
     assert len(receiver.events()) == 1
     assert [path.name for path in files(usage_dir) if ".on." in path.name] == []
 
@@ -219,28 +230,33 @@ def test_held_back_events_stay_local(configure: Configure, absent: Absent, scrip
     finish(ready(script(PROGRAM, absent.address, "on", 3)))
     keep_all_local(usage_dir / "greyjacket")
     receiver = absent.start()
-    configure(endpoint=receiver.address).send_event("train-start", {"num_epochs": 77})
+    manager = configure(endpoint=receiver.address)
+    manager.send_event("train-start", {"num_epochs": 77})
     receiver.wait(1)
-    time.sleep(0.3)
+    manager.shutdown(HANG_S)  # after a look at everything that is pending
     assert epochs(receiver) == [77]
     assert len(spooled(usage_dir)) == 4
 
 
-def test_truncated_file_does_not_spin(configure: Configure, receiver: PostHogReceiver, usage_dir: Path) -> None:
+def test_truncated_file_does_not_spin(
+    configure: Configure, receiver: PostHogReceiver, usage_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The user may empty the file; the sending thread must not spin."""
-    receiver.reply(Reply(429, headers={"Retry-After": "0.2"}), Reply())
+    monkeypatch.setattr(_sender, "_FIRST_RETRY_S", 0.1)
+    receiver.reply(Reply(429, delay_s=HANG_S), Reply())
     manager = configure()
     manager.send_event("train-start", {"num_epochs": 1})
     receiver.wait(1)
     [path] = files(usage_dir)
     os.truncate(path, 0)
-    busiest_s = 0.0
-    for _ in range(4):
-        began_s = time.process_time()
-        time.sleep(0.4)
-        busiest_s = max(busiest_s, time.process_time() - began_s)
+    looks: list[str] = []
+    has_pending = _spool.Spool.has_pending.fget
+    monkeypatch.setattr(_spool.Spool, "has_pending", property(lambda own: (looks.append("."), has_pending(own))[1]))
+    receiver.released.set()
+    wait_for(lambda: looks)
+    time.sleep(1)
     path.unlink()  # ends a possible spin, for the sake of other tests
-    assert busiest_s < 0.15, "a thread spins"
+    assert len(looks) < 50, "a thread spins"
     assert len(receiver.requests) == 1
     assert manager.num_lost == 0
 
@@ -249,13 +265,13 @@ def test_truncated_file_does_not_spin(configure: Configure, receiver: PostHogRec
 
 
 def test_file_of_running_process_is_not_sent_by_another(absent: Absent, script: Start, usage_dir: Path) -> None:
-    alive = ready(script(PROGRAM, absent.address, "on", 3))
-    wait_for(lambda: len(spooled(usage_dir)) == 3)
-    time.sleep(1)  # it has tried and waits for the retry
+    waits_long = "import time\nfrom tachograph.usage import _sender\n_sender._FIRST_RETRY_S = 3600.0\n"
+    has_tried = "while not manager._sender._retry_at_s: time.sleep(0.01)\nprint("
+    alive = ready(script(waits_long + PROGRAM.replace("print(", has_tried), absent.address, "on", 3))
+    assert len(spooled(usage_dir)) == 3
     receiver = absent.start()
     other = ready(script(PROGRAM, receiver.address, "on", 1))
     receiver.wait(1)
-    time.sleep(0.3)
     finish(other)
     assert len(receiver.events()) == 1
     alive.process.send_signal(signal.SIGKILL)
@@ -308,7 +324,7 @@ def test_growing_file_is_not_pruned(
     assert training.process.stdin is not None
     training.process.stdin.write("go on\n")
     training.process.stdin.flush()
-    receiver.wait_for_events(3, 5)
+    receiver.wait_for_events(3)
     assert "train-end" in {event["event"] for event in receiver.events()}
     assert path.exists()
     assert len(files(usage_dir)) <= 202
@@ -351,11 +367,11 @@ def test_broken_line_loses_only_itself(
         return [name for uuid, name in wanted.items() if uuid.encode() not in receiver.raw]
 
     with contextlib.suppress(AssertionError):
-        wait_for(lambda: not missing(), 5)
+        wait_for(lambda: not missing())
     receiver.problems.clear()
     assert (missing(), guard.faults) == ([], [])
     manager.send_event("train-end")
-    wait_for(lambda: b"train-end" in receiver.raw, 5, "the process's own events after it")
+    wait_for(lambda: b"train-end" in receiver.raw, "the process's own events after it")
     assert {uuid: receiver.raw.count(uuid.encode()) for uuid in wanted} == dict.fromkeys(wanted, 1)
     assert guard.faults == []
     receiver.problems.clear()  # the real PostHog accepts an invalid time
@@ -382,4 +398,4 @@ def test_reset_closes_the_file(configure: Configure, receiver: PostHogReceiver, 
         configure(endpoint=refusing).send_event("train-start")
         TelemetryManager.reset()
     wait_for(lambda: len(spooled(usage_dir)) == 3)
-    wait_for(lambda: num_open() == 0, 3, "the end of the open files")
+    wait_for(lambda: num_open() == 0, "the end of the open files")

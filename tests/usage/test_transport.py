@@ -18,7 +18,7 @@ from google.protobuf.json_format import Parse
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from tachograph.usage import Choice, Count, JsonLines, ListOf, Measure, OtlpLogs, TelemetryManager
-from tests.conftest import Script, wait_for
+from tests.conftest import HANG_S, Script, wait_for
 from tests.receiver import Reply
 from tests.usage.conftest import Absent, PostHogReceiver, spooled, wait_until_sent
 
@@ -100,8 +100,8 @@ def test_receiver_rejects_invalid_batches(configure: Configure, receiver: PostHo
     """Proves that the receiver's check can fail."""
     from tachograph._base.http import post
 
-    post(lambda: f"{receiver.address}/batch/", b'{"api_key":"phc_x","batch":[{"event":"x"}]}', {}, timeout_s=5)
-    post(lambda: f"{receiver.address}/capture/", b"{}", {}, timeout_s=5)
+    post(lambda: f"{receiver.address}/batch/", b'{"api_key":"phc_x","batch":[{"event":"x"}]}', {}, timeout_s=HANG_S)
+    post(lambda: f"{receiver.address}/capture/", b"{}", {}, timeout_s=HANG_S)
     assert len(receiver.problems) == 2
     receiver.problems.clear()
 
@@ -122,7 +122,7 @@ def test_before_send_can_cancel_an_open_connection(receiver: PostHogReceiver) ->
 
     receiver.process_request = accept  # type: ignore[method-assign]
     with pytest.raises(DeliveryError, match="^cancelled$") as failure:
-        post(lambda: f"{receiver.address}/batch/", b"{}", {}, timeout_s=5, before_send=cancel)
+        post(lambda: f"{receiver.address}/batch/", b"{}", {}, timeout_s=HANG_S, before_send=cancel)
     assert (failure.value.may_retry, failure.value.wait_s) == (True, 3.0)
     assert failure.value.__context__ is None
     time.sleep(0.1)
@@ -369,19 +369,20 @@ def test_unresolvable_name_is_retried(configure: Configure, usage_dir: Path, mon
     manager.send_event("train-start")
     wait_for(lambda: asked, what="a look-up")
     assert asked == ["telemetry.invalid"]
-    time.sleep(0.1)
+    manager.shutdown(HANG_S)
     assert manager.num_lost == 0
     assert len(spooled(usage_dir)) == 1
     assert not list(usage_dir.rglob("*.sent"))
 
 
 def test_retry_after_is_respected(configure: Configure, receiver: PostHogReceiver) -> None:
-    receiver.reply(Reply(429, headers={"Retry-After": "1"}), Reply())
+    receiver.reply(Reply(429, headers={"Retry-After": "1"}, delay_s=HANG_S), Reply())
     manager = configure()
     manager.send_event("train-start", {"num_epochs": 1})
     receiver.wait(1)
-    began_s = time.monotonic()
     manager.send_event("train-start", {"num_epochs": 2})
+    began_s = time.monotonic()
+    receiver.released.set()
     receiver.wait(2)
     assert time.monotonic() - began_s >= 0.9
     first, second = (request.json()["batch"] for request in receiver.requests)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import lines_of
+from tests.conftest import HANG_S, lines_of
 
 TACHO = [sys.executable, "-m", "tachograph", "run"]
 
@@ -34,11 +34,9 @@ class Tacho:
         popen["env"] = {**os.environ, **popen.get("env", {})}
         return subprocess.Popen([*TACHO, *options, "--", *command], cwd=self.folder, **popen)
 
-    def run(
-        self, *command: str, options: tuple[str, ...] = (), timeout_s: float = 60, **popen: Any
-    ) -> subprocess.CompletedProcess[bytes]:
+    def run(self, *command: str, options: tuple[str, ...] = (), **popen: Any) -> subprocess.CompletedProcess[bytes]:
         process = self.start(*command, options=options, **popen)
-        out, err = process.communicate(timeout=timeout_s)
+        out, err = process.communicate(timeout=HANG_S)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def bare(self, *command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import HANG_S
 from tests.integrations.zero_code.conftest import TACHO, Tacho
 
 
@@ -22,11 +23,11 @@ def on_a_terminal(tacho: Tacho, *command: str, size: tuple[int, int] = (40, 123)
     pid, terminal = pty.fork()
     if not pid:
         try:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
             os.chdir(tacho.folder)
             os.execvp(command[0], list(command))
         finally:
             os._exit(99)
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     shown = b""
     with contextlib.suppress(OSError):
         while data := os.read(terminal, 65536):
@@ -42,8 +43,7 @@ def test_terminal_output_is_unchanged(tacho, python):
     tacho.write(
         "show.py",
         """
-        import os, sys, time
-        time.sleep(0.3)  # until the terminal has its size
+        import os, sys
         print(*(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)), os.get_terminal_size())
         for percent in range(0, 101, 50):
             print(f"\\r{percent} %", end="", file=sys.stderr, flush=True)
@@ -70,9 +70,9 @@ def test_terminal_resize_reaches_the_program(tacho, python):
         import os, signal, time
         signal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size().columns, flush=True))
         print("resize me", flush=True)
-        end_s = time.monotonic() + 1
-        while time.monotonic() < end_s:
+        while os.get_terminal_size().columns != 77:
             time.sleep(0.05)
+        time.sleep(0.5)
         """,
     )
     _, shown = on_a_terminal(tacho, *TACHO, "--", python, "show.py")
@@ -88,7 +88,9 @@ def test_ctrl_c_reaches_the_program_once(tacho, python):
         count = []
         signal.signal(signal.SIGINT, lambda *_: count.append(1))
         print("ready", flush=True)
-        time.sleep(1)
+        while not count:
+            time.sleep(0.01)
+        time.sleep(0.5)
         sys.exit(10 + len(count))
         """,
     )
@@ -163,7 +165,7 @@ def test_closed_reader_breaks_the_program_pipe(tacho, python):
         process.stdout.close()
         with process.stderr:
             assert b"BrokenPipeError" in process.stderr.read()
-        assert process.wait(20) == 1
+        assert process.wait(HANG_S) == 1
     assert tacho.records(tacho.runs()[0], "error")[0]["error_type"] == "BrokenPipeError"
 
 
@@ -172,7 +174,7 @@ def test_slow_reader_gets_all_output(tacho, python):
     source = "print('x' * 60_000)\n" * 2
     process = tacho.start(python, "-c", source)
     time.sleep(3.0)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=HANG_S)
     assert len(out) == 120_002
     assert process.returncode == 0
 
@@ -202,5 +204,5 @@ def test_non_blocking_stream_loses_nothing(tacho, python, streams):
     while block := os.read(reader, 65536):
         data += block
     os.close(reader)
-    assert process.wait(20) == 0
+    assert process.wait(HANG_S) == 0
     assert data.startswith(b"x" * 1_000_000 + b"\n")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import HANG_S
 from tests.integrations.zero_code.conftest import program_stderr
 
 RECORDS = """
@@ -81,20 +82,25 @@ def test_script_without_torch_imports_nothing_heavy(tacho, python):
 
 
 def test_startup_overhead_is_small(tmp_path, python):
-    """Compare the fastest of several starts, with and without the import watch."""
+    """Compare the processor time of the cheapest of several starts, with and without the import watch."""
+
+    def used_s():
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
     (tmp_path / "empty.py").write_text("")
     launched = {"PYTHONPATH": str(BOOTSTRAP), "TACHO_LAUNCH": json.dumps({"reports": str(tmp_path)})}
     least_s = {}
     for _ in range(5):
         for way, env in (("without", {}), ("with", launched)):
-            start_s = time.perf_counter()
+            before_s = used_s()
             subprocess.run([python, "empty.py"], cwd=tmp_path, env={**os.environ, **env}, check=True)
-            least_s[way] = min(least_s.get(way, 99.0), time.perf_counter() - start_s)
+            least_s[way] = min(least_s.get(way, 99.0), used_s() - before_s)
     more_s = least_s["with"] - least_s["without"]
     print(
         f"an empty script takes {least_s['without'] * 1000:.0f} ms, plus {more_s * 1000:.0f} ms with the import watch"
     )
-    assert more_s < 0.15
+    assert more_s < 5 * least_s["without"]
 
 
 def test_find_spec_does_not_trigger_import_hook(tacho, python):
@@ -267,24 +273,33 @@ def stop(number, frame):
 
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """,
     )
     process = tacho.start(python, "mine.py")
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=HANG_S)
     assert (process.returncode, out) == (4, b"stopped by 15\n")
     assert tacho.records("mine", "end")[-1]["exit_code"] == 4
 
 
 def test_program_survives_a_killed_launcher(tacho, python):
     """With `--no-output` the program keeps its own streams."""
-    tacho.write("mine.py", "import time; print('ready', flush=True); time.sleep(1); print('still here')")
+    source = """
+        import os, time
+        print("ready", flush=True)
+        while not os.path.exists("killed"):
+            time.sleep(0.05)
+        print("still here")
+    """
+    tacho.write("mine.py", source)
     process = tacho.start(python, "mine.py", options=("--no-output",))
     assert process.stdout.readline() == b"ready\n"
     process.kill()
-    out, err = process.communicate(timeout=20)  # until the program, too, has closed its output
+    process.wait()
+    tacho.write("killed", "")
+    out, err = process.communicate(timeout=HANG_S)  # until the program, too, has closed its output
     assert process.returncode == -signal.SIGKILL
     assert out == b"still here\n"
     assert b"Error" not in err
@@ -379,10 +394,16 @@ def test_helper_processes_create_no_runs(tacho, python):
 
 
 def test_background_process_does_not_block_exit(tacho, python):
-    source = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(8)'])"
-    start_s = time.monotonic()
-    assert tacho.run(python, "-c", source, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
-    assert time.monotonic() - start_s < 7
+    source = """
+        import subprocess, sys
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        open("pid", "w").write(str(child.pid))
+    """
+    tacho.write("mine.py", source)
+    try:
+        assert tacho.run(python, "mine.py", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    finally:
+        os.kill(int((tacho.folder / "pid").read_text()), signal.SIGKILL)
 
 
 def test_unknown_option_is_reported(tmp_path):

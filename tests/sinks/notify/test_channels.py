@@ -14,6 +14,7 @@ import pytest
 
 from tachograph.sinks.notify import DeliveryError, open_channels, resolve_notify
 from tachograph.sinks.notify.lark import signature
+from tests.conftest import HANG_S
 from tests.receiver import Reply
 from tests.sinks.notify.conftest import WebhookReceiver, message
 
@@ -25,7 +26,7 @@ def channel(**settings):
 
 
 def sent(receiver, *, to=None, **settings):
-    to.send(message(**settings), 5.0)
+    to.send(message(**settings), HANG_S)
     return receiver.requests[-1]
 
 
@@ -44,7 +45,7 @@ def test_lark_text_is_signed(receiver):
     payload = sent(receiver, to=lark).json()
     key = f"{payload['timestamp']}\nsec".encode()
     assert payload["sign"] == base64.b64encode(hmac.new(key, b"", hashlib.sha256).digest()).decode()
-    assert abs(payload["timestamp"] - time.time()) < 5
+    assert abs(payload["timestamp"] - time.time()) < HANG_S
     assert payload["msg_type"] == "text"
     for part in (
         "Loss spike",
@@ -151,7 +152,7 @@ def test_webhook_sends_all_values_signed(receiver):
     headers = request.headers
     wanted = hmac.new(b"sec", headers["X-Tachograph-Timestamp"].encode() + b"." + request.body, hashlib.sha256)
     assert headers["X-Tachograph-Signature"] == f"sha256={wanted.hexdigest()}"
-    assert abs(int(headers["X-Tachograph-Timestamp"]) - time.time()) < 5
+    assert abs(int(headers["X-Tachograph-Timestamp"]) - time.time()) < HANG_S
     assert headers["Authorization"] == "Bearer abc"
     assert headers["X-Tachograph-Event"] == "alert"
     assert request.path == "/in?x=1"
@@ -227,18 +228,16 @@ def test_unreachable_receiver(receiver):
 
 
 def test_response_timeout(receiver):
-    receiver.reply(Reply(delay_s=30))
-    start_s = time.monotonic()
+    receiver.reply(Reply(delay_s=HANG_S))
     with pytest.raises(DeliveryError, match="no response within 0.3 s") as failure:
         channel(slack=receiver.address).send(message(), 0.3)
-    assert time.monotonic() - start_s < 2
     assert failure.value.may_retry
 
 
 def test_endless_response_is_not_read_to_the_end(receiver):
     receiver.reply(Reply(is_endless=True))
     with pytest.raises(DeliveryError, match="instead of 'ok'") as failure:
-        channel(slack=receiver.address).send(message(), 5.0)
+        channel(slack=receiver.address).send(message(), HANG_S)
     assert len(str(failure.value)) < 200
 
 
@@ -252,7 +251,7 @@ def test_untrusted_certificate_is_rejected(tmp_path):
     server.socket = context.wrap_socket(server.socket, server_side=True)
     try:
         with pytest.raises(DeliveryError, match="certificate is not trusted") as failure:
-            channel(slack=server.address.replace("http", "https")).send(message(), 5.0)
+            channel(slack=server.address.replace("http", "https")).send(message(), HANG_S)
         assert not failure.value.may_retry
         assert server.requests == []
     finally:
@@ -261,7 +260,7 @@ def test_untrusted_certificate_is_rejected(tmp_path):
 
 def test_proxy_from_environment_is_used(receiver, monkeypatch):
     monkeypatch.setenv("http_proxy", receiver.address)
-    channel(slack="http://hooks.example.org/services/x").send(message(), 5.0)
+    channel(slack="http://hooks.example.org/services/x").send(message(), HANG_S)
     assert receiver.requests[0].path == "http://hooks.example.org/services/x"
 
 

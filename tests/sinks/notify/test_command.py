@@ -10,13 +10,15 @@ import sys
 import pytest
 
 from tachograph.sinks.notify import EVENTS, notify_table
+from tests.conftest import HANG_S
 from tests.receiver import Reply
 
 
 def tacho(*arguments, **environment):
     return subprocess.run(
         [sys.executable, "-m", "tachograph", "notify", "test", *map(str, arguments)],
-        capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "COLUMNS": "200", **environment},
+        capture_output=True, text=True, check=False, timeout=HANG_S,
+        env={**os.environ, "COLUMNS": "200", **environment},
     )  # fmt: skip
 
 

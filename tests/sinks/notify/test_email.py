@@ -7,13 +7,13 @@ import email.policy
 import socket
 import ssl
 import subprocess
-import time
 
 import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, LoginPassword
 
 from tachograph.sinks.notify import DeliveryError, open_channels, resolve_notify
+from tests.conftest import HANG_S
 from tests.sinks.notify.conftest import message
 
 PASSWORD = "canary-hunter-2"
@@ -72,7 +72,7 @@ def settings(controller, **more):
     return resolve_notify({"email": {**given, **more}})
 
 
-def send(controller, mail=None, *, timeout_s=5.0, **more):
+def send(controller, mail=None, *, timeout_s=HANG_S, **more):
     open_channels(settings(controller, **more))[0].send(mail or message(), timeout_s)
 
 
@@ -195,11 +195,9 @@ def test_mail_server_unreachable_or_silent(receiver):
     port = int(receiver.address.rpartition(":")[2])
     given = {"host": "127.0.0.1", "port": port, "security": "plain", "to": "a@x.org", "sender": "t@x.org"}
     mail = open_channels(resolve_notify({"email": given}))[0]
-    start_s = time.monotonic()
     with pytest.raises(DeliveryError, match="did not respond within 0.3 s") as failure:  # HTTP waits for us
         mail.send(message(), 0.3)
     assert failure.value.may_retry
-    assert time.monotonic() - start_s < 2
     receiver.close()
     with pytest.raises(DeliveryError, match="cannot be reached: Connection refused") as failure:
         mail.send(message(), 0.3)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tachograph.sinks.notify import DeliveryError, open_channels, resolve_notify
-from tests.conftest import lines_of
+from tests.conftest import HANG_S, lines_of
 from tests.receiver import Reply
 from tests.sinks.notify.conftest import message
 
@@ -21,7 +21,7 @@ PROGRAM = """
     print(repr(run), run.facts)
     run.log(train_loss=0.1, step=1)
     fields = [f'"field":"{name}"'.encode() for name in ("lark", "slack", "webhook")]
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s and not all(map(run.folder.journal.read_bytes().__contains__, fields)):
         time.sleep(0.05)
     raise RuntimeError("boom")
@@ -99,7 +99,7 @@ def test_secrets_in_a_response_are_masked(receiver):
         "authorization": "Bearer canary-token",
     }
     with pytest.raises(DeliveryError, match=r"HTTP 400: no hook at \[masked\] with key \[masked\] or \[masked\]"):
-        open_channels(resolve_notify({"webhook": given}))[0].send(message(), 5.0)
+        open_channels(resolve_notify({"webhook": given}))[0].send(message(), HANG_S)
 
 
 @pytest.mark.expects_faults
