@@ -94,9 +94,9 @@ def init(
     if run.folder is not None:
         if channels is not None:
             for notifier in _notify_sink(run, *channels, start_s):
-                run.add_follower(SinkDriver(run.folder, notifier, run.report_error))
+                run.add_follower(SinkDriver(run.folder, notifier, run.report_follower_error))
         for sink in sinks:
-            sink.attach(run.folder, run.report_error)
+            sink.attach(run.folder, run.report_follower_error)
             run.add_follower(sink)
     return run
 
@@ -136,7 +136,8 @@ def _notify_sink(run: Run, settings: NotifySettings, channels: list[Channel], st
     for line in config_warnings(settings):
         run.print_line(line)
     run.print_line(f"notifying {', '.join(channel.name for channel in channels)}")
-    return [NotifySink(settings, channels, report=run.report_error, print_line=run.print_line, start_s=start_s)]
+    report = run.report_follower_error
+    return [NotifySink(settings, channels, report=report, print_line=run.print_line, start_s=start_s)]
 
 
 def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **settings: Any) -> Run:

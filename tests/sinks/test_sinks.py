@@ -116,6 +116,24 @@ def test_failing_sink_is_retried_and_reported_once(logs):
     assert "hf_x" not in errors[0]["reason"]
 
 
+def test_failure_at_the_end_of_a_run_is_recorded(logs):
+    class FailsAtEnd(Flaky):
+        def write(self, records):
+            if any(record["event"] == "end" for record in records):
+                raise ConnectionError("down")
+
+    with tachograph.init("x", log_dir=str(logs), git=False, exit_timeout_s=HANG_S) as run:
+        run.add_follower(SinkDriver(run.folder, FailsAtEnd(), run.report_follower_error))
+    history = read(logs / "x")
+    errors = history.latest("telemetry_error")
+    assert [(record["field"], record["reason"]) for record in errors] == [
+        ("flaky", "ConnectionError: down; will be retried")
+    ]
+    assert history.state is RunState.FINISHED
+    with tachograph.init("x", log_dir=str(logs), git=False, resume=True) as run:
+        assert run.name == "x"
+
+
 def test_hanging_sink_does_not_delay_exit(logs, capsys):
     run = tachograph.init("x", log_dir=str(logs), git=False, exit_timeout_s=5.0)
     run.add_follower(SinkDriver(run.folder, Flaky(slow_s=HANG_S), run.report_error))

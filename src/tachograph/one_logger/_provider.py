@@ -225,8 +225,8 @@ class TrainingTelemetryProvider:
                 exporter.close()
         else:
             for index, exporter in enumerate(self._exporters):
-                sink = ExporterSink(exporter, _cursor_name(exporter, index), run.report_error)
-                driver = SinkDriver(run.folder, sink, run.report_error, from_start=not run.resumed)
+                sink = ExporterSink(exporter, _cursor_name(exporter, index), run.report_follower_error)
+                driver = SinkDriver(run.folder, sink, run.report_follower_error, from_start=not run.resumed)
                 self._drivers.append(driver)
                 run.add_follower(driver)
         return recorder

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from gc import is_tracked
@@ -22,6 +23,7 @@ from typing import Any, Literal
 from tachograph._base.clock import Clock, SystemClock
 from tachograph._base.guard import guard, warn
 from tachograph.journal import RunFolder
+from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._backend import Backend, Collector, Follower, SpanRecorder
 from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE
 from tachograph.recorder._completion_rows import completion_fields, completion_row
@@ -72,10 +74,12 @@ class Run:
 
     __slots__ = (
         "__weakref__",
+        "_accepts_late_errors",
         "_buffer",
         "_followers",
         "_has_warned",
         "_is_forked",
+        "_late_errors_lock",
         "_num_careful_calls",
         "_on_finish",
         "_sampler",
@@ -121,6 +125,8 @@ class Run:
         self._is_forked = False
         self._has_warned = False
         self._followers: list[Follower] = []
+        self._accepts_late_errors = True
+        self._late_errors_lock = threading.Lock()
         self._sampler: SystemSampler | None = None
         self._on_finish: Any = None
         self.control_panel = ControlPanel(
@@ -330,6 +336,26 @@ class Run:
         if self.status == "running":
             self.add_record("telemetry_error", {"kind": kind, "field": field, "reason": reason})
 
+    def report_follower_error(self, kind: str, field: str, reason: str) -> None:
+        """Record a failure of a follower as a `telemetry_error`, also one that happens while the run ends.
+
+        By then the writer has closed the journal, and the record is appended after `end`. Called by the threads of the
+        followers, because that waits for the disk.
+        """
+        if self.status == "running":
+            self.report_error(kind, field, reason)
+            return
+        with guard("recording a failure at the end of a run"), self._late_errors_lock:
+            if self.backend is None or self.folder is None or not self._accepts_late_errors:
+                return
+            self.backend.close(self._settings.exit_timeout_s)  # the writer is stopping: wait for it
+            is_appended = False
+            with contextlib.suppress(OSError):
+                fields = {"kind": kind, "field": field, "reason": reason}
+                is_appended = append_after_exit(self.folder, [("telemetry_error", fields)])
+            if not is_appended:
+                self.print_line(f"{field}: {reason}")
+
     def _add_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
         if self.backend is None:
             return
@@ -473,6 +499,7 @@ class Run:
         for follower in self._followers:
             if not follower.close(deadline_s - time.monotonic()):
                 self.print_line(f"{follower.name} did not receive all records of {self.name!r}; the journal has them")
+        self._accepts_late_errors = False  # the next attempt may write the journal from now on
         if self._on_finish is not None:
             with guard("removing hooks"):
                 self._on_finish(self)

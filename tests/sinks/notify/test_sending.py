@@ -46,6 +46,14 @@ def saved(logs):
     return json.loads((logs / "x" / ".tacho" / "notify.json").read_text())
 
 
+def test_lost_final_message_is_recorded(logs, receiver):
+    receiver.reply(Reply(400, b"no such hook"))
+    begin(logs, {"webhook": receiver.address}, exit_timeout_s=HANG_S).finish()
+    reasons = [error["reason"] for error in telemetry_errors(logs)]
+    assert [reason.partition(":")[0] for reason in reasons] == ["Training started", "Training complete"], reasons
+    assert lines_of(logs / "x")[-1]["event"] == "telemetry_error"
+
+
 def test_all_events_are_sent_in_order(logs, receiver):
     with begin(logs, {"webhook": receiver.address, "milestones": ["train_loss < 0.5"]}) as run:
         receiver.wait(1)

@@ -48,8 +48,8 @@ class NotifySink:
         Args:
             settings: the events, metrics and limits.
             channels: the channels to send to.
-            report: records a failure while the run is recorded: its kind, the channel and the reason.
-            print_line: prints a line once the run has ended and nothing can be recorded any more.
+            report: records a failure: its kind, the channel and the reason.
+            print_line: prints a summary of what was not sent, when the run ends.
             start_s: when this attempt started. Without an outbox file, earlier events are not sent.
         """
         self._settings = settings
