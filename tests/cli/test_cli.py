@@ -212,6 +212,21 @@ def test_ctrl_c_while_following_prints_no_traceback(logs, script):
     assert (following.returncode, err) == (130, "")
 
 
+def test_ctrl_c_while_starting_prints_no_traceback(script):
+    source = """
+        import os, signal, sys
+        class Interrupt:
+            def find_spec(self, name, *_):
+                if name == "rich_click":
+                    os.kill(os.getpid(), signal.SIGINT)
+        sys.meta_path.insert(0, Interrupt())
+        sys.argv = ["tacho", "ls"]
+        from tachograph.cli import main
+        main()
+        """
+    assert script(source).wait() == (130, "", "")
+
+
 def test_demo_trains_and_records_a_model(logs):
     out = tacho("demo", "--log-dir", logs, "--steps", 600, "--name", "spirals")
     assert "finished" in out

@@ -1,5 +1,15 @@
 """The `tacho` command."""
 
-from tachograph.cli._main import main
+from __future__ import annotations
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command. Ctrl-C ends it without a traceback, also while its modules are still being imported."""
+    try:
+        from tachograph.cli._main import main as group
+
+        group()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
