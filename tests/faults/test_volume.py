@@ -35,6 +35,59 @@ def test_ten_megabyte_text_is_truncated(logs):
     assert history.latest("telemetry_error")[0]["field"] == "prompt"
 
 
+NESTED = """
+    import sys, tachograph
+    from collections.abc import Mapping
+    from tachograph.spans import timed_span
+
+    class Endless(Mapping):
+        def __len__(self): return 1
+        def __iter__(self):
+            while True: yield "same"
+        def __getitem__(self, key): return 0.5
+
+    lists = []
+    lists += [lists] * 4
+    image = [[[0.5] * 512] * 512] * 3
+    deep = [1]
+    for _ in range(40):
+        deep = [deep] * 4
+    large = {"lists": lists, "image": image, "deep": deep, "endless": Endless()}
+    rows = ({"prompt": "x", "answer": image} for _ in iter(int, 1))
+    run = tachograph.init("x", log_dir=sys.argv[1], config={"lr": 0.5, **large}, git=False, system_interval_s=0)
+    for step, value in enumerate(large.values()):
+        run.log({"loss": 0.5, "x": value}, step=step)
+        run.log_validation({"loss": 0.5, "x": value}, step=step)
+        run.log_epoch(step, {"x": value})
+        run.log_completions([{"prompt": "x", "answer": value}], step=step)
+        run.event("name", x=value)
+        with timed_span("work", span_attributes={"x": value, "y": 1}):
+            pass
+    run.log_validation(Endless())
+    run.log_completions(rows)
+    for step in range(4, 300):
+        run.log({"loss": 0.25}, step=step)
+    print("finished", run.finish(timeout_s=60))
+"""
+
+
+def test_nested_values_of_any_size_are_cut(logs, script):
+    code, out, err = script(NESTED, logs).wait(180)
+    assert code == 0, err
+    assert "finished True" in out
+    assert "was too large and was cut" in err
+    assert err.count("a record was too large") == 1, "the user is warned once"
+    history = read(logs / "x")
+    assert history.series("loss").steps.tolist() == list(range(300))
+    assert history.num_lost_records == 0
+    counts = history.counts
+    assert (counts["validation"], counts["epoch"], counts["completions"], counts["event"]) == (5, 4, 5, 4)
+    assert lines_of(logs / "x")[0]["config"]["lr"] == 0.5
+    reported = {record["field"] for record in history.latest("telemetry_error")}
+    assert {"config.lists", "x", "val_x"} <= reported
+    assert (logs / "x" / "metrics.jsonl").stat().st_size < 10_000_000
+
+
 def test_many_steps_in_flat_memory_without_loss(logs, script):
     out = script(
         """

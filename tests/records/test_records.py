@@ -11,13 +11,26 @@ import json
 import math
 import pathlib
 import types
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tachograph.records import OMIT, StepTable, ValueProblem, decode, decode_block, encode, freeze, to_json, to_plain
+from tachograph.records import (
+    OMIT,
+    RecordCut,
+    StepTable,
+    ValueBudget,
+    ValueProblem,
+    decode,
+    decode_block,
+    encode,
+    freeze,
+    to_json,
+    to_plain,
+)
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     ["NaN", "Infinity", "-Infinity", "\\NaN", "\\\\NaN", "\\-Infinity", "xNaN", "null", "\\"]
@@ -154,6 +167,114 @@ def test_self_containing_value_terminates():
     problems: list[ValueProblem] = []
     to_plain(endless, "x", problems)
     assert len(problems) == 1
+
+
+def doubling_lists() -> list[object]:
+    """Thirty lists, each of which contains the one before four times: 4 ** 30 values in all."""
+    inner: list[object] = [1]
+    for _ in range(30):
+        inner = [inner] * 4
+    return inner
+
+
+class Counted(list[object]):
+    """A list that counts the items read from it and from its like."""
+
+    num_read = 0
+
+    def __iter__(self):
+        for item in super().__iter__():
+            Counted.num_read += 1
+            yield item
+
+
+class EndlessList(Counted):
+    def __len__(self) -> int:
+        return 10**12
+
+    def __iter__(self):
+        while True:
+            Counted.num_read += 1
+            yield 0.5
+
+
+class EndlessMapping(Mapping[str, object]):
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self):
+        while True:
+            Counted.num_read += 1
+            yield "same"
+
+    def __getitem__(self, key: str) -> object:
+        return 0.5
+
+
+class Wrapping:
+    def to_dict(self) -> dict[str, object]:
+        Counted.num_read += 1
+        return {"first": Wrapping(), "second": Wrapping()}
+
+
+class LyingText(str):
+    def __str__(self) -> str:
+        raise AssertionError("a subclass must not decide how much is copied")
+
+    __len__ = __getitem__ = __str__  # type: ignore[assignment]
+
+
+def image() -> list[object]:
+    return Counted(Counted(Counted([0.5] * 512) for _ in range(512)) for _ in range(3))
+
+
+LARGE = {
+    "image": image,
+    "lists that repeat": doubling_lists,
+    "a list without end": EndlessList,
+    "a mapping without end": EndlessMapping,
+    "objects without end": Wrapping,
+    "mappings of lists": lambda: {str(number): [0.5] * 999 for number in range(999)},
+    "a million names": lambda: dict.fromkeys(map(str, range(1_000_000)), 0.5),
+    "a gigabyte of text": lambda: [["x" * 60_000] * 900] * 20,
+}
+
+
+@pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("convert", [to_plain, freeze], ids=["to_plain", "freeze"])
+def test_work_per_record_is_bounded(make, convert):
+    value = {"small": 1, "large": make()}
+    Counted.num_read = 0
+    problems: list[ValueProblem] = []
+    if convert is to_plain:
+        plain = to_plain(value, "", problems)
+    else:  # the writer converts again what `freeze` returns, and finds the problems in it
+        budget = ValueBudget(num_values=100_000, num_chars=8 << 20)
+        plain = {name: to_plain(item, name, problems, budget) for name, item in freeze(value).items()}
+        plain = {name: item for name, item in plain.items() if item is not OMIT}
+    assert Counted.num_read < 50_000
+    assert plain["small"] == 1
+    assert len(encode({"event": "step", **plain})) < 3_000_000
+    assert problems
+    assert len(problems) == 1, "one entry for everything that was cut"
+    assert problems[0].where.startswith("large")
+
+
+def test_text_subclass_cannot_change_how_it_is_read():
+    problems: list[ValueProblem] = []
+    assert to_plain(LyingText("text"), "x", problems) == "text"
+    assert freeze({"x": LyingText("text")}) == {"x": "text"}
+    assert problems == []
+
+
+def test_cut_value_does_not_cost_its_neighbours():
+    endless: list[object] = []
+    endless += [endless] * 4
+    problems: list[ValueProblem] = []
+    assert to_plain({"x": endless, "y": 2}, "", problems) == {"x": [None] * 4, "y": 2}
+    assert [(type(problem), problem.where, problem.reason) for problem in problems] == [
+        (RecordCut, "x", "contains itself")
+    ]
 
 
 def test_freeze_copies_mutable_values():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tachograph.records import ValueProblem, freeze, to_json
+from tachograph.records import OMIT, RecordCut, ValueProblem, bounded_items, freeze, to_json, to_plain
 
 __all__ = ["completion_fields", "completion_row", "text_of"]
 
@@ -13,6 +15,8 @@ _MAX_CELL_CHARS = 8_000
 _MAX_ROW_CHARS = 200_000
 _MAX_CELLS = 200
 _MAX_ROWS = 1_000
+_MAX_ROWS_READ = 10_000
+_MAX_MESSAGES = 1_000
 _MAX_RECORD_BYTES = 1_000_000
 
 
@@ -41,7 +45,9 @@ def completion_row(cells: Mapping[str, Any]) -> dict[str, Any]:
 
 def _conversations_to_text(cells: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: text_of(value) if _is_conversation(value) else value for name, value in cells.items() if value is not None
+        name: text_of(value) if _is_conversation(value) else value
+        for name, value in bounded_items(cells, 2 * _MAX_CELLS)
+        if value is not None
     }
 
 
@@ -58,29 +64,47 @@ def completion_fields(
     """Return the fields of a `completions` record. Drop and count the oldest rows if they exceed its limits.
 
     Args:
-        rows: rows returned by `completion_row`, oldest first.
+        rows: samples, oldest first. The newest are converted first, and conversion stops when the record is full.
         step: the step of the record, and of rows without a step of their own.
         table: the table that the rows belong to.
         num_dropped: rows that were dropped earlier.
     """
-    given = [row if step is None or "step" in row else {"step": step, **row} for row in rows]
+    newest, num_rows, is_complete = _newest(rows)
     kept: list[Mapping[str, Any]] = []
     num_bytes = 0
-    for row in reversed(given[-_MAX_ROWS:]):
+    for cells in reversed(newest):
+        row = completion_row(cells)
+        row = row if step is None or "step" in row else {"step": step, **row}
         num_bytes += _size_bytes(row)
         if kept and num_bytes > _MAX_RECORD_BYTES:
             break
         kept.append(row)
     kept.reverse()
     columns = dict.fromkeys(name for row in kept for name, value in row.items() if not isinstance(value, ValueProblem))
-    num_dropped += len(given) - len(kept)
-    return {
+    num_dropped += num_rows - len(kept)
+    fields = {
         **({} if step is None else {"global_step": step}),
         "table": table,
         "columns": sorted(columns, key=lambda name: name != "step"),  # stable: the others keep their order
         "rows": kept,
         **({"num_dropped": num_dropped} if num_dropped else {}),
     }
+    if not is_complete:
+        fields["\0"] = RecordCut(table, f"rows after the first {_MAX_ROWS_READ} of one call were not read")
+    return fields
+
+
+def _newest(rows: Iterable[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], int, bool]:
+    """Return the newest rows, how many there are in all, and whether all were read: a generator may never end."""
+    if type(rows) in (list, tuple):
+        return rows[-_MAX_ROWS:], len(rows), True  # type: ignore[arg-type, index]
+    iterator = iter(rows)
+    newest: deque[Mapping[str, Any]] = deque(maxlen=_MAX_ROWS)
+    num_rows = 0
+    for row in itertools.islice(iterator, _MAX_ROWS_READ):
+        newest.append(row)
+        num_rows += 1
+    return newest, num_rows, num_rows < _MAX_ROWS_READ or next(iterator, None) is None
 
 
 def _size_bytes(row: Mapping[str, Any]) -> int:
@@ -95,7 +119,10 @@ def _is_conversation(value: Any) -> bool:
         isinstance(value, Sequence)
         and not isinstance(value, (str, bytes))
         and len(value) > 0
-        and all(isinstance(message, Mapping) and ("role" in message or "content" in message) for message in value)
+        and all(
+            isinstance(message, Mapping) and ("role" in message or "content" in message)
+            for message in itertools.islice(value, _MAX_MESSAGES)
+        )
     )
 
 
@@ -104,16 +131,22 @@ def text_of(messages: Any) -> str:
     if isinstance(messages, str):
         return messages
     if not _is_conversation(messages):
-        return str(messages)
+        return _plain_text(messages)
     if len(messages) == 1 and messages[0].get("role") == "assistant" and not messages[0].get("tool_calls"):
         return _content_text(messages[0].get("content"))
-    return "\n".join(f"{message.get('role', '?')}: {_message_text(message)}" for message in messages)
+    lines = [
+        f"{_plain_text(message.get('role', '?'))}: {_message_text(message)}"
+        for message in itertools.islice(messages, _MAX_MESSAGES)
+    ]
+    if len(messages) > _MAX_MESSAGES:
+        lines.append(f"… [cut, {len(messages)} messages]")
+    return "\n".join(lines)
 
 
 def _message_text(message: Mapping[str, Any]) -> str:
     parts = [_content_text(message.get("content"))]
     if message.get("tool_calls"):
-        parts.append(f"[calls {message['tool_calls']}]")
+        parts.append(f"[calls {_plain_text(message['tool_calls'])}]")
     return " ".join(filter(None, parts))
 
 
@@ -124,7 +157,18 @@ def _content_text(content: Any) -> str:
         return content
     if isinstance(content, Sequence):  # multimodal content: a list of text, image, … parts
         return "".join(
-            str(part.get("text", f"[{part.get('type', 'part')}]")) if isinstance(part, Mapping) else str(part)
-            for part in content
+            _plain_text(part.get("text", f"[{part.get('type', 'part')}]") if isinstance(part, Mapping) else part)
+            for part in itertools.islice(content, _MAX_MESSAGES)
         )
-    return str(content)
+    return _plain_text(content)
+
+
+def _plain_text(value: Any) -> str:
+    """Return a value as a string, within the limits of a record: `str` of a nested value may never return."""
+    if type(value) is str:
+        return value
+    problems: list[ValueProblem] = []
+    plain = to_plain(value, "text", problems)
+    if plain is OMIT:
+        return f"[{type(value).__name__}]"
+    return f"{plain}… [cut]" if problems else str(plain)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tachograph._base.clock import WallAnchor
+from tachograph._base.guard import warn
 from tachograph.recorder._buffer_items import LOSS_NAMES, BufferItem, ItemHandler, PendingRecord, StepItem
 from tachograph.recorder._window import LATE_ARRAY, StepWindow
 from tachograph.records import (
@@ -24,7 +25,9 @@ from tachograph.records import (
     Encodable,
     LazyValue,
     MaskingBudget,
+    RecordCut,
     StepTable,
+    ValueBudget,
     ValueProblem,
     has_device_scalars,
     is_array,
@@ -40,6 +43,9 @@ _LOSS_NAMES = frozenset(LOSS_NAMES)
 _MAX_PROBLEMS = 200
 _MAX_SHAPES = 256
 _MAX_STEP = 1 << 62
+_MAX_VALUES = 100_000
+_MAX_CHARS = 8 << 20
+"""Limits of a record on this thread; most records have met narrower ones on the caller's thread."""
 _OWN_FIELDS = RESERVED_FIELDS | {"global_step", "sec_per_step", "samples_per_sec", "nan_inf_detected"}
 
 
@@ -62,6 +68,7 @@ class RecordBuilder:
         self._pace_step: int | None = None
         self._pace_s = 0.0
         self._reported_fields: set[str] = set()
+        self._has_warned = False
         self._columns: dict[tuple[str, ...], tuple[str, ...] | None] = {}
         self._latest: Mapping[str, Any] | None = None  # the last metrics that contain the loss
         self._handlers: dict[type, ItemHandler] = {}
@@ -117,6 +124,9 @@ class RecordBuilder:
             return []
         self._reported_fields.add(problem.where)
         reason = problem.reason
+        if isinstance(problem, RecordCut) and not self._has_warned:
+            self._has_warned = True
+            warn("a record was too large and was cut at %r: %s; the journal lists all such fields", *problem)
         if len(self._reported_fields) > _MAX_PROBLEMS:
             reason += "; problems with further fields are not listed"
         record = {"event": "telemetry_error", "time": self._anchor.wall_s(steady_s), "kind": "value_not_stored"}
@@ -228,6 +238,7 @@ class RecordBuilder:
 
     def _convert(self, record: dict[str, Any], problems: list[ValueProblem]) -> dict[str, Any]:
         result: dict[str, Any] = {}
+        budget: ValueBudget | None = None
         for name, value in record.items():
             if not name.isascii():
                 name = name.encode("utf-8", "backslashreplace").decode()  # noqa: PLW2901 - lone surrogates are not JSON
@@ -239,7 +250,9 @@ class RecordBuilder:
                 self.saw_array = True
                 problems.append(ValueProblem(name, LATE_ARRAY))
                 continue
-            converted = to_plain(value, name, problems)
+            if budget is None:
+                budget = ValueBudget(_MAX_VALUES, _MAX_CHARS)
+            converted = to_plain(value, name, problems, budget)
             if converted is not OMIT:
                 result[name] = converted
         return result if all(map(is_frozen, result.values())) else mask_mapping(result)

@@ -26,11 +26,11 @@ from tachograph.journal import RunFolder
 from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._backend import Backend, Collector, Follower, SpanRecorder
 from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE
-from tachograph.recorder._completion_rows import completion_fields, completion_row
+from tachograph.recorder._completion_rows import completion_fields
 from tachograph.recorder._control import Control, ControlPanel, Number
 from tachograph.recorder._errors import error_fields
 from tachograph.recorder._system import SystemSampler
-from tachograph.records import LazyValue, ValueProblem, freeze, is_array
+from tachograph.records import LazyValue, ValueProblem, bounded_items, freeze, is_array
 from tachograph.settings import Settings
 
 __all__ = ["DisabledRun", "RankRun", "Run"]
@@ -322,9 +322,9 @@ class Run:
         """
         with guard("logging completions"):
             if self.backend is not None:
-                frozen = [completion_row(row) for row in rows]
-                if frozen or num_dropped:
-                    self.add_record("completions", completion_fields(frozen, step, table, num_dropped))
+                fields = completion_fields(rows, step, table, num_dropped)
+                if fields["rows"] or num_dropped:
+                    self.add_record("completions", fields)
 
     def log_error(self, error: BaseException, *, fatal: bool = False, where: str | None = None) -> None:
         """Record an exception of the training code with its traceback."""
@@ -362,7 +362,7 @@ class Run:
         if metrics is not None and not isinstance(metrics, Mapping):
             metrics = {"metrics": ValueProblem("metrics", f"expected a dict, got {type(metrics).__name__}")}
         given = {name: value for name, value in {**fields, "global_step": step}.items() if value is not None}
-        theirs = {f"{name}_" if name in given else name: value for name, value in (metrics or {}).items()}
+        theirs = {f"{name}_" if name in given else name: value for name, value in bounded_items(metrics or {})}
         self.add_record(event, freeze({**given, **theirs}))
 
     def add_record(self, event: str, fields: dict[str, Any]) -> None:
@@ -568,4 +568,4 @@ def _add_prefix(metrics: Any, prefix: str) -> Any:
     if not isinstance(metrics, Mapping):
         return metrics
     own = (prefix, f"{prefix.rstrip('_/')}/")
-    return {name if str(name).startswith(own) else f"{prefix}{name}": value for name, value in metrics.items()}
+    return {name if str(name).startswith(own) else f"{prefix}{name}": value for name, value in bounded_items(metrics)}

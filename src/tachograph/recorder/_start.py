@@ -24,7 +24,7 @@ from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.recorder._run import DisabledRun, RankRun, Run
 from tachograph.recorder._system import SystemSampler
 from tachograph.recorder._writer import Writer
-from tachograph.records import SCHEMA_VERSION, MaskingBudget, ValueProblem, mask_mapping, to_plain
+from tachograph.records import SCHEMA_VERSION, MaskingBudget, RecordCut, ValueProblem, mask_mapping, to_plain
 from tachograph.settings import Settings
 
 __all__ = ["start_run", "current_run", "log", "worker_run"]
@@ -117,6 +117,8 @@ def _start_recording(
         writer.add_record(
             "telemetry_error", {"kind": "value_not_stored", "field": problem.where, "reason": problem.reason}
         )
+        if isinstance(problem, RecordCut):
+            warn("the config was too large and was cut at %r: %s", *problem)
     writer.poll_controls = lambda: run.control_panel.poll(writer.files.control_file)
     writer.log_every = lambda: run.log_every
     files.on_move = run._move

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
 from tachograph.exceptions import ConfigError, TachographError
-from tachograph.records import freeze
+from tachograph.records import bounded_items, freeze, to_plain
 from tachograph.spans._names import text_of
 
 __all__ = [
@@ -23,7 +24,10 @@ __all__ = [
 
 AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
 
-_PLAIN = frozenset({str, bool, int, float, type(None)})
+_PLAIN = frozenset({bool, int, float, type(None)})
+_MAX_SHORT_CHARS = 1_000
+_MAX_ITEMS = 1_001
+"""One more than a record keeps of a list, so that the record says that the list was cut."""
 
 _Self = TypeVar("_Self", bound="Attributes")
 _SetSelf = TypeVar("_SetSelf", bound="AttributeSet")
@@ -37,10 +41,14 @@ class Attribute:
     value: AttributeValue
 
     def __post_init__(self) -> None:
-        if type(self.value) not in _PLAIN and not isinstance(self.value, Enum):
-            # What may change, or hold on to a graph of tensors, is copied or read now.
-            kept = list(self.value) if isinstance(self.value, (list, tuple)) else freeze({self.name: self.value})
-            self.value = kept.get(self.name, kept) if isinstance(kept, dict) else kept  # type: ignore[assignment]
+        is_plain = type(self.value) in _PLAIN or (type(self.value) is str and len(self.value) <= _MAX_SHORT_CHARS)
+        if not is_plain and not isinstance(self.value, Enum):
+            # What may change, hold on to a graph of tensors or be of any size is copied, read or cut now.
+            if isinstance(self.value, (list, tuple)):
+                self.value = list(itertools.islice(self.value, _MAX_ITEMS))  # type: ignore[assignment]
+            else:
+                kept = freeze({self.name: self.value})
+                self.value = kept.get(self.name, kept)
         if isinstance(self.value, list) and self.value:
             first = (int, float) if isinstance(self.value[0], (int, float)) else type(self.value[0])
             if not all(isinstance(item, first) for item in self.value):
@@ -59,8 +67,8 @@ class Attributes(dict[str, Attribute]):
     def __init__(self, dictionary: Any = None) -> None:
         super().__init__()
         if dictionary is not None and not isinstance(dictionary, Mapping):
-            raise ConfigError(f"expected a dict of attributes, got {dictionary!r:.80}")
-        for name, value in (dictionary or {}).items():
+            raise ConfigError(f"expected a dict of attributes, got {type(dictionary).__name__}")
+        for name, value in bounded_items(dictionary or {}):
             self.add(name, value.value if isinstance(value, Attribute) else value)
 
     def add(self: _Self, name: str | Enum, value: AttributeValue) -> _Self:
@@ -131,7 +139,7 @@ def attribute_of(name: str, value: Any, report_misuse: Callable[[str], None]) ->
         return Attribute(name, value)
     except ConfigError as error:
         report_misuse(f"{error}; stored as a string")
-        return Attribute(name, str(value)[:1000])
+        return Attribute(name, str(to_plain(value, name, []))[:_MAX_SHORT_CHARS])
 
 
 def attributes_of(given: Any, report_misuse: Callable[[str], None]) -> Attributes:
@@ -140,9 +148,9 @@ def attributes_of(given: Any, report_misuse: Callable[[str], None]) -> Attribute
         return given
     attributes = Attributes()
     if not isinstance(given, Mapping):
-        report_misuse(f"expected attributes as a dict, got {given!r:.80}")
+        report_misuse(f"expected attributes as a dict, got {type(given).__name__}")
         return attributes
-    for name, value in given.items():
+    for name, value in bounded_items(given):
         attributes.add_attribute(attribute_of(text_of(name), value, report_misuse))
     return attributes
 
