@@ -83,6 +83,88 @@ def test_disk_that_stays_full_counts_losses_and_ends_in_time(small_disk, capsys)
     assert len(steps) + run.backend.losses.num_records + run.backend.files._appender.pending.count(b"\n") >= 5000
 
 
+SLOW_DISK = """
+    import os, sys, threading, time, tachograph
+
+    write, num_writes, gate = os.write, 0, threading.Event()
+    gate.set()
+    def slow(descriptor, data):
+        global num_writes
+        if bytes(data[:9]) == b'{"event":':
+            num_writes += 1
+            time.sleep(float(sys.argv[2]))
+            gate.wait()
+        return write(descriptor, data)
+    os.write = slow
+"""
+
+
+def test_slow_disk_gets_few_large_writes(logs, script):
+    out = script(
+        SLOW_DISK
+        + """
+    run = tachograph.init("x", log_dir=sys.argv[1], csv=False, system_interval_s=0, git=False)
+    for step in range(16_000):
+        run.log(a=1.0, step=step)
+    run.finish(timeout_s=120)
+    print("writes", num_writes)
+    """,
+        logs,
+        0.3,
+    ).ok(180)
+    assert int(out.split("writes")[1]) < 30  # 16,000 records are 63 chunks
+    history = read(logs / "x")
+    assert history.series("a").steps.tolist() == list(range(16_000))
+    assert history.num_lost_records == 0
+
+
+def test_every_loss_is_recorded_when_writing_works_again(logs, script):
+    """The disk hangs until the buffer overflows; steps in the journal and recorded losses add up."""
+    script(
+        SLOW_DISK
+        + """
+    run = tachograph.init("x", log_dir=sys.argv[1], csv=False, system_interval_s=0, git=False, buffer_size=5_000)
+    run.flush(60)
+    gate.clear()
+    for step in range(20_000):
+        run.log(a=1.0, step=step)
+    for number in range(3_000):
+        run.event("tick", number=number)
+    gate.set()
+    run.finish(timeout_s=120)
+    """,
+        logs,
+        0,
+    ).ok(180)
+    history = read(logs / "x")
+    num_kept = history.counts["step"] + history.counts["event"]
+    assert num_kept < 10_000
+    assert num_kept + history.num_lost_records == 23_000
+
+
+def test_losses_on_a_full_disk_are_counted_once(small_disk):
+    """A record of losses that cannot be written must not count as a loss itself, tick after tick."""
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 1_950_000)
+    run = tachograph.init("x", log_dir=str(small_disk), flush_interval_s=0.05, git=False, system_interval_s=0)
+    run.backend.files._appender._max_pending_bytes = 20_000
+    for step in range(3_000):
+        run.log(a=float(step), step=step)
+        if step % 100 == 0:
+            run.flush(30)
+    run.flush(30)
+    num_lost = run.backend.losses.num_records
+    assert num_lost > 0
+    ticks = run.backend._due_s["check"]
+    wait_for(lambda: run.backend._due_s["check"] > ticks + 1, 60)
+    assert run.backend.losses.num_records == num_lost
+    ballast.unlink()
+    wait_for(lambda: run.flush(1), 60)
+    assert run.finish(timeout_s=60)
+    history = read(small_disk / "x")
+    assert history.counts["step"] + history.num_lost_records == 3_000
+
+
 def test_deleted_folder_is_restored_without_loss(logs):
     with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05) as run:
         for step in range(100):

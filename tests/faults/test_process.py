@@ -237,16 +237,15 @@ def test_run_can_start_in_a_thread(logs, script):
 
 
 STALL = """
-    import sys, threading, time, tachograph
-    from tachograph.recorder._writer import Writer
+    import os, sys, threading, time, tachograph
 
     stalled, release = threading.Event(), threading.Event()
-    write = Writer._write
-    def hang(self, pieces):
-        if stalled.is_set():
+    write = os.write
+    def hang(descriptor, data):
+        if stalled.is_set() and threading.current_thread().name == "tachograph-writer":
             release.wait()
-        return write(self, pieces)
-    Writer._write = hang  # a disk that hangs, such as a lost network mount
+        return write(descriptor, data)
+    os.write = hang  # a disk that hangs, such as a lost network mount
 """
 
 

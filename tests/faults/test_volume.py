@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 import tachograph
 from tachograph.reader import read
 from tests.conftest import lines_of
@@ -72,7 +74,7 @@ NESTED = """
 
 
 def test_nested_values_of_any_size_are_cut(logs, script):
-    code, out, err = script(NESTED, logs).wait(180)
+    code, out, err = script(NESTED, logs).wait()
     assert code == 0, err
     assert "finished True" in out
     assert "was too large and was cut" in err
@@ -86,6 +88,54 @@ def test_nested_values_of_any_size_are_cut(logs, script):
     reported = {record["field"] for record in history.latest("telemetry_error")}
     assert {"config.lists", "x", "val_x"} <= reported
     assert (logs / "x" / "metrics.jsonl").stat().st_size < 10_000_000
+
+
+@pytest.mark.parametrize("num_steps_before", [0, 300], ids=["at once", "after numbers"])
+def test_long_texts_take_bounded_memory(logs, script, num_steps_before):
+    out = script(
+        """
+        import resource, sys, tachograph
+        run = tachograph.init("x", log_dir=sys.argv[1], csv=False, system_interval_s=0, git=False)
+        num_before = int(sys.argv[2])
+        for step in range(num_before):
+            run.log({"loss": 1.0}, step=step)
+        run.flush(60)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for step in range(num_before, num_before + 600):
+            run.log({"loss": 1.0, "text": chr(65 + step % 26) * 5_000_000}, step=step)
+        run.finish(timeout_s=120)
+        print("growth_mb", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+        """,
+        logs,
+        num_steps_before,
+    ).ok()
+    # The texts are 3 GB in all. A loop that has logged only numbers may log texts for a tenth of a second unseen.
+    assert int(out.split("growth_mb")[1].split()[0]) < 1_500
+    history = read(logs / "x")
+    assert history.series("loss").steps.tolist() == list(range(num_steps_before + 600))
+    assert history.num_lost_records == 0
+
+
+def test_wide_rows_wait_in_bounded_memory(logs):
+    row = {f"metric{number}": number * 1.5 for number in range(5_000)}
+    most = 0
+    with tachograph.init("x", log_dir=str(logs), csv=False, system_interval_s=0, exit_timeout_s=120) as run:
+        for step in range(300):
+            run.log(row, step=step)
+            most = max(most, len(run.backend.buffer))
+    assert most <= 64 * 2**20 / (64 * 5_000) + 1
+    history = read(logs / "x")
+    assert history.counts["step"] == 300
+    assert history.num_lost_records == 0
+
+
+def test_events_slow_down_instead_of_being_lost(logs):
+    with tachograph.init("x", log_dir=str(logs), csv=False, system_interval_s=0, exit_timeout_s=120) as run:
+        for number in range(60_000):
+            run.event("tick", number=number)
+    history = read(logs / "x")
+    assert history.num_lost_records == 0
+    assert history.counts["event"] == 60_000
 
 
 def test_many_steps_in_flat_memory_without_loss(logs, script):

@@ -18,12 +18,15 @@ class Backend(Protocol):
 
     buffer: deque[BufferItem]
     losses: LossCounter
-    drained_s: float
-    """When items were last taken from the buffer, on `time.monotonic`."""
     busy_s: float
     """CPU time that the writer thread has spent on items so far."""
     num_items: int
     """Items taken from the buffer so far."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the backend cannot keep up with what is logged."""
+        ...
 
     @property
     def saw_array(self) -> bool:
@@ -38,8 +41,17 @@ class Backend(Protocol):
         """Register the handler of item types that a layer above puts into the buffer."""
         ...
 
-    def put(self, item: BufferItem, *, force: bool = False) -> bool:
-        """Queue an item unless the buffer is full; return whether it was queued."""
+    def put(self, item: BufferItem, *, num_bytes: int = 0, force: bool = False) -> bool:
+        """Queue an item unless the buffer is full; return whether it was queued.
+
+        If the buffer is filling up, this gives the interpreter to a backend that is draining it, but never waits for
+        one that is stuck.
+
+        Args:
+            item: the item.
+            num_bytes: about how much memory it takes, if that is much.
+            force: queue it in any case.
+        """
         ...
 
     def wall_s(self, steady_s: float) -> float:

@@ -2,23 +2,28 @@
 
 A logged step is a bare tuple ``(steady_s, step, metrics)``, because building a tuple is the cheapest way to keep three
 values. Any other record is a `PendingRecord`. A layer above may put items of its own types into the buffer once it has
-registered an `ItemHandler` for them; the recorder never looks inside such an item.
+registered an `ItemHandler` for them; all that the recorder reads of such an item is when it was queued, if the item has
+an attribute ``queued_s``. An item of any type that takes much memory is wrapped in a `LargeItem`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 __all__ = [
     "BACKPRESSURE_SIZE",
     "BufferItem",
     "FlushMarker",
     "ItemHandler",
+    "LARGE_STEP_BYTES",
     "LOSS_NAMES",
+    "LargeItem",
     "PendingRecord",
     "StepItem",
+    "queued_s",
+    "size_bytes",
 ]
 
 StepItem = tuple[float, Any, dict[str, Any]]
@@ -30,6 +35,10 @@ BACKPRESSURE_SIZE = 4096
 """With more items than this in the buffer, `log` takes the slow path: it wakes the writer, and may drop the record."""
 
 
+LARGE_STEP_BYTES = 16 << 10
+"""A loop that logs steps larger than this takes the slow path, which counts bytes; see `Backpressure`."""
+
+
 class PendingRecord:
     """A record other than a step, in order with the steps around it."""
 
@@ -39,6 +48,11 @@ class PendingRecord:
         self.steady_s = steady_s
         self.event = event
         self.fields = fields
+
+    @property
+    def queued_s(self) -> float:
+        """When the record was queued."""
+        return self.steady_s
 
 
 class ItemHandler(Protocol):
@@ -63,5 +77,38 @@ class FlushMarker:
         self.written = threading.Event()
 
 
+class LargeItem:
+    """An item that takes so much memory that the buffer counts its bytes."""
+
+    __slots__ = ("item", "num_bytes")
+
+    MIN_BYTES: ClassVar[int] = 4096
+
+    def __init__(self, item: BufferItem, num_bytes: int) -> None:
+        self.item = item
+        self.num_bytes = num_bytes
+
+
 BufferItem = Any
-"""A `StepItem`, a `PendingRecord`, a `FlushMarker`, or an item of a registered type."""
+"""A `StepItem`, a `PendingRecord`, a `FlushMarker`, an item of a registered type, or a `LargeItem` around one."""
+
+
+def queued_s(item: BufferItem) -> float | None:
+    """Return when an item was queued, on the steady clock, or None if that is unknown."""
+    if type(item) is LargeItem:
+        item = item.item
+    return item[0] if type(item) is tuple else getattr(item, "queued_s", None)
+
+
+_VALUE_BYTES = 64
+
+
+def size_bytes(value: Any) -> int:
+    """Return about how much memory plain values take."""
+    if isinstance(value, str):
+        return _VALUE_BYTES + len(value)
+    if isinstance(value, dict):
+        return _VALUE_BYTES + sum(map(size_bytes, value.values())) + sum(map(size_bytes, value))
+    if isinstance(value, (list, tuple)):
+        return _VALUE_BYTES + sum(map(size_bytes, value))
+    return _VALUE_BYTES

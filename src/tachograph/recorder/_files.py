@@ -60,6 +60,11 @@ class Files(Protocol):
         """Whether data could not be written yet."""
         ...
 
+    @property
+    def can_append(self) -> bool:
+        """Whether lines reach the file when they are appended, and do not wait in memory."""
+        ...
+
     def append(self, data: bytes, records: Sequence[StepTable | dict[str, Any]]) -> int:
         """Append lines; return how many were dropped."""
         ...
@@ -135,6 +140,11 @@ class RunFiles:
     def has_pending(self) -> bool:
         """Whether data could not be written yet."""
         return bool(self._appender.pending)
+
+    @property
+    def can_append(self) -> bool:
+        """Whether lines reach the file when they are appended, and do not wait in memory."""
+        return not self._appender.pending
 
     # Writing -------------------------------------------------------------------------------------------------------
 

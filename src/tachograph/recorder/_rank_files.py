@@ -63,6 +63,11 @@ class RankFiles:
         """Whether lines could not be written yet; lines that wait for the folder do not count."""
         return self._appender is not None and bool(self._appender.pending)
 
+    @property
+    def can_append(self) -> bool:
+        """Whether lines reach the file when they are appended, and do not wait in memory."""
+        return self._appender is not None and not self._appender.pending
+
     def append(self, data: bytes, records: Sequence[Any]) -> int:
         """Append lines, or keep them until the folder is known; return how many were dropped."""
         if self._appender is None:

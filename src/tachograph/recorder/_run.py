@@ -25,7 +25,7 @@ from tachograph._base.guard import guard, warn
 from tachograph.journal import RunFolder
 from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._backend import Backend, Collector, Follower, SpanRecorder
-from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE
+from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, LARGE_STEP_BYTES, size_bytes
 from tachograph.recorder._completion_rows import completion_fields
 from tachograph.recorder._control import Control, ControlPanel, Number
 from tachograph.recorder._errors import error_fields
@@ -36,10 +36,12 @@ from tachograph.settings import Settings
 __all__ = ["DisabledRun", "RankRun", "Run"]
 
 _NUM_CAREFUL_CALLS = 64
-"""Calls at the start of a run that look for arrays; a loop that logs arrays usually does so from the start."""
+"""Calls at the start of a run that look for arrays and large values; a loop that logs some usually does so early."""
 
-_YIELD_S = 0.0005
-_STUCK_AFTER_S = 0.25
+_CAREFUL_AFTER_LARGE = 1024
+"""Calls after a large step that look for large values."""
+
+_NUMBERS = frozenset({float, int, bool, type(None)})
 
 
 class _SlowPath:
@@ -201,33 +203,24 @@ class Run:
             return
         if self.control_panel.has_ready:
             self.control_panel.apply()
-        if self._num_careful_calls or backend.saw_array or is_tracked(metrics):
-            if self._num_careful_calls:
-                # The count stops at an array: then every call of this run is checked.
-                self._num_careful_calls -= not any(map(is_array, metrics.values()))
+        has_array = False
+        if _NUMBERS.issuperset(map(type, metrics.values())):
+            num_bytes = 64 * len(metrics)
+        else:
+            has_array = any(map(is_array, metrics.values()))
             metrics = freeze(metrics)
+            num_bytes = size_bytes(metrics)
+        if has_array:
+            self._num_careful_calls = sys.maxsize  # every call of this run is checked
+        elif num_bytes > LARGE_STEP_BYTES:
+            self._num_careful_calls = max(self._num_careful_calls, _CAREFUL_AFTER_LARGE)
+        elif self._num_careful_calls:
+            self._num_careful_calls -= 1
         if step is not None and type(step) is not int:
             step = freeze({"global_step": step}).get("global_step", step)
-        if self.make_room(backend):
-            backend.buffer.append((self.clock.steady_s(), step, metrics))
-        else:
+        if not backend.put((self.clock.steady_s(), step, metrics), num_bytes=num_bytes):
             backend.losses.add("the buffer was full")
         self._choose_path()
-
-    def make_room(self, backend: Backend) -> bool:
-        """Apply backpressure if the buffer is filling up; return whether there is room for one more item.
-
-        Gives the interpreter to a writer that is draining the buffer, but never waits for one that is stuck. Only a
-        loop that does nothing but log gets here: it fills the buffer faster than any disk accepts data, and runs at
-        the disk's pace rather than losing records.
-        """
-        buffer, size = backend.buffer, self._settings.buffer_size
-        if len(buffer) > BACKPRESSURE_SIZE:
-            backend.wake()
-            time.sleep(0)
-            while len(buffer) >= size and time.monotonic() < backend.drained_s + _STUCK_AFTER_S:
-                time.sleep(_YIELD_S)
-        return len(buffer) < size
 
     def _choose_path(self) -> None:
         """Open the fast path unless something requires the slow one for every call."""
@@ -236,7 +229,7 @@ class Run:
             self.status == "running"
             and not self._is_forked
             and not self._num_careful_calls
-            and not (backend is not None and backend.saw_array)
+            and not (backend is not None and (backend.saw_array or backend.is_late))
             and not self.control_panel.has_ready
             and self._settings.buffer_size >= BACKPRESSURE_SIZE
             and type(self.clock) is SystemClock
@@ -245,6 +238,11 @@ class Run:
 
     def _use_slow_path(self) -> None:
         """Make the next `log` take the slow path. Called by the writer thread."""
+        self._buffer = _SLOW_PATH
+
+    def _expect_large_steps(self) -> None:
+        """Make the next calls of `log` count the bytes of their steps. Called by the writer thread."""
+        self._num_careful_calls = max(self._num_careful_calls, _CAREFUL_AFTER_LARGE)
         self._buffer = _SLOW_PATH
 
     def _reject_metrics(self, fault: Exception, metrics: object) -> None:

@@ -124,6 +124,7 @@ def _start_recording(
     files.on_move = run._move
     files.print_line = run.print_line
     writer.divert_training = run._use_slow_path
+    writer.on_large_step = run._expect_large_steps
     writer.collect = run.collect
     writer.start()
     for line in claim.notes:

@@ -2,11 +2,13 @@
 
 One tick, every `flush_interval_s` or when woken: look after the files (are they in place, is a heartbeat or a poll of
 `control.json` due), then drain the buffer in chunks. A chunk is small, because encoding holds the interpreter lock and
-the training thread would wait for it.
+the training thread would wait for it. On a fast disk each chunk is written by itself, so that little is lost with a
+killed process. On a slow one chunks are collected for as long as the last write took, so that the number of writes
+follows the speed of the disk and not the number of records.
 
-The training thread and the writer share only the buffer, a deque whose `append` and `popleft` are atomic. Nothing here
-takes a lock that the training thread could wait for. A fault in building or encoding costs one record: the chunk is
-retried item by item, the loss is counted, and the count is itself recorded.
+The training thread and the writer share only the buffer, a deque whose `append` and `popleft` are atomic;
+`Backpressure` bounds it. Nothing here takes a lock that the training thread could wait for. A fault in building or
+encoding costs one record: the chunk is retried item by item, the loss is counted, and the count is itself recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +23,16 @@ from typing import Any
 
 from tachograph._base.clock import Clock, WallAnchor
 from tachograph._base.guard import guard
-from tachograph.recorder._buffer_items import BufferItem, FlushMarker, ItemHandler, PendingRecord
+from tachograph.recorder._backpressure import Backpressure
+from tachograph.recorder._buffer_items import (
+    LARGE_STEP_BYTES,
+    BufferItem,
+    FlushMarker,
+    ItemHandler,
+    LargeItem,
+    PendingRecord,
+    size_bytes,
+)
 from tachograph.recorder._files import Files, ReportError
 from tachograph.recorder._live_diagnostics import LiveDiagnostics
 from tachograph.recorder._losses import LossCounter
@@ -33,10 +44,14 @@ from tachograph.settings import Settings
 __all__ = ["Writer"]
 
 _CHUNK_SIZE = 256
-"""Items encoded in one go; bounds how long the interpreter lock is held."""
+_CHUNK_BYTES = 512 << 10
+"""Items, and bytes of large items, that are encoded in one go; bounds how long the interpreter lock is held."""
 
-_RESERVE = 1024
-"""Items beyond `buffer_size` that are accepted for records other than steps."""
+_MAX_BATCH_BYTES = 8 << 20
+_LOOK_S = 0.1
+_NUM_LOOKED_AT = 8
+_MAX_TICK_S = 0.5
+"""Half of the second that may be lost with a killed process; the other half is for writing."""
 
 _LAST_CATCH_UP_S = 1.0
 """How long the end of a run waits for the CSV mirror. The journal is complete then, so a longer wait gains nothing."""
@@ -46,6 +61,21 @@ _CHECK_S = 1.0
 _ATTACH_S = 1.0
 _COLLECT_S = 0.9
 """With a tick every half second, collected data is written after one second at most."""
+
+
+_WRAPPERS = (FlushMarker, LargeItem)
+
+
+class _Batch:
+    """Encoded lines that are written together, their records, and the markers to set when they are in the file."""
+
+    __slots__ = ("data", "markers", "num_bytes", "records")
+
+    def __init__(self) -> None:
+        self.data: list[bytes] = []
+        self.num_bytes = 0
+        self.records: list[Encodable] = []
+        self.markers: list[FlushMarker] = []
 
 
 class Writer:
@@ -74,6 +104,9 @@ class Writer:
         self._clock = clock
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike an Event, safe to use in a signal handler
         self.files = make_files(self._report_error, self._write_buffer)
+        self._batch = _Batch()
+        self._last_write_s = 0.0
+        self._written_at_s = 0.0
         self._separators: dict[tuple[str, ...], list[bytes]] = {}
         self._due_s: dict[str, float] = {}
         self._stopping = False
@@ -85,12 +118,12 @@ class Writer:
         self.poll_controls: Callable[[], None] = lambda: None
         self.divert_training: Callable[[], None] = lambda: None
         """Makes the next `log` take the slow path."""
+        self.on_large_step: Callable[[], None] = lambda: None
+        """Makes `log` count the bytes of its next steps."""
         self.log_every: Callable[[], int] = lambda: settings.log_every
         self.buffer: deque[BufferItem] = deque()
         self.losses = LossCounter()
-        self.drained_s = 0.0
-        """When items were last taken from the buffer; a caller that finds it full checks whether we are working."""
-
+        self.pressure = Backpressure(self.buffer, settings.buffer_size, clock.steady_s, self.wake)
         self.busy_s = 0.0
         """CPU time spent on items so far, without the periodic tasks."""
         self.num_items = 0
@@ -99,7 +132,14 @@ class Writer:
     def start(self) -> None:
         """Start the thread."""
         self.files.beat()
+        self.pressure.note_progress()
         self._thread.start()
+        self.pressure.writer_ident = self._thread.ident
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the writer cannot keep up."""
+        return self.pressure.is_late
 
     @property
     def saw_array(self) -> bool:
@@ -112,15 +152,13 @@ class Writer:
 
     def add_record(self, event: str, fields: dict[str, Any]) -> None:
         """Queue a record other than a step."""
-        if not self.put(PendingRecord(self._clock.steady_s(), event, fields), force=event == "end"):
+        item = PendingRecord(self._clock.steady_s(), event, fields)
+        if not self.put(item, num_bytes=size_bytes(fields), force=event == "end"):
             self.losses.add("the buffer was full")
 
-    def put(self, item: BufferItem, *, force: bool = False) -> bool:
+    def put(self, item: BufferItem, *, num_bytes: int = 0, force: bool = False) -> bool:
         """Queue an item unless the buffer is full; return whether it was queued. The caller counts a loss."""
-        if len(self.buffer) >= self._settings.buffer_size + _RESERVE and not force:
-            return False
-        self.buffer.append(item)
-        return True
+        return self.pressure.add(item, num_bytes=num_bytes, force=force)
 
     def wall_s(self, steady_s: float) -> float:
         """Return the wall time of a reading of the steady clock."""
@@ -163,8 +201,7 @@ class Writer:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                with contextlib.suppress(queue.Empty):
-                    self._wake.get(timeout=self._settings.flush_interval_s)
+                self._wait()
                 with guard("writing the journal"):
                     self._tick()
             with guard("closing the journal"):
@@ -172,10 +209,36 @@ class Writer:
         except BaseException as fault:  # noqa: BLE001 - in strict mode; the test that caused it will see it
             guard.report("writing the journal", fault)
         finally:
-            for item in self.buffer:
+            for item in (*self._batch.markers, *self.buffer):
                 if type(item) is FlushMarker:
                     item.written.set()
             self.files.release()
+
+    def _wait(self) -> None:
+        """Wait for the next tick, with a look at the buffer now and then: large steps must not pile up until then."""
+        tick_at_s = time.monotonic() + min(self._settings.flush_interval_s, _MAX_TICK_S)
+        while (left_s := tick_at_s - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=min(left_s, _LOOK_S))
+                break
+            if self._has_large_step():
+                break
+        self.pressure.note_progress()
+
+    def _has_large_step(self) -> bool:
+        """Return whether one of the newest items is a large step, and divert `log` if so."""
+        with contextlib.suppress(IndexError):  # fewer items
+            for place in range(1, _NUM_LOOKED_AT + 1):
+                if self._is_large(self.buffer[-place]):
+                    return True
+        return False
+
+    def _is_large(self, item: BufferItem) -> bool:
+        """Return whether an item is a large step that took the fast path, and divert `log` if so."""
+        if type(item) is not tuple or size_bytes(item[2]) <= LARGE_STEP_BYTES:
+            return False
+        self.on_large_step()
+        return True
 
     def _tick(self) -> None:
         with guard("maintaining the run folder"):
@@ -183,23 +246,25 @@ class Writer:
         self._write([])
         self._write_buffer()
         self._report_losses()
-        self.files.catch_up(budget_s=0.1 * self._settings.flush_interval_s)
+        if not self._stopping:  # or on a slow disk the mirror would take the time that the last records need
+            with self.pressure.in_files():
+                self.files.catch_up(budget_s=0.1 * self._settings.flush_interval_s)
 
     def _last_tick(self) -> None:
+        self._write_buffer()
         with guard("maintaining the run folder"):
-            self.files.check()
+            self._check_files()
         self._write_buffer()
         self._write(self._builder.finish())
-        self._report_losses()
-        self._write_buffer()
         deadline_s = time.monotonic() + self._settings.exit_timeout_s
         while self.files.has_pending and time.monotonic() < deadline_s:
             time.sleep(0.05)
             self._write([])
             self._write_buffer()
         with guard("maintaining the run folder"):
-            self.files.check()
+            self._check_files()
             self._write_buffer()
+        self._report_losses()
         self._written_s = time.monotonic()
         self.files.catch_up(budget_s=min(deadline_s - time.monotonic(), _LAST_CATCH_UP_S), force=True)
         self._write_buffer()  # a fault of the mirror
@@ -207,28 +272,75 @@ class Writer:
         self.files.close()
 
     def _write_buffer(self) -> None:
-        buffer = self.buffer
-        for _ in range(len(buffer) // _CHUNK_SIZE + 1):
-            chunk = [buffer.popleft() for _ in range(min(len(buffer), _CHUNK_SIZE))]
-            if not chunk:
-                return
-            self.num_items += len(chunk)
-            if self._is_due("attach", _ATTACH_S):
-                with guard("reading the memory in use"):
-                    self._builder.attach = memory_fields()
-            if self.diagnostics is not None and any(type(item) is tuple for item in chunk):
-                self.diagnostics.on_progress()
-            start_s = time.thread_time()
-            try:
-                self._write(self._build(chunk))
-                self.busy_s += time.thread_time() - start_s
-                if self._builder.saw_array:
+        """Write what is in the buffer now."""
+        num_items = len(self.buffer)
+        with self.pressure.out_of_files():  # also called in the middle of a long task of the files
+            while num_items > 0:
+                chunk, markers, num_bytes = self._take_chunk()
+                if not chunk and not markers:
+                    break
+                num_items -= len(chunk) + len(markers)
+                self.num_items += len(chunk)
+                self._batch.markers += markers
+                start_s = time.thread_time()
+                try:
+                    self._add_to_batch(chunk)
+                finally:
+                    if num_items <= 0 or self._is_batch_due():
+                        self._write_batch()
+                    self.busy_s += time.thread_time() - start_s
+                    self.pressure.finish_chunk(len(chunk), num_bytes, is_written=not self._batch.data)
+                if self._builder.saw_array or self.pressure.is_late:
                     self.divert_training()
-            finally:
-                self.drained_s = time.monotonic()
-                for item in chunk:
-                    if type(item) is FlushMarker:
-                        item.written.set()
+
+    def _take_chunk(self) -> tuple[list[BufferItem], list[FlushMarker], int]:
+        """Remove items from the buffer, few if they are large; return them, markers, and bytes of the large ones."""
+        popleft = self.buffer.popleft
+        chunk: list[BufferItem] = []
+        markers: list[FlushMarker] = []
+        max_items = min(len(self.buffer), _CHUNK_SIZE)
+        num_bytes = 0
+        while len(chunk) + len(markers) < max_items and num_bytes < _CHUNK_BYTES:
+            item = popleft()
+            if type(item) in _WRAPPERS:
+                if type(item) is FlushMarker:
+                    markers.append(item)
+                    continue
+                num_bytes += item.num_bytes
+                item = self.pressure.take(item)
+            if not chunk:
+                self.pressure.start_chunk(item)
+                if self._is_large(item):
+                    max_items = min(max_items, _CHUNK_BYTES // size_bytes(item[2]) + 1)
+            chunk.append(item)
+        return chunk, markers, num_bytes
+
+    def _add_to_batch(self, chunk: list[BufferItem]) -> None:
+        if self._is_due("attach", _ATTACH_S):
+            with guard("reading the memory in use"):
+                self._builder.attach = memory_fields()
+        if self.diagnostics is not None and any(type(item) is tuple for item in chunk):
+            self.diagnostics.on_progress()
+        data, kept = self._encode(self._observe(self._build(chunk)))
+        self._batch.data.append(data)
+        self._batch.num_bytes += len(data)
+        self._batch.records += kept
+
+    def _is_batch_due(self) -> bool:
+        is_amortised = time.monotonic() - self._written_at_s >= self._last_write_s
+        return is_amortised or self._batch.num_bytes >= _MAX_BATCH_BYTES
+
+    def _write_batch(self) -> None:
+        """Append the collected lines to the journal."""
+        batch, self._batch = self._batch, _Batch()  # first: the mirror may let us write the buffer in between
+        started_s = time.monotonic()
+        try:
+            self._append(b"".join(batch.data), batch.records)
+        finally:
+            self._written_at_s = time.monotonic()
+            self._last_write_s = self._written_at_s - started_s
+            for marker in batch.markers:
+                marker.written.set()
 
     def _build(self, chunk: list[BufferItem]) -> list[Encodable]:
         """Build the records of a chunk; if that fails, of each item by itself, so that a fault costs one record.
@@ -263,11 +375,18 @@ class Writer:
         self.losses.add(f"a record could not be built: {type(fault).__name__}: {fault!s:.200}")
 
     def _write(self, records: list[Encodable]) -> None:
+        """Append records, or without any, retry what could not be written before."""
+        self._append(*self._encode(self._observe(records)))
+
+    def _observe(self, records: list[Encodable]) -> list[Encodable]:
         if self.diagnostics is not None and records:
             records = self.diagnostics.observe(records, self.files.folder.path)
             self._check_diagnostics(self.diagnostics)
-        data, kept = self._encode(records)
-        num_dropped = self.files.append(data, kept)
+        return records
+
+    def _append(self, data: bytes, records: list[Encodable]) -> None:
+        with self.pressure.in_files():
+            num_dropped = self.files.append(data, records)
         if num_dropped:
             self.losses.add("the disk could not be written", num_dropped)
 
@@ -280,15 +399,19 @@ class Writer:
         self.add_record("telemetry_error", {"kind": kind, "field": field, **more})
 
     def _report_losses(self) -> None:
-        for reason, num_records in self.losses.drain().items():
-            self.add_record("telemetry_error", {"kind": "records_lost", "num_records": num_records, "reason": reason})
+        """Record the losses, past the buffer, which may be full; and not before the disk accepts the record."""
+        if self.files.can_append:
+            now_s = self._clock.steady_s()
+            for reason, num_records in self.losses.drain().items():
+                fields = {"kind": "records_lost", "num_records": num_records, "reason": reason}
+                self._write(self._build([PendingRecord(now_s, "telemetry_error", fields)]))
 
     def _maintain(self) -> None:
         if self._is_due("check", _CHECK_S):
             jump_s = self._anchor.follow()
             if jump_s is not None:
                 self.add_record("event", {"name": "clock_set", "jump_s": round(jump_s, 3)})
-            self.files.check()
+            self._check_files()
         if self.diagnostics is not None and self._is_due("diagnose", _CHECK_S):
             self._write(self.diagnostics.tick(self._anchor.wall_s(self._clock.steady_s()), self.files.folder.path))
         if self._is_due("collect", _COLLECT_S):
@@ -297,12 +420,18 @@ class Writer:
         if self._is_due("heartbeat", _HEARTBEAT_S):
             self._beat()
         if self._settings.control_interval_s and self._is_due("control", self._settings.control_interval_s):
-            self.files.ensure_control_file(self.log_every())
+            with self.pressure.in_files():
+                self.files.ensure_control_file(self.log_every())
             self.poll_controls()
+
+    def _check_files(self) -> None:
+        with self.pressure.in_files():
+            self.files.check()
 
     def _beat(self) -> None:
         num_alerts = self.diagnostics.num_open if self.diagnostics is not None else (0, 0)
-        self.files.beat(num_waiting=len(self.buffer), num_dropped=self.losses.num_records, num_alerts=num_alerts)
+        with self.pressure.in_files():
+            self.files.beat(num_waiting=len(self.buffer), num_dropped=self.losses.num_records, num_alerts=num_alerts)
 
     def _is_due(self, task: str, interval_s: float) -> bool:
         now_s = time.monotonic()

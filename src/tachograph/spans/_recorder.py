@@ -342,10 +342,7 @@ class TrainingRecorder:
         if self._backend is None:
             return
         with self.guarded("recording an iteration"):
-            if self.run.make_room(self._backend):
-                self.buffer.append(span)
-            else:
-                self.add_loss("the buffer was full")
+            self.put(span)
 
     def add_loss(self, reason: str) -> None:
         """Count a lost record."""
@@ -376,7 +373,6 @@ class TrainingRecorder:
         """
         if self._backend is None:
             return False
-        self.run.make_room(self._backend)
         is_accepted = self._backend.put(item, force=force)
         if count_loss and not is_accepted:
             self.add_loss("the buffer was full")

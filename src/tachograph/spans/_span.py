@@ -329,6 +329,11 @@ class ShortSpan(Span, eq=False, gc=False):
     The garbage collector does not track these: nothing that a short span refers to refers back to it.
     """
 
+    @property
+    def queued_s(self) -> float | None:
+        """When the span was queued, which is when it stopped."""
+        return self.stop_s
+
 
 class PhaseSample(Protocol):
     """The phases of one iteration, measured to estimate those of the iterations around it."""

@@ -10,7 +10,7 @@ from typing import Any
 from tachograph._base.clock import WallAnchor
 from tachograph.journal import Request
 from tachograph.recorder import Run
-from tachograph.recorder._buffer_items import BufferItem, ItemHandler, PendingRecord
+from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, BufferItem, ItemHandler, PendingRecord
 from tachograph.recorder._losses import LossCounter
 from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.records import StepTable, decode, encode
@@ -70,10 +70,13 @@ class _MemoryWriter:
         self._builder = RecordBuilder(self._anchor, log_every=log_every)
         self.buffer: deque[BufferItem] = deque()
         self.losses = LossCounter()
-        self.drained_s = 0.0
         self.busy_s = 0.0
         self.num_items = 0
         self.records: list[dict[str, Any]] = []
+
+    @property
+    def is_late(self) -> bool:
+        return False
 
     @property
     def saw_array(self) -> bool:
@@ -85,7 +88,9 @@ class _MemoryWriter:
     def add_handler(self, types: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
         self._builder.add_handler(types, handler, deferrable=deferrable)
 
-    def put(self, item: BufferItem, *, force: bool = False) -> bool:
+    def put(self, item: BufferItem, *, num_bytes: int = 0, force: bool = False) -> bool:
+        if len(self.buffer) > BACKPRESSURE_SIZE:
+            self.flush(0)
         self.buffer.append(item)
         return True
 
