@@ -92,7 +92,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, Meta(description="Check the run with diagnostic rules and record alerts; `rules` sets their thresholds.")
     ] = True
     hooks: Annotated[
-        bool, Meta(description="Record unhandled exceptions and SIGTERM, then call the previous handlers.")
+        bool,
+        Meta(description="Record unhandled exceptions and signals that end the process; other handlers still run."),
     ] = True
     git: Annotated[bool, Meta(description="Record the git commit when the run starts.")] = True
 

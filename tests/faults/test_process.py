@@ -207,6 +207,77 @@ def test_sigterm_is_recorded_and_old_handler_called(logs, script, how, code, las
         assert any(record.get("name") == "signal" for record in records)
 
 
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGUSR2"])
+def test_fatal_signal_loses_nothing(logs, script, name):
+    training = script(
+        """
+        import sys, time, tachograph
+        run = tachograph.init("x", log_dir=sys.argv[1], flush_interval_s=1.0, git=False, console=False)
+        for step in range(500):
+            run.log(a=1.0, step=step)
+        print("logged", flush=True)
+        while True:
+            time.sleep(0.01)
+        """,
+        logs,
+    )
+    assert training.process.stdout.readline()
+    training.process.send_signal(getattr(signal, name))
+    code, _out, err = training.wait()
+    assert code == -getattr(signal, name), err
+    records = lines_of(logs / "x")
+    assert [record["global_step"] for record in records if record["event"] == "step"] == list(range(500))
+    assert (records[-1]["status"], records[-1]["reason"]) == ("failed", name)
+    assert any(record.get("signal") == name for record in records)
+
+
+@pytest.mark.parametrize("when", ["before", "after", "chained", "c_code", "c_code_later", "ended"])
+def test_handlers_of_others_keep_their_signals(logs, script, when):
+    """A handler of a library or a scheduler decides, whenever it is installed; the process continues."""
+    out = script(
+        """
+        import faulthandler, os, signal, sys, time, tachograph
+        when, number, calls = sys.argv[2], signal.SIGUSR1, []
+        def handler(number, frame):
+            calls.append(number)
+            if when == "chained" and callable(previous):
+                previous(number, frame)
+        if when == "before":
+            signal.signal(number, handler)
+        if when == "c_code":
+            faulthandler.register(number)
+        run = tachograph.init("x", log_dir=sys.argv[1], git=False, console=False)
+        run.log(a=1.0, step=0)
+        if when == "before":
+            assert signal.getsignal(number) is handler
+        elif when == "c_code_later":
+            faulthandler.register(number)
+        elif when in ("after", "chained", "ended"):
+            assert signal.getsignal(number) in (None, signal.SIG_DFL)  # as libraries ask
+            previous = signal.getsignal(number)
+            signal.signal(number, handler)
+        if when == "ended":
+            run.finish()
+            assert signal.getsignal(number) is handler
+        os.kill(os.getpid(), number)
+        for _ in range(10):
+            time.sleep(0.01)
+        assert calls == ([] if when.startswith("c_code") else [number])
+        run.log(a=2.0, step=1)
+        run.finish()
+        if when.startswith("c_code"):
+            os.kill(os.getpid(), number)
+        print("alive")
+        """,
+        logs,
+        when,
+    ).ok()
+    assert "alive" in out
+    history = read(logs / "x")
+    assert history.state is RunState.FINISHED
+    assert history.counts["step"] == (1 if when == "ended" else 2)
+
+
 def test_hooks_are_removed_at_the_end(logs):
     before = sys.excepthook, signal.getsignal(signal.SIGTERM)
     with tachograph.init("x", log_dir=str(logs)):

@@ -4,11 +4,16 @@ A handler that was installed before ours runs after it, unchanged. Hooks are ins
 and removed with the last one. A hook that another library has wrapped in the meantime cannot be removed: it stays in
 place and does nothing. Each hook keeps a reference to the handler it replaced, not to "the current one", so no order of
 wrapping and of runs can make two handlers call each other forever.
+
+SIGTERM has a hook like that. SIGHUP, SIGUSR1 and SIGUSR2 end a process, too, but schedulers and libraries use them for
+purposes of their own, such as requeueing a job. So only the default action is replaced, by a handler that takes the
+same action after the last records are written; see `_FatalSignal` for how it stays out of the way of other handlers.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import signal
 import sys
@@ -62,6 +67,7 @@ def watch(run: Run, *, hooks: bool) -> None:
     if hooks:
         for hook in _HOOKS:
             hook.install()
+        _replace_default_actions()
 
 
 def _unwatch(ended: Run) -> None:
@@ -240,6 +246,62 @@ def _sigterm(previous: Any) -> Any:
             os.kill(os.getpid(), signal.SIGTERM)
 
     return handler
+
+
+class _FatalSignal:
+    """A handler that ends the process like the default action, after the last records are written.
+
+    It must not be mistaken for a handler that somebody installed on purpose. It is equal to `signal.SIG_DFL`, so that a
+    library that installs its own handler only where there is none, as Lightning does to requeue a job, finds none. If a
+    handler installed later calls it as the previous one, it does not end the process, because the default action could
+    not have been called either. It is never removed: without a run it is the default action, and to remove it could
+    remove a handler of C code, such as that of `faulthandler`, which Python does not know.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other == signal.SIG_DFL
+
+    def __hash__(self) -> int:
+        return hash(signal.SIG_DFL)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        is_current = _current_handler(number) is self
+        with guard(f"recording {name}"):
+            for run in live_runs():
+                run.event("signal", signal=name)
+                if is_current:
+                    run.finish("failed", reason=name, timeout_s=_SIGNAL_TIMEOUT_S)
+                else:
+                    run.flush(_SIGNAL_TIMEOUT_S)
+        if is_current:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+_fatal_signal = _FatalSignal()
+_current_handler: Callable[[int], Any] = importlib.import_module("_signal").getsignal
+"""`signal.getsignal` returns `SIG_DFL` for a handler that is equal to it; this one returns the handler."""
+
+
+def _replace_default_actions() -> None:
+    if threading.current_thread() is not threading.main_thread():  # Python allows it only there
+        return
+    caught = _caught_signals()
+    for name in ("SIGHUP", "SIGUSR1", "SIGUSR2"):
+        number = getattr(signal, name, None)
+        is_default = number is not None and _current_handler(number) in (signal.SIG_DFL, int(signal.SIG_DFL))
+        if number is not None and is_default and caught is not None and not caught >> (number - 1) & 1:
+            signal.signal(number, _fatal_signal)
+
+
+def _caught_signals() -> int | None:
+    """Return a bit for each signal that has a handler, including those of C code; None where that is unknown."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt:"))
+    except (OSError, ValueError, StopIteration):
+        return None
 
 
 def _get_sigterm() -> Any:
