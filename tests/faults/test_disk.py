@@ -223,6 +223,46 @@ def test_read_only_log_dir_raises_at_init(open_folder, script):
     assert os.listdir(folder) == []
 
 
+@pytest.mark.parametrize("when", ["in the middle", "at the end"])
+def test_folder_replacing_the_journal_gets_another_name(logs, when):
+    run = tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05)
+    for step in range(100):
+        run.log(a=1.0, step=step)
+    run.flush()
+    journal = logs / "x" / "metrics.jsonl"
+    journal.unlink()
+    (journal / "inside").mkdir(parents=True)
+    (journal / "inside" / "file").write_text("not ours")
+    if when == "in the middle":
+        wait_for(journal.is_file, 60)
+    for step in range(100, 200):
+        run.log(a=1.0, step=step)
+    assert run.finish(timeout_s=60) is True
+    history = read(logs / "x")
+    assert history.series("a").steps.tolist() == list(range(200))
+    assert history.state is RunState.FINISHED
+    assert "journal_moved" in [record["kind"] for record in history.latest("telemetry_error")]
+    assert (logs / "x" / "metrics.jsonl.replaced-1" / "inside" / "file").read_text() == "not ours"
+
+
+def test_checkpoint_in_a_deleted_folder_is_recorded(logs, script, tmp_path):
+    script(
+        """
+        import os, shutil, sys, tachograph
+        run = tachograph.init("x", log_dir=sys.argv[1], git=False)
+        os.makedirs(sys.argv[2])
+        os.chdir(sys.argv[2])
+        shutil.rmtree(sys.argv[2])
+        run.log_checkpoint("model.pt", step=3)
+        run.finish()
+        """,
+        logs,
+        tmp_path / "work",
+    ).ok()
+    (record,) = read(logs / "x").latest("checkpoint")
+    assert (record["checkpoint_path"], record["size_bytes"], record["global_step"]) == ("model.pt", None, 3)
+
+
 def test_file_replacing_the_journal_is_continued(logs):
     with tachograph.init("x", log_dir=str(logs), flush_interval_s=0.05) as run:
         run.log(a=1.0, step=0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 from pathlib import Path
 
@@ -68,10 +69,15 @@ class Appender:
         """Recreate a deleted journal, here or at another path; return True if the earlier records were saved.
 
         The open descriptor still reads the deleted file, so nothing written before is lost. If another file exists at
-        the path, that file is continued.
+        the path, that file is continued. Anything else at the path, such as a folder, gets another name.
+
+        Raises:
+            OSError: if the journal cannot be recreated.
         """
         self._path = path or self._path
         saved = False
+        if self._path.exists() and not self._path.is_file():
+            os.rename(self._path, _free_path(self._path))
         old = self._fd
         if not self._path.exists() and old >= 0:
             temporary = self._path.with_name(f".{self._path.name}.restore")
@@ -142,3 +148,9 @@ class Appender:
         cut = data.rfind(b"\n", 0, max(room, 0)) + 1
         self.pending += data[:cut]
         self.num_dropped_lines += data.count(b"\n", cut)
+
+
+def _free_path(path: Path) -> Path:
+    """Return a path next to another one that nothing has yet."""
+    names = (path.with_name(f"{path.name}.replaced-{number}") for number in itertools.count(1))
+    return next(name for name in names if not os.path.lexists(name))

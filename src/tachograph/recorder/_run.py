@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from tachograph._base.clock import Clock, SystemClock
 from tachograph._base.guard import guard, warn
+from tachograph._base.paths import absolute_path
 from tachograph.journal import RunFolder
 from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._backend import Backend, Collector, Follower, SpanRecorder
@@ -295,7 +296,7 @@ class Run:
     ) -> None:
         """Record that a checkpoint was saved, with its size if it is a file."""
         with guard("logging a checkpoint"):
-            place = os.path.abspath(path)  # the size is read later, when the loop may have changed its folder
+            place = absolute_path(path)  # the size is read later, when the loop may have changed its folder
             size_bytes = LazyValue(lambda: os.path.getsize(place) if os.path.isfile(place) else None)
             fields = {"checkpoint_path": os.fspath(path), "is_best": is_best, "size_bytes": size_bytes}
             self._add_metrics("checkpoint", fields, metrics, step)

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from tachograph._base.guard import guard, warn
+from tachograph._base.paths import absolute_path
 from tachograph.exceptions import TachographError
 from tachograph.recorder import BACKPRESSURE_SIZE, BufferItem, Run, error_fields, error_message, error_type
 from tachograph.records import LazyValue
@@ -418,7 +419,7 @@ class TrainingRecorder:
     ) -> None:
         """Record that the checkpoint of a step is complete."""
         base, now_s = self.base, self.now() if at_s is None else at_s
-        place = os.path.abspath(path) if path is not None else None
+        place = absolute_path(path) if path is not None else None
         size = LazyValue(lambda: _size_bytes(place)) if place is not None else None
         text = os.fspath(path) if path is not None else None
         self.put(AggregatorTask(lambda: self.aggregator.saved(span, base, step, now_s, text, size)))
