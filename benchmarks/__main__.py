@@ -9,7 +9,13 @@ from collections.abc import Callable
 from rich.console import Console
 
 from benchmarks.dashboard.section import measure_dashboard
-from benchmarks.recording.section import measure_calls, measure_cpu, measure_imports, measure_memory_use
+from benchmarks.recording.section import (
+    measure_calls,
+    measure_cpu,
+    measure_imports,
+    measure_kills,
+    measure_memory_use,
+)
 from benchmarks.report import Report
 from benchmarks.spans.profiling_section import measure_profiling
 from benchmarks.spans.section import measure_spans
@@ -25,6 +31,7 @@ def _main() -> None:
         "profiling": measure_profiling,
         "CPU": measure_cpu,
         "memory": measure_memory_use,
+        "kills": measure_kills,
         "imports": measure_imports,
         "the dashboard": measure_dashboard,
     }

@@ -7,11 +7,14 @@ from typing import Any
 from benchmarks.child import ChildError, measure_in_child
 from benchmarks.measure import Spread
 from benchmarks.recording.imports import measure_import
+from benchmarks.recording.kill import LOOPS, measure_kill
 from benchmarks.recording.memory import measure_memory
 from benchmarks.recording.subjects import SUBJECTS
 from benchmarks.report import Report, time_text
 
-__all__ = ["measure_calls", "measure_cpu", "measure_imports", "measure_memory_use"]
+__all__ = ["measure_calls", "measure_cpu", "measure_imports", "measure_kills", "measure_memory_use"]
+
+_NUM_KILLS = 5
 
 _PEERS = ("json", "one_logger", "trackio", "wandb", "tensorboard")
 _PEER_IMPORTS = {
@@ -88,6 +91,19 @@ def measure_memory_use(report: Report) -> None:
     report.add_row("  after imports and init", f"+{memory.after_init - memory.bare:.1f} MiB")
     report.add_row("  added since init", f"+{memory.peak - memory.after_init:.1f} MiB")
     report.add_row("from step 10⁵ to 10⁶", f"{memory.at_end - memory.at_tenth:+.1f} MiB")
+
+
+def measure_kills(report: Report) -> None:
+    report.add_section(f"Lost with kill -9, loops that only log, the worst of {_NUM_KILLS}")
+    for title, arguments in LOOPS.items():
+        try:
+            lost_s = measure_kill(arguments, _NUM_KILLS)
+        except ChildError as error:
+            report.add_failure(title, error)
+            report.add_unmeasured(f"lost with kill -9, {title}", error)
+            continue
+        budget = report.check_budget(f"lost with kill -9, {title}", lost_s, 1, " s")
+        report.add_row(title, f"{lost_s:.2f} s", budget=budget)
 
 
 def measure_imports(report: Report) -> None:
