@@ -167,3 +167,38 @@ def test_recording_imports_nothing_heavy(tmp_path):
 def test_spans_import_nothing_heavy():
     added = modules_after("import tachograph\ntachograph.training_iteration") - modules_after("pass")
     assert not HEAVY & added
+
+
+# Calls that create, open or replace a file by its path.
+FILE_CALLS = {"os.replace", "os.rename", "os.link", "os.symlink", "os.mkfifo", "os.truncate"}
+FILE_CALLS |= {"shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree", "shutil.move"}
+FILE_CALLS |= {"tempfile.NamedTemporaryFile", "tempfile.TemporaryFile", "tempfile.mkstemp", "tempfile.mktemp"}
+FILE_METHODS = {"write_text", "write_bytes", "touch", "symlink_to", "hardlink_to"}
+# Exceptions: the bootstrap must work where Tachograph cannot be imported; it creates a file in a private folder.
+MAY_OPEN_FILES = {"_base/files.py", "integrations/zero_code/bootstrap/sitecustomize.py"}
+
+
+def opens_for_writing(call: ast.Call) -> bool:
+    """Return whether a call may write a file. An `open` counts unless its mode is a literal that only reads."""
+    name = ast.unparse(call.func)
+    arguments = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    mode = arguments[0] if arguments else ast.Constant("r")
+    if name == "os.open":
+        return {node.attr for node in ast.walk(mode) if isinstance(node, ast.Attribute)} - {
+            "O_CLOEXEC",
+            "O_NONBLOCK",
+        } != {"O_RDONLY"}
+    if name in {"open", "io.open", "gzip.open", "bz2.open", "lzma.open"}:
+        is_descriptor = any(keyword.arg == "closefd" for keyword in call.keywords)
+        return not is_descriptor and not (isinstance(mode, ast.Constant) and set(str(mode.value)) <= set("rbt"))
+    return name in FILE_CALLS or (isinstance(call.func, ast.Attribute) and call.func.attr in FILE_METHODS)
+
+
+def test_one_module_opens_files_for_writing():
+    """Other modules call `tachograph._base.files`, which rejects links and files of others."""
+    found = set()
+    for path in sorted(SOURCE.rglob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        if any(map(opens_for_writing, calls)):
+            found.add(path.relative_to(SOURCE).as_posix())
+    assert found == MAY_OPEN_FILES

@@ -17,7 +17,7 @@ from tachograph.journal._control_file import (
 from tachograph.journal._csv import CsvMirror, is_csv_current, rebuild_csv
 from tachograph.journal._csv_main import complete_csv_later
 from tachograph.journal._ends import current_state
-from tachograph.journal._folder import RunFolder, atomic_write, find_run, list_runs, read_small
+from tachograph.journal._folder import RunFolder, find_run, list_runs
 from tachograph.journal._follower import JournalFollower, count_records, read_records
 from tachograph.journal._jobs import find_job
 from tachograph.journal._liveness import (
@@ -48,7 +48,6 @@ __all__ = [
     "Request",
     "RunFolder",
     "RunState",
-    "atomic_write",
     "claim_run_folder",
     "complete_csv_later",
     "count_records",

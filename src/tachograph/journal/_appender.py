@@ -15,6 +15,8 @@ import itertools
 import os
 from pathlib import Path
 
+from tachograph._base.files import open_to_append, replacing, write_all
+
 __all__ = ["Appender"]
 
 _COPY_BYTES = 1 << 20
@@ -26,8 +28,19 @@ class Appender:
     Bytes that cannot be written stay in `pending`, up to `max_pending_bytes`; further lines are dropped and counted.
     """
 
-    def __init__(self, path: Path, max_pending_bytes: int = 8 << 20) -> None:
+    def __init__(self, path: Path, max_pending_bytes: int = 8 << 20, *, below: Path | None = None) -> None:
+        """Open the file.
+
+        Args:
+            path: the journal.
+            max_pending_bytes: how many bytes to keep that cannot be written.
+            below: the run folder, if the file lies deeper in it.
+
+        Raises:
+            OSError: if it cannot be opened.
+        """
         self._path = path
+        self._below = below or path.parent
         self._max_pending_bytes = max_pending_bytes
         self._fd = -1
         self.pending = bytearray()
@@ -74,19 +87,18 @@ class Appender:
         Raises:
             OSError: if the journal cannot be recreated.
         """
-        self._path = path or self._path
+        if path is not None:
+            self._path, self._below = path, path.parent
         saved = False
         if self._path.exists() and not self._path.is_file():
             os.rename(self._path, _free_path(self._path))
         old = self._fd
         if not self._path.exists() and old >= 0:
-            temporary = self._path.with_name(f".{self._path.name}.restore")
-            with open(temporary, "wb") as copy:
+            with replacing(self._path, below=self._below) as copy:  # readers never see a partial copy
                 offset = 0
                 while block := os.pread(old, _COPY_BYTES, offset):
-                    copy.write(block)
-                    offset += len(block)
-            os.replace(temporary, self._path)  # readers never see a partial copy
+                    offset += write_all(copy, block)
+            os.close(copy)
             saved = True
         self._open()
         if old >= 0:
@@ -105,8 +117,7 @@ class Appender:
             self._fd = -1
 
     def _open(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-        self._fd = os.open(self._path, flags, 0o644)
+        self._fd = open_to_append(self._path, below=self._below)
         self.size_bytes = os.fstat(self._fd).st_size
         self._terminate_torn_line()
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tachograph._base.files import UnsafeFileError, check_file, is_trusted, make_folder, open_lock
 from tachograph.exceptions import LogDirError, RunNameError
 from tachograph.journal._ends import TAIL_BYTES, read_ends
 from tachograph.journal._folder import RunFolder
@@ -97,7 +98,7 @@ def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
 def lock_run_folder(folder: RunFolder) -> Iterator[bool]:
     """Lock a run folder against writers for the duration of a block; yield False if a writer holds it."""
     key = os.path.realpath(folder.path)
-    folder.private.mkdir(exist_ok=True)
+    make_folder(folder.private, below=folder.path)
     with _claim_mutex:
         is_ours = key not in _lock_descriptors and _lock(folder, key)
     try:
@@ -123,21 +124,44 @@ def _try_claim(folder: RunFolder, *, resume: bool) -> str | None:
         return f"{str(folder.path)!r} is a file"
     if folder.journal.is_dir():
         return f"{str(folder.journal)!r} is a folder"
-    folder.private.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.path.mkdir()
+    except FileExistsError:
+        if not is_trusted(folder.path):
+            return f"{str(folder.path)!r} belongs to another user"
+    make_folder(folder.private, below=folder.path)
     if not _lock_soon(folder, key):
         heartbeat = read_heartbeat(folder.heartbeat)
         writer = f"process {heartbeat.process.pid} on {heartbeat.process.host}" if heartbeat else "another process"
         return f"{folder.name!r} is being recorded by {writer}"
-    if folder.exists() and folder.journal.stat().st_size > 0:
-        reason = None
-        if not resume:
-            reason = f"run {folder.name!r} already exists (pass resume=True to continue it)"
-        elif _looks_alive(folder):
-            reason = f"{folder.name!r} is being recorded by another process"
-        if reason is not None:
-            os.close(_lock_descriptors.pop(key))
-        return reason
-    return None
+    try:
+        reason = _existing_run(folder, resume=resume)
+        if reason is None:
+            for path in (folder.journal, folder.csv):  # reject them now, and not in the writer thread
+                check_file(path, below=folder.path)
+            _remove_leftovers(folder)
+            return None
+    except BaseException:
+        os.close(_lock_descriptors.pop(key))
+        raise
+    os.close(_lock_descriptors.pop(key))
+    return reason
+
+
+def _existing_run(folder: RunFolder, *, resume: bool) -> str | None:
+    """Return why the run in a folder cannot be continued, or None if it can be or there is none."""
+    if not folder.exists() or folder.journal.stat().st_size == 0:
+        return None
+    if not resume:
+        return f"run {folder.name!r} already exists (pass resume=True to continue it)"
+    return f"{folder.name!r} is being recorded by another process" if _looks_alive(folder) else None
+
+
+def _remove_leftovers(folder: RunFolder) -> None:
+    """Remove the temporary files of a writer that was killed; its journal is not among them."""
+    for path in folder.path.glob(".metrics.*.tmp"):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _lock_soon(folder: RunFolder, key: str) -> bool:
@@ -151,7 +175,7 @@ def _lock_soon(folder: RunFolder, key: str) -> bool:
 
 
 def _lock(folder: RunFolder, key: str) -> bool:
-    descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+    descriptor = open_lock(folder.lock, below=folder.path)
     if fcntl is not None:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,6 +201,11 @@ def _explain_os_errors(log_dir: str) -> Iterator[None]:
         yield
     except (LogDirError, RunNameError):
         raise
+    except UnsafeFileError as error:
+        raise LogDirError(
+            error.errno or 0,
+            f"cannot record in the log folder {log_dir!r}: {error}, or choose another run name or log_dir=",
+        ) from error
     except OSError as error:
         raise LogDirError(
             error.errno or 0,

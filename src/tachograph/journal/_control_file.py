@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tachograph.journal._folder import RunFolder, atomic_write, read_small
+from tachograph._base.files import make_folder, open_lock, read_small, replace_file
+from tachograph.journal._folder import RunFolder
 
 try:
     import fcntl
@@ -73,7 +74,8 @@ class ControlFile:
 
     def reset(self, values: Mapping[str, Any], timestamp: float) -> None:
         """Write the current values; requests to an earlier attempt are discarded."""
-        atomic_write(self._folder.control, msgspec.json.encode({**values, "timestamp": timestamp, "source": "trainer"}))
+        content = {**values, "timestamp": timestamp, "source": "trainer"}
+        replace_file(self._folder.control, msgspec.json.encode(content), below=self._folder.path)
         self._handled = {request.name: request.id for request in read_requests(self._folder)}
         self._last_stat = self._stat()
 
@@ -127,7 +129,7 @@ def write_requests(folder: RunFolder, values: Mapping[str, Any], *, source: str)
         kept = {request.name: request.id for request in _requests(content)}
         content.update(values)
         content.update(timestamp=time.time(), source=source, ids={**kept, **ids})
-        atomic_write(folder.control, msgspec.json.encode(content))
+        replace_file(folder.control, msgspec.json.encode(content), below=folder.path)
     return ids
 
 
@@ -166,10 +168,11 @@ def _read(folder: RunFolder) -> dict[str, Any]:
 @contextlib.contextmanager
 def _exclusive_access(folder: RunFolder) -> Iterator[None]:
     """Serialise requesters: two concurrent updates must not lose a request."""
-    folder.private.mkdir(exist_ok=True)
-    # Do not follow links: opening must not touch another file.
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-    with open(os.open(folder.private / "control.lock", flags, 0o666), "r+b") as file:
+    make_folder(folder.private, below=folder.path)
+    descriptor = open_lock(folder.private / "control.lock", below=folder.path, mode=0o666)
+    try:
         with contextlib.suppress(OSError, AttributeError):  # no locks on this system or file system
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)

@@ -27,8 +27,19 @@ from typing import Any
 
 import msgspec
 
+from tachograph._base.files import (
+    make_folder,
+    move_file,
+    open_to_read,
+    open_to_update,
+    read_small,
+    replace_file,
+    replacing,
+    temporary_path,
+    write_all,
+)
 from tachograph.journal._claim import lock_run_folder
-from tachograph.journal._folder import RunFolder, atomic_write
+from tachograph.journal._folder import RunFolder
 from tachograph.journal._follower import JournalFollower, count_records, read_records
 from tachograph.records import Encodable, StepTable, decode, to_json
 
@@ -59,6 +70,7 @@ _MAX_REWRITE_SHARE = 0.1
 _COPY_BYTES = 1 << 20
 _SAVE_CURSOR_EVERY_S = 5.0
 _LOCK_POLL_S = 0.1
+_MAX_CURSOR_BYTES = 64 << 20
 
 _encode = msgspec.json.Encoder().encode
 
@@ -107,11 +119,11 @@ class CsvMirror:
     def load(self) -> None:
         """Continue where the last writer stopped, if both files still match its cursor."""
         try:
-            cursor = msgspec.json.decode(self._folder.csv_cursor.read_bytes(), type=_CsvCursor)
+            cursor = _read_cursor(self._folder)
             header = _header(cursor.columns)
             journal_end = _tail_checksum(self._folder.journal, cursor.journal_bytes)
             csv_end = _tail_checksum(self._path, cursor.csv_bytes)
-            with open(self._path, "rb") as file:
+            with open_to_read(self._path) as file:
                 is_ours = file.read(len(header)) == header
         except (OSError, ValueError, msgspec.MsgspecError):
             return
@@ -171,7 +183,7 @@ class CsvMirror:
 
     def publish(self) -> None:
         """Move a file built at a temporary path to its place, atomically."""
-        os.replace(self._path, self._folder.csv)
+        move_file(self._path, self._folder.csv, below=self._folder.path)
         self._path = self._folder.csv
 
     def close(self) -> None:
@@ -184,8 +196,7 @@ class CsvMirror:
     def _ensure_open(self) -> None:
         if self._fd >= 0:
             return
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-        descriptor = os.open(self._path, flags, 0o644)
+        descriptor = open_to_update(self._path, below=self._folder.path)
         try:
             if self._columns and os.fstat(descriptor).st_size < self._csv_bytes:
                 self._columns = {}  # the file was truncated or replaced
@@ -211,10 +222,10 @@ class CsvMirror:
         except ValueError:
             return  # the files were changed by others; loading the old cursor will detect it
         cursor = _CsvCursor(self.journal_bytes, self._csv_bytes, list(self._columns), journal_crc, csv_crc)
-        atomic_write(self._folder.csv_cursor, _encode(cursor))
+        replace_file(self._folder.csv_cursor, _encode(cursor), below=self._folder.path)
 
     def _append(self, rows: bytes, journal_bytes: int) -> None:
-        self._csv_bytes += _write_all(self._fd, rows)
+        self._csv_bytes += write_all(self._fd, rows)
         self.journal_bytes = journal_bytes
 
     def _ensure_columns(self, names: Iterable[str], *, force: bool = False) -> bool:
@@ -234,11 +245,8 @@ class CsvMirror:
     def _widen(self, new: list[str]) -> None:
         """Rewrite the file with more columns. Readers see the old file until the new one is complete."""
         columns = {**self._columns, **{name: len(self._columns) + index for index, name in enumerate(new)}}
-        temporary = self._path.with_name(f".{self._path.name.lstrip('.')}.wide.tmp")
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
-        descriptor = os.open(temporary, flags, 0o644)
-        try:
-            size = _write_all(descriptor, _header(columns))
+        with replacing(self._path, below=self._folder.path) as descriptor:
+            size = write_all(descriptor, _header(columns))
             # A row never contains a newline, so adding empty cells before each newline widens every row.
             row_end = b"," * len(new) + b"\n"
             offset = len(_header(self._columns))
@@ -247,14 +255,8 @@ class CsvMirror:
                 if not block:
                     raise OSError(f"{self._path} was truncated while it was read")
                 offset += len(block)
-                size += _write_all(descriptor, block.replace(b"\n", row_end))
+                size += write_all(descriptor, block.replace(b"\n", row_end))
                 self._yield_to_writer()
-            os.replace(temporary, self._path)
-        except BaseException:
-            os.close(descriptor)
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
         os.close(self._fd)
         self._fd, self._csv_bytes, self._columns = descriptor, size, columns
         self._layouts.clear()
@@ -329,7 +331,8 @@ def rebuild_csv(folder: RunFolder, *, wait_s: float = 0.0) -> int | None:
     for record in read_records(folder.journal):
         for name in _new_columns(_names([record]), columns):
             columns[name] = len(columns)
-    temporary = folder.csv.with_name(f".metrics.csv.{os.getpid()}.tmp")
+    make_folder(folder.private, below=folder.path)
+    temporary = temporary_path(folder.csv)
     mirror = CsvMirror(folder, temporary, columns)
     try:
         mirror.catch_up(JournalFollower.complete_bytes(folder.journal), budget_s=math.inf, force=True)
@@ -343,7 +346,7 @@ def rebuild_csv(folder: RunFolder, *, wait_s: float = 0.0) -> int | None:
         return count_records(folder.csv) - 1
     finally:
         mirror.lost()
-        temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)  # if it was not published
 
 
 @contextlib.contextmanager
@@ -366,7 +369,7 @@ def _identity(path: Path) -> tuple[int, int]:
 def is_csv_current(folder: RunFolder) -> bool:
     """Return whether the CSV of a run that is not being recorded mirrors the whole journal."""
     try:
-        cursor = msgspec.json.decode(folder.csv_cursor.read_bytes(), type=_CsvCursor)
+        cursor = _read_cursor(folder)
         return (
             folder.csv.stat().st_size == cursor.csv_bytes
             and JournalFollower.complete_bytes(folder.journal) == cursor.journal_bytes
@@ -375,13 +378,17 @@ def is_csv_current(folder: RunFolder) -> bool:
         return False
 
 
+def _read_cursor(folder: RunFolder) -> _CsvCursor:
+    return msgspec.json.decode(read_small(folder.csv_cursor, _MAX_CURSOR_BYTES, below=folder.path), type=_CsvCursor)
+
+
 def _tail_checksum(path: Path, size: int) -> int:
     """Return a checksum of the last bytes before an offset, to detect a replaced file.
 
     Raises:
         ValueError: if the offset is not the end of a line.
     """
-    with open(path, "rb") as file:
+    with open_to_read(path) as file:
         start = max(0, size - 4096)
         file.seek(start)
         block = file.read(size - start)
@@ -430,10 +437,3 @@ def _text_cell(text: str) -> bytes:
     if "," in text or '"' in text or text != text.strip():
         return b'"' + text.replace('"', '""').encode() + b'"'
     return text.encode()
-
-
-def _write_all(descriptor: int, data: bytes) -> int:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-    return len(data)

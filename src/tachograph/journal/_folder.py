@@ -1,18 +1,15 @@
-"""Paths of the files in a run folder, finding runs, and reading and writing small files safely."""
+"""Paths of the files in a run folder, and finding runs."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import stat
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from tachograph.exceptions import RunNotFoundError, did_you_mean
 
-__all__ = ["RunFolder", "atomic_write", "find_run", "list_runs", "read_small"]
+__all__ = ["RunFolder", "find_run", "list_runs"]
 
 
 class RunFolder:
@@ -92,39 +89,6 @@ class RunFolder:
     def exists(self) -> bool:
         """Return whether the folder has a journal."""
         return self.journal.is_file()
-
-
-def atomic_write(path: Path, data: bytes) -> None:
-    """Replace a file atomically: a reader sees the old content or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def read_small(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a small file.
-
-    Never blocks and follows no links: a pipe must not stall the reader, and a link must not expose another file.
-
-    Raises:
-        OSError: if the file cannot be read, is not a regular file, or has more than `max_bytes`.
-    """
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-    descriptor = os.open(path, flags)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file")
-        if found.st_size > max_bytes:
-            raise OSError(errno.EFBIG, f"is larger than {max_bytes} bytes")
-        return os.read(descriptor, max_bytes + 1)
-    finally:
-        os.close(descriptor)
 
 
 def list_runs(log_dir: str | os.PathLike[str]) -> Iterator[RunFolder]:

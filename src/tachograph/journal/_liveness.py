@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from tachograph.journal._folder import read_small
+from tachograph._base.files import read_small
 
 __all__ = [
     "Heartbeat",

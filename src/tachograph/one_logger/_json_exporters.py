@@ -8,8 +8,9 @@ import logging
 import os
 from abc import abstractmethod
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
+from tachograph._base.files import open_user_file, write_all
 from tachograph.one_logger._exporter import BaseExporter, ExportError
 from tachograph.spans import ErrorEvent, Event, Span, TelemetryDataError
 
@@ -93,7 +94,7 @@ class FileExporter(BaseJsonExporter):
     def __init__(self, file_path: str | os.PathLike[str]) -> None:
         super().__init__()
         self.path = Path(file_path)
-        self._file: IO[str] | None = None
+        self._file: BinaryIO | None = None
 
     def initialize(self) -> None:
         """Open the file.
@@ -103,7 +104,7 @@ class FileExporter(BaseJsonExporter):
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - until close
+            self._file = open_user_file(self.path)
         except OSError as error:
             raise ExportError(f"file_path={str(self.path)!r} cannot be written: {error.strerror}") from error
         super().initialize()
@@ -111,9 +112,8 @@ class FileExporter(BaseJsonExporter):
     def _write(self, json_dict: dict[str, Any]) -> None:
         if self._file is None:
             raise ExportError(f"{self.path} is not open")
-        # One flushed write: a killed process leaves whole lines, and ranks that share a file do not interleave.
-        self._file.write(json.dumps(json_dict, separators=(",", ":"), default=str) + "\n")
-        self._file.flush()
+        # One unbuffered write: a killed process leaves whole lines, and ranks that share a file do not interleave.
+        write_all(self._file.fileno(), json.dumps(json_dict, separators=(",", ":"), default=str).encode() + b"\n")
 
     def close(self) -> None:
         """Close the file."""

@@ -7,12 +7,12 @@ import re
 import stat
 from typing import BinaryIO, NamedTuple
 
+from tachograph._base.files import open_to_read
 from tachograph.journal._folder import RunFolder
 
 __all__ = ["TraceFile", "list_traces", "open_trace", "trace_name"]
 
 _NAME = re.compile(r"step-(-?[0-9]{1,16})-([0-9]{1,4})(?:-[0-9]{1,3})?\.json\.gz")
-_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class TraceFile(NamedTuple):
@@ -51,12 +51,6 @@ def open_trace(folder: RunFolder, name: str) -> BinaryIO | None:
     if _NAME.fullmatch(name) is None:
         return None
     try:
-        if not stat.S_ISDIR(os.lstat(folder.traces).st_mode):
-            return None
-        descriptor = os.open(folder.traces / name, _FLAGS)
+        return open_to_read(folder.traces / name, below=folder.path)
     except OSError:
         return None
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return open(descriptor, "rb")
-    os.close(descriptor)
-    return None

@@ -16,6 +16,7 @@ import msgspec
 
 from tachograph._base import ranks
 from tachograph._base.clock import Clock
+from tachograph._base.files import make_folder, replace_file
 from tachograph.journal import (
     Appender,
     Claim,
@@ -23,7 +24,6 @@ from tachograph.journal import (
     CsvMirror,
     Heartbeat,
     RunFolder,
-    atomic_write,
     claim_run_folder,
     complete_csv_later,
     count_records,
@@ -248,7 +248,7 @@ class RunFiles:
             job=ranks.job_id(),  # a framework may create the process group after the run has started
         )
         with contextlib.suppress(OSError):  # a full disk; readers still have the pid
-            atomic_write(self.folder.heartbeat, msgspec.json.encode(heartbeat))
+            replace_file(self.folder.heartbeat, msgspec.json.encode(heartbeat), below=self.folder.path)
 
     def ensure_control_file(self, log_every: int) -> None:
         """Create `control.json` with the current values, once."""
@@ -268,13 +268,14 @@ class RunFiles:
                 self._mirror.start_over()
         elif not self.folder.lock.exists():  # .tacho may be deleted at any time
             with contextlib.suppress(OSError):
-                self.folder.private.mkdir(exist_ok=True)
+                make_folder(self.folder.private, below=self.folder.path)
                 self._claim.renew()
                 self.beat()
 
     def _restore(self) -> None:
         try:
-            self.folder.private.mkdir(parents=True, exist_ok=True)
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder.private, below=self.folder.path)
             if not self._claim.renew():
                 self._move_to_new_folder()
                 return

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tachograph._base.files import replace_file
 from tachograph._base.guard import guard
 from tachograph.diagnostics import RuleEngine, RuleSettings
 from tachograph.records import Encodable, StepTable
@@ -108,6 +109,6 @@ def dump_stacks(folder: Path) -> str | None:
         lines += traceback.format_stack(frame)
     path = folder / f"stacks-{time.strftime('%Y%m%d-%H%M%S')}.txt"
     with contextlib.suppress(OSError):
-        path.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
+        replace_file(path, "".join(lines).encode("utf-8", "backslashreplace"), below=folder)
         return path.name
     return None

@@ -17,12 +17,12 @@ import msgspec
 
 from tachograph._base import ranks
 from tachograph._base.clock import Clock
+from tachograph._base.files import make_folder, replace_file
 from tachograph.journal import (
     Appender,
     ControlFile,
     Heartbeat,
     RunFolder,
-    atomic_write,
     find_job,
     this_process,
     uptime_s,
@@ -101,8 +101,8 @@ class RankFiles:
     def _open(self, folder: RunFolder) -> None:
         path = folder.rank_journal(self._rank)
         try:
-            path.parent.mkdir(exist_ok=True)
-            self._appender = Appender(path, _MAX_PENDING_BYTES)
+            make_folder(path.parent, below=folder.path)
+            self._appender = Appender(path, _MAX_PENDING_BYTES, below=folder.path)
         except OSError:  # retried at the next check
             return
         unwritten, self._unwritten = bytes(self._unwritten), bytearray()
@@ -125,8 +125,8 @@ class RankFiles:
         )
         path = self._found.rank_heartbeat(self._rank)
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(path, msgspec.json.encode(heartbeat))
+            make_folder(path.parent, below=self._found.path)
+            replace_file(path, msgspec.json.encode(heartbeat), below=self._found.path)
 
     def catch_up(self, *, budget_s: float, force: bool = False) -> None:
         """Do nothing: a rank has no CSV mirror."""

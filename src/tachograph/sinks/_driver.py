@@ -33,8 +33,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tachograph._base.files import read_small, replace_file
 from tachograph._base.guard import guard
-from tachograph.journal import JournalFollower, RunFolder, atomic_write, count_records, read_small
+from tachograph.journal import JournalFollower, RunFolder, count_records
 from tachograph.records import mask_text
 from tachograph.sinks._sink import BackgroundSink, Sink
 
@@ -198,7 +199,7 @@ class SinkDriver:
 
     def _load_cursor(self) -> int | None:
         try:
-            return msgspec.json.decode(self._cursor_path.read_bytes(), type=_Cursor).journal_bytes
+            return msgspec.json.decode(read_small(self._cursor_path, _MAX_CURSOR_BYTES), type=_Cursor).journal_bytes
         except (OSError, msgspec.MsgspecError):
             return None
 
@@ -207,7 +208,8 @@ class SinkDriver:
             self._background.save_cursor(journal_bytes)
             return
         with contextlib.suppress(OSError):  # costs no records: some are written twice after a restart
-            atomic_write(self._cursor_path, msgspec.json.encode(_Cursor(journal_bytes, error)))
+            cursor = _Cursor(journal_bytes, error)
+            replace_file(self._cursor_path, msgspec.json.encode(cursor), below=self._folder.path)
 
 
 def backoff_s(first_s: float, num_failures: int, max_s: float) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 from typing import Any
 
 from tensorboard.summary import Writer
 
+from tachograph._base.files import make_folder
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.sinks._sink import scalar_metrics
@@ -37,7 +39,11 @@ class TensorBoardSink:
         del start
         with contextlib.suppress(Exception):  # a writer that failed may also fail to close
             self.close()
-        path = folder.path / "tensorboard" if self._log_dir is None else os.path.join(self._log_dir, folder.name)
+        path = folder.path / "tensorboard"
+        if self._log_dir is None:
+            make_folder(path, below=folder.path)  # the writer would follow a link
+        else:
+            path = Path(self._log_dir, folder.name)
         self._writer = Writer(str(path))
 
     def write(self, records: list[dict[str, Any]]) -> None:

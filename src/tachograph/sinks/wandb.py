@@ -13,6 +13,7 @@ from typing import Any
 
 import wandb
 
+from tachograph._base.files import make_folder
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.journal import RunFolder
 from tachograph.sinks._sink import scalar_metrics
@@ -59,6 +60,7 @@ class WandbSink:
         """Start or resume the W&B run with the same id."""
         with contextlib.suppress(Exception):  # a run that failed may also fail to finish
             self.close()
+        make_folder(folder.path / "wandb", below=folder.path)  # wandb would follow a link
         self._run = wandb.init(
             project=self._project or os.environ.get("WANDB_PROJECT", "tachograph"),
             entity=self._entity,

@@ -213,6 +213,7 @@ class StoredRun:
             path = segment_path(self._cache.ensure_writable(), start)
             is_ours = write_segment(
                 path,
+                self._cache.below,
                 self._tail,
                 b"\n".join(self._kept),
                 start=start,

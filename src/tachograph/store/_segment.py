@@ -23,7 +23,6 @@ import hashlib
 import io
 import math
 import mmap
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -33,6 +32,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tachograph._base.files import add_file
 from tachograph.store._columns import CHUNK, AttemptRange, SeriesPart, StreamRows, Summary, summarise
 from tachograph.store._tail import SeriesStats, Tail
 
@@ -134,6 +134,7 @@ class _SegmentBuffer:
 
 def write_segment(
     path: Path,
+    below: Path,
     tail: Tail,
     kept: bytes,
     *,
@@ -179,7 +180,8 @@ def write_segment(
     )
     writer.file.write(footer)
     writer.file.write(_TRAILER.pack(len(footer), zlib.crc32(footer, zlib.crc32(kept)), _MAGIC))
-    return _publish(path, writer.file.getbuffer())
+    # No fsync: it can take seconds while a job saves a checkpoint. The checksums detect data lost in a power failure.
+    return add_file(path, writer.file.getbuffer(), below=below)
 
 
 def _write_series(writer: _SegmentBuffer, tail: Tail, stream: str, name: str) -> _SeriesEntry:
@@ -199,25 +201,6 @@ def _write_series(writer: _SegmentBuffer, tail: Tail, stream: str, name: str) ->
         mark_kinds=writer.array(part.mark_kinds),
         summary=[writer.array(column) for column in summary],
     )
-
-
-def _publish(path: Path, data: memoryview) -> bool:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            # No fsync: it can take seconds while a job saves a checkpoint. The checksums detect data lost in a power
-            # failure.
-            file.write(data)
-        try:
-            os.link(temporary, path)  # unlike a rename, fails if the name exists
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without hard links
-            os.replace(temporary, path)
-        return True
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 class Segment:

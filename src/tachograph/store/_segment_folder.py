@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import weakref
 from pathlib import Path
 
+from tachograph._base.files import create_file, make_folder, temporary_path
 from tachograph.journal import RunFolder
 
 __all__ = ["SegmentFolder"]
@@ -17,7 +19,7 @@ class SegmentFolder:
     """A folder for segments. A temporary folder is deleted together with this object."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self.path = folder.cache
+        self.path, self.below = folder.cache, folder.path
         self._is_temporary = False
         if folder.cache.is_symlink() or folder.private.is_symlink():  # a link may point anywhere
             self._use_temporary()
@@ -30,9 +32,11 @@ class SegmentFolder:
         """
         if not self._is_temporary:
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryFile(dir=self.path):
-                    return self.path
+                make_folder(self.path, below=self.below)
+                probe = temporary_path(self.path / "probe")
+                os.close(create_file(probe, below=self.below))
+                probe.unlink()
+                return self.path
             except OSError:  # the run folder is read-only
                 self._use_temporary()
         return self.path
@@ -44,5 +48,6 @@ class SegmentFolder:
                 path.unlink()
 
     def _use_temporary(self) -> None:
-        self.path, self._is_temporary = Path(tempfile.mkdtemp(prefix="tacho-cache-")), True
+        self.path = self.below = Path(tempfile.mkdtemp(prefix="tacho-cache-"))
+        self._is_temporary = True
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)

@@ -171,11 +171,12 @@ class JsonLines:
 
     def send(self, events: Sequence[Event], timeout_s: float, before_send: Callable[[], None]) -> None:
         """Append the lines with one write: several processes may write to the file."""
+        from tachograph._base.files import open_user_file
         from tachograph._base.http import DeliveryError
 
         before_send()
         try:
-            with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", buffering=0) as file:
+            with open_user_file(self.path, mode=0o600) as file:
                 body = self.body(events)
                 if file.write(body) != len(body):
                     file.write(b"\n")  # keeps the torn line apart from the next one

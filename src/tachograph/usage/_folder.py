@@ -17,11 +17,11 @@ import errno
 import os
 import re
 import stat
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from tachograph._base.files import make_folder, replace_file
 from tachograph.exceptions import ConfigError, did_you_mean
 
 __all__ = [
@@ -188,8 +188,9 @@ def save_app(app: str, facts: Mapping[str, Any]) -> None:
 def make_private_folder(folder: Path) -> None:
     """Create the folder of usage telemetry, and one in it, readable by the owner only."""
     _absolute(usage_folder()).parent.mkdir(parents=True, exist_ok=True)
-    for each in (usage_folder(), folder):
-        each.mkdir(mode=0o700, exist_ok=True)
+    usage_folder().mkdir(mode=0o700, exist_ok=True)
+    if folder != usage_folder():
+        make_folder(folder, below=folder.parent, mode=0o700)
 
 
 def read_own_file(path: Path) -> bytes:
@@ -262,11 +263,4 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
     import json
 
     text = json.dumps(values, indent=2) + "\n"
-    part = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-    try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    replace_file(path, text.encode(), below=usage_folder(), mode=0o600)

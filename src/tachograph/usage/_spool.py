@@ -26,6 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tachograph._base.files import create_file, open_to_append, replace_file
 from tachograph.usage._endpoint import Event
 from tachograph.usage._folder import make_private_folder, read_own_file
 
@@ -54,8 +55,10 @@ class Spool:
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
         self.path = path
         self._file = -1
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if is_new else 0)
-        self._file = os.open(path, flags, 0o600)
+        if is_new:
+            self._file = create_file(path, below=path.parent, mode=0o600)
+        else:
+            self._file = open_to_append(path, below=path.parent, must_exist=True)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         status = os.fstat(self._file)
         if status.st_uid != os.geteuid():
@@ -139,9 +142,8 @@ class Spool:
         self._progress = _Progress(end, refused)
         path = self.path if self.path.exists() else _local_path(self.path)
         if path.exists():
-            descriptor = os.open(_progress_path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "w", encoding="ascii") as file:
-                json.dump({"done": end, "refused": self._progress.refused}, file)
+            data = json.dumps({"done": end, "refused": self._progress.refused}).encode()
+            replace_file(_progress_path(path), data, below=path.parent, mode=0o600)
 
     def __del__(self) -> None:
         # Closed with the last reference and not by a method: the reading and the writing thread share the file, and

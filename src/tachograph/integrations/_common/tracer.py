@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tachograph._base.files import make_folder, make_temporary_folder, replacing
 from tachograph._base.guard import guard
 from tachograph.integrations._common.trace_session import TraceSession, find_obstacle
 from tachograph.journal import Request
@@ -156,22 +157,23 @@ class StepTracer:
         folder = self._run.folder
         if folder is None:
             raise OSError("the run has no folder")
-        folder.traces.mkdir(exist_ok=True)
+        make_folder(folder.traces, below=folder.path)
         for leftover in folder.traces.glob(".*.tmp"):  # of a process that was killed
             with contextlib.suppress(OSError):
-                leftover.unlink()
+                leftover.unlink() if not leftover.is_dir() or leftover.is_symlink() else shutil.rmtree(leftover)
         path = _free_path(folder.traces, first, steps)
-        plain, packed = (path.with_name(f".{path.name}.{part}.tmp") for part in ("plain", "packed"))
-        try:
+        with make_temporary_folder(folder.traces, below=folder.path) as private:
+            plain = private / "trace.json"
             session.export(plain)
             _check_complete(plain)
-            with open(plain, "rb") as source, gzip.open(packed, "wb", compresslevel=6) as target:
+            with (
+                open(plain, "rb") as source,
+                replacing(path, below=folder.path) as descriptor,
+                open(descriptor, "wb", closefd=False) as packed,
+                gzip.GzipFile("", "wb", 6, packed) as target,
+            ):
                 shutil.copyfileobj(source, target, 1 << 20)
-            os.replace(packed, path)
-        finally:
-            for each in (plain, packed):
-                with contextlib.suppress(OSError):
-                    each.unlink()
+            os.close(descriptor)
         return path
 
     # As a collector of the run -------------------------------------------------------------------------------------

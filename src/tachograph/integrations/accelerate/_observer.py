@@ -21,12 +21,14 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
+from tachograph._base.files import replace_file
 from tachograph._base.guard import guard
 from tachograph._base.patching import Patches
 from tachograph.integrations._common.integration_run import RUN_FILE, IntegrationRun, Names
@@ -266,8 +268,8 @@ class AcceleratorObserver:
         if run is None or run.folder is None or not isinstance(folder, (str, os.PathLike)) or not os.path.isdir(folder):
             return
         content = {"run_name": run.name, "run_id": run.id, "log_dir": str(run.folder.path.parent)}
-        with open(os.path.join(folder, RUN_FILE), "w", encoding="utf-8") as file:
-            json.dump({**content, "step": self.num_steps}, file)
+        data = json.dumps({**content, "step": self.num_steps}).encode()
+        replace_file(Path(folder, RUN_FILE), data, below=Path(folder))
 
     def _timed_load(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*arguments: Any, **named: Any) -> Any:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerState, TrainingArguments
 
+from tachograph._base.files import replace_file
 from tachograph.integrations._common.integration_run import RUN_FILE, IntegrationRun, RunOptions, is_run
 from tachograph.integrations.transformers._call_stack import resume_arguments
 from tachograph.recorder import Run
@@ -30,8 +32,7 @@ def write_run_file(run: Run, checkpoint: str, requested_name: str | None) -> Non
         "asked_name": requested_name or "",
         "log_dir": os.path.relpath(run.folder.path.parent, checkpoint),
     }
-    with open(os.path.join(checkpoint, RUN_FILE), "w", encoding="utf-8") as file:
-        json.dump(content, file)
+    replace_file(Path(checkpoint, RUN_FILE), json.dumps(content).encode(), below=Path(checkpoint))
 
 
 def read_run_file(args: TrainingArguments, state: TrainerState, trainer: Any) -> dict[str, str]:

@@ -9,10 +9,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 
-from tachograph.journal import RunFolder, atomic_write
+from tachograph._base.files import read_small, replace_file
+from tachograph.journal import RunFolder
 from tachograph.sinks.notify._builder import BuilderState
 from tachograph.sinks.notify._message import Message
 
@@ -21,6 +23,7 @@ __all__ = ["MAX_AGE_S", "Outbox"]
 MAX_AGE_S = 3_600.0
 """Older messages are no longer useful and are dropped."""
 
+_MAX_FILE_BYTES = 64 << 20
 _MAX_WAITING = 50
 _MAX_TITLES = 5
 
@@ -56,7 +59,7 @@ class Outbox:
         """Never held during slow operations."""
         self._save_lock = threading.Lock()
         self._is_closed = False
-        self._path = folder.private / "notify.json"
+        self._folder = folder
         loaded = self._load()
         self.is_new = loaded is None
         """Whether no earlier attempt has left an outbox."""
@@ -77,9 +80,13 @@ class Outbox:
     def journal_bytes(self, journal_bytes: int) -> None:
         self._state.journal_bytes = journal_bytes
 
+    @property
+    def _path(self) -> Path:
+        return self._folder.private / "notify.json"
+
     def move(self, folder: RunFolder) -> None:
         """Continue in another folder."""
-        self._path = folder.private / self._path.name
+        self._folder = folder
 
     def open(self) -> list[tuple[str, int, int]]:
         """Create a queue for each channel.
@@ -155,7 +162,7 @@ class Outbox:
             with self.lock:
                 data = msgspec.json.encode(self._state)
             with contextlib.suppress(OSError):
-                atomic_write(self._path, data)
+                replace_file(self._path, data, below=self._folder.path)
 
     def close(self) -> None:
         """Stop saving: a thread that is still sending must not overwrite the file of the next attempt."""
@@ -163,7 +170,7 @@ class Outbox:
 
     def _load(self) -> _OutboxState | None:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_OutboxState)
+            return msgspec.json.decode(read_small(self._path, _MAX_FILE_BYTES), type=_OutboxState)
         except (OSError, msgspec.MsgspecError):
             return None
 

@@ -26,7 +26,7 @@ def _report_fault(fault: str) -> None:
 
     try:
         reports = json.loads(os.environ["TACHO_LAUNCH"])["reports"]
-        with open(os.path.join(reports, f"fault-{os.getpid()}.json"), "w", encoding="utf-8") as file:
+        with open(os.path.join(reports, f"fault-{os.getpid()}.json"), "x", encoding="utf-8") as file:
             json.dump({"fault": fault, "python": sys.executable}, file)
     except (OSError, ValueError, LookupError, TypeError):
         pass  # the launcher is gone, or the variable was set by something else

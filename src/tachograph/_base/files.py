@@ -1,0 +1,407 @@
+"""Open, create and replace files without touching the files of others. No other module opens files for writing.
+
+A log folder may lie on a disk that other users or programs can write to. At a path that we are about to write they can
+put a link to any file, a pipe that blocks, a second name of another file (a hard link) or a file of their own. So:
+
+- Each function takes a path and the folder `below` which the path lies. The user chose that folder and may have put
+  links above it or in its place. Below it no folder and no file may be a link. The folders are opened one after the
+  other, each relative to the one before, so replacing one of them with a link in the meantime has no effect.
+- An existing file is used only if it is a regular file with one name that belongs to this user or to the owner of its
+  folder. That owner can replace the file at any time, so rejecting it would protect nothing; and on some shared disks
+  every file seems to belong to another user. A file that we create is ours, whatever its owner seems to be.
+- Opening never blocks, and the descriptor is not inherited by other programs.
+- A temporary file is created anew under a name that cannot be guessed.
+
+A rejected file raises `UnsafeFileError`. Where the system lacks a flag (Windows), the checks are made before opening.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+__all__ = [
+    "UnsafeFileError",
+    "add_file",
+    "check_file",
+    "create_file",
+    "is_trusted",
+    "make_folder",
+    "make_temporary_folder",
+    "move_file",
+    "open_lock",
+    "open_to_append",
+    "open_to_read",
+    "open_to_update",
+    "open_user_file",
+    "read_small",
+    "replace_file",
+    "replacing",
+    "temporary_path",
+    "write_all",
+]
+
+_SAFE = 0
+for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY", "O_NOINHERIT"):
+    _SAFE |= getattr(os, _flag, 0)
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_HAS_DIR_FD = os.open in os.supports_dir_fd
+
+
+class UnsafeFileError(OSError):
+    """A file or folder in the way was not made by us; the message names it and the remedy."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} {self.strerror}"
+
+
+class _Place(NamedTuple):
+    """A path, as the name to use with the descriptor of its folder; without descriptors the name is the whole path."""
+
+    path: Path
+    name: str
+    folder: int | None
+
+    def sibling(self, path: Path) -> _Place:
+        return _Place(path, path.name if self.folder is not None else str(path), self.folder)
+
+    def lstat(self) -> os.stat_result:
+        return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
+
+    def unlink(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self.name, dir_fd=self.folder)
+
+
+# Opening -------------------------------------------------------------------------------------------------------------
+
+
+def open_to_append(path: Path, *, below: Path, mode: int = 0o644, must_exist: bool = False) -> int:
+    """Return a descriptor that reads anywhere and writes at the end of a file; create the file if necessary.
+
+    Raises:
+        OSError: if it cannot be opened; `UnsafeFileError` if it is not ours.
+    """
+    return _open_or_create(path, below, os.O_RDWR | os.O_APPEND, mode, must_exist=must_exist)
+
+
+def open_to_update(path: Path, *, below: Path, mode: int = 0o644) -> int:
+    """Return a descriptor that reads and writes anywhere in a file; create the file if necessary.
+
+    Raises:
+        OSError: if it cannot be opened; `UnsafeFileError` if it is not ours.
+    """
+    return _open_or_create(path, below, os.O_RDWR, mode)
+
+
+def open_lock(path: Path, *, below: Path, mode: int = 0o644) -> int:
+    """Return a descriptor to lock. The file has no content, so it may belong to anyone.
+
+    Raises:
+        OSError: if it cannot be opened; `UnsafeFileError` if it is not a regular file.
+    """
+    return _open_or_create(path, below, os.O_RDWR, mode, any_owner=True)
+
+
+def create_file(path: Path, *, below: Path, mode: int = 0o644) -> int:
+    """Create a file and return a descriptor to append to it.
+
+    Raises:
+        FileExistsError: if there is anything at the path.
+    """
+    with _resolve(path, below) as place:
+        return _open(place, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL, mode)
+
+
+def open_to_read(path: Path, *, below: Path | None = None) -> BinaryIO:
+    """Open a regular file for reading. Never blocks, and follows no link that others may have put there.
+
+    Raises:
+        OSError: if it cannot be read; `UnsafeFileError` if it is not a regular file.
+    """
+    with _resolve(path, below or path.parent) as place:
+        descriptor = _open(place, os.O_RDONLY, 0)
+    try:
+        _check_kind(os.fstat(descriptor), path)
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_small(path: Path, max_bytes: int, *, below: Path | None = None) -> bytes:
+    """Return the content of a small regular file; see `open_to_read`.
+
+    Raises:
+        OSError: if it cannot be read, is not a regular file, or has more than `max_bytes`.
+    """
+    with open_to_read(path, below=below) as file:
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"is larger than {max_bytes} bytes", str(path))
+        return file.read(max_bytes)
+
+
+def open_user_file(path: str | os.PathLike[str], *, mode: int = 0o666) -> BinaryIO:
+    """Open a file that the user named, for appending without a buffer. It may be a link, a terminal or a pipe.
+
+    Raises:
+        OSError: if it cannot be opened.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    return open(os.open(path, flags, mode), "wb", buffering=0)
+
+
+def check_file(path: Path, *, below: Path) -> None:
+    """Raise `UnsafeFileError` if there is something at the path that `open_to_update` would reject."""
+    with contextlib.suppress(FileNotFoundError), _resolve(path, below) as place:
+        _check_ours(place.lstat(), place)
+
+
+def is_trusted(path: Path) -> bool:
+    """Return whether a file or folder belongs to this user or to the owner of the folder that contains it."""
+    return _is_trusted(os.stat(path), os.stat(path.parent))
+
+
+# Replacing -----------------------------------------------------------------------------------------------------------
+
+
+def replace_file(path: Path, data: bytes, *, below: Path, mode: int = 0o666) -> None:
+    """Replace a file atomically: a reader sees the old content or the new one, never a part.
+
+    Raises:
+        OSError: if it cannot be replaced; the old file is left as it was.
+    """
+    with _resolve(path, below) as place:
+        temporary = _write_temporary(place, data, mode)
+        try:
+            _rename(temporary, place)
+        except BaseException:
+            temporary.unlink()
+            raise
+
+
+def add_file(path: Path, data: bytes | memoryview, *, below: Path, mode: int = 0o666) -> bool:
+    """Create a file with all of its content at once; return False if there is a file of this name.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    with _resolve(path, below) as place:
+        temporary = _write_temporary(place, data, mode)
+        try:
+            os.link(temporary.name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without hard links
+            _rename(temporary, place)
+        finally:
+            temporary.unlink()
+        return True
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, below: Path, mode: int = 0o644) -> Iterator[int]:
+    """Yield a descriptor of a new file, which takes the place of `path` if the block succeeds.
+
+    The descriptor then stays open and belongs to the caller. If the block raises, it is closed and the file removed.
+    """
+    with _resolve(path, below) as place:
+        temporary = place.sibling(temporary_path(path))
+        descriptor = _open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            yield descriptor
+            _rename(temporary, place)
+        except BaseException:
+            os.close(descriptor)
+            temporary.unlink()
+            raise
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a path next to a file, with a name that cannot be guessed: ``.<name>.<random>.tmp``."""
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+
+
+def move_file(source: Path, target: Path, *, below: Path) -> None:
+    """Move a file to another name in the same folder, atomically.
+
+    Raises:
+        OSError: if it cannot be moved.
+    """
+    with _resolve(target, below) as place:
+        _rename(place.sibling(source), place)
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> int:
+    """Write all of the data; return its size."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return len(data)
+
+
+# Folders -------------------------------------------------------------------------------------------------------------
+
+
+def make_folder(path: Path, *, below: Path, mode: int = 0o777) -> None:
+    """Create a folder, and those between it and `below`, if they do not exist.
+
+    Raises:
+        OSError: if it cannot be created; `UnsafeFileError` if one of them is a link or a file.
+    """
+    folder = below
+    for part in path.relative_to(below).parts:
+        folder /= part
+        with _resolve(folder, below) as place:
+            try:
+                os.mkdir(place.name, mode, dir_fd=place.folder)
+            except FileExistsError:
+                _check_folder(place.lstat(), folder)
+            except OSError as error:
+                raise _with_path(error, folder) from None
+
+
+@contextlib.contextmanager
+def make_temporary_folder(parent: Path, *, below: Path) -> Iterator[Path]:
+    """Create a folder that only this user can use, for a library that opens files by path; delete it afterwards."""
+    import shutil
+
+    path = temporary_path(parent / "folder")
+    with _resolve(path, below) as place:
+        os.mkdir(place.name, 0o700, dir_fd=place.folder)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+# Implementation ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _resolve(path: Path, below: Path) -> Iterator[_Place]:
+    """Yield the name of a file and the descriptor of its folder, which was reached from `below` without a link."""
+    inner = path.relative_to(below).parts
+    if not _HAS_DIR_FD:
+        folder = below
+        for part in inner[:-1]:
+            folder /= part
+            _check_folder(os.lstat(folder), folder)
+        yield _Place(path, str(path), None)
+        return
+    current, folder = os.open(below, _FOLDER), below
+    try:
+        for part in inner[:-1]:
+            folder /= part
+            outer = current
+            try:
+                current = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=outer)
+            except OSError as error:
+                _check_folder(os.stat(part, dir_fd=outer, follow_symlinks=False), folder)
+                raise _with_path(error, folder) from None
+            os.close(outer)
+        yield _Place(path, inner[-1], current)
+    finally:
+        os.close(current)
+
+
+def _open_or_create(
+    path: Path, below: Path, flags: int, mode: int, *, must_exist: bool = False, any_owner: bool = False
+) -> int:
+    with _resolve(path, below) as place:
+        for _ in range(100):  # the file may appear and disappear between the two attempts
+            try:
+                descriptor = _open(place, flags, mode)
+            except FileNotFoundError:
+                if must_exist:
+                    raise
+            else:
+                try:
+                    found = os.fstat(descriptor)
+                    _check_kind(found, path) if any_owner else _check_ours(found, place)
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                return descriptor
+            with contextlib.suppress(FileExistsError):
+                return _open(place, flags | os.O_CREAT | os.O_EXCL, mode)
+    raise OSError(errno.EAGAIN, "is created and deleted by another process all the time", str(path))
+
+
+def _open(place: _Place, flags: int, mode: int) -> int:
+    try:
+        if not _HAS_DIR_FD and not flags & os.O_EXCL:
+            _check_kind(place.lstat(), place.path)
+        return os.open(place.name, flags | _SAFE, mode, dir_fd=place.folder)
+    except OSError as error:
+        if not flags & os.O_EXCL:
+            with contextlib.suppress(FileNotFoundError):  # say what it is: the error of the system is not helpful
+                _check_kind(place.lstat(), place.path)
+        raise _with_path(error, place.path) from None
+
+
+def _write_temporary(place: _Place, data: bytes | memoryview, mode: int) -> _Place:
+    temporary = place.sibling(temporary_path(place.path))
+    descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        try:
+            write_all(descriptor, data)
+        finally:
+            os.close(descriptor)
+    except BaseException:
+        temporary.unlink()
+        raise
+    return temporary
+
+
+def _rename(source: _Place, target: _Place) -> None:
+    try:
+        os.replace(source.name, target.name, src_dir_fd=source.folder, dst_dir_fd=target.folder)
+    except OSError as error:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(target.lstat().st_mode):
+                _check_kind(target.lstat(), target.path)
+        raise _with_path(error, target.path) from None
+
+
+def _check_kind(found: os.stat_result, path: Path) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise UnsafeFileError(errno.ELOOP, "is a symbolic link; remove it", str(path))
+    if stat.S_ISDIR(found.st_mode):
+        raise UnsafeFileError(errno.EISDIR, "is a folder; remove it", str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise UnsafeFileError(errno.EINVAL, "is not a regular file; remove it", str(path))
+
+
+def _check_ours(found: os.stat_result, place: _Place) -> None:
+    _check_kind(found, place.path)
+    if found.st_nlink > 1:
+        raise UnsafeFileError(
+            errno.EMLINK, "has a second name (a hard link); replace it with a copy or remove it", str(place.path)
+        )
+    above = os.stat(place.path.parent) if place.folder is None else os.fstat(place.folder)
+    if not _is_trusted(found, above):
+        raise UnsafeFileError(errno.EPERM, "belongs to another user; remove it", str(place.path))
+
+
+def _is_trusted(found: os.stat_result, above: os.stat_result) -> bool:
+    return not hasattr(os, "geteuid") or found.st_uid in {os.geteuid(), above.st_uid}
+
+
+def _check_folder(found: os.stat_result, path: Path) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise UnsafeFileError(errno.ELOOP, "is a symbolic link; remove it", str(path))
+    if not stat.S_ISDIR(found.st_mode):
+        raise UnsafeFileError(errno.ENOTDIR, "is not a folder; remove it", str(path))
+
+
+def _with_path(error: OSError, path: Path) -> OSError:
+    """Return an error with the whole path: the system was given only its last part."""
+    if isinstance(error, UnsafeFileError):
+        return error
+    return OSError(error.errno, error.strerror, str(path))
