@@ -10,7 +10,9 @@ import math
 import os
 import random
 import shutil
+import struct
 import tempfile
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 import tachograph
 from tachograph.store import StoredRun
-from tachograph.store._segment import segment_path
+from tachograph.store._segment import SegmentError, segment_path
 from tests.conftest import wait_for
 from tests.store import END, START, answers, append, fresh_folder, lines, opened, segments, step, write
 
@@ -119,6 +121,80 @@ def test_damaged_segment_is_ignored(tmp_path, expected):
         except Exception as error:
             failed.append((number, type(error).__name__))
     assert (believed, failed) == ([], [])
+
+
+def damage_in_place(path, chance):
+    """Change bytes of an open segment, anywhere but in the footer, which every reader has in memory."""
+    with open(path, "r+b") as file:
+        size = os.path.getsize(path)
+        num_bytes = chance.choice([1, 8, 64, 1_000])
+        file.seek(chance.randrange(size - num_bytes))
+        file.write(chance.randbytes(num_bytes))
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 2.1], ids=["at once", "later"])
+def test_open_segment_damaged_in_place_is_not_served(tmp_path, expected, pause_s):
+    """A reader that has verified a segment notices when its file is changed, and reads the journal again."""
+    folder = write(tmp_path / "r", RECORDS)
+    run = opened(folder, 1)
+    chance = random.Random(5)
+    wrong = []
+    for number in range(40 if not pause_s else 4):
+        run.refresh()
+        assert answers(run) == expected  # verifies every array
+        time.sleep(pause_s)
+        assert answers(run) == expected
+        for name in segments(folder):
+            damage_in_place(folder.cache / name, chance)
+        if answers(run) != expected:
+            wrong.append(number)
+    assert wrong == []
+
+
+def test_damage_during_a_query_is_noticed(tmp_path):
+    """The values are damaged after they were verified and before they are used."""
+    folder = write(tmp_path / "r", [START, *(step(i, a=1.0) for i in range(11_000))])
+    run = opened(folder, 1)
+    (name,) = segments(folder)
+    undamaged = [folder.cache / name]
+
+    def query():
+        values = run._sources[0].series_part("step", "a").values
+        if undamaged:
+            path = undamaged.pop()
+            data = path.read_bytes()
+            with open(path, "r+b") as file:
+                file.write(data.replace(struct.pack("<d", 1.0), struct.pack("<d", 7.0)))
+        return set(values.tolist())
+
+    assert run._run_query(query) == {1.0}
+
+
+def test_export_never_contains_damaged_points(tmp_path):
+    folder = write(tmp_path / "r", [START, *(step(i, a=1.0, b=2.0) for i in range(11_000))])
+    run = opened(folder, 1)
+    (name,) = segments(folder)
+    exported = run.points(["a", "b"], axis="step", low=None, high=None)
+    found = next(exported)
+    data = (folder.cache / name).read_bytes()
+    with open(folder.cache / name, "r+b") as file:
+        file.write(data.replace(struct.pack("<d", 2.0), struct.pack("<d", 7.0)))
+    with pytest.raises(SegmentError):
+        for block in exported:
+            found += block
+    assert {point[-1] for point in found} == {1.0}
+    assert answers(run) == answers(opened(folder, 1 << 30))
+
+
+def test_touched_segment_is_kept(tmp_path):
+    folder = write(tmp_path / "r", [START, *(step(i, a=1.0) for i in range(11_000))])
+    run = opened(folder, 1)
+    before = answers(run)
+    (name,) = segments(folder)
+    inode = (folder.cache / name).stat().st_ino
+    os.utime(folder.cache / name)
+    assert answers(run) == before
+    assert (folder.cache / name).stat().st_ino == inode
 
 
 def test_truncating_an_open_segment_does_not_crash_readers(tmp_path, script):

@@ -116,6 +116,7 @@ def check_gaps(line, row_of, is_bad):
 @example([(1, 1.0)], 16, 1, 0.0, 0.0)
 @example([(1, 1.0), (1, math.nan), (1, 2.0)], 16, 1, 0.0, 1.0)
 @example([(0, float(i)) for i in range(400)], 16, 1, 0.0, 1.0)
+@example([(1, 0.0)] * 17, 17, 1, 0.0, 1.0)
 def test_view_has_extremes_ends_and_only_recorded_points(items, num_points, size, low, high):
     x = np.cumsum([gap for gap, _ in items]).astype(float)
     values = np.array([value for _, value in items])

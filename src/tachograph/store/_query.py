@@ -77,6 +77,15 @@ class ColumnSource(Protocol):
         """Return the values of a series in this source, or None."""
         ...
 
+    def is_changed(self) -> bool:
+        """Return whether the columns were changed by others since the last call."""
+        ...
+
+    @property
+    def num_changes(self) -> int:
+        """How often `is_changed` has found a change."""
+        ...
+
 
 class View(NamedTuple):
     """The visible range of a series, and the number of points to return."""
@@ -409,9 +418,9 @@ def _candidates(piece: _Slice, axis: Axis, *, is_coarse: bool) -> _Candidates:
 
 def _choose(x: npt.NDArray[Any], y: Floats, view: View) -> Integers:
     """Return the indexes of the points to draw: all, or the minimum and maximum of each bucket and both ends."""
-    num_points = max(8, view.num_points // 2 * 2)  # the downsampler needs an even number
-    if len(y) <= num_points:
+    if len(y) <= max(8, view.num_points):
         return np.arange(len(y))
+    num_points = max(8, view.num_points // 2 * 2)  # the downsampler needs an even number
     x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
     # Buckets of equal width need an x range; points at one position are divided by count.
     if x[-1] > x[0]:

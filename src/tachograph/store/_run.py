@@ -27,7 +27,7 @@ import msgspec
 from tachograph.journal import JournalFollower, RunFolder
 from tachograph.reader import MetricSummary, RecordBatch, RecordedSpan, RunDigest, accepts_requests, batch_records
 from tachograph.records import POINT_KINDS, decode, encode, finite_or_none
-from tachograph.store._columns import Axis, SeriesPart, StreamRows
+from tachograph.store._columns import Axis
 from tachograph.store._completions import CompletionIndex, replace_completions
 from tachograph.store._query import ColumnSource, Line, Mark, View, build_lines, build_marks, iter_points
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
@@ -41,6 +41,7 @@ _SEGMENT_BYTES = 32 << 20
 _MIN_SEGMENT_BYTES = 1 << 20
 _MAX_MAPPED_BYTES = 16 << 20
 """If segments are larger than this in total, their pages are released after each query."""
+_MAX_TRIES = 3
 Result = TypeVar("Result")
 
 
@@ -238,21 +239,36 @@ class StoredRun:
             self._open()
 
     def _run_query(self, query: Callable[[], Result]) -> Result:
-        """Run a query; if a segment is damaged, delete the segments, read the journal again and retry."""
+        """Run a query; if a segment is damaged, delete the segments, read the journal again and retry.
+
+        Raises:
+            SegmentError: if the segments are damaged again and again.
+        """
         with self.lock:
             try:
-                return query()
-            except SegmentError:
-                for segment in self._segments:
-                    _remove(segment.path)
-                self._open()
-                self.refresh()
-                return query()
+                for _ in range(_MAX_TRIES):
+                    self._notice_changes()
+                    try:
+                        result = query()
+                    except SegmentError:
+                        for segment in self._segments:
+                            _remove(segment.path)
+                        self._open()
+                        self.refresh()
+                        continue
+                    if not self._notice_changes():  # nothing was changed while it was read
+                        return result
+                raise SegmentError(f"the segments in {self._cache.path} are changed all the time")
             finally:
                 # Mapped pages count as memory of this process until they are released.
                 if sum(segment.size_bytes for segment in self._segments) > _MAX_MAPPED_BYTES:
                     for segment in self._segments:
                         segment.release_pages()
+
+    def _notice_changes(self) -> bool:
+        """Return whether a source was changed since the last call; asks all of them."""
+        changed = [source for source in self._sources if source.is_changed()]
+        return bool(changed)
 
     @property
     def _sources(self) -> list[ColumnSource]:
@@ -327,19 +343,32 @@ class StoredRun:
     def points(
         self, names: list[str], *, axis: Axis, low: float | None, high: float | None
     ) -> Iterator[list[tuple[str, int, int, float, float, float]]]:
-        """Yield all points of some metrics in blocks: name, attempt, step, time, epoch (NaN if unknown) and value."""
+        """Yield all points of some metrics in blocks: name, attempt, step, time, epoch (NaN if unknown) and value.
 
-        def found() -> list[tuple[str, StreamRows, SeriesPart]]:
+        Raises:
+            SegmentError: if a segment is damaged while its points are read. Points already yielded are correct.
+        """
+
+        def found() -> list[tuple[str, ColumnSource, str]]:
             return [
-                (name, source.rows(stream), series)
+                (name, source, stream)
                 for name in names
                 for source in self._sources
                 for stream in self._series.get(name, [])
-                if (series := source.series_part(stream, name)) is not None
+                if source.series_part(stream, name) is not None and source.rows(stream)  # verifies their checksums
             ]
 
-        for name, rows, series in self._run_query(found):
-            yield from iter_points(name, rows, series, axis, low, high)
+        for name, source, stream in self._run_query(found):
+            with self.lock:
+                source.is_changed()
+                num_changes, series, rows = source.num_changes, source.series_part(stream, name), source.rows(stream)
+            assert series is not None  # noqa: S101 - found above
+            for block in iter_points(name, rows, series, axis, low, high):
+                with self.lock:
+                    source.is_changed()
+                    if source.num_changes != num_changes:  # another query may have noticed it first
+                        raise SegmentError(f"a segment of {self.folder.name!r} was changed while it was exported")
+                yield block
 
     def spans(self, low: float | None, high: float | None, *, num_points: int, most: int) -> SpanView:
         """Return the spans between two times; at most `most` are returned individually."""
@@ -357,9 +386,11 @@ class StoredRun:
 
     def kept_records(self) -> Iterator[dict[str, Any]]:
         """Yield the kept records (all except plain points), in order."""
-        with self.lock:
-            blocks = [segment.kept() for segment in self._segments] + [b"\n".join(self._kept)]
-        for block in blocks:
+
+        def found() -> list[bytes]:
+            return [*(segment.kept() for segment in self._segments), b"\n".join(self._kept)]
+
+        for block in self._run_query(found):
             for line in block.split(b"\n"):
                 if line:
                     yield decode(line)

@@ -10,8 +10,11 @@ discard their work and use the file they found. Since a segment is never modifie
 
 Nothing in a segment is trusted. A fingerprint of the journal bytes before the end detects another journal in the same
 place. Checksums of the footer, the kept records and each array, verified at first use, detect damage and partial
-writes. An invalid segment counts as missing. Limitation: journals are append-only, so a journal edited in the middle
-without changing its length is not detected.
+writes. An invalid segment counts as missing. Arrays are views of the mapped file, so damage in place reaches them even
+after they were verified: `is_changed` compares the times and size of the file with those at the last call, and if they
+differ every array is verified again at its next use. Callers ask before and after each query. Two limitations: damage
+that leaves the times of the file alone, such as a failing disk, is detected only when the segment is opened again; and
+journals are append-only, so a journal edited in the middle without changing its length is not detected.
 
 Layout: arrays aligned to 8 bytes, the kept records, the `Footer` (msgpack), then its length, a checksum and `_MAGIC`.
 """
@@ -23,10 +26,12 @@ import hashlib
 import io
 import math
 import mmap
+import os
 import struct
+import time
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -42,6 +47,7 @@ _VERSION = 1
 _MAGIC = b"tachoseg"
 _TRAILER = struct.Struct("<QI8s")
 _FINGERPRINT_BYTES = 256
+_SETTLED_AFTER_S = 2.0
 
 
 class SegmentError(Exception):
@@ -203,11 +209,37 @@ def _write_series(writer: _SegmentBuffer, tail: Tail, stream: str, name: str) ->
     )
 
 
+class _Identity(NamedTuple):
+    """What changes when the content of a file changes."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    @property
+    def newest_s(self) -> float:
+        return max(self.modified_ns, self.changed_ns) / 1e9
+
+
+def _identity(path: Path) -> _Identity | None:
+    """Return the identity of the file at a path; None if it is gone, though it may still be mapped."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return _Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
 class Segment:
     """A segment opened for reading; its arrays are views of the memory-mapped file."""
 
     def __init__(self, path: Path, journal: Path, start: int) -> None:
         self.path = path
+        self.num_changes = 0
+        """How often `is_changed` has found a change."""
+        self._identity = _identity(path)
         try:
             with open(path, "rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -218,7 +250,8 @@ class Segment:
                 raise SegmentError(f"{path} is incomplete")
             footer = self._data[footer_at : footer_at + length]
             self.footer = msgspec.msgpack.decode(footer, type=Footer)
-            if zlib.crc32(footer, zlib.crc32(self.kept())) != checksum:
+            self._kept_checksum = zlib.crc32(self._kept())
+            if zlib.crc32(footer, self._kept_checksum) != checksum:
                 raise SegmentError(f"{path} is damaged")
             is_ours = self.footer.start == start < self.footer.end
             if not is_ours or self.footer.fingerprint != fingerprint(journal, self.footer.end):
@@ -226,8 +259,8 @@ class Segment:
         except (OSError, ValueError, struct.error, msgspec.MsgspecError) as error:
             raise SegmentError(f"{path}: {error}") from error
         self._series = {(series.stream, series.name): series for series in self.footer.series}
-        self._rows: dict[str, StreamRows] = {}
         self._verified: set[tuple[int, int]] = set()
+        self._rows: dict[str, StreamRows] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -249,8 +282,26 @@ class Segment:
         """Stream and name of each series, in order of appearance."""
         return list(self._series)
 
+    def is_changed(self) -> bool:
+        """Return whether the file was changed since the last call; if so, arrays are verified again."""
+        identity = _identity(self.path)
+        is_changed, self._identity = identity != self._identity, identity
+        self.num_changes += is_changed
+        # The times of a file are coarse: another change right after the last one would not show.
+        if is_changed or identity is None or time.time() - identity.newest_s < _SETTLED_AFTER_S:
+            self._verified.clear()
+            self._rows.clear()
+        return is_changed
+
     def kept(self) -> bytes:
         """Return the kept records (all except plain points), one JSON object per line."""
+        self._check_size()
+        kept = self._kept()
+        if zlib.crc32(kept) != self._kept_checksum:
+            raise SegmentError(f"{self.path} is damaged")
+        return kept
+
+    def _kept(self) -> bytes:
         at, size = self.footer.kept
         return self._data[at : at + size]
 
@@ -290,12 +341,15 @@ class Segment:
         found = self._series.get((stream, name))
         return None if found is None else found.stats
 
-    def _array(self, array: _ArrayEntry) -> npt.NDArray[Any]:
+    def _check_size(self) -> None:
         if self._data.size() < len(self._data):  # reading past the end of the file would kill the process (SIGBUS)
             raise SegmentError(f"{self.path} was truncated")
+
+    def _array(self, array: _ArrayEntry) -> npt.NDArray[Any]:
         found = np.frombuffer(self._data, dtype=array.type, count=array.num_items, offset=array.at)
-        # Verify each array once, at first use: verifying a large segment when it is opened would be slow.
+        # Verify each array at its first use: verifying a large segment when it is opened would be slow.
         if (array.at, array.num_items) not in self._verified:
+            self._check_size()
             if zlib.crc32(found.data) != array.checksum:
                 raise SegmentError(f"{self.path} is damaged")
             self._verified.add((array.at, array.num_items))

@@ -212,6 +212,15 @@ class Tail:
         found = self._series.get((stream, name))
         return None if found is None else found.stats
 
+    def is_changed(self) -> bool:
+        """Return False: nothing else can change the memory of this process."""
+        return False
+
+    @property
+    def num_changes(self) -> int:
+        """Zero, see `is_changed`."""
+        return 0
+
 
 def _is_sorted(values: Any) -> bool:
     return bool((values[1:] >= values[:-1]).all())
