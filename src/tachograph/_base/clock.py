@@ -44,6 +44,8 @@ class WallAnchor:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.offset_s = clock.wall_s() - clock.steady_s()
+        self.jumps_s = 0.0
+        """The sum of all jumps so far; a resumed run starts with that of its earlier attempts."""
 
     def wall_s(self, steady_s: float) -> float:
         """Return the wall time of a steady reading."""
@@ -56,4 +58,7 @@ class WallAnchor:
         if abs(jump_s) < 0.001:  # noise of reading two clocks one after the other on a busy machine
             return None
         self.offset_s = offset_s
-        return jump_s if abs(jump_s) >= self.JUMP_S else None
+        if abs(jump_s) < self.JUMP_S:
+            return None
+        self.jumps_s += jump_s
+        return jump_s

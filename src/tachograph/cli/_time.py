@@ -188,9 +188,7 @@ def _format_seconds(seconds: float) -> str:
 
 def recorded_s(attempt: Attempt, until: float | None = None) -> float:
     """Return how long an attempt was recorded, up to its last record or to `until`."""
-    began = attempt.start.get("time")
-    end = attempt.last_time if until is None else until
-    return max(0.0, end - began) if end and isinstance(began, (int, float)) else 0.0
+    return attempt.duration_s(until) or 0.0
 
 
 def _checkpoint_table(saves: list[dict[str, Any]]) -> RenderableType:

@@ -83,6 +83,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     num_open_alerts: int = 0
     num_critical_alerts: int = 0
     """The open alerts that are critical."""
+    clock_jumps_s: float = 0.0
+    """By how much the wall clock was set in total while the run was recorded."""
     job: str = ""
     """The id of the distributed job; see `tachograph._base.ranks.job_id`."""
 

@@ -67,6 +67,12 @@ class AlertHistory:
             self._alerts[parsed.id] = self._open(parsed)
         _update(self._alerts[parsed.id], parsed)
 
+    def set_clock(self, jump_s: float) -> None:
+        """Shift the times of the open alerts, because the wall clock was set."""
+        for alert in self._alerts.values():
+            if alert.is_open and alert.opened_time is not None:
+                alert.opened_time += jump_s
+
     def alerts(self) -> list[Alert]:
         """Return all alerts, oldest first."""
         return list(self._alerts.values())

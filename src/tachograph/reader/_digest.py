@@ -22,7 +22,7 @@ from tachograph.reader._alerts import Alert, AlertHistory
 from tachograph.reader._batches import RecordBatch, time_of, times_of
 from tachograph.reader._goodput import Goodput, GoodputMeter
 from tachograph.reader._spans import SPAN_KINDS, RecordedSpan, SpanGroup, SpanTreeBuilder
-from tachograph.records import POINT_KINDS, finite_or_none, step_of
+from tachograph.records import POINT_KINDS, clock_jump_s, finite_or_none, step_of
 
 __all__ = ["Attempt", "ControlState", "RunDigest"]
 
@@ -40,8 +40,15 @@ class Attempt(msgspec.Struct):
     first_step: int | None = None
     last_step: int | None = None
     last_time: float | None = None
+    clock_jumps_s: float = 0.0
+    """By how much the wall clock was set while it was recorded."""
     num_records: int = 0
     num_steps: int = 0
+
+    def duration_s(self, until: float | None = None) -> float | None:
+        """Return how long it was recorded, up to its last record or to `until`; None if that is unknown."""
+        begin, end = finite_or_none(self.start.get("time")), self.last_time if until is None else until
+        return None if begin is None or end is None else max(0.0, end - begin - self.clock_jumps_s)
 
 
 class ControlState(msgspec.Struct):
@@ -245,6 +252,8 @@ class RunDigest:
             self._attempts.append(Attempt(index=len(self._attempts), start=record if event == "start" else {}))
         attempt = self._attempts[-1]
         attempt.num_records += 1
+        if jump_s := clock_jump_s(record):
+            self._set_clock(attempt, jump_s)
         if (time_s := finite_or_none(record.get("time"))) is not None:
             attempt.last_time = max(time_s, attempt.last_time or 0.0)  # spans may have an earlier time
         if event == "step":
@@ -259,6 +268,15 @@ class RunDigest:
             number = record.get("num_records")
             self._num_lost_records += number if isinstance(number, int) else 0
         return self._add_to_timing(record)
+
+    def _set_clock(self, attempt: Attempt, jump_s: float) -> None:
+        """Shift the times of everything that has not ended to the new clock."""
+        attempt.clock_jumps_s += jump_s
+        if attempt.last_time is not None:
+            attempt.last_time += jump_s
+        self._alerts.set_clock(jump_s)
+        self._spans.set_clock(jump_s)
+        self._goodput.set_clock(jump_s)
 
     def _add_to_timing(self, record: dict[str, Any]) -> list[RecordedSpan]:
         """Add a record to the spans and the goodput; return the spans that it completes."""

@@ -92,6 +92,16 @@ class _AttemptTimes(msgspec.Struct):
     unreported_save: _Window | None = None
     """Training saved in a checkpoint after the last window record."""
 
+    def set_clock(self, jump_s: float) -> None:
+        self.start += jump_s
+        self.last += jump_s
+        if self.first_loop is not None:
+            self.first_loop += jump_s
+        self.spans = [(start + jump_s, stop + jump_s, field) for start, stop, field in self.spans]
+        for window in [*self.windows, *([self.unreported_save] if self.unreported_save else [])]:
+            window.start += jump_s
+            window.end += jump_s
+
 
 class GoodputMeter:
     """Adds up the time of a run by use, from records added in order."""
@@ -130,6 +140,11 @@ class GoodputMeter:
             self._kept_steps = max(self._kept_steps, record["global_step"] + 1)
         # Kept per attempt: a checkpoint of a later attempt does not rescue the steps that this one lost.
         attempt.kept_steps = self._kept_steps
+
+    def set_clock(self, jump_s: float) -> None:
+        """Shift all times, because the wall clock was set."""
+        for attempt in self._attempts:
+            attempt.set_clock(jump_s)
 
     def extend_to(self, time_s: float) -> None:
         """Record that the current attempt was still running at a time."""

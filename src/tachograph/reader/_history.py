@@ -16,7 +16,7 @@ from tachograph.reader._digest import Attempt, RunDigest
 from tachograph.reader._metrics import MetricSummaries, MetricSummary
 from tachograph.reader._ranks import RankView, read_ranks
 from tachograph.reader._spans import RecordedSpan, SpanTreeBuilder, sort_depth_first
-from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
+from tachograph.records import METRIC_KINDS, clock_jump_s, finite_or_none, is_number, step_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,6 +92,9 @@ class RunHistory(RunDigest):
         last_time = 0.0
         for record in read_records(self.folder.journal):
             found += builder.add(record, last_time)
+            if jump_s := clock_jump_s(record):
+                builder.set_clock(jump_s)
+                last_time += jump_s
             last_time = max(last_time, time_of(record))
         if self.state in {RunState.RUNNING, RunState.STALE}:
             for span in builder.open_spans():

@@ -17,7 +17,7 @@ from tachograph.journal._liveness import (
     writer_of,
 )
 from tachograph.reader._alerts import AlertHistory
-from tachograph.records import is_number, step_of
+from tachograph.records import clock_jump_s, is_number, step_of
 
 __all__ = ["RunOverview", "overview", "overview_with_heartbeat"]
 
@@ -33,6 +33,9 @@ class RunOverview(msgspec.Struct, kw_only=True):
     started: float | None = None
     updated: float | None = None
     duration_s: float | None = None
+    """From the first to the last record, without changes of the wall clock."""
+    clock_jumps_s: float = 0.0
+    """By how much the wall clock was set in total while the run was recorded."""
     step: int | None = None
     stepped: float | None = None
     """The time of the last step record."""
@@ -94,6 +97,7 @@ def overview_with_heartbeat(folder: RunFolder, heartbeat: Heartbeat | None) -> R
     elif not ends.has_loss() and ends.size_bytes > TAIL_BYTES:
         ends = read_ends(folder, _TAIL_BYTES_FOR_LOSS, heartbeat)
     tail, start, end = ends.tail, ends.start, ends.end
+    clock_jumps_s = _clock_jumps_s(ends, heartbeat)
     first_time = _number(ends.head[0].get("time")) if ends.head else None
     last_time = _number(tail[-1].get("time")) if tail else first_time
     tags = start.get("tags")
@@ -104,15 +108,18 @@ def overview_with_heartbeat(folder: RunFolder, heartbeat: Heartbeat | None) -> R
         state=ends.state(heartbeat),
         started=first_time,
         updated=last_time,
-        duration_s=max(0.0, last_time - first_time) if last_time is not None and first_time is not None else None,
+        duration_s=None
+        if last_time is None or first_time is None
+        else max(0.0, last_time - first_time - clock_jumps_s),
+        clock_jumps_s=clock_jumps_s,
         step=_latest_step(steps),
         stepped=_number(_last([record for record in tail if record["event"] == "step"], "time")),
         first_step=_integer(start.get("first_step")) or 0,
         max_steps=_integer(start.get("max_steps")) or _planned_steps(tail) or _planned_steps(ends.attempt_head),
         train_loss=_number(_first_known(_last(steps, "train_loss"), _last(steps, "window/latest_loss"))),
         sec_per_step=_number(_first_known(_last(tail, "sec_per_step"), _last(tail, "window/iteration_sec_mean"))),
-        recent_pace_s=_pace(_steps(tail)),
-        pace_s=_overall_pace(ends),
+        recent_pace_s=_pace(_steps(tail, clock_jumps_s)),
+        pace_s=_overall_pace(ends, clock_jumps_s),
         process=writer_of(start, heartbeat),
         tags=[str(tag) for tag in tags] if isinstance(tags, list) else [],
         session_tag=str(start["session_tag"]) if start.get("session_tag") else None,
@@ -150,22 +157,41 @@ def _latest_step(records: list[dict[str, Any]]) -> int | None:
     return logged if reported is None else reported if logged is None else max(logged, reported)
 
 
-def _overall_pace(ends: JournalEnds) -> float | None:
+def _clock_jumps_s(ends: JournalEnds, heartbeat: Heartbeat | None) -> float:
+    """Return the sum of all changes of the wall clock, from the last record that has it or from the heartbeat."""
+    seen_s = 0.0
+    for record in reversed(ends.tail):
+        known_s = _number(record.get("clock_jumps_s"))
+        if known_s is not None and (record["event"] in {"start", "end"} or clock_jump_s(record)):
+            return known_s + seen_s
+        seen_s += clock_jump_s(record)
+        if record["event"] == "start" and record.get("resumed") is False:
+            return seen_s
+    if heartbeat is not None and heartbeat.run_id == ends.start.get("run_id", heartbeat.run_id):
+        return heartbeat.clock_jumps_s or seen_s
+    return seen_s
+
+
+def _overall_pace(ends: JournalEnds, clock_jumps_s: float) -> float | None:
     """Return seconds per step, from the first to the last known step of the current attempt."""
-    started = _number(ends.start.get("time")) or 0.0
+    before_s = _number(ends.start.get("clock_jumps_s")) or 0.0
+    started = (_number(ends.start.get("time")) or 0.0) - before_s
+    head = _steps(ends.attempt_head, before_s + sum(map(clock_jump_s, ends.attempt_head)))
     # The journal may start with earlier attempts; their pace and the pause before the resume do not count.
-    points = [(step, time) for step, time in _steps([*ends.attempt_head, *ends.tail]) if time >= started]
+    points = [(step, time) for step, time in [*head, *_steps(ends.tail, clock_jumps_s)] if time >= started]
     if points and started and ends.start.get("resumed") is False and points[-1][0] > 0:
         points.insert(0, (0, started))
     return _pace(points)
 
 
-def _steps(records: list[dict[str, Any]]) -> list[tuple[int, float]]:
-    return [
-        (step, float(record["time"]))
-        for record in records
-        if record["event"] == "step" and (step := step_of(record)) is not None and is_number(record.get("time"))
-    ]
+def _steps(records: list[dict[str, Any]], clock_jumps_s: float) -> list[tuple[int, float]]:
+    """Return the steps with their times on the first clock of the run, given the sum of jumps after the records."""
+    found = []
+    for record in reversed(records):
+        if record["event"] == "step" and (step := step_of(record)) is not None and is_number(record.get("time")):
+            found.append((step, float(record["time"]) - clock_jumps_s))
+        clock_jumps_s -= clock_jump_s(record)
+    return found[::-1]
 
 
 def _pace(points: list[tuple[int, float]]) -> float | None:

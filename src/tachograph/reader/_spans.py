@@ -119,6 +119,12 @@ class SpanTreeBuilder:
             span.attributes = record["attributes"]
         return [_finish(span, group, duration_s, str(record.get("status", "ok")))]
 
+    def set_clock(self, jump_s: float) -> None:
+        """Shift the starts of the open spans, because the wall clock was set."""
+        for span in self._open.values():
+            span.start += jump_s
+            self._groups[span.id].open_starts += jump_s
+
     def close(self, last_time: float | None = None) -> list[RecordedSpan]:
         """Close all open spans, because the process has died; return them."""
         died = []

@@ -77,7 +77,14 @@ class Files(Protocol):
         """Check that the files are in place and intact, and repair them."""
         ...
 
-    def beat(self, *, num_waiting: int = 0, num_dropped: int = 0, num_alerts: tuple[int, int] = (0, 0)) -> None:
+    def beat(
+        self,
+        *,
+        num_waiting: int = 0,
+        num_dropped: int = 0,
+        num_alerts: tuple[int, int] = (0, 0),
+        clock_jumps_s: float = 0.0,
+    ) -> None:
         """Write the heartbeat."""
         ...
 
@@ -232,7 +239,14 @@ class RunFiles:
 
     # Maintenance ---------------------------------------------------------------------------------------------------
 
-    def beat(self, *, num_waiting: int = 0, num_dropped: int = 0, num_alerts: tuple[int, int] = (0, 0)) -> None:
+    def beat(
+        self,
+        *,
+        num_waiting: int = 0,
+        num_dropped: int = 0,
+        num_alerts: tuple[int, int] = (0, 0),
+        clock_jumps_s: float = 0.0,
+    ) -> None:
         """Write the heartbeat."""
         heartbeat = Heartbeat(
             run_id=self._run_id,
@@ -245,6 +259,7 @@ class RunFiles:
             num_dropped=num_dropped,
             num_open_alerts=num_alerts[0],
             num_critical_alerts=num_alerts[1],
+            clock_jumps_s=clock_jumps_s,
             job=ranks.job_id(),  # a framework may create the process group after the run has started
         )
         with contextlib.suppress(OSError):  # a full disk; readers still have the pid

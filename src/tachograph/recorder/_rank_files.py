@@ -109,7 +109,14 @@ class RankFiles:
         self._appender.append(unwritten)
         self.beat()
 
-    def beat(self, *, num_waiting: int = 0, num_dropped: int = 0, num_alerts: tuple[int, int] = (0, 0)) -> None:
+    def beat(
+        self,
+        *,
+        num_waiting: int = 0,
+        num_dropped: int = 0,
+        num_alerts: tuple[int, int] = (0, 0),
+        clock_jumps_s: float = 0.0,
+    ) -> None:
         """Write the heartbeat."""
         if self._found is None or self._appender is None:
             return
@@ -121,6 +128,7 @@ class RankFiles:
             journal_bytes=self._appender.size_bytes,
             num_waiting=num_waiting,
             num_dropped=num_dropped,
+            clock_jumps_s=clock_jumps_s,
             job=ranks.job_id(),
         )
         path = self._found.rank_heartbeat(self._rank)

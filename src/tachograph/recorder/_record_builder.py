@@ -20,6 +20,7 @@ from tachograph._base.guard import warn
 from tachograph.recorder._buffer_items import LOSS_NAMES, BufferItem, ItemHandler, PendingRecord, StepItem
 from tachograph.recorder._window import LATE_ARRAY, StepWindow
 from tachograph.records import (
+    CLOCK_SET,
     OMIT,
     RESERVED_FIELDS,
     Encodable,
@@ -345,6 +346,11 @@ class RecordBuilder:
                 start = stop
         return [record for pending in built for record in self._build_pending(pending)]
 
+    def clock_set(self, jump_s: float, steady_s: float) -> dict[str, Any]:
+        """Return the record of a wall clock that was set. Write it at once, before any record with the new time."""
+        jumps = {"jump_s": round(jump_s, 3), "clock_jumps_s": round(self._anchor.jumps_s, 3)}
+        return {"event": "event", "time": self._anchor.wall_s(steady_s), "name": CLOCK_SET, **jumps}
+
     def _build_pending(self, pending: PendingRecord) -> list[Encodable]:
         records: list[Encodable] = []
         if pending.event == "control_change" and pending.fields.get("name") == "log_every":
@@ -358,6 +364,8 @@ class RecordBuilder:
         if pending.event == "profile" and self._step is not None:
             record["global_step"] = self._step  # collectors run alongside the loop and do not know the step
         record.update((_escape_reserved(name), value) for name, value in pending.fields.items())
+        if pending.event in {"start", "end"} and self._anchor.jumps_s:
+            record["clock_jumps_s"] = round(self._anchor.jumps_s, 3)
         with MaskingBudget():
             records.append(self._convert(record, problems))
         for problem in problems:

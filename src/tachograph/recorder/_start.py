@@ -79,11 +79,13 @@ def _start_recording(
     first = _first_start(claim) if claim.resumed else {}
     run_id = str(first.get("run_id") or os.urandom(8).hex())
     anchor = WallAnchor(clock)
+    earlier = overview(folder) if claim.resumed else None
+    anchor.jumps_s = earlier.clock_jumps_s if earlier else 0.0
     builder = RecordBuilder(
         anchor,
         log_every=settings.log_every,
         samples_per_step=samples_per_step(start),
-        last_step=overview(folder).step if claim.resumed else None,
+        last_step=earlier.step if earlier else None,
     )
 
     def make_files(report_error: ReportError, yield_to_writer: Callable[[], None]) -> RunFiles:

@@ -410,7 +410,7 @@ class Writer:
         if self._is_due("check", _CHECK_S):
             jump_s = self._anchor.follow()
             if jump_s is not None:
-                self.add_record("event", {"name": "clock_set", "jump_s": round(jump_s, 3)})
+                self._write([self._builder.clock_set(jump_s, self._clock.steady_s())])
             self._check_files()
         if self.diagnostics is not None and self._is_due("diagnose", _CHECK_S):
             self._write(self.diagnostics.tick(self._anchor.wall_s(self._clock.steady_s()), self.files.folder.path))
@@ -431,7 +431,12 @@ class Writer:
     def _beat(self) -> None:
         num_alerts = self.diagnostics.num_open if self.diagnostics is not None else (0, 0)
         with self.pressure.in_files():
-            self.files.beat(num_waiting=len(self.buffer), num_dropped=self.losses.num_records, num_alerts=num_alerts)
+            self.files.beat(
+                num_waiting=len(self.buffer),
+                num_dropped=self.losses.num_records,
+                num_alerts=num_alerts,
+                clock_jumps_s=self._anchor.jumps_s,
+            )
 
     def _is_due(self, task: str, interval_s: float) -> bool:
         now_s = time.monotonic()

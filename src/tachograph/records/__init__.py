@@ -1,6 +1,7 @@
 """Records: the content and the encoding of a journal line. Independent of the code that writes or reads them."""
 
 from tachograph.records._alert import AlertRecord
+from tachograph.records._clock import CLOCK_SET, clock_jump_s
 from tachograph.records._codec import decode, decode_block, encode, mark_non_finite, to_json
 from tachograph.records._kinds import (
     KINDS,
@@ -32,6 +33,7 @@ from tachograph.records._values import (
 
 __all__ = [
     "AlertRecord",
+    "CLOCK_SET",
     "Encodable",
     "KINDS",
     "LazyValue",
@@ -49,6 +51,7 @@ __all__ = [
     "ValueProblem",
     "bounded_items",
     "check_run_name",
+    "clock_jump_s",
     "copy_to_host",
     "decode",
     "decode_block",

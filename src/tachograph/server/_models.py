@@ -150,6 +150,8 @@ class AttemptView(msgspec.Struct, kw_only=True):
     state: RunState
     started: float | None = None
     updated: float | None = None
+    duration_s: float | None = None
+    """Without changes of the wall clock, which `updated - started` includes."""
     first_step: int | None = None
     last_step: int | None = None
     num_steps: int = 0

@@ -186,6 +186,7 @@ def _build_attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
         state=state,
         started=finite_or_none(attempt.start.get("time")),
         updated=attempt.last_time,
+        duration_s=attempt.duration_s(),
         first_step=attempt.first_step,
         last_step=attempt.last_step,
         num_steps=attempt.num_steps,

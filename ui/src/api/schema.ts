@@ -116,6 +116,8 @@ export interface AttemptView {
   state: RunState;
   started: number | null;
   updated: number | null;
+  /** Without changes of the wall clock, which `updated - started` includes. */
+  duration_s: number | null;
   first_step: number | null;
   last_step: number | null;
   num_steps: number;

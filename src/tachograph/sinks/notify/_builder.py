@@ -15,6 +15,7 @@ import msgspec
 from tachograph.records import (
     METRIC_KINDS,
     SEVERITIES,
+    clock_jump_s,
     finite_or_none,
     is_number,
     mark_non_finite,
@@ -81,6 +82,8 @@ class MessageBuilder:
     def handle(self, record: dict[str, Any]) -> list[Message]:
         """Return the messages for a record: each message once, however often the record is read."""
         kind = record["event"]
+        if self.state.started_s is not None:
+            self.state.started_s += clock_jump_s(record)
         if kind in _KINDS_WITH_METRICS:
             return self._handle_metrics(record)
         handle = self._handlers.get(kind)
