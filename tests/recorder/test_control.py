@@ -246,3 +246,72 @@ def test_poll_returns_each_request_once(tmp_path):
     with pytest.raises(ControlFileError):
         file.poll()
     assert file.poll() == []
+
+
+def answers_by_id(folder):
+    """Return the statuses of each request, by its id, in order."""
+    found = {}
+    for record in read(folder).latest("event", "control_ack"):
+        found.setdefault(record["id"], []).append((record["status"], record["source"]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("lr_scale", [2.0, 3.0, 4.0]),
+        ("log_every", [10, 20, 30]),
+        ("checkpoint_now", [True, True, True]),
+        ("stop", [True, True, True]),
+    ],
+)
+def test_each_request_within_one_poll_is_answered(logs, name, values):
+    """The trainer is not polling while the requests are made."""
+    folder = RunFolder(logs / "x")
+    with tachograph.init("x", log_dir=str(logs), control_gap_s=0.0, **SETTINGS) as run:
+        run.control("lr_scale", 1.0, min=0.1, max=10.0)
+        poll, run.backend.poll_controls = run.backend.poll_controls, lambda: None
+        run.flush()
+        senders = ["cli", "dashboard", "cli"]
+        ids = [
+            write_requests(folder, {name: value}, source=sender)[name]
+            for value, sender in zip(values, senders, strict=True)
+        ]
+        write_requests(folder, {"unknown": 1}, source="other")
+        run.backend.poll_controls = poll
+        wait_for(lambda: "unknown" in {control for control, _ in acks(logs / "x")})
+        run.log(a=1.0)
+        assert run.should_checkpoint == (name == "checkpoint_now")
+        assert run.should_stop == (name == "stop")
+    found = answers_by_id(logs / "x")
+    for request, sender in zip(ids[:-1], senders, strict=False):
+        assert found[request] == [("pending", sender), ("superseded", sender)]
+    assert found[ids[-1]] == [("pending", "cli"), ("applied", "cli")]
+
+
+def test_invalid_request_is_answered_although_it_was_replaced(loop, logs):
+    folder = RunFolder(logs / "x")
+    first = write_requests(folder, {"lr_scale": "fast", "profile_steps": 0}, source="cli")
+    second = write_requests(folder, {"lr_scale": 2.0, "profile_steps": 1}, source="cli")
+    wait_for(lambda: ("applied", "cli") in answers_by_id(logs / "x").get(second["lr_scale"], []))
+    found = answers_by_id(logs / "x")
+    assert found[first["lr_scale"]] == found[first["profile_steps"]] == [("rejected", "cli")]
+
+
+def test_replaced_requests_do_not_overfill_the_control_file(tmp_path):
+    folder = RunFolder(tmp_path)
+    for number in range(1_000):
+        write_requests(folder, {"log_every": number, "text": "x" * (number % 3_000)}, source="cli")
+    assert folder.control.stat().st_size <= 64 << 10
+    requests = read_requests(folder)
+    assert [request.value for request in requests[-2:]] == [999, "x" * 999]
+    assert len({request.id for request in requests}) == len(requests) > 10
+
+
+@pytest.mark.parametrize("replaced", [7, "x", [1], [[1, 2, 3, 4]], [["a", 1]], {"a": 1}, None])
+def test_invalid_list_of_replaced_requests_is_ignored(tmp_path, replaced):
+    folder = RunFolder(tmp_path)
+    folder.control.write_text(json.dumps({"log_every": 7, "replaced": replaced}))
+    assert [(request.name, request.value) for request in read_requests(folder)] == [("log_every", 7)]
+    write_requests(folder, {"log_every": 8}, source="cli")
+    assert [request.value for request in read_requests(folder)] == [7, 8]

@@ -3,6 +3,10 @@
 The file is one JSON object: the requested value of each control by name, a `timestamp`, and for each name an id that
 distinguishes a new request from one already handled. ``{"log_every": 100, "timestamp": …}`` is a complete file.
 Requesters replace the file atomically. The trainer only polls it, validates it, and never writes it after the start.
+
+A requester cannot know whether the trainer has read the request that it replaces. So it moves that request to
+`replaced`, a list of the latest ones. The trainer returns each request once, by its id, in the order in which they were
+made; one that was replaced between two polls is answered, too.
 """
 
 from __future__ import annotations
@@ -43,7 +47,8 @@ LOG_EVERY_MIN, LOG_EVERY_MAX = 5, 2000
 PROFILE_STEPS_MAX = 1000
 REQUESTS = ("checkpoint_now", "profile_steps", "stop")
 """Names that request an action, not a value."""
-NOT_CONTROLS = frozenset({"timestamp", "source", "ids"})
+NOT_CONTROLS = frozenset({"timestamp", "source", "sources", "ids", "replaced"})
+_MAX_REPLACED = 200
 
 
 class Request(NamedTuple):
@@ -70,17 +75,18 @@ class ControlFile:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._last_stat: tuple[int, ...] | None = None
-        self._handled: dict[str, str] = {}
+        self._handled: set[tuple[str, str]] = set()
+        """Name and id of the requests in the file that were returned."""
 
     def reset(self, values: Mapping[str, Any], timestamp: float) -> None:
         """Write the current values; requests to an earlier attempt are discarded."""
         content = {**values, "timestamp": timestamp, "source": "trainer"}
         replace_file(self._folder.control, msgspec.json.encode(content), below=self._folder.path)
-        self._handled = {request.name: request.id for request in read_requests(self._folder)}
+        self._handled = {(request.name, request.id) for request in read_requests(self._folder)}
         self._last_stat = self._stat()
 
     def poll(self) -> list[Request]:
-        """Return new requests.
+        """Return new requests, in the order in which they were made.
 
         Raises:
             ControlFileError: once for each invalid version of the file.
@@ -92,8 +98,8 @@ class ControlFile:
         if current is None:
             return []
         requests = read_requests(self._folder)
-        new = [request for request in requests if self._handled.get(request.name) != request.id]
-        self._handled = {request.name: request.id for request in requests}
+        new = [request for request in requests if (request.name, request.id) not in self._handled]
+        self._handled = {(request.name, request.id) for request in requests}
         return [request for request in new if request.source != "trainer"]
 
     def _stat(self) -> tuple[int, ...] | None:
@@ -105,12 +111,13 @@ class ControlFile:
 
 
 def read_requests(folder: RunFolder) -> list[Request]:
-    """Return the requests in the file.
+    """Return the requests in the file, those that were replaced first.
 
     Raises:
         ControlFileError: if it is not a small regular file with a JSON object.
     """
-    return _requests(_read(folder))
+    content = _read(folder)
+    return [*_replaced_requests(content), *_requests(content)]
 
 
 def write_requests(folder: RunFolder, values: Mapping[str, Any], *, source: str) -> dict[str, str]:
@@ -126,27 +133,49 @@ def write_requests(folder: RunFolder, values: Mapping[str, Any], *, source: str)
             content = {}
         ids = {name: os.urandom(6).hex() for name in values}
         # Requests of others keep their ids; otherwise the trainer would handle them again.
-        kept = {request.name: request.id for request in _requests(content)}
+        kept = _requests(content)
+        replaced = [*_replaced_requests(content), *(request for request in kept if request.name in values)]
         content.update(values)
-        content.update(timestamp=time.time(), source=source, ids={**kept, **ids})
-        replace_file(folder.control, msgspec.json.encode(content), below=folder.path)
+        content.update(
+            timestamp=time.time(),
+            source=source,
+            sources={**{request.name: request.source for request in kept}, **dict.fromkeys(values, source)},
+            ids={**{request.name: request.id for request in kept}, **ids},
+            replaced=replaced[-_MAX_REPLACED:],
+        )
+        while len(data := msgspec.json.encode(content)) > MAX_BYTES and content["replaced"]:
+            content["replaced"] = content["replaced"][len(content["replaced"]) // 2 + 1 :]
+        replace_file(folder.control, data, below=folder.path)
     return ids
 
 
 def _requests(content: dict[str, Any]) -> list[Request]:
     timestamp = content.get("timestamp", 0)
-    ids = content.get("ids")
+    ids, sources = (found if isinstance(found := content.get(name), dict) else {} for name in ("ids", "sources"))
     source = content.get("source", "file")
     return [
         Request(
             name=name[:200],
             value=value,
-            id=str((ids.get(name) if isinstance(ids, dict) else None) or f"{timestamp}:{value!r:.100}"),
-            source=source[:100] if isinstance(source, str) else "file",
+            id=str(ids.get(name) or f"{timestamp}:{value!r:.100}"),
+            source=_source(sources.get(name, source)),
         )
         for name, value in content.items()
         if name not in NOT_CONTROLS
     ]
+
+
+def _replaced_requests(content: dict[str, Any]) -> list[Request]:
+    """Return the requests that later ones replaced; none if the list is invalid."""
+    try:
+        requests = msgspec.convert(content.get("replaced", []), list[Request])
+    except msgspec.ValidationError:
+        return []
+    return [Request(item.name[:200], item.value, item.id[:200], _source(item.source)) for item in requests]
+
+
+def _source(source: Any) -> str:
+    return source[:100] if isinstance(source, str) else "file"
 
 
 def _read(folder: RunFolder) -> dict[str, Any]:

@@ -210,7 +210,7 @@ class ControlPanel:
         for queue in (self._waiting, self._ready):
             older = queue.pop(request.name, None)
             if older is not None:
-                self._acknowledge(older.request, "superseded")
+                self._supersede(older.request)
         if control.value in (value, requested):
             self._acknowledge(request, "unchanged" if control.value == requested else "clamped", value=control.value)
             return
@@ -222,11 +222,11 @@ class ControlPanel:
             self._handle_profile(request)
         elif not isinstance(request.value, bool):
             self._reject(request, f"expected true or false, got {request.value!r:.80}")
-        elif request.name == "stop":
-            self.stop = request if request.value else None
-            self._acknowledge(request, "pending" if request.value else "applied", value=request.value)
         else:
-            self.checkpoint = request if request.value else None
+            older = self.stop if request.name == "stop" else self.checkpoint
+            if older is not None and older.id not in self._acknowledged_stops:
+                self._supersede(older)
+            setattr(self, "stop" if request.name == "stop" else "checkpoint", request if request.value else None)
             self._acknowledge(request, "pending" if request.value else "applied", value=request.value)
 
     def _handle_profile(self, request: Request) -> None:
@@ -238,7 +238,7 @@ class ControlPanel:
         else:
             older, self.profile = self.profile, request
             if older is not None:
-                self._acknowledge(older, "superseded")
+                self._supersede(older)
             self._acknowledge(request, "pending", value=request.value)
 
     def _release(self) -> None:
@@ -251,6 +251,9 @@ class ControlPanel:
     def _wait_s(self, name: str) -> float:
         changed_s = self._changed_s.get(name)
         return 0.0 if changed_s is None else max(0.0, changed_s + self._gap_s - self._steady_s())
+
+    def _supersede(self, request: Request) -> None:
+        self._acknowledge(request, "superseded", reason="a newer request replaced it")
 
     def _reject(self, request: Request, reason: str) -> None:
         self._acknowledge(request, "rejected", reason=reason)
