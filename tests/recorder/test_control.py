@@ -289,6 +289,14 @@ def test_each_request_within_one_poll_is_answered(logs, name, values):
     assert found[ids[-1]] == [("pending", "cli"), ("applied", "cli")]
 
 
+def test_request_right_after_init_is_answered(logs):
+    for number in range(20):
+        settings = {**SETTINGS, "flush_interval_s": 0.01}  # `init` does not wait for the first write
+        with tachograph.init(f"x{number}", log_dir=str(logs), console=False, **settings) as run:
+            request = write_requests(run.folder, {"log_every": 10}, source="cli")["log_every"]
+            wait_for(lambda run=run, request=request: request in answers_by_id(run.folder.path))
+
+
 def test_invalid_request_is_answered_although_it_was_replaced(loop, logs):
     folder = RunFolder(logs / "x")
     first = write_requests(folder, {"lr_scale": "fast", "profile_steps": 0}, source="cli")
