@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
+import math
+from pathlib import Path
+
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from tachograph.exceptions import ConfigError
 from tachograph.importers import IMPORTERS, Importer, describe, read_log
+from tachograph.importers._json_rows import read_json_rows
 
 
 @pytest.mark.parametrize("name", list(IMPORTERS.built_in))
@@ -99,3 +108,104 @@ def test_built_in_importer_wins_over_installed_one(tmp_path, installed):
     (tmp_path / "log.csv").write_text("step,loss\n1,2\n")
     assert describe(tmp_path / "log.csv") == "csv"
     assert describe(tmp_path) == "greedy"
+
+
+# Files that expand --------------------------------------------------------------------------------------------------
+
+BOMBS = {
+    "objects.json.gz": (b"[{}", b",{}", b"]"),
+    "history.json.gz": (b'{"log_history": [{}', b",{}", b"]}"),
+    "other.json.gz": (b'{"other": [{}', b",{}", b"]}"),
+    "spaces.json.gz": (b"[", b"   ", b"]"),
+    "objects.jsonl.gz": (b"{}\n", b"{}\n", b""),
+    "nested.jsonl.gz": (b'{"a": [[]', b",[]", b"]}\n"),
+    "rows.csv.gz": (b"a\n", b"1\n\n", b""),
+    "columns.csv.gz": (b"a", b",aa", b"\n"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_file_that_expands_does_not_fill_the_memory(tmp_path, script, name):
+    """120 MB of text in 0.12 MB, read with 1 GiB of memory."""
+    head, item, tail = BOMBS[name]
+    with gzip.open(tmp_path / name, "wb", 9) as file:
+        file.write(head)
+        for _ in range(400):
+            file.write(item * 100_000)
+        file.write(tail)
+    out = script(
+        """
+        import resource, sys
+        from tachograph.exceptions import ConfigError
+        from tachograph.importers import read_log
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        try:
+            for _ in read_log(sys.argv[1]):
+                pass
+        except ConfigError as error:
+            print(error)
+        """,
+        tmp_path / name,
+    ).ok()
+    assert str(tmp_path / name) in out
+    assert "expands to more than 200 times its size" in out or "of more than 8 MiB" in out
+
+
+def test_large_uncompressed_list_is_read_row_by_row(tmp_path, script):
+    with open(tmp_path / "big.json", "wb") as file:
+        file.write(b"[{}")
+        for _ in range(300):
+            file.write(b", {}" * 10_000)
+        file.write(b"]")
+    out = script(
+        """
+        import resource, sys
+        from tachograph.importers.trainer_state import TrainerStateImporter
+        from pathlib import Path
+        resource.setrlimit(resource.RLIMIT_AS, (150 << 20, 150 << 20))  # its rows alone would need 200 MB
+        print(sum(1 for _ in TrainerStateImporter().read(Path(sys.argv[1]))))
+        """,
+        tmp_path / "big.json",
+    ).ok()
+    assert out == "3000001\n"
+
+
+def test_compressed_log_of_constant_values_is_read(tmp_path):
+    rows = [f'{{"step": {number}, "loss": 0.0, "time": {1_000 + number}}}\n' for number in range(200_000)]
+    with gzip.open(tmp_path / "log.jsonl.gz", "wt") as file:
+        file.writelines(rows)
+    assert sum(1 for _ in read_log(tmp_path / "log.jsonl.gz")) == 200_000
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=10,
+    ),
+    st.sampled_from([1, 2, 7, 1_000]),
+    st.sampled_from([None, 2]),
+    st.booleans(),
+)
+@example({"log_history": 1, "a": [1, {}]}, 1, None, False)
+@example([12, -3.5e10, True, math.nan, math.inf, -math.inf], 1, None, False)
+def test_rows_are_those_of_the_whole_document(content, read_chars, indent, is_cut):
+    """However the text is divided into reads, the result is that of `json.loads`."""
+    text = json.dumps(content, indent=indent)
+    text = text[: len(text) // 2] if is_cut else text
+
+    class Parts(io.StringIO):
+        def read(self, size=-1):
+            return super().read(min(size, read_chars))
+
+    try:
+        whole = json.loads(text)
+        rows = whole.get("log_history") if isinstance(whole, dict) else whole
+        expected = repr(rows) if isinstance(rows, list) else "has no `log_history`"
+    except ValueError:
+        expected = "is not valid JSON"
+    try:
+        assert repr(list(read_json_rows(Parts(text), Path("x"), "log_history"))) == expected
+    except ConfigError as error:
+        assert expected in str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -11,7 +12,10 @@ from tachograph.exceptions import ConfigError
 
 __all__ = ["file_type", "open_text", "read_lines"]
 
-_MAX_LINE_CHARS = 16 << 20
+_MAX_LINE_CHARS = 8 << 20
+_MAX_EXPANSION = 200
+"""How many times its size a compressed log may have. Logs have 5 to 50 times their size, empty lines 1,000 times."""
+_MIN_EXPANDED_BYTES = 1 << 20
 
 
 def file_type(path: Path) -> str:
@@ -22,10 +26,40 @@ def file_type(path: Path) -> str:
 
 
 def open_text(path: Path) -> IO[str]:
-    """Open a text file, which may be compressed with gzip."""
+    """Open a text file, which may be compressed with gzip.
+
+    Reading raises `ConfigError` if the file expands to far more than a log does.
+    """
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", errors="replace", newline="")
+        return io.TextIOWrapper(_LimitedGzipFile(path), encoding="utf-8", errors="replace", newline="")
     return open(path, encoding="utf-8-sig", errors="replace", newline="")
+
+
+class _LimitedGzipFile(gzip.GzipFile):
+    """Stops a small file that expands without end: it would keep the reader busy for hours."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._compressed = open(path, "rb")  # noqa: SIM115 - closed with this file
+        super().__init__(fileobj=self._compressed)
+
+    def close(self) -> None:
+        super().close()
+        self._compressed.close()
+
+    def read(self, size: int | None = -1) -> bytes:
+        return self._checked(super().read(size))
+
+    def read1(self, size: int = -1) -> bytes:
+        return self._checked(super().read1(size))
+
+    def _checked(self, data: bytes) -> bytes:
+        if self.tell() > _MIN_EXPANDED_BYTES and self.tell() > _MAX_EXPANSION * self._compressed.tell():
+            raise ConfigError(
+                f"{str(self._path)!r} expands to more than {_MAX_EXPANSION} times its size, which no log does; "
+                "decompress it yourself if you trust it"
+            )
+        return data
 
 
 def read_lines(file: IO[str], path: Path) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def _read_rows(name: str, importer: Importer, path: Path) -> Iterator[dict[str, 
         return  # a truncated .gz file: everything before the cut was read
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
-    except (csv.Error, UnicodeDecodeError) as error:
+    except (csv.Error, UnicodeDecodeError, zlib.error) as error:
         raise ConfigError(f"{str(path)!r} is not a valid {name} log: {error}") from error
     except Exception as error:
         if name in IMPORTERS.built_in:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tachograph.exceptions import ConfigError
 from tachograph.importers._files import file_type, open_text
+from tachograph.importers._json_rows import read_json_rows
 
 __all__ = ["TrainerStateImporter"]
-
-_MAX_CHARS = 1 << 30
 
 
 class TrainerStateImporter:
@@ -26,17 +23,7 @@ class TrainerStateImporter:
         """Yield the rows of the history."""
         path = _latest_state(path) or path
         with open_text(path) as file:
-            text = file.read(_MAX_CHARS + 1)
-        if len(text) > _MAX_CHARS:
-            raise ConfigError(f"{str(path)!r} is larger than 1 GiB")
-        try:
-            content = json.loads(text)  # accepts NaN and Infinity, which the Trainer writes; msgspec does not
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{str(path)!r} is not valid JSON: {error}") from error
-        rows = content.get("log_history") if isinstance(content, dict) else content
-        if not isinstance(rows, list):
-            raise ConfigError(f"{str(path)!r} has no `log_history`, as a trainer_state.json has, and is not a list")
-        yield from (row for row in rows if isinstance(row, dict))
+            yield from (row for row in read_json_rows(file, path, "log_history") if isinstance(row, dict))
 
 
 def _latest_state(folder: Path) -> Path | None:
