@@ -241,7 +241,7 @@ def test_failures_are_recorded_and_shown(logs, notes, importable, cli):
 def cli():
     from click.testing import CliRunner
 
-    from tachograph.cli import main
+    from tachograph.cli._main import main
 
     return lambda *arguments: CliRunner().invoke(main, [str(argument) for argument in arguments]).output
 

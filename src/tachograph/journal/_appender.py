@@ -15,7 +15,7 @@ import itertools
 import os
 from pathlib import Path
 
-from tachograph._base.files import open_to_append, replacing, write_all
+from tachograph._base.files import move_file, open_to_append, replacing, write_all
 
 __all__ = ["Appender"]
 
@@ -91,7 +91,7 @@ class Appender:
             self._path, self._below = path, path.parent
         saved = False
         if self._path.exists() and not self._path.is_file():
-            os.rename(self._path, _free_path(self._path))
+            move_file(self._path, _free_path(self._path), below=self._below)
         old = self._fd
         if not self._path.exists() and old >= 0:
             with replacing(self._path, below=self._below) as copy:  # readers never see a partial copy

@@ -16,6 +16,8 @@ import secrets
 import stat
 from pathlib import Path
 
+from tachograph._base.files import UnsafeFileError, add_file, open_to_read
+
 __all__ = ["TOKEN_PATTERN", "load_token", "state_folder", "token_path", "write_login_page"]
 
 TOKEN_PATTERN = re.compile(r"[!-~]{1,256}")
@@ -48,8 +50,7 @@ def load_token() -> str:
         try:
             found = _read_private(path)
         except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
-                _create_private(path, secrets.token_urlsafe(24))
+            _create_private(path, secrets.token_urlsafe(24))
             continue
         if found is not None and TOKEN_PATTERN.fullmatch(found):
             return found
@@ -95,38 +96,21 @@ def _read_private(path: Path) -> str | None:
     Raises:
         OSError: if it cannot be opened; `FileNotFoundError` if there is none.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        descriptor = os.open(path, flags)
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # a link
-            return None
-        raise
-    try:
-        found = os.fstat(descriptor)
+        file = open_to_read(path)
+    except UnsafeFileError:  # a link, for example
+        return None
+    with file:
+        found = os.fstat(file.fileno())
         is_private = os.name != "posix" or not found.st_mode & _PRIVATE
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != _own_uid(found) or not is_private:
+        if found.st_uid != _own_uid(found) or not is_private:
             return None
-        return os.read(descriptor, _MAX_BYTES).decode("ascii", "replace").strip()
-    finally:
-        os.close(descriptor)
+        return file.read(_MAX_BYTES).decode("ascii", "replace").strip()
 
 
 def _create_private(path: Path, text: str) -> None:
-    """Create a file that only this user can read.
-
-    Raises:
-        FileExistsError: if there is such a file already.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-    descriptor = os.open(temporary, flags, 0o600)
-    try:
-        with open(descriptor, "w", encoding="ascii") as file:
-            file.write(text)
-        os.link(temporary, path)
-    finally:
-        temporary.unlink()
+    """Create a file that only this user can read, unless there is one of that name."""
+    add_file(path, text.encode("ascii"), below=path.parent, mode=0o600)
 
 
 def _own_uid(found: os.stat_result) -> int:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tachograph._base.detached import ReplyChannel, is_orphan, read_requests
+from tachograph._base.files import open_lock
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.sinks._config import build_sinks
@@ -141,7 +142,7 @@ def _try_lock(folder: RunFolder, name: str) -> bool:
     """Lock the export of a run to one sink until this process ends; return False if another process has the lock."""
     with contextlib.suppress(OSError):  # a file system without locks
         folder.private.mkdir(exist_ok=True)
-        descriptor = os.open(folder.private / f"sink-{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_lock(folder.private / f"sink-{name}.lock", below=folder.path)
         _locks.append(descriptor)
         if fcntl is not None:
             try:
