@@ -8,6 +8,7 @@ import pytest
 
 import tachograph
 from tachograph.reader import read
+from tachograph.spans import timed_span
 from tests.conftest import lines_of
 
 
@@ -127,6 +128,20 @@ def test_wide_rows_wait_in_bounded_memory(logs):
     history = read(logs / "x")
     assert history.counts["step"] == 300
     assert history.num_lost_records == 0
+
+
+def test_nothing_stays_in_memory_when_the_mirror_yields(logs):
+    """The CSV mirror lets the journal be written in the middle of its work, while a batch is being collected."""
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0, exit_timeout_s=120) as run:
+        for number in range(3_000):
+            with timed_span("work", span_attributes={"number": number}):
+                pass
+        assert run.flush(120)
+        assert read(logs / "x").counts["span"] == 3_000
+    history = read(logs / "x")
+    assert history.counts["span"] == 3_000
+    assert history.counts["end"] == 1
+    assert not run.backend._batch.data
 
 
 def test_events_slow_down_instead_of_being_lost(logs):

@@ -56,9 +56,9 @@ def test_caller_waits_while_the_oldest_item_is_too_old():
     subject.buffer.extend((subject.clock.steady_s(), step, {"a": 1.0}) for step in range(NUM_ITEMS))
     assert not done
     assert subject.is_held(done)
-    subject.pressure.finish_chunk(0, 0, is_written=False)
+    subject.pressure.finish_chunk(0, 0)
     assert subject.is_held(done)
-    subject.pressure.finish_chunk(0, 0, is_written=True)
+    subject.pressure.note_written()
     assert wait_for(lambda: done, 30) == [True]
 
 
@@ -119,7 +119,7 @@ def test_slow_pace_lowers_the_backlog_that_is_accepted():
     assert not subject.pressure.is_late
     subject.pressure.start_chunk(subject.buffer[0])
     threading.Event().wait(0.2)
-    subject.pressure.finish_chunk(100, 0, is_written=True)  # at least 2 ms per item, so 4 s for all
+    subject.pressure.finish_chunk(100, 0)  # at least 2 ms per item, so 4 s for all
     assert subject.pressure.is_late
     assert subject.pressure.age_s < MAX_AGE_S
 

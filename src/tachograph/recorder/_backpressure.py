@@ -153,14 +153,8 @@ class Backpressure:
         if self._taken_s is None:
             self._taken_s = queued_s(first)
 
-    def finish_chunk(self, num_items: int, num_bytes: int, *, is_written: bool) -> None:
-        """Note that a chunk is done.
-
-        Args:
-            num_items: the number of its items.
-            num_bytes: the bytes of the large ones.
-            is_written: whether everything removed from the buffer is in the file.
-        """
+    def finish_chunk(self, num_items: int, num_bytes: int) -> None:
+        """Note that a chunk is done: the number of its items, and the bytes of the large ones."""
         self._progress_s = time.monotonic()
         took_s = self._progress_s - self._chunk_s
         # A slow chunk counts at once and is forgotten slowly: to expect a slow writer is safe.
@@ -168,8 +162,10 @@ class Backpressure:
             self._byte_s = max(took_s / num_bytes, 0.8 * self._byte_s)
         elif num_items >= _MIN_PACE_ITEMS:
             self._item_s = max(took_s / num_items, 0.8 * self._item_s)
-        if is_written:
-            self._taken_s = None
+
+    def note_written(self) -> None:
+        """Note that everything removed from the buffer is in the file."""
+        self._taken_s = None
 
     @contextmanager
     def in_files(self) -> Iterator[None]:

@@ -275,23 +275,24 @@ class Writer:
         """Write what is in the buffer now."""
         num_items = len(self.buffer)
         with self.pressure.out_of_files():  # also called in the middle of a long task of the files
-            while num_items > 0:
-                chunk, markers, num_bytes = self._take_chunk()
-                if not chunk and not markers:
-                    break
-                num_items -= len(chunk) + len(markers)
-                self.num_items += len(chunk)
-                self._batch.markers += markers
-                start_s = time.thread_time()
-                try:
+            start_s = time.thread_time()
+            try:
+                while num_items > 0:
+                    chunk, markers, num_bytes = self._take_chunk()
+                    if not chunk and not markers:
+                        break  # the call in the middle of a task has written the rest
+                    num_items -= len(chunk) + len(markers)
+                    self.num_items += len(chunk)
+                    self._batch.markers += markers
                     self._add_to_batch(chunk)
-                finally:
-                    if num_items <= 0 or self._is_batch_due():
+                    if self._is_batch_due():
                         self._write_batch()
-                    self.busy_s += time.thread_time() - start_s
-                    self.pressure.finish_chunk(len(chunk), num_bytes, is_written=not self._batch.data)
-                if self._builder.saw_array or self.pressure.is_late:
-                    self.divert_training()
+                    self.pressure.finish_chunk(len(chunk), num_bytes)
+                    if self._builder.saw_array or self.pressure.is_late:
+                        self.divert_training()
+            finally:  # whatever ended the loop: nothing stays in the batch
+                self._write_batch()
+                self.busy_s += time.thread_time() - start_s
 
     def _take_chunk(self) -> tuple[list[BufferItem], list[FlushMarker], int]:
         """Remove items from the buffer, few if they are large; return them, markers, and bytes of the large ones."""
@@ -332,6 +333,8 @@ class Writer:
 
     def _write_batch(self) -> None:
         """Append the collected lines to the journal."""
+        if not self._batch.data and not self._batch.markers:
+            return
         batch, self._batch = self._batch, _Batch()  # first: the mirror may let us write the buffer in between
         started_s = time.monotonic()
         try:
@@ -339,6 +342,7 @@ class Writer:
         finally:
             self._written_at_s = time.monotonic()
             self._last_write_s = self._written_at_s - started_s
+            self.pressure.note_written()
             for marker in batch.markers:
                 marker.written.set()
 
