@@ -18,10 +18,6 @@ class Backend(Protocol):
 
     buffer: deque[BufferItem]
     losses: LossCounter
-    busy_s: float
-    """CPU time that the writer thread has spent on items so far."""
-    num_items: int
-    """Items taken from the buffer so far."""
 
     @property
     def is_late(self) -> bool:

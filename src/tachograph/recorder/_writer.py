@@ -124,10 +124,6 @@ class Writer:
         self.buffer: deque[BufferItem] = deque()
         self.losses = LossCounter()
         self.pressure = Backpressure(self.buffer, settings.buffer_size, clock.steady_s, self.wake)
-        self.busy_s = 0.0
-        """CPU time spent on items so far, without the periodic tasks."""
-        self.num_items = 0
-        """Items taken from the buffer so far."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -275,14 +271,12 @@ class Writer:
         """Write what is in the buffer now."""
         num_items = len(self.buffer)
         with self.pressure.out_of_files():  # also called in the middle of a long task of the files
-            start_s = time.thread_time()
             try:
                 while num_items > 0:
                     chunk, markers, num_bytes = self._take_chunk()
                     if not chunk and not markers:
                         break  # the call in the middle of a task has written the rest
                     num_items -= len(chunk) + len(markers)
-                    self.num_items += len(chunk)
                     self._batch.markers += markers
                     self._add_to_batch(chunk)
                     if self._is_batch_due():
@@ -292,7 +286,6 @@ class Writer:
                         self.divert_training()
             finally:  # whatever ended the loop: nothing stays in the batch
                 self._write_batch()
-                self.busy_s += time.thread_time() - start_s
 
     def _take_chunk(self) -> tuple[list[BufferItem], list[FlushMarker], int]:
         """Remove items from the buffer, few if they are large; return them, markers, and bytes of the large ones."""

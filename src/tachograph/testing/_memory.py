@@ -70,8 +70,6 @@ class _MemoryWriter:
         self._builder = RecordBuilder(self._anchor, log_every=log_every)
         self.buffer: deque[BufferItem] = deque()
         self.losses = LossCounter()
-        self.busy_s = 0.0
-        self.num_items = 0
         self.records: list[dict[str, Any]] = []
 
     @property

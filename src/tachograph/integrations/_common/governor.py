@@ -1,11 +1,10 @@
 """Keeps the cost of observing a loop below a share of its step time, by sampling less.
 
 Hooks add the time that they take on the training thread to `spent_s`. After each window of iterations the governor
-compares what an iteration costs with what it lasts. The cost is that of the hooks plus the writer's time for the items
-that the hooks put into the buffer, because both threads share one interpreter lock. If the cost exceeds the limit, only
-one of every two iterations is recorded in detail, then one of four, and so on. Halving the sampling at most halves the
-cost, so it is doubled again only when the cost is well below half of the limit: it does not swing back and forth. Where
-halving it saves next to nothing, because the rest is the price of counting iterations at all, it is taken back.
+compares what an iteration costs with what it lasts. If the cost exceeds the limit, only one of every two iterations is
+recorded in detail, then one of four, and so on. Halving the sampling at most halves the cost, so it is doubled again
+only when the cost is well below half of the limit: it does not swing back and forth. Where halving it twice saves next
+to nothing, because the rest is the price of counting iterations at all, it is taken back.
 
 The detailed iteration is picked at random within each group of `every`. A fixed rhythm could coincide with one of the
 loop: with four loader processes, every fourth batch may be slow.
@@ -25,11 +24,11 @@ import random
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from tachograph._base.guard import guard
 
-__all__ = ["OverheadGovernor", "WriterCost", "timed_callback", "timed_hook"]
+__all__ = ["OverheadGovernor", "timed_callback", "timed_hook"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -41,7 +40,7 @@ _MIN_GROUPS = 8
 
 _MIN_WINDOW_S = 1.0
 _MAX_EVERY = 128
-_MIN_SAVING = 0.93
+_MIN_SAVING = 0.9
 _RETRY_ABOVE = 1.5
 _MAX_REST_S = 0.25
 _RELAX_BELOW = 0.4
@@ -49,21 +48,11 @@ _PHASE_INTERVAL_S = 0.5
 _MIN_LAUNCH_FACTOR = 2.0
 
 
-class WriterCost(Protocol):
-    """The part of a run's backend that the governor needs."""
-
-    busy_s: float
-    """CPU time that the writer thread has spent on items so far."""
-    num_items: int
-    """Items that it has taken from the buffer so far."""
-
-
 class OverheadGovernor:
     """Decides which iterations are recorded in detail; see the module. Without a run, it records all of them."""
 
     def __init__(self) -> None:
         self._max_overhead = 1.0
-        self._writer: WriterCost | None = None
         self._on_change: Callable[[int, float], None] = lambda _every, _overhead: None
         self.spent_s = 0.0
         """Time that the hooks have taken since the last iteration ended."""
@@ -78,9 +67,8 @@ class OverheadGovernor:
         self._next_phases = 0
         """The number from which on the phases of an iteration are sampled again."""
         self._skip_spent_s = 0.0
-        self._writer_before = (0.0, 0)
-        self._cost_before_s: float | None = None
-        """The cost before the sampling was halved in the last window; None if it was not."""
+        self._costs_before_s: list[float] = []
+        """What iterations cost before each time that the sampling was halved, in the last windows."""
         self._futile_above_s = 0.0
         """Halving the sampling again is worth a try only above this cost."""
         self._step_s = 0.0
@@ -96,17 +84,15 @@ class OverheadGovernor:
         # Its own generator: the script may have seeded the shared one.
         self._random = random.Random(0)  # noqa: S311
 
-    def limit(self, max_overhead: float, writer: WriterCost | None, on_change: Callable[[int, float], None]) -> None:
+    def limit(self, max_overhead: float, on_change: Callable[[int, float], None]) -> None:
         """Set the limit.
 
         Args:
             max_overhead: the limit, as a share of the step time.
-            writer: the cost of the writer; None if the run has none.
             on_change: called when the sampling changes, with the new `every` and the share of the step time that
                 recording took before.
         """
         self._max_overhead = max_overhead
-        self._writer = writer
         self._on_change = on_change
 
     def hook(self, place: str) -> _TimedHook:
@@ -183,39 +169,32 @@ class OverheadGovernor:
         steps_s, self._steps_s = sorted(self._steps_s), []
         skip_spent_s, self._skip_spent_s = self._skip_spent_s, 0.0
         self._step_s = steps_s[len(steps_s) // 2]
-        writer_s = self._writer_s(len(steps_s) + len(with_s))
         if not self._is_warm:  # the first window contains the first launches and allocations
             self._is_warm = True
             self._launch_s = float("inf")
             return
         hooks_s = len(without_s) * _usual(without_s) + len(with_s) * _usual(with_s) + skip_spent_s
-        cost_s = (max(0.0, hooks_s) + writer_s) / len(steps_s)
+        cost_s = max(0.0, hooks_s) / len(steps_s)
         self._decide(cost_s, self._max_overhead * self._step_s if self._max_overhead < 1 else float("inf"))
-
-    def _writer_s(self, num_items: int) -> float:
-        """Return the writer's time in the window for the items of the hooks, about this many."""
-        if self._writer is None:
-            return 0.0
-        (busy_before_s, num_before), now = self._writer_before, (self._writer.busy_s, self._writer.num_items)
-        self._writer_before = now
-        num_written = now[1] - num_before
-        return (now[0] - busy_before_s) * min(1.0, num_items / num_written) if num_written else 0.0
 
     def _decide(self, cost_s: float, limit_s: float) -> None:
         """Change the sampling if an iteration costs too much, or so little that more is affordable."""
-        before_s, self._cost_before_s = self._cost_before_s, None
-        if before_s is not None and cost_s > _MIN_SAVING * before_s:
-            self._futile_above_s = _RETRY_ABOVE * cost_s
-            self._set_every(self.every // 2, cost_s)
-            return
-        if before_s is not None:
+        costs_s = self._costs_before_s
+        if costs_s and cost_s <= _MIN_SAVING * costs_s[-1]:
             self._futile_above_s = 0.0
-        if cost_s > limit_s and self.every < _MAX_EVERY and cost_s > self._futile_above_s:
-            self._cost_before_s = cost_s
+        if len(costs_s) > 1 and cost_s > _MIN_SAVING * costs_s[-2]:
+            self._futile_above_s = _RETRY_ABOVE * cost_s
+            costs_s.clear()
+            self._set_every(self.every // 4, cost_s)
+        elif cost_s > limit_s and self.every < _MAX_EVERY and cost_s > self._futile_above_s:
+            costs_s.append(cost_s)
             self._set_every(2 * self.every, cost_s)
         elif cost_s < _RELAX_BELOW * limit_s and self.every > 1:
             self._futile_above_s = 0.0
+            costs_s.clear()
             self._set_every(self.every // 2, cost_s)
+        else:
+            costs_s.clear()
 
     def _set_every(self, every: int, cost_s: float) -> None:
         self.every = every

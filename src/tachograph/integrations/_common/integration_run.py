@@ -184,7 +184,7 @@ class IntegrationRun:
         self.run = live
         self.world_size = ranks.world_size()
         self._recorder = recorder_of(live)
-        self.governor.limit(live.max_overhead, live.backend, self._record_sampling)
+        self.governor.limit(live.max_overhead, self._record_sampling)
         if self.owns_run:
             self._application = application(run=live).start_at(_process_start_msec())
             atexit.register(self._close_application)
