@@ -156,10 +156,10 @@ def test_losses_on_a_full_disk_are_counted_once(small_disk):
     num_lost = run.backend.losses.num_records
     assert num_lost > 0
     ticks = run.backend._due_s["check"]
-    wait_for(lambda: run.backend._due_s["check"] > ticks + 1, 60)
+    wait_for(lambda: run.backend._due_s["check"] > ticks + 1)
     assert run.backend.losses.num_records == num_lost
     ballast.unlink()
-    wait_for(lambda: run.flush(1), 60)
+    wait_for(lambda: run.flush(1))
     assert run.finish(timeout_s=60)
     history = read(small_disk / "x")
     assert history.counts["step"] + history.num_lost_records == 3_000
@@ -234,7 +234,7 @@ def test_folder_replacing_the_journal_gets_another_name(logs, when):
     (journal / "inside").mkdir(parents=True)
     (journal / "inside" / "file").write_text("not ours")
     if when == "in the middle":
-        wait_for(journal.is_file, 60)
+        wait_for(journal.is_file)
     for step in range(100, 200):
         run.log(a=1.0, step=step)
     assert run.finish(timeout_s=60) is True

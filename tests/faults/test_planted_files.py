@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import HANG_S
+
 NAMES = [
     "metrics.jsonl",
     "metrics.csv",
@@ -60,7 +62,7 @@ def record(logs, name="run", **more):
 def run_script(code: str, *arguments: object) -> str:
     """Run code in a process of its own, which a pipe in the way may block."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -217,7 +217,7 @@ def test_optimizer_steps_are_counted(logs):
     run_loop(logs, is_tracked=True)
     records = lines_of(logs / "grey")
     # Ten batches, three per step; the last one of an epoch is a step of its own. So four steps per epoch.
-    (update,) = of_kind(records, "event", name="training_metrics_update")
+    *_, update = of_kind(records, "event", name="training_metrics_update")
     assert update["num_iterations"] == 8
     assert update["num_train_samples"] == 8 * 12
     steps = metric_steps(records)
@@ -226,7 +226,7 @@ def test_optimizer_steps_are_counted(logs):
         "the rate used for the step"
     )
     assert [v["global_step"] for v in of_kind(records, "validation")] == [4, 8]
-    (window,) = [r for r in of_kind(records, "step") if "window/iterations" in r]
+    *_, window = [r for r in of_kind(records, "step") if "window/iterations" in r]
     shares = {name: window[f"window/share_{name}"] for name in ("data", "forward", "backward", "optimizer")}
     assert all(share > 0 for share in shares.values())
     assert sum(shares.values()) < 1
@@ -256,7 +256,7 @@ def test_time_between_steps_belongs_to_no_iteration(logs):
         time.sleep(0.2)
     took_s = time.perf_counter() - start_s
     accelerator.end_training()
-    (update,) = of_kind(lines_of(logs / "grey"), "event", name="training_metrics_update")
+    *_, update = of_kind(lines_of(logs / "grey"), "event", name="training_metrics_update")
     assert update["num_iterations"] == 3
     assert update["total_iteration_time_sec"] <= took_s - 3 * 0.2
 
@@ -312,7 +312,7 @@ def test_skipped_step_is_not_counted(logs):
         optimizer.zero_grad()
     assert tracker.step == 8
     accelerator.end_training()
-    (update,) = of_kind(lines_of(logs / "grey"), "event", name="training_metrics_update")
+    *_, update = of_kind(lines_of(logs / "grey"), "event", name="training_metrics_update")
     assert update["num_iterations"] == 8
 
 

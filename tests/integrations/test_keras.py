@@ -98,7 +98,7 @@ def test_fit_records_steps_validation_and_checkpoints(logs, callback, tmp_path):
     assert [validation["val_loss"] for validation in validations] == history.history["val_loss"]
     assert [validation["global_step"] for validation in validations] == [5, 10]
 
-    (update,) = of_kind(records, "event", name="training_metrics_update")
+    *_, update = of_kind(records, "event", name="training_metrics_update")
     assert (update["num_iterations"], update["num_train_samples"]) == (10, 80)
     assert update["avg_dataloader_time_sec"] > 0
     saved = of_kind(records, "event", name="save_checkpoint_success")
@@ -127,7 +127,7 @@ def test_gradient_accumulation_counts_optimizer_steps(logs, callback):
     callback.finish()
     records = lines_of(logs / "grey")
     assert [step["global_step"] for step in metric_steps(records)] == list(range(1, 8))
-    (update,) = of_kind(records, "event", name="training_metrics_update")
+    *_, update = of_kind(records, "event", name="training_metrics_update")
     assert (update["num_iterations"], update["num_train_samples"]) == (7, 7 * 16)
 
 
@@ -153,7 +153,7 @@ def test_evaluate_is_recorded_as_test_and_predict_as_span(logs, callback):
     (test,) = of_kind(records, "test")
     assert (test["test_loss"], test["global_step"]) == (loss, 10)
     assert not of_kind(records, "validation")
-    (update,) = of_kind(records, "event", name="testing_metrics_update")
+    *_, update = of_kind(records, "event", name="testing_metrics_update")
     assert update["total_iteration_time_sec"] > 0
     (predicted,) = [r for r in records if r["event"] in ("span_stop", "span") and r["name"] == "predict"]
     assert predicted["attributes"]["num_batches"] == 5
@@ -185,7 +185,7 @@ def test_steps_per_execution_splits_time_equally(logs, callback):
     callback.finish()
     records = lines_of(logs / "grey")
     assert [step["global_step"] for step in metric_steps(records)] == [4, 8, 10]
-    (update,) = of_kind(records, "event", name="training_metrics_update")
+    *_, update = of_kind(records, "event", name="training_metrics_update")
     assert update["num_iterations"] == 10
     assert 0.005 <= update["min_iteration_time_sec"] <= update["max_iteration_time_sec"] <= max(per_batch_s)
 

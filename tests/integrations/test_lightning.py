@@ -346,7 +346,7 @@ def test_validate_test_and_predict_use_same_run(tmp_path, logs):
         "testing_loop",
         "prediction_loop",
     ]
-    [update] = [event for event in of(records, "event") if event["name"] == "testing_metrics_update"]
+    *_, update = [event for event in of(records, "event") if event["name"] == "testing_metrics_update"]
     assert update["avg_iteration_time_sec"] > 0
 
 
@@ -607,7 +607,7 @@ def test_two_ranks_are_recorded_and_stop_together(script, tmp_path):
     other = [json.loads(line) for line in (folder / "ranks" / "00001.jsonl").read_text().splitlines()]
     assert other[0]["rank"] == 1
     assert not [record for record in other if "train_loss" in record]
-    [update] = [record for record in other if record.get("name") == "training_metrics_update"]
+    *_, update = [record for record in other if record.get("name") == "training_metrics_update"]
     assert update["num_iterations"] == 4
     assert len(read_ranks(RunFolder(folder))) == 2
 

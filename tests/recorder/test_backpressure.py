@@ -104,7 +104,7 @@ def test_bytes_of_large_items_are_bounded():
         results = []
         for _ in range(10):
             done = subject.add(num_bytes=num_bytes)
-            results += wait_for(done.copy, 30)
+            results += wait_for(done.copy)
     assert results == [True] * 8 + [False] * 2
     assert subject.pressure.held_bytes == MAX_BYTES
     for _ in range(8):
