@@ -174,7 +174,7 @@ LOOP = """
     run = tachograph.init("x", log_dir=sys.argv[1], flush_interval_s=1.0)
     for step in range(200 if sys.argv[2] in ("goes_on", "ignore") else 10**9):
         run.log(a=1.0, step=step)
-        print("step", step, flush=True)
+        sys.stdout.write(f"step {step}\\n")  # in one piece: the signal may end the process at any time
     sys.stdin.read()
     run.finish()
 """
