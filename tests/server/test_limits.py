@@ -35,6 +35,7 @@ GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 @pytest.fixture
 def server(logs, serve, monkeypatch):
     monkeypatch.setattr(LimitedProtocol, "request_timeout_s", TIMEOUT_S)
+    monkeypatch.setattr(LimitedProtocol, "silence_timeout_s", TIMEOUT_S)
     monkeypatch.setattr(LimitedProtocol, "response_timeout_s", TIMEOUT_S)
     write_run(logs)
     return serve(logs)

@@ -5,7 +5,11 @@
  * removed from the address at once, so that it can neither be shared by accident nor be seen over a shoulder.
  */
 
-import { api } from "./api";
+import { api, ApiError } from "./api";
+
+/** A connection can break; the token is gone from the address then. */
+const maxAttempts = 3;
+const pauseMs = 500;
 
 /** The token in the address, if there is one. */
 const tokenInAddress = () => new URLSearchParams(location.hash.slice(1)).get("token");
@@ -18,5 +22,13 @@ export async function logInFromAddress(): Promise<void> {
   const token = tokenInAddress();
   if (token === null) return;
   history.replaceState(null, "", location.pathname + location.search);
-  await api.login(token).catch(() => null); // the page then asks for the token
+  for (let attempt = 0; attempt < maxAttempts; attempt++) {
+    try {
+      await api.login(token);
+      return;
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status !== 0) return; // the page then asks for the token
+      await new Promise((resolve) => setTimeout(resolve, pauseMs));
+    }
+  }
 }

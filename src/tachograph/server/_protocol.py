@@ -3,8 +3,10 @@
 uvicorn waits without end for the rest of a request, and for a client that stops reading its response. Here a
 connection has deadlines instead:
 
-- **Request.** From the first byte, or from the connection if nothing has arrived yet, until the last byte of the body.
-  The deadline does not move when more bytes arrive, so a client cannot extend it by sending one byte at a time.
+- **Request.** From the first byte until the last byte of the body. The deadline does not move when more bytes arrive,
+  so a client cannot extend it by sending one byte at a time.
+- **Silence.** A connection without a first byte may last longer: browsers open connections before they need them, and a
+  request sent at the moment in which the server closes one fails in the page.
 - **Response.** While a byte waits to be sent, the response waits too, so at most one block of it is in memory. A client
   that reads less than `min_progress_bytes` within a deadline is disconnected.
 - Between two requests, uvicorn's own keep-alive timeout applies.
@@ -35,6 +37,7 @@ class LimitedProtocol(H11Protocol):
 
     request_timeout_s = 20.0
     """Bodies are small (see `_access.MAX_BODY_BYTES`), so a complete request takes no longer than this."""
+    silence_timeout_s = 300.0
     response_timeout_s = 60.0
     min_progress_bytes = 64 << 10
     """Together with the timeout: a client must read about a kilobyte per second."""
@@ -45,6 +48,7 @@ class LimitedProtocol(H11Protocol):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._request_deadline: asyncio.TimerHandle | None = None
+        self._is_silent = True
         self._response_deadline: asyncio.TimerHandle | None = None
         self._num_unsent = 0
 
@@ -59,10 +63,13 @@ class LimitedProtocol(H11Protocol):
             transport.abort()
             return
         transport.set_write_buffer_limits(high=0)  # pause while anything is unsent
-        self._start_request_deadline()
+        self._request_deadline = self.loop.call_later(self.silence_timeout_s, transport.abort)
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes, and start or stop waiting for the rest of a request."""
+        if self._is_silent:
+            self._is_silent = False
+            self._stop_request_deadline()
         super().data_received(data)
         their_state = self.conn.their_state
         if their_state is h11.SEND_BODY or (their_state is h11.IDLE and self.conn.trailing_data[0]):
