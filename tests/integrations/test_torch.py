@@ -572,6 +572,19 @@ def test_two_optimizers_are_counted_while_resting(run, monkeypatch):
     assert 5 <= len(history.series("train_loss").steps) <= 20
 
 
+def test_rest_ends_if_another_optimizer_takes_over(run, monkeypatch):
+    rest_soon(monkeypatch)
+    monkeypatch.setattr("tachograph.integrations._common.loop_observer._MAX_REST_S", 0.0)
+    model, first, _ = parts()
+    second = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tacho.watch(model, [first, second]):
+        for number in range(60):
+            train_step(model, first if number < 20 else second, [torch.randn(4, 4)])
+    run.finish()
+    steps = tacho.read(run).series("train_loss").steps.tolist()
+    assert max(steps) > 40
+
+
 def test_loop_without_a_loader_is_counted_while_resting(run, monkeypatch):
     rest_soon(monkeypatch)
     model, optimizer, _ = parts()

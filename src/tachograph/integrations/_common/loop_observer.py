@@ -57,6 +57,9 @@ _NO_CONTROL = "`tacho run` observes a plain loop but cannot control it; send the
 _NUM_HOOKS = 4
 """Hooks in an iteration: request for a batch, backward pass, and before and after the step of the optimizer."""
 
+_MAX_REST_S = 2.0
+"""A rest lasts a quarter of a second if the loop goes on as before. After this time it does not."""
+
 _active: list[LoopObserver] = []
 
 _steps_by_run: weakref.WeakKeyDictionary[Run, int] = weakref.WeakKeyDictionary()
@@ -217,7 +220,7 @@ class LoopObserver:
         return batch
 
     def _fetch_resting(self, get: Callable[[], Any]) -> Any:
-        if not sys.modules["torch"].is_grad_enabled():
+        if not sys.modules["torch"].is_grad_enabled() or perf_counter() > self._rest_start_s + _MAX_REST_S:
             self.wake_up()
             return self.fetch(get)
         try:
@@ -353,6 +356,8 @@ class LoopObserver:
         now_s = perf_counter()
         self.state.num_optimizer_steps += 1
         if id(optimizer) != self._last_optimizer:
+            if now_s > self._rest_start_s + _MAX_REST_S:  # the script uses another optimizer now
+                self.wake_up()
             return
         self._rest_stops_s.append(now_s)
         if len(self._rest_stops_s) >= self._num_to_rest:
