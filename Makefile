@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UI_SOURCES := $(shell find ui -mindepth 1 -name node_modules -prune -o -print)
 
-.PHONY: setup demo test lint types docs ui ui-check browser bench bench-detectors bench-overhead release-check clean
+.PHONY: setup demo test test-lowest lint types docs ui ui-check browser bench bench-detectors bench-overhead release-check clean
 
 setup: $(VENV)/.stamp-dev
 
@@ -59,6 +59,10 @@ browser:
 test:
 	$(MAKE) -j 2 -O ui-check lint types ui browser
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup
+
+# Some tests with the lowest versions of all dependencies, with the oldest Python on this machine.
+test-lowest: $(BIN)/python
+	$(BIN)/python -m tests.lowest
 
 bench: $(VENV)/.stamp-bench
 	$(BIN)/python -m benchmarks

@@ -50,7 +50,7 @@ def decode(line: bytes) -> dict[str, Any]:
     """Decode one line.
 
     Raises:
-        ValueError: if the line is not a JSON object with an `event`.
+        ValueError or msgspec.MsgspecError: if the line is not a JSON object with an `event`.
     """
     record: Any = _decode(line)
     if type(record) is not dict or type(record.get("event")) is not str:

@@ -168,9 +168,11 @@ def _parse_query(model: type[msgspec.Struct] | None, request: Request) -> Any:
 
 
 def _query_items(request: Request) -> list[tuple[str, str]]:
+    # Not `request.url.query`: older versions of Starlette split the decoded path at a question mark in a run name.
+    text = request.scope["query_string"].decode("latin-1")
     # Invalid UTF-8 is replaced, so that it ends up as an unknown name or value instead of a server error.
     try:
-        return parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=_MAX_PARAMETERS, errors="replace")
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_PARAMETERS, errors="replace")
     except ValueError:
         raise ApiError(400, "bad_query", f"more than {_MAX_PARAMETERS} parameters") from None
 
