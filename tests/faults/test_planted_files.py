@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tachograph.reader import read
 from tests.conftest import HANG_S
 
 NAMES = [
@@ -151,6 +152,7 @@ def test_file_planted_during_a_run_is_not_written(tmp_path):
     )
     run_script(code, tmp_path)
     assert (tmp_path / "precious").read_text() == "untouched"
+    assert [name for name in "abc" if name in read(tmp_path / "logs" / "run").metrics] == list("abc")
 
 
 def test_links_above_the_files_are_followed(tmp_path):

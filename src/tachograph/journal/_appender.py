@@ -82,7 +82,7 @@ class Appender:
         """Recreate a deleted journal, here or at another path; return True if the earlier records were saved.
 
         The open descriptor still reads the deleted file, so nothing written before is lost. If another file exists at
-        the path, that file is continued. Anything else at the path, such as a folder, gets another name.
+        the path, that file is continued. Anything else at the path, such as a folder or a link, gets another name.
 
         Raises:
             OSError: if the journal cannot be recreated.
@@ -90,7 +90,7 @@ class Appender:
         if path is not None:
             self._path, self._below = path, path.parent
         saved = False
-        if self._path.exists() and not self._path.is_file():
+        if self._path.is_symlink() or (self._path.exists() and not self._path.is_file()):
             move_file(self._path, _free_path(self._path), below=self._below)
         old = self._fd
         if not self._path.exists() and old >= 0:
