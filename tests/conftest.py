@@ -20,9 +20,11 @@ import pytest
 from tachograph._base.guard import guard
 from tachograph.recorder._process import live_runs
 
+# A shell starts background jobs without SIGINT, and `nohup` without SIGHUP; programs that tests start would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts background jobs that way, and the programs that the tests start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -174,8 +174,13 @@ FILE_CALLS = {"os.replace", "os.rename", "os.link", "os.symlink", "os.mkfifo", "
 FILE_CALLS |= {"shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree", "shutil.move"}
 FILE_CALLS |= {"tempfile.NamedTemporaryFile", "tempfile.TemporaryFile", "tempfile.mkstemp", "tempfile.mktemp"}
 FILE_METHODS = {"write_text", "write_bytes", "touch", "symlink_to", "hardlink_to"}
-# Exceptions: the bootstrap must work where Tachograph cannot be imported; it creates a file in a private folder.
-MAY_OPEN_FILES = {"_base/files.py", "integrations/zero_code/bootstrap/sitecustomize.py"}
+# Exceptions: the processes of `tacho run` write into a private folder of the launcher, also where Tachograph cannot be
+# imported, and after Ctrl-C, when nothing may be imported.
+MAY_OPEN_FILES = {
+    "_base/files.py",
+    "integrations/zero_code/_launch_spec.py",
+    "integrations/zero_code/bootstrap/sitecustomize.py",
+}
 
 
 def opens_for_writing(call: ast.Call) -> bool:

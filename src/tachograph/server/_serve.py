@@ -108,8 +108,14 @@ def create_server(log_dir: str | os.PathLike[str], access: Access, **options: An
         server_header=False,
         timeout_keep_alive=30,
     )
+    logging.getLogger("uvicorn.error").addFilter(_is_not_about_shutdown)
     server = uvicorn.Server(config)
     return server
+
+
+def _is_not_about_shutdown(record: logging.LogRecord) -> bool:
+    """Drop the complaint about clients that have not hung up in time: the server ends anyway."""
+    return "timeout graceful shutdown exceeded" not in str(record.msg)
 
 
 def _bind(host: str, port: int) -> socket.socket:

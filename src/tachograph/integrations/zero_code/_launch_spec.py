@@ -57,12 +57,11 @@ class ChildReport(NamedTuple):
 def report_to_launcher(spec: LaunchSpec, kind: str, fields: dict[str, Any]) -> None:
     """Write a report. A later one of the same kind and process replaces it."""
     if os.path.isdir(spec.reports):  # a process may outlive the launcher, which removes the folder
-        from pathlib import Path  # here, because every Python process of the program imports this module
-
-        from tachograph._base.files import replace_file
-
-        folder = Path(spec.reports)
-        replace_file(folder / f"{kind}-{os.getpid()}.json", json.dumps(fields).encode(), below=folder)
+        # Not with `_base.files`: the folder is private, and after Ctrl-C nothing may be imported (see `_child`).
+        path = os.path.join(spec.reports, f"{kind}-{os.getpid()}.json")
+        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+            json.dump(fields, file)
+        os.replace(f"{path}.tmp", path)
 
 
 def read_child_reports(folder: str, kind: str) -> list[ChildReport]:
