@@ -11,6 +11,7 @@ inner evaluation, records into the outer run.
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import sys
 import time
@@ -348,13 +349,16 @@ class IntegrationRun:
         """Whether iterations may be counted without being observed: no trace of the next steps is requested."""
         return self._tracer is None or self._tracer.is_idle
 
-    def add_iterations(self, start_s: float, stops_s: Sequence[float]) -> None:
+    def add_iterations(self, start_s: float, stops_s: Sequence[float], spent_s: float) -> None:
         """Record iterations that were only counted.
 
         Args:
-            start_s: when the first one started.
+            start_s: when the first one started, for which the governor was asked.
             stops_s: when each of them ended, which is when the next one started.
+            spent_s: how long the hooks took in them.
         """
+        steps_s = [stop_s - start_s for start_s, stop_s in itertools.pairwise([start_s, *stops_s])]
+        self.governor.skip(steps_s, spent_s)
         recorder, loop = self._recorder, self._loop
         if recorder is not None and loop is not None and not recorder.is_closed:
             for stop_s in stops_s:

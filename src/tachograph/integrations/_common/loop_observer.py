@@ -17,7 +17,6 @@ Everything here runs in the training thread. Nothing may raise or wait.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import threading
@@ -389,9 +388,7 @@ class LoopObserver:
         self.is_resting = False
         stops_s, start_s = self._rest_stops_s, self._rest_start_s
         if stops_s:
-            self._integration.add_iterations(start_s, stops_s)
-            steps_s = [stop_s - start_s for start_s, stop_s in itertools.pairwise([start_s, *stops_s])]
-            self.governor.skip(steps_s, self._rest_spent_s)
+            self._integration.add_iterations(start_s, stops_s, self._rest_spent_s)
         self.state.rested(len(stops_s), stops_s[-1] if stops_s else start_s, is_between_steps=is_between_steps)
 
     @guarded("observing a skipped step")

@@ -16,7 +16,6 @@ While the timer rests, because the governor wants no details of the next steps, 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
@@ -118,9 +117,7 @@ class StepTimer:
         self.is_resting = False
         stops_s = self._rest_stops_s
         if stops_s:
-            self._job.add_iterations(self._last_end_s, stops_s)
-            pairs = itertools.pairwise([self._last_end_s, *stops_s])
-            self.governor.skip([stop_s - start_s for start_s, stop_s in pairs], self._rest_spent_s)
+            self._job.add_iterations(self._last_end_s, stops_s, self._rest_spent_s)
             self._last_end_s, self._paused_s = stops_s[-1], 0.0
 
     # Around a batch ------------------------------------------------------------------------------------------------
