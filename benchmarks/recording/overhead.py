@@ -2,8 +2,9 @@
 
 One training runs through all modes: blocks of steps that nothing records alternate with blocks recorded by Tachograph
 or logged with TensorBoard or Weights & Biases, in a different order in each round. A block is compared with the mean
-of the bare blocks right before and after it, so a machine that slows down affects both. The first round is warm-up:
-the governor finds its sampling in it. *Nothing again* is a bare block treated like any other: it shows how large a
+of the bare blocks right before and after it, so a machine that slows down affects both. Each block has a lead-in that
+is not timed: a GPU that was idle during the switch is faster for a while. The first rounds are warm-up: the governor
+finds its sampling in them. *Nothing again* is a bare block treated like any other: it shows how large a
 difference has to be to mean anything.
 
 Everything that happens while training runs is included: the writer thread, the system sampler, the CSV mirror and the
@@ -43,7 +44,11 @@ NOTHING, AGAIN, TACHO_RUN, ONE_LINE, TENSORBOARD, WANDB = (
     "TensorBoard",
     "W&B, offline",
 )
-_BLOCK_S = 1.0
+_BLOCK_S = 0.5
+_LEAD_IN = 0.2
+"""Steps at the start of a block that are not timed, as a share of the timed ones."""
+
+_WARM_UP_ROUNDS = 3
 _BUDGETS = {4: 0.01, 10: 0.001}
 
 
@@ -69,7 +74,7 @@ class Schedule:
             yield self.batch
         self._synchronise()
         num_steps = max(20, round(100 * _BLOCK_S / (time.perf_counter() - start_s)))
-        for number in range(self.num_rounds + 1):
+        for number in range(1 - _WARM_UP_ROUNDS, self.num_rounds + 1):
             ratios: dict[str, float] = {}
             before_s = yield from self._block(NOTHING, num_steps)
             for mode in self._random.sample(self.modes, len(self.modes)):
@@ -77,9 +82,9 @@ class Schedule:
                 after_s = yield from self._block(NOTHING, num_steps)
                 ratios[mode] = 2 * took_s / (before_s + after_s)
                 before_s = after_s
-                if number:
+                if number > 0:
                     self.bare_s.append(after_s)
-            if number:
+            if number > 0:
                 for mode, ratio in ratios.items():
                     self.ratios[mode].append(ratio)
                 parts = ", ".join(f"{mode} {ratios[mode] - 1:+.1%}" for mode in self.modes)
@@ -89,6 +94,9 @@ class Schedule:
     def _block(self, mode: str, num_steps: int) -> Generator[Any, None, float]:
         """Yield the batches of a block; return the duration of a step."""
         self._start(mode)
+        for _ in range(round(_LEAD_IN * num_steps)):
+            yield self.batch
+        self._synchronise()
         start_s = time.perf_counter()
         for _ in range(num_steps):
             yield self.batch
@@ -405,7 +413,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how much slower training is with recording.")
     parser.add_argument("loops", nargs="*", default=list(LOOPS), help=f"which loops: {', '.join(LOOPS)}")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=16)
     options = parser.parse_args()
     if unknown := set(options.loops) - set(LOOPS):
         parser.error(f"unknown loop {', '.join(sorted(unknown))}; choose from {', '.join(LOOPS)}")

@@ -10,9 +10,9 @@ The detailed iteration is picked at random within each group of `every`. A fixed
 loop: with four loader processes, every fourth batch may be slow.
 
 Two kinds of time do not count. The slowest iterations of a window do not, because another thread had the interpreter
-lock or the machine was busy; iterations with and without values are judged apart. Neither does a launch that takes
-longer than usual: a queue of work that is full makes the launching thread wait for the device, and without us it would
-wait in its next launch.
+lock or the machine was busy; iterations with values, those without, and those that are only counted are judged apart.
+Neither does a launch that takes longer than usual: a queue of work that is full makes the launching thread wait for the
+device, and without us it would wait in its next launch.
 
 Values that the script logs itself are never dropped.
 """
@@ -66,7 +66,6 @@ class OverheadGovernor:
         """The number of the next iteration whose values are recorded."""
         self._next_phases = 0
         """The number from which on the phases of an iteration are sampled again."""
-        self._skip_spent_s = 0.0
         self._costs_before_s: list[float] = []
         """What iterations cost before each time that the sampling was halved, in the last windows."""
         self._futile_above_s = 0.0
@@ -76,6 +75,8 @@ class OverheadGovernor:
         self._window_start_s = 0.0
         self._costs_s: tuple[list[float], list[float]] = ([], [])
         """What the iterations of this window cost: those without values, and those with."""
+        self._skip_costs_s: list[float] = []
+        """What those cost that were only counted."""
         self._steps_s: list[float] = []
         self._launch_s = float("inf")
         self._has_values = False
@@ -118,17 +119,17 @@ class OverheadGovernor:
         """How many iterations after the current one are not recorded in detail, for a quarter of a second at most."""
         return min(self._pick - self._number, int(_MAX_REST_S / self._step_s) if self._step_s > 0 else 0)
 
-    def skip(self, steps_s: Sequence[float], spent_s: float) -> None:
+    def skip(self, steps_s: Sequence[float], costs_s: Sequence[float]) -> None:
         """Account for iterations that were only counted.
 
         Args:
             steps_s: how long each of them lasted; the first one is the last for which `start_iteration` was called.
-            spent_s: how long the hooks took in them.
+            costs_s: how long the hooks took in each of them.
         """
         self._number += len(steps_s) - 1
         if self._last_end_s is not None:
             self._steps_s += steps_s
-            self._skip_spent_s += spent_s
+            self._skip_costs_s += costs_s
             self._last_end_s += sum(steps_s)
 
     def end_iteration(self, now_s: float) -> None:
@@ -165,16 +166,14 @@ class OverheadGovernor:
         self.waited_s = 0.0
 
     def _end_window(self) -> None:
-        (without_s, with_s), self._costs_s = self._costs_s, ([], [])
+        costs_s, self._costs_s, self._skip_costs_s = (*self._costs_s, self._skip_costs_s), ([], []), []
         steps_s, self._steps_s = sorted(self._steps_s), []
-        skip_spent_s, self._skip_spent_s = self._skip_spent_s, 0.0
         self._step_s = steps_s[len(steps_s) // 2]
         if not self._is_warm:  # the first window contains the first launches and allocations
             self._is_warm = True
             self._launch_s = float("inf")
             return
-        hooks_s = len(without_s) * _usual(without_s) + len(with_s) * _usual(with_s) + skip_spent_s
-        cost_s = max(0.0, hooks_s) / len(steps_s)
+        cost_s = max(0.0, sum(len(some_s) * _usual(some_s) for some_s in costs_s)) / len(steps_s)
         self._decide(cost_s, self._max_overhead * self._step_s if self._max_overhead < 1 else float("inf"))
 
     def _decide(self, cost_s: float, limit_s: float) -> None:

@@ -15,7 +15,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from tachograph._init import init
 from tachograph.exceptions import ConfigError, TachographError, did_you_mean
 from tachograph.integrations._common.governor import OverheadGovernor
 from tachograph.integrations._common.phases import PhaseMarks
+from tachograph.integrations._common.rest import Rest
 from tachograph.integrations._common.tensors import number_from
 from tachograph.integrations._common.tracer import StepTracer
 from tachograph.journal import RunFolder, read_records
@@ -349,22 +350,17 @@ class IntegrationRun:
         """Whether iterations may be counted without being observed: no trace of the next steps is requested."""
         return self._tracer is None or self._tracer.is_idle
 
-    def add_iterations(self, start_s: float, stops_s: Sequence[float], spent_s: float) -> None:
-        """Record iterations that were only counted.
-
-        Args:
-            start_s: when the first one started, for which the governor was asked.
-            stops_s: when each of them ended, which is when the next one started.
-            spent_s: how long the hooks took in them.
-        """
-        steps_s = [stop_s - start_s for start_s, stop_s in itertools.pairwise([start_s, *stops_s])]
-        self.governor.skip(steps_s, spent_s)
+    def add_iterations(self, rest: Rest) -> None:
+        """Record iterations that were only counted, if there are any. The governor was asked for the first one."""
+        if not rest.stops_s:
+            return
+        times_s = list(itertools.pairwise([rest.start_s, *rest.stops_s]))
+        self.governor.skip([stop_s - start_s for start_s, stop_s in times_s], rest.costs_s)
         recorder, loop = self._recorder, self._loop
         if recorder is not None and loop is not None and not recorder.is_closed:
-            for stop_s in stops_s:
+            for start_s, stop_s in times_s:
                 recorder.add_short_span(ObservedIteration(_ITERATION, recorder, start_s, stop_s, loop, data_s=None))
-                start_s = stop_s
-        self._num_done += len(stops_s)
+        self._num_done += len(times_s)
         self._handle_requests()
 
     def read_scalar(self, value: Any) -> Any:

@@ -41,6 +41,7 @@ from tachograph.integrations._common.loop_state import (
     ValidationStarted,
 )
 from tachograph.integrations._common.manual_spans import is_inside, is_iteration_marked
+from tachograph.integrations._common.rest import Rest
 from tachograph.integrations._common.tensors import gradient_norm, steps_completed, sum_losses, unscaled_loss
 from tachograph.recorder import Run, latest_run
 from tachograph.spans import Span, TrainingRecorder, checkpoint_save, current_span, validation_loop
@@ -116,12 +117,8 @@ class LoopObserver:
         self._is_saving = False
         self._is_in_backward = False
         self._validation: Span | None = None
-        self.is_resting = False
-        """Whether iterations are only counted at present. The wrappers of torch's functions check it first."""
-        self._num_to_rest = 0
-        self._rest_start_s = self._rest_spent_s = 0.0
-        self._rest_stops_s: list[float] = []
-        """When the iterations since `_rest_start_s` ended."""
+        self.rest: Rest | None = None
+        """The iterations that are only counted at present. The wrappers of torch's functions check it first."""
         self._last_optimizer: int | None = None
         """The optimizer that stepped last in the last iteration; each of its steps ends one."""
 
@@ -201,8 +198,8 @@ class LoopObserver:
 
     def fetch(self, get: Callable[[], Any]) -> Any:
         """Call `get` for the next batch and time it. Exceptions propagate; `StopIteration` means no more data."""
-        if self.is_resting:
-            return self._fetch_resting(get)
+        if self.rest is not None:
+            return self._fetch_resting(self.rest, get)
         if self._is_fetching or self._is_ignored():
             return get()
         self._is_fetching = True
@@ -218,14 +215,14 @@ class LoopObserver:
         self._batch_received(start_s)
         return batch
 
-    def _fetch_resting(self, get: Callable[[], Any]) -> Any:
-        if not sys.modules["torch"].is_grad_enabled() or perf_counter() > self._rest_start_s + _MAX_REST_S:
+    def _fetch_resting(self, rest: Rest, get: Callable[[], Any]) -> Any:
+        if not sys.modules["torch"].is_grad_enabled() or perf_counter() > rest.start_s + _MAX_REST_S:
             self.wake_up()
             return self.fetch(get)
         try:
             return get()
         except StopIteration:
-            if self.is_resting:  # not a nested loader that has woken it up
+            if self.rest is not None:  # not a nested loader that has woken it up
                 self.wake_up()
                 self._data_exhausted()
             raise
@@ -350,46 +347,38 @@ class LoopObserver:
         if outputs:
             self._record(outputs, optimizer)
 
-    def step_rested(self, optimizer: Any) -> None:
+    def step_rested(self, rest: Rest, optimizer: Any) -> None:
         """Count the step of an optimizer while resting."""
         now_s = perf_counter()
         self.state.num_optimizer_steps += 1
-        if id(optimizer) != self._last_optimizer:
-            if now_s > self._rest_start_s + _MAX_REST_S:  # the script uses another optimizer now
-                self.wake_up()
-            return
-        self._rest_stops_s.append(now_s)
-        if len(self._rest_stops_s) >= self._num_to_rest:
-            self.wake_up(is_between_steps=True)
-        # The other hooks of the iteration are about as short as this one.
-        self._rest_spent_s += _NUM_HOOKS * (perf_counter() - now_s)
+        if id(optimizer) == self._last_optimizer:
+            if rest.count(now_s):
+                self.wake_up(is_between_steps=True)
+        elif now_s > rest.start_s + _MAX_REST_S:  # the script uses another optimizer now
+            self.wake_up()
 
     @guarded("resting")
-    def _rest(self) -> None:
+    def _start_rest(self) -> None:
         """Only count the iterations, from the current one to the last before the next that is recorded in detail."""
         state, compiled = self.state, self.compiled
         num_skippable = self.governor.num_skippable
         if num_skippable > 0 and state.can_rest and self._integration.can_rest and not compiled.was_seen:
-            self._num_to_rest = 1 + num_skippable  # the governor has counted the current one already
-            self._rest_start_s = state.current.began_s if state.current.began_s is not None else perf_counter()
-            self._rest_spent_s = 0.0
-            self._rest_stops_s = []
-            self.is_resting = True
+            start_s = state.current.began_s if state.current.began_s is not None else perf_counter()
+            self.rest = Rest(start_s, 1 + num_skippable, _NUM_HOOKS)  # the governor has counted the current one already
 
-    @guarded("waking up")
+    @timed_hook("waking up")
     def wake_up(self, *, is_between_steps: bool = False) -> None:
         """Record the iterations that were only counted, and observe again.
 
         Args:
             is_between_steps: whether the step of an optimizer has just ended an iteration.
         """
-        if not self.is_resting:
+        rest, self.rest = self.rest, None
+        if rest is None:
             return
-        self.is_resting = False
-        stops_s, start_s = self._rest_stops_s, self._rest_start_s
-        if stops_s:
-            self._integration.add_iterations(start_s, stops_s, self._rest_spent_s)
-        self.state.rested(len(stops_s), stops_s[-1] if stops_s else start_s, is_between_steps=is_between_steps)
+        self._integration.add_iterations(rest)
+        stops_s = rest.stops_s
+        self.state.rested(len(stops_s), stops_s[-1] if stops_s else rest.start_s, is_between_steps=is_between_steps)
 
     @guarded("observing a skipped step")
     def step_skipped(self, optimizer: Any) -> None:
@@ -503,7 +492,7 @@ class LoopObserver:
         if integration.owns_run and self.method == "inferred":
             run.reject_requests(_NO_CONTROL)
         if not iteration.is_manual and len(iteration.stepped) > 0:
-            self._rest()
+            self._start_rest()
 
     def _start_run(self, optimizer: Any = None) -> None:
         """Find the run, or start one."""

@@ -45,7 +45,7 @@ class TorchPatches:
                 if is_compiling():
                     compiled.ran_backward = True
                     return original(*arguments, **named)
-                if observer.is_resting:
+                if observer.rest is not None:
                     return original(*arguments, **named)
                 loss = arguments[0] if arguments else named.get("tensors")
                 return observer.backward(lambda: original(*arguments, **named), loss)
@@ -61,7 +61,7 @@ class TorchPatches:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def clip_grad_norm_(*arguments: Any, **named: Any) -> Any:
                 norm = original(*arguments, **named)
-                if not is_compiling() and not observer.is_resting:
+                if not is_compiling() and observer.rest is None:
                     observer.gradients_clipped(norm)
                 return norm
 
@@ -91,14 +91,14 @@ class TorchPatches:
         compiled = observer.compiled
 
         def before_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
-            if not is_compiling() and not observer.is_resting:
+            if not is_compiling() and observer.rest is None:
                 observer.step_started(optimizer)
 
         def after_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
             if is_compiling():
                 compiled.ran_step = True
-            elif observer.is_resting:
-                observer.step_rested(optimizer)
+            elif observer.rest is not None:
+                observer.step_rested(observer.rest, optimizer)
             else:
                 observer.step_finished(optimizer)
 
@@ -127,7 +127,7 @@ class TorchPatches:
         def make_scale(original: Callable[..., Any]) -> Callable[..., Any]:
             def scale(self: Any, outputs: Any) -> Any:
                 scaled = original(self, outputs)
-                if scaled is not outputs and not is_compiling() and not observer.is_resting:
+                if scaled is not outputs and not is_compiling() and observer.rest is None:
                     observer.loss_scaled()
                     if isinstance(outputs, sys.modules["torch"].Tensor):
                         scaled._tachograph_loss = outputs.detach()

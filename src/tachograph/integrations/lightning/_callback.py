@@ -47,7 +47,7 @@ def _step_hook(function: _Function) -> _Function:
     @functools.wraps(function)
     def hook(self: TachographCallback, *arguments: Any, **named: Any) -> None:
         timer = self._trainer_run.timer
-        if timer is not None and not timer.is_resting:
+        if timer is not None and timer.rest is None:
             call(self, *arguments, **named)
 
     return hook  # type: ignore[return-value]
@@ -289,9 +289,9 @@ class TachographCallback(EvaluationHooks):
         if self._is_inactive or timer is None:
             return
         before = trainer_run.num_steps
-        if timer.is_resting:
+        if timer.rest is not None:
             with guard("counting a step"):
-                trainer_run.num_steps += timer.batch_rested(trainer.global_step)
+                trainer_run.num_steps += timer.batch_rested(timer.rest, trainer.global_step)
             if trainer_run.num_steps != before:
                 self._apply_requests(trainer)
             return
@@ -305,7 +305,7 @@ class TachographCallback(EvaluationHooks):
                     self._pending = None
                     # What the module logs is recorded at certain steps, which are therefore not only counted.
                     every = trainer.log_every_n_steps
-                    timer.rest(every - 1 - trainer_run.num_steps % every if every > 0 else _MAX_REST)
+                    timer.start_rest(every - 1 - trainer_run.num_steps % every if every > 0 else _MAX_REST)
         if trainer_run.num_steps != before:
             self._apply_requests(trainer)
 

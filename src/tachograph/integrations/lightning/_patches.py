@@ -105,7 +105,7 @@ def observe_fetching(patches: Patches, trainer: Any, timer: StepTimer, before_fe
     def make_before(original: Callable[[], None]) -> Callable[[], None]:
         def on_before_fetch() -> None:
             original()
-            if timer.is_resting:
+            if timer.rest is not None:
                 return
             with timer.governor.hook("starting to time a fetch"):
                 before_fetch()
@@ -115,7 +115,7 @@ def observe_fetching(patches: Patches, trainer: Any, timer: StepTimer, before_fe
 
     def make_after(original: Callable[[], None]) -> Callable[[], None]:
         def on_after_fetch() -> None:
-            if not timer.is_resting:
+            if timer.rest is None:
                 with timer.governor.hook("timing a fetch"):
                     timer.fetch_ended()
             original()

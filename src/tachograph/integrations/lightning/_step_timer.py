@@ -22,6 +22,7 @@ from typing import Any
 
 from tachograph.integrations._common.integration_run import IntegrationRun, Names
 from tachograph.integrations._common.phases import PhaseMarks
+from tachograph.integrations._common.rest import Rest
 from tachograph.integrations._common.tensors import gradient_norm, sum_losses
 from tachograph.records import LazyValue
 
@@ -71,11 +72,8 @@ class StepTimer:
         self._last_end_s = perf_counter()
         self._paused_s = 0.0
         self._paused_until_s = 0.0
-        self.is_resting = False
-        """Whether steps are only counted at present."""
-        self._num_to_rest = 0
-        self._rest_spent_s = 0.0
-        self._rest_stops_s: list[float] = []
+        self.rest: Rest | None = None
+        """The steps that are only counted at present."""
 
     def discard_iteration(self) -> None:
         """Discard the open iteration, if any: a new epoch starts, or the step has been recorded."""
@@ -90,35 +88,30 @@ class StepTimer:
 
     # Steps that are only counted -----------------------------------------------------------------------------------
 
-    def rest(self, max_steps: int) -> None:
+    def start_rest(self, max_steps: int) -> None:
         """Only count the next steps, as many as the governor wants no details of, but at most `max_steps`."""
         num_steps = min(self.governor.num_skippable, max_steps)
         if num_steps > 0 and self._marks is None and self._job.can_rest:
             self.governor.start_iteration()
-            self._num_to_rest, self._rest_spent_s, self._rest_stops_s = num_steps, 0.0, []
-            self.is_resting = True
+            self.rest = Rest(self._last_end_s, num_steps, _NUM_HOOKS)
 
-    def batch_rested(self, global_step: int) -> bool:
+    def batch_rested(self, rest: Rest, global_step: int) -> bool:
         """Handle the end of a batch while resting; return whether it completes a step."""
         now_s = perf_counter()
         if global_step == self._global_step:
             return False
         self._global_step = global_step
-        self._rest_stops_s.append(now_s)
-        if len(self._rest_stops_s) >= self._num_to_rest:
-            self.wake_up()
-        self._rest_spent_s += _NUM_HOOKS * (perf_counter() - now_s)  # the other hooks are about as short
+        if rest.count(now_s):
+            with self.governor.hook("waking up"):
+                self.wake_up()
         return True
 
     def wake_up(self) -> None:
         """Record the steps that were only counted, and time the next one."""
-        if not self.is_resting:
-            return
-        self.is_resting = False
-        stops_s = self._rest_stops_s
-        if stops_s:
-            self._job.add_iterations(self._last_end_s, stops_s, self._rest_spent_s)
-            self._last_end_s, self._paused_s = stops_s[-1], 0.0
+        rest, self.rest = self.rest, None
+        if rest is not None and rest.stops_s:
+            self._job.add_iterations(rest)
+            self._last_end_s, self._paused_s = rest.stops_s[-1], 0.0
 
     # Around a batch ------------------------------------------------------------------------------------------------
 
