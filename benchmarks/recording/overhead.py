@@ -60,6 +60,7 @@ class Schedule:
         self.modes = modes
         self.num_rounds = num_rounds
         self.mode = NOTHING
+        self.is_done = False
         self.ratios: dict[str, list[float]] = {mode: [] for mode in modes}
         """The duration of a step by mode, relative to the bare blocks around it; one value per round."""
         self.bare_s: list[float] = []
@@ -68,7 +69,7 @@ class Schedule:
         self._random = random.Random(0)
 
     def __iter__(self) -> Iterator[Any]:
-        self._start(ONE_LINE)  # a framework may fetch batches before it tells its callbacks that training starts
+        self._start(ONE_LINE)  # the callback has to see the start and the end of training
         start_s = time.perf_counter()
         for _ in range(100):
             yield self.batch
@@ -89,7 +90,9 @@ class Schedule:
                     self.ratios[mode].append(ratio)
                 parts = ", ".join(f"{mode} {ratios[mode] - 1:+.1%}" for mode in self.modes)
                 print(f"  round {number} of {self.num_rounds}, {1000 * before_s:.2f} ms: {parts}", flush=True)
-        self._start(NOTHING)
+        self._start(ONE_LINE)
+        self.is_done = True
+        yield self.batch  # for a framework that ends only after a step
 
     def _block(self, mode: str, num_steps: int) -> Generator[Any, None, float]:
         """Yield the batches of a block; return the duration of a step."""
@@ -362,8 +365,8 @@ def trainer_loop(device: str, num_rounds: int) -> Schedule:
         trainer = Trainer(transformers.LlamaForCausalLM(config), arguments, callbacks=[callback, Others()])
 
         class Stop(transformers.TrainerCallback):
-            def on_epoch_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-                control.should_training_stop = True
+            def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+                control.should_training_stop = schedule.is_done
 
         trainer.add_callback(Stop())
         with open(os.devnull, "w", encoding="utf-8") as quiet, contextlib.redirect_stdout(_OwnLines(sys.stdout, quiet)):
