@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -32,7 +32,7 @@ from tachograph.journal import (
 )
 from tachograph.records import StepTable
 
-__all__ = ["Files", "RunFiles"]
+__all__ = ["Files", "RunFiles", "WriterState"]
 
 
 class ReportError(Protocol):
@@ -41,6 +41,16 @@ class ReportError(Protocol):
     def __call__(self, kind: str, field: str, **more: Any) -> None:
         """Record a fault: its kind, the affected file or field, and further fields."""
         ...
+
+
+class WriterState(NamedTuple):
+    """What the heartbeat says about the writer."""
+
+    num_waiting: int = 0
+    num_dropped: int = 0
+    num_open_alerts: int = 0
+    num_critical_alerts: int = 0
+    clock_jumps_s: float = 0.0
 
 
 class Files(Protocol):
@@ -77,15 +87,8 @@ class Files(Protocol):
         """Check that the files are in place and intact, and repair them."""
         ...
 
-    def beat(
-        self,
-        *,
-        num_waiting: int = 0,
-        num_dropped: int = 0,
-        num_alerts: tuple[int, int] = (0, 0),
-        clock_jumps_s: float = 0.0,
-    ) -> None:
-        """Write the heartbeat."""
+    def beat(self, state: WriterState | None = None) -> None:
+        """Write the heartbeat; without a state, with the last one."""
         ...
 
     def ensure_control_file(self, log_every: int) -> None:
@@ -129,6 +132,7 @@ class RunFiles:
             self._mirror.load()  # before the journal grows: its cursor refers to the journal as the last writer left it
         self._appender = Appender(claim.folder.journal)
         self._start_bytes = self._appender.size_bytes
+        self._state = WriterState()
         self._mirror_fault = ""
         self._write_fault_s: float | None = None
         self._is_yielding = False
@@ -239,15 +243,9 @@ class RunFiles:
 
     # Maintenance ---------------------------------------------------------------------------------------------------
 
-    def beat(
-        self,
-        *,
-        num_waiting: int = 0,
-        num_dropped: int = 0,
-        num_alerts: tuple[int, int] = (0, 0),
-        clock_jumps_s: float = 0.0,
-    ) -> None:
-        """Write the heartbeat."""
+    def beat(self, state: WriterState | None = None) -> None:
+        """Write the heartbeat; without a state, with the last one."""
+        self._state = state or self._state
         heartbeat = Heartbeat(
             run_id=self._run_id,
             process=self._process,
@@ -255,11 +253,7 @@ class RunFiles:
             uptime_s=uptime_s(),
             journal_bytes=self._appender.size_bytes,
             start_bytes=self._start_bytes,
-            num_waiting=num_waiting,
-            num_dropped=num_dropped,
-            num_open_alerts=num_alerts[0],
-            num_critical_alerts=num_alerts[1],
-            clock_jumps_s=clock_jumps_s,
+            **self._state._asdict(),
             job=ranks.job_id(),  # a framework may create the process group after the run has started
         )
         with contextlib.suppress(OSError):  # a full disk; readers still have the pid

@@ -27,6 +27,7 @@ from tachograph.journal import (
     this_process,
     uptime_s,
 )
+from tachograph.recorder._files import WriterState
 
 __all__ = ["RankFiles"]
 
@@ -50,6 +51,7 @@ class RankFiles:
         self._found: RunFolder | None = None
         self._appender: Appender | None = None
         self._unwritten = bytearray()
+        self._state = WriterState()
         self.is_lost = False
         self.control_file = ControlFile(self.folder)
 
@@ -109,15 +111,9 @@ class RankFiles:
         self._appender.append(unwritten)
         self.beat()
 
-    def beat(
-        self,
-        *,
-        num_waiting: int = 0,
-        num_dropped: int = 0,
-        num_alerts: tuple[int, int] = (0, 0),
-        clock_jumps_s: float = 0.0,
-    ) -> None:
-        """Write the heartbeat."""
+    def beat(self, state: WriterState | None = None) -> None:
+        """Write the heartbeat; without a state, with the last one."""
+        self._state = state or self._state
         if self._found is None or self._appender is None:
             return
         heartbeat = Heartbeat(
@@ -126,9 +122,7 @@ class RankFiles:
             time=self._clock.wall_s(),
             uptime_s=uptime_s(),
             journal_bytes=self._appender.size_bytes,
-            num_waiting=num_waiting,
-            num_dropped=num_dropped,
-            clock_jumps_s=clock_jumps_s,
+            **self._state._asdict(),
             job=ranks.job_id(),
         )
         path = self._found.rank_heartbeat(self._rank)

@@ -33,7 +33,7 @@ from tachograph.recorder._buffer_items import (
     PendingRecord,
     size_bytes,
 )
-from tachograph.recorder._files import Files, ReportError
+from tachograph.recorder._files import Files, ReportError, WriterState
 from tachograph.recorder._live_diagnostics import LiveDiagnostics
 from tachograph.recorder._losses import LossCounter
 from tachograph.recorder._record_builder import RecordBuilder
@@ -428,12 +428,7 @@ class Writer:
     def _beat(self) -> None:
         num_alerts = self.diagnostics.num_open if self.diagnostics is not None else (0, 0)
         with self.pressure.in_files():
-            self.files.beat(
-                num_waiting=len(self.buffer),
-                num_dropped=self.losses.num_records,
-                num_alerts=num_alerts,
-                clock_jumps_s=self._anchor.jumps_s,
-            )
+            self.files.beat(WriterState(len(self.buffer), self.losses.num_records, *num_alerts, self._anchor.jumps_s))
 
     def _is_due(self, task: str, interval_s: float) -> bool:
         now_s = time.monotonic()
