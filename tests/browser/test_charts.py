@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 
 import tachograph
 from tests.browser.test_live import panel, plot_box
+from tests.conftest import wait_for
 
 OPTIONS = {"console": False, "system_interval_s": 0, "git": False, "csv": False}
 
@@ -38,8 +39,11 @@ def test_zoom_loads_finer_points_and_zoom_out_all(page, dashboard, logs):
     write_journal(
         logs, "long", [{"train_loss": math.sin(step / 500) + (step == 123_456) * 50} for step in range(200_000)]
     )
+    page.goto(dashboard().url + "#/run/long/charts")
+    read = "fetch('api/v1/runs/long/series?name=train_loss').then(answer => answer.json())"
+    wait_for(lambda: page.evaluate(read)["series"][0]["lines"][0]["x"][-1:] == [199_999], "the whole journal is read")
     with page.expect_response(re.compile("/series")) as wide:
-        page.goto(dashboard().url + "#/run/long/charts")
+        page.reload()
     whole = series_of(wide.value)
     assert len(whole["x"]) < 5_000
     assert max(whole["y"]) > 49  # the outlier is kept
