@@ -15,7 +15,7 @@ import pytest
 from tachograph.exceptions import ConfigError
 from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, decide, set_choice
 from tachograph.usage import _notice as notice
-from tachograph.usage._consent import _CI_VARIABLES, _OFFLINE_VARIABLES
+from tachograph.usage._consent import _CI_VARIABLES, _OFFLINE_VARIABLES, stricter
 from tachograph.usage._folder import usage_folder
 from tests.conftest import HANG_S
 
@@ -47,54 +47,79 @@ def mode(policy="opt-out", choice=None, **environ):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("variable", ["GREY_DO_NOT_TRACK", "DO_NOT_TRACK"])
-def test_environment_variable_overrides_every_policy(policy, variable):
-    for value in OPT_OUT_VALUES:
-        assert mode(policy, **{variable: value}) == "off", value
-    for value in OPT_IN_VALUES:
-        assert mode(policy, **{variable: value}) == "on", value
+def test_either_variable_opts_out_of_every_policy(policy):
+    for variable, value in itertools.product(["GREY_DO_NOT_TRACK", "DO_NOT_TRACK"], OPT_OUT_VALUES):
+        assert mode(policy, **{variable: value}) == "off", (variable, value)
     assert mode(policy) == POLICIES[policy]
 
 
-@pytest.mark.parametrize(
-    ("own", "general", "wanted"),
-    [
-        (None, None, "on"), ("0", None, "on"), ("false", None, "on"), ("1", None, "off"), ("true", None, "off"),
-        (" 1 ", None, "off"), (None, "0", "on"), (None, "false", "on"), (None, "1", "off"), (None, "true", "off"),
-        ("0", "1", "off"), ("1", "0", "off"), ("1", "1", "off"), ("0", "0", "on"), ("junk", "0", "off"),
-        ("0", "junk", "off"),
-    ],
-)  # fmt: skip
-def test_either_variable_can_opt_out(own, general, wanted):
-    environ = {"GREY_DO_NOT_TRACK": own, "DO_NOT_TRACK": general}
-    assert mode(**{name: value for name, value in environ.items() if value is not None}) == wanted
+@pytest.mark.parametrize("policy", POLICIES)
+def test_only_own_variable_opts_in(policy):
+    for value in OPT_IN_VALUES:
+        assert mode(policy, GREY_DO_NOT_TRACK=value) == "on", value
+        assert mode(policy, DO_NOT_TRACK=value) == POLICIES[policy], value
 
 
-def test_order_of_precedence():
-    """Check every combination of sources against an independent implementation of the order."""
-    choices, variables, stored = (
-        [None, "off", "local", "on", True, False],
-        [None, "1", "0", "junk"],
-        [None, "off", "local", "on"],
-    )
+ELSE = "the stored choice, else a circumstance, else the policy"
+VARIABLES = {
+    # (the app's variable, the generic one): what decides
+    (None, None): ELSE, (None, "0"): ELSE, (None, "1"): "off", (None, "junk"): "off",
+    ("0", None): "on", ("0", "0"): "on", ("0", "1"): "off", ("0", "junk"): "off",
+    ("1", None): "off", ("1", "0"): "off", ("1", "1"): "off", ("1", "junk"): "off",
+    ("junk", None): "off", ("junk", "0"): "off", ("junk", "1"): "off", ("junk", "junk"): "off",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stored", [None, "off", "local", "on", "off for all apps"])
+def test_truth_table_of_choice_variables_and_policy(stored):
+    """Stored choice x the app's variable x the generic variable x policy, also in CI and offline."""
+    if stored is not None:
+        set_choice(stored.split()[0], None if "all" in stored else "greyjacket")
     circumstances = [{}, {"CI": "true"}, {"HF_HUB_OFFLINE": "1"}]
-    for kept in stored:
+    for (own, generic), policy, circumstance in itertools.product(VARIABLES, POLICIES, circumstances):
+        variables = {"GREY_DO_NOT_TRACK": own, "DO_NOT_TRACK": generic}
+        environ = {name: value for name, value in variables.items() if value is not None} | circumstance
+        if VARIABLES[own, generic] != ELSE:
+            wanted = VARIABLES[own, generic], "environment"
+        elif stored is not None:
+            wanted = stored.split()[0], "stored"
+        else:
+            wanted = ("off", "circumstance") if circumstance else (POLICIES[policy], "policy")
+        decision = decide("greyjacket", "GREY", policy, environ=environ)
+        assert (decision.mode, decision.source) == wanted, environ
+        # If nothing is explicit, an app with the policy opt-out shows its notice.
+        assert decision.is_explicit is (decision.source in {"environment", "stored"})
+        without = {name: value for name, value in environ.items() if name != "DO_NOT_TRACK"}
+        assert stricter(decision.mode, decide("greyjacket", "GREY", policy, environ=without).mode) == decision.mode
+
+
+def test_choice_of_program_precedes_all_other_sources():
+    for kept, choice, own, generic in itertools.product(
+        [None, "off", "on"], ["off", "local", "on", True, False], ["0", "1"], ["0", "1"]
+    ):
         if kept is not None:
             set_choice(kept, "greyjacket")
-        for choice, variable, circumstance, policy in itertools.product(choices, variables, circumstances, POLICIES):
-            environ = {**circumstance, **({} if variable is None else {"DO_NOT_TRACK": variable})}
-            decision = decide("greyjacket", "GREY", policy, choice=choice, environ=environ)
-            if choice is not None:
-                wanted = {True: "on", False: "off"}.get(choice, choice)
-            elif variable is not None:
-                wanted = "on" if variable == "0" else "off"
-            elif kept is not None:
-                wanted = kept
-            else:
-                wanted = "off" if circumstance else POLICIES[policy]
-            assert decision.mode == wanted, (kept, choice, environ, policy)
-            assert decision.is_explicit is not (choice is None and variable is None and kept is None)
-            assert decision.reason
+        decision = decide(
+            "greyjacket", "GREY", "local", choice=choice, environ={"GREY_DO_NOT_TRACK": own, "DO_NOT_TRACK": generic}
+        )
+        assert decision.mode == {True: "on", False: "off"}.get(choice, choice)
+        assert decision.is_explicit
+
+
+def test_generic_variable_sends_nothing_for_opted_out_user(tmp_path, monkeypatch):
+    """The whole way to the endpoint, for each policy, with the choice stored and with none."""
+    monkeypatch.setattr(notice, "sleep", lambda _s: None)
+    monkeypatch.setenv("DO_NOT_TRACK", "0")
+    sent = tmp_path / "sent.jsonl"
+    for stored, policy in [("off", "opt-in"), ("off", "local"), ("off", "opt-out"), (None, "opt-in"), (None, "local")]:
+        app = f"grey-{policy}-{stored}".lower()
+        if stored is not None:
+            set_choice(stored, app)
+        manager = TelemetryManager.configure(UsageConfig(app=app, endpoint=JsonLines(sent), consent=policy))
+        manager.send_event("train-start", {"max_steps": 5})
+        manager.shutdown(HANG_S)
+        assert manager.decision.mode != "on", (stored, policy)
+    assert not sent.exists()
 
 
 @pytest.mark.parametrize("variable", [*_CI_VARIABLES, *_OFFLINE_VARIABLES])
@@ -185,7 +210,7 @@ def test_child_process_inherits_opt_out(script, tmp_path, choice, is_inherited):
         """,
         choice,
         cwd=tmp_path,
-        env={"DO_NOT_TRACK": "0"},
+        env={"GREYJACKET_DO_NOT_TRACK": "0"},
     ).ok()
     wanted = [choice, "choice"] if is_inherited else ["on", "environment"]
     assert out.split() == [choice, "choice", *wanted]
@@ -202,9 +227,9 @@ def test_inherited_opt_out_and_own_choice_stricter_wins(monkeypatch):
     assert [config.decide().mode for config in made] == ["local", "local"]
     for inherited, environ, wanted in (
         ("local", {"DO_NOT_TRACK": "1"}, "off"),
-        ("local", {"DO_NOT_TRACK": "0"}, "local"),
+        ("local", {"GREY_DO_NOT_TRACK": "0"}, "local"),
         ("local", {"CI": "1"}, "off"),
-        ("off", {"DO_NOT_TRACK": "0"}, "off"),
+        ("off", {"GREY_DO_NOT_TRACK": "0"}, "off"),
         ("junk", {}, "off"),
     ):
         variables = {"TACHO_USAGE_CHOICE_GREY_JACKET": inherited, **environ}
@@ -228,7 +253,7 @@ def test_stored_choice_is_readable_by_owner_only():
 
 
 def test_without_endpoint_nothing_is_sent(monkeypatch):
-    monkeypatch.setenv("DO_NOT_TRACK", "0")
+    monkeypatch.setenv("GREYJACKET_DO_NOT_TRACK", "0")
     manager = TelemetryManager.configure(UsageConfig(app="greyjacket"))
     assert manager.decision.mode == "local"
     assert "greyjacket has no endpoint" in manager.decision.reason
@@ -271,7 +296,7 @@ def test_opt_out_shows_notice_and_waits_ten_seconds(script, tmp_path):
 
 def test_no_notice_with_explicit_choice_or_other_policy(opt_out, monkeypatch, capsys):
     monkeypatch.setattr(notice, "sleep", lambda _s: pytest.fail("it paused"))
-    for environ in ({"DO_NOT_TRACK": "0"}, {"GREYJACKET_DO_NOT_TRACK": "1"}, {"CI": "1"}, {"RANK": "1"}):
+    for environ in ({"GREYJACKET_DO_NOT_TRACK": "0"}, {"DO_NOT_TRACK": "1"}, {"CI": "1"}, {"RANK": "1"}):
         with monkeypatch.context() as patch:
             for name, value in environ.items():
                 patch.setenv(name, value)

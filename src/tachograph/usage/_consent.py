@@ -4,8 +4,9 @@
 that is set decides:
 
 1. the ``choice`` that the program passes, for example from a flag on its command line;
-2. ``DO_NOT_TRACK`` and the app's own ``<PREFIX>_DO_NOT_TRACK``; if either opts out, it is off, and so is every value
-   that is not clearly a yes or no;
+2. the environment: ``DO_NOT_TRACK`` and the app's own ``<PREFIX>_DO_NOT_TRACK``. Either of them can opt out; every
+   value but ``0`` and ``false`` does. Only the app's own can opt in, because consent is given to one app.
+   ``DO_NOT_TRACK=0`` is the same as no variable, so it never permits anything that the sources below forbid;
 3. the choice stored by `tacho usage on|local|off`; unreadable counts as off;
 4. CI and machines that are configured to stay offline: off;
 5. the app's policy.
@@ -134,17 +135,15 @@ def decide(
 
 
 def _decide(app: str, env_prefix: str, policy: Policy, environ: Mapping[str, str]) -> Decision:
-    variables = {name: environ[name] for name in (f"{env_prefix}_DO_NOT_TRACK", "DO_NOT_TRACK") if name in environ}
-    for name, value in variables.items():
-        text = value.strip().lower()
+    own = f"{env_prefix}_DO_NOT_TRACK"
+    for name, remedy in ((own, "use 0 or false to opt in"), ("DO_NOT_TRACK", "unset it to let other sources decide")):
+        text = environ.get(name, "0").strip().lower()
         if text in _YES:
             return Decision("off", f"{name} is set to {text}", "environment")
         if text not in _NO:
-            reason = f"{name} is set to an unknown value, which counts as 1; use 0 or false to opt in"
-            return Decision("off", reason, "environment")
-    if variables:
-        reason = f"{' and '.join(variables)} {'are' if len(variables) > 1 else 'is'} set to 0 or false"
-        return Decision("on", reason, "environment")
+            return Decision("off", f"{name} is set to an unknown value, which counts as 1; {remedy}", "environment")
+    if own in environ:
+        return Decision("on", f"{own} is set to 0 or false", "environment")
     stored = stored_choice(app)
     if stored is not None:
         return Decision(stored.mode, stored.reason, "stored")
