@@ -104,7 +104,7 @@ def test_child_process_shares_run_id(script, sent):
     assert len({event["run_id"] for event in sent()}) == 1
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_worker_does_not_record(script, sent, method):
     out = script(
         CONFIGURE
@@ -132,8 +132,92 @@ def test_worker_does_not_record(script, sent, method):
     ]
 
 
+AT_IMPORT = """
+import sys
+from tachograph.usage import TelemetryManager, UsageConfig
+config = UsageConfig(app="greyjacket", endpoint=sys.argv[1], api_key="phc_greyjacket", consent="opt-out")
+manager = TelemetryManager.configure(config, choice="on")
+manager.send_event("train-start", {"max_steps": 8})
+manager.shutdown(240)  # in every process that records
+print("imported", flush=True)
+"""
+"""Configures and sends whenever it is imported, as a script without a guard does."""
+
+
+def assert_only_main_process_sent(receiver, out):
+    """Check that one event arrived although several processes imported the module."""
+    assert out.split().count("imported") >= 2
+    assert [event["event"] for event in receiver.events()] == ["train-start"]
+    assert [kept.state for kept in read_events(app_folder("greyjacket"))] == ["sent"]
+
+
 @pytest.mark.xdist_group("torch")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_data_loader_workers_send_nothing_at_import(script, receiver, method):
+    pytest.importorskip("torch")
+    out = script(
+        AT_IMPORT
+        + textwrap.dedent(
+            """
+            from torch.utils.data import DataLoader
+            if __name__ == "__main__":
+                loader = DataLoader(range(4), num_workers=2, multiprocessing_context=sys.argv[2])
+                assert sum(len(batch) for batch in loader) == 4
+            """
+        ),
+        receiver.address,
+        method,
+    ).ok()
+    assert_only_main_process_sent(receiver, out)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_send_nothing_at_import(script, receiver, method):
+    out = script(
+        AT_IMPORT
+        + textwrap.dedent(
+            """
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor
+            if __name__ == "__main__":
+                context = multiprocessing.get_context(sys.argv[2])
+                worker = context.Process(target=print, args=("worked",))
+                worker.start()
+                worker.join()
+                assert worker.exitcode == 0
+                with ProcessPoolExecutor(1, mp_context=context) as pool:
+                    assert pool.submit(abs, -3).result() == 3
+            """
+        ),
+        receiver.address,
+        method,
+    ).ok()
+    assert "worked" in out.split()
+    assert_only_main_process_sent(receiver, out)
+
+
+def test_fork_server_sends_nothing_at_import(script, receiver, tmp_path):
+    """The server imports the modules that it is to preload. It is no child in the eyes of `multiprocessing`."""
+    (tmp_path / "preloaded.py").write_text(AT_IMPORT.replace("sys.argv[1]", repr(receiver.address)))
+    out = script(
+        """
+        import multiprocessing
+        if __name__ == "__main__":
+            import preloaded
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["preloaded"])
+            worker = context.Process(target=print)
+            worker.start()
+            worker.join()
+            assert worker.exitcode == 0
+        """,
+        env={"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])},
+    ).ok()
+    assert_only_main_process_sent(receiver, out)
+
+
+@pytest.mark.xdist_group("torch")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_worker_that_joins_a_group_records_as_rank(script, sent, method, tmp_path):
     script(
         CONFIGURE

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 _ID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+
+_WORKER_COMMANDS = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
+"""How the Python code begins that `multiprocessing` passes to the interpreters it starts."""
 
 _inherited_group: list[bool] = [False]
 """Whether the process group of this process was created by its parent before a `fork`."""
@@ -122,9 +126,24 @@ def is_id(text: str) -> bool:
 
 
 def is_multiprocessing_child() -> bool:
-    """Return whether `multiprocessing` started this process."""
-    parent = getattr(sys.modules.get("multiprocessing.process"), "parent_process", None)
-    return parent is not None and parent() is not None
+    """Return whether `multiprocessing` started this process, also while the process is still starting.
+
+    A child that is spawned imports the main module again, before `multiprocessing` knows that it has a parent. The
+    server of the start method "forkserver" imports modules for its children and never has one.
+    """
+    if _has_worker_command():
+        return True
+    process = sys.modules.get("multiprocessing.process")
+    if process is None:
+        return False
+    # `_inheriting` is set while the main module is imported, by joblib's workers as well.
+    return process.parent_process() is not None or getattr(process.current_process(), "_inheriting", False)
+
+
+@functools.cache
+def _has_worker_command() -> bool:
+    """Return whether the command line is one of `multiprocessing`. It is there from the first line of a process on."""
+    return any(argument.startswith(_WORKER_COMMANDS) for argument in sys.orig_argv)
 
 
 def _run_id_variable(env_prefix: str) -> str:
