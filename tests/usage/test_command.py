@@ -157,7 +157,7 @@ def test_preview_includes_system_info(tacho, refusing):
     body = json.loads(tacho("preview"))
     assert [event["event"] for event in body["batch"]] == ["train-start", "train-end", "system-info"]
     assert body["api_key"] == "phc_x"
-    assert body["batch"][0]["properties"]["max_steps"] == 500
+    assert body["batch"][0]["properties"]["max_steps"] == 512
     assert body["batch"][2]["properties"]["os"] == "Linux"
     fields = tacho("preview", "greyjacket", "--fields")
     assert "train-progress: After the first step" in fields
@@ -177,7 +177,7 @@ def test_log_shows_state_of_each_event(tacho, refusing):
     assert [line.split()[1:3] for line in lines] == [
         ["local", "train-start"], ["local", "train-end"], ["waiting", "train-start"], ["waiting", "train-end"],
     ]  # fmt: skip
-    assert '{"max_steps": 500}' in lines[0]
+    assert '{"max_steps": 512}' in lines[0]
     [line] = tacho("log", "-n", "1", "--json").splitlines()
     assert json.loads(line)["state"] == "waiting"
 

@@ -102,7 +102,7 @@ def test_config_sends_mapped_fields_and_system_info_once():
     manager.send_event("config-loaded", {"adapter": "lora"})
     events = recorded(manager)
     assert [event["event"] for event in events] == ["config-loaded", "system-info", "config-processed", "config-loaded"]
-    wanted = {"base_model": "google/gemma-3", "lora_rank": 10, "num_datasets": 1, "learning_rate": 0.0002}
+    wanted = {"base_model": "google/gemma-3", "lora_rank": 16, "num_datasets": 1, "learning_rate": 0.0002}
     assert events[0]["properties"] == events[2]["properties"] == wanted
     assert events[3]["properties"] == {"adapter": "lora"}
     assert {event["run_id"] for event in events} == {manager.run_id}
@@ -117,7 +117,7 @@ def test_configs_of_any_type_are_read():
     manager.send_config(collections.UserDict(CONFIG))
     manager.send_config(None)
     events = [event["properties"] for event in recorded(manager) if event["event"] == "config-loaded"]
-    assert [event.get("lora_rank") for event in events] == [10, 10, None]
+    assert [event.get("lora_rank") for event in events] == [16, 16, None]
 
 
 @pytest.mark.expects_faults
@@ -144,7 +144,7 @@ def test_custom_event_is_recorded():
     manager = make(events={"dataset-packed": {"num_packs": Count("Packs.")}})
     manager.send_event("dataset-packed", {"num_packs": 1234, "path": "/home/alice"})
     manager.send_event("dataset-packed")
-    assert [event["properties"] for event in recorded(manager)] == [{"num_packs": 1000}, {}]
+    assert [event["properties"] for event in recorded(manager)] == [{"num_packs": 1200}, {}]
 
 
 def test_model_and_adapter_are_recorded(tmp_path, monkeypatch):
@@ -165,7 +165,7 @@ def test_model_and_adapter_are_recorded(tmp_path, monkeypatch):
     assert 0 < num_trainable < model_load["num_parameters"]
     assert model_load == {
         "base_model": "[redacted]", "model_type": "llama", "num_parameters": model_load["num_parameters"],
-        "num_layers": 2, "hidden_size": 10, "vocab_size": 100, "dtype": "float32", "quantization": "none",
+        "num_layers": 2, "hidden_size": 16, "vocab_size": 128, "dtype": "float32", "quantization": "none",
         "attention": "sdpa",
     }  # fmt: skip
     assert adapter_load == {
@@ -251,7 +251,7 @@ def test_debug_prints_without_storing_or_sending(monkeypatch, capsys, tmp_path):
             err = capsys.readouterr().err
             assert "train-start: printed only, not stored or sent" in err
             assert "train-start: dropped: unknown field or wrong type: secret\n" in err
-            assert json.loads(err[err.index("{") :])["properties"] == {"max_steps": 500}
+            assert json.loads(err[err.index("{") :])["properties"] == {"max_steps": 512}
         monkeypatch.delenv(variable)
     assert not (tmp_path / "sent").exists()
     assert not app_folder("greyjacket").exists()

@@ -72,7 +72,7 @@ def test_posthog_batch_has_expected_shape(configure: Configure, receiver: PostHo
     assert about.pop("$lib_version")
     assert about == {"$lib": "tachograph", "app": "greyjacket", "app_version": "1.4.0"}
     assert start["properties"] == {
-        "max_steps": 500, "resumed": False, "num_epochs": "Infinity",
+        "max_steps": 512, "resumed": False, "num_epochs": "Infinity",
         "$process_person_profile": False, "$geoip_disable": True, "$ip": None,
     }  # fmt: skip
     age = datetime.now(timezone.utc) - datetime.fromisoformat(start["timestamp"].replace("Z", "+00:00"))

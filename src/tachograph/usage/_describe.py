@@ -6,7 +6,7 @@ from typing import Any
 
 from tachograph.usage._config import UsageConfig
 from tachograph.usage._consent import policy_text
-from tachograph.usage._fields import describe_kinds
+from tachograph.usage._fields import USUAL_NUMBERS, describe_kinds
 
 __all__ = ["describe", "describe_events"]
 
@@ -30,6 +30,7 @@ def describe_events(config: UsageConfig) -> str:
     """Return every event of an app with every field, as Markdown."""
     lines = ["| kind of field | what is sent |", "|---|---|"]
     lines += [f"| {kind} | {doc} |" for kind, doc in describe_kinds().items()]
+    lines += ["", USUAL_NUMBERS]
     described: dict[str, Any] = {}
     for name, event in config.facts()["events"].items():
         lines += ["", f"### `{name}`", "", event["doc"], ""]

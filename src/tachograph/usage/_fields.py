@@ -2,6 +2,11 @@
 
 Each field turns the values it understands into coarse ones and drops all others. The first line of a public class is
 also its description in the documentation, see `describe_kinds`.
+
+**Numbers.** Counts, sizes and durations become the nearest *usual number*, see `_nearest_usual`. People choose powers
+of two (ranks, batches, sizes of memory) and round decimal numbers (steps, samples), so such a value is sent unchanged
+and says nothing about its user. An unusual one is lost among its neighbours: there are about thirty usual numbers from
+1,000 to 10,000, and as many or fewer in every other decade.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ __all__ = [
     "DROPPED",
     "FIELD_TYPES",
     "REDACTED",
+    "USUAL_NUMBERS",
     "Choice",
     "CodeName",
     "Count",
@@ -59,6 +65,17 @@ _NUMBER = r"(?a)[+-]?\d{1,16}(?:\.\d{0,16})?(?:[eE][+-]?\d{1,2})?"
 _MIN_MEASURE = 1e-12
 _GIB = 1 << 30
 
+USUAL_NUMBERS = (
+    "A usual number is a digit times a power of two (16, 24, 80, 144, 4096), or a digit, 1.2, 1.5 or 2.5 times a power "
+    "of ten (250, 1000, 1200). Sizes from 1 GiB on are a digit times a power of two only: 251.6 GiB is sent as 256. "
+    "From a million on, a usual number is one of millions, billions and so on: 14.8 billion is sent as 15 billion."
+)
+"""For the documentation."""
+_BINARY = (8, 9, 10, 12, 14, 16)
+"""The digits from 1 to 9 times a power of two, in one octave."""
+_DECIMAL = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9, 10)
+_LARGE = 1e6
+
 
 class SchemaField:
     """A field of an event.
@@ -95,25 +112,25 @@ class Flag(SchemaField):
 
 
 class Count(SchemaField):
-    """A number of things, with its first digit only: 4096 is sent as 4000."""
+    """A number of things, rounded to the nearest usual number: 16 is sent as 16, 4321 as 4096."""
 
     kind = "count"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
-        """Return the number with zeros after the first digit."""
+        """Return the nearest usual number."""
         number = _real(value)
-        return DROPPED if number is None or number < 0 else int(_first_digit(math.floor(number)))
+        return DROPPED if number is None or number < 0 else int(_nearest_usual(math.floor(number)))
 
 
 class Size(SchemaField):
-    """Bytes, sent as GiB with the first digit only: 139.8 GiB is sent as 100."""
+    """Bytes, sent as GiB and rounded to the nearest usual number: 79.6 GiB is sent as 80."""
 
     kind = "GiB"
 
     def clean(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the bytes as coarse GiB."""
         number = _real(value)
-        return DROPPED if number is None or number < 0 else _coarse(number / _GIB)
+        return DROPPED if number is None or number < 0 else _coarse(number / _GIB, is_size=True)
 
     def clean_stored(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the coarse GiB."""
@@ -121,7 +138,7 @@ class Size(SchemaField):
 
 
 class Seconds(SchemaField):
-    """A duration in seconds, with its first digit only: 754 is sent as 700."""
+    """A duration in seconds, rounded to the nearest usual number: 754 is sent as 768."""
 
     kind = "seconds"
 
@@ -132,7 +149,7 @@ class Seconds(SchemaField):
 
 
 class Measure(SchemaField):
-    """A number with two significant digits: 0.01234 is sent as 0.012. `NaN` and infinities are sent as words."""
+    """A usual number, or one with two significant digits: 0.01234 is sent as 0.012. `NaN` and infinities are words."""
 
     kind = "number"
 
@@ -141,7 +158,11 @@ class Measure(SchemaField):
         if isinstance(value, Real) and not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if float(value) > 0 else "-Infinity"
         number = _real(value)
-        return DROPPED if number is None else float(f"{number:.1e}") if abs(number) >= _MIN_MEASURE else 0.0
+        if number is None:
+            return DROPPED
+        if abs(number) >= 1 and _nearest_usual(abs(number)) == abs(number):
+            return number  # the scale of an adapter is often 128 or 256
+        return float(f"{number:.1e}") if abs(number) >= _MIN_MEASURE else 0.0
 
     def clean_stored(self, value: Any, organizations: Collection[str]) -> Any:
         """Return the rounded number, or the word for NaN or an infinity."""
@@ -406,17 +427,30 @@ def _real(value: Any) -> float | None:
     return number if math.isfinite(number) and abs(number) <= _MAX_NUMBER else None
 
 
-def _first_digit(number: float) -> float:
+def _nearest_usual(number: float, *, is_size: bool = False) -> float:
+    """Return the usual number that is nearest to a positive number; of two equally near ones the smaller.
+
+    See `USUAL_NUMBERS`. A usual number is its own nearest one, so rounding twice changes nothing.
+    """
     if number == 0:
         return 0.0
-    # From the decimal text: dividing by powers of ten would round 0.3 down to 0.2.
-    mantissa, exponent = f"{number:.15e}".split("e")
-    return float(f"{mantissa[0]}e{exponent}")
+    # From the decimal text: dividing by powers of ten would turn 0.3 into 0.30000000000000004.
+    exponent = int(f"{number:.15e}".partition("e")[2])
+    if number >= _LARGE:
+        unit = 10.0 ** (exponent - exponent % 3)
+        return float(round(_nearest_usual(number / unit) * unit))
+    usual: list[float] = []
+    if number >= 1:
+        octave = math.frexp(number)[1] - 4
+        usual += [math.ldexp(digit, octave) for digit in _BINARY]
+    if number < 1 or not is_size:
+        usual += [float(f"{digit}e{exponent}") for digit in _DECIMAL]
+    return min(usual, key=lambda each: (abs(each - number), each))
 
 
-def _coarse(number: float) -> float | int:
-    coarse = _first_digit(number) if number >= 0.001 else 0.0
-    return int(coarse) if coarse >= 1 or coarse == 0 else coarse
+def _coarse(number: float, *, is_size: bool = False) -> float | int:
+    coarse = _nearest_usual(number, is_size=is_size) if number >= 0.001 else 0.0
+    return int(coarse) if coarse == int(coarse) else coarse
 
 
 def _text(value: Any) -> str | None:
