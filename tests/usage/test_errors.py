@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import concurrent.futures as futures
 import contextlib
 import gc
@@ -12,12 +13,16 @@ import pickle
 import sys
 import threading
 import weakref
+import zlib
 
+import numpy as np
 import pytest
 
 from tachograph.exceptions import ConfigError
 from tachograph.usage import JsonLines, TelemetryManager, UsageConfig, send_errors
+from tachograph.usage._config import KNOWN_PACKAGES
 from tachograph.usage._folder import app_folder
+from tachograph.usage._known_code import known_type_name, package_roots
 from tachograph.usage._spool import read_events
 from tests.conftest import HANG_S
 
@@ -134,6 +139,129 @@ def test_forged_module_of_type_is_user_exception(reported):
     errors = reported()
     assert [error["type"] for error in errors] == ["user exception"] * 2
     assert [error["base"] for error in errors] == ["RuntimeError", "Exception"]
+
+
+def pretend(kind, module, name=None):
+    """Let a class claim a module and assign it there."""
+    kind.__module__ = module
+    kind.__qualname__ = kind.__name__ = name or kind.__name__
+    setattr(sys.modules[module], kind.__name__, kind)
+    return kind
+
+
+class AcmeText(str):
+    """A text that is printed as another one."""
+
+    def __str__(self):
+        return "acme_merger"
+
+    __format__ = lambda self, _spec: "acme_merger"  # noqa: E731
+
+
+def pretenders():
+    """Return exceptions of a user that claim to be defined elsewhere, each with its nearest known base class."""
+
+    class AcmeBare(RuntimeError):
+        pass
+
+    class AcmeMethods(LookupError):
+        def __str__(self):
+            return "x"
+
+    class AcmeOther(AcmeBare):
+        pass
+
+    made_up = type(sys)("numpy.acme_merger")
+    made_up.__file__ = np.__file__
+    sys.modules["numpy.acme_merger"] = made_up
+    sys.modules["json.acme_merger"] = made_up
+    yield pretend(AcmeBare, "numpy.linalg"), "RuntimeError"
+    yield AcmeOther, "RuntimeError"
+    yield pretend(AcmeMethods, "numpy"), "LookupError"
+    yield pretend(type("AcmeMade", (OSError,), {}), "builtins"), "OSError"
+    yield pretend(type("AcmeMade", (OSError,), {}), "json"), "OSError"
+    yield pretend(type("AcmeMade", (OSError,), {}), "json.decoder"), "OSError"
+    yield pretend(type("AcmeMade", (OSError,), {}), "zlib"), "OSError"
+    yield pretend(type("AcmeMade", (OSError,), {}), "greyjacket.train"), "OSError"
+    yield pretend(type("AcmeMade", (np.linalg.LinAlgError,), {}), "numpy.linalg"), "numpy.linalg.LinAlgError"
+    # A name that the package defines, in a module that does not exist; then in one that exists, for another class.
+    yield pretend(type("LinAlgError", (OSError,), {}), "numpy.acme_merger"), "OSError"
+    yield pretend(type("JSONDecodeError", (OSError,), {}), "json.acme_merger"), "OSError"
+    yield pretend(type("AxisError", (OSError,), {"__str__": AcmeMethods.__str__}), "numpy.exceptions"), "OSError"
+    yield pretend(type("AxisError", (OSError,), {"x": property(lambda self: 1)}), "numpy.exceptions"), "OSError"
+    text = type("AcmeText", (OSError,), {"__module__": AcmeText("json.decoder")})
+    json.decoder.AcmeText = text
+    yield text, "OSError"
+
+
+def test_type_is_named_only_where_its_source_defines_it(package, reported):
+    modules = [np, np.linalg, np.exceptions, builtins, json, json.decoder, zlib]
+    before = [(module, dict(vars(module))) for module in modules]
+    wanted = []
+    try:
+        for kind, base in pretenders():
+            wanted.append({"type": "user exception", "base": base})
+
+            @send_errors
+            def fail(kind=kind):
+                try:
+                    raise kind("x")
+                except kind as cause:
+                    raise kind("y") from cause
+
+            raises(fail)
+    finally:
+        for module, names in before:
+            for name in set(vars(module)) - set(names):
+                delattr(module, name)
+            vars(module).update(names)
+        for name in ("numpy.acme_merger", "json.acme_merger"):
+            del sys.modules[name]
+    errors = reported()
+    assert [{name: error[name] for name in ("type", "base")} for error in errors] == wanted
+    assert [error["causes"] for error in errors] == [["user exception"]] * len(wanted)
+
+
+GENUINE = [
+    "ValueError", "ExceptionGroup", "asyncio.exceptions.InvalidStateError", "binascii.Error", "ctypes.ArgumentError",
+    "concurrent.futures._base.TimeoutError", "concurrent.futures.process.BrokenProcessPool", "decimal.InvalidOperation",
+    "io.UnsupportedOperation", "json.decoder.JSONDecodeError", "numpy.exceptions.AxisError", "numpy.linalg.LinAlgError",
+    "queue.Full", "shutil.SameFileError", "socket.gaierror", "sqlite3.OperationalError", "ssl.SSLError",
+    "ssl.SSLCertVerificationError", "struct.error", "subprocess.CalledProcessError", "zipfile.BadZipFile", "zlib.error",
+    "tachograph.exceptions.ConfigError", "tomllib.TOMLDecodeError", "urllib.error.HTTPError",
+    "xml.parsers.expat.ExpatError",
+]  # fmt: skip
+GENUINE_OF_FRAMEWORKS = [
+    "torch.AcceleratorError", "torch.OutOfMemoryError", "torch._C._LinAlgError", "torch.distributed.DistBackendError",
+    "torch.cuda.CudaError", "huggingface_hub.errors.RepositoryNotFoundError",
+    "huggingface_hub.errors.HfHubHTTPError", "safetensors._safetensors_rust.SafetensorError",
+]  # fmt: skip
+
+
+def check_genuine(names):
+    loaded = []
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        with contextlib.suppress(ImportError):  # an optional package, or Python 3.10
+            loaded.append((name, getattr(importlib.import_module(module or "builtins"), attribute, None)))
+    roots = package_roots(["tachograph"], KNOWN_PACKAGES)
+    imported = set(sys.modules)
+    for name, kind in loaded:
+        if kind is not None and f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.") == name:
+            assert known_type_name(kind, roots) == name
+    assert set(sys.modules) == imported, "nothing is imported to check a type"
+    return len(loaded)
+
+
+def test_genuine_types_are_named():
+    """Also those that C code defines, and those that a package moved to another of its modules."""
+    assert check_genuine(GENUINE) > 20
+
+
+@pytest.mark.xdist_group("torch")
+def test_genuine_types_of_frameworks_are_named():
+    pytest.importorskip("torch")
+    assert check_genuine(GENUINE_OF_FRAMEWORKS) > 3
 
 
 def test_types_of_standard_library_are_named(reported):
