@@ -14,14 +14,13 @@ from __future__ import annotations
 import enum
 import functools
 import math
-import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any, Final
 
-from tachograph.usage._folder import START_FOLDER
+from tachograph.usage._local_paths import LOCAL_PATHS
 
 __all__ = [
     "DROPPED",
@@ -226,7 +225,7 @@ class Version(SchemaField):
 
 
 class HubId(SchemaField):
-    """An id on the Hub, if its owner is one of `organizations` and no folder has this name; else `[redacted]`."""
+    """An id on the Hub, if its owner is one of `organizations` and it may not be a local path; else `[redacted]`."""
 
     kind = "hub id"
     _ID = r"(?a)([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})"
@@ -238,9 +237,7 @@ class HubId(SchemaField):
         match = re.fullmatch(self._ID, _text(value) or "")
         if match is None or match[1].lower() not in organizations:
             return REDACTED
-        # `google/gemma` may be a folder of the user. Links count, even if they lead nowhere.
-        is_local = os.path.lexists(match[0]) or os.path.lexists(os.path.join(START_FOLDER, match[0]))
-        return REDACTED if is_local else match[0]
+        return REDACTED if LOCAL_PATHS.contains(match[0]) else match[0]
 
 
 class Device(SchemaField):

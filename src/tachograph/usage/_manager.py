@@ -30,6 +30,7 @@ from tachograph.usage._config import KNOWN_PACKAGES, UsageConfig
 from tachograph.usage._consent import ChoiceLike, ConsentGate, Decision, is_switch_on
 from tachograph.usage._folder import Mode, app_folder, parse_mode, save_app
 from tachograph.usage._guard import guard_silently
+from tachograph.usage._local_paths import LOCAL_PATHS, is_path_key
 from tachograph.usage._process import (
     clear_run_id,
     create_run_id,
@@ -174,6 +175,8 @@ class TelemetryManager:
                         restore_choice(name, manager._exported_before)
                     if manager._owns_run_id:
                         clear_run_id(manager.config.env_prefix)
+            if not cls._instances:
+                LOCAL_PATHS.clear()
 
     def shutdown(self, timeout_s: float = _EXIT_TIMEOUT_S, *, may_send: bool = True) -> None:
         """Write the queued events and try to send them. Called at exit automatically.
@@ -305,12 +308,18 @@ class TelemetryManager:
             if event == "config-loaded" and not self._sent_system_info:
                 self.send_system_info()
 
-    def send_config(self, config: Any, event: str = "config-loaded") -> None:
+    def send_config(
+        self, config: Any, event: str = "config-loaded", *, file: str | os.PathLike[str] | None = None
+    ) -> None:
         """Record a config: the fields that ``config_map`` finds in it, and nothing else.
+
+        The paths in the config are read as well, so that none of them is mistaken for the id of a model. They are not
+        recorded.
 
         Args:
             config: an object of any type.
             event: ``config-loaded`` or ``config-processed``.
+            file: the file that the config was read from. Pass it if paths in the config may be relative to it.
         """
         if self.enabled:
             with guard_silently("recording a config"):
@@ -318,6 +327,10 @@ class TelemetryManager:
 
                 config_map = self.config.config_map
                 properties = config_properties(config, config_map)
+                LOCAL_PATHS.add_config(config, file)
+                for name, place in config_map.items():
+                    if isinstance(place, str) and is_path_key(place) and isinstance(properties.get(name), str):
+                        LOCAL_PATHS.add_path(properties[name])
                 if self.is_debug and len(properties) < len(config_map):
                     missing = ", ".join(name for name in config_map if name not in properties)
                     sys.stderr.write(f"[{self.config.app} usage] not found in this config: {missing}\n")
