@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -289,3 +290,107 @@ def test_failed_exporter_receives_missed_records_later(configure, monkeypatch):
         pass
     names = [record["name"] for record in exported() if record["type"] == "complete"]
     assert names == ["first job", "second job"]
+
+
+def events_of(span_name: str) -> list[str]:
+    """Return the names of the exported events of a span."""
+    ids = {record["id"] for record in exported() if record.get("name") == span_name}
+    return [record["event"]["name"] for record in exported() if record.get("span_id") in ids]
+
+
+def test_config_set_before_application_is_exported_in_it(configure):
+    provider = configure()
+    provider.set_training_telemetry_config(
+        TrainingTelemetryConfig(perf_tag_or_fn="fast", global_batch_size_or_fn=4, log_every_n_train_iterations=1)
+    )
+    with application(), training_loop(0), training_iteration():
+        pass
+    assert events_of("application") == ["one_logger_initialization", "update_training_telemetry_config"]
+    (update,) = [record["event"] for record in exported() if "perf_tag" in str(record)]
+    assert update["attributes"]["perf_tag"] == "fast"
+
+
+@pytest.mark.parametrize("has_loop", [True, False])
+def test_config_is_exported_without_application(configure, has_loop):
+    provider = configure()
+    provider.set_training_telemetry_config(TrainingTelemetryConfig(perf_tag_or_fn="p", global_batch_size_or_fn=4))
+    with training_loop(0) if has_loop else contextlib.nullcontext(), training_iteration():
+        pass
+    provider.reset()
+    updates = ["update_training_telemetry_config", "training_metrics_update"]
+    assert events_of("training_loop" if has_loop else "run") == updates
+
+
+def test_config_is_exported_even_if_nothing_follows(configure):
+    provider = configure()
+    provider.set_training_telemetry_config(TrainingTelemetryConfig(perf_tag_or_fn="p", global_batch_size_or_fn=4))
+    provider.reset()
+    assert events_of("run") == ["update_training_telemetry_config"]
+
+
+def test_events_outside_spans_belong_to_the_run(configure):
+    recorder = configure().recorder
+    recorder.event(Event.create("before"))
+    recorder.error(recorder.current, "wrong", ValueError("v"))
+    with application():
+        pass
+    names = [(record["type"], record.get("name")) for record in exported()]
+    assert names[0] == ("start", "run") and names[-1] == ("stop", "run")
+    assert events_of("run") == ["before", "error"]
+    assert "parent_id" not in next(record for record in exported() if record.get("name") == "application")
+
+
+def test_uncaught_error_outside_spans_is_exported_once(configure):
+    run = configure().recorder.run
+    with pytest.raises(ValueError), run:
+        raise ValueError("bad data")
+    (error,) = [record for record in exported() if record["type"] == "application_error"]
+    assert error["event"]["attributes"]["exception_message"] == "bad data"
+
+
+def test_iterations_without_loop_report_in_application(configure):
+    configure()
+    with application(), training_iteration():
+        pass
+    assert events_of("application")[-1] == "training_metrics_update"
+    assert exported()[-1]["name"] == "application"
+
+
+def losses() -> list[str]:
+    """Return the reported losses of exporters, in order."""
+    return [record["reason"] for record in journal() if "telemetry_data" in str(record.get("kind"))]
+
+
+def test_loss_of_the_last_record_is_reported(configure):
+    exporter = CollectingExporter(lambda number, name: name == "application" and number > 2)
+    configure(exporter)
+    with application():
+        pass
+    (reason,) = losses()
+    assert "dropped a span_stop record" in reason and "1 lost so far" in reason
+    assert exporter.calls[-1] == ("data_error", "telemetry_data_error")
+
+
+def test_exporter_that_always_fails_leaves_an_error(configure):
+    exporter = CollectingExporter(lambda number, name: True)
+    configure(exporter)
+    with application(), timed_span("work"):
+        pass
+    assert [record["kind"] for record in journal() if "telemetry_data" in str(record.get("kind"))][-1:] == [
+        "no_telemetry_data"
+    ]
+    assert "the run ended before" in losses()[-1] and "ConnectionError" in losses()[-1]
+    assert exporter.num_closed == 1
+
+
+def test_exporter_learns_of_losses_when_it_works_again(configure):
+    is_down = threading.Event()
+    is_down.set()
+    exporter = CollectingExporter(lambda number, name: is_down.is_set())
+    configure(exporter)
+    with application() as app:
+        run = app.recorder.run
+        wait_for(lambda: run.flush() and losses(), what="the report of a lost record")
+        is_down.clear()
+        wait_for(lambda: exporter.calls, what="a call that succeeds")
+    assert exporter.calls.count(("data_error", "telemetry_data_error")) == 1

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tachograph._base import ranks
 from tachograph._base.guard import guard
@@ -292,7 +292,10 @@ class TrainingTelemetryProvider:
         run = latest_run()
         if self._config is None and (run is None or run.status != "running"):
             raise TachographError("there is no active run: call configure_provider() first, or tachograph.init(...)")
-        self.recorder.configure(training_telemetry_config.parameters())
+        recorder = self.recorder
+        # Before the application they belong to the application, which records them when it starts.
+        record: Literal["now", "later"] = "now" if recorder.current.name else "later"
+        recorder.configure(training_telemetry_config.parameters(), record=record)
         if self._config is not None:
             self._config.update(telemetry_config=training_telemetry_config)
 

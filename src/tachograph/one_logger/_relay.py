@@ -4,10 +4,17 @@ The journal has flat records; an exporter expects `Span` objects with their even
 start and stop records and keeps it while it is open, and for a while after that, because an error may refer to a span
 that has just ended. One record may need several calls of the exporter. The calls that are left are kept in `_calls`,
 so that a retry repeats the failed call and not those that succeeded.
+
+An exporter expects a span for every event. An event without one belongs to the application, if that is open. Otherwise
+the sink creates a span for the run, named `run`, which starts with the first such event and stops with the run.
+
+An exporter that misses a record is told so itself, with `export_telemetry_data_error`, as soon as it works again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
 import uuid
 from collections import deque
@@ -36,6 +43,7 @@ _MAX_ATTEMPTS_PER_WRITE = 3
 _MAX_ATTEMPTS = 6
 _PAUSE_S = 0.05
 _MAX_ENDED_SPANS = 1_000
+_RUN_SPAN_NAME = "run"
 _STANDARD = {str(name): name for names in (StandardSpanName, StandardTrainingJobSpanName) for name in names}
 
 
@@ -53,28 +61,48 @@ class ExporterSink:
         self._run_id = ""
         self._spans: dict[str, Span] = {}
         self._ended: deque[str] = deque()
+        self._run_span: Span | None = None
+        """Stands for the run; None until the exporter has its start."""
+        self._run_start_s = 0.0
+        self._last_error: tuple[Any, Any] | None = None
         self._num_written = 0
+        self._num_waiting = 0
+        """Records that the exporter has not accepted after the last write."""
         self._calls: deque[Callable[[], None]] | None = None
         self._num_failures = 0
         self._num_exported = 0
         self.num_lost = 0
+        self._latest_error = ""
+        self._has_new_loss = False
+        """Whether records were lost since the exporter was last told about it."""
 
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
         """Store the run id. The exporter was initialized when the provider was configured."""
         del folder
         self._run_id = str(start.get("run_id", ""))
+        self._run_start_s = self._run_start_s or _number(start, "time")
 
     def write(self, records: list[dict[str, Any]]) -> None:
         """Export records. After a failure the driver repeats them, and those already exported are skipped."""
+        self._num_waiting = len(records) - self._num_written
         for record in records[self._num_written :]:
             self._export(record)
             self._num_written += 1
+            self._num_waiting -= 1
             self._num_failures = 0
             self._calls = None
         self._num_written = 0
+        self._export_loss()
 
     def close(self) -> None:
-        """Close the exporter."""
+        """Report what the exporter has missed, to the journal and to the exporter, and close it."""
+        if self._num_waiting:
+            self._add_loss(
+                self._num_waiting,
+                f"the run ended before {self._num_waiting} records were exported: {self._latest_error}; "
+                "the journal has them, and the next job of the session exports them",
+            )
+        self._export_loss()
         self._exporter.close()
 
     def _export(self, record: dict[str, Any]) -> None:
@@ -92,18 +120,37 @@ class ExporterSink:
             except Exception as error:
                 num_tries += 1
                 self._num_failures += 1
+                self._latest_error = f"{type(error).__name__}: {error!s:.200}"
                 if self._num_failures >= _MAX_ATTEMPTS:
-                    self._drop(record, error)
+                    self._drop(record)
                     return
                 if num_tries >= _MAX_ATTEMPTS_PER_WRITE:
                     raise
                 time.sleep(_PAUSE_S * (num_tries - 1))
 
-    def _drop(self, record: dict[str, Any], error: Exception) -> None:
-        self.num_lost += 1
-        kind = "incomplete_telemetry_data" if self._num_exported else "no_telemetry_data"
-        reason = f"dropped a {record['event']} record: {type(error).__name__}: {error!s:.200}"
-        self._report(kind, self.name, f"{reason}; {self.num_lost} lost so far, the journal has all of them")
+    def _drop(self, record: dict[str, Any]) -> None:
+        reason = f"dropped a {record['event']} record: {self._latest_error}"
+        self._add_loss(1, f"{reason}; {self.num_lost + 1} lost so far, the journal has all of them")
+
+    # Losses --------------------------------------------------------------------------------------------------------
+
+    def _add_loss(self, num_records: int, reason: str) -> None:
+        self.num_lost += num_records
+        self._has_new_loss = True
+        self._report(self._error_type().value, self.name, reason)
+
+    def _export_loss(self) -> None:
+        """Tell the exporter how many records it has missed so far, unless it knows or still fails."""
+        if not self._has_new_loss:
+            return
+        message = f"records not exported so far: {self.num_lost}; last error: {self._latest_error}"
+        with contextlib.suppress(Exception):  # tried again after the next records, and when the run ends
+            self._exporter.export_telemetry_data_error(TelemetryDataError.create(self._error_type(), message))
+            self._has_new_loss = False
+
+    def _error_type(self) -> TelemetryDataError.ErrorType:
+        kinds = TelemetryDataError.ErrorType
+        return kinds.INCOMPLETE_TELEMETRY_DATA if self._num_exported else kinds.NO_TELEMETRY_DATA
 
     # Records to spans and events -----------------------------------------------------------------------------------
 
@@ -120,18 +167,55 @@ class ExporterSink:
             span = self._start_span(record)
             self._stop_span(span, record)
             return [lambda: exporter.export_start(span), lambda: exporter.export_stop(span)]
-        if event in {"event", "error"} and record.get("span_id") in self._spans:
-            span = self._spans[record["span_id"]]
-            if event == "error":
-                error = _error_event(record)
-                return [lambda: exporter.export_error(error, span)]
-            occurred = Event(str(record.get("name")), _timestamp(record), _event_attributes(record))
-            span.keep_event(occurred)
-            return [lambda: exporter.export_event(occurred, span)]
+        if event in {"event", "error"} and not self._is_repeated(record):
+            owner = self._spans.get(str(record.get("span_id"))) or self._application()
+            return self._event_calls(record, owner) if owner is not None else self._run_event_calls(record)
+        if event == "start":  # a new attempt: spans of one that was killed are still open
+            self._spans.clear()
+            self._ended.clear()
+            self._run_span, self._run_start_s = None, _number(record, "time")
+        if event == "end" and self._run_span is not None:
+            return [functools.partial(self._stop_run_span, self._run_span, _number(record, "time"))]
         if event == "telemetry_error" and not str(record.get("field", "")).startswith("exporter-"):
             data_error = _data_error(record)
             return [lambda: exporter.export_telemetry_data_error(data_error)]
         return []
+
+    def _application(self) -> Span | None:
+        """Return the application span, if one is open."""
+        applications = (span for span in self._spans.values() if span.name is StandardSpanName.APPLICATION)
+        return next((span for span in applications if span.stop_s is None), None)
+
+    def _is_repeated(self, record: dict[str, Any]) -> bool:
+        """Return whether a record repeats an error: one that ends the run was recorded in a span before."""
+        if record["event"] != "error":
+            return False
+        last, self._last_error = self._last_error, (record.get("error_type"), record.get("error_message"))
+        return record.get("fatal") is True and last == self._last_error
+
+    def _event_calls(self, record: dict[str, Any], span: Span) -> list[Callable[[], None]]:
+        if record["event"] == "error":
+            return [functools.partial(self._exporter.export_error, _error_event(record), span)]
+        occurred = Event(str(record.get("name")), _timestamp(record), _event_attributes(record))
+        span.keep_event(occurred)
+        return [functools.partial(self._exporter.export_event, occurred, span)]
+
+    def _run_event_calls(self, record: dict[str, Any]) -> list[Callable[[], None]]:
+        """Return the calls for an event of the run; the first one also starts the span of the run."""
+        if self._run_span is not None:
+            return self._event_calls(record, self._run_span)
+        start_s = self._run_start_s or _number(record, "time")
+        span = Span.create(_RUN_SPAN_NAME, start_time=TracingTimestamp(start_s, start_s))
+        return [functools.partial(self._start_run_span, span), *self._event_calls(record, span)]
+
+    def _start_run_span(self, span: Span) -> None:
+        self._exporter.export_start(span)
+        self._run_span = span
+
+    def _stop_run_span(self, span: Span, stop_s: float) -> None:
+        span.stop(None, TracingTimestamp(stop_s, stop_s))  # has no effect when the call is repeated
+        self._exporter.export_stop(span)
+        self._run_span = None
 
     def _start_span(self, record: dict[str, Any]) -> Span:
         span_id = str(record.get("span_id"))

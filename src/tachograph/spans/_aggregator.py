@@ -26,6 +26,7 @@ from tachograph.spans._attribute_sets import (
 )
 from tachograph.spans._checkpoints import Checkpoints
 from tachograph.spans._filter import SpanFilter
+from tachograph.spans._names import StandardSpanName
 from tachograph.spans._names import StandardTrainingJobEventName as Events
 from tachograph.spans._names import StandardTrainingJobSpanName as Names
 from tachograph.spans._parameters import Parameters
@@ -110,6 +111,8 @@ class SpanAggregator:
         self._plans: dict[object, _Plan] = {}
         self._loops: dict[Span, LoopProgress] = {}
         self._default_loop: LoopProgress | None = None
+        """The loop of iterations that are in no marked loop; its events belong to the application."""
+        self._default_owner: Span | None = None
         self._latest: Mapping[str, Any] | None = None
         self._checkpoints = Checkpoints()
         self._on_start: dict[str, Callable[[Span], list[PendingRecord]]] = {
@@ -118,6 +121,7 @@ class SpanAggregator:
             Names.CHECKPOINT_SAVE_ASYNC: self._start_save,
         }
         self._on_stop: dict[str, Callable[[Span], list[PendingRecord]]] = {
+            StandardSpanName.APPLICATION: self._stop_application,
             Names.TRAINING_SINGLE_ITERATION: self._stop_iteration,
             Names.TRAINING_LOOP: self._stop_loop,
             Names.VALIDATION_SINGLE_ITERATION: self._stop_evaluation_iteration,
@@ -297,9 +301,11 @@ class SpanAggregator:
         if loop_span is not None:
             return loop_span, self._loops[loop_span]
         if self._default_loop is None:
+            outer = (outer for outer in ancestors(span._parent) if outer.name == StandardSpanName.APPLICATION)
+            self._default_owner = next(outer, None)
             self._default_loop = LoopProgress(self._job, span.start_s or 0.0)
             self._default_loop.start(self.parameters, None, None)
-        return None, self._default_loop
+        return self._default_owner, self._default_loop
 
     def _enclosing_loop(self, span: Span) -> Span | None:
         return next((outer for outer in ancestors(span._parent) if outer in self._loops), None)
@@ -365,7 +371,8 @@ class SpanAggregator:
         }
         known = TrainingMetricsUpdateAttributes.create(**fields).to_json()
         known |= {f"window_{name}": value for name, value in window.items()}
-        records = self.records.event(loop_span, steady_s, Events.TRAINING_METRICS_UPDATE, known)
+        records = self._record_parameters(loop_span, steady_s)
+        records += self.records.event(loop_span, steady_s, Events.TRAINING_METRICS_UPDATE, known)
         if loop.job is not self._job:
             return records  # the outer loop counts the steps
         step: dict[str, Any] = {"global_step": job["current_iteration"]}
@@ -395,9 +402,16 @@ class SpanAggregator:
         return records
 
     def finish(self, steady_s: float) -> list[PendingRecord]:
-        """Report the iterations outside any loop that were not reported yet: a loop starts, or the run ends."""
+        """Report the iterations outside any loop that were not reported yet: a loop starts, or something ends."""
         loop, self._default_loop = self._default_loop, None
-        return self._report(None, loop, steady_s) if loop is not None else []
+        return self._report(self._default_owner, loop, steady_s) if loop is not None else []
+
+    def _stop_application(self, span: Span) -> list[PendingRecord]:
+        return self.finish(span.stop_s or 0.0) if self._default_owner is span else []
+
+    def close(self, steady_s: float) -> list[PendingRecord]:
+        """Report what was not reported yet: the run ends."""
+        return self.finish(steady_s) + self._record_parameters(None, steady_s)
 
     # Validation and testing ----------------------------------------------------------------------------------------
 
@@ -475,15 +489,19 @@ class SpanAggregator:
         self.parameters = self._recorded_parameters = parameters
         return []
 
-    def change(self, parameters: Parameters, base: Span, steady_s: float, *, record: bool) -> list[PendingRecord]:
+    def change(self, parameters: Parameters, owner: Span, steady_s: float, *, record: bool) -> list[PendingRecord]:
         """Use other parameters from now on, and record them if that is asked for and they are new."""
         self._fold_all()
         self.parameters = parameters
-        if not record or parameters == self._recorded_parameters:
+        return self._record_parameters(owner, steady_s) if record else []
+
+    def _record_parameters(self, owner: Span | None, steady_s: float) -> list[PendingRecord]:
+        """Return the record of the parameters, if they have changed since the last one."""
+        if self.parameters == self._recorded_parameters:
             return []
-        self._recorded_parameters = parameters
-        attributes = parameters.to_attributes(self.log_every).to_json()
-        return self.records.event(base, steady_s, Events.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
+        self._recorded_parameters = self.parameters
+        attributes = self.parameters.to_attributes(self.log_every).to_json()
+        return self.records.event(owner, steady_s, Events.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
 
 
 def _add_observed(loop: LoopProgress, iterations: list[ObservedIteration]) -> None:

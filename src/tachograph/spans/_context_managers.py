@@ -211,7 +211,7 @@ def training_loop(
     ParameterSource({}).update(targets)  # raises if they are invalid
 
     def set_attributes(span: Span) -> None:
-        parameters = span.recorder.configure(targets)
+        parameters = span.recorder.configure(targets, record="later")
         batch, flops = parameters.global_batch_size, parameters.flops_to_count
         first = samples
         if first is None and start is not None and batch is not None:
@@ -228,6 +228,7 @@ def training_loop(
             else None,
         }
         span.extras.attributes = Attributes({name: value for name, value in known.items() if value is not None})
+        span.recorder.use(parameters, record=True)  # last, because this record may also write the start of the span
 
     return SpanScope(Names.TRAINING_LOOP, SpanOptions(on_start=set_attributes, run=run))
 

@@ -388,8 +388,8 @@ class TrainingRecorder:
 
         Args:
             parameters: names and values, or functions that return values.
-            record: when to record them: `later` is with the next change or when an application starts, `never` is for
-                values that are recorded elsewhere.
+            record: when to record them: `later` is with the next change, with the start of an application or a training
+                loop, or with the first metrics; `never` is for values that are recorded elsewhere.
         """
         self._source.update(parameters)
         known = self.parameters = self._source.resolve(self.report_misuse)
@@ -401,8 +401,8 @@ class TrainingRecorder:
 
     def use(self, known: Parameters, *, record: bool) -> None:
         """Use parameters from now on, and record them if asked to and they have changed since the last record."""
-        base, now_s = self.base, self.now()
-        self.put(AggregatorTask(lambda: self.aggregator.change(known, base, now_s, record=record)), force=True)
+        owner, now_s = self.base if self.base.name else self.current, self.now()
+        self.put(AggregatorTask(lambda: self.aggregator.change(known, owner, now_s, record=record)), force=True)
 
     def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
         """Set which spans are recorded one by one from now on."""
@@ -445,7 +445,7 @@ class TrainingRecorder:
         self.run_before_close()
         self.close_open()
         now_s = self.now()
-        self.put(AggregatorTask(lambda: self.aggregator.finish(now_s)), force=True)
+        self.put(AggregatorTask(lambda: self.aggregator.close(now_s)), force=True)
         self.forget()
 
     def run_before_close(self) -> None:
