@@ -32,6 +32,7 @@ from tachograph.one_logger import (
     training_iteration,
     training_loop,
 )
+from tests.cli.test_cli import tacho
 from tests.conftest import lines_of
 from tests.one_logger.conftest import exported, journal
 
@@ -293,3 +294,38 @@ def test_ranks_write_to_their_own_runs(configure, monkeypatch):
             pass
     attempts = {name: len(tachograph.read(f"logs/{name}").attempts) for name in ("app-session", "app-session-rank1")}
     assert attempts == {"app-session": 1, "app-session-rank1": 2}
+
+
+@pytest.mark.parametrize("tag", ["fast", ["fast", "fp8"], lambda: "fast"], ids=["text", "list", "function"])
+def test_start_record_has_the_tags(configure, tag):
+    configure(telemetry_config=TrainingTelemetryConfig(**{**TRAINING, "perf_tag_or_fn": tag}))
+    start = journal()[0]
+    assert (start["session_tag"], start["perf_tag"]) == ("session", tag if isinstance(tag, list) else "fast")
+
+
+def test_unknown_perf_tag_does_not_stop_configuration(configure):
+    configure(telemetry_config=TrainingTelemetryConfig(**{**TRAINING, "perf_tag_or_fn": lambda: {}["later"]}))
+    assert "perf_tag" not in journal()[0]
+
+
+def test_later_perf_tag_keeps_the_earlier_ones(configure):
+    for tag in ("first", ["second", "fp8"], "third", None):
+        config = TrainingTelemetryConfig(**{**TRAINING, "perf_tag_or_fn": tag}) if tag else None
+        provider = configure(telemetry_config=config if tag != "third" else None)
+        if tag == "third":
+            provider.set_training_telemetry_config(config)
+        with application():
+            pass
+    history = tachograph.read("logs/app-session")
+    assert (history.perf_tag, history.perf_tags) == ("third", ["first", "second", "fp8", "third"])
+    assert "third (earlier: first, second, fp8)" in tacho("show", "logs/app-session")
+    shown = json.loads(tacho("show", "logs/app-session", "--json"))
+    assert (shown["perf_tag"], shown["perf_tags"]) == ("third", history.perf_tags)
+
+
+def test_session_tag_of_attached_provider_is_read(configure, logs):
+    with tachograph.init("mine", log_dir=str(logs)):
+        configure()
+        with application():
+            pass
+    assert tachograph.read(logs / "mine").session_tag == "session"

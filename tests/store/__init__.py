@@ -85,7 +85,7 @@ def digest_of(run: RunHistory | StoredRun) -> dict[str, Any]:
         "goodput": digest.goodput,
         "phases": digest.phases,
         "num_lost_records": digest.num_lost_records,
-        "perf_tag": digest.perf_tag,
+        "tags": (digest.session_tag, digest.perf_tag, digest.perf_tags),
         "metrics": sorted((name, _summary(item)) for name, item in metrics.items()),
     }
     return {name: repr(value) for name, value in found.items()}

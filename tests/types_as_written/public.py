@@ -54,6 +54,7 @@ def span_types() -> None:
 
     assert_type(work(3), str)
     assert_type(tacho.read("logs/x").perf_tag, str | list[str] | None)
+    assert_type(tacho.read("logs/x").perf_tags, list[str])
 
 
 def profiling() -> None:

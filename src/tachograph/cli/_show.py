@@ -167,7 +167,7 @@ def _run_details(history: RunHistory) -> list[tuple[str, Any]]:
         ("sampling", history.sampling or ""),
         ("tags", _join(start.get("tags"))),
         ("session", safe(history.session_tag or "")),
-        ("perf_tag", safe(_join(tag) if isinstance(tag := history.perf_tag, list) else tag or "")),
+        ("perf_tag", _perf_tag_line(history)),
         ("host", safe(start.get("host", ""))),
         ("gpus", _join(start.get("gpus"))),
         ("git", _git_line(git) if isinstance(git, Mapping) else None),
@@ -176,6 +176,13 @@ def _run_details(history: RunHistory) -> list[tuple[str, Any]]:
     rows += [(name, number(start[name])) for name in _CONFIG_FIELDS if start.get(name) is not None]
     rows.append(("journal", f"{safe(history.folder.journal)} ({size(history.folder.journal.stat().st_size)})"))
     return rows
+
+
+def _perf_tag_line(history: RunHistory) -> str:
+    tag = history.perf_tag
+    current = tag if isinstance(tag, list) else [tag] if tag else []
+    earlier = [name for name in history.perf_tags if name not in current]
+    return _join(current) + (f" (earlier: {_join(earlier)})" if earlier else "")
 
 
 def _join(items: Any, between: str = ", ") -> str:

@@ -48,6 +48,7 @@ def summarise_time(history: RunHistory) -> dict[str, Any]:
     return {
         "session_tag": history.session_tag,
         "perf_tag": history.perf_tag,
+        "perf_tags": history.perf_tags,
         "spans": msgspec.to_builtins(history.span_groups),
         "phases": history.phases,
         "goodput": None if goodput is None else {"share": goodput.share, **msgspec.to_builtins(goodput)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -244,10 +245,13 @@ class TrainingTelemetryProvider:
     def _start_run(self, config: OneLoggerConfig) -> Run:
         if not config.enable_for_current_rank or self._is_disabled:
             return init(_run_name(config), enabled=False)
+        perf_tag = _perf_tag(config)
         return init(
             _run_name(config),
             resume=True,  # the jobs of a session share one run
             session_tag=str(config.session_tag),
+            perf_tag=perf_tag if isinstance(perf_tag, str) else None,
+            facts={"perf_tag": perf_tag} if isinstance(perf_tag, list) else None,  # the setting is one tag
             config=config.custom_metadata,
             any_rank=config.given("enable_for_current_rank"),
         )
@@ -321,6 +325,14 @@ def _run_name(config: OneLoggerConfig) -> str:
     if all(re.fullmatch(r"\w[\w.]*", part) for part in parts) and len("-".join(parts)) <= 90:
         return name
     return f"{name}-{zlib.crc32(chr(0).join(parts).encode()):08x}"  # different tags may give the same text
+
+
+def _perf_tag(config: OneLoggerConfig) -> str | list[str] | None:
+    """Return the tags that are known when the run starts."""
+    with contextlib.suppress(Exception):  # a function that cannot tell yet; it is called again later
+        tag = config.telemetry_config.perf_tag
+        return [str(item) for item in tag] if isinstance(tag, list) else str(tag or "") or None
+    return None
 
 
 def _update(values: dict[str, Any], override: Mapping[str, Any]) -> None:

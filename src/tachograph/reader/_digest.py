@@ -195,23 +195,29 @@ class RunDigest:
     @property
     def session_tag(self) -> str | None:
         """The tag of the session, the logical job that the run belongs to."""
-        tag: str | None = self._tag("session_tag")
-        return tag
+        tags = self._values_set("session_tag", "one_logger_initialization")
+        return str(tags[-1]) if tags else None
 
     @property
     def perf_tag(self) -> str | list[str] | None:
-        """The tag of runs with comparable speed, from the last attempt."""
-        for record in reversed(self.latest("event", "update_training_telemetry_config")):
-            if record.get("perf_tag"):
-                return self._parse_tag(record["perf_tag"])
-        return self._parse_tag(self._tag("perf_tag"))
+        """The tag of runs with comparable speed, or several: the last ones that were set."""
+        tags = self._values_set("perf_tag", "update_training_telemetry_config")
+        if not tags:
+            return None
+        return [str(tag) for tag in tags[-1]] if isinstance(tags[-1], list) else str(tags[-1])
 
-    @staticmethod
-    def _parse_tag(tag: Any) -> str | list[str] | None:
-        return [str(item) for item in tag] if isinstance(tag, list) else str(tag) if tag else None
+    @property
+    def perf_tags(self) -> list[str]:
+        """Every `perf_tag` of the run, in the order of first use: an attempt may use another one than those before."""
+        tags = self._values_set("perf_tag", "update_training_telemetry_config")
+        each = (tag if isinstance(tag, list) else [tag] for tag in tags)
+        return list(dict.fromkeys(map(str, itertools.chain(*each))))
 
-    def _tag(self, name: str) -> Any:
-        return self._attempts[-1].start.get(name) if self._attempts else None
+    def _values_set(self, field: str, event_name: str) -> list[Any]:
+        """Return the values of a field that `start` records and an event have set, in order."""
+        kept = (self._latest.get(key, ()) for key in (("start", ""), ("event", event_name)))
+        records = sorted(itertools.chain(*kept), key=lambda numbered: numbered[0])
+        return [record[field] for _, record in records if record.get(field)]
 
     def open_spans(self) -> list[RecordedSpan]:
         """Return the spans that have started but not ended, oldest first."""
