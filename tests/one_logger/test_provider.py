@@ -9,8 +9,10 @@ import pytest
 
 import tachograph
 from tachograph.one_logger import (
+    ApplicationType,
     Attributes,
     CheckPointStrategy,
+    DefaultRecorder,
     Event,
     ExportCustomizationMode,
     FileExporter,
@@ -18,12 +20,18 @@ from tachograph.one_logger import (
     OneLoggerConfig,
     OneLoggerError,
     OneLoggerErrorHandlingStrategy,
+    OneLoggerProvider,
     StandardTrainingJobSpanName,
+    TelemetryConfig,
+    TelemetryDataError,
+    TrainingTelemetryAttributes,
     TrainingTelemetryConfig,
     TrainingTelemetryProvider,
     application,
     on_app_end,
     on_app_start,
+    on_model_init_end,
+    on_model_init_start,
     on_train_end,
     on_train_start,
     on_training_single_iteration_end,
@@ -32,6 +40,7 @@ from tachograph.one_logger import (
     training_iteration,
     training_loop,
 )
+from tachograph.spans import recorder_of
 from tests.cli.test_cli import tacho
 from tests.conftest import lines_of
 from tests.one_logger.conftest import exported, journal
@@ -166,7 +175,7 @@ def test_config_overrides_replace_fields(provider, tmp_path):
     (update,) = events("update_training_telemetry_config")
     assert (update["perf_tag"], update["global_batch_size"]) == ("perf", 8)
     with pytest.raises(OneLoggerError, match="never fetches a config over the network"):
-        TrainingTelemetryProvider().with_config_override_from_config_server("http://x")
+        provider.with_config_override_from_config_server("http://x")
 
 
 @pytest.mark.parametrize(
@@ -329,3 +338,171 @@ def test_session_tag_of_attached_provider_is_read(configure, logs):
         with application():
             pass
     assert tachograph.read(logs / "mine").session_tag == "session"
+
+
+def test_metadata_is_kept_as_given(configure):
+    given = {"team": "x", "sizes": [1, 2], "try": 1}
+    provider = configure(
+        custom_metadata=given, telemetry_config=TrainingTelemetryConfig(**TRAINING, custom_metadata=given)
+    )
+    with application():
+        pass
+    assert provider.config.custom_metadata == provider.config.telemetry_config.custom_metadata == given
+    assert journal()[0]["config"] == given
+    flat = ["team:x", "sizes:[1, 2]", "try:1"]
+    for name in ("one_logger_initialization", "update_training_telemetry_config"):
+        assert events(name)[0]["custom_metadata"] == flat
+    attributes = TrainingTelemetryAttributes.create(log_every_n_train_iterations=1, custom_metadata=given)
+    assert attributes.custom_metadata == flat
+    assert Attributes({"metadata": {"team": "x"}})["metadata"].value == {"team": "x"}
+
+
+def test_overrides_alone_are_a_config(provider):
+    provider.with_config_override({"application_name": "app", "session_tag_or_fn": "s"})
+    training = {**TRAINING, "app_type_or_fn": ApplicationType.TRAINING}
+    provider.with_config_override({"world_size_or_fn": 8, "telemetry_config": training})
+    provider.configure_provider()
+    assert (provider.config.world_size, provider.config.telemetry_config.global_batch_size) == (8, 32)
+    provider.reset()
+    with pytest.raises(OneLoggerError, match="needs application_name, session_tag_or_fn"):
+        provider.with_config_override({"world_size_or_fn": 8}).configure_provider()
+
+
+def test_parts_that_are_set_once_raise_the_second_time(provider):
+    config = OneLoggerConfig(application_name="a", session_tag_or_fn="s", world_size_or_fn=1)
+    with pytest.raises(OneLoggerError, match="with_base_config was called before"):
+        provider.with_base_config(config).with_base_config(config)
+    names = (ExportCustomizationMode.BLACKLIST_SPANS, ["x"])
+    with pytest.raises(OneLoggerError, match="with_export_customization was called before"):
+        provider.with_export_customization(*names).with_export_customization(*names)
+    with pytest.raises(TypeError, match="cannot be instantiated directly"):
+        TrainingTelemetryProvider()
+
+
+def test_configure_takes_config_and_recorder(provider):
+    config = OneLoggerConfig(application_name="app", session_tag_or_fn="session", world_size_or_fn=1)
+    recorder = DefaultRecorder([FileExporter("out.jsonl")], ExportCustomizationMode.WHITELIST_SPANS, ["kept"])
+    assert OneLoggerProvider.instance().configure(config, recorder) is None
+    with pytest.raises(OneLoggerError, match="configure: the provider is already configured"):
+        OneLoggerProvider.instance().configure(config, recorder)
+    span = recorder.start("kept")
+    with timed_span("skipped"):
+        recorder.event(span, Event.create("fired"))
+    recorder.stop(span)
+    recorder.close()
+    assert provider.config == config
+    assert [record.get("name") for record in exported()] == ["kept", None, "kept"]
+    with pytest.raises(OneLoggerError, match="expects a DefaultRecorder, got str"):
+        provider.configure(config, "recorder")
+
+
+def test_configure_attaches_to_the_run_of_a_recorder(provider, logs):
+    config = OneLoggerConfig(application_name="app", session_tag_or_fn="session", world_size_or_fn=1)
+    with tachograph.init("one", log_dir=str(logs)) as one, tachograph.init("two", log_dir=str(logs)):
+        provider.configure(config, recorder_of(one))
+        assert recorder_of(one).identity["session_tag"] == "session"
+        provider.reset()
+
+
+def test_configs_behave_like_pydantic_models():
+    config = OneLoggerConfig(
+        application_name="app",
+        session_tag_or_fn="s",
+        world_size_or_fn=lambda: 4,
+        custom_metadata={"a": [1]},
+        telemetry_config=TrainingTelemetryConfig(**TRAINING),
+    )
+    dumped = config.model_dump()
+    assert dumped["telemetry_config"]["log_every_n_train_iterations"] == 50
+    assert dumped["logger_config"]["log_level"] == "INFO"
+    assert set(config.model_dump(exclude_unset=True)) == config.model_fields_set
+    assert TrainingTelemetryConfig.model_validate(dumped["telemetry_config"]) == config.telemetry_config
+    shallow, deep = config.model_copy(update={"application_name": "other"}), config.model_copy(deep=True)
+    assert (shallow.application_name, config.application_name) == ("other", "app")
+    assert shallow != config and deep == config
+    assert deep.custom_metadata is not config.custom_metadata and shallow.custom_metadata is config.custom_metadata
+    shallow.enable_for_current_rank = False
+    assert config.enable_for_current_rank and shallow.given("enable_for_current_rank")
+    with pytest.raises(OneLoggerError, match="did you mean 'application_name'"):
+        config.aplication_name = "x"
+    assert isinstance(config.telemetry_config, TelemetryConfig) and not isinstance(config, TelemetryConfig)
+
+
+def test_assigned_fields_are_used(provider):
+    config = OneLoggerConfig(application_name="app", session_tag_or_fn="s", world_size_or_fn=1)
+    config.summary_data_schema_version = "2.0.0"
+    provider.with_base_config(config).configure_provider()
+    assert provider.config.summary_data_schema_version == "2.0.0"
+
+
+def test_telemetry_data_error_has_type_and_message(configure):
+    error = TelemetryDataError.create(TelemetryDataError.ErrorType.NO_TELEMETRY_DATA, "disk full", Attributes({"a": 1}))
+    assert (error.error_type, error.error_message) == (TelemetryDataError.ErrorType.NO_TELEMETRY_DATA, "disk full")
+    again = Event.from_json(error.to_json())
+    assert again == error and isinstance(again, TelemetryDataError)
+    recorder = configure().recorder
+    with application():
+        recorder.telemetry_data_error("no loss", Attributes({"step": 5}))
+    (data_error,) = [record["error"] for record in exported() if record["type"] == "telemetry_data_error"]
+    assert (data_error["attributes"]["error_message"], data_error["attributes"]["step"]) == ("no loss", 5)
+
+
+def overlap_iterations() -> None:
+    on_training_single_iteration_start()
+    on_training_single_iteration_start()
+
+
+def nest_iterations() -> None:
+    with training_iteration(), timed_span("between"), training_iteration():
+        pass
+
+
+def start_twice() -> None:
+    on_model_init_start()
+    on_model_init_start()
+
+
+def restart_loop() -> None:
+    on_train_start(0)
+    on_train_start(0)
+
+
+MISUSES = {
+    overlap_iterations: "'training_single_iteration' started while another one was open",
+    nest_iterations: "'training_single_iteration' started while another one was open",
+    start_twice: "'model_initialization' started again before its end",
+    restart_loop: "on_train_start was called again before on_train_end",
+    on_model_init_end: "no open span 'model_initialization'",
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_misuse_is_recorded_once_and_training_continues(configure, caplog, misuse):
+    configure()
+    with application(), training_loop(0):
+        for _ in range(3):
+            misuse()
+            with training_iteration():
+                pass
+    reasons = [record["reason"] for record in journal() if record["event"] == "telemetry_error"]
+    assert len([reason for reason in reasons if MISUSES[misuse] in reason]) == 1
+    assert caplog.text.count(MISUSES[misuse]) == 1
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_misuse_raises_in_strict_mode(configure, misuse):
+    configure(error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS)
+    with application(), training_loop(0), pytest.raises(OneLoggerError, match=MISUSES[misuse]):
+        misuse()
+
+
+def test_strict_mode_accepts_correct_use(configure):
+    configure(error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS)
+    with application(), training_loop(0):
+        for _ in range(3):
+            with training_iteration(), training_loop(0), training_iteration():  # a loop of its own, inside an iteration
+                pass
+            on_training_single_iteration_start()
+            on_training_single_iteration_end()
+    assert events("training_metrics_update")[-1]["num_iterations"] == 6
+    assert [record for record in journal() if record["event"] == "telemetry_error"] == []

@@ -676,7 +676,7 @@ def test_standalone_span_round_trips_through_json(tmp_path):
     span.stop()
     assert span.parent_span is parent
     assert span.duration_msec() == 2000 == span.attributes["duration_msec"].value
-    with pytest.raises(TachographError, match="not active"):
+    with pytest.raises(TachographError, match="not running"):
         span.add_event(Event.create("late"))
     restored = Span.from_json(span.to_json())
     assert restored.to_json() == span.to_json()

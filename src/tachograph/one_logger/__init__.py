@@ -11,12 +11,14 @@ from tachograph.one_logger._config import (
     LoggerConfig,
     OneLoggerConfig,
     OneLoggerErrorHandlingStrategy,
+    TelemetryConfig,
     TrainingTelemetryConfig,
 )
 from tachograph.one_logger._export_config import ExporterConfig
 from tachograph.one_logger._exporter import BaseExporter, Exporter, ExportError
 from tachograph.one_logger._json_exporters import BaseJsonExporter, FileExporter, LoggerExporter
 from tachograph.one_logger._provider import OneLoggerProvider, TrainingTelemetryProvider
+from tachograph.one_logger._recorder import DefaultRecorder
 from tachograph.spans import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     ApplicationType,
@@ -116,6 +118,7 @@ __all__ = [
     "CheckPointType",
     "CheckpointSaveSpanAttributes",
     "DEFAULT_SPANS_EXPORT_BLACKLIST",
+    "DefaultRecorder",
     "ErrorEvent",
     "Event",
     "EventName",
@@ -142,6 +145,7 @@ __all__ = [
     "StandardTrainingJobEventName",
     "StandardTrainingJobSpanName",
     "SyncCheckpointMetricsUpdateAttributes",
+    "TelemetryConfig",
     "TelemetryDataError",
     "TestingMetricsUpdateAttributes",
     "Timer",

@@ -1,10 +1,11 @@
-"""One Logger's configuration objects."""
+"""One Logger's configuration objects. They have the methods of pydantic models that configs are used with."""
 
 from __future__ import annotations
 
+import copy
 import enum
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.spans import ApplicationType, CheckPointStrategy
@@ -14,15 +15,53 @@ __all__ = [
     "LoggerConfig",
     "OneLoggerConfig",
     "OneLoggerErrorHandlingStrategy",
+    "TelemetryConfig",
     "TrainingTelemetryConfig",
 ]
 
+_Self = TypeVar("_Self", bound="_Config")
+
 
 class OneLoggerErrorHandlingStrategy(enum.Enum):
-    """How a fault of telemetry itself is handled."""
+    """How faults of telemetry itself and mistakes in its use are handled: raised, or recorded and logged."""
 
     PROPAGATE_EXCEPTIONS = "propagate_exceptions"
     DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR = "disable_quietly_and_report_metric_error"
+
+
+@runtime_checkable
+class TelemetryConfig(Protocol):
+    """The part of a telemetry config that does not depend on the kind of the application."""
+
+    @property
+    def is_train_iterations_enabled(self) -> bool:
+        """Whether the metrics of training iterations are recorded."""
+        ...
+
+    @property
+    def is_validation_iterations_enabled(self) -> bool:
+        """Whether the metrics of validation iterations are recorded."""
+        ...
+
+    @property
+    def is_test_iterations_enabled(self) -> bool:
+        """Whether the metrics of testing iterations are recorded."""
+        ...
+
+    @property
+    def is_save_checkpoint_enabled(self) -> bool:
+        """Whether the metrics of checkpoints are recorded."""
+        ...
+
+    @property
+    def app_type(self) -> ApplicationType:
+        """The kind of the application."""
+        ...
+
+    @property
+    def custom_metadata(self) -> dict[str, Any] | None:
+        """Values of your own, by name."""
+        ...
 
 
 class _Config:
@@ -30,46 +69,112 @@ class _Config:
 
     REQUIRED: ClassVar[tuple[str, ...]] = ()
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    IGNORED: ClassVar[frozenset[str]] = frozenset()
+    """Fields that some versions of One Logger have and that have no effect here."""
+    FIELDS: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls.FIELDS = (*cls.REQUIRED, *cls.DEFAULTS)
+        for field in cls.FIELDS:
+            if field.endswith("_or_fn"):
+                setattr(cls, field.removesuffix("_or_fn"), property(_value_reader(field)))
 
     def __init__(self, **values: Any) -> None:
-        fields = (*self.REQUIRED, *self.DEFAULTS)
+        values = {name: value for name, value in values.items() if name not in self.IGNORED}
         for name in values:
-            if name not in fields:
-                raise ConfigError(f"{type(self).__name__} has no field {name!r}{did_you_mean(name, fields)}")
+            self._check_name(name)
         missing = [name for name in self.REQUIRED if values.get(name) is None]
         if missing:
             raise ConfigError(f"{type(self).__name__} needs {', '.join(missing)}")
-        self._given = frozenset(values)
-        for name in fields:
-            setattr(self, name, values.get(name, self.DEFAULTS.get(name)))
+        self.__dict__["_given"] = frozenset(values)
+        for name in self.FIELDS:
+            self.__dict__[name] = values.get(name, self.DEFAULTS.get(name))
         self.check()
+
+    def _check_name(self, name: str) -> None:
+        if name not in self.FIELDS:
+            raise ConfigError(f"{type(self).__name__} has no field {name!r}{did_you_mean(name, self.FIELDS)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field after construction."""
+        self._check_name(name)
+        self.__dict__[name] = value
+        self.__dict__["_given"] |= {name}
 
     def check(self) -> None:
         """Raise if a value is invalid."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that were given."""
-        return {name: getattr(self, name) for name in (*self.REQUIRED, *self.DEFAULTS) if name in self._given}
-
-    def update(self, **values: Any) -> None:
-        """Set fields after construction."""
-        self.__dict__.update(values)
-        self._given |= set(values)
+        return {name: getattr(self, name) for name in self.FIELDS if name in self._given}
 
     def given(self, name: str) -> bool:
         """Return whether a field was given."""
         return name in self._given
 
-    def __getattr__(self, name: str) -> Any:
-        """Return the current value of ``name_or_fn``."""
-        key = f"{name}_or_fn"
-        if name.startswith("_") or key not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__} has no field {name!r}")
-        value = self.__dict__[key]
-        return value() if callable(value) else value
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    # Pydantic's names ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def model_validate(cls: type[_Self], obj: Mapping[str, Any]) -> _Self:
+        """Return a config with the fields of a dict."""
+        return cls(**obj)
+
+    @property
+    def model_fields_set(self) -> set[str]:
+        """The names of the fields that were given."""
+        return set(self._given)
+
+    def model_dump(self, *, exclude_unset: bool = False, exclude_none: bool = False) -> dict[str, Any]:
+        """Return the fields as a dict, and configs in it as dicts, too.
+
+        Args:
+            exclude_unset: leave out fields that were not given.
+            exclude_none: leave out fields without a value.
+        """
+        dumped = {}
+        for name in self.FIELDS:
+            value = getattr(self, name)
+            if (exclude_unset and name not in self._given) or (exclude_none and value is None):
+                continue
+            if isinstance(value, _Config):
+                value = value.model_dump(exclude_unset=exclude_unset, exclude_none=exclude_none)
+            dumped[name] = copy.copy(value) if isinstance(value, (dict, list)) else value
+        return dumped
+
+    def model_copy(self: _Self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> _Self:
+        """Return a copy.
+
+        Args:
+            update: fields to change in the copy.
+            deep: copy the values as well.
+        """
+        copied = copy.copy(self)
+        copied.__dict__.update(copy.deepcopy(self.__dict__) if deep else self.__dict__)
+        for name, value in (update or {}).items():
+            setattr(copied, name, value)
+        return copied
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.FIELDS)
+
+    __hash__ = None  # type: ignore[assignment] # fields can change
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
+
+
+def _value_reader(field: str) -> Callable[[_Config], Any]:
+    def read(config: _Config) -> Any:
+        value = config.__dict__[field]
+        return value() if callable(value) else value
+
+    return read
 
 
 class LoggerConfig(_Config):
@@ -111,6 +216,8 @@ class TrainingTelemetryConfig(_Config):
         "save_checkpoint_strategy": CheckPointStrategy.SYNC,
     }
 
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"app_type_or_fn"})
+
     app_type = ApplicationType.TRAINING
 
     def check(self) -> None:
@@ -127,7 +234,7 @@ class TrainingTelemetryConfig(_Config):
 
     def parameters(self) -> dict[str, Any]:
         """Return them as arguments for `TrainingRecorder.configure`."""
-        values = {name: getattr(self, name) for name in (*self.REQUIRED, *self.DEFAULTS)}
+        values = {name: getattr(self, name) for name in self.FIELDS}
         if not self.given("is_log_throughput_enabled_or_fn"):
             del values["is_log_throughput_enabled_or_fn"]  # then it is on if the FLOPs are known
         return values

@@ -136,7 +136,7 @@ class LoggerExporter(BaseJsonExporter):
 
     def _write(self, json_dict: dict[str, Any]) -> None:
         flat = dict(sorted(_flatten(json_dict), reverse=True))
-        self._logger.info("%s", "[" + " | ".join(f"{key}={value}" for key, value in flat.items()) + "]")
+        self._logger.info("[" + " | ".join(f"{key}={value}" for key, value in flat.items()) + "]")
 
     @staticmethod
     def deserialize_log(text: str) -> dict[str, Any]:

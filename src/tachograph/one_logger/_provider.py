@@ -21,6 +21,7 @@ from tachograph.exceptions import ConfigError, TachographError
 from tachograph.one_logger._config import LoggerConfig, OneLoggerConfig, TrainingTelemetryConfig
 from tachograph.one_logger._export_config import ExporterConfig, make_exporters, read_exporter_configs
 from tachograph.one_logger._exporter import Exporter
+from tachograph.one_logger._recorder import DefaultRecorder
 from tachograph.one_logger._relay import ExporterSink
 from tachograph.recorder import DisabledRun, Run, latest_run
 from tachograph.sinks import SinkDriver
@@ -33,7 +34,6 @@ from tachograph.spans import (
 )
 from tachograph.spans._current import set_run_factory
 from tachograph.spans._filter import SpanFilter
-from tachograph.spans._parameters import metadata_list
 
 __all__ = ["OneLoggerProvider", "TrainingTelemetryProvider"]
 
@@ -52,14 +52,16 @@ class TrainingTelemetryProvider:
     _lock = threading.Lock()
 
     def __init__(self) -> None:
-        self._clear()
+        name = type(self).__name__
+        raise TypeError(f"{name} cannot be instantiated directly, because there is only one: use {name}.instance()")
 
     @classmethod
     def instance(cls) -> TrainingTelemetryProvider:
         """Return the provider."""
         with cls._lock:
             if cls._instance is None:
-                cls._instance = cls()
+                cls._instance = cls.__new__(cls)
+                cls._instance._clear()
             return cls._instance
 
     def _clear(self) -> None:
@@ -68,6 +70,8 @@ class TrainingTelemetryProvider:
         self._exporters: list[Exporter] = []
         self._filter: tuple[ExportCustomizationMode, Collection[Enum | str] | None] | None = None
         self._config: OneLoggerConfig | None = None
+        self._run: Run | None = None
+        """The run to attach to, if one was chosen."""
         self._recorder: TrainingRecorder | None = None
         self._handlers: list[logging.Handler] = []
         self._drivers: list[SinkDriver] = []
@@ -92,28 +96,32 @@ class TrainingTelemetryProvider:
 
     # Building ------------------------------------------------------------------------------------------------------
 
-    def _start_building(self) -> TrainingTelemetryProvider:
+    def _start_building(self, method: str) -> TrainingTelemetryProvider:
         """Prepare for building; after a run that has ended, start from scratch."""
         if self._config is not None:
             if self._recorder is not None and self._recorder.run.status == "running":
                 raise TachographError(
-                    "the provider is configured and its run is still running: call on_app_end() or reset() first"
+                    f"{method}: the provider is already configured and its run is still running; "
+                    "call on_app_end() or reset() first"
                 )
             self.reset()
         return self
 
     def with_base_config(self, config: OneLoggerConfig) -> TrainingTelemetryProvider:
-        """Set the base config."""
+        """Set the base config, once; `with_config_override` changes fields of it."""
         if not isinstance(config, OneLoggerConfig):
             raise ConfigError(f"with_base_config expects a OneLoggerConfig, got {type(config).__name__}")
-        self._start_building()._base = config
+        self._start_building("with_base_config")
+        if self._base is not None:
+            raise ConfigError("with_base_config was called before: use with_config_override({...}) to change fields")
+        self._base = config
         return self
 
     def with_config_override(self, config_override: Mapping[str, Any]) -> TrainingTelemetryProvider:
         """Override fields of the config; ``telemetry_config`` may be a dict, too."""
         if not isinstance(config_override, Mapping):
             raise ConfigError(f"with_config_override expects a dict, got {type(config_override).__name__}")
-        self._start_building()._overrides.append(config_override)
+        self._start_building("with_config_override")._overrides.append(config_override)
         return self
 
     def with_config_override_from_json_file(self, path: str | os.PathLike[str]) -> TrainingTelemetryProvider:
@@ -137,7 +145,7 @@ class TrainingTelemetryProvider:
         """Add an exporter."""
         if not isinstance(exporter, Exporter):
             raise ConfigError(f"with_exporter expects an Exporter, got {type(exporter).__name__}")
-        self._start_building()._exporters.append(exporter)
+        self._start_building("with_exporter")._exporters.append(exporter)
         return self
 
     def with_export_config(
@@ -146,7 +154,7 @@ class TrainingTelemetryProvider:
         config_file_path: str | os.PathLike[str] | None = None,
     ) -> TrainingTelemetryProvider:
         """Add exporters described in a list, in a file, or in the file named in the environment."""
-        building = self._start_building()
+        building = self._start_building("with_export_config")
         building._exporters += make_exporters(read_exporter_configs(config_file_path))
         building._exporters += make_exporters(exporters_config or ())
         return self
@@ -156,10 +164,35 @@ class TrainingTelemetryProvider:
         export_customization_mode: ExportCustomizationMode,
         span_name_filter: Collection[Enum | str] | None = None,
     ) -> TrainingTelemetryProvider:
-        """Set which spans are recorded one by one."""
+        """Set which spans are recorded one by one, once."""
         SpanFilter(export_customization_mode, span_name_filter)  # raises if it is invalid
-        self._start_building()._filter = (export_customization_mode, span_name_filter)
+        self._start_building("with_export_customization")
+        if self._filter is not None:
+            raise ConfigError("with_export_customization was called before: pass all names in one call")
+        self._filter = (export_customization_mode, span_name_filter)
         return self
+
+    def configure(self, config: OneLoggerConfig, recorder: TrainingRecorder | DefaultRecorder | None = None) -> None:
+        """Set up telemetry in one call.
+
+        Args:
+            config: the config.
+            recorder: a `DefaultRecorder` with exporters, or the recorder of the run to attach to.
+
+        Raises:
+            ConfigError: if the config or the recorder is invalid.
+        """
+        if recorder is not None and not isinstance(recorder, (TrainingRecorder, DefaultRecorder)):
+            raise ConfigError(f"configure expects a DefaultRecorder, got {type(recorder).__name__}")
+        self._start_building("configure")
+        self.with_base_config(config)
+        if isinstance(recorder, DefaultRecorder):
+            for exporter in recorder.exporters:
+                self.with_exporter(exporter)
+            self.with_export_customization(*recorder.export_filter)
+        elif recorder is not None:
+            self._run = recorder.run
+        self.configure_provider()
 
     def configure_provider(self) -> None:
         """Set up telemetry: attach to the current run, or start one.
@@ -167,9 +200,12 @@ class TrainingTelemetryProvider:
         Raises:
             ConfigError: if the config is missing or invalid.
         """
-        self._start_building()
-        if self._base is None:
-            raise ConfigError("configure_provider() needs a config: call with_base_config(OneLoggerConfig(...)) first")
+        self._start_building("configure_provider")
+        if self._base is None and not self._overrides:
+            raise ConfigError(
+                "configure_provider() needs a config: call with_base_config(OneLoggerConfig(...)) "
+                "or with_config_override({...}) first"
+            )
         config = self._merge(self._base)
         try:
             if config.given("logger_config"):
@@ -185,8 +221,8 @@ class TrainingTelemetryProvider:
             raise
         set_run_factory(self._attach_again)
 
-    def _merge(self, base: OneLoggerConfig) -> OneLoggerConfig:
-        values = base.to_dict()
+    def _merge(self, base: OneLoggerConfig | None) -> OneLoggerConfig:
+        values = base.to_dict() if base is not None else {}
         for override in self._overrides:
             _update(values, override)
         telemetry = values.get("telemetry_config")
@@ -201,7 +237,7 @@ class TrainingTelemetryProvider:
     def _attach(self, _name: str | None) -> TrainingRecorder:
         """Attach to the current run, or start one for this config."""
         config = self.config
-        run = latest_run()
+        run = self._run or latest_run()
         is_ours = run is None or run.status != "running" or run._is_forked
         if run is None or is_ours:
             run = self._start_run(config)
@@ -213,7 +249,7 @@ class TrainingTelemetryProvider:
             "session_tag": str(config.session_tag),
             "is_baseline_run": bool(config.is_baseline_run),
             "summary_data_schema_version": config.summary_data_schema_version,
-            "custom_metadata": metadata_list(config.custom_metadata),
+            "custom_metadata": config.custom_metadata or None,
             "enable_for_current_rank": bool(config.enable_for_current_rank),
         }
         if self._filter is not None:
@@ -301,7 +337,7 @@ class TrainingTelemetryProvider:
         record: Literal["now", "later"] = "now" if recorder.current.name else "later"
         recorder.configure(training_telemetry_config.parameters(), record=record)
         if self._config is not None:
-            self._config.update(telemetry_config=training_telemetry_config)
+            self._config.telemetry_config = training_telemetry_config
 
 
 OneLoggerProvider = TrainingTelemetryProvider

@@ -177,7 +177,7 @@ class ExporterSink:
         if event == "end" and self._run_span is not None:
             return [functools.partial(self._stop_run_span, self._run_span, _number(record, "time"))]
         if event == "telemetry_error" and not str(record.get("field", "")).startswith("exporter-"):
-            data_error = _data_error(record)
+            data_error = _data_error(record, self._error_type())
             return [lambda: exporter.export_telemetry_data_error(data_error)]
         return []
 
@@ -285,6 +285,8 @@ def _error_event(record: dict[str, Any]) -> ErrorEvent:
     )
 
 
-def _data_error(record: dict[str, Any]) -> TelemetryDataError:
-    reason = f"{record.get('kind', '?')}: {record.get('field', '')} {record.get('reason', '')}"
-    return TelemetryDataError(_timestamp(record), TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA, reason)
+def _data_error(record: dict[str, Any], kind: TelemetryDataError.ErrorType) -> TelemetryDataError:
+    reason = str(record.get("reason", ""))
+    if record.get("kind") != "telemetry_data_error":  # not reported by the program, with a message of its own
+        reason = f"{record.get('kind', '?')}: {record.get('field', '')} {reason}"
+    return TelemetryDataError(_timestamp(record), kind, reason, _section_attributes(record, "attributes"))

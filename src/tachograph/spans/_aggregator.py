@@ -11,6 +11,7 @@ case and are added in one go; everything else is handled item by item, and a fau
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,7 +36,7 @@ from tachograph.spans._span import ObservedIteration, ShortSpan, Span, ancestors
 from tachograph.spans._span_ids import SpanIds
 from tachograph.spans._span_records import SpanRecordBuilder
 
-__all__ = ["AggregatorTask", "SpanAggregator"]
+__all__ = ["AggregatorTask", "SpanAggregator", "overlap_text"]
 
 DEFAULT_LOG_EVERY = 50
 """Iterations between checks whether an update is due, where no interval is set: then updates go by time."""
@@ -90,6 +91,7 @@ class SpanAggregator:
         wall_s: converts readings of the steady clock into wall times.
         log_every: returns the run's current number of steps per record.
         add_loss: counts a lost record, given the reason.
+        log_misuse: logs a mistake in the use of spans; returns False if that was done before.
     """
 
     ITEM_TYPES = (Span, ShortSpan, ObservedIteration, AggregatorTask)
@@ -101,10 +103,12 @@ class SpanAggregator:
         wall_s: Callable[[float], float],
         log_every: Callable[[], int],
         add_loss: Callable[[str], None],
+        log_misuse: Callable[[str], bool],
     ) -> None:
         self._wall_s = wall_s
         self._run_log_every = log_every
         self._add_loss = add_loss
+        self._log_misuse = log_misuse
         self.records = SpanRecordBuilder(ids)
         self.parameters = self._recorded_parameters = Parameters()
         self._job = JobTotals()
@@ -113,6 +117,8 @@ class SpanAggregator:
         self._default_loop: LoopProgress | None = None
         """The loop of iterations that are in no marked loop; its events belong to the application."""
         self._default_owner: Span | None = None
+        self._has_overlap = False
+        """Whether overlapping iterations were found, which is reported once."""
         self._latest: Mapping[str, Any] | None = None
         self._checkpoints = Checkpoints()
         self._on_start: dict[str, Callable[[Span], list[PendingRecord]]] = {
@@ -211,6 +217,8 @@ class SpanAggregator:
         """
         parent = items[index]._parent
         loop_span, loop = self._loop_of(items[index])
+        if parent is not loop_span and not self._has_overlap:
+            records += self._report_overlap(items[index], loop_span)
         last = min(len(items), index + max(1, loop.num_before_check))
         if loop.holds_phases:
             last = index + 1
@@ -248,6 +256,18 @@ class SpanAggregator:
         except Exception as fault:  # noqa: BLE001 - the iterations are counted; only their report is lost
             records += self._count_fault(fault)
         return index
+
+    def _report_overlap(self, iteration: Span, loop_span: Span | None) -> list[PendingRecord]:
+        """Return the report of iterations that are nested in the same loop, once. Both are counted."""
+        within = itertools.takewhile(lambda outer: outer is not loop_span, ancestors(iteration._parent))
+        if not any(outer.name == _ITERATION for outer in within):
+            return []
+        self._has_overlap = True
+        problem = overlap_text(iteration)
+        if not self._log_misuse(problem):
+            return []
+        fields = {"kind": "span_misused", "field": "", "reason": problem}
+        return [PendingRecord(iteration.stop_s or 0.0, "telemetry_error", fields)]
 
     def _make_plan(self, span: Span) -> _Plan:
         name = span.name_str
@@ -502,6 +522,11 @@ class SpanAggregator:
         self._recorded_parameters = self.parameters
         attributes = self.parameters.to_attributes(self.log_every).to_json()
         return self.records.event(owner, steady_s, Events.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
+
+
+def overlap_text(iteration: Span) -> str:
+    """Return the report of an iteration that overlaps with another one."""
+    return f"span {iteration.name_str!r} started while another one was open in the same loop; end an iteration first"
 
 
 def _add_observed(loop: LoopProgress, iterations: list[ObservedIteration]) -> None:

@@ -48,7 +48,8 @@ class Attribute:
                 self.value = list(itertools.islice(self.value, _MAX_ITEMS))  # type: ignore[assignment]
             else:
                 kept = freeze({self.name: self.value})
-                self.value = kept.get(self.name, kept)
+                inner = {key.removeprefix(f"{self.name}/"): value for key, value in kept.items()}
+                self.value = kept.get(self.name, inner)
         if isinstance(self.value, list) and self.value:
             first = (int, float) if isinstance(self.value[0], (int, float)) else type(self.value[0])
             if not all(isinstance(item, first) for item in self.value):
@@ -106,30 +107,30 @@ class Attributes(dict[str, Attribute]):
 
     def get_bool_value(self, name: str) -> bool | None:
         """Return a bool, or None if there is no such attribute."""
-        value: bool | None = self._typed(name, bool)
+        value: bool | None = self._typed(name, bool, "a boolean")
         return value
 
     def get_int_value(self, name: str) -> int | None:
         """Return an integer, or None if there is no such attribute."""
-        value: int | None = self._typed(name, int)
+        value: int | None = self._typed(name, int, "an integer")
         return value
 
     def get_float_value(self, name: str) -> float | None:
         """Return a number, or None if there is no such attribute."""
-        value: float | None = self._typed(name, (float, int))
+        value: float | None = self._typed(name, (float, int), "a number")
         return value
 
     def get_str_value(self, name: str) -> str | None:
         """Return a string, or None if there is no such attribute."""
-        value: str | None = self._typed(name, str)
+        value: str | None = self._typed(name, str, "a string")
         return value
 
-    def _typed(self, name: str, wanted: Any) -> Any:
+    def _typed(self, name: str, wanted: Any, description: str) -> Any:
         if name not in self:
             return None
         value = self[name].value
         if not isinstance(value, wanted):
-            raise TachographError(f"attribute {name!r} is {value!r}, not of the requested type")
+            raise TachographError(f"attribute {name!r} must be {description}, got {value!r:.80}")
         return value
 
 
@@ -172,7 +173,7 @@ class AttributeField:
         if self.name in attributes:
             return attributes[self.name].value
         if self.required:
-            raise TachographError(f"{type(attributes).__name__} has no {self.name!r}, which is required")
+            raise TachographError(f"{type(attributes).__name__}: {self.name} is required, but missing")
         return None
 
 
@@ -186,7 +187,7 @@ class AttributeSet(Attributes):
 
     @classmethod
     def create(cls: type[_SetSelf], *values: Any, **named: Any) -> _SetSelf:
-        """Create a set; an optional attribute that is None is left out.
+        """Create a set; an optional attribute that is None is left out, and a dict becomes a list of ``name:value``.
 
         Raises:
             ConfigError: if a required attribute is missing, or an unknown one is given.
@@ -202,8 +203,13 @@ class AttributeSet(Attributes):
             given[name] = value
         missing = [name for name, field in fields.items() if field.required and given.get(name) is None]
         if missing:
-            raise ConfigError(f"{cls.__name__} needs {', '.join(missing)}")
-        return cls.from_json({name: value for name, value in given.items() if value is not None})
+            raise ConfigError(f"{cls.__name__}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} required")
+        return cls.from_json({name: _flat(value) for name, value in given.items() if value is not None})
+
+
+def _flat(value: Any) -> Any:
+    """Return metadata as One Logger's events contain it."""
+    return [f"{name}:{item}" for name, item in value.items()] if isinstance(value, Mapping) else value
 
 
 def _json_value(value: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tachograph.spans._aggregator import overlap_text
 from tachograph.spans._context_managers import (
     application,
     checkpoint_load,
@@ -23,7 +24,7 @@ from tachograph.spans._context_managers import (
     validation_loop,
 )
 from tachograph.spans._current import get_recorder
-from tachograph.spans._names import StandardSpanName, text_of
+from tachograph.spans._names import ITERATION_LOOPS, StandardSpanName, text_of
 from tachograph.spans._names import StandardTrainingJobSpanName as Names
 from tachograph.spans._recorder import TrainingRecorder
 from tachograph.spans._scope import ShortSpanScope, SpanScope
@@ -61,7 +62,10 @@ _SAVES = (Names.CHECKPOINT_SAVE_SYNC, Names.CHECKPOINT_SAVE_ASYNC)
 
 
 def _start(scope: SpanScope, start_time_msec: float | None) -> Span:
+    """Start a span. One of the same name that is still open in this thread or task lacks its `_end` callback."""
     recorder = get_recorder()
+    if recorder.find_open(scope.name, inside=Names.TRAINING_SINGLE_ITERATION) is not None:
+        recorder.report_misuse(f"span {text_of(scope.name)!r} started again before its end callback was called")
     return scope.start(recorder, recorder.times.of_msec(start_time_msec, "start_time_msec"))
 
 
@@ -72,11 +76,12 @@ def _end(finish_time_msec: float | None, *names: SpanName) -> None:
         recorder.close_span(span, recorder.times.of_msec(finish_time_msec, "finish_time_msec"))
 
 
-def _start_iteration(name: Names, loop: Names, start_time_msec: float | None) -> Span:
-    """Start an iteration; stop one of the same loop that a `continue` or an exception left open."""
+def _start_iteration(name: Names, start_time_msec: float | None) -> Span:
+    """Start an iteration; report and stop one of the same loop that a `continue` or an exception left open."""
     recorder = get_recorder()
-    abandoned = recorder.find_open(name, inside=loop)
+    abandoned = recorder.find_open(name, inside=ITERATION_LOOPS[name])
     if abandoned is not None:
+        recorder.report_misuse(overlap_text(abandoned))
         recorder.close_span(abandoned, status="left_open")
     if start_time_msec is not None:
         return _start(ShortSpanScope(name), start_time_msec)
@@ -180,6 +185,7 @@ def on_train_start(
     recorder = get_recorder()
     abandoned = recorder.find_open(Names.TRAINING_LOOP, inside=Names.TRAINING_SINGLE_ITERATION)
     if abandoned is not None:
+        recorder.report_misuse("on_train_start was called again before on_train_end; the open loop is stopped")
         recorder.close_span(abandoned, status="left_open")
     scope = training_loop(
         train_iterations_start, train_samples_start, train_iterations_target_or_fn, train_samples_target_or_fn
@@ -194,7 +200,7 @@ def on_train_end(finish_time_msec: float | None = None) -> None:
 
 def on_training_single_iteration_start(start_time_msec: float | None = None) -> Span:
     """Start an iteration of the training loop."""
-    return _start_iteration(Names.TRAINING_SINGLE_ITERATION, Names.TRAINING_LOOP, start_time_msec)
+    return _start_iteration(Names.TRAINING_SINGLE_ITERATION, start_time_msec)
 
 
 def on_training_single_iteration_end(finish_time_msec: float | None = None) -> None:
@@ -214,7 +220,7 @@ def on_validation_end(finish_time_msec: float | None = None) -> None:
 
 def on_validation_single_iteration_start(start_time_msec: float | None = None) -> Span:
     """Start an iteration of the validation loop."""
-    return _start_iteration(Names.VALIDATION_SINGLE_ITERATION, Names.VALIDATION_LOOP, start_time_msec)
+    return _start_iteration(Names.VALIDATION_SINGLE_ITERATION, start_time_msec)
 
 
 def on_validation_single_iteration_end(finish_time_msec: float | None = None) -> None:

@@ -87,6 +87,9 @@ class Event:
             raise TachographError(f"an event needs a 'name', got {data!r}")
         timestamp = TracingTimestamp.from_json(data.get("timestamp") or {})
         attributes = Attributes.from_json(data.get("attributes"))
+        if data["name"] == StandardEventName.TELEMETRY_DATA_ERROR:
+            kind = TelemetryDataError.ErrorType(attributes[StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE].value)
+            return TelemetryDataError(timestamp, kind, str(attributes["error_message"].value), attributes)
         if data["name"] == StandardEventName.ERROR:
             known = {name: str(attributes[name].value) for name in _ERROR_FIELDS if name in attributes}
             return ErrorEvent(timestamp, known.pop("error_message", ""), attributes=attributes, **known)
@@ -139,7 +142,7 @@ class ErrorEvent(Event):
         """Create an event from an exception, or from a message alone."""
         if exception is None:
             return cls(TracingTimestamp.now(), error_message, exception_traceback=exception_traceback)
-        trace = exception_traceback or traceback_of(exception)
+        trace = exception_traceback or (traceback_of(exception) if exception.__traceback__ is not None else None)
         return cls(TracingTimestamp.now(), error_message, error_type(exception), message_of(exception), trace)
 
     @property
@@ -197,7 +200,16 @@ class TelemetryDataError(Event):
         """Create an event at the current time."""
         return cls(TracingTimestamp.now(), error_type, error_message, attributes)
 
+    @property
+    def error_type(self) -> TelemetryDataError.ErrorType:
+        """How much data is missing."""
+        return self.ErrorType(self._attributes[StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE].value)
+
+    @property
+    def error_message(self) -> str:
+        """The error message."""
+        return str(self._attributes[StandardEventAttributeName.ERROR_MESSAGE].value)
+
     def to_json(self) -> dict[str, Any]:
         """Return the event as JSON values."""
-        kind = self._attributes[StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE].value
-        return {**super().to_json(), "error_type": kind, "error_message": self._attributes["error_message"].value}
+        return {**super().to_json(), "error_type": self.error_type.value, "error_message": self.error_message}

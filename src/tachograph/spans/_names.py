@@ -149,6 +149,14 @@ DEFAULT_SPANS_EXPORT_BLACKLIST = [
 """Short and frequent spans: they are aggregated instead of recorded one by one."""
 
 
+ITERATION_LOOPS = {
+    StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION: StandardTrainingJobSpanName.TRAINING_LOOP,
+    StandardTrainingJobSpanName.VALIDATION_SINGLE_ITERATION: StandardTrainingJobSpanName.VALIDATION_LOOP,
+    StandardTrainingJobSpanName.TESTING_SINGLE_ITERATION: StandardTrainingJobSpanName.TESTING_LOOP,
+}
+"""The loops of iterations: in one thread, a loop has one iteration at a time."""
+
+
 def text_of(name: object) -> str:
     """Return a name as a string; for a member of any enum, its value."""
     return str(name.value) if isinstance(name, Enum) else str(name)

@@ -12,7 +12,7 @@ from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.spans._attribute_sets import TrainingTelemetryAttributes
 from tachograph.spans._names import ApplicationType, CheckPointStrategy
 
-__all__ = ["ParameterSource", "Parameters", "metadata_list"]
+__all__ = ["ParameterSource", "Parameters"]
 
 _Count = Annotated[int, Meta(gt=0)]
 
@@ -51,7 +51,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         values["is_log_throughput_enabled"] = self.flops_to_count is not None
         flops = self.flops_per_sample
         values["flops_per_sample"] = int(flops) if flops is not None and flops.is_integer() else flops
-        values["custom_metadata"] = metadata_list(self.custom_metadata)
+        values["custom_metadata"] = self.custom_metadata or None
         values["app_type"] = ApplicationType.TRAINING.value
         return TrainingTelemetryAttributes.create(**values)
 
@@ -108,8 +108,3 @@ def _checked(name: str, value: Any, key: str | None = None) -> Any:
         if name == "save_checkpoint_strategy":
             wanted = f"one of {', '.join(CheckPointStrategy)}"
         raise ConfigError(f"{key}={value!r}: {wanted[0].lower()}{wanted[1:]}") from None
-
-
-def metadata_list(metadata: Mapping[str, Any] | None) -> list[str] | None:
-    """Return metadata as a list of ``name:value``, the format of One Logger's events."""
-    return [f"{name}:{value}" for name, value in metadata.items()] if metadata else None

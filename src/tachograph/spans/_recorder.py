@@ -22,11 +22,11 @@ from tachograph._base.paths import absolute_path
 from tachograph.exceptions import TachographError
 from tachograph.recorder import BACKPRESSURE_SIZE, BufferItem, Run, error_fields, error_message, error_type
 from tachograph.records import LazyValue
-from tachograph.spans._aggregator import AggregatorTask, SpanAggregator
+from tachograph.spans._aggregator import AggregatorTask, SpanAggregator, overlap_text
 from tachograph.spans._attributes import Attributes, attributes_of
 from tachograph.spans._event import ErrorEvent, Event
 from tachograph.spans._filter import ExportCustomizationMode, SpanFilter
-from tachograph.spans._names import text_of
+from tachograph.spans._names import ITERATION_LOOPS, text_of
 from tachograph.spans._parameters import Parameters, ParameterSource
 from tachograph.spans._span import ObservedIteration, ShortSpan, Span, SpanName, ancestors, current_span, skip_stopped
 from tachograph.spans._span_ids import SpanIds
@@ -49,7 +49,6 @@ class TrainingRecorder:
 
     Attributes:
         run: the run it records into.
-        propagate_exceptions: whether faults of telemetry itself are raised, as with One Logger's PROPAGATE_EXCEPTIONS.
         base: the outermost open span: the application, or the root.
         root: the span that stands for the run; it has no name and is not recorded.
         identity: attributes for the event that opens an application.
@@ -57,7 +56,7 @@ class TrainingRecorder:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.propagate_exceptions = False
+        self._propagates_exceptions = False
         self.identity: dict[str, Any] = {}
         self.owns_run = False
         self.marked_by: str | None = None
@@ -75,11 +74,15 @@ class TrainingRecorder:
         self.base = self.root
         self.filter = SpanFilter()
         self.records_short_spans = False
-        """Whether some short spans are recorded one by one, which takes the slow path."""
+        """Whether short spans take the slow path, because some are recorded one by one or because of strict checks."""
         self.is_closed = False
         """Whether recording has stopped, because the run has ended or belongs to a parent process."""
         self.aggregator = SpanAggregator(
-            self.ids, wall_s=self.times.wall_s, log_every=lambda: run.log_every, add_loss=self.add_loss
+            self.ids,
+            wall_s=self.times.wall_s,
+            log_every=lambda: run.log_every,
+            add_loss=self.add_loss,
+            log_misuse=self._log_misuse,
         )
         if self._backend is not None:
             short = (ShortSpan, ObservedIteration)
@@ -108,6 +111,22 @@ class TrainingRecorder:
 
     # Faults --------------------------------------------------------------------------------------------------------
 
+    @property
+    def propagate_exceptions(self) -> bool:
+        """Whether faults of telemetry and mistakes in its use are raised, as with One Logger's PROPAGATE_EXCEPTIONS.
+
+        Iterations then take the slow path, which can tell that they overlap before they start.
+        """
+        return self._propagates_exceptions
+
+    @propagate_exceptions.setter
+    def propagate_exceptions(self, propagates: bool) -> None:
+        self._propagates_exceptions = propagates
+        self._choose_path()
+
+    def _choose_path(self) -> None:
+        self.records_short_spans = self.is_closed or self._propagates_exceptions or self.filter.keeps_short
+
     def guarded(self, place: str) -> contextlib.AbstractContextManager[None]:
         """Return a guard that keeps faults from the training code, unless they are to propagate."""
         return _NO_GUARD if self.propagate_exceptions else guard(place, functools.partial(_report_fault, self.run))
@@ -116,11 +135,16 @@ class TrainingRecorder:
         """Report a mistake in the use of spans, once, in the log and the journal; raise it if faults propagate."""
         if self.propagate_exceptions:
             raise TachographError(problem)
+        if self._log_misuse(problem):
+            self.run.report_error("span_misused", "", problem)
+
+    def _log_misuse(self, problem: str) -> bool:
+        """Log a mistake in the use of spans; return False if that was done before."""
         if problem in self._reported or len(self._reported) >= _MAX_MISUSES:
-            return
+            return False
         self._reported.add(problem)
         warn("%s", problem)
-        self.run.report_error("span_misused", "", problem)
+        return True
 
     def uuid_of(self, span: Span) -> uuid.UUID:
         """Return the id of a span."""
@@ -186,8 +210,11 @@ class TrainingRecorder:
     def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
         """Record that telemetry data is missing or invalid."""
         with self.guarded("recording a telemetry error"):
-            more = f"; {attributes.to_json()}" if attributes else ""
-            self.run.report_error("telemetry_data_error", "", f"{error_message}{more}")
+            fields: dict[str, Any] = {"kind": "telemetry_data_error", "field": "", "reason": error_message}
+            if attributes:
+                fields["attributes"] = attributes_of(attributes, self.report_misuse).to_json()
+            if self.run.status == "running":
+                self.run.add_record("telemetry_error", fields)
 
     def get_active_spans_by_name(self, span_name: SpanName) -> list[Span]:
         """Return the open spans of a name, oldest first."""
@@ -248,6 +275,10 @@ class TrainingRecorder:
             on_start: called with the span before it is recorded.
             on_stop: called before the span stops, with the span, the exception that stops it, and the time.
         """
+        if self._propagates_exceptions and span.name in ITERATION_LOOPS:
+            overlapped = self.find_open(span.name, inside=ITERATION_LOOPS[span.name])
+            if overlapped is not None:
+                self.report_misuse(overlap_text(overlapped))
         span.recorder = self
         span.start_s = self.now() if start_s is None else start_s
         if span._parent is None:
@@ -407,7 +438,7 @@ class TrainingRecorder:
     def customize_export(self, mode: ExportCustomizationMode, names: Collection[Enum | str] | None = None) -> None:
         """Set which spans are recorded one by one from now on."""
         chosen = self.filter = SpanFilter(mode, names)
-        self.records_short_spans = chosen.keeps_short
+        self._choose_path()
         self.put(AggregatorTask(lambda: self.aggregator.use_filter(chosen)), force=True)
 
     def saved(

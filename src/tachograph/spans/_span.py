@@ -151,7 +151,7 @@ class Span(msgspec.Struct, eq=False):
         start_time = start_time or TracingTimestamp.now()
         span = Span(name, None, start_time.perf_counter_seconds, None, parent_span)
         extras = span.extras
-        if span_attributes:
+        if span_attributes is not None:
             extras.attributes = attributes_of(span_attributes, span.report_misuse)
         if start_event_attributes:
             extras.start_attributes = attributes_of(start_event_attributes, span.report_misuse)
@@ -206,7 +206,8 @@ class Span(msgspec.Struct, eq=False):
         """The attributes added after the start."""
         extras = self.extras
         if extras.updated is None:
-            extras.updated = Attributes()
+            kind = Attributes if extras.attributes is None else type(extras.attributes)
+            extras.updated = kind.from_json(None)
         return extras.updated
 
     @property
@@ -268,7 +269,9 @@ class Span(msgspec.Struct, eq=False):
             recorded: Event = self.recorder.event(self, event)
             return recorded
         if not self.active:
-            raise TachographError(f"span {self.name_str!r} is not active; an event needs an active span")
+            raise TachographError(
+                f"cannot add event {event.name_str!r} to span {self.name_str!r}, which is not running"
+            )
         self.keep_event(event)
         return event
 
