@@ -12,6 +12,7 @@ import pytest
 
 from tachograph.one_logger import (
     Attributes,
+    CheckPointStrategy,
     Event,
     Exporter,
     ExportError,
@@ -21,6 +22,7 @@ from tachograph.one_logger import (
     Span,
     TrainingTelemetryConfig,
     application,
+    checkpoint_save,
     get_recorder,
     timed_span,
     training_iteration,
@@ -394,3 +396,31 @@ def test_exporter_learns_of_losses_when_it_works_again(configure):
         is_down.clear()
         wait_for(lambda: exporter.calls, what="a call that succeeds")
     assert exporter.calls.count(("data_error", "telemetry_data_error")) == 1
+
+
+class TypedExporter(CollectingExporter):
+    """Keeps the attributes that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attributes: dict[str, Attributes] = {}
+
+    def export_stop(self, span: Span) -> None:
+        self.attributes[span.name_str] = span.attributes
+
+    def export_event(self, event: Event, span: Span) -> None:
+        self.attributes[event.name_str] = event.attributes
+
+
+def test_exporters_receive_typed_attributes(configure):
+    exporter = TypedExporter()
+    configure(exporter, telemetry_config=TrainingTelemetryConfig(perf_tag_or_fn="p", global_batch_size_or_fn=4))
+    with application(), training_loop(3), training_iteration():
+        with checkpoint_save(3), timed_span("own", {"a": 1}):
+            pass
+    found = exporter.attributes
+    assert found["training_loop"].train_iterations_start == 3
+    assert found["update_training_telemetry_config"].perf_tag == "p"
+    assert found["save_checkpoint_success"].checkpoint_strategy is CheckPointStrategy.SYNC
+    assert found["checkpoint_save_sync"].save_checkpoint_attempt_count == 1
+    assert found["own"]["a"].value == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 
 import pytest
 
@@ -394,6 +395,9 @@ def test_configure_takes_config_and_recorder(provider):
     assert [record.get("name") for record in exported()] == ["kept", None, "kept"]
     with pytest.raises(OneLoggerError, match="expects a DefaultRecorder, got str"):
         provider.configure(config, "recorder")
+    for _ in range(2):  # a failed attempt leaves nothing behind
+        with pytest.raises(OneLoggerError, match="expects an Exporter, got str"):
+            provider.configure(config, DefaultRecorder(["file"]))
 
 
 def test_configure_attaches_to_the_run_of_a_recorder(provider, logs):
@@ -502,7 +506,32 @@ def test_strict_mode_accepts_correct_use(configure):
         for _ in range(3):
             with training_iteration(), training_loop(0), training_iteration():  # a loop of its own, inside an iteration
                 pass
-            on_training_single_iteration_start()
+            on_training_single_iteration_start(start_time_msec=time.time() * 1000)
+            on_train_start(0)
+            on_training_single_iteration_start(start_time_msec=time.time() * 1000)
+            on_training_single_iteration_end()
+            on_train_end()
             on_training_single_iteration_end()
     assert events("training_metrics_update")[-1]["num_iterations"] == 6
     assert [record for record in journal() if record["event"] == "telemetry_error"] == []
+
+
+def train_after_the_end() -> None:
+    on_app_start()
+    on_app_end()
+    with training_loop(0):
+        for _ in range(3):
+            with training_iteration():
+                pass
+
+
+def test_training_after_the_end_is_reported_once(configure, provider, caplog):
+    configure()
+    train_after_the_end()
+    assert caplog.text.count("run 'app-session' has ended") == 1
+    configure(error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS)
+    with pytest.raises(OneLoggerError, match="has ended"):
+        train_after_the_end()
+    configure(enable_for_current_rank=False)
+    train_after_the_end()
+    assert caplog.text.count("has ended") == 1

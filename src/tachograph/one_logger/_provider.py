@@ -113,7 +113,10 @@ class TrainingTelemetryProvider:
             raise ConfigError(f"with_base_config expects a OneLoggerConfig, got {type(config).__name__}")
         self._start_building("with_base_config")
         if self._base is not None:
-            raise ConfigError("with_base_config was called before: use with_config_override({...}) to change fields")
+            raise ConfigError(
+                "with_base_config was called before: use with_config_override({...}) to change fields, "
+                "or reset() to start over"
+            )
         self._base = config
         return self
 
@@ -168,7 +171,9 @@ class TrainingTelemetryProvider:
         SpanFilter(export_customization_mode, span_name_filter)  # raises if it is invalid
         self._start_building("with_export_customization")
         if self._filter is not None:
-            raise ConfigError("with_export_customization was called before: pass all names in one call")
+            raise ConfigError(
+                "with_export_customization was called before: pass all names in one call, or reset() to start over"
+            )
         self._filter = (export_customization_mode, span_name_filter)
         return self
 
@@ -185,14 +190,18 @@ class TrainingTelemetryProvider:
         if recorder is not None and not isinstance(recorder, (TrainingRecorder, DefaultRecorder)):
             raise ConfigError(f"configure expects a DefaultRecorder, got {type(recorder).__name__}")
         self._start_building("configure")
-        self.with_base_config(config)
-        if isinstance(recorder, DefaultRecorder):
-            for exporter in recorder.exporters:
-                self.with_exporter(exporter)
-            self.with_export_customization(*recorder.export_filter)
-        elif recorder is not None:
-            self._run = recorder.run
-        self.configure_provider()
+        try:
+            self.with_base_config(config)
+            if isinstance(recorder, DefaultRecorder):
+                for exporter in recorder.exporters:
+                    self.with_exporter(exporter)
+                self.with_export_customization(*recorder.export_filter)
+            elif recorder is not None:
+                self._run = recorder.run
+            self.configure_provider()
+        except BaseException:
+            self.reset()  # so that the next attempt starts from scratch
+            raise
 
     def configure_provider(self) -> None:
         """Set up telemetry: attach to the current run, or start one.

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from tachograph.journal import RunFolder
@@ -30,10 +31,12 @@ from tachograph.spans import (
     Event,
     Span,
     StandardSpanName,
+    StandardTrainingJobEventName,
     StandardTrainingJobSpanName,
     TelemetryDataError,
     TracingTimestamp,
 )
+from tachograph.spans._attribute_sets import ATTRIBUTE_SETS
 from tachograph.spans._attributes import attributes_of
 from tachograph.spans._recorder import EVENT_FIELDS
 
@@ -44,7 +47,11 @@ _MAX_ATTEMPTS = 6
 _PAUSE_S = 0.05
 _MAX_ENDED_SPANS = 1_000
 _RUN_SPAN_NAME = "run"
-_STANDARD = {str(name): name for names in (StandardSpanName, StandardTrainingJobSpanName) for name in names}
+_STANDARD: dict[str, Enum] = {
+    str(name): name
+    for names in (StandardSpanName, StandardTrainingJobSpanName, StandardTrainingJobEventName)
+    for name in names
+}
 
 
 class ExporterSink:
@@ -196,7 +203,8 @@ class ExporterSink:
     def _event_calls(self, record: dict[str, Any], span: Span) -> list[Callable[[], None]]:
         if record["event"] == "error":
             return [functools.partial(self._exporter.export_error, _error_event(record), span)]
-        occurred = Event(str(record.get("name")), _timestamp(record), _event_attributes(record))
+        name = str(record.get("name"))
+        occurred = Event(_STANDARD.get(name, name), _timestamp(record), _typed(name, _event_attributes(record)))
         span.keep_event(occurred)
         return [functools.partial(self._exporter.export_event, occurred, span)]
 
@@ -228,7 +236,7 @@ class ExporterSink:
         span = Span.create(
             _STANDARD.get(name, name),
             self._spans.get(str(record.get("parent_id"))),
-            _section_attributes(record, "attributes"),
+            _typed(name, _section_attributes(record, "attributes")),
             _section_attributes(record, "start_attributes") or None,
             TracingTimestamp(start_s, start_s),
         )
@@ -262,6 +270,11 @@ def _number(record: dict[str, Any], name: str) -> float:
 def _section_attributes(record: dict[str, Any], name: str) -> Attributes:
     values = record.get(name)
     return attributes_of(values, lambda problem: None) if isinstance(values, dict) else Attributes()
+
+
+def _typed(name: str, attributes: Attributes) -> Attributes:
+    """Return the attributes of a span or an event as the set that belongs to its name."""
+    return ATTRIBUTE_SETS.get(name, Attributes).merge(attributes)
 
 
 def _event_attributes(record: dict[str, Any]) -> Attributes:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from tachograph.spans._attributes import AttributeField, AttributeSet
+from tachograph.spans._names import CheckPointStrategy
+from tachograph.spans._names import StandardTrainingJobEventName as Events
+from tachograph.spans._names import StandardTrainingJobSpanName as Names
 
 __all__ = [
+    "ATTRIBUTE_SETS",
     "CheckpointSaveSpanAttributes",
     "OneLoggerInitializationAttributes",
     "SaveCheckpointSuccessEventAttributes",
@@ -36,7 +40,7 @@ class TrainingLoopAttributes(AttributeSet):
 class CheckpointSaveSpanAttributes(AttributeSet):
     """The checkpoint that is being saved, and the strategy."""
 
-    checkpoint_strategy = _required("str")
+    checkpoint_strategy = _required(CheckPointStrategy)
     current_iteration = _required("int")
     save_checkpoint_attempt_count = _required("int")
 
@@ -68,7 +72,7 @@ class TrainingTelemetryAttributes(AttributeSet):
     flops_per_sample = _optional("int")
     train_iterations_target = _optional("int")
     train_samples_target = _optional("int")
-    checkpoint_strategy = _optional("str")
+    checkpoint_strategy = _optional(CheckPointStrategy)
     is_train_iterations_enabled = _optional("bool")
     is_validation_iterations_enabled = _optional("bool")
     is_test_iterations_enabled = _optional("bool")
@@ -137,7 +141,7 @@ class TestingMetricsUpdateAttributes(AttributeSet):
 class SaveCheckpointSuccessEventAttributes(AttributeSet):
     """A checkpoint is complete: the progress that would survive if the job died now."""
 
-    checkpoint_strategy = _required("str")
+    checkpoint_strategy = _required(CheckPointStrategy)
     current_iteration = _required("int")
     first_successful_save_checkpoint_timestamp_sec = _required("float")
     latest_successful_save_checkpoint_timestamp_sec = _required("float")
@@ -158,3 +162,18 @@ class SyncCheckpointMetricsUpdateAttributes(AttributeSet):
     save_checkpoint_sync_time_total_sec = _required("float")
     save_checkpoint_sync_time_min_sec = _required("float")
     save_checkpoint_sync_time_max_sec = _required("float")
+
+
+ATTRIBUTE_SETS: dict[str, type[AttributeSet]] = {
+    Names.TRAINING_LOOP: TrainingLoopAttributes,
+    Names.CHECKPOINT_SAVE_SYNC: CheckpointSaveSpanAttributes,
+    Names.CHECKPOINT_SAVE_ASYNC: CheckpointSaveSpanAttributes,
+    Events.ONE_LOGGER_INITIALIZATION: OneLoggerInitializationAttributes,
+    Events.UPDATE_TRAINING_TELEMETRY_CONFIG: TrainingTelemetryAttributes,
+    Events.TRAINING_METRICS_UPDATE: TrainingMetricsUpdateAttributes,
+    Events.VALIDATION_METRICS_UPDATE: ValidationMetricsUpdateAttributes,
+    Events.TESTING_METRICS_UPDATE: TestingMetricsUpdateAttributes,
+    Events.SAVE_CHECKPOINT_SUCCESS: SaveCheckpointSuccessEventAttributes,
+    Events.SYNC_CHECKPOINT_METRICS_UPDATE: SyncCheckpointMetricsUpdateAttributes,
+}
+"""The attributes of the standard spans and events, by the name of the span or event."""

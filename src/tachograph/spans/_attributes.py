@@ -159,7 +159,7 @@ def attributes_of(given: Any, report_misuse: Callable[[str], None]) -> Attribute
 class AttributeField:
     """A known attribute of an `AttributeSet`; reading it gives the value, or None if it is optional and missing."""
 
-    def __init__(self, kind: str, *, required: bool = True) -> None:
+    def __init__(self, kind: str | type[Enum], *, required: bool = True) -> None:
         self.kind = kind
         self.required = required
         self.name = ""
@@ -171,7 +171,8 @@ class AttributeField:
         if attributes is None:
             return self
         if self.name in attributes:
-            return attributes[self.name].value
+            value = attributes[self.name].value
+            return self.kind(value) if isinstance(self.kind, type) and value in list(self.kind) else value
         if self.required:
             raise TachographError(f"{type(attributes).__name__}: {self.name} is required, but missing")
         return None

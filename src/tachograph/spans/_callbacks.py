@@ -24,7 +24,7 @@ from tachograph.spans._context_managers import (
     validation_loop,
 )
 from tachograph.spans._current import get_recorder
-from tachograph.spans._names import ITERATION_LOOPS, StandardSpanName, text_of
+from tachograph.spans._names import StandardSpanName, text_of
 from tachograph.spans._names import StandardTrainingJobSpanName as Names
 from tachograph.spans._recorder import TrainingRecorder
 from tachograph.spans._scope import ShortSpanScope, SpanScope
@@ -76,15 +76,15 @@ def _end(finish_time_msec: float | None, *names: SpanName) -> None:
         recorder.close_span(span, recorder.times.of_msec(finish_time_msec, "finish_time_msec"))
 
 
-def _start_iteration(name: Names, start_time_msec: float | None) -> Span:
+def _start_iteration(name: Names, loop: Names, start_time_msec: float | None) -> Span:
     """Start an iteration; report and stop one of the same loop that a `continue` or an exception left open."""
     recorder = get_recorder()
-    abandoned = recorder.find_open(name, inside=ITERATION_LOOPS[name])
+    abandoned = recorder.find_open(name, inside=loop)
     if abandoned is not None:
         recorder.report_misuse(overlap_text(abandoned))
         recorder.close_span(abandoned, status="left_open")
     if start_time_msec is not None:
-        return _start(ShortSpanScope(name), start_time_msec)
+        return ShortSpanScope(name).start(recorder, recorder.times.of_msec(start_time_msec, "start_time_msec"))
     span = recorder.detached[name] = ShortSpanScope(name).__enter__()
     return span
 
@@ -200,7 +200,7 @@ def on_train_end(finish_time_msec: float | None = None) -> None:
 
 def on_training_single_iteration_start(start_time_msec: float | None = None) -> Span:
     """Start an iteration of the training loop."""
-    return _start_iteration(Names.TRAINING_SINGLE_ITERATION, start_time_msec)
+    return _start_iteration(Names.TRAINING_SINGLE_ITERATION, Names.TRAINING_LOOP, start_time_msec)
 
 
 def on_training_single_iteration_end(finish_time_msec: float | None = None) -> None:
@@ -220,7 +220,7 @@ def on_validation_end(finish_time_msec: float | None = None) -> None:
 
 def on_validation_single_iteration_start(start_time_msec: float | None = None) -> Span:
     """Start an iteration of the validation loop."""
-    return _start_iteration(Names.VALIDATION_SINGLE_ITERATION, start_time_msec)
+    return _start_iteration(Names.VALIDATION_SINGLE_ITERATION, Names.VALIDATION_LOOP, start_time_msec)
 
 
 def on_validation_single_iteration_end(finish_time_msec: float | None = None) -> None:

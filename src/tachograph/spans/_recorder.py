@@ -146,6 +146,12 @@ class TrainingRecorder:
         warn("%s", problem)
         return True
 
+    def _check_run(self) -> None:
+        """Report that the run has ended, so that nothing is recorded. A disabled run, or that of a parent, is fine."""
+        run = self.run
+        if self.is_closed and run.enabled and run.status != "running" and not run._is_forked:
+            self.report_misuse(f"run {run.name!r} has ended: its spans and events are no longer recorded")
+
     def uuid_of(self, span: Span) -> uuid.UUID:
         """Return the id of a span."""
         return self.ids.uuid_of(span)
@@ -188,7 +194,8 @@ class TrainingRecorder:
             self.report_misuse(f"expected an event, such as Event.create('name'), got {event or span!r:.80}")
             return Event.create(str(event or span))
         with self.guarded("recording an event"):
-            if span.stop_s is not None:
+            self._check_run()
+            if span.stop_s is not None and span.name:
                 self.report_misuse(f"event {event.name_str!r} was added after span {span.name_str!r} stopped")
             span.keep_event(event)
             steady_s = self.times.of_timestamp(event.timestamp, f"the time of event {event.name_str!r}")
@@ -275,6 +282,8 @@ class TrainingRecorder:
             on_start: called with the span before it is recorded.
             on_stop: called before the span stops, with the span, the exception that stops it, and the time.
         """
+        if self.is_closed:
+            self._check_run()
         if self._propagates_exceptions and span.name in ITERATION_LOOPS:
             overlapped = self.find_open(span.name, inside=ITERATION_LOOPS[span.name])
             if overlapped is not None:
