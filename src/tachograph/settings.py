@@ -91,6 +91,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     diagnose: Annotated[
         bool, Meta(description="Check the run with diagnostic rules and record alerts; `rules` sets their thresholds.")
     ] = True
+    completions: Annotated[
+        bool,
+        Meta(
+            description=(
+                "Record samples of prompts and answers. When false, none are recorded, also if the program logs them "
+                "itself; see [completions](completions.md)."
+            )
+        ),
+    ] = True
+    completions_every: Annotated[int, Meta(description="Steps between two records of samples.", ge=1)] = 100
+    completions_buffer: Annotated[int, Meta(description="Maximum number of samples in such a record.", ge=1)] = 128
     hooks: Annotated[
         bool,
         Meta(description="Record unhandled exceptions and signals that end the process; other handlers still run."),

@@ -361,7 +361,7 @@ def test_training_again_starts_another_run(tmp_path, logs):
 def test_invalid_options_raise_at_construction():
     for wrong, what in (
         ({"log_evry": 3}, "unknown setting 'log_evry'.*log_every"),
-        ({"completions_every": 0}, "completions_every=0: expected an integer of at least 1"),
+        ({"completions_every": 0}, "completions_every: expected `int` >= 1, got 0"),
         ({"run": "mine"}, r"run='mine': .*\bRun\b"),
         ({"log_every": "often"}, "log_every: expected `int`, got 'often'"),
         ({"name": "a/b"}, "run name 'a/b' has a path separator"),

@@ -353,6 +353,37 @@ def test_callback_option_disables_completions(tmp_path, logs):
     assert "compute_loss" not in vars(trainer)
 
 
+def test_report_to_follows_the_settings(tmp_path, logs, monkeypatch):
+    from transformers.integrations import get_reporting_integration_callbacks
+
+    import tachograph.integrations.transformers  # registers the name
+
+    def train_reporting(name: str) -> list[dict[str, Any]]:
+        trainer = build("dpo", tmp_path, max_steps=4)
+        with tachograph.init(name, log_dir=str(logs), **OPTIONS):
+            trainer.add_callback(get_reporting_integration_callbacks(["tachograph"])[0])
+            trainer.train()
+        return list(tachograph.read(logs / name).records("completions"))
+
+    monkeypatch.setenv("TACHO_COMPLETIONS_EVERY", "2")
+    assert [record["global_step"] for record in train_reporting("on")] == [2, 4]
+    monkeypatch.setenv("TACHO_COMPLETIONS", "0")
+    assert train_reporting("off") == []
+
+
+@pytest.mark.parametrize(
+    ("of_run", "of_callback", "num_records"), [(True, None, 2), (True, False, 0), (False, True, 0)]
+)
+def test_callback_option_applies_to_open_run(tmp_path, logs, of_run, of_callback, num_records):
+    from tachograph.integrations.transformers import TachographCallback
+
+    trainer = build("dpo", tmp_path, max_steps=2)
+    with tachograph.init("run", log_dir=str(logs), completions=of_run, **OPTIONS) as run:
+        trainer.add_callback(TachographCallback(run=run, completions=of_callback, completions_every=1))
+        trainer.train()
+    assert len(list(tachograph.read(logs / "run").records("completions"))) == num_records
+
+
 def reasons(history: tachograph.RunHistory) -> list[tuple[str, str]]:
     events = [record for record in history.records("event") if record["name"] == "completions_unavailable"]
     return [(event["trainer"], event["reason"]) for event in events]

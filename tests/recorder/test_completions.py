@@ -49,6 +49,29 @@ def test_record_every_n_steps_and_rest_on_exit(run):
     assert records[0]["table"] == "completions"
 
 
+@pytest.mark.parametrize("source", ["argument", "environment", "config"])
+def test_setting_turns_completions_off(logs, monkeypatch, source):
+    config = {"name": "run", "telemetry": {"completions": False}} if source == "config" else {"name": "run"}
+    if source == "environment":
+        monkeypatch.setenv("TACHO_COMPLETIONS", "off")
+    more = {"completions": False} if source == "argument" else {}
+    with tachograph.init_from_config(config, log_dir=str(logs), **more, **OPTIONS) as run:
+        with Completions(run, every=1) as completions:
+            completions.add(1, prompt="a private question", completion="a private answer")
+            assert len(completions) == 0 and not completions.is_recording
+            assert not completions.maybe_flush(1)
+        run.log_completions([{"prompt": "a private question"}], step=1, table="probes")
+    assert recorded(run) == []
+    assert "private" not in run.folder.journal.read_text()
+
+
+def test_settings_are_the_defaults_of_the_buffer(logs, monkeypatch):
+    monkeypatch.setenv("TACHO_COMPLETIONS_EVERY", "5")
+    with tachograph.init("run", log_dir=str(logs), completions_buffer=3, **OPTIONS) as run:
+        assert (Completions(run).every, Completions(run).max_buffer) == (5, 3)
+        assert (Completions(run, every=7).every, Completions(run, max_buffer=9).max_buffer) == (7, 9)
+
+
 def test_columns_are_union_of_rows_with_step_first(run):
     completions = Completions(run)
     completions.add(1, prompt="a", completion="b", reward=1.0)

@@ -26,31 +26,41 @@ __all__ = ["Completions"]
 class Completions:
     """A bounded buffer of samples, written as one `completions` record every N steps.
 
-    A full buffer drops its oldest sample; the next record contains the number of dropped samples. A disabled run and
-    ranks other than 0 keep nothing. Used as a context manager, it flushes the remaining samples on exit.
+    A full buffer drops its oldest sample; the next record contains the number of dropped samples. A disabled run, a run
+    with the setting `completions` off and ranks other than 0 keep nothing. Used as a context manager, it flushes the
+    remaining samples on exit.
     """
 
     def __init__(
-        self, run: Run | None = None, *, every: int = 100, max_buffer: int = 128, table: str = "completions"
+        self,
+        run: Run | None = None,
+        *,
+        every: int | None = None,
+        max_buffer: int | None = None,
+        table: str = "completions",
     ) -> None:
         """Create an empty buffer.
 
         Args:
             run: the run to record into; the current run by default.
-            every: steps between two records.
-            max_buffer: maximum number of samples kept between two records.
+            every: steps between two records; the run's setting `completions_every` by default.
+            max_buffer: maximum number of samples kept between two records; the run's setting `completions_buffer` by
+                default.
             table: name of the table that the samples belong to.
 
         Raises:
             ConfigError: if a number is not an integer of at least 1, or the table name is empty.
             NoRunError: if no run is given and there is no current run.
         """
-        self.every = _check_positive("every", every, "the number of steps between two records, such as 100")
-        self.max_buffer = _check_positive("max_buffer", max_buffer, "the number of samples kept, such as 128")
+        for name, value in (("every", every), ("max_buffer", max_buffer)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name}={value!r}: expected an integer of at least 1")
         if not isinstance(table, str) or not table:
             raise ConfigError(f'table={table!r}: expected a name, such as "completions"')
         self.table = table
         self.run = current_run() if run is None else run
+        self.every = self.run.settings.completions_every if every is None else every
+        self.max_buffer = self.run.settings.completions_buffer if max_buffer is None else max_buffer
         self._rows: deque[dict[str, Any]] = deque(maxlen=self.max_buffer)
         self._num_dropped = 0
         self._last_step: int | None = None
@@ -64,8 +74,8 @@ class Completions:
 
     @property
     def is_recording(self) -> bool:
-        """Whether samples are kept: False for a disabled run and on ranks other than 0."""
-        return self.run.enabled and not isinstance(self.run, RankRun)
+        """Whether samples are kept: not if the run or its setting `completions` is off, nor on ranks other than 0."""
+        return self.run.enabled and self.run.settings.completions and not isinstance(self.run, RankRun)
 
     def add(
         self,
@@ -139,12 +149,6 @@ class Completions:
         if self._flushed_step is None or step < self._flushed_step:
             self._flushed_step = max(0, (step - 1) // self.every * self.every)
         return self._flushed_step
-
-
-def _check_positive(name: str, value: Any, meaning: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r}: expected an integer of at least 1: {meaning}")
-    return value
 
 
 def _to_int(step: Any) -> int:

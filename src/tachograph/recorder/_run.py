@@ -159,9 +159,9 @@ class Run:
         return self.control_panel.log_every
 
     @property
-    def max_overhead(self) -> float:
-        """The maximum share of the step time that observing a loop may take."""
-        return self._settings.max_overhead
+    def settings(self) -> Settings:
+        """The settings that the run was started with."""
+        return self._settings
 
     # Logging steps -------------------------------------------------------------------------------------------------
 
@@ -317,10 +317,11 @@ class Run:
         """Record samples as rows of a table, such as ``[{"prompt": …, "completion": …, "reward": 0.5}]``.
 
         Strings are truncated at 8,000 characters, and a record holds about a megabyte: the newest rows are kept, and
-        the record counts the others. `tachograph.Completions` collects rows and calls this at an interval.
+        the record counts the others. `tachograph.Completions` collects rows and calls this at an interval. The setting
+        `completions` turns both off.
         """
         with guard("logging completions"):
-            if self.backend is not None:
+            if self.backend is not None and self._settings.completions:
                 fields = completion_fields(rows, step, table, num_dropped)
                 if fields["rows"] or num_dropped:
                     self.add_record("completions", fields)

@@ -78,3 +78,12 @@ def test_trainer_is_recorded_once(runs, name):
     assert [record for record in records if record["event"] == "end"][-1]["status"] == "finished"
     name_of_run = records[0]["run_name"]
     assert name_of_run == name if name.startswith("own") else name_of_run.startswith("trainers")
+
+
+def test_prompts_and_answers_can_be_kept_out(runs, tmp_path):
+    assert any(record["event"] == "completions" for record in runs["sft"])
+    command = [sys.executable, "-m", "tachograph", "run", "--set", "completions=off", "--name", "private", "--"]
+    subprocess.run([*command, sys.executable, str(SCRIPT), "with", "sft"], check=True, cwd=tmp_path)
+    records = lines_of(tmp_path / "logs" / "private")
+    assert any(record["event"] == "step" for record in records)
+    assert not [record for record in records if record["event"] == "completions"]

@@ -186,7 +186,7 @@ class IntegrationRun:
         self.run = live
         self.world_size = ranks.world_size()
         self._recorder = recorder_of(live)
-        self.governor.limit(live.max_overhead, self._record_sampling)
+        self.governor.limit(live.settings.max_overhead, self._record_sampling)
         if self.owns_run:
             self._application = application(run=live).start_at(_process_start_msec())
             atexit.register(self._close_application)
@@ -373,7 +373,7 @@ class IntegrationRun:
     def _record_sampling(self, every: int, overhead: float) -> None:
         """Record that the values and phases of fewer or more iterations are recorded from now on."""
         if self.run is not None and self.is_open:
-            limit = self.run.max_overhead
+            limit = self.run.settings.max_overhead
             self.run.event("sampling_changed", values_every=every, max_overhead=limit, overhead=round(overhead, 4))
 
     def _handle_requests(self) -> None:

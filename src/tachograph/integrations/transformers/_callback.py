@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tachograph._base.guard import guard
 from tachograph._base.patching import Patches
-from tachograph.exceptions import ConfigError, TachographError
+from tachograph.exceptions import TachographError
 from tachograph.integrations._common.governor import OverheadGovernor, timed_callback
 from tachograph.integrations._common.integration_run import SYNC_REQUESTS_EVERY, IntegrationRun, Names, RunOptions
 from tachograph.integrations._common.models import model_facts
@@ -28,6 +28,7 @@ from tachograph.integrations.transformers._call_stack import find_trainer, is_ca
 from tachograph.integrations.transformers._facts import argument_facts, build_config, global_batch_size, run_name
 from tachograph.integrations.transformers._resume import plan_run, read_run_file, write_run_file
 from tachograph.recorder import Run
+from tachograph.settings import resolve_settings
 from tachograph.spans import Span, checkpoint_load, checkpoint_save, testing_loop, timed_span, validation_loop
 
 __all__ = ["TachographCallback"]
@@ -44,7 +45,9 @@ class TachographCallback(TrainerCallback):
     Args:
         name: the name of the run.
         run: the run to record into; the current run by default.
-        completions: whether to record samples of the texts that a TRL trainer generates or compares.
+        completions: whether to record samples of the texts that a TRL trainer generates or compares. This and the next
+            two are settings, too. Here they also apply to a run that is already running; a run whose setting
+            `completions` is off records no samples.
         completions_every: steps between two records of samples.
         completions_buffer: maximum number of samples in a record.
         settings: settings of the run, as for `tachograph.init`.
@@ -58,17 +61,21 @@ class TachographCallback(TrainerCallback):
         name: str | None = None,
         *,
         run: Run | None = None,
-        completions: bool = True,
-        completions_every: int = 100,
-        completions_buffer: int = 128,
+        completions: bool | None = None,
+        completions_every: int | None = None,
+        completions_buffer: int | None = None,
         **settings: Any,
     ) -> None:
-        for option, value in (("completions_every", completions_every), ("completions_buffer", completions_buffer)):
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{option}={value!r}: expected an integer of at least 1")
-        self._plan = RunOptions(run, name, settings)
+        given = {
+            "completions": completions,
+            "completions_every": completions_every,
+            "completions_buffer": completions_buffer,
+        }
+        checked = resolve_settings(given)
+        self._completions = {option: getattr(checked, option) for option, value in given.items() if value is not None}
+        """The options that were given here. For the others, the settings of the run apply."""
+        self._plan = RunOptions(run, name, settings if run is not None else {**settings, **self._completions})
         self._job = IntegrationRun("transformers", self._plan)
-        self._completions = (completions_every, completions_buffer) if completions else None
         self._capture: Any = None
         self._last_event_s = perf_counter()
         """When the last hook returned: the next hook assigns the time since then."""
@@ -194,13 +201,17 @@ class TachographCallback(TrainerCallback):
         accelerator = getattr(trainer, "accelerator", None)
         if accelerator is not None:
             self._train_patches.wrap(accelerator, "backward", self._timed_backward)
-        if self._completions is None or self._capture is not None:
+        if not self._completions.get("completions", True) or self._capture is not None:
             return
         with guard("capturing completions"):
             from tachograph.integrations.trl import capture_completions
 
-            every, max_buffer = self._completions
-            self._capture = capture_completions(trainer, run, every=every, max_buffer=max_buffer)
+            self._capture = capture_completions(
+                trainer,
+                run,
+                every=self._completions.get("completions_every"),
+                max_buffer=self._completions.get("completions_buffer"),
+            )
 
     def _timed_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*arguments: Any, **named: Any) -> Any:

@@ -29,7 +29,9 @@ _SAMPLED_STEPS_PER_RECORD = 4
 _MAX_REASON_CHARS = 500
 
 
-def capture_completions(trainer: Any, run: Run, *, every: int = 100, max_buffer: int = 128) -> CompletionCapture | None:
+def capture_completions(
+    trainer: Any, run: Run, *, every: int | None = None, max_buffer: int | None = None
+) -> CompletionCapture | None:
     """Record samples from a TRL trainer until `close` is called.
 
     An unknown TRL trainer, or one that differs from the supported versions, is reported once in the event
@@ -38,11 +40,11 @@ def capture_completions(trainer: Any, run: Run, *, every: int = 100, max_buffer:
     Args:
         trainer: the trainer.
         run: the run to record into.
-        every: steps between two records.
-        max_buffer: maximum number of samples in a record.
+        every: steps between two records; the run's setting `completions_every` by default.
+        max_buffer: maximum number of samples in a record; the run's setting `completions_buffer` by default.
 
     Returns:
-        None if the trainer is not from TRL, or if this process records no completions (ranks other than 0).
+        None if the trainer is not from TRL, or if no samples are recorded: see `Completions.is_recording`.
 
     Raises:
         ConfigError: if a number is below 1.
