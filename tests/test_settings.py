@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import math
 import re
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 import tachograph
+from tachograph._base.config import find_section
 from tachograph.exceptions import ConfigError
 from tachograph.reader import read
 from tachograph.recorder._facts import config_facts, samples_per_step
-from tachograph.settings import Settings, resolve_settings, settings_table
+from tachograph.settings import Settings, read_config, resolve_settings, settings_table
 
 
 def test_precedence_of_sources(monkeypatch):
@@ -89,10 +96,137 @@ def test_config_file_configures_run(tmp_path):
         "run_name": "greyjacket", "process_type": "sd_trainer", "lora_type": "lora", "lora_rank": 16, "lora_alpha": 8,
         "lora_conv_rank": 4, "lora_target_modules": ["attn"], "batch_size": 2, "gradient_accumulation_steps": 4,
         "effective_batch_size": 8, "max_steps": 500, "optimizer": "adamw8bit", "dtype": "bf16", "is_flux": True,
-        "quantize": True, "model_name_or_path": "black-forest-labs/FLUX.1-dev",
+        "quantize": True, "model_name_or_path": "black-forest-labs/FLUX.1-dev", "learning_rate": 1e-4,
     }  # fmt: skip
     assert {name: start.get(name) for name in facts} == facts
     assert "secret-of-mine" not in (tmp_path / "logs" / "greyjacket" / "metrics.jsonl").read_text()
+
+
+def nested(path: str, section: Any, **job: Any) -> dict[str, Any]:
+    """Return a config with a section at one of the places where a trainer may have it."""
+    if path == "telemetry":
+        return {"name": "greyjacket", "telemetry": section, **job}
+    config = {"name": "greyjacket", "process": [{"type": "sd_trainer", "telemetry": section, **job}]}
+    return {"config": config} if path.startswith("config") else config
+
+
+@pytest.mark.parametrize("path", ["telemetry", "process[0].telemetry", "config.process[0].telemetry"])
+@pytest.mark.parametrize("given_as", ["file", "config", "argument"])
+def test_section_is_found_where_trainers_nest_it(tmp_path, monkeypatch, path, given_as):
+    monkeypatch.chdir(tmp_path)
+
+    def start(section: dict[str, Any]) -> tachograph.Run:
+        config = nested(path, section, train={"batch_size": 2})
+        if given_as == "argument":
+            return tachograph.init("greyjacket", config=config, git=False)
+        if given_as == "file":
+            (tmp_path / "train.json").write_text(json.dumps(config))
+        return tachograph.init_from_config("train.json" if given_as == "file" else config, git=False)
+
+    with start({"log_dir": "elsewhere", "log_every": 5, "console": False}) as run:
+        assert run.log_every == 5
+    start_record = read(tmp_path / "elsewhere" / "greyjacket").attempts[0].start
+    assert (start_record["log_every"], start_record.get("batch_size")) == (5, 2)
+    with start({"enabled": False, "log_dir": "disabled"}) as run:
+        assert not run.enabled
+    assert sorted(item.name for item in tmp_path.iterdir() if item.is_dir()) == ["elsewhere"]
+
+
+def test_arguments_and_environment_win_over_nested_section(tmp_path, monkeypatch):
+    config = nested("config.process[0].telemetry", {"log_every": 5, "log_dir": "nowhere", "csv": False})
+    monkeypatch.setenv("TACHO_LOG_EVERY", "3")
+    with tachograph.init(config=config, log_dir=str(tmp_path), git=False) as run:
+        assert (run.log_every, run.settings.csv) == (3, False)
+        assert run.folder.path.parent == tmp_path
+
+
+def test_errors_name_the_path_of_the_section():
+    for section, message in (
+        ({"logdir": "x"}, "unknown key config.process[0].telemetry.logdir; did you mean 'log_dir'?"),
+        ({"log_every": 0}, "config.process[0].telemetry.log_every: expected `int` >= 1"),
+        ("off", "config.process[0].telemetry: expected a section such as"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            tachograph.init_from_config(nested("config.process[0].telemetry", section))
+
+
+USED = nested("config.process[0].telemetry", {"csv": False})
+
+
+@pytest.mark.parametrize(
+    ("config", "warnings"),
+    [
+        ({"model": {"telemetry": {"enabled": False}}}, ["no effect at model.telemetry: move them to"]),
+        ({"jobs": [{}, {"telemetry": {"log_dir": "x"}}]}, ["no effect at jobs[1].telemetry: move"]),
+        ({"a": {"telemetry": {}}, "b": [{"telemetry": {}}]}, ["no effect at a.telemetry, b[0].telemetry: move"]),
+        ({**USED, "telemetry": {}}, ["no effect at config.process[0].telemetry: telemetry is used"]),
+        ({**USED, "model": argparse.Namespace(telemetry={})}, ["no effect at model.telemetry: config.process[0]."]),
+        ({"telemetry": {"logdir": "x"}}, ["have no effect: telemetry.logdir; did you mean 'log_dir'?"]),
+        ({"telemetry": False}, ["the config's telemetry has no effect: expected a section such as"]),
+        (USED, []),
+        ({"model": {"telemetry": "anonymous"}}, []),
+        (None, []),
+    ],
+)
+def test_settings_without_effect_are_warned_about(tmp_path, caplog, config, warnings):
+    with tachograph.init("x", config=config, log_dir=str(tmp_path), git=False):
+        pass
+    messages = [record.getMessage() for record in caplog.records if record.name == "tachograph"]
+    assert len(messages) == len(warnings)
+    for message, warning in zip(messages, warnings, strict=True):
+        assert warning in message
+
+
+class CountingConfig(Mapping):
+    """A config without end."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def __getitem__(self, key):
+        raise KeyError(key)
+
+    def __len__(self):
+        return sys.maxsize
+
+    def __iter__(self):
+        for number in itertools.count():
+            self.num_read += 1
+            yield number
+
+    def items(self):
+        return ((number, 0) for number in self)
+
+
+def test_search_for_sections_is_bounded():
+    endless = CountingConfig()
+    found = find_section({"a": endless, "telemetry": {"csv": False}})
+    assert (found.path, found.value, found.unused) == ("telemetry", {"csv": False}, ())
+    assert endless.num_read < 100_000
+    loop: dict[str, Any] = {"inner": {"telemetry": {}}}
+    loop["again"] = [loop, loop]
+    assert find_section(loop).unused == ("inner.telemetry",)
+    deep: dict[str, Any] = {"telemetry": {}}
+    for _ in range(5_000):
+        deep = {"x": deep}
+    assert find_section(deep).unused == ()
+    assert len(find_section({str(number): {"telemetry": {}} for number in range(100)}).unused) == 5
+
+
+def test_numbers_with_exponent_in_yaml_are_numbers(tmp_path):
+    path = tmp_path / "train.yaml"
+    lines = "a: 1e-4\nb: 1E5\nc: -2.5e3\nd: .5e-2\ne: 1.0e-4\nf: '1e-4'\ng: 7e123456\nh: 1e\ni: .inf\nj: 3\nk: 1e5x\n"
+    path.write_text(f"name: x\ntrain: {{lr: 1e-4, steps: 1e3}}\nlearning_rate: 2e-5\n{lines}")
+    config = read_config(path)
+    numbers = {"a": 1e-4, "b": 1e5, "c": -2500.0, "d": 0.005, "e": 1e-4, "i": math.inf, "j": 3}
+    assert {name: config[name] for name in numbers} == numbers
+    texts = {"f": "1e-4", "g": "7e123456", "h": "1e", "k": "1e5x"}  # `g` could be the hash of a commit
+    assert {name: config[name] for name in texts} == texts
+    with tachograph.init_from_config(path, log_dir=str(tmp_path), git=False):
+        pass
+    start = read(tmp_path / "x").attempts[0].start
+    assert start["config"]["train"] == {"lr": 1e-4, "steps": 1000.0}
+    assert start["learning_rate"] == 1e-4
 
 
 def test_config_dict_without_telemetry_section(tmp_path):
@@ -161,6 +295,11 @@ def test_missing_facts_are_not_guessed():
     assert config_facts({}) == {}
     assert samples_per_step({}) is None
     assert samples_per_step({"effective_batch_size": 8}) == 8.0
+
+
+def test_learning_rate_given_as_text_is_a_number():
+    assert config_facts({"lr": "1e-4"}) == {"learning_rate": 1e-4}
+    assert config_facts({"lr": "auto"}) == {"learning_rate": "auto"}
 
 
 # Sinks ---------------------------------------------------------------------------------------------------------------

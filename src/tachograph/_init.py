@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tachograph._base import ranks
+from tachograph._base.config import SECTION_PLACES, ConfigSection, find_section
+from tachograph._base.guard import guard, warn
 from tachograph.diagnostics import resolve_rules
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.recorder import Run, start_run
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["init", "init_from_config"]
 
+_SECTION_KEYS = (*Settings.__struct_fields__, "notify", "rules")
+_MAX_WARNINGS = 5
+
 
 def init(
     name: str | None = None,
@@ -34,7 +39,6 @@ def init(
     resume: bool = False,
     tags: Iterable[str] = (),
     facts: Mapping[str, Any] | None = None,
-    section: Mapping[str, Any] | None = None,
     any_rank: bool = False,
     notify: Mapping[str, Any] | bool | None = None,
     rules: Mapping[str, Any] | None = None,
@@ -46,7 +50,8 @@ def init(
         name: the run's folder inside `log_dir`; ``run-<date>_<time>`` if not given. If the name is in use, a number is
             appended and a line is printed.
         config: the training config (a dict, a dataclass, an argparse namespace, …). It is stored in the `start` record
-            with secrets masked, and searched for facts about the model, LoRA and the training.
+            with secrets masked, and searched for facts about the model, LoRA and the training. Its `telemetry` section
+            sets settings that neither an argument nor the environment sets.
         resume: continue the run of that name if it exists, whether it finished, failed or crashed.
         tags: words to find the run by.
         facts: fields for the `start` record, such as ``{"trainable_params": 12_345, "max_steps": 5000}``.
@@ -55,7 +60,6 @@ def init(
             see `docs/notifications.md`. False turns notifications off, whatever the environment says.
         rules: the diagnostic rules to use, such as ``{"plateau": False, "loss_spike": {"sigmas": 8}}``; see
             `docs/diagnosis.md`.
-        section: the `telemetry` section of a config file; see `init_from_config`.
         settings: any of the settings in `docs/settings.md`, such as `log_dir`, `log_every`, `enabled` or
             ``sinks=["tensorboard", {"wandb": {"project": "demo"}}]``.
 
@@ -68,9 +72,9 @@ def init(
         >>> with tachograph.init("greyjacket", config=config, log_dir="./logs") as run:
         ...     run.log({"train_loss": loss}, step=step)
     """
-    section = dict(section or {})
+    path, section, warnings = _read_section(config)
     notify_section, rules_section = section.pop("notify", None), section.pop("rules", None)
-    chosen = resolve_settings(settings, section)
+    chosen = resolve_settings(settings, section, path=path)
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise ConfigError(f"tags={tags!r}: expected a list of words, such as tags=['baseline']")
     if facts is not None and not isinstance(facts, Mapping):
@@ -81,8 +85,11 @@ def init(
     thresholds = resolve_rules(_select_rules(rules, rules_section)) if chosen.diagnose else None
     name = name or time.strftime("run-%Y%m%d_%H%M%S")
     start_s = time.time()
+    records_run = chosen.enabled and (any_rank or ranks.rank() == 0)
+    for warning in warnings if records_run else []:
+        warn("%s", warning)
     # Only rank 0 exports. Last of the checks, because it takes longest.
-    sinks = start_sinks(chosen.sinks) if chosen.enabled and (any_rank or ranks.rank() == 0) else []
+    sinks = start_sinks(chosen.sinks) if records_run else []
     try:
         run = start_run(
             name, chosen, config=config, resume=resume, tags=tags, facts=facts, any_rank=any_rank, rules=thresholds
@@ -99,6 +106,37 @@ def init(
             sink.attach(run.folder, run.report_follower_error)
             run.add_follower(sink)
     return run
+
+
+def _read_section(config: Any) -> tuple[str, dict[str, Any], list[str]]:
+    """Return the path and the content of the config's `telemetry` section, and warnings about what has no effect.
+
+    Unlike in `init_from_config`, a section with unknown keys does not raise: it may be that of another tool.
+    """
+    found = ConfigSection(SECTION_PLACES[0], None, ())
+    with guard("searching the config for settings"):
+        found = find_section(config)
+    path, section, warnings = found.path, {}, []
+    if isinstance(found.value, Mapping):
+        section = {key: value for key, value in found.value.items() if key in _SECTION_KEYS}
+        unknown = [str(key) for key in found.value if key not in _SECTION_KEYS]
+        if unknown:
+            names = ", ".join(f"{path}.{key}{did_you_mean(key, _SECTION_KEYS)}" for key in unknown[:_MAX_WARNINGS])
+            warnings.append(f"unknown settings in the config have no effect: {names}")
+    elif found.value is not None:
+        warnings.append(f"the config's {path} has no effect: {_not_a_section(found.value)}")
+    if found.unused:
+        remedy = (
+            f"{path} is used"
+            if isinstance(found.value, Mapping)
+            else f"move them to one of {', '.join(SECTION_PLACES)}"
+        )
+        warnings.append(f"the config has settings that have no effect at {', '.join(found.unused)}: {remedy}")
+    return path, section, warnings
+
+
+def _not_a_section(value: Any) -> str:
+    return f"expected a section such as `telemetry: {{enabled: true}}`, got {type(value).__name__}"
 
 
 def _select_rules(rules: Any, section: Any) -> Any:
@@ -143,6 +181,8 @@ def _notify_sink(run: Run, settings: NotifySettings, channels: list[Channel], st
 def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **settings: Any) -> Run:
     """Start a run from a training config: its `telemetry` section, its `name`, and all of it as the config snapshot.
 
+    The section is at the top level, or where AI Toolkit has it: in `config.process[0]`.
+
     Args:
         config: the config, or the path of a YAML or JSON file.
         settings: settings that override the section; also `name`, `resume`, `tags` and `facts` of `init`.
@@ -156,18 +196,13 @@ def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **setti
     if not isinstance(config, (str, os.PathLike, Mapping)):
         raise ConfigError(f"expected a config or the path of one, got {config!r}")
     values = config if isinstance(config, Mapping) else read_config(Path(config))
-    section = values.get("telemetry", {})
-    if section is None:
-        section = {}
-    if not isinstance(section, Mapping):
-        raise ConfigError(
-            f"telemetry: expected a section such as `telemetry: {{enabled: true}}`, got {type(section).__name__}"
-        )
-    known = (*Settings.__struct_fields__, "notify", "rules")
-    for key in section:
-        if key not in known:
-            raise ConfigError(f"unknown key telemetry.{key}{did_you_mean(str(key), known)}")
-    return init(settings.pop("name", None) or _run_name(values), config=values, section=section, **settings)
+    path, section, _ = find_section(values)
+    if section is not None and not isinstance(section, Mapping):
+        raise ConfigError(f"{path}: {_not_a_section(section)}")
+    for key in section or {}:
+        if key not in _SECTION_KEYS:
+            raise ConfigError(f"unknown key {path}.{key}{did_you_mean(str(key), _SECTION_KEYS)}")
+    return init(settings.pop("name", None) or _run_name(values), config=values, **settings)
 
 
 def _run_name(values: Mapping[str, Any]) -> str | None:

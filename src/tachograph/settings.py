@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from tachograph._base.config import parse_yaml
 from tachograph.exceptions import ConfigError, did_you_mean
 
 __all__ = ["Settings", "SettingRow", "parse_switch", "read_config", "resolve_settings", "settings_table"]
@@ -134,8 +135,15 @@ _DEFAULT, _SECTION, _ENVIRONMENT, _ARGUMENT = range(4)
 """Where a value comes from, in ascending order of precedence."""
 
 
-def resolve_settings(arguments: Mapping[str, Any], section: Mapping[str, Any] | None = None) -> Settings:
+def resolve_settings(
+    arguments: Mapping[str, Any], section: Mapping[str, Any] | None = None, *, path: str = "telemetry"
+) -> Settings:
     """Resolve every setting: argument (unless None), environment, config section, default.
+
+    Args:
+        arguments: the arguments of `init`.
+        section: the section of the config.
+        path: where the section is in the config, for the messages.
 
     Raises:
         ConfigError: for an unknown name or a value of the wrong type or range, naming its source.
@@ -149,8 +157,8 @@ def resolve_settings(arguments: Mapping[str, Any], section: Mapping[str, Any] | 
             origin = f"environment variable {_env(name)}"
             values[name], sources[name] = _convert(name, os.environ[_env(name)], origin), _ENVIRONMENT
         elif section is not None and name in section:
-            values[name], sources[name] = _convert(name, section[name], f"telemetry.{name}"), _SECTION
-    for origin, given in (("", arguments), ("telemetry.", section or {})):
+            values[name], sources[name] = _convert(name, section[name], f"{path}.{name}"), _SECTION
+    for origin, given in (("", arguments), (f"{path}.", section or {})):
         for name in given:
             if name not in Settings.__struct_fields__:
                 raise ConfigError(f"unknown setting {origin}{name}{did_you_mean(name, Settings.__struct_fields__)}")
@@ -198,7 +206,7 @@ def read_config(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the config {str(path)!r}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -111,7 +111,7 @@ def test_rules_come_from_argument_config_and_environment(logs, monkeypatch):
     assert rules_that_fired() == ["not_finite"]
     assert rules_that_fired(diagnose=False) == []
     assert rules_that_fired(rules={"not_finite": False}) == []
-    assert rules_that_fired(section={"rules": {"not_finite": False}}) == []
+    assert rules_that_fired(config={"telemetry": {"rules": {"not_finite": False}}}) == []
     monkeypatch.setenv("TACHO_RULES", '{"not_finite": false}')
     assert rules_that_fired() == []
     assert rules_that_fired(rules={}) == ["not_finite"]

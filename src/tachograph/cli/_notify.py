@@ -9,6 +9,7 @@ from typing import Any
 
 import rich_click as click
 
+from tachograph._base.config import find_section
 from tachograph.cli._format import json_text, safe
 from tachograph.cli._options import json_option
 from tachograph.exceptions import ConfigError
@@ -94,8 +95,8 @@ def test(channel: str | None, config_path: str | None, event: str, as_json: bool
 def _read_section(config_path: str | None) -> Any:
     if config_path is None:
         return None
-    telemetry = read_config(Path(config_path)).get("telemetry")
-    return telemetry.get("notify") if isinstance(telemetry, dict) else None
+    section = find_section(read_config(Path(config_path))).value
+    return section.get("notify") if isinstance(section, dict) else None
 
 
 def _select_channels(channels: list[Channel], name: str | None) -> list[Channel]:

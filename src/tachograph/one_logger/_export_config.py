@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tachograph._base.config import parse_yaml
 from tachograph.exceptions import ConfigError
 from tachograph.one_logger._exporter import Exporter
 from tachograph.one_logger._json_exporters import FileExporter, LoggerExporter
@@ -47,7 +48,7 @@ def read_exporter_configs(path: str | os.PathLike[str] | None = None) -> list[Ex
     import yaml
 
     try:
-        values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+        values = json.loads(text) if file.suffix == ".json" else parse_yaml(text)
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{str(file)!r} is not valid: {error}") from error
     exporters = values.get("exporters") if isinstance(values, dict) else None

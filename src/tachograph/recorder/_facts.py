@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from tachograph._base.config import first_process
 from tachograph._base.nvml import GpuProbe
 from tachograph._version import __version__
 from tachograph.records import mask_arguments, mask_text
@@ -71,10 +73,11 @@ def _git(*arguments: str) -> str | None:
 def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return model, LoRA and training facts from a config, under the established field names of `start` records.
 
-    Supports the layout of AI Toolkit (``config.process[0].{network,model,train}``) and flat configs with common names.
+    Supports the layout of AI Toolkit (``config.process[0].{network,model,train}``, with or without the outer `config`)
+    and flat configs with common names.
     A fact that is not in the config is left out, never guessed.
     """
-    process = _process(config)
+    process = first_process(config)
     network, model, train = (_section(process, name) for name in ("network", "model", "train"))
     network_kwargs = _section(network, "network_kwargs")
     facts: dict[str, Any] = {
@@ -98,7 +101,7 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "gradient_accumulation_steps": _first(
             train, config, names=("gradient_accumulation_steps", "gradient_accumulation")
         ),
-        "learning_rate": _first(train, config, names=("lr", "learning_rate")),
+        "learning_rate": _number(_first(train, config, names=("lr", "learning_rate"))),
         "optimizer": _first(train, config, names=("optimizer", "optim")),
         "scheduler": _first(train, config, names=("lr_scheduler", "scheduler", "lr_scheduler_type")),
         "warmup_steps": _first(train, config, names=("warmup_steps",)),
@@ -119,13 +122,6 @@ def samples_per_step(facts: Mapping[str, Any]) -> float | None:
     return float(size) if _is_count(size) else None
 
 
-def _process(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    processes = _section(config, "config").get("process")
-    if isinstance(processes, list) and processes and isinstance(processes[0], Mapping):
-        return processes[0]
-    return config
-
-
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     section = config.get(name)
     return section if isinstance(section, Mapping) else {}
@@ -137,6 +133,14 @@ def _first(*sections: Mapping[str, Any], names: tuple[str, ...]) -> Any:
             if section.get(name) is not None:
                 return section[name]
     return None
+
+
+def _number(value: Any) -> Any:
+    """Return a number that is written as text, as PyYAML returns ``1e-4``; any other value as it is."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
 
 
 def _is_count(value: Any) -> bool:

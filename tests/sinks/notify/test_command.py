@@ -73,6 +73,10 @@ def test_command_reads_config_file(receiver, tmp_path):
     assert tacho("--config", path, "--event", "milestone").returncode == 0
     payload = receiver.requests[0].json()
     assert (payload["title"], payload["project"]) == ("Reached train_loss < 0.5", "jackets")
+    section = {"notify": {"webhook": {"url": receiver.address, "secret": "s"}, "project": "coats"}}
+    path.write_text(json.dumps({"config": {"process": [{"telemetry": section}]}}))
+    assert tacho("--config", path).returncode == 0
+    assert receiver.requests[1].json()["project"] == "coats"
     path.write_text("telemetry:\n  notify:\n    slack: {url: canary}\n")
     done = tacho("--config", path)
     assert done.returncode == 1
