@@ -429,6 +429,38 @@ def test_unknown_control_is_rejected_with_suggestion():
     assert "did you mean 'log_every'?" in rejected["reason"]
 
 
+def test_checkpoint_takes_any_metadata():
+    run = MemoryRun()
+    nested = {"rank": 16, "targets": ["q", "v"]}
+    run.log_checkpoint("x.pt", step=3, metrics={"val/loss": 0.5}, ema=True, format="safetensors", lora=nested)
+    record = run.records[-1]
+    ours = {"event": "checkpoint", "global_step": 3, "checkpoint_path": "x.pt", "is_best": False}
+    theirs = {"val/loss": 0.5, "ema": True, "format": "safetensors", "lora/rank": 16, "lora/targets": ["q", "v"]}
+    assert {name: value for name, value in record.items() if name not in {"time", "size_bytes"}} == {**ours, **theirs}
+
+
+def test_checkpoint_metadata_does_not_replace_fields():
+    run = MemoryRun()
+    names = {"event": "e", "time": 1, "checkpoint_path": "other", "size_bytes": 7, "global_step": 9, "loss": "text"}
+    run.log_checkpoint("x.pt", step=3, metrics={"loss": 0.5}, **names)
+    record = run.records[-1]
+    assert (record["event"], record["checkpoint_path"], record["global_step"]) == ("checkpoint", "x.pt", 3)
+    assert {name: record[f"{name}_"] for name in names} == names
+    assert record["loss"] == 0.5
+
+
+def test_checkpoint_metadata_is_masked_and_cannot_raise():
+    run = MemoryRun()
+    run.log_checkpoint("x.pt", hub_token="hunter2", note="password=hunter2", model=object(), note_2="kept")
+    checkpoint, problem = run.records
+    assert (checkpoint["hub_token"], checkpoint["note"], checkpoint["note_2"]) == (
+        "[masked]",
+        "password=[masked]",
+        "kept",
+    )
+    assert "model" not in checkpoint and problem["field"] == "model"
+
+
 def test_stop_persists_and_checkpoint_resets():
     run = MemoryRun()
     assert not run.should_stop

@@ -10,6 +10,7 @@ writer thread, a signal handler or a forked child can divert the training thread
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterable, Mapping
 from gc import is_tracked
 from time import perf_counter
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal
 
 from tachograph._base.clock import Clock, SystemClock
@@ -293,13 +294,23 @@ class Run:
         step: int | None = None,
         is_best: bool = False,
         metrics: Mapping[str, Any] | None = None,
+        **metadata: Any,
     ) -> None:
-        """Record that a checkpoint was saved, with its size if it is a file."""
+        """Record that a checkpoint was saved, with its size if it is a file.
+
+        Args:
+            path: the file or folder.
+            step: the step after which it was saved.
+            is_best: whether it is the best one so far.
+            metrics: metrics of the checkpoint, such as ``{"val/loss": 0.3}``.
+            metadata: any other fields, such as ``ema=True, format="safetensors"``. If the record has a field of that
+                name already, an underscore is appended: ``time`` becomes ``time_``.
+        """
         with guard("logging a checkpoint"):
             place = absolute_path(path)  # the size is read later, when the loop may have changed its folder
             size_bytes = LazyValue(lambda: os.path.getsize(place) if os.path.isfile(place) else None)
             fields = {"checkpoint_path": os.fspath(path), "is_best": is_best, "size_bytes": size_bytes}
-            self._add_metrics("checkpoint", fields, metrics, step)
+            self._add_metrics("checkpoint", fields, metrics, step, metadata)
 
     def event(self, name: str, /, *, step: int | None = None, **attributes: Any) -> None:
         """Record an event: ``run.event("curriculum_switch", stage=2)``."""
@@ -356,14 +367,23 @@ class Run:
             if not is_appended:
                 self.print_line(f"{field}: {reason}")
 
-    def _add_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
+    def _add_metrics(
+        self,
+        event: str,
+        fields: dict[str, Any],
+        metrics: Any,
+        step: int | None,
+        metadata: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Add a record with our fields and those of the user, which get an underscore if their name is taken."""
         if self.backend is None:
             return
         if metrics is not None and not isinstance(metrics, Mapping):
             metrics = {"metrics": ValueProblem("metrics", f"expected a dict, got {type(metrics).__name__}")}
         given = {name: value for name, value in {**fields, "global_step": step}.items() if value is not None}
-        theirs = {f"{name}_" if name in given else name: value for name, value in bounded_items(metrics or {})}
-        self.add_record(event, freeze({**given, **theirs}))
+        for name, value in itertools.chain(bounded_items(metrics or {}), metadata.items()):
+            given[f"{name}_" if name in given else name] = value
+        self.add_record(event, freeze(given))
 
     def add_record(self, event: str, fields: dict[str, Any]) -> None:
         """Add a record of any kind other than a step. For the layers above; use the `log_…` methods and `event`."""
@@ -558,9 +578,9 @@ class RankRun(Run):
     def log_completions(self, rows: Any, **options: Any) -> None:
         """Do nothing."""
 
-    def _add_metrics(self, event: str, fields: dict[str, Any], metrics: Any, step: int | None) -> None:
+    def _add_metrics(self, event: str, fields: dict[str, Any], *more: Any) -> None:
         if event == "event":
-            super()._add_metrics(event, fields, metrics, step)
+            super()._add_metrics(event, fields, *more)
 
 
 def _add_prefix(metrics: Any, prefix: str) -> Any:
