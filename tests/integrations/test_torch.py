@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import pickle
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from rich.console import Console  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import tachograph as tacho  # noqa: E402
+from tachograph.cli._show import render, summary  # noqa: E402
 from tachograph.exceptions import ConfigError  # noqa: E402
 from tachograph.integrations._common.loop_observer import active_observer, set_active_observer  # noqa: E402
 from tests.conftest import lines_of  # noqa: E402
@@ -102,6 +106,21 @@ def test_two_lines_record_a_loop(run):
     assert (instrumented["model_class"], instrumented["total_params"]) == ("Sequential", 49)
     update = named(records, "training_metrics_update")[-1]
     assert all(update[f"window_share_{phase}"] > 0 for phase in ("data", "forward", "backward", "optimizer"))
+
+
+def test_parameters_of_a_watched_model_are_counted(logs):
+    model, optimizer, loader = parts()
+    model[0].bias.requires_grad_(False)
+    with tacho.init("x", log_dir=str(logs), console=False, git=False), tacho.watch(model, optimizer):
+        train_step(model, optimizer, next(iter(loader)))
+    history = tacho.read(logs / "x")
+    counts = {"total_params": 49, "trainable_params": 49 - model[0].bias.numel()}
+    assert {name: history.facts.get(name) for name in counts} == counts
+    assert {name: summary(history)["facts"].get(name) for name in counts} == counts
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(render(history))
+    for name, count in counts.items():
+        assert re.search(rf"{name} +{count}\b", shown.getvalue())
 
 
 def test_weights_and_random_state_are_unchanged(run):

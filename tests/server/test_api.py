@@ -47,6 +47,19 @@ def test_run_detail_is_complete(logs, client):
     assert [record["path"] for record in found["checkpoints"]] == ["x"]
 
 
+def test_facts_found_after_the_start_are_shown(logs, client):
+    found = {"event": "event", "time": 1_001.0, "name": "instrumented", "framework": "pytorch", "method": "watch"}
+    facts = {"total_params": 49, "trainable_params": 7, "batch_size": 1}
+    write(logs / "r", [{**START, "batch_size": 8}, {**found, **facts, "version": "2"}])
+    assert client.get(RUN).json()["facts"] == {"total_params": 49, "trainable_params": 7, "batch_size": 8}
+
+
+def test_facts_of_earlier_attempts_are_not_shown(logs, client):
+    found = {"event": "event", "time": 1_001.0, "name": "instrumented", "total_params": 49}
+    write(logs / "r", [START, found, {**START, "time": 2_000.0, "resumed": True}])
+    assert client.get(RUN).json()["facts"] == {}
+
+
 def test_checkpoints_are_built_from_span_events(logs, client):
     saved = {"event": "event", "time": 1_001.0, "name": "save_checkpoint_success", "current_iteration": 7}
     write(

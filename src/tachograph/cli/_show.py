@@ -77,6 +77,7 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "path": str(history.folder.path),
         "state": str(history.state),
         "attempts": msgspec.to_builtins(history.attempts),
+        "facts": {name: value for name, value in history.facts.items() if name != "config"},
         "num_records": history.counts,
         "metrics": {name: msgspec.to_builtins(metric) for name, metric in history.metrics.items()},
         "alerts": msgspec.to_builtins(history.alerts),
@@ -173,7 +174,8 @@ def _run_details(history: RunHistory) -> list[tuple[str, Any]]:
         ("git", _git_line(git) if isinstance(git, Mapping) else None),
         ("command", _join(start.get("command"), " ")),
     ]
-    rows += [(name, number(start[name])) for name in _CONFIG_FIELDS if start.get(name) is not None]
+    facts = history.facts
+    rows += [(name, number(facts[name])) for name in _CONFIG_FIELDS if facts.get(name) is not None]
     rows.append(("journal", f"{safe(history.folder.journal)} ({size(history.folder.journal.stat().st_size)})"))
     return rows
 

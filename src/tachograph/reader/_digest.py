@@ -28,6 +28,8 @@ __all__ = ["Attempt", "ControlState", "RunDigest"]
 
 _MAX_LATEST = 1_000
 _MAX_EVENT_NAMES = 200
+_OBSERVATION_FIELDS = {"event", "time", "name", "span_id", "global_step", "framework", "method", "version", "reason"}
+"""Fields of the event `instrumented` that say how the run was observed; the others are facts about the training."""
 _KINDS_NOT_KEPT = {*POINT_KINDS, "completions", *SPAN_KINDS}
 
 
@@ -120,6 +122,20 @@ class RunDigest:
         """The config snapshot of the last attempt, secrets masked."""
         config = self._attempts[-1].start.get("config") if self._attempts else None
         return config if isinstance(config, dict) else {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields of the last `start` record, and facts that an integration found later, such as `total_params`.
+
+        A run that is started before the training code has a model cannot have its facts in the `start` record: they are
+        in the event `instrumented`.
+        """
+        start = self._attempts[-1].start if self._attempts else {}
+        started, facts = time_of(start), {}
+        for record in self.latest("event", "instrumented"):
+            if time_of(record) >= started:
+                facts.update({name: value for name, value in record.items() if name not in _OBSERVATION_FIELDS})
+        return {**facts, **start}
 
     @property
     def counts(self) -> dict[str, int]:

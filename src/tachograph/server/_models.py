@@ -181,7 +181,7 @@ class RunDetail(RunSummary, kw_only=True):
     attempts: list[AttemptView] = []
     config: dict[str, Any] = {}
     facts: dict[str, Any] = {}
-    """Other fields of the start record, such as model and LoRA settings."""
+    """Other facts about the run, such as model and LoRA settings."""
     system: dict[str, Any] = {}
     git: dict[str, Any] = {}
     goodput: GoodputView | None = None

@@ -132,6 +132,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
     with run.lock:
         digest = run.digest
         start = digest.attempts[-1].start if digest.attempts else {}
+        facts = {name: value for name, value in digest.facts.items() if name not in _NON_FACT_FIELDS}
         goodput = digest.goodput
         tag = digest.perf_tag
         return RunDetail(
@@ -143,7 +144,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             perf_tag=[tag] if isinstance(tag, str) else tag or [],
             attempts=[_build_attempt(attempt, digest) for attempt in digest.attempts],
             config=mark_non_finite(digest.config),
-            facts=mark_non_finite({name: value for name, value in start.items() if name not in _NON_FACT_FIELDS}),
+            facts=mark_non_finite(facts),
             system=mark_non_finite({name: start[name] for name in _SYSTEM_FIELDS if start.get(name) is not None}),
             git=mark_non_finite(start["git"]) if isinstance(start.get("git"), dict) else {},
             goodput=None if goodput is None else _build_goodput(goodput),

@@ -93,7 +93,7 @@ export interface RunDetail {
   perf_tag: string[];
   attempts: AttemptView[];
   config: JsonObject;
-  /** Other fields of the start record, such as model and LoRA settings. */
+  /** Other facts about the run, such as model and LoRA settings. */
   facts: JsonObject;
   system: JsonObject;
   git: JsonObject;
