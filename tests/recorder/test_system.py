@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import math
 import sys
+import time
 import types
 
 import psutil
@@ -31,34 +34,80 @@ def test_zero_interval_disables_sampling(logs):
     assert list(read(logs / "x").records("system")) == []
 
 
-def test_step_records_carry_memory_once_per_second(logs):
-    with tachograph.init("x", log_dir=str(logs), system_interval_s=0) as run:
-        for step in range(200):
-            run.log(a=1.0, step=step)
-    steps = list(read(logs / "x").records("step"))
-    assert "cpu_mem_rss_mb" in steps[0]
+@pytest.fixture
+def cuda(monkeypatch):
+    """Replace torch, which is not a test dependency, by one that uses two of three GPUs and counts the readings."""
+    in_use = [{}, {"allocated": 2 << 30, "reserved": 3 << 30}, {"allocated": 1 << 29, "reserved": 1 << 30}]
+
+    def memory_stats_as_nested_dict(index):
+        cuda.num_readings += 1
+        sizes = {f"{name}_bytes": {"all": {"current": size}} for name, size in in_use[index].items()}
+        return {**sizes, "num_alloc_retries": index} if sizes else {}
+
+    cuda = types.SimpleNamespace(
+        num_readings=0,
+        is_initialized=lambda: True,
+        device_count=lambda: len(in_use),
+        memory_stats_as_nested_dict=memory_stats_as_nested_dict,
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    return cuda
+
+
+def test_every_step_record_has_memory(logs, cuda):
     rss_mb = psutil.Process().memory_info().rss / (1 << 20)
-    assert steps[0]["cpu_mem_rss_mb"] == pytest.approx(rss_mb, rel=0.5)
-    assert sum("cpu_mem_rss_mb" in step for step in steps) <= 3
+    began_s = time.monotonic()
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0, git=False) as run:
+        for step in range(3_000):
+            run.log({"train_loss": 1.0, "lr": 0.1} if step % 1_000 else {"train_loss": math.nan}, step=step)
+    took_s = time.monotonic() - began_s
+    steps = list(read(logs / "x").records("step"))
+    assert len(steps) == 3_000
+    assert {(step["gpu_mem_allocated"], step["gpu_mem_reserved"]) for step in steps} == {(2.5, 4.0)}
+    assert all(step["cpu_mem_rss_mb"] == pytest.approx(rss_mb, rel=0.5) for step in steps)
+    assert cuda.num_readings / 3 <= took_s + 2  # about once a second, not for each record
+    assert [step["nan_inf_detected"] for step in steps[::1_000]] == [True] * 3
 
 
-def test_gpu_memory_is_read_only_if_cuda_is_initialized(monkeypatch):
-    """torch is not a test dependency, so a stand-in records which of its functions are called."""
-    calls = []
+def test_windows_and_spans_have_memory(logs, cuda):
+    with tachograph.init("x", log_dir=str(logs), log_every=10, system_interval_s=0, git=False) as run:
+        with tachograph.training_loop():
+            for step in range(50):
+                with tachograph.training_iteration():
+                    run.log(train_loss=1.0, step=step)
+    steps = list(read(logs / "x").records("step"))
+    assert {"window/iterations" in step for step in steps} == {True, False}
+    assert all(step["gpu_mem_allocated"] == 2.5 and step["cpu_mem_rss_mb"] > 5 for step in steps)
 
-    def cuda(is_initialized: bool) -> types.SimpleNamespace:
-        return types.SimpleNamespace(
-            is_initialized=lambda: is_initialized,
-            memory_allocated=lambda: calls.append("allocated") or 2 << 30,
-            memory_reserved=lambda: calls.append("reserved") or 3 << 30,
-        )
 
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda(is_initialized=False)))
-    assert "gpu_mem_allocated" not in memory_fields()
-    assert calls == []
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda(is_initialized=True)))
+def test_logged_memory_is_not_replaced(logs, cuda):
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0, git=False) as run:
+        for step in range(50):
+            run.log(gpu_mem_allocated=float(step), step=step)
+    steps = list(read(logs / "x").records("step"))
+    assert [step["gpu_mem_allocated"] for step in steps] == [float(step) for step in range(50)]
+    assert {step["gpu_mem_reserved"] for step in steps} == {4.0}
+
+
+def test_memory_is_in_every_row_of_the_csv(logs, cuda):
+    with tachograph.init("x", log_dir=str(logs), system_interval_s=0, git=False) as run:
+        for step in range(50):
+            run.log(train_loss=1.0, step=step)
+    lines = (logs / "x" / "metrics.csv").read_text().splitlines()
+    rows = [row for row in csv.DictReader(lines) if row["event"] == "step"]
+    assert len(rows) == 50
+    assert {(row["gpu_mem_allocated"], row["gpu_mem_reserved"]) for row in rows} == {("2.5", "4.0")}
+    assert all(float(row["cpu_mem_rss_mb"]) > 5 for row in rows)
+
+
+def test_gpu_memory_is_read_only_if_cuda_is_initialized(monkeypatch, cuda, tmp_path):
     fields = memory_fields()
-    assert (fields["gpu_mem_allocated"], fields["gpu_mem_reserved"]) == (2.0, 3.0)
+    assert (fields["gpu_mem_allocated"], fields["gpu_mem_reserved"]) == (2.5, 4.0)
+    assert SystemSampler(str(tmp_path), 1.0, lambda sample: None).sample()["gpu_alloc_retries"] == 3
+    cuda.is_initialized = lambda: False
+    num_readings = cuda.num_readings
+    assert "gpu_mem_allocated" not in memory_fields()
+    assert cuda.num_readings == num_readings
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # a partially imported torch has no `cuda`
     assert "gpu_mem_allocated" not in memory_fields()
 

@@ -74,8 +74,8 @@ class RecordBuilder:
         self._latest: Mapping[str, Any] | None = None  # the last metrics that contain the loss
         self._handlers: dict[type, ItemHandler] = {}
         self._deferrable: set[type] = set()
-        self.attach: dict[str, Any] = {}
-        """Fields to add to the next step record, such as the memory in use."""
+        self.memory: dict[str, float] = {}
+        """The memory in use, which every step record contains. The writer updates it about once a second."""
         self.saw_array = False
         """Whether an array arrived that its owner can still change."""
 
@@ -144,10 +144,12 @@ class RecordBuilder:
         keys = tuple(metrics)
         columns = self._columns_for(keys)
         last_step, last_s = self._pace_step, self._pace_s
-        if columns is None or last_step is None or self.attach or not _follows(step, last_step, steady_s, last_s):
+        if columns is None or last_step is None or not _follows(step, last_step, steady_s, last_s):
             records += self._build_step(steady_s, step, metrics)
             return next(rest, None)
         offset_s, samples = self._anchor.offset_s, self._samples_per_step
+        memory = {name: value for name, value in self.memory.items() if name not in keys}
+        constants = tuple(memory.values())
         values: list[Any] = []
         append = values.append
         item: BufferItem | None = first
@@ -163,6 +165,7 @@ class RecordBuilder:
             append(took_s / num_steps)
             if samples:
                 append(samples * num_steps / took_s)
+            values += constants
             last_step, last_s = step, steady_s
             item = next(rest, None)
             while type(item) in deferrable:
@@ -178,7 +181,7 @@ class RecordBuilder:
         self._step = self._pace_step = last_step
         self._pace_s = last_s
         self._counts_steps = False
-        self._finish_table(columns, values, records)
+        self._finish_table((*columns, *memory), values, records)
         if deferred:
             records += self._handle(deferred, latest)
         if has_loss:
@@ -223,19 +226,20 @@ class RecordBuilder:
         return records + self._finish_step(record, steady_s)
 
     def _finish_step(self, record: dict[str, Any], steady_s: float) -> list[Encodable]:
-        """Convert the values, mark the record if one is not finite, and attach pending fields."""
+        """Convert the values, add the memory in use, and mark the record if a value is not finite."""
         problems: list[ValueProblem] = []
         with MaskingBudget():
             record = self._convert(record, problems)
-        if self.attach:
-            for name, value in self.attach.items():
-                record.setdefault(name, value)
-            self.attach = {}
+        self._add_memory(record)
         record.setdefault("nan_inf_detected", any(map(_is_not_finite, record.values())))
         records: list[Encodable] = [record]
         for problem in problems:
             records += self._report_problem(problem, steady_s)
         return records
+
+    def _add_memory(self, record: dict[str, Any]) -> None:
+        for name, value in self.memory.items():
+            record.setdefault(name, value)  # the training code may log fields of these names itself
 
     def _convert(self, record: dict[str, Any], problems: list[ValueProblem]) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -364,6 +368,8 @@ class RecordBuilder:
         if pending.event == "profile" and self._step is not None:
             record["global_step"] = self._step  # collectors run alongside the loop and do not know the step
         record.update((_escape_reserved(name), value) for name, value in pending.fields.items())
+        if pending.event == "step":
+            self._add_memory(record)
         if pending.event in {"start", "end"} and self._anchor.jumps_s:
             record["clock_jumps_s"] = round(self._anchor.jumps_s, 3)
         with MaskingBudget():

@@ -38,13 +38,15 @@ def _this_process() -> psutil.Process:
     return _processes[pid]
 
 
-def memory_fields() -> dict[str, Any]:
+def memory_fields() -> dict[str, float]:
     """Return the memory in use by this process, under the field names of step records."""
-    fields: dict[str, Any] = {"cpu_mem_rss_mb": round(_rss_bytes() / _MIB, 1)}
-    cuda = _torch_cuda()
-    if cuda is not None:
-        fields["gpu_mem_allocated"] = round(cuda.memory_allocated() / _GIB, 4)
-        fields["gpu_mem_reserved"] = round(cuda.memory_reserved() / _GIB, 4)
+    fields: dict[str, float] = {"cpu_mem_rss_mb": round(_rss_bytes() / _MIB, 1)}
+    devices = _allocator_stats()
+    for name, statistic in (("gpu_mem_allocated", "allocated_bytes"), ("gpu_mem_reserved", "reserved_bytes")):
+        # A device that is not used has no statistics.
+        known = [stats[statistic]["all"]["current"] for stats in devices if statistic in stats]
+        if known:
+            fields[name] = round(sum(known) / _GIB, 4)
     return fields
 
 
@@ -118,16 +120,19 @@ def _network_bytes() -> tuple[int, int] | None:
 
 def _allocator_fields() -> dict[str, Any]:
     """Return how often torch's allocator freed its cache and retried, if the training code uses a GPU."""
-    cuda = _torch_cuda()
-    stats = cuda.memory_stats() if cuda is not None else {}
-    return {"gpu_alloc_retries": stats["num_alloc_retries"]} if "num_alloc_retries" in stats else {}
+    known = [stats["num_alloc_retries"] for stats in _allocator_stats() if "num_alloc_retries" in stats]
+    return {"gpu_alloc_retries": sum(known)} if known else {}
 
 
-def _torch_cuda() -> Any:
-    """Return `torch.cuda` if the training code uses it, else None."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
+def _allocator_stats() -> list[dict[str, Any]]:
+    """Return the statistics of torch's allocator on each device; none if the training code does not use CUDA.
+
+    All devices, because the current one is that of a thread, and the thread that trains is not this one.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
     try:
-        return cuda if cuda is not None and cuda.is_initialized() else None
+        if cuda is None or not cuda.is_initialized():
+            return []
     except Exception:  # noqa: BLE001 - torch may be half imported by another thread
-        return None
+        return []
+    return [cuda.memory_stats_as_nested_dict(index) for index in range(cuda.device_count())]

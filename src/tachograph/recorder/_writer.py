@@ -58,7 +58,7 @@ _LAST_CATCH_UP_S = 1.0
 
 _HEARTBEAT_S = 5.0
 _CHECK_S = 1.0
-_ATTACH_S = 1.0
+_MEMORY_S = 1.0
 _COLLECT_S = 0.9
 """With a tick every half second, collected data is written after one second at most."""
 
@@ -310,9 +310,9 @@ class Writer:
         return chunk, markers, num_bytes
 
     def _add_to_batch(self, chunk: list[BufferItem]) -> None:
-        if self._is_due("attach", _ATTACH_S):
+        if self._is_due("memory", _MEMORY_S):
             with guard("reading the memory in use"):
-                self._builder.attach = memory_fields()
+                self._builder.memory = memory_fields()
         if self.diagnostics is not None and any(type(item) is tuple for item in chunk):
             self.diagnostics.on_progress()
         data, kept = self._encode(self._observe(self._build(chunk)))
