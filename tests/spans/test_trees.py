@@ -93,6 +93,7 @@ def execute(program: list[tuple[str, Any]], *, exports_all: bool, every: int | N
                 assert run.records is not None
         if finishes:
             run.finish()
+    current_span.set(None)  # the program may leave a span open, which would be the parent of spans in other tests
     return list(run.records)
 
 
