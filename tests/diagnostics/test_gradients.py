@@ -24,12 +24,12 @@ def around(source: random.Random, num: int, value: float) -> list[float]:
 def test_exploding_gradients_are_relative_to_the_run(source: random.Random, usual: float) -> None:
     norms = [*around(source, 1008, usual), *around(source, 500, 50 * usual)]
     (opened,) = only_alert(diagnose(series("grad_norm", norms)), "exploding_gradients")
-    assert opened["severity"] == "warning" and 1008 < opened["global_step"] < 1060
+    assert opened["severity"] == "warning" and 1008 < opened["global_step"] < 1020
     evidence = opened["evidence"]
-    assert evidence["usual"] == pytest.approx(usual, rel=0.2) and evidence["level"] == pytest.approx(
+    assert evidence["usual"] == pytest.approx(usual, rel=0.35) and evidence["level"] == pytest.approx(
         50 * usual, rel=0.5
     )
-    assert usual < evidence["largest_lately"] < 3 * usual and evidence["window_values"] == 16
+    assert 0.5 * usual < evidence["largest_lately"] < 3 * usual and evidence["window_values"] == 4
     assert opened["title"].startswith("Gradients explode: norm ") and opened["title"].endswith("times the usual")
 
 
@@ -44,7 +44,7 @@ def test_exploding_gradients_resolve_without_flapping(source: random.Random) -> 
     norms = [*around(source, 1008, 1.0), *around(source, 300, 50.0), *edge, *around(source, 300, 1.0)]
     history = only_alert(diagnose(series("grad_norm", norms)), "exploding_gradients")
     assert statuses(history) == ["opened", "resolved"] and history[-1]["global_step"] > 2300
-    assert history[-1]["evidence"]["level"] < 5 * history[-1]["evidence"]["usual"]
+    assert history[-1]["evidence"]["level"] < 5 * history[0]["evidence"]["usual"]
 
 
 def test_single_large_norms_and_slow_growth_are_ignored(source: random.Random) -> None:
@@ -57,6 +57,57 @@ def test_single_large_norms_and_slow_growth_are_ignored(source: random.Random) -
 def test_large_gradient_norms_at_start_are_ignored(source: random.Random) -> None:
     norms = [norm * (1 + 50 * math.exp(-at / 30)) for at, norm in enumerate(around(source, 2000, 1.0))]
     assert diagnose(series("grad_norm", norms)) == []
+
+
+@pytest.mark.parametrize("num", [10, 20, 50, 100, 800])
+def test_explosions_are_found_in_runs_with_few_values(source: random.Random, num: int) -> None:
+    """A LoRA run of 1,000 to 4,000 steps that logs every 5 to 100 steps."""
+    norms = [0.4 * math.exp(-0.5 * at / num) * source.lognormvariate(0, 0.3) for at in range(num)]
+    for at in range(num // 2, num):
+        norms[at] *= 40
+    (opened,) = only_alert(diagnose(series("grad_norm", norms)), "exploding_gradients")
+    assert num // 2 < opened["global_step"] <= num // 2 + 4
+
+
+def test_burst_of_large_norms_opens_and_resolves(source: random.Random) -> None:
+    norms = [value * source.lognormvariate(0, 0.2) for value in [*[1.0] * 200, *[25.0] * 5, *[1.0] * 200]]
+    opened, resolved = only_alert(diagnose(series("grad_norm", norms)), "exploding_gradients")
+    assert 200 < opened["global_step"] < 205 and resolved["global_step"] < 240
+
+
+def test_explosion_in_the_first_values_is_not_learned(source: random.Random) -> None:
+    norms = [*around(source, 24, 1.0), *around(source, 400, 60.0)]
+    history = only_alert(diagnose(series("grad_norm", norms)), "exploding_gradients")
+    assert statuses(history) == ["opened"] and 24 <= history[0]["global_step"] < 32
+
+
+@pytest.mark.parametrize("num", [10, 800])
+def test_absurd_norm_from_the_first_step_alerts(source: random.Random, num: int) -> None:
+    (opened,) = only_alert(diagnose(series("grad_norm", around(source, num, 1e5))), "exploding_gradients")
+    assert opened["global_step"] == 7 and "from the start" in opened["title"]
+
+
+def test_limit_of_first_norms_follows_the_clipping(source: random.Random) -> None:
+    norms = around(source, 50, 700.0)
+    assert diagnose(series("grad_norm", norms)) == []
+    start = {"event": "start", "time": 1.0, "config": {"config": {"process": [{"train": {"max_grad_norm": 1.0}}]}}}
+    assert only_alert(diagnose([start, *series("grad_norm", norms)]), "exploding_gradients")
+
+
+def test_healthy_norms_of_many_shapes_are_ignored(source: random.Random) -> None:
+    num = 800
+    shapes = {
+        "falls from a large start": [1 + 150 * math.exp(-at / 4) for at in range(num)],
+        "clipped": [1.0] * num,
+        "decays": [math.exp(-4 * at / num) for at in range(num)],
+        "rises in the warm-up": [0.05 + min(1.0, at / 200) for at in range(num)],
+        "grows all the time": [0.1 * 8 ** (at / num) for at in range(num)],
+        "falls from an absurd start": [1e5 * math.exp(-at / 3) + 1 for at in range(num)],
+    }
+    for what, shape in shapes.items():
+        for every in (1, 5, 20, 80):
+            norms = [value * source.lognormvariate(0, 0.3) for value in shape[::every]]
+            assert diagnose(series("grad_norm", norms)) == [], (what, every)
 
 
 def test_explosion_factor_is_configurable(source: random.Random) -> None:

@@ -289,6 +289,9 @@ class RuleEngine:
             stats = self._signals[signal] = SignalStats(signal, next(filter(None, bands), None))
             stats.metric = metric
             stats.listeners = list(listeners)
+            for rule in self._rules:
+                if signal in rule.block_signals:
+                    rule.on_signal(stats)
         return self._signals.get(signal)
 
     # Changes that explain other values -----------------------------------------------------------------------------

@@ -75,6 +75,9 @@ class Rule(SignalListener):
         """
         return None
 
+    def on_signal(self, stats: SignalStats) -> None:
+        """Handle that one of `block_signals` is recorded: called once in an attempt, before its first value."""
+
     def on_value(self, signal: str, metric: str, value: float) -> None:
         """Handle a value of one of `value_signals`."""
 

@@ -4,7 +4,8 @@ from tachograph.diagnostics._catalog import RuleCatalog
 
 __all__ = ["RULES"]
 
-# The order matters: rules receive a value in this order. `loss_reset` must see a value before `loss_spike` reports it.
+# The order matters: rules receive a value in this order. `loss_reset` must see a value before `loss_spike` reports it,
+# and `exploding_gradients` must not learn values that `vanishing_gradients` reports.
 _BUILT_IN = {
     # Loss
     "not_finite": "NotFinite",
@@ -16,8 +17,8 @@ _BUILT_IN = {
     "dead_learning_rate": "DeadLearningRate",
     "loss_scale_collapse": "LossScaleCollapse",
     # Gradients
-    "exploding_gradients": "ExplodingGradients",
     "vanishing_gradients": "VanishingGradients",
+    "exploding_gradients": "ExplodingGradients",
     # Speed
     "throughput_regression": "ThroughputRegression",
     "step_time_change": "StepTimeChange",

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import SignalStats
+from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
 from tachograph.diagnostics._text import factor, figure
+from tachograph.records import finite_or_none
 
 __all__ = ["ExplodingGradients"]
 
-_NUM_HELD_BACK = 4
+_MIN_USUAL = 4  # values from which the usual norm can be told
+_NUM_LEVELS = 4  # blocks whose largest level counts
+_NUM_EARLY = 8  # values in which a norm that is absurd from the start must show
+_CLIPPING_NAMES = (
+    "max_grad_norm",
+    "gradient_clip_val",
+    "clip_grad",
+    "grad_clip",
+    "clip_grad_norm",
+    "gradient_clipping",
+)
+_CLIPPING_FACTOR = 200.0
+_MAX_DEPTH = 8  # of a config in which it is searched for
 
 
 class ExplodingGradients(Rule):
-    """The gradient norm is many times its usual value in this run and stays there.
+    """The gradient norm is many times its usual value in this run, or absurd from the first step.
 
-    No norm is too large for every model, so a block of sixteen values is compared with the run itself: with a moving
-    average of its blocks (of their logarithms) and with the largest of them. The last four blocks are excluded from
-    both, so that a norm that keeps doubling does not become the reference. Single large values are ignored, because
-    clipping handles them: three quarters of the block must be too high.
+    No norm is too large for every model, so a value is compared with the run itself: with the median of the values
+    before (of up to 32, none of them too high) and with the largest level lately. Single large values are ignored,
+    because clipping handles them: several values in a row must be too high, with at most one usual value between two of
+    them. They never become part of the usual norm. A norm that grows slowly does; one that grows as much within about
+    a hundred values is reported too.
+
+    In the first values there is nothing to compare with. If each of them is above an absolute limit and they do not
+    fall, the run has started with the fault. The limit is 200 times the norm to which gradients are clipped, if that is
+    lower and the config of the run contains it.
     """
 
     name = "exploding_gradients"
@@ -34,66 +52,146 @@ class ExplodingGradients(Rule):
     advice = (
         "Clip gradients by norm, at about the previous level.",
         "Lower the learning rate, or lengthen the warm-up.",
+        "If the norm was too large from the start, check the initialisation and the scale of the loss.",
         "Log the norm per layer to find where it starts.",
     )
     block_signals = ("grad_norm",)
+    record_kinds = ("start",)
 
     class Thresholds(RuleSettings):
         """When the rule fires."""
 
-        factor: Annotated[float, Meta(description="Minimum multiple of the run's moving average.", gt=1)] = 10.0
-        factor_of_largest: Annotated[float, Meta(description="Minimum multiple of the largest block so far.", ge=1)] = (
-            3.0
+        factor: Annotated[float, Meta(description="Minimum multiple of the usual norm.", gt=1)] = 10.0
+        factor_of_largest: Annotated[
+            float, Meta(description="Minimum multiple of the largest level in the last 64 values.", ge=1)
+        ] = 3.0
+        values: Annotated[int, Meta(description="Number of values that must be too high.", ge=2, le=1000)] = 4
+        absurd: Annotated[float, Meta(description="Norm that is too large in the first values of any run.", gt=0)] = (
+            1000.0
         )
-        warm_up_blocks: Annotated[
-            int, Meta(description="Blocks of 16 values required before the rule is active.", ge=1)
-        ] = 6
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget all blocks."""
-        self._mean_log: float | None = None
-        self._largest = 0.0
-        self._num_blocks = 0
-        self._held_back: deque[float] = deque()
+        """Forget all values."""
+        self._usual_values: deque[float] = deque(maxlen=2 * BLOCK)
+        self._levels: deque[float] = deque(maxlen=2 * _NUM_LEVELS)
+        self._first: list[float] = []
+        self._limit = math.inf  # a value above it is too high
+        self._high: list[float] = []
+        self._last_high_at = 0
+        self._opened_at = 0  # number of values before it
+        self._resolve_below = 0.0
+        self._clipped_to: float | None = None
+
+    def on_change(self, change: str) -> None:
+        """Start over with fresh weights."""
+        stats = self.signals.get("grad_norm")
+        if change == "restart" and stats is not None:
+            clipped_to = self._clipped_to
+            self.resolve("the weights were initialised anew")
+            self.reset()
+            self._clipped_to = clipped_to
+            self.on_signal(stats)
+
+    def on_record(self, record: dict[str, Any]) -> None:
+        """Read the norm to which gradients are clipped."""
+        self._clipped_to = _find_clipping(record.get("config"))
+
+    def on_signal(self, stats: SignalStats) -> None:
+        """Ask for each of the first values."""
+        stats.watch(self, -math.inf)
+
+    def on_outlier(self, stats: SignalStats, value: float) -> bool:
+        """Handle one of the first values, or one that is too high."""
+        if not self.is_open():
+            if len(self._first) < BLOCK:
+                self._add_first(stats, value)
+            if value > self._limit:
+                self._add_high(stats, value)
+        return False  # the level of the signal is not ours to clip
 
     def on_block(self, stats: SignalStats) -> None:
-        """Compare the block with the run so far."""
-        level = stats.level
-        if level is None or level <= 0:
+        """Learn the usual norm from the values that were not too high, or find that the fault is over."""
+        level = stats.level or 0.0
+        if self.is_open():
+            if level < self._resolve_below and stats.num_in_blocks - BLOCK >= self._opened_at:
+                self.resolve(f"{stats.metric} is back at {figure(level)}", evidence={"level": level})
+                self._high.clear()
             return
-        if self._mean_log is not None and self._num_blocks >= self.thresholds.warm_up_blocks:
-            usual = math.exp(self._mean_log)
-            if self.is_open():
-                if level < 0.5 * self.thresholds.factor * usual:
-                    evidence = {"level": level, "usual": usual}
-                    self.resolve(f"{stats.metric} is back at {figure(level)}", evidence=evidence)
-                return  # values of the fault must not become the reference
-            low = stats.values[len(stats.values) // 4]
-            if low > self.thresholds.factor * usual and low > self.thresholds.factor_of_largest * self._largest:
-                self._report(stats, usual)
-                self._held_back.clear()
+        if len(self._levels) == 2 * _NUM_LEVELS:
+            before = sorted(self._levels)[:_NUM_LEVELS]
+            usual, limits = median(before), self.thresholds
+            lowest = stats.values[len(stats.values) // 4]  # single values do not count
+            if lowest > max(limits.factor * usual, limits.factor_of_largest * before[-1]):
+                self._report(stats, usual, stats.values, max(self._levels))
                 return
-            self._held_back.append(level)
-            if len(self._held_back) <= _NUM_HELD_BACK:
-                return
-            level = self._held_back.popleft()
-        # The mean of logarithms, because norms range over orders of magnitude.
-        log = math.log(level)
-        self._mean_log = log if self._mean_log is None else self._mean_log + 0.05 * (log - self._mean_log)
-        self._largest = max(0.98 * self._largest, level)  # decays, so that large norms of the warm-up are forgotten
-        self._num_blocks += 1
+        learned = [value for value in stats.values if 0 < value <= self._limit]
+        if len(learned) < _MIN_USUAL or self.tracker.is_open("vanishing_gradients"):
+            return  # values of the fault must not become the reference
+        if not self._levels:
+            self._usual_values.clear()  # they are the same values
+        self._usual_values.extend(learned)
+        self._levels.append(median(learned))
+        self._set_limit(stats)
 
-    def _report(self, stats: SignalStats, usual: float) -> None:
-        middle, step = stats.values[len(stats.values) // 2], self.context.step
+    def _add_first(self, stats: SignalStats, value: float) -> None:
+        """Learn from one of the first sixteen values, before there is a block of them."""
+        self._first.append(value)
+        limit = self.thresholds.absurd
+        if self._clipped_to is not None:
+            limit = min(limit, _CLIPPING_FACTOR * self._clipped_to)
+        last = self._first[-_NUM_EARLY:]
+        half = _NUM_EARLY // 2
+        if len(last) == _NUM_EARLY and min(last) >= limit and sum(last[half:]) >= 0.5 * sum(last[:half]):
+            self._opened_at, self._resolve_below = stats.num_added, 0.1 * limit
+            middle = median(sorted(last))
+            title = f"Gradients are too large from the start: norm {figure(middle)} up to step {self.context.step}"
+            evidence = {"metric": stats.metric, "level": middle, "limit": limit, "step": self.context.step}
+            self.report(title, f"Norms above {figure(limit)} are rarely healthy.", evidence=evidence)
+        elif 0 < value <= self._limit:
+            self._usual_values.append(value)
+            if len(self._usual_values) >= _MIN_USUAL:
+                self._limit = self.thresholds.factor * median(sorted(self._usual_values))
+
+    def _set_limit(self, stats: SignalStats) -> None:
+        usual, limits = median(sorted(self._usual_values)), self.thresholds
+        self._limit = max(limits.factor * usual, limits.factor_of_largest * max(list(self._levels)[-_NUM_LEVELS:]))
+        stats.watch(self, self._limit)
+
+    def _add_high(self, stats: SignalStats, value: float) -> None:
+        if stats.num_added - self._last_high_at > 2:  # more than one usual value in between
+            self._high.clear()
+        self._last_high_at = stats.num_added
+        self._high.append(value)
+        if len(self._high) < self.thresholds.values:
+            return
+        usual = median(sorted(self._usual_values))
+        self._report(stats, usual, sorted(self._high), max(self._levels, default=usual))
+
+    def _report(self, stats: SignalStats, usual: float, ordered: list[float], largest: float) -> None:
+        middle, step = median(ordered), self.context.step
+        self._opened_at, self._resolve_below = stats.num_added, 0.5 * self.thresholds.factor * usual
         evidence = {
             "metric": stats.metric,
             "level": middle,
             "usual": usual,
-            "largest_lately": self._largest,
+            "largest_lately": largest,
             "step": step,
-            "window_values": len(stats.values),
+            "window_values": len(ordered),
         }
         title = f"Gradients explode: norm {figure(middle)} at step {step}, {factor(middle / usual)} the usual"
         self.report(title, f"The usual norm in this run is {figure(usual)}.", evidence=evidence)
+
+
+def _find_clipping(config: Any, depth: int = 0) -> float | None:
+    """Return the norm to which gradients are clipped, according to the config; None if it does not say."""
+    if isinstance(config, dict) and depth < _MAX_DEPTH:
+        for name in _CLIPPING_NAMES:
+            norm = finite_or_none(config.get(name))
+            if norm is not None and norm > 0:
+                return norm
+        config = list(config.values())
+    if isinstance(config, list) and depth < _MAX_DEPTH:
+        return next((norm for item in config if (norm := _find_clipping(item, depth + 1)) is not None), None)
+    return None
