@@ -22,12 +22,32 @@ def test_collapsed_entropy_with_flat_reward_alerts(source: random.Random) -> Non
     entropies = [0.02 + 2.0 * math.exp(-at / 100) for at in range(1000)]
     rewards = [0.6 * (1 - math.exp(-at / 50)) + source.gauss(0, 0.05) for at in range(1000)]
     alerts = diagnose(series("entropy", entropies, reward=lambda at: rewards[at]))
-    (opened,) = only_alert(alerts, "entropy_collapse")
-    evidence = opened["evidence"]
-    assert opened["severity"] == "warning" and 200 < opened["global_step"] < 400
+    opened, updated = only_alert(alerts, "entropy_collapse")
+    assert opened["severity"] == "warning" and 80 < opened["global_step"] < 200
+    assert opened["title"].startswith("Entropy keeps falling and is at ")
+    evidence = updated["evidence"]
+    assert updated["status"] == "updated" and 200 < updated["global_step"] < 400
     assert evidence["share"] == pytest.approx(evidence["level"] / evidence["first"]) and evidence["share"] < 0.15
     assert evidence["reward"] == pytest.approx(0.6, abs=0.05)
-    assert opened["message"] == "The reward has stopped rising."
+    assert updated["message"] == "The reward has stopped rising."
+
+
+def test_falling_entropy_without_gain_alerts_early(source: random.Random) -> None:
+    entropies = [0.8 * (1.0 if at < 100 else 0.35 ** min(1.0, (at - 100) / 150)) for at in range(400)]
+    rewards = [0.5 * (1 - math.exp(-at / 30)) + source.gauss(0, 0.03) for at in range(400)]
+    noisy = [entropy * (1 + source.gauss(0, 0.05)) for entropy in entropies]
+    (opened,) = only_alert(diagnose(series("entropy", noisy, reward=lambda at: rewards[at])), "entropy_collapse")
+    assert 0.15 < opened["evidence"]["share"] < 0.4 and 150 < opened["global_step"] < 280
+
+
+def test_slow_or_unpaid_fall_of_entropy_is_ignored(source: random.Random) -> None:
+    slow = [(0.8 - 0.4 * at / 800) * (1 + source.gauss(0, 0.05)) for at in range(800)]
+    flat = [0.5 + source.gauss(0, 0.03) for _ in range(800)]
+    assert diagnose(series("entropy", slow, reward=lambda at: flat[at])) == []
+    fast = [0.8 * 0.3 ** (at / 800) * (1 + source.gauss(0, 0.05)) for at in range(800)]
+    assert diagnose(series("entropy", fast)) == []  # without a reward nothing says that it is a fault
+    rising = [at / 800 + source.gauss(0, 0.03) for at in range(800)]
+    assert diagnose(series("entropy", fast, reward=lambda at: rising[at])) == []
 
 
 def test_falling_entropy_with_rising_reward_is_ignored(source: random.Random) -> None:
@@ -111,6 +131,24 @@ def test_equal_rewards_near_threshold_do_not_flap(source: random.Random) -> None
     assert statuses(only_alert(diagnose(series("frac_reward_zero_std", shares)), "zero_variance_rewards")) == ["opened"]
 
 
+def growing_share(source: random.Random, num: int = 400) -> list[float]:
+    return [0.1 + 0.45 * max(0.0, at / num - 0.3) / 0.7 + source.gauss(0, 0.04) for at in range(num)]
+
+
+def test_growing_share_of_equal_rewards_alerts(source: random.Random) -> None:
+    shares = growing_share(source)
+    (opened,) = only_alert(diagnose(series("frac_reward_zero_std", shares)), "zero_variance_rewards")
+    assert 0.3 < opened["evidence"]["share"] < 0.6
+
+
+def test_equal_rewards_of_solved_prompts_are_ignored(source: random.Random) -> None:
+    rewards = [0.2 + 0.6 * at / 400 + source.gauss(0, 0.03) for at in range(400)]
+    records = series("frac_reward_zero_std", growing_share(source), reward=lambda at: rewards[at])
+    assert diagnose(records) == []
+    shares = [0.3 + source.gauss(0, 0.1) for _ in range(1000)]
+    assert diagnose(series("frac_reward_zero_std", shares)) == []
+
+
 def test_zero_reward_std_replaces_a_missing_share() -> None:
     (opened,) = only_alert(diagnose(series("reward_std", [0.0] * 64)), "zero_variance_rewards")
     assert opened["title"] == "All rewards are equal in 100 % of the groups"
@@ -168,6 +206,21 @@ def test_falling_reward_alerts(source: random.Random) -> None:
     assert evidence["peak"] == pytest.approx(1.0, abs=0.1) and abs(evidence["peak_step"] - 500) < 100
     assert evidence["level"] == pytest.approx(0.45, abs=0.15)
     assert opened["title"].startswith("Reward fell to 0.") and " % of its gain." in opened["message"]
+
+
+@pytest.mark.parametrize("num", [100, 400])
+def test_collapse_of_a_reward_alerts_in_short_runs(source: random.Random, num: int) -> None:
+    rewards = [0.1 + 0.6 * (1 - math.exp(-3 * at / num)) + source.gauss(0, 0.03) for at in range(num)]
+    for at in range(num // 2, num):
+        rewards[at] *= math.exp(-(at - num // 2) / 15)
+    (opened,) = only_alert(diagnose(series("reward", rewards)), "reward_drop")
+    assert num // 2 < opened["global_step"] < num // 2 + 50
+
+
+def test_collapse_of_a_reward_that_never_rose_alerts(source: random.Random) -> None:
+    rewards = [*level(source, 200, 0.8, 0.1), *level(source, 200, 0.2, 0.1)]
+    (opened,) = only_alert(diagnose(series("reward", rewards)), "reward_drop")
+    assert 200 < opened["global_step"] < 240 and opened["message"].startswith("It started at 0.")
 
 
 def test_recovered_reward_resolves_the_alert(source: random.Random) -> None:

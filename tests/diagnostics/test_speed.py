@@ -52,9 +52,29 @@ def test_regression_resolves_without_flapping(source: random.Random) -> None:
     assert history[-1]["outcome"].endswith(" ms again")
 
 
-def test_slow_drift_of_step_time_is_ignored(source: random.Random) -> None:
-    times = [value * (1 + at / 6000) for at, value in enumerate(level(source, 6000, 0.1, 0.05))]
+@pytest.mark.parametrize("num", [400, 6000])
+def test_step_time_that_creeps_up_is_a_regression(source: random.Random, num: int) -> None:
+    times = [value * (1 + 0.5 * at / num) for at, value in enumerate(level(source, num, 0.5, 0.05))]
+    history = only_alert(diagnose(series("sec_per_step", times)), "throughput_regression")
+    assert history[0]["severity"] == "warning" and 0.2 <= history[0]["evidence"]["rise"] < 0.5
+    assert " % longer than " in history[0]["title"] and history[0]["title"].count("values ago") == 1
+
+
+def test_late_creep_of_a_long_run_is_a_regression(source: random.Random) -> None:
+    times = [value * 1.8 ** max(0.0, at / 1500 - 3) for at, value in enumerate(level(source, 6000, 0.5, 0.05))]
+    assert only_alert(diagnose(series("sec_per_step", times)), "throughput_regression")[0]["global_step"] > 4500
+
+
+def test_small_drift_of_step_time_is_ignored(source: random.Random) -> None:
+    times = [value * (1 + 0.15 * at / 6000) for at, value in enumerate(level(source, 6000, 0.1, 0.05))]
     assert diagnose(series("sec_per_step", times)) == []
+    warming = [value * (1.3 - 0.3 * math.exp(-at / 40)) for at, value in enumerate(level(source, 6000, 0.1, 0.05))]
+    assert diagnose(series("sec_per_step", warming)) == []
+
+
+def test_longer_completions_are_no_creep(source: random.Random) -> None:
+    times = [value * (1 + at / 3000) for at, value in enumerate(level(source, 3000, 20.0, 0.05))]
+    assert diagnose(series("sec_per_step", times, reward=lambda at: at / 3000)) == []
 
 
 def test_noise_is_not_a_regression(source: random.Random) -> None:
@@ -62,12 +82,81 @@ def test_noise_is_not_a_regression(source: random.Random) -> None:
     assert diagnose(series("sec_per_step", times)) == []
 
 
-def test_clean_step_time_jump_is_info_and_resolves(source: random.Random) -> None:
+def test_unexplained_step_time_jump_is_a_warning(source: random.Random) -> None:
     times = [*level(source, 800, 0.5, 0.01), *level(source, 1600, 1.0, 0.01)]
     opened, resolved = only_alert(diagnose(series("sec_per_step", times)), "step_time_change")
-    assert opened["severity"] == "info" and abs(opened["evidence"]["from_step"] - 800) <= 16
+    assert opened["severity"] == "warning" and abs(opened["evidence"]["from_step"] - 800) <= 16
     assert opened["title"].startswith("Steps take 2 times as long since step ")
+    assert opened["message"].endswith("No recorded change explains it.")
     assert resolved["outcome"] == "the new step time is stable"
+
+
+@pytest.mark.parametrize("work", ["batch_size", "num_tokens_per_step", "sequence_length"])
+@pytest.mark.parametrize("times_longer", [1.35, 2.0])
+def test_slowdown_at_constant_work_is_a_regression(source: random.Random, work: str, times_longer: float) -> None:
+    times = [*level(source, 800, 0.5, 0.01), *level(source, 800, 0.5 * times_longer, 0.01)]
+    records = (step(at, **{work: 4096}, sec_per_step=took_s) for at, took_s in enumerate(times))
+    (opened,) = only_alert(diagnose(records), "throughput_regression")
+    assert opened["severity"] == "warning" and opened["evidence"]["rise"] == pytest.approx(times_longer - 1, abs=0.02)
+
+
+def test_step_times_that_rise_like_stairs_are_planned(source: random.Random) -> None:
+    times = [*level(source, 700, 0.5, 0.01), *level(source, 700, 0.9, 0.01), *level(source, 700, 1.3, 0.01)]
+    alerts = [alert for alert in diagnose(series("sec_per_step", times)) if alert["status"] == "opened"]
+    assert [(alert["rule"], alert["severity"]) for alert in alerts] == [
+        ("step_time_change", "warning"),
+        ("step_time_change", "info"),
+    ]
+    assert "It seems planned: " in alerts[1]["message"]
+
+
+def test_step_time_jump_with_the_learning_rate_is_planned(source: random.Random) -> None:
+    times = [*level(source, 800, 0.5, 0.01), *level(source, 800, 1.0, 0.01)]
+    records = series("sec_per_step", times, lr=lambda at: 1e-3 if at < 800 else 1e-4)
+    (opened, _) = only_alert(diagnose(records), "step_time_change")
+    assert opened["severity"] == "info" and "the learning rate changed at that step" in opened["message"]
+
+
+def test_longer_sequences_explain_longer_steps(source: random.Random) -> None:
+    times = [*level(source, 800, 0.1), *level(source, 800, 0.4)]
+    records = (
+        step(at, sequence_length=512 if at < 800 else 2048, batch_size=8, sec_per_step=times[at]) for at in range(1600)
+    )
+    assert diagnose(records) == []
+
+
+def test_small_slowdown_of_noisy_steps_is_found(source: random.Random) -> None:
+    times = [*level(source, 1500, 0.5, 0.1), *level(source, 1500, 0.56, 0.1)]
+    opened = only_alert(diagnose(series("sec_per_step", times)), "throughput_regression")[0]
+    assert (
+        opened["evidence"]["rise"] == pytest.approx(0.12, abs=0.06) and abs(opened["evidence"]["from_step"] - 1500) < 64
+    )
+
+
+# Throughput ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["samples_per_sec", "throughput/device/TPS", "perf/throughput", "throughput(tps)"])
+def test_lower_throughput_is_a_regression(source: random.Random, name: str) -> None:
+    rates = [*level(source, 800, 5000.0), *level(source, 800, 3000.0), *level(source, 300, 5000.0)]
+    opened, resolved = only_alert(diagnose(series(name, rates)), "throughput_regression")
+    assert " % lower since about step " in opened["title"] and opened["title"].endswith(f" ({name})")
+    assert opened["evidence"]["after"] == pytest.approx(3000, rel=0.03)
+    assert opened["evidence"]["before"] == pytest.approx(5000, rel=0.03)
+    assert resolved["outcome"].startswith("throughput is 5") or resolved["outcome"].startswith("throughput is 4")
+
+
+def test_higher_or_noisy_throughput_is_ignored(source: random.Random) -> None:
+    rates = [*level(source, 800, 3000.0, 0.15), *level(source, 800, 5000.0, 0.15)]
+    assert diagnose(series("tokens_per_sec", [*rates, 0.0, -1.0])) == []
+
+
+def test_throughput_beside_a_step_time_is_not_used(source: random.Random) -> None:
+    times, rates = level(source, 1600, 0.5), [*level(source, 800, 100.0), *level(source, 800, 50.0)]
+    assert diagnose(series("sec_per_step", times, samples_per_sec=lambda at: rates[at])) == []
+
+
+# Slower steps ------------------------------------------------------------------------------------------------------
 
 
 def test_slow_and_unsteady_steps_are_a_regression(source: random.Random) -> None:
@@ -125,6 +214,25 @@ def test_regular_slow_steps_are_ignored(source: random.Random) -> None:
     times = level(source, 3000, 0.2)
     for at in range(99, 3000, 100):
         times[at] = 9.0
+    assert diagnose(series("sec_per_step", times)) == []
+
+
+@pytest.mark.parametrize("period", [4, 8, 25])
+def test_slow_steps_at_short_intervals_alert(source: random.Random, period: int) -> None:
+    times = level(source, 1500, 0.05)
+    for at in range(300, 1200, period):
+        times[at] *= 1 + period / 3
+    opened, resolved = only_alert(diagnose(series("sec_per_step", times)), "step_outliers")
+    assert opened["severity"] == "info" and opened["evidence"]["period"] == period
+    assert opened["evidence"]["lost"] == pytest.approx(0.25, abs=0.02)
+    assert opened["title"] == f"A slow step every {period} steps takes 25 % of the time"
+    assert 300 + 8 * period <= opened["global_step"] <= 300 + 10 * period and resolved["global_step"] > 1200
+
+
+def test_cheap_slow_steps_at_short_intervals_are_ignored(source: random.Random) -> None:
+    times = level(source, 1500, 0.05)
+    for at in range(300, 1500, 25):
+        times[at] *= 2.5
     assert diagnose(series("sec_per_step", times)) == []
 
 

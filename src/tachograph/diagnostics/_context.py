@@ -15,15 +15,27 @@ class RunContext:
         time_s: the time of the current record in Unix seconds; None if records carry no time.
         num_progress: grows with everything the training code records. The `hang` rule polls it.
         is_reinforcement: whether rewards are recorded. The loss is then a poor measure of progress.
+        is_work_recorded: whether the batch size, the tokens or the sequence length of a step are recorded.
+        max_steps: the planned number of steps; None if no record says it.
         announce_change: call it with `lr`, `batch` or `restart` when something changed that explains the values that
             follow. The engine passes it on to every rule.
     """
 
-    __slots__ = ("announce_change", "is_reinforcement", "num_progress", "step", "time_s")
+    __slots__ = (
+        "announce_change",
+        "is_reinforcement",
+        "is_work_recorded",
+        "max_steps",
+        "num_progress",
+        "step",
+        "time_s",
+    )
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.time_s: float | None = None
         self.num_progress = 0
         self.is_reinforcement = False
+        self.is_work_recorded = False
+        self.max_steps: float | None = None
         self.announce_change: Callable[[str], None] = lambda change: None

@@ -12,9 +12,10 @@ Three things are more than dispatch:
 
 - *Explaining changes.* After a sudden change of the learning rate or batch size, an announced change, or a restart with
   fresh weights, loss and gradients jump for a known reason. The engine pauses outlier detection on both and calls
-  `on_change` of every rule. `lr` and `batch_size` are handled before the other values of a record, so that a change
+  `on_change` of every rule. Causes such as `lr` are handled before the other values of a record, so that a change
   explains the loss of the same step. A value that changes all the time explains nothing: see `_ChangeFilter`.
-- *Step times.* The step after a validation or checkpoint contains that work, so its duration is not used.
+- *Step times.* The step after a validation or checkpoint contains that work, so its duration is not used. A throughput
+  is used where there is no step time, as the time per sample or token.
 - *Windows.* A record can summarise several steps. Its mean hides outliers, so the engine uses the maximum of the window
   if that is an outlier, and NaN if a value in it was not finite.
 
@@ -30,6 +31,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tachograph.diagnostics._alert_tracker import AlertTracker
+from tachograph.diagnostics._config import find_number
 from tachograph.diagnostics._context import RunContext
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import resolve_rules
@@ -49,8 +51,19 @@ _INTERRUPTIONS = frozenset({"validation", "test", "checkpoint", "epoch"})
 _NOT_PROGRESS = frozenset({"system", "profile", "alert", "telemetry_error", "control_change", "end"})
 """Kinds of records that telemetry writes on its own, also while the training code hangs."""
 
+_MAX_STEPS_NAMES = (
+    "max_steps",
+    "train_iters",
+    "max_train_steps",
+    "num_train_steps",
+    "total_steps",
+    "num_training_steps",
+)
+_TARGET_KINDS = frozenset({"span_start", "span", "event"})
 _NOT_LOGGED = frozenset({"system", "profile"})
-_CAUSES = frozenset({"lr", "batch_size"})
+_WORK = frozenset({"batch_size", "sequence_length"})
+_CAUSES = frozenset({"lr", *_WORK})
+_STEP_TIMES = frozenset({"step_s", "throughput"})
 _LR_FACTOR = 1.6  # between two values, schedules change the learning rate by far less
 _BATCH_FACTOR = 1.15  # token counts vary by several percent from batch to batch
 _PAUSE_VALUES = 32  # two blocks, after which the spread is valid at the new level
@@ -107,9 +120,7 @@ class RuleEngine:
                 self._by_kind.setdefault(kind, []).append(rule)
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._skips_step_time = True  # the first step contains the setup
-        self._batch_size: float | None = None
-        self._num_batch_sizes = 0
-        self._batch_changes = _ChangeFilter()
+        self._work: dict[str, _WorkChangeDetector] = {}
         self._metrics: dict[str, str] = {}
 
     @property
@@ -131,6 +142,11 @@ class RuleEngine:
             return []
         if event == "start":
             self._start_attempt()
+            self._context.max_steps = finite_or_none(record.get("max_steps"))
+            if not self._context.max_steps:
+                self._context.max_steps = find_number(record.get("config"), _MAX_STEPS_NAMES)
+        elif event in _TARGET_KINDS:
+            self._read_target(record)
         time_s = finite_or_none(record.get("time"))
         if time_s is not None:
             self._context.time_s = time_s
@@ -200,10 +216,18 @@ class RuleEngine:
         self._context.step = None
         self._context.is_reinforcement = False
         self._skips_step_time = True
-        self._batch_size = None
-        self._batch_changes = _ChangeFilter()
+        self._context.is_work_recorded = False
+        self._work.clear()
         for rule in self._rules:
             rule.reset()
+
+    def _read_target(self, record: dict[str, Any]) -> None:
+        """Read the number of steps that a training loop announces."""
+        attributes = record.get("attributes")
+        for fields in (record, attributes if isinstance(attributes, dict) else {}):
+            target = finite_or_none(fields.get("train_iterations_target"))
+            if target:
+                self._context.max_steps = target
 
     # Signals -------------------------------------------------------------------------------------------------------
 
@@ -253,6 +277,8 @@ class RuleEngine:
             found = signal_of(name)
             if found is not None and (found[0] not in best or found[1] < best[found[0]][0]):
                 best[found[0]] = (found[1], column)
+        if "step_s" in best or "step_s" in self._signals:
+            best.pop("throughput", None)  # it says the same, only with the number of samples in it
         # Causes come first, wherever they are in the record.
         order = sorted(best.items(), key=lambda item: item[0] not in _CAUSES)
         handlers = [
@@ -262,18 +288,19 @@ class RuleEngine:
         ]
         return _Layout(
             handlers,
-            without_step_time=[handler for handler in handlers if handler.signal != "step_s"],
+            without_step_time=[handler for handler in handlers if handler.signal not in _STEP_TIMES],
             evaluations=[handler for handler in handlers if handler.signal == "val_loss"],
         )
 
     def _handlers_for(self, signal: str, metric: str) -> list[Callable[[float], None]]:
         handlers: list[Callable[[float], None]] = []
         self._metrics.setdefault(signal, metric)
-        if signal == "batch_size":
-            handlers.append(self._on_batch_size)
+        if signal in _WORK:
+            self._context.is_work_recorded = True
+            handlers.append(self._work.setdefault(signal, _WorkChangeDetector(self._on_change)).add)
         stats = self._stats_of(signal, metric)
         if stats is not None and stats.metric == metric:
-            handlers.append(stats.add)
+            handlers.append(partial(_add_reciprocal, stats) if signal == "throughput" else stats.add)
         for rule in self._rules:
             if signal in rule.value_signals:
                 handlers.append(partial(rule.on_value, signal, metric))
@@ -296,16 +323,6 @@ class RuleEngine:
 
     # Changes that explain other values -----------------------------------------------------------------------------
 
-    def _on_batch_size(self, value: float) -> None:
-        last = self._batch_size
-        self._num_batch_sizes += 1
-        if last is None or (value <= _BATCH_FACTOR * last and last <= _BATCH_FACTOR * value):
-            self._batch_size = value if last is None else last
-            return
-        self._batch_size = value
-        if self._batch_changes.is_rare(self._num_batch_sizes):
-            self._on_change("batch")
-
     def _on_control_change(self, record: dict[str, Any]) -> None:
         name = str(record.get("name")).lower()
         if "lr" in name or "learning_rate" in name:
@@ -317,12 +334,19 @@ class RuleEngine:
         for signal in ("loss", "grad_norm"):
             if signal in self._signals:
                 self._signals[signal].pause(_PAUSE_VALUES)
-        if change == "batch" and "step_s" in self._signals:
-            self._signals["step_s"].reset()
+        for signal in _STEP_TIMES:
+            if change == "batch" and signal in self._signals:
+                self._signals[signal].reset()
         if change == "restart" and "loss" in self._signals:
             self._signals["loss"].reset()
         for rule in self._rules:
             rule.on_change(change)
+
+
+def _add_reciprocal(stats: SignalStats, value: float) -> None:
+    """Add a throughput as the time that one sample or token takes: more is worse, as for the step time."""
+    if value > 0:
+        stats.add(1.0 / value)
 
 
 class _ChangeFilter:
@@ -344,6 +368,27 @@ class _ChangeFilter:
         elif place - self._places[-1] > _MAX_CHANGE_VALUES:
             return False
         return len(self._places) < _MAX_FREQUENT_CHANGES or place - self._places[0] > _FREQUENT_WITHIN
+
+
+class _WorkChangeDetector:
+    """Detects changes of the work in a step: of its batch size, tokens or sequence length."""
+
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        self._on_change = on_change
+        self._last: float | None = None
+        self._num_values = 0
+        self._changes = _ChangeFilter()
+
+    def add(self, value: float) -> None:
+        """Add a value; call `on_change` if it differs from the last one by more than token counts vary."""
+        last = self._last
+        self._num_values += 1
+        if last is None or (value <= _BATCH_FACTOR * last and last <= _BATCH_FACTOR * value):
+            self._last = value if last is None else last
+            return
+        self._last = value
+        if self._changes.is_rare(self._num_values):
+            self._on_change("batch")
 
 
 class _LrChangeDetector(SignalListener):

@@ -28,19 +28,30 @@ class HighShareRule(Rule):
         """Return the share in the last block; None to ignore the block."""
         return sum(stats.values) / len(stats.values)
 
+    def limit_of(self, stats: SignalStats, share: float) -> float:
+        """Return the share from which on the current one is too high."""
+        return self.thresholds.share
+
+    def reset(self) -> None:
+        """Forget the share that opened the alert."""
+        self._limit = self.thresholds.share
+
     def on_block(self, stats: SignalStats) -> None:
         """Compare the share with the threshold."""
         share = self.share_of(stats)
         if share is None:
             return
+        limit = self.limit_of(stats, share)
         if self.is_open():
             # Resolving needs a clearly lower share, so that a share near the threshold does not flap.
-            if share < 0.75 * self.thresholds.share:
+            if share < 0.75 * self._limit:
                 self.resolve(self.outcome.format(share=percent(share)))
-        elif share >= self.thresholds.share:
+        elif share >= limit:
+            self._limit = limit
             evidence = {
                 "metric": stats.metric,
                 "share": share,
+                "limit": limit,
                 "step": self.context.step,
                 "window_values": len(stats.values),
             }

@@ -2,8 +2,10 @@
 
 Blocks of sixteen steps are merged until they cover about a second, because a short slow moment is not a slowdown. The
 median of the last four merged blocks is compared with the twelve before them, leaving one block between for the change
-itself. All four must be higher, by a share and by six times the usual distance of a block from the median. Slow drift
-never makes such a contrast, so it is ignored.
+itself. All four must be higher, by half a share and by six times the usual distance of a block from the median, and
+their median by the whole share. Slow drift never makes such a contrast; `_creep.py` detects it.
+
+Merging more blocks finds smaller changes in noisier steps, but later. So a rule uses two detectors.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from tachograph.diagnostics._context import RunContext
 from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
 
 __all__ = ["Shift", "ShiftDetector"]
@@ -35,8 +38,16 @@ class Shift(NamedTuple):
 class ShiftDetector:
     """Detects upward shifts; see the module docstring."""
 
-    def __init__(self, min_share: float) -> None:
+    def __init__(self, min_share: float, min_merged: int = 1) -> None:
+        """Start with no blocks.
+
+        Args:
+            min_share: minimum increase, as a share.
+            min_merged: minimum number of blocks that are merged.
+        """
         self._min_share = min_share
+        self._min_merged = min_merged
+        self._last_time_s: float | None = None
         self._merging: list[list[float]] = []
         self._merged_s = 0.0
         self._blocks: deque[tuple[float, float, int | None]] = deque(maxlen=_NUM_BEFORE + _NUM_AFTER + 1)
@@ -46,18 +57,20 @@ class ShiftDetector:
         self._blocks.clear()
         self._merging, self._merged_s = [], 0.0
 
-    def add_block(self, stats: SignalStats, step: int | None) -> Shift | None:
+    def add_block(self, stats: SignalStats, context: RunContext) -> Shift | None:
         """Add the last block of a signal; return the shift it confirms, if any."""
         self._merging.append(stats.values)
-        self._merged_s += BLOCK * (stats.level or 0.0)
-        if self._merged_s < _MIN_BLOCK_S and len(self._merging) < _MAX_MERGED:
+        self._merged_s += self._elapsed_s(stats, context)
+        num_merged = len(self._merging)
+        if num_merged < self._min_merged or (self._merged_s < _MIN_BLOCK_S and num_merged < _MAX_MERGED):
             return None
         middle = median(sorted(values[BLOCK // 2] for values in self._merging))
         width = median(sorted(values[-BLOCK // 4] - values[BLOCK // 4] for values in self._merging))
-        self._blocks.append((middle, width, step))
+        self._blocks.append((middle, width, context.step))
         self._merging, self._merged_s = [], 0.0
-        # Fast path: most blocks are not higher than the one before the last four.
-        if len(self._blocks) < _NUM_AFTER + 5 or middle < (1 + self._min_share) * self._blocks[-_NUM_AFTER - 2][0]:
+        # Fast path: most blocks are not higher than the first.
+        lowest = (1 + 0.5 * self._min_share) * self._blocks[0][0]
+        if len(self._blocks) < _NUM_AFTER + 5 or middle < lowest:
             return None
         *before, turn, first, second, third, fourth = self._blocks
         old = median(sorted(level for level, _, _ in before))
@@ -65,14 +78,27 @@ class ShiftDetector:
             return None  # a share of zero is undefined
         spread = median(sorted(abs(level - old) for level, _, _ in before))
         after = sorted(level for level, _, _ in (first, second, third, fourth))
-        if after[0] < (1 + self._min_share) * old or after[0] - old < 6 * spread:
+        # Noise makes one of four lower than the rest, so the full share is required of their median only.
+        if after[0] < (1 + 0.5 * self._min_share) * old or after[0] - old < 6 * spread:
             return None
         # The change may lie anywhere in the blocks `turn` and `first`.
         settled = (second, third, fourth)
         new = median(sorted(level for level, _, _ in settled))
+        # Within a slow drift the last blocks before the change are on the way already.
+        latest = 0.5 * (before[-1][0] + before[-2][0])
+        if new < (1 + self._min_share) * old or new - latest < 0.6 * (new - old):
+            return None
         old_width = median(sorted(width for _, width, _ in before)) / old
         new_width = median(sorted(width for _, width, _ in settled)) / new
         levels = [level for level, _, _ in settled]
         is_clean = new_width <= 2 * old_width + 0.05 and max(levels) - min(levels) <= 0.1 * new
         self._blocks.clear()
         return Shift(old, new, turn[2], is_clean)
+
+    def _elapsed_s(self, stats: SignalStats, context: RunContext) -> float:
+        """Return how long the steps of the block took; a value may stand for many of them."""
+        last_s, self._last_time_s = self._last_time_s, context.time_s
+        took_s = BLOCK * (stats.level or 0.0)
+        if last_s is None or context.time_s is None:
+            return took_s
+        return max(took_s, context.time_s - last_s)

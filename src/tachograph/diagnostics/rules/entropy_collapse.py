@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import Annotated
 
 from msgspec import Meta
 
+from tachograph.diagnostics._history import History
+from tachograph.diagnostics._reward_trend import RewardTrend
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import figure, percent
 
 __all__ = ["EntropyCollapse"]
 
+_MIN_POINTS = 4
+_FALL = 0.93
+
 
 class EntropyCollapse(Rule):
-    """The entropy of the policy is a small fraction of its initial value, and the reward has stopped rising.
+    """The entropy of the policy is a small fraction of its initial value or on its way there, without gain in reward.
 
     Falling entropy alone is normal in reinforcement learning: the policy trades it for reward. It is a fault when the
-    reward no longer rises.
+    reward no longer rises, or rises at less than half its average pace. While the entropy keeps falling, a larger
+    fraction is enough, provided that a reward is recorded.
     """
 
     name = "entropy_collapse"
@@ -39,15 +44,17 @@ class EntropyCollapse(Rule):
         share: Annotated[
             float, Meta(description="Share of the initial entropy below which it has collapsed.", gt=0, lt=1)
         ] = 0.15
-        reward_blocks: Annotated[
-            int, Meta(description="Blocks of 16 values over which the reward must not have risen.", ge=1, le=100)
-        ] = 2
+        falling_share: Annotated[
+            float, Meta(description="The same share while the entropy keeps falling.", gt=0, lt=1)
+        ] = 0.4
 
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget all rewards."""
-        self._rewards: deque[float] = deque(maxlen=self.thresholds.reward_blocks + 1)
+        """Forget all rewards and entropies."""
+        self._reward = RewardTrend()
+        self._history = History()
+        self._opened_at = 0.0
 
     def outlier_band(self, signal: str) -> tuple[float, float] | None:
         """Measure the spread; report no outliers."""
@@ -58,33 +65,44 @@ class EntropyCollapse(Rule):
         if stats.level is None:
             return
         if stats.signal == "reward":
-            self._rewards.append(stats.level)
+            self._reward.add_block(stats)
             return
         first = stats.first_level
         if first is None or first <= 0 or stats.level < 0:
             return  # the entropy of continuous actions can be negative, where shares are meaningless
+        self._history.add(stats.level)
         share = stats.level / first
         if self.is_open():
-            if share > 2 * self.thresholds.share:  # clearly higher, so that the alert does not flap
+            if share > 2 * self._opened_at:  # clearly higher, so that the alert does not flap
                 self.resolve(f"{stats.metric} is back at {figure(stats.level)}")
-        elif share < self.thresholds.share and not self._may_be_rising():
+            if self._opened_at <= self.thresholds.share or share >= self.thresholds.share:
+                return  # otherwise it has collapsed since it was reported as falling
+        limits, has_reward = self.thresholds, "reward" in self.signals
+        is_rising = self._reward.is_rising() if has_reward else False
+        if is_rising is not False:
+            return
+        has_collapsed = share < limits.share
+        if has_collapsed or (share < limits.falling_share and has_reward and self._is_falling()):
+            self._opened_at = limits.share if has_collapsed else limits.falling_share
             evidence = {
                 "metric": stats.metric,
                 "level": stats.level,
                 "first": first,
                 "share": share,
-                "reward": self._rewards[-1] if self._rewards else None,
+                "reward": self._reward.level,
                 "step": self.context.step,
             }
-            title = f"Entropy has collapsed to {percent(share)} of its initial value: {figure(stats.level)}"
-            message = "The reward has stopped rising." if self._rewards else "No reward is recorded to compare with."
+            what = "has collapsed to" if has_collapsed else "keeps falling and is at"
+            title = f"Entropy {what} {percent(share)} of its initial value: {figure(stats.level)}"
+            message = "The reward has stopped rising." if has_reward else "No reward is recorded to compare with."
             self.report(title, message, evidence=evidence)
 
-    def _may_be_rising(self) -> bool:
-        """Return whether the reward has risen over the last blocks, or has too few values to tell."""
-        reward = self.signals.get("reward")
-        if reward is None:
-            return False
-        if len(self._rewards) <= self.thresholds.reward_blocks or reward.sigma is None:
-            return True
-        return self._rewards[-1] - self._rewards[0] > 0.25 * reward.sigma
+    def _is_falling(self) -> bool:
+        """Return whether the entropy fell over the last two quarters of the run, or of its later half."""
+        num_points = len(self._history.points)
+        for last_points in (num_points, num_points // 2):
+            if last_points >= _MIN_POINTS:
+                *_, earlier, before, last = self._history.parts(last_points)
+                if last < _FALL * before and before < earlier:
+                    return True
+        return False

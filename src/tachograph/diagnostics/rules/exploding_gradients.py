@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from tachograph.diagnostics._config import find_number
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
 from tachograph.diagnostics._text import factor, figure
-from tachograph.records import finite_or_none
 
 __all__ = ["ExplodingGradients"]
 
@@ -27,7 +27,6 @@ _CLIPPING_NAMES = (
     "gradient_clipping",
 )
 _CLIPPING_FACTOR = 200.0
-_MAX_DEPTH = 8  # of a config in which it is searched for
 
 
 class ExplodingGradients(Rule):
@@ -96,7 +95,7 @@ class ExplodingGradients(Rule):
 
     def on_record(self, record: dict[str, Any]) -> None:
         """Read the norm to which gradients are clipped."""
-        self._clipped_to = _find_clipping(record.get("config"))
+        self._clipped_to = find_number(record.get("config"), _CLIPPING_NAMES)
 
     def on_signal(self, stats: SignalStats) -> None:
         """Ask for each of the first values."""
@@ -182,16 +181,3 @@ class ExplodingGradients(Rule):
         }
         title = f"Gradients explode: norm {figure(middle)} at step {step}, {factor(middle / usual)} the usual"
         self.report(title, f"The usual norm in this run is {figure(usual)}.", evidence=evidence)
-
-
-def _find_clipping(config: Any, depth: int = 0) -> float | None:
-    """Return the norm to which gradients are clipped, according to the config; None if it does not say."""
-    if isinstance(config, dict) and depth < _MAX_DEPTH:
-        for name in _CLIPPING_NAMES:
-            norm = finite_or_none(config.get(name))
-            if norm is not None and norm > 0:
-                return norm
-        config = list(config.values())
-    if isinstance(config, list) and depth < _MAX_DEPTH:
-        return next((norm for item in config if (norm := _find_clipping(item, depth + 1)) is not None), None)
-    return None

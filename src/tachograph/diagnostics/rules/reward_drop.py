@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Annotated
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import SignalStats
+from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
 from tachograph.diagnostics._text import figure, percent
 
 __all__ = ["RewardDrop"]
 
+_NUM_SIGMAS = 8
+
 
 class RewardDrop(Rule):
-    """The reward has lost a large part of what it had gained.
+    """The reward has lost a large part of what it had gained, or fell far below where it started.
 
-    The rule compares the levels of blocks of sixteen values: the current one must be below the peak by a share of the
-    gain since the start and by several standard deviations. It ignores rewards of preference training, such as
+    The rule compares the means of the last two blocks of sixteen values with the highest such mean before: the current
+    one must be lower by a share of the gain since the start and by several standard errors. A reward that never rose
+    must fall by several standard deviations. The rule ignores rewards of preference training, such as
     `rewards/chosen`, because those are expected to fall.
     """
 
@@ -37,8 +41,11 @@ class RewardDrop(Rule):
     class Thresholds(RuleSettings):
         """When the rule fires."""
 
-        share: Annotated[float, Meta(description="Minimum drop, as a share of the gain.", gt=0)] = 0.5
-        sigmas: Annotated[float, Meta(description="Minimum drop in standard deviations.", gt=0)] = 2.0
+        share: Annotated[float, Meta(description="Minimum drop, as a share of the gain.", gt=0)] = 0.4
+        errors: Annotated[float, Meta(description="Minimum drop in standard errors of a mean.", gt=0)] = 6.0
+        sigmas: Annotated[
+            float, Meta(description="Minimum drop in standard deviations, if the reward has not risen.", gt=0)
+        ] = 3.0
 
     thresholds: Thresholds
 
@@ -47,31 +54,44 @@ class RewardDrop(Rule):
         self._peak: float | None = None
         self._peak_step: int | None = None
         self._initial: float | None = None
+        self._last_mean: float | None = None
+        self._sigmas: deque[float] = deque(maxlen=_NUM_SIGMAS)
 
     def outlier_band(self, signal: str) -> tuple[float, float] | None:
         """Measure the spread; report no outliers."""
         return math.inf, 0.0
 
     def on_block(self, stats: SignalStats) -> None:
-        """Compare the level with the peak."""
-        level, sigma = stats.level, stats.sigma
-        if level is None or sigma is None:
+        """Compare the mean of two blocks with the peak."""
+        mean = sum(stats.values) / len(stats.values)
+        last, self._last_mean = self._last_mean, mean
+        if last is None or stats.sigma is None:
             return
-        self._initial = level if self._initial is None else self._initial
+        level, limits = 0.5 * (last + mean), self.thresholds
+        # The fall itself widens the spread. What was usual before it is the measure.
+        self._sigmas.append(stats.sigma)
+        sigma = median(sorted(self._sigmas))
+        self._initial = last if self._initial is None else self._initial
         if self._peak is None or level > self._peak:
             self._peak, self._peak_step = level, self.context.step
         gain, drop = self._peak - self._initial, self._peak - level
-        limit = max(self.thresholds.share * gain, self.thresholds.sigmas * sigma)
+        error = sigma * math.sqrt(2 / (2 * BLOCK))  # of the difference of two such means
+        has_gained = gain > limits.errors * error
+        limit = max(limits.share * gain, (limits.errors * error) if has_gained else limits.sigmas * sigma)
         if self.is_open():
             if drop < 0.5 * limit:  # clearly smaller, so that the alert does not flap
                 self.resolve(f"{stats.metric} is back at {figure(level)}")
-        elif gain > self.thresholds.sigmas * sigma and drop > limit:
+        elif drop > limit > 0:
             evidence = {
                 "metric": stats.metric,
                 "level": level,
                 "peak": self._peak,
                 "peak_step": self._peak_step,
+                "initial": self._initial,
                 "step": self.context.step,
             }
             title = f"Reward fell to {figure(level)} from its peak of {figure(self._peak)} at step {self._peak_step}"
-            self.report(title, f"It has lost {percent(drop / gain)} of its gain.", evidence=evidence)
+            message = f"It started at {figure(self._initial)}."
+            if has_gained:
+                message = f"It has lost {percent(drop / gain)} of its gain."
+            self.report(title, message, evidence=evidence)

@@ -10,23 +10,27 @@ from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._signal_stats import SignalStats
-from tachograph.diagnostics._text import duration, factor
+from tachograph.diagnostics._text import duration, factor, percent
 
 __all__ = ["StepOutliers"]
 
+_MIN_PERIODS = 8
+
 
 class StepOutliers(Rule):
-    """Some steps take several times as long as the others, at irregular intervals.
+    """Some steps take several times as long as the others, at irregular or at very short intervals.
 
-    Steps after a validation or checkpoint are ignored, and so are slow steps at regular intervals, which are usually
-    planned work. A single step is reported only if it cost a lot of time.
+    Steps after a validation or checkpoint are ignored, and so are slow steps at regular intervals of more than 32
+    steps, which are usually planned work. At shorter intervals they are reported if they cost a large share of the
+    time. A single step is reported only if it cost a lot of time.
     """
 
     name = "step_outliers"
     severity = "info"
     meaning = (
         "Something pauses the training loop: garbage collection, a data worker that restarts or waits for storage, a "
-        "GPU allocation that is retried, a slow rank, or a compiler that meets a new shape."
+        "GPU allocation that is retried, a slow rank, or a compiler that meets a new shape. If one of every few steps "
+        "is slow, the data loader often delivers batches in bursts, or something logs or saves that often."
     )
     advice = (
         "Check in the timeline which phase of those steps took the time.",
@@ -40,6 +44,15 @@ class StepOutliers(Rule):
         least_share: Annotated[
             float, Meta(description="Minimum excess over the usual step time, as a share of it.", gt=0)
         ] = 2.0
+        least_regular_share: Annotated[
+            float, Meta(description="The same for slow steps at short regular intervals.", gt=0)
+        ] = 0.8
+        least_regular_lost: Annotated[
+            float, Meta(description="Minimum share of the time lost to slow steps at short intervals.", gt=0, lt=1)
+        ] = 0.1
+        longest_period: Annotated[
+            int, Meta(description="Maximum number of steps between slow steps at short intervals.", ge=2)
+        ] = 32
         count: Annotated[int, Meta(description="Minimum number of slow steps.", ge=2)] = 5
         window_values: Annotated[
             int, Meta(description="Number of recent steps among which they are counted.", ge=16)
@@ -59,11 +72,18 @@ class StepOutliers(Rule):
         """Forget all slow steps."""
         self._slow_steps: deque[tuple[int, int | None, float]] = deque(maxlen=64)  # place, step, excess in seconds
         self._reported_s = 0.0
+        self._period = 0  # distance between the last two slow steps
+        self._values_per_period = 0
+        self._num_periods = 0
+        self._period_excess_s = 0.0
+        self._last_at = 0
+        self._last_step: int | None = None
 
     def on_change(self, change: str) -> None:
         """Start over when the batch size changes."""
         if change == "batch":
             self.resolve("the batch size changed")
+            self.resolve("the batch size changed", key="regular")
             self.reset()
 
     def outlier_band(self, signal: str) -> tuple[float, float] | None:
@@ -74,6 +94,9 @@ class StepOutliers(Rule):
         """Add a slow step; report if there are too many."""
         limits, level = self.thresholds, stats.level or 0.0
         if level <= 0 or level < limits.least_step_s:
+            return False
+        self._add_period(stats, value, level)
+        if value < stats.outlier_above:
             return False
         self._slow_steps.append((stats.num_added, self.context.step, value - level))
         recent = [slow for slow in self._slow_steps if slow[0] > stats.num_added - limits.window_values]
@@ -102,10 +125,45 @@ class StepOutliers(Rule):
             self.report(title, f"The last one, step {self.context.step}, took {duration(value)}.", evidence=evidence)
         return True
 
+    def _add_period(self, stats: SignalStats, value: float, level: float) -> None:
+        """Count slow steps at equal distances; report if they cost too much."""
+        limits, place, step = self.thresholds, stats.num_added, self.context.step
+        num_values = place - self._last_at
+        # Steps after a validation are not among the values, so distances are counted in steps if they are known.
+        period = step - self._last_step if step is not None and self._last_step is not None else num_values
+        self._last_at, self._last_step = place, step
+        is_same = 0 < self._period <= period <= 4 * self._period and period % self._period == 0
+        if not is_same or num_values > limits.longest_period:
+            self._period, self._num_periods, self._period_excess_s = max(period, 0), 0, 0.0
+            self._values_per_period = num_values
+            return
+        self._num_periods += 1
+        self._period_excess_s += value - level
+        excess_s = self._period_excess_s / self._num_periods
+        lost = excess_s / (self._values_per_period * level + excess_s)
+        is_fault = self._num_periods >= _MIN_PERIODS and self._values_per_period >= 2
+        if not is_fault or lost < limits.least_regular_lost or self.is_open("regular"):
+            return
+        evidence = {
+            "metric": stats.metric,
+            "step": step,
+            "value_s": value,
+            "usual_s": level,
+            "period": self._period,
+            "lost": lost,
+        }
+        title = f"A slow step every {self._period} steps takes {percent(lost)} of the time"
+        message = f"It takes {duration(level + excess_s)}, the others {duration(level)}."
+        self.report(title, message, key="regular", evidence=evidence)
+
     def on_block(self, stats: SignalStats) -> None:
-        """Resolve the alert when the last slow step is far back."""
-        if self.is_open() and self._slow_steps[-1][0] < stats.num_added - self.thresholds.window_values:
-            self.resolve(f"no slow step in the last {self.thresholds.window_values} steps")
+        """Watch for slower steps, and resolve the alert when the last slow step is far back."""
+        stats.watch(self, (1 + self.thresholds.least_regular_share) * (stats.level or 0.0))
+        window = self.thresholds.window_values
+        if self.is_open() and self._slow_steps[-1][0] < stats.num_added - window:
+            self.resolve(f"no slow step in the last {window} steps")
+        if self.is_open("regular") and stats.num_added - self._last_at > 4 * self.thresholds.longest_period:
+            self.resolve(f"no slow step in the last {stats.num_added - self._last_at} values", key="regular")
 
 
 def _is_regular(steps: list[int]) -> bool:

@@ -1,4 +1,4 @@
-"""The step time changed within one block, as if planned."""
+"""The step time changed within one block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._shift import ShiftDetector
+from tachograph.diagnostics._shift import Shift, ShiftDetector
 from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._text import duration, factor
 
@@ -15,21 +15,24 @@ __all__ = ["StepTimeChange"]
 
 
 class StepTimeChange(Rule):
-    """Steps take much longer from one step to the next, and are as steady as before.
+    """Steps take much longer from one step to the next, are as steady as before, and no record says why.
 
-    A schedule of the batch size, the sequence length or the attention window looks like this. The change is reported
-    once, for information, and not as a regression. If the batch size is recorded and changes too, nothing is reported.
+    A schedule of the batch size, the sequence length or the attention window looks like this, and so does a GPU at half
+    its clock. Evidence of a plan makes the alert an *info*: the learning rate changed at the same step, or the step
+    time climbs like stairs, with steps of equal height or at equal distances. If the batch size or sequence length is
+    recorded and changes too, nothing is reported; if it is recorded and stays the same, `throughput_regression`
+    reports the change.
     """
 
     name = "step_time_change"
-    severity = "info"
+    severity = "warning"
     meaning = (
-        "Most likely each step does more work now: larger batches, longer sequences, unfrozen layers. If nothing was "
-        "planned for that step, something slows down every step equally, such as a lower GPU clock."
+        "Either each step does more work now (larger batches, longer sequences, unfrozen layers), or something slows "
+        "down every step equally, such as a lower GPU clock."
     )
     advice = (
-        "If it was planned, do nothing. To avoid this alert, record batch_size or num_tokens_per_step.",
-        "Otherwise compare clocks, power and the phases of a step before and after.",
+        "If nothing was planned for that step, compare clocks, power and the phases of a step before and after.",
+        "To avoid this alert, record batch_size, sequence_length or num_tokens_per_step.",
     )
     block_signals = ("step_s",)
 
@@ -51,30 +54,61 @@ class StepTimeChange(Rule):
         """Forget all step times."""
         self._detector = ShiftDetector(self.thresholds.rise)
         self._num_blocks = 0
+        self._last: Shift | None = None
+        self._lr_changed_at: int | None = None
 
     def on_change(self, change: str) -> None:
-        """Start over when the batch size changes."""
+        """Start over when the batch size changes; remember changes of the learning rate."""
         if change == "batch":
             self._detector.clear()
+            self._last = None
+        elif change == "lr":
+            self._lr_changed_at = self.context.step
 
     def on_block(self, stats: SignalStats) -> None:
         """Check for a clean shift."""
-        shift = self._detector.add_block(stats, self.context.step)
+        shift = self._detector.add_block(stats, self.context)
         if self.is_open():
             self._num_blocks += 1
             if self._num_blocks >= self.thresholds.blocks_to_resolve:
                 self.resolve("the new step time is stable")
-        if shift is None or not shift.is_clean or shift.after < self.thresholds.least_step_s:
+        if (
+            shift is None
+            or not shift.is_clean
+            or shift.after < self.thresholds.least_step_s
+            or self.context.is_work_recorded
+        ):
             return
         self._num_blocks = 0
+        plan = self._find_plan(shift)
+        self._last = shift
         evidence = {
             "metric": stats.metric,
             "before_s": shift.before,
             "after_s": shift.after,
             "from_step": shift.step,
             "step": self.context.step,
+            "plan": plan,
         }
         times = factor(shift.after / shift.before)
-        title = f"Steps take {times} as long since step {shift.step}: {duration(shift.after)}, as if planned"
-        message = f"They took {duration(shift.before)} before and are as steady as they were."
-        self.report(title, message, evidence=evidence)
+        title = f"Steps take {times} as long since step {shift.step}: {duration(shift.after)}"
+        message = f"They took {duration(shift.before)} before and are as steady as they were. "
+        message += f"It seems planned: {plan}." if plan else "No recorded change explains it."
+        self.report(title, message, severity="info" if plan else None, evidence=evidence)
+
+    def _find_plan(self, shift: Shift) -> str | None:
+        """Return the evidence that a change was planned, if there is any."""
+        step, changed_at, last = shift.step, self._lr_changed_at, self._last
+        if step is None:
+            return None
+        if changed_at is not None and self.context.step is not None:
+            width = max(1, (self.context.step - step) // 4)  # four blocks have passed since
+            if step - 2 * width <= changed_at <= step + 2 * width:
+                return "the learning rate changed at that step"
+        if last is None or last.step is None or not 0.9 <= shift.before / last.after <= 1.1:
+            return None
+        if abs(step - 2 * last.step) <= 0.1 * last.step:
+            return "the step time rose after as many steps before"
+        if 0.75 <= (shift.after - shift.before) / (last.after - last.before) <= 1.33:
+            return "the step time rose by as much before"
+        return None

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Annotated
 
 from msgspec import Meta
 
-from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._creep import CreepDetector
+from tachograph.diagnostics._rule import RuleSettings
 from tachograph.diagnostics._shift import ShiftDetector
-from tachograph.diagnostics._signal_stats import SignalStats
-from tachograph.diagnostics._text import duration, percent
+from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
+from tachograph.diagnostics._step_time import StepTimeRule
+from tachograph.diagnostics._text import percent
 
 __all__ = ["ThroughputRegression"]
 
+_NUM_MERGED = 4
+_NUM_TO_RESOLVE = 3
 
-class ThroughputRegression(Rule):
-    """Steps have become slower at some point and stay slower.
 
-    The rule compares the median step times of the last four blocks of sixteen steps with the twelve blocks before. All
-    four must be slower, by a share and by several times the usual difference between blocks. Steps after a validation
-    or checkpoint are ignored, and so is slow drift. A large change within one block that leaves steps as steady as
-    before looks like a schedule of batch size or sequence length; `step_time_change` reports it. A change of the batch
-    size resolves the alert.
+class ThroughputRegression(StepTimeRule):
+    """Steps have become slower, at some point or little by little, and stay slower.
+
+    The rule compares the median step times of the last four blocks of sixteen steps with the twelve blocks before, and
+    does the same with blocks of 64 steps, which shows smaller changes in noisier steps. All four must be slower, by a
+    share and by several times the usual difference between blocks. Growth that is spread over the run, or over its
+    later half or quarter, is compared with a higher share; not in reinforcement learning, where steps take longer as
+    completions do. Steps after a validation or checkpoint are ignored.
+
+    Where no step time is recorded, the rule uses the throughput. A large change within one block that leaves steps as
+    steady as before may be planned; `step_time_change` reports it, unless a recorded batch size shows that the work is
+    the same. A change of the batch size resolves the alert.
     """
 
     name = "throughput_regression"
@@ -36,7 +46,6 @@ class ThroughputRegression(Rule):
         "On several nodes, compare step times per rank to find the slow one.",
         "Check whether something else is running on the machine.",
     )
-    block_signals = ("step_s",)
 
     class Thresholds(RuleSettings):
         """When the rule fires."""
@@ -45,9 +54,14 @@ class ThroughputRegression(Rule):
         scheduled_rise: Annotated[
             float,
             Meta(
-                description="A clean change of at least this share counts as scheduled, see `step_time_change`.", gt=0
+                description="A clean change of at least this share is left to `step_time_change`, if no batch size is "
+                "recorded.",
+                gt=0,
             ),
         ] = 0.35
+        gradual_rise: Annotated[
+            float, Meta(description="Minimum increase of a step time that grows gradually, as a share.", gt=0)
+        ] = 0.2
 
         least_step_s: Annotated[
             float, Meta(description="Step time in seconds below which steps are ignored.", ge=0)
@@ -57,41 +71,74 @@ class ThroughputRegression(Rule):
 
     def reset(self) -> None:
         """Forget all step times."""
-        self._detector = ShiftDetector(self.thresholds.rise)
+        rise = self.thresholds.rise
+        self._detectors = (ShiftDetector(rise), ShiftDetector(rise, min_merged=_NUM_MERGED))
+        self._creep = CreepDetector(self.thresholds.gradual_rise)
         self._old = 0.0
         self._new = 0.0
+        self._recent: deque[float] = deque(maxlen=_NUM_TO_RESOLVE)
+
+    def _clear(self) -> None:
+        for detector in self._detectors:
+            detector.clear()
+        self._creep.clear()
 
     def on_change(self, change: str) -> None:
         """Start over when the batch size changes."""
         if change == "batch":
-            self._detector.clear()
+            self._clear()
             self.resolve("the batch size changed")
 
     def on_block(self, stats: SignalStats) -> None:
-        """Check for a shift, or for its end."""
+        """Check for a shift, for gradual growth, or for the end of either."""
+        if not self.is_observed(stats):
+            return
+        middle = stats.values[len(stats.values) // 2]
         if self.is_open():
-            middle = stats.values[len(stats.values) // 2]
-            # Halfway back, so that noise around either level neither resolves nor reopens the alert.
-            if middle < self._old + 0.5 * (self._new - self._old):
-                self.resolve(f"steps take {duration(middle)} again")
-                self._detector.clear()
+            # Halfway back, so that noise around either level neither resolves nor reopens the alert. What took more
+            # blocks to find takes more of them to end.
+            self._recent.append(middle)
+            now_s = median(sorted(self._recent))
+            if len(self._recent) == self._recent.maxlen and now_s < self._old + 0.5 * (self._new - self._old):
+                now = self.describe(stats, now_s)
+                self.resolve(f"steps take {now} again" if stats.signal == "step_s" else f"throughput is {now} again")
+                self._clear()
             return
-        shift = self._detector.add_block(stats, self.context.step)
-        if (
-            shift is None
-            or shift.after < self.thresholds.least_step_s
-            or (shift.is_clean and shift.after >= (1 + self.thresholds.scheduled_rise) * shift.before)
-        ):
+        is_timed = stats.signal == "step_s"
+        shifts = [detector.add_block(stats, self.context) for detector in self._detectors]
+        shift = shifts[0] or shifts[1]
+        creep = self._creep.add_level(middle) if not (is_timed and self.context.is_reinforcement) else None
+        if is_timed and middle < self.thresholds.least_step_s:
             return
-        self._old, self._new = shift.before, shift.after
-        rise = shift.after / shift.before - 1
+        if shift is not None:
+            self._recent = deque(maxlen=_NUM_TO_RESOLVE if shifts[0] is not None else 2 * _NUM_MERGED)
+            self._clear()
+            is_large = shift.after >= (1 + self.thresholds.scheduled_rise) * shift.before
+            if not (is_timed and shift.is_clean and is_large and not self.context.is_work_recorded):
+                self._report(stats, shift.before, shift.after, f"since about step {shift.step}", shift.step)
+        elif creep is not None:
+            self._recent = deque(maxlen=2 * _NUM_MERGED)
+            self._clear()
+            self._report(stats, creep.before, creep.after, f"than {BLOCK * creep.num_blocks} values ago", None)
+
+    def _report(self, stats: SignalStats, old: float, new: float, since: str, from_step: int | None) -> None:
+        self._old, self._new = old, new
+        rise = new / old - 1
         evidence = {
             "metric": stats.metric,
-            "before_s": shift.before,
-            "after_s": shift.after,
+            "before_s": old,
+            "after_s": new,
             "rise": rise,
-            "from_step": shift.step,
+            "from_step": from_step,
             "step": self.context.step,
         }
-        title = f"Steps take {percent(rise)} longer since about step {shift.step}: {duration(shift.after)}"
-        self.report(title, f"They took {duration(shift.before)} before.", evidence=evidence)
+        before, after = self.describe(stats, old), self.describe(stats, new)
+        title = f"Steps take {percent(rise)} longer {since}: {after}"
+        message = f"They took {before} before."
+        if stats.signal != "step_s":
+            evidence |= {"before": 1 / old, "after": 1 / new}
+            title, message = (
+                f"Throughput is {percent(1 - old / new)} lower {since}: {after}",
+                f"It was {before} before.",
+            )
+        self.report(title, message, evidence=evidence)
