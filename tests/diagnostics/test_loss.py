@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -491,6 +492,50 @@ def test_zero_lr_at_the_end_of_a_schedule_is_ignored(source: random.Random) -> N
     num = 2000
     records = series("loss", falling(source, num), lr=lambda at: max(0.0, 1e-3 * (1 - at / (num - 90))))
     assert diagnose([START | {"max_steps": num}, *records]) == []
+
+
+def rounded_cosine(num: int, peak: float, digits: int) -> list[float]:
+    """Return a schedule as many logs contain it: its last values are rounded to zero."""
+    return [round(peak * 0.5 * (1 + math.cos(math.pi * at / num)), digits) for at in range(num)]
+
+
+@pytest.mark.parametrize("peak", [2e-5, 1e-4, 3e-4])
+@pytest.mark.parametrize("planned", [None, 3000])
+def test_rounded_end_of_a_schedule_is_ignored(source: random.Random, peak: float, planned: int | None) -> None:
+    lrs = rounded_cosine(3000, peak, 6)
+    assert lrs.count(0.0) > 64
+    records = series("loss", falling(source, 3000), lr=lambda at: lrs[at])
+    assert diagnose([START | {"max_steps": planned}, *records]) == []
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"max_steps": 3000},
+        {"config": {"trainer": {"max_steps": 3000}}},
+        {"config": {"config": {"process": [{"train_iters": 3000}]}}},
+    ],
+)
+def test_schedule_that_ends_too_early_alerts(source: random.Random, start: dict[str, Any]) -> None:
+    lrs = [*rounded_cosine(1500, 1e-4, 6), *[0.0] * 1500]
+    records = [START | start, *series("loss", falling(source, 3000), lr=lambda at: lrs[at])]
+    opened = alerts_of_rule(diagnose(records), "dead_learning_rate")[0][0]
+    assert 1300 < opened["global_step"] < 1550
+
+
+def test_run_that_goes_on_after_its_schedule_alerts(source: random.Random) -> None:
+    lrs = [*rounded_cosine(1500, 1e-4, 6), *[0.0] * 1500]
+    records = series("loss", falling(source, 3000), lr=lambda at: lrs[at])
+    opened = alerts_of_rule(diagnose(records), "dead_learning_rate")[0][0]
+    assert 1600 < opened["global_step"] < 1900
+
+
+def test_announced_number_of_steps_is_the_end(source: random.Random) -> None:
+    lrs = [*level(source, 2900, 1e-3), *[0.0] * 100]
+    records = [*series("loss", falling(source, 3000), lr=lambda at: lrs[at])]
+    span = {"event": "span_start", "time": 1.0, "name": "train", "attributes": {"train_iterations_target": 3000}}
+    assert alerts_of_rule(diagnose(records), "dead_learning_rate")
+    assert diagnose([span, *records]) == []
 
 
 def test_zero_lr_alert_resolves_when_lr_is_back(source: random.Random) -> None:

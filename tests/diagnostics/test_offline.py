@@ -91,6 +91,16 @@ def test_transformers_trainer_state(tmp_path):
         assert diagnosis.signals["val_loss"] == "eval_loss"
 
 
+def test_trainer_state_tells_the_end_of_the_schedule(tmp_path):
+    history = [
+        {"step": 10 * step, "loss": loss, "learning_rate": 1e-3 if step < 200 else 0.0} for step, loss in rows(240, -1)
+    ]
+    path = tmp_path / "trainer_state.json"
+    for max_steps, rules in ((2100, set()), (9000, {"dead_learning_rate"})):
+        path.write_text(json.dumps({"log_history": history, "logging_steps": 10, "max_steps": max_steps}))
+        assert {alert.rule for alert in tachograph.diagnose(path).alerts} == rules
+
+
 def test_tensorboard_files(tmp_path):
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary

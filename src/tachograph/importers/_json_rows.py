@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from tachograph.exceptions import ConfigError
 
-__all__ = ["read_json_rows"]
+__all__ = ["read_json_field", "read_json_rows"]
 
 _MAX_VALUE_CHARS = 8 << 20
 _READ_CHARS = 256 << 10
@@ -43,6 +43,21 @@ def read_json_rows(file: IO[str], path: Path, name: str) -> Iterator[Any]:
         case _:
             text.value()  # raises if it is not JSON
             raise ConfigError(f"{str(path)!r} has no `{name}`, as a trainer_state.json has, and is not a list")
+
+
+def read_json_field(file: IO[str], path: Path, name: str) -> Any:
+    """Return a field of an object, without keeping the others; None if the text is no object or has no such field."""
+    text = _JsonText(file, path)
+    if text.next_character() == "{":
+        for key in text.names():
+            if key == name:
+                return text.value()
+            if text.next_character() == "[":
+                for _ in text.items():
+                    pass
+            else:
+                text.value()
+    return None
 
 
 class _JsonText:

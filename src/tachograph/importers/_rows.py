@@ -26,8 +26,9 @@ def rows_to_records(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
     """
     last_step, last_time_s, last_timed_step = -1, None, -1
     for row in rows:
-        if "event" in row and isinstance(row.get("event"), str) and isinstance(row.get("time"), (int, float)):
-            yield dict(row)  # already a record, as in a copied journal
+        event = row.get("event")
+        if isinstance(event, str) and (isinstance(row.get("time"), (int, float)) or event == "start"):
+            yield dict(row)  # already a record, as in a copied journal; the first one may have no time
             continue
         given = _first_number(row, STEP_NAMES)
         step = int(given) if given is not None and math.isfinite(given) else last_step + 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tachograph.importers._files import file_type, open_text
-from tachograph.importers._json_rows import read_json_rows
+from tachograph.importers._json_rows import read_json_field, read_json_rows
 
 __all__ = ["TrainerStateImporter"]
 
@@ -20,8 +20,12 @@ class TrainerStateImporter:
         return file_type(path) == ".json" if path.is_file() else _latest_state(path) is not None
 
     def read(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yield the rows of the history."""
+        """Yield the number of planned steps, where the file contains it, and the rows of the history."""
         path = _latest_state(path) or path
+        with open_text(path) as file:
+            max_steps = read_json_field(file, path, "max_steps")
+        if isinstance(max_steps, int) and max_steps > 0:
+            yield {"event": "start", "max_steps": max_steps}
         with open_text(path) as file:
             yield from (row for row in read_json_rows(file, path, "log_history") if isinstance(row, dict))
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._signal_stats import BLOCK, SignalStats
 from tachograph.diagnostics._text import figure
-from tachograph.records import finite_or_none
 
 __all__ = ["DeadLearningRate"]
 
 _MIN_DIGITS = 4
 """A loss with at most this many digits may have been rounded to the same number."""
 
+_REST = 0.05  # of the planned steps
+_GRADUAL_REST = 0.15
+_GRADUAL_SHARE = 0.1  # of the highest learning rate, from which a schedule may go on to zero
+
 
 class DeadLearningRate(Rule):
     """The learning rate is zero in the middle of a run, or the loss repeats exactly the same number.
 
     A learning rate of zero is normal in the very first steps and at the end of a schedule. It is reported if it lasts,
-    unless at most 5 % of the planned steps remain. A loss that repeats exactly, while the gradient is not zero, means
+    unless at most 5 % of the planned steps remain, or 15 % if it fell to zero gradually. Where the number of planned
+    steps is unknown, a learning rate that fell gradually is reported after the run has continued for as long: many logs
+    round the last values of a schedule to zero. A loss that repeats exactly, while the gradient is not zero, means
     the same where no learning rate is recorded. A loss of exactly zero does not count, nor does any loss in
     reinforcement learning.
     """
@@ -38,7 +43,6 @@ class DeadLearningRate(Rule):
         "Check that optimizer.step() is called and that its parameter groups contain the model being trained.",
     )
     block_signals = ("lr", "loss")
-    record_kinds = ("start",)
     absorbs = ("plateau",)
 
     class Thresholds(RuleSettings):
@@ -51,21 +55,21 @@ class DeadLearningRate(Rule):
     def reset(self) -> None:
         """Forget all blocks."""
         self._num_blocks = {"lr": 0, "loss": 0}
-        self._max_steps: float | None = None
-
-    def on_record(self, record: dict[str, Any]) -> None:
-        """Read the number of planned steps."""
-        self._max_steps = finite_or_none(record.get("max_steps"))
+        self._peak_lr = 0.0
+        self._last_lr = 0.0  # the last one above zero
+        self._zero_since = (0, 0)  # step and number of values
 
     def on_block(self, stats: SignalStats) -> None:
         """Check for a learning rate of zero, or a constant loss."""
         signal, values = stats.signal, stats.values
+        if signal == "lr":
+            self._observe_lr(stats)
         is_dead = values[-1] <= 0 if signal == "lr" else self._is_constant(values)
         self._num_blocks[signal] = self._num_blocks[signal] + 1 if is_dead else 0
         if not is_dead:
             if self.is_open(signal):
                 self.resolve(f"{stats.metric} is at {figure(stats.level)}", key=signal)
-        elif self._num_blocks[signal] == self.thresholds.blocks and not self._is_near_end():
+        elif self._num_blocks[signal] >= self.thresholds.blocks and not self.is_open(signal) and self._is_fault(stats):
             num_values, step = BLOCK * self._num_blocks[signal], self.context.step
             title = f"Learning rate has been zero for {num_values} values, up to step {step}"
             if signal == "loss":
@@ -83,8 +87,23 @@ class DeadLearningRate(Rule):
         stats = self.signals.get("grad_norm")
         return stats is None or stats.level is None or stats.level > 0
 
-    def _is_near_end(self) -> bool:
-        return bool(self._max_steps and self.context.step is not None and self.context.step >= 0.95 * self._max_steps)
+    def _observe_lr(self, stats: SignalStats) -> None:
+        """Note how the learning rate gets to zero."""
+        if stats.values[-1] > 0:
+            self._peak_lr = max(self._peak_lr, stats.values[-1])
+            self._last_lr = next(value for value in stats.values if value > 0)
+            self._zero_since = (self.context.step or 0, stats.num_in_blocks)
+
+    def _is_fault(self, stats: SignalStats) -> bool:
+        """Return whether the end of the schedule cannot explain it."""
+        step, max_steps = self.context.step, self.context.max_steps
+        since_step, since_value = self._zero_since
+        is_gradual = stats.signal == "lr" and 0 < self._last_lr <= _GRADUAL_SHARE * self._peak_lr
+        if max_steps and step is not None:
+            begin = since_step if is_gradual else step
+            return begin < (1 - (_GRADUAL_REST if is_gradual else _REST)) * max_steps
+        num_values = stats.num_in_blocks
+        return not is_gradual or num_values - since_value > _GRADUAL_REST * num_values
 
 
 def _num_digits(value: float) -> int:
