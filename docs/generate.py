@@ -42,8 +42,8 @@ def settings_page() -> str:
     lines += [f"| `{row.name}` | `{row.env}` | {row.type} | `{row.default}` | {row.doc} |" for row in settings_table()]
     lines += [
         "",
-        "`notify` and `rules` are sections with settings of their own: see [notifications](notifications.md) and",
-        "[diagnosis](diagnosis.md).",
+        "`notify`, `rules` and `signals` are sections with settings of their own: see",
+        "[notifications](notifications.md) and [diagnosis](diagnosis.md).",
     ]
     return "\n".join(lines) + "\n"
 

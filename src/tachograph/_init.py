@@ -16,7 +16,7 @@ import msgspec
 from tachograph._base import ranks
 from tachograph._base.config import SECTION_PLACES, ConfigSection, find_section
 from tachograph._base.guard import guard, warn
-from tachograph.diagnostics import resolve_rules
+from tachograph.diagnostics import resolve_rules, resolve_signals
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.recorder import Run, start_run
 from tachograph.records import check_run_name
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["init", "init_from_config"]
 
-_SECTION_KEYS = (*Settings.__struct_fields__, "notify", "rules")
+_SUBSECTIONS = ("notify", "rules", "signals")
+_SECTION_KEYS = (*Settings.__struct_fields__, *_SUBSECTIONS)
 _MAX_WARNINGS = 5
 
 
@@ -42,6 +43,7 @@ def init(
     any_rank: bool = False,
     notify: Mapping[str, Any] | bool | None = None,
     rules: Mapping[str, Any] | None = None,
+    signals: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Run:
     """Start to record a run and make it the current one.
@@ -60,6 +62,7 @@ def init(
             see `docs/notifications.md`. False turns notifications off, whatever the environment says.
         rules: the diagnostic rules to use, such as ``{"plateau": False, "loss_spike": {"sigmas": 8}}``; see
             `docs/diagnosis.md`.
+        signals: more names of metrics that rules observe, such as ``{"loss": "my/objective"}``; see the same page.
         settings: any of the settings in `docs/settings.md`, such as `log_dir`, `log_every`, `enabled` or
             ``sinks=["tensorboard", {"wandb": {"project": "demo"}}]``.
 
@@ -73,7 +76,7 @@ def init(
         ...     run.log({"train_loss": loss}, step=step)
     """
     path, section, warnings = _read_section(config)
-    notify_section, rules_section = section.pop("notify", None), section.pop("rules", None)
+    notify_section, rules_section, signals_section = (section.pop(key, None) for key in _SUBSECTIONS)
     chosen = resolve_settings(settings, section, path=path)
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise ConfigError(f"tags={tags!r}: expected a list of words, such as tags=['baseline']")
@@ -82,7 +85,9 @@ def init(
     if name is not None:
         check_run_name(name)
     channels = _open_channels(notify, notify_section) if chosen.enabled else None
-    thresholds = resolve_rules(_select_rules(rules, rules_section)) if chosen.diagnose else None
+    rules = _select(rules, "TACHO_RULES", rules_section, """{"plateau": false}""")
+    signals = _select(signals, "TACHO_SIGNALS", signals_section, """{"loss": "my/objective"}""")
+    thresholds, signal_names = resolve_rules(rules) if chosen.diagnose else None, resolve_signals(signals)
     name = name or time.strftime("run-%Y%m%d_%H%M%S")
     start_s = time.time()
     records_run = chosen.enabled and (any_rank or ranks.rank() == 0)
@@ -92,7 +97,15 @@ def init(
     sinks = start_sinks(chosen.sinks) if records_run else []
     try:
         run = start_run(
-            name, chosen, config=config, resume=resume, tags=tags, facts=facts, any_rank=any_rank, rules=thresholds
+            name,
+            chosen,
+            config=config,
+            resume=resume,
+            tags=tags,
+            facts=facts,
+            any_rank=any_rank,
+            rules=thresholds,
+            signals=signal_names,
         )
     except BaseException:
         for sink in sinks:
@@ -139,18 +152,18 @@ def _not_a_section(value: Any) -> str:
     return f"expected a section such as `telemetry: {{enabled: true}}`, got {type(value).__name__}"
 
 
-def _select_rules(rules: Any, section: Any) -> Any:
-    """Return the configuration of the rules: from the argument, else the environment, else the config."""
-    if rules is not None:
-        return rules
-    text = os.environ.get("TACHO_RULES")
+def _select(given: Any, variable: str, section: Any, example: str) -> Any:
+    """Return a part of the configuration: from the argument, else the environment, else the config."""
+    if given is not None:
+        return given
+    text = os.environ.get(variable)
     if not text:
         return section
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        expected = """expected a JSON object, such as {"plateau": false}"""
-        raise ConfigError(f"environment variable TACHO_RULES: {expected}, got {text[:80]!r} ({error})") from None
+        expected = f"expected a JSON object, such as {example}"
+        raise ConfigError(f"environment variable {variable}: {expected}, got {text[:80]!r} ({error})") from None
 
 
 def _open_channels(

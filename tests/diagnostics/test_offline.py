@@ -227,11 +227,107 @@ def test_log_without_signals_fails_the_check(tmp_path):
         ("valid_loss", "val_loss"),
         ("grad-norm", "grad_norm"),
         ("test/loss", None),
+        ("reduced_train_loss", "loss"),
+        ("train_step_timing in s", "step_s"),
+        ("train/CE loss", "loss"),
+        ("optim/total grad norm", "grad_norm"),
+        ("optim/LR (group 0)", "lr"),
+        ("throughput/device/TPS", "throughput"),
+        ("throughput/device/data loading (%)", "data_share"),
+        ("actor/grad_norm", "grad_norm"),
+        ("actor/entropy", "entropy"),
+        ("timing_s/step", "step_s"),
+        ("critic/score/mean", "reward"),
+        ("response_length/clip_ratio", "truncated_share"),
+        ("perf/throughput", "throughput"),
+        ("iteration-time", "step_s"),
+        ("learning-rate", "lr"),
+        ("loss-scale", "loss_scale"),
+        ("mem-allocated-bytes", "gpu_memory"),
+        ("lm loss validation", "val_loss"),
+        ("throughput(tps)", "throughput"),
+        ("tokens_per_second_per_gpu", "throughput"),
+        ("loss/train/total", "loss"),
     ],
 )
 def test_signal_names_of_other_tools(name, signal):
     records = [{"event": "step", "time": 1.0, "global_step": 1, name: 1.0}]
     assert list(tachograph.diagnose(records).signals) == ([signal] if signal else [])
+
+
+def test_names_of_signals_can_be_added():
+    records = [
+        {"event": "step", "time": 1e9 + step, "global_step": step, "my/objective": loss, "train_loss": 1.0}
+        for step, loss in rows()
+    ]
+    assert spikes(tachograph.diagnose(records)) == []
+    diagnosis = tachograph.diagnose(records, signals={"loss": "my/objective"})
+    assert spikes(diagnosis) == [200]
+    assert diagnosis.signals == {"loss": "my/objective"}  # an added name comes before those we know
+    assert tachograph.diagnose(records).other_metrics == ["my/objective"]
+    assert tachograph.diagnose(records, signals={"reward": ["train_loss"]}).signals == {"reward": "train_loss"}
+
+
+@pytest.mark.parametrize(
+    ("signals", "message"),
+    [
+        ({"los": "x"}, "unknown signal signals.los.*did you mean 'loss'"),
+        ({"loss": 3}, "signals.loss=3: expected the name of a metric"),
+        ({"loss": [""]}, "signals.loss=.*expected the name of a metric"),
+        ({"loss": "x y", "lr": "x_y"}, "signals.lr: 'x_y' is the name of signals.loss already"),
+        (["loss"], "signals=.*expected a dict"),
+    ],
+)
+def test_invalid_signals_are_named_in_the_error(signals, message):
+    with pytest.raises(ConfigError, match=message):
+        tachograph.diagnose([], signals=signals)
+
+
+def test_step_times_in_milliseconds_are_converted():
+    source = random.Random(1)
+    times = [(100.0 if step < 800 else 120.0) * (1 + source.gauss(0, 0.02)) for step in range(1600)]
+    records = [{"event": "step", "global_step": step, "step_time_ms": took} for step, took in enumerate(times)]
+    (alert,) = tachograph.diagnose(records).alerts
+    assert alert.rule == "throughput_regression"
+    assert alert.evidence["before_s"] == pytest.approx(0.1, rel=0.02)
+
+
+def test_shares_in_percent_are_converted():
+    name = "throughput/device/data loading (%)"
+    records = [{"event": "step", "time": 1.0 * step, "global_step": step, name: 40.0} for step in range(30)]
+    (alert,) = tachograph.diagnose(records).alerts
+    assert (alert.rule, alert.evidence["share"]) == ("data_stall", pytest.approx(0.4))
+    assert tachograph.diagnose([{**record, name: 10.0} for record in records]).alerts == []
+
+
+def test_numpy_values_of_records_are_converted():
+    numpy = pytest.importorskip("numpy")
+    records = [
+        {
+            "event": "step",
+            "time": numpy.float64(1e9 + step),
+            "global_step": numpy.int64(step),
+            "train": {"loss": numpy.float32(loss)},
+            "grad_norm": numpy.array(math.nan if step > 350 else 1.0),
+        }
+        for step, loss in rows()
+    ]
+    diagnosis = tachograph.diagnose(records)
+    assert spikes(diagnosis) == [200]
+    assert "not_finite" in {alert.rule for alert in diagnosis.alerts}
+    assert diagnosis.signals == {"loss": "train/loss", "grad_norm": "grad_norm"}
+
+
+def test_missing_signals_fail_the_check(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,accuracy\n" + "".join(f"{step},0.5\n" for step in range(50)))
+    assert tacho("doctor", path, check=False).returncode == 0
+    done = tacho("doctor", path, "--require-signals", check=False)
+    assert done.returncode == 1
+    assert "Nothing to diagnose" in done.stdout
+    assert "Metrics that are no signals: accuracy." in done.stdout
+    found = tacho("doctor", path, "--require-signals", "--signal", "reward=accuracy")
+    assert "Signals: reward (accuracy)." in found
 
 
 def test_missing_source_raises(tmp_path):
@@ -306,6 +402,8 @@ def test_command_explains_and_lists_rules(logs):
         (["x", "--set", "loss_spike"], "expected RULE.THRESHOLD=NUMBER or RULE=off"),
         (["x", "--set", "loss_spike.sigmas=-1"], "rules.loss_spike.sigmas"),
         (["x", "--set", "spikes=off"], "unknown rule"),
+        (["x", "--signal", "loss"], "expected SIGNAL=METRIC"),
+        (["x", "--signal", "los=x"], "unknown signal"),
     ],
 )
 def test_command_reports_usage_errors(tmp_path, arguments, message):

@@ -8,7 +8,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.diagnostics import SEEDS, Record, alerts_of_rule, brief, diagnose, level, only_alert, statuses, step, system
+from tests.diagnostics import (
+    SEEDS,
+    Record,
+    alerts_of_rule,
+    brief,
+    diagnose,
+    level,
+    only_alert,
+    series,
+    statuses,
+    step,
+    system,
+)
 
 
 @pytest.fixture(params=SEEDS)
@@ -156,6 +168,19 @@ def test_fixed_leak_is_resolved(source: random.Random) -> None:
     history = only_alert(diagnose(while_training(host(used, 3000))), "memory_growth")
     assert statuses(history) == ["opened", "resolved"]
     assert history[-1]["outcome"].startswith("the memory of the process has stopped growing, at 12.4")
+
+
+@pytest.mark.parametrize("name", ["mem-allocated-bytes", "perf/max_memory_allocated_gb", "memory/max_active(GiB)"])
+def test_leak_in_recorded_gpu_memory_alerts(source: random.Random, name: str) -> None:
+    leak = [40e9 * (1 + 0.5 * at / 1000) * (1 + source.gauss(0, 0.005)) for at in range(1000)]
+    (opened,) = only_alert(diagnose(series(name, leak)), "memory_growth")
+    assert opened["title"].startswith(f"GPU memory ({name}) has grown by ") and opened["evidence"]["used"] > 40e9
+
+
+def test_steady_recorded_gpu_memory_is_ignored(source: random.Random) -> None:
+    for shape in ([1.0] * 2000, [1.4 - 0.4 * math.exp(-at / 60) for at in range(2000)]):
+        used = [40e9 * share * (1 + source.gauss(0, 0.02)) for share in shape]
+        assert diagnose(series("mem-allocated-bytes", used)) == []
 
 
 def test_memory_horizon_is_configurable(source: random.Random) -> None:

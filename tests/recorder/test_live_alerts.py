@@ -117,6 +117,24 @@ def test_rules_come_from_argument_config_and_environment(logs, monkeypatch):
     assert rules_that_fired(rules={}) == ["not_finite"]
 
 
+def test_signals_come_from_argument_config_and_environment(logs, monkeypatch):
+    def rules_that_fired(**settings):
+        with tachograph.init("x", log_dir=logs, **QUIET, **settings) as run:
+            for step in range(50):
+                run.log({"my/objective": math.nan if step == 49 else 1.0 + step % 3}, step=step)
+        return [alert["rule"] for alert in alerts_of(run.folder.path)]
+
+    assert rules_that_fired() == []
+    assert rules_that_fired(signals={"loss": "my/objective"}) == ["not_finite"]
+    assert rules_that_fired(config={"telemetry": {"signals": {"loss": ["my/objective"]}}}) == ["not_finite"]
+    monkeypatch.setenv("TACHO_SIGNALS", '{"loss": "my/objective"}')
+    assert rules_that_fired() == ["not_finite"]
+    assert rules_that_fired(signals={}) == []
+    monkeypatch.setenv("TACHO_SIGNALS", "loss=my/objective")
+    with pytest.raises(ConfigError, match="environment variable TACHO_SIGNALS: expected a JSON object"):
+        tachograph.init("y", log_dir=logs)
+
+
 @pytest.mark.parametrize(
     ("rules", "message"),
     [

@@ -22,6 +22,7 @@ from tachograph.settings import Settings, parse_switch
 
 __all__ = ["alert_lines", "doctor"]
 
+_MAX_OTHER_METRICS = 12
 _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -39,6 +40,16 @@ _STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
     help="Set a threshold; RULE=off turns a rule off.",
 )
 @click.option(
+    "--signal",
+    "signals",
+    metavar="SIGNAL=METRIC",
+    multiple=True,
+    help="Use a metric as a signal, as in loss=my/objective.",
+)
+@click.option(
+    "--require-signals", is_flag=True, help="Exit with status 1 if no known signal was recorded, so nothing was judged."
+)
+@click.option(
     "--fail-on",
     type=click.Choice(SEVERITIES),
     help="Exit with status 1 on an alert of this severity or higher, a failed run, or no known signal.",
@@ -50,6 +61,8 @@ def doctor(
     rule: str | None,
     lists_rules: bool,
     settings: tuple[str, ...],
+    signals: tuple[str, ...],
+    require_signals: bool,
     fail_on: str | None,
 ) -> None:
     """Diagnose a run, or the log of another tool.
@@ -65,12 +78,14 @@ def doctor(
         return
     if run is None:
         raise click.UsageError("specify a run or a log file, or use --explain RULE or --rules")
-    diagnosis = diagnose(run, log_dir, rules=_parse_settings(settings))
+    diagnosis = diagnose(run, log_dir, rules=_parse_settings(settings), signals=_parse_signals(signals))
     if as_json:
         click.echo(json_text(msgspec.to_builtins(diagnosis)))
     else:
         where = "" if log_dir == Settings().log_dir else f" --log-dir {log_dir}"
         Console().print(_render_diagnosis(diagnosis, f"tacho show {run}{where}"))
+    if require_signals and not diagnosis.signals:
+        raise SystemExit(1)
     if fail_on is not None:
         worst = max((severity_rank(alert.severity) for alert in diagnosis.alerts), default=-1)
         if diagnosis.has_failed or not diagnosis.signals or worst >= severity_rank(fail_on):
@@ -91,6 +106,17 @@ def _parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
         elif not isinstance(rules.get(rule), bool):
             rules.setdefault(rule, {})[threshold] = value.strip()
     return rules
+
+
+def _parse_signals(texts: tuple[str, ...]) -> dict[str, list[str]]:
+    """Parse ``loss=my/objective``."""
+    signals: dict[str, list[str]] = {}
+    for text in texts:
+        signal, equals, metric = text.partition("=")
+        if not equals or not metric.strip():
+            raise ConfigError(f"--signal {text}: expected SIGNAL=METRIC, as in loss=my/objective")
+        signals.setdefault(signal.strip(), []).append(metric.strip())
+    return signals
 
 
 def _render_diagnosis(diagnosis: Diagnosis, show_command: str) -> RenderableType:
@@ -115,6 +141,9 @@ def _render_diagnosis(diagnosis: Diagnosis, show_command: str) -> RenderableType
     if "loss" not in diagnosis.signals:
         missing = "No training loss found. Most rules need one; record it as train_loss, for example."
         parts.append(Text(missing, style="yellow"))
+        if diagnosis.other_metrics:
+            names = ", ".join(safe(name) for name in diagnosis.other_metrics[:_MAX_OTHER_METRICS])
+            parts.append(Text(f"Metrics that are no signals: {names}. Name one of them with --signal.", style="dim"))
     return Group(*parts)
 
 

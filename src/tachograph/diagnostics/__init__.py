@@ -4,7 +4,7 @@ from tachograph.diagnostics._engine import RuleEngine
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import ThresholdRow, explain, resolve_rules, threshold_table
 from tachograph.diagnostics._signal_stats import SignalStats
-from tachograph.diagnostics._signals import SIGNALS
+from tachograph.diagnostics._signals import SIGNALS, SignalNames, resolve_signals
 from tachograph.diagnostics.rules import RULES
 
 __all__ = [
@@ -13,9 +13,11 @@ __all__ = [
     "Rule",
     "RuleEngine",
     "RuleSettings",
+    "SignalNames",
     "SignalStats",
     "ThresholdRow",
     "explain",
     "resolve_rules",
+    "resolve_signals",
     "threshold_table",
 ]

@@ -36,7 +36,7 @@ from tachograph.diagnostics._context import RunContext
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._settings import resolve_rules
 from tachograph.diagnostics._signal_stats import SignalListener, SignalStats
-from tachograph.diagnostics._signals import is_reward, signal_of
+from tachograph.diagnostics._signals import SignalNames, is_reward, scale_of
 from tachograph.diagnostics.rules import RULES
 from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
 
@@ -67,6 +67,8 @@ _STEP_TIMES = frozenset({"step_s", "throughput"})
 _LR_FACTOR = 1.6  # between two values, schedules change the learning rate by far less
 _BATCH_FACTOR = 1.15  # token counts vary by several percent from batch to batch
 _PAUSE_VALUES = 32  # two blocks, after which the spread is valid at the new level
+_NO_METRICS = frozenset({"event", "time", "global_step", "epoch", "window_steps"})
+_MAX_OTHER_METRICS = 64
 _MAX_LAYOUTS = 256  # field names can contain numbers, so their combinations are unbounded
 
 _MAX_FREQUENT_CHANGES = 8
@@ -99,11 +101,18 @@ class RuleEngine:
         >>> alerts = [alert for record in records for alert in engine.observe(record)]
     """
 
-    def __init__(self, rules: Mapping[str, RuleSettings] | None = None, *, prefix: str = "") -> None:
+    def __init__(
+        self,
+        rules: Mapping[str, RuleSettings] | None = None,
+        *,
+        signals: SignalNames | None = None,
+        prefix: str = "",
+    ) -> None:
         """Create the rules.
 
         Args:
             rules: thresholds by rule, as `resolve_rules` returns them; by default all rules with their defaults.
+            signals: the metric names of the signals, as `resolve_signals` returns them.
             prefix: prefix of alert ids, which keeps those of several attempts apart.
         """
         chosen = resolve_rules(None) if rules is None else rules
@@ -121,7 +130,9 @@ class RuleEngine:
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._skips_step_time = True  # the first step contains the setup
         self._work: dict[str, _WorkChangeDetector] = {}
+        self._names = signals or SignalNames()
         self._metrics: dict[str, str] = {}
+        self._other_metrics: dict[str, None] = {}
 
     @property
     def num_open(self) -> tuple[int, int]:
@@ -132,6 +143,11 @@ class RuleEngine:
     def signals(self) -> dict[str, str]:
         """The signals found so far, each with the name of its metric."""
         return dict(self._metrics)
+
+    @property
+    def other_metrics(self) -> list[str]:
+        """Some of the metrics that belong to no signal, in the order in which they appeared."""
+        return list(self._other_metrics)
 
     # Input ---------------------------------------------------------------------------------------------------------
 
@@ -257,9 +273,9 @@ class RuleEngine:
             return math.nan
         highest = finite_or_none(record.get(f"{name}/max"))
         stats = self._signals.get(signal)
-        if stats is not None and highest is not None and highest >= stats.outlier_above:
-            return highest
-        return value
+        if stats is None or highest is None or signal == "throughput":
+            return value
+        return highest if scale_of(signal, name) * highest >= stats.outlier_above else value
 
     def _layout_of(self, names: tuple[str, ...]) -> _Layout:
         layout = self._layouts.get(names)
@@ -274,7 +290,9 @@ class RuleEngine:
             self._context.is_reinforcement = True
         best: dict[str, tuple[int, int]] = {}  # by signal: rank of the name, column
         for column, name in enumerate(names):
-            found = signal_of(name)
+            found = self._names.find(name)
+            if found is None and name not in _NO_METRICS and len(self._other_metrics) < _MAX_OTHER_METRICS:
+                self._other_metrics[name] = None
             if found is not None and (found[0] not in best or found[1] < best[found[0]][0]):
                 best[found[0]] = (found[1], column)
         if "step_s" in best or "step_s" in self._signals:
@@ -304,7 +322,8 @@ class RuleEngine:
         for rule in self._rules:
             if signal in rule.value_signals:
                 handlers.append(partial(rule.on_value, signal, metric))
-        return handlers
+        scale = scale_of(signal, metric)
+        return handlers if scale == 1.0 else [partial(_add_scaled, handle, scale) for handle in handlers]
 
     def _stats_of(self, signal: str, metric: str) -> SignalStats | None:
         """Return the statistics of a signal, created when its first metric appears; None if no rule uses it."""
@@ -347,6 +366,11 @@ def _add_reciprocal(stats: SignalStats, value: float) -> None:
     """Add a throughput as the time that one sample or token takes: more is worse, as for the step time."""
     if value > 0:
         stats.add(1.0 / value)
+
+
+def _add_scaled(handle: Callable[[float], None], scale: float, value: float) -> None:
+    """Handle a value that has another unit than its signal."""
+    handle(scale * value)
 
 
 class _ChangeFilter:

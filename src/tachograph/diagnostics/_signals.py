@@ -1,10 +1,18 @@
-"""Maps metric names to signals: trainers and frameworks use different names for the same quantity."""
+"""Maps metric names to signals: trainers and frameworks use different names for the same quantity.
+
+`SIGNALS` is the only list of names. Upper case, spaces, dashes and underscores make no difference, and ``lr-AdamW`` is
+a learning rate. Values are converted to the unit of the signal if the name of the metric says that it has another one.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["SIGNALS", "is_reward", "signal_of"]
+from tachograph.exceptions import ConfigError, did_you_mean
+
+__all__ = ["SIGNALS", "SignalNames", "is_reward", "resolve_signals", "scale_of"]
 
 SIGNALS: dict[str, tuple[str, ...]] = {
     "loss": (
@@ -194,27 +202,74 @@ Among them are the names of transformers, TRL, DeepSpeed, Megatron-LM, NeMo, OLM
 and verl.
 """
 
+_LR_PREFIXES = ("lr_", "optim/lr_")
+_MILLISECONDS = re.compile(r"_(ms|msec|milliseconds)_?$")
+_PERCENT = re.compile(r"%|(^|[^a-z])(pct|percent)([^a-z]|$)")
 _SEPARATORS = re.compile(r"[^a-z0-9/]+")
-_SIGNAL_OF = {
-    _SEPARATORS.sub("_", name.lower()): (signal, rank)
-    for signal, names in SIGNALS.items()
-    for rank, name in enumerate(names)
-}
 _REWARD = re.compile(r"(^|[/_])(reward|rewards|rew|return|returns|score|scores)([/_]|$)")
 _PREFERENCE = re.compile(r"chosen|rejected|margin|accurac")
 
 
-def signal_of(name: str) -> tuple[str, int] | None:
-    """Return the signal of a metric and the rank of this name among the signal's names; None if it is no signal.
+def _plain(name: str) -> str:
+    return _SEPARATORS.sub("_", name.lower())
 
-    Upper case, spaces, dashes and underscores make no difference; ``lr-AdamW`` is a learning rate.
+
+class SignalNames:
+    """The metric names of every signal: those that were added, before those of `SIGNALS`."""
+
+    def __init__(self, added: Mapping[str, tuple[str, ...]] | None = None) -> None:
+        """Index the names.
+
+        Args:
+            added: more names, by signal. A name that `SIGNALS` gives to another signal is taken from it.
+        """
+        self._found: dict[str, tuple[str, int]] = {}
+        for names_of in (SIGNALS, added or {}):
+            for signal, names in names_of.items():
+                first = -len(names) if names_of is not SIGNALS else 0
+                self._found |= {_plain(name): (signal, first + rank) for rank, name in enumerate(names)}
+
+    def find(self, name: str) -> tuple[str, int] | None:
+        """Return the signal of a metric and the rank of this name among the signal's names; None if it is no signal."""
+        plain = _plain(name)
+        found = self._found.get(plain)
+        return ("lr", len(SIGNALS["lr"])) if found is None and plain.startswith(_LR_PREFIXES) else found
+
+
+def resolve_signals(given: Mapping[str, Any] | None) -> SignalNames:
+    """Return the names of all signals.
+
+    Args:
+        given: more metric names by signal, such as ``{"loss": "my/objective", "step_s": ["t_step", "t_iter"]}``.
+
+    Raises:
+        ConfigError: if a signal does not exist, or its names are not texts.
     """
-    plain = _SEPARATORS.sub("_", name.lower())
-    found = _SIGNAL_OF.get(plain)
-    return ("lr", len(SIGNALS["lr"])) if found is None and plain.startswith("lr_") else found
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"signals={given!r}: expected a dict, such as signals={{'loss': 'my/objective'}}")
+    added: dict[str, tuple[str, ...]] = {}
+    owners: dict[str, str] = {}
+    for signal, names in (given or {}).items():
+        if signal not in SIGNALS:
+            raise ConfigError(f"unknown signal signals.{signal}{did_you_mean(str(signal), SIGNALS)}")
+        listed = [names] if isinstance(names, str) else names
+        if not isinstance(listed, (list, tuple)) or not all(isinstance(name, str) and name for name in listed):
+            raise ConfigError(f"signals.{signal}={names!r}: expected the name of a metric, or a list of names")
+        for name in listed:
+            if owners.setdefault(_plain(name), signal) != signal:
+                raise ConfigError(f"signals.{signal}: {name!r} is the name of signals.{owners[_plain(name)]} already")
+        added[signal] = tuple(listed)
+    return SignalNames(added)
+
+
+def scale_of(signal: str, name: str) -> float:
+    """Return the factor that converts values of a metric to the unit of its signal: seconds, or a share."""
+    if signal == "step_s" and _MILLISECONDS.search(_plain(name)):
+        return 1e-3
+    return 1e-2 if signal == "data_share" and _PERCENT.search(name.lower()) else 1.0
 
 
 def is_reward(name: str) -> bool:
     """Return whether a metric is a reward of reinforcement learning, and not one of preference training."""
-    plain = _SEPARATORS.sub("_", name.lower())
+    plain = _plain(name)
     return _REWARD.search(plain) is not None and _PREFERENCE.search(plain) is None

@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
-from tachograph.diagnostics import RuleEngine, resolve_rules
+from tachograph.diagnostics import RuleEngine, resolve_rules, resolve_signals
 from tachograph.exceptions import RunNotFoundError
 from tachograph.importers import describe, read_log
 from tachograph.journal import RunFolder, RunState, find_run, read_records
 from tachograph.reader import Alert, AlertHistory, overview, worst_first
+from tachograph.records import METRIC_KINDS, freeze, is_frozen, to_plain
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -28,6 +29,8 @@ class Diagnosis(msgspec.Struct):
     num_records: int
     num_alerts: int
     """Number of all alerts; if there are very many, `alerts` contains only the last ones."""
+    other_metrics: list[str] = []
+    """Some of the metrics that belong to no signal."""
     state: RunState | None = None
     """The state of the run; None for records and for the log of another tool."""
     reason: str | None = None
@@ -49,26 +52,28 @@ def diagnose(
     log_dir: str | os.PathLike[str] | None = None,
     *,
     rules: Mapping[str, Any] | None = None,
+    signals: Mapping[str, Any] | None = None,
 ) -> Diagnosis:
     """Run the rules over everything that was recorded, as they would have run at the time.
 
     Args:
         source: a run (its folder or, with `log_dir`, its name); a CSV, JSON-lines or TensorBoard file or a
-            `trainer_state.json` of another tool; or records.
+            `trainer_state.json` of another tool; or records, whose values are converted as those of `Run.log`.
         log_dir: the folder that contains the runs.
         rules: the rules to use and their thresholds, as for `init`.
+        signals: more metric names by signal, as for `init`.
 
     Raises:
         RunNotFoundError: if there is neither a run nor a log.
-        ConfigError: if a log cannot be read, or `rules` is invalid.
+        ConfigError: if a log cannot be read, or `rules` or `signals` is invalid.
 
     Example:
         >>> for alert in tachograph.diagnose("logs/greyjacket").alerts:
         ...     print(alert.severity, alert.title)
     """
-    thresholds = resolve_rules(rules)
+    thresholds, signal_names = resolve_rules(rules), resolve_signals(signals)
     name, records, folder = _open_source(source, log_dir)
-    engine, history, num_records = RuleEngine(thresholds), AlertHistory(), 0
+    engine, history, num_records = RuleEngine(thresholds, signals=signal_names), AlertHistory(), 0
     has_recorded_hang = False
     for record in records:
         num_records += 1
@@ -81,7 +86,9 @@ def diagnose(
         for alert in engine.observe(record):
             if alert["rule"] != "hang" or not has_recorded_hang:
                 history.add(alert)
-    diagnosis = Diagnosis(name, history.alerts(), engine.signals, num_records, history.num_opened)
+    diagnosis = Diagnosis(
+        name, history.alerts(), engine.signals, num_records, history.num_opened, other_metrics=engine.other_metrics
+    )
     if folder is not None:
         run = overview(folder)
         diagnosis.state, diagnosis.reason = run.state, run.reason
@@ -92,7 +99,7 @@ def _open_source(
     source: str | os.PathLike[str] | Iterable[dict[str, Any]], log_dir: str | os.PathLike[str] | None
 ) -> tuple[str, Iterator[dict[str, Any]], RunFolder | None]:
     if not isinstance(source, (str, os.PathLike)):
-        return "records", iter(source), None
+        return "records", map(_to_plain_record, source), None
     try:
         folder = find_run(source, log_dir)
         return folder.name, read_records(folder.journal), folder
@@ -102,3 +109,12 @@ def _open_source(
         if describe(source) is None and os.path.isdir(source):
             raise
         return os.path.basename(os.fspath(source).rstrip(os.sep)), read_log(source), None
+
+
+def _to_plain_record(record: dict[str, Any]) -> dict[str, Any]:
+    """Convert the values of a record as `Run.log` does: numpy scalars, tensors and nested metrics become numbers."""
+    if all(type(value) is str or is_frozen(value) for value in record.values()):
+        return record
+    fields = freeze(record) if record.get("event") in METRIC_KINDS else record
+    plain: dict[str, Any] = to_plain(fields, "", [])
+    return plain

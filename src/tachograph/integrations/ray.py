@@ -52,7 +52,9 @@ class TachographCallback(UserCallback):
         if name is not None:
             check_run_name(name)
         known = {
-            field: value for field, value in settings.items() if field not in {"tags", "notify", "rules", "resume"}
+            field: value
+            for field, value in settings.items()
+            if field not in {"tags", "notify", "rules", "signals", "resume"}
         }
         self._plan = RunOptions(None, name, settings)
         # The process that calls this callback may have another working directory.

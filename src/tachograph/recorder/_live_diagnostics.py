@@ -14,7 +14,7 @@ from typing import Any
 
 from tachograph._base.files import replace_file
 from tachograph._base.guard import guard
-from tachograph.diagnostics import RuleEngine, RuleSettings
+from tachograph.diagnostics import RuleEngine, RuleSettings, SignalNames
 from tachograph.records import Encodable, StepTable
 
 __all__ = ["LiveDiagnostics"]
@@ -31,12 +31,15 @@ class LiveDiagnostics:
     every step.
     """
 
-    def __init__(self, rules: Mapping[str, RuleSettings], print_line: Callable[[str], None]) -> None:
+    def __init__(
+        self, rules: Mapping[str, RuleSettings], print_line: Callable[[str], None], signals: SignalNames | None = None
+    ) -> None:
         """Create the rules.
 
         Args:
             rules: thresholds by rule, as `resolve_rules` returns them.
             print_line: prints a line to the console of the run.
+            signals: the metric names of the signals, as `resolve_signals` returns them.
         """
         self._print_line = print_line
         self._num_lines = 0
@@ -45,7 +48,7 @@ class LiveDiagnostics:
         """Why diagnosis stopped; empty while it is running."""
         self._engine: RuleEngine | None = None
         with guard(_PLACE, self._stop):  # the rule of another package may raise
-            self._engine = RuleEngine(rules, prefix=f"{os.urandom(3).hex()}-")
+            self._engine = RuleEngine(rules, signals=signals, prefix=f"{os.urandom(3).hex()}-")
 
     def observe(self, records: list[Encodable], folder: Path) -> list[Encodable]:
         """Return the records with the alerts they cause, each alert after its cause."""

@@ -11,7 +11,7 @@ import msgspec
 from tachograph._base import ranks
 from tachograph._base.clock import SystemClock, WallAnchor
 from tachograph._base.guard import guard, warn
-from tachograph.diagnostics import RuleSettings
+from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.journal import Claim, claim_run_folder, read_records, this_process
 from tachograph.reader import overview
@@ -40,6 +40,7 @@ def start_run(
     facts: Mapping[str, Any] | None = None,
     any_rank: bool = False,
     rules: Mapping[str, RuleSettings] | None = None,
+    signals: SignalNames | None = None,
 ) -> Run:
     """Claim the folder, write the `start` record and return the run, which becomes the current one."""
     problems: list[ValueProblem] = []
@@ -59,7 +60,7 @@ def start_run(
     try:
         own = {"tags": [str(tag) for tag in tags], "config": snapshot}
         start = {**known, **own}
-        run = _start_recording(claim, settings, start, problems, rules)
+        run = _start_recording(claim, settings, start, problems, rules, signals)
     except BaseException:
         claim.release()
         raise
@@ -73,6 +74,7 @@ def _start_recording(
     start: dict[str, Any],
     problems: list[ValueProblem],
     rules: Mapping[str, RuleSettings] | None,
+    signals: SignalNames | None,
 ) -> Run:
     clock = SystemClock()
     folder = claim.folder
@@ -113,7 +115,7 @@ def _start_recording(
         resumed=claim.resumed,
         facts=facts,
     )
-    writer.diagnostics = LiveDiagnostics(rules, run.print_line) if rules else None
+    writer.diagnostics = LiveDiagnostics(rules, run.print_line, signals) if rules else None
     writer.add_record("start", facts)
     for problem in problems:
         writer.add_record(

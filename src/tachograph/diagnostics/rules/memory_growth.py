@@ -8,8 +8,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._signal_stats import SignalStats
 from tachograph.diagnostics._slope import fit_slope
-from tachograph.diagnostics._text import duration, figure
+from tachograph.diagnostics._text import duration, figure, percent
 from tachograph.records import finite_or_none
 
 __all__ = ["MemoryGrowth"]
@@ -23,6 +24,9 @@ class MemoryGrowth(Rule):
     The rule keeps the peaks over equal intervals, which become longer as the run does, and fits a line to the later
     half of them. If the slope is far larger than its error, the rule extrapolates it to the end of the memory. It
     ignores the first minutes, in which memory grows in most runs, and growth that is slowing down by itself.
+
+    Where the training code records the memory of a GPU itself, its total is unknown. It must then have grown by a
+    larger share of what is in use.
     """
 
     name = "memory_growth"
@@ -36,6 +40,7 @@ class MemoryGrowth(Rule):
         "Bound caches; use arrays instead of lists of Python objects in datasets that workers share.",
     )
     record_kinds = ("system",)
+    block_signals = ("gpu_memory",)
 
     class Thresholds(RuleSettings):
         """When the rule fires."""
@@ -45,6 +50,9 @@ class MemoryGrowth(Rule):
         least_growth: Annotated[
             float, Meta(description="Minimum growth over the fitted stretch, as a share of the memory in use.", gt=0)
         ] = 0.03
+        least_unlimited_growth: Annotated[
+            float, Meta(description="The same share where the total memory is unknown.", gt=0)
+        ] = 0.1
         least_gb: Annotated[float, Meta(description="Minimum growth over the fitted stretch, in GiB.", gt=0)] = 0.25
         sigmas: Annotated[float, Meta(description="Minimum slope as a multiple of its error.", gt=0)] = 6.0
         least_s: Annotated[
@@ -74,12 +82,31 @@ class MemoryGrowth(Rule):
                 if used is not None and total is not None:
                     self._add_sample(name, f"GPU {name.split('/')[1]}", time_s, used, total)
 
+    def on_block(self, stats: SignalStats) -> None:
+        """Add the peak of a block of values that the training code recorded."""
+        name = stats.metric
+        peaks = self._peaks.setdefault(name, _Peaks())
+        if not peaks.add(float(stats.num_in_blocks), stats.values[-1]):
+            return
+        per_value, error = peaks.slope()
+        num_values, used = peaks.stretch(), stats.values[-1]
+        grown = per_value * num_values
+        if used <= 0 or per_value < 3 * error:
+            self.resolve(f"{name} has stopped growing, at {figure(used)}", key=name)
+            return
+        limits = self.thresholds
+        is_growing = per_value > limits.sigmas * error and grown >= limits.least_unlimited_growth * used
+        if is_growing and not peaks.is_slowing() and not self.is_open(name):
+            evidence = {"metric": name, "used": used, "grown": grown, "values": num_values, "step": self.context.step}
+            title = f"GPU memory ({name}) has grown by {percent(grown / (used - grown))} in {num_values:.0f} values"
+            self.report(title, f"It is at {figure(used)} and keeps growing.", key=name, evidence=evidence)
+
     def _add_sample(self, name: str, owner: str, time_s: float, used_gb: float, limit_gb: float) -> None:
         peaks = self._peaks.setdefault(name, _Peaks())
         if not peaks.add(time_s, used_gb):
             return
         per_s, error = peaks.slope()
-        stretch_s = peaks.stretch_s()
+        stretch_s = peaks.stretch()
         grown_gb = per_s * stretch_s
         limits = self.thresholds
         left_s = max(limit_gb - used_gb, 0.0) / per_s if per_s > 0 else math.inf
@@ -139,7 +166,7 @@ class _Peaks:
     def _later_half(self) -> list[tuple[float, float]]:
         return self._points[len(self._points) // 2 :]
 
-    def stretch_s(self) -> float:
+    def stretch(self) -> float:
         """Return the length of the stretch that the line is fitted to."""
         points = self._later_half()
         return points[-1][0] - points[0][0]

@@ -445,7 +445,7 @@ def _validate(name: str | None, settings: Mapping[str, Any]) -> None:
     """Raise for an invalid name or setting when the integration is created, not when training begins."""
     if name is not None:
         check_run_name(name)
-    known = {*Settings.__struct_fields__, "tags", "notify", "rules", "resume", "any_rank"}
+    known = {*Settings.__struct_fields__, "tags", "notify", "rules", "signals", "resume", "any_rank"}
     for setting in settings:
         if setting not in known:
             raise ConfigError(f"unknown setting {setting!r}{did_you_mean(setting, known)}")
