@@ -233,6 +233,18 @@ def test_noisy_or_slightly_lower_reward_is_ignored(source: random.Random) -> Non
     assert diagnose(series("reward", [at / 2000 + source.gauss(0, 0.5) for at in range(3000)])) == []
 
 
+def test_wandering_reward_is_ignored() -> None:
+    """The mean of the last episodes, as many trainers log it, has neighbours that are alike."""
+    num_alerts = 0
+    for seed in range(20):
+        source, wander, rewards = random.Random(seed), 0.0, []
+        for at in range(1000):
+            wander = 0.85 * wander + source.gauss(0, 0.05)
+            rewards.append(0.5 * (1 - math.exp(-at / 150)) + wander)
+        num_alerts += bool(diagnose(series("reward", rewards)))
+    assert num_alerts <= 2
+
+
 def test_falling_preference_rewards_are_ignored(source: random.Random) -> None:
     records = (
         step(

@@ -89,9 +89,10 @@ class DeadLearningRate(Rule):
 
     def _observe_lr(self, stats: SignalStats) -> None:
         """Note how the learning rate gets to zero."""
-        if stats.values[-1] > 0:
-            self._peak_lr = max(self._peak_lr, stats.values[-1])
-            self._last_lr = next(value for value in stats.values if value > 0)
+        lowest, highest = stats.values[0], stats.values[-1]
+        if highest > 0:
+            self._peak_lr = max(self._peak_lr, highest)
+            self._last_lr = lowest if lowest > 0 else next(value for value in stats.values if value > 0)
             self._zero_since = (self.context.step or 0, stats.num_in_blocks)
 
     def _is_fault(self, stats: SignalStats) -> bool:

@@ -33,7 +33,7 @@ class ExplodingGradients(Rule):
     """The gradient norm is many times its usual value in this run, or absurd from the first step.
 
     No norm is too large for every model, so a value is compared with the run itself: with the median of the values
-    before (of up to 32, none of them too high) and with the largest level lately. Single large values are ignored,
+    before (of about 32, none of them too high) and with the largest level lately. Single large values are ignored,
     because clipping handles them: several values in a row must be too high, with at most one usual value between two of
     them. They never become part of the usual norm. A norm that grows slowly does; one that grows as much within about
     a hundred values is reported too.
@@ -73,7 +73,7 @@ class ExplodingGradients(Rule):
 
     def reset(self) -> None:
         """Forget all values."""
-        self._usual_values: deque[float] = deque(maxlen=2 * BLOCK)
+        self._usual = 0.0
         self._levels: deque[float] = deque(maxlen=2 * _NUM_LEVELS)
         self._first: list[float] = []
         self._limit = math.inf  # a value above it is too high
@@ -112,27 +112,33 @@ class ExplodingGradients(Rule):
 
     def on_block(self, stats: SignalStats) -> None:
         """Learn the usual norm from the values that were not too high, or find that the fault is over."""
+        if stats.num_in_blocks == BLOCK:
+            stats.watch(self, self._limit)  # no longer for every value
         level = stats.level or 0.0
         if self.is_open():
             if level < self._resolve_below and stats.num_in_blocks - BLOCK >= self._opened_at:
                 self.resolve(f"{stats.metric} is back at {figure(level)}", evidence={"level": level})
                 self._high.clear()
             return
-        if len(self._levels) == 2 * _NUM_LEVELS:
-            before = sorted(self._levels)[:_NUM_LEVELS]
+        values, levels = stats.values, self._levels
+        lowest = values[BLOCK // 4]  # single values do not count
+        if len(levels) == 2 * _NUM_LEVELS and lowest > self.thresholds.factor * min(levels):
+            before = sorted(levels)[:_NUM_LEVELS]
             usual, limits = median(before), self.thresholds
-            lowest = stats.values[len(stats.values) // 4]  # single values do not count
             if lowest > max(limits.factor * usual, limits.factor_of_largest * before[-1]):
-                self._report(stats, usual, stats.values, max(self._levels))
+                self._report(stats, usual, values, max(levels))
                 return
-        learned = [value for value in stats.values if 0 < value <= self._limit]
-        if len(learned) < _MIN_USUAL or self.tracker.is_open("vanishing_gradients"):
+        if values[-1] > self._limit or values[0] <= 0:
+            values = [value for value in values if 0 < value <= self._limit]
+        if len(values) < _MIN_USUAL or self.tracker.is_open("vanishing_gradients"):
             return  # values of the fault must not become the reference
-        if not self._levels:
-            self._usual_values.clear()  # they are the same values
-        self._usual_values.extend(learned)
-        self._levels.append(median(learned))
-        self._set_limit(stats)
+        levels.append(median(values))
+        self._usual = levels[-1] if len(levels) == 1 else 0.5 * (levels[-1] + levels[-2])
+        limit = self.thresholds.factor * self._usual
+        limit = max(limit, self.thresholds.factor_of_largest * max(list(levels)[-_NUM_LEVELS:]))
+        if not 0.95 * limit < self._limit < 1.05 * limit:
+            self._limit = limit
+            stats.watch(self, limit)
 
     def _add_first(self, stats: SignalStats, value: float) -> None:
         """Learn from one of the first sixteen values, before there is a block of them."""
@@ -148,15 +154,11 @@ class ExplodingGradients(Rule):
             title = f"Gradients are too large from the start: norm {figure(middle)} up to step {self.context.step}"
             evidence = {"metric": stats.metric, "level": middle, "limit": limit, "step": self.context.step}
             self.report(title, f"Norms above {figure(limit)} are rarely healthy.", evidence=evidence)
-        elif 0 < value <= self._limit:
-            self._usual_values.append(value)
-            if len(self._usual_values) >= _MIN_USUAL:
-                self._limit = self.thresholds.factor * median(sorted(self._usual_values))
-
-    def _set_limit(self, stats: SignalStats) -> None:
-        usual, limits = median(sorted(self._usual_values)), self.thresholds
-        self._limit = max(limits.factor * usual, limits.factor_of_largest * max(list(self._levels)[-_NUM_LEVELS:]))
-        stats.watch(self, self._limit)
+        elif not self._levels:
+            usual = sorted(value for value in self._first if 0 < value <= self._limit)
+            if len(usual) >= _MIN_USUAL:
+                self._usual = median(usual)
+                self._limit = self.thresholds.factor * self._usual
 
     def _add_high(self, stats: SignalStats, value: float) -> None:
         if stats.num_added - self._last_high_at > 2:  # more than one usual value in between
@@ -165,8 +167,7 @@ class ExplodingGradients(Rule):
         self._high.append(value)
         if len(self._high) < self.thresholds.values:
             return
-        usual = median(sorted(self._usual_values))
-        self._report(stats, usual, sorted(self._high), max(self._levels, default=usual))
+        self._report(stats, self._usual, sorted(self._high), max(self._levels, default=self._usual))
 
     def _report(self, stats: SignalStats, usual: float, ordered: list[float], largest: float) -> None:
         middle, step = median(ordered), self.context.step

@@ -15,15 +15,17 @@ from tachograph.diagnostics._text import figure, percent
 __all__ = ["RewardDrop"]
 
 _NUM_SIGMAS = 8
+_MIN_CHANGES = 8
+_NUM_CHANGES = 32
 
 
 class RewardDrop(Rule):
     """The reward has lost a large part of what it had gained, or fell far below where it started.
 
     The rule compares the means of the last two blocks of sixteen values with the highest such mean before: the current
-    one must be lower by a share of the gain since the start and by several standard errors. A reward that never rose
-    must fall by several standard deviations. The rule ignores rewards of preference training, such as
-    `rewards/chosen`, because those are expected to fall.
+    one must be lower by a share of the gain since the start and by several standard errors, or by several times the
+    usual change from block to block. A reward that never rose must fall further. The rule ignores rewards of preference
+    training, such as `rewards/chosen`, because those are expected to fall.
     """
 
     name = "reward_drop"
@@ -45,7 +47,7 @@ class RewardDrop(Rule):
         errors: Annotated[float, Meta(description="Minimum drop in standard errors of a mean.", gt=0)] = 6.0
         sigmas: Annotated[
             float, Meta(description="Minimum drop in standard deviations, if the reward has not risen.", gt=0)
-        ] = 3.0
+        ] = 2.0
 
     thresholds: Thresholds
 
@@ -55,6 +57,7 @@ class RewardDrop(Rule):
         self._peak_step: int | None = None
         self._initial: float | None = None
         self._last_mean: float | None = None
+        self._changes: deque[float] = deque(maxlen=_NUM_CHANGES)  # between the means of neighbouring blocks
         self._sigmas: deque[float] = deque(maxlen=_NUM_SIGMAS)
 
     def outlier_band(self, signal: str) -> tuple[float, float] | None:
@@ -67,6 +70,8 @@ class RewardDrop(Rule):
         last, self._last_mean = self._last_mean, mean
         if last is None or stats.sigma is None:
             return
+        if not self.is_open():
+            self._changes.append(abs(mean - last))
         level, limits = 0.5 * (last + mean), self.thresholds
         # The fall itself widens the spread. What was usual before it is the measure.
         self._sigmas.append(stats.sigma)
@@ -76,8 +81,13 @@ class RewardDrop(Rule):
             self._peak, self._peak_step = level, self.context.step
         gain, drop = self._peak - self._initial, self._peak - level
         error = sigma * math.sqrt(2 / (2 * BLOCK))  # of the difference of two such means
+        if len(self._changes) >= _MIN_CHANGES:
+            # Neighbouring values are often similar, as in a moving average. Then means differ by more than that.
+            error = max(error, median(sorted(self._changes)))
         has_gained = gain > limits.errors * error
-        limit = max(limits.share * gain, (limits.errors * error) if has_gained else limits.sigmas * sigma)
+        limit = max(limits.share * gain, limits.errors * error)
+        if not has_gained:
+            limit = max(limits.sigmas * sigma, 1.5 * limits.errors * error)
         if self.is_open():
             if drop < 0.5 * limit:  # clearly smaller, so that the alert does not flap
                 self.resolve(f"{stats.metric} is back at {figure(level)}")

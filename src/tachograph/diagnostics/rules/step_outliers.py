@@ -73,6 +73,7 @@ class StepOutliers(Rule):
         self._slow_steps: deque[tuple[int, int | None, float]] = deque(maxlen=64)  # place, step, excess in seconds
         self._reported_s = 0.0
         self._period = 0  # distance between the last two slow steps
+        self._watched_level = 0.0
         self._values_per_period = 0
         self._num_periods = 0
         self._period_excess_s = 0.0
@@ -158,7 +159,10 @@ class StepOutliers(Rule):
 
     def on_block(self, stats: SignalStats) -> None:
         """Watch for slower steps, and resolve the alert when the last slow step is far back."""
-        stats.watch(self, (1 + self.thresholds.least_regular_share) * (stats.level or 0.0))
+        level = stats.level or 0.0
+        if not 0.95 * level < self._watched_level < 1.05 * level:
+            self._watched_level = level
+            stats.watch(self, (1 + self.thresholds.least_regular_share) * level)
         window = self.thresholds.window_values
         if self.is_open() and self._slow_steps[-1][0] < stats.num_added - window:
             self.resolve(f"no slow step in the last {window} steps")

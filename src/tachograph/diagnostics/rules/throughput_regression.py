@@ -105,19 +105,22 @@ class ThroughputRegression(StepTimeRule):
                 self._clear()
             return
         is_timed = stats.signal == "step_s"
-        shifts = [detector.add_block(stats, self.context) for detector in self._detectors]
-        shift = shifts[0] or shifts[1]
+        fine, coarse = self._detectors
+        shift = fine.add_block(stats, self.context)
+        coarse_shift = coarse.add_block(stats, self.context)
         creep = self._creep.add_level(middle) if not (is_timed and self.context.is_reinforcement) else None
         if is_timed and middle < self.thresholds.least_step_s:
             return
+        num_to_resolve = _NUM_TO_RESOLVE if shift is not None else 2 * _NUM_MERGED
+        shift = shift or coarse_shift
         if shift is not None:
-            self._recent = deque(maxlen=_NUM_TO_RESOLVE if shifts[0] is not None else 2 * _NUM_MERGED)
+            self._recent = deque(maxlen=num_to_resolve)
             self._clear()
             is_large = shift.after >= (1 + self.thresholds.scheduled_rise) * shift.before
             if not (is_timed and shift.is_clean and is_large and not self.context.is_work_recorded):
                 self._report(stats, shift.before, shift.after, f"since about step {shift.step}", shift.step)
         elif creep is not None:
-            self._recent = deque(maxlen=2 * _NUM_MERGED)
+            self._recent = deque(maxlen=num_to_resolve)
             self._clear()
             self._report(stats, creep.before, creep.after, f"than {BLOCK * creep.num_blocks} values ago", None)
 
