@@ -190,6 +190,7 @@ def test_compressed_log_of_constant_values_is_read(tmp_path):
 )
 @example({"log_history": 1, "a": [1, {}]}, 1, None, False)
 @example([12, -3.5e10, True, math.nan, math.inf, -math.inf], 1, None, False)
+@example(1e30, 1, None, True)  # "1e"
 def test_rows_are_those_of_the_whole_document(content, read_chars, indent, is_cut):
     """However the text is divided into reads, the result is that of `json.loads`."""
     text = json.dumps(content, indent=indent)

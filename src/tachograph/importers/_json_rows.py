@@ -27,22 +27,23 @@ def read_json_rows(file: IO[str], path: Path, name: str) -> Iterator[Any]:
         ConfigError: if the text is neither, is not valid JSON, or has a value that is too large.
     """
     text = _JsonText(file, path)
+    found = False
     match text.next_character():
         case "[":
+            found = True
             yield from text.items()
         case "{":
-            found = False
             for key in text.names():
                 if key == name and text.next_character() == "[":
                     found = True
                     yield from text.items()
                 else:
                     text.value()
-            if not found:
-                raise ConfigError(f"{str(path)!r} has no `{name}`, as a trainer_state.json has, and is not a list")
         case _:
-            text.value()  # raises if it is not JSON
-            raise ConfigError(f"{str(path)!r} has no `{name}`, as a trainer_state.json has, and is not a list")
+            text.value()
+    text.expect_end()
+    if not found:
+        raise ConfigError(f"{str(path)!r} has no `{name}`, as a trainer_state.json has, and is not a list")
 
 
 def read_json_field(file: IO[str], path: Path, name: str) -> Any:
@@ -123,6 +124,11 @@ class _JsonText:
             if end + 2 < len(self._text) or not self._read_on():
                 self._at = end
                 return value
+
+    def expect_end(self) -> None:
+        """Raise if anything follows, such as the rest of a number that was cut off."""
+        if self.next_character():
+            raise self._error("text after the end of the value")
 
     def _has_next(self, closing: str) -> bool:
         character = self.next_character()
