@@ -363,7 +363,7 @@ def inject(fault: Fault, bases: list[Base]) -> Result:
         found = [
             (index, alert)
             for index, alert in alerts_of(columns, base.log_every)
-            if alert.get("state") != "resolved" and _SEVERITIES.index(alert["severity"]) >= least
+            if alert["status"] != "resolved" and _SEVERITIES.index(alert["severity"]) >= least
         ]
         expected = [index for index, alert in found if alert["rule"] in fault.rules]
         num_early += any(index < at for index in expected)
