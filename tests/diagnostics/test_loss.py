@@ -176,6 +176,30 @@ def test_spike_after_resolution_opens_a_new_alert(source: random.Random) -> None
     )
 
 
+def test_spike_in_the_steep_start_is_found(source: random.Random) -> None:
+    losses = [2 + 8 * math.exp(-at / 25) + source.gauss(0, 0.04) for at in range(400)]
+    losses[100] += 1.2
+    alerts = diagnose(series("loss", losses))
+    assert [spike["evidence"]["step"] for spike, *_ in alerts_of_rule(alerts, "loss_spike")] == [100], brief(alerts)
+
+
+def test_spike_after_a_slow_one_is_found(source: random.Random) -> None:
+    losses = with_bump(level(source, 600, 2.0, 0.02), 300, *(2.5 * math.exp(-index / 12) for index in range(40)))
+    losses[352] += 0.7
+    steps = [
+        alert["occurrence"]["step"]
+        for alert in diagnose(series("loss", losses))
+        if alert["rule"] == "loss_spike" and "occurrence" in alert
+    ]
+    assert 352 in steps
+
+
+def test_loss_of_reinforcement_learning_does_not_spike(source: random.Random) -> None:
+    losses = with_bump(level(source, 600, 0.02, 0.1), 400, 0.5)
+    assert alerts_of_rule(diagnose(series("loss", losses)), "loss_spike")
+    assert diagnose(series("loss", losses, reward=lambda at: 0.5 + at / 6000)) == []
+
+
 def test_spike_evidence_contains_gradient_norms(source: random.Random) -> None:
     losses = with_bump(falling(source, 1200), 1000, 3.0)
     norms = level(source, 1200, 1.0, 0.1)

@@ -87,6 +87,29 @@ def test_bimodal_signal_has_a_large_spread() -> None:
     assert listener.outliers == []
 
 
+def test_trend_does_not_widen_the_spread() -> None:
+    source, stats = random.Random(2), stats_with(RecordingListener())
+    for at in range(112):
+        stats.add(2 + 8 * math.exp(-at / 40) + source.gauss(0, 0.05))
+    assert stats.sigma is not None and stats.sigma < 0.12
+
+
+def test_slow_return_of_the_level_does_not_widen_the_spread() -> None:
+    source, stats = random.Random(3), stats_with(RecordingListener(is_abnormal=False))
+    for at in range(288):
+        bump = 3 * math.exp(-(at - 200) / 16) if at >= 200 else 0.0
+        stats.add(2 + bump + source.gauss(0, 0.05))
+    assert stats.sigma is not None and stats.sigma < 0.12
+
+
+def test_consecutive_high_values_are_one_rise() -> None:
+    stats = stats_with(RecordingListener(is_abnormal=False))
+    calm(stats, 160)
+    for value in (9.0, 9.0, 9.0, 2.0, 2.0, 9.0):
+        stats.add(value)
+    assert stats.num_rises(5.0) == 2
+
+
 def test_non_finite_values_are_reported_but_not_added() -> None:
     listener = RecordingListener()
     stats = stats_with(listener)

@@ -4,19 +4,24 @@ How it works. Values are collected in blocks of sixteen. A value strictly betwee
 and one append. Everything else happens once per block, or when a value leaves that band: listeners are called, and the
 band is computed anew.
 
-The *level* is the median of the last block, so it follows a trend with a delay of at most one block.
+The *level* is the median of the last block, so it follows a trend with a delay of at most one block. The *trend* is the
+change of the level from block to block, if it had the same direction twice; the smaller of both changes, because a loss
+falls more and more slowly. All distances are measured from the trend, so that a falling loss has no larger spread than
+a flat one.
 
 The *spread* (`sigma`) is the largest of three estimates, all scaled to the standard deviation of Gaussian noise:
 
 - half the interquartile range of a block, as the median over the last eight blocks;
 - the same, as the mean over the last two blocks;
-- the root mean square distance from the previous level, as the median over the last four blocks, with every distance
-  capped at six spreads.
+- the root mean square of the distances from the level before, or of the differences of neighbours if that is smaller,
+  as the median over the last four blocks, with every distance capped at four spreads and without abnormal values.
 
 Why three. A robust estimate alone (the first) underestimates a signal that regularly jumps between two levels, such as
 a loss under mixup, and would report every jump. A root mean square alone is inflated by one outlier, which then hides
 the next one. The maximum of both ignores rare outliers and still gives a bimodal signal a large spread. The two-block
-mean reacts fast when the noise grows.
+mean reacts fast when the noise grows. Differences of neighbours contain the jumps of a bimodal signal, but not the slow
+movement of a level that returns from a spike. Before eight blocks are complete, the spread is enlarged, because an
+estimate from few values may be too small.
 
 An *outlier* is a value above `outlier_above`. A listener decides whether an outlier is abnormal. An abnormal value
 enters the block clipped to `outlier_above`, so that it does not shift level or spread; `values` still shows it as it
@@ -27,7 +32,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from operator import mul
+from operator import mul, sub
 
 __all__ = ["BLOCK", "SignalListener", "SignalStats", "median"]
 
@@ -37,7 +42,8 @@ _QUARTER = BLOCK // 4
 _NUM_RMS_BLOCKS = 4
 _NUM_WIDTH_BLOCKS = 8
 _TO_SIGMA = 1.4826  # half the interquartile range of Gaussian noise, times this, is its standard deviation
-_CAP_SIGMAS = 6.0
+_CAP_SIGMAS = 4.0
+_PLACES = tuple((place + 0.5) / BLOCK + 0.5 for place in range(BLOCK))
 
 
 class SignalListener:
@@ -80,7 +86,9 @@ class SignalStats:
         "_block",
         "_blocks",
         "_cap",
+        "_change",
         "_clipped",
+        "_distances",
         "_last",
         "_num_paused",
         "_squares",
@@ -130,6 +138,8 @@ class SignalStats:
         self._blocks: deque[list[float]] = deque(maxlen=_NUM_RMS_BLOCKS)
         self._widths: deque[float] = deque(maxlen=_NUM_WIDTH_BLOCKS)
         self._squares: deque[float] = deque(maxlen=_NUM_RMS_BLOCKS)
+        self._distances: deque[tuple[float, list[float]]] = deque(maxlen=_NUM_RMS_BLOCKS)
+        self._change: float | None = None
         self._cap = math.inf
         self._last: float | None = None
         self._num_paused = 0
@@ -174,13 +184,33 @@ class SignalStats:
         blocks = list(self._blocks)[-num_blocks:]
         return sum(other >= value for block in (*blocks, self._block) for other in block)
 
+    def num_rises(self, height: float) -> int:
+        """Return how often the last values rose to at least `height` above the trend of their time.
+
+        Consecutive values that are this high count once: a slow spike is one event, a bimodal signal many.
+        """
+        count, was_above = 0, False
+        for offset, distances in (*self._distances, (-(self.level or 0.0), self._block)):
+            for distance in distances:
+                is_above = distance + offset >= height
+                count += is_above and not was_above
+                was_above = is_above
+        return count
+
     def log_sigma(self) -> float:
-        """Return the spread of the logarithms of the last 64 values; 0 if not all of them are positive."""
-        values = sorted(value for block in self._blocks for value in block)
-        if not values or values[0] <= 0:
+        """Return the spread of the last 64 values around their trend, as logarithms; 0 if one is not positive."""
+        ratios = []
+        for block, (offset, distances) in zip(self._blocks, self._distances, strict=True):
+            for value, distance in zip(block, distances, strict=True):
+                trend = value - distance - offset
+                if value <= 0 or trend <= 0:
+                    return 0.0
+                ratios.append(value / trend)
+        if not ratios:
             return 0.0
-        quarter = len(values) // 4
-        return 0.5 * _TO_SIGMA * math.log(values[-quarter] / values[quarter])
+        ratios.sort()
+        # From the lowest tenth to the upper quartile: spikes are in the upper quarter.
+        return math.log(ratios[-len(ratios) // 4] / ratios[len(ratios) // 10]) / 1.956
 
     def _add_outside_band(self, value: float) -> None:
         if not math.isfinite(value):
@@ -202,34 +232,66 @@ class SignalStats:
         self._block = []
         self._last = block[-1]
         ordered = self.values = sorted(block)
-        if self._clipped:
-            self.values = sorted(self._clipped.get(place, value) for place, value in enumerate(block))
+        abnormal = self._clipped
+        if abnormal:
+            self.values = sorted(abnormal.get(place, value) for place, value in enumerate(block))
             self._clipped = {}
-        level = self.level
+        before = self.level
         self.level = 0.5 * (ordered[_MIDDLE - 1] + ordered[_MIDDLE])
-        if level is None:
-            level = self.first_level = self.level
+        if before is None:
+            self.first_level = self.level
             self.first_value = block[0]
         self.num_in_blocks += BLOCK
         if self._band is not None:
             if self._band[0]:
-                self._update_sigma(block, ordered, level, self._band)
+                self._measure(block, ordered, before, abnormal)
+                self._update_sigma(self._band)
             else:
                 self.outlier_above = (1 + self._band[1]) * self.level
                 self._update_high()
         for listener in self.listeners:
             listener.on_block(self)
 
-    def _update_sigma(self, block: list[float], ordered: list[float], level: float, band: tuple[float, float]) -> None:
-        """Update the spread and the band from a block and the level before it."""
-        cap = self._cap
-        distances = [value - level for value in block]
-        if ordered[-1] - level > cap or level - ordered[0] > cap:
-            distances = [max(-cap, min(distance, cap)) for distance in distances]
-        self._squares.append(sum(map(mul, distances, distances)))
-        upper, lower = ordered[-_QUARTER - 1] + ordered[-_QUARTER], ordered[_QUARTER - 1] + ordered[_QUARTER]
-        self._widths.append(0.25 * (upper - lower))
+    def _measure(
+        self, block: list[float], ordered: list[float], before: float | None, abnormal: dict[int, float]
+    ) -> None:
+        """Measure the distances of a block from the trend."""
+        level = self.level or 0.0
+        trend = 0.0
+        if before is None:
+            before = level
+        else:
+            change, last = level - before, self._change
+            self._change = change
+            # A trend moves twice in the same direction. A fall slows down, so the smaller change is the trend.
+            if last is None or change * last > 0:
+                trend = change if last is None or abs(change) < abs(last) else last
+        width = _half_width(ordered)
+        if abs(trend) > 0.5 * width:
+            distances = [value - before - trend * place for place, value in zip(_PLACES, block, strict=True)]
+            ordered = sorted(distances)
+            width = _half_width(ordered)
+            lowest, highest = ordered[0], ordered[-1]
+        else:
+            trend = 0.0
+            distances = [value - before for value in block]
+            lowest, highest = ordered[0] - before, ordered[-1] - before
+        self._widths.append(width)
         self._blocks.append(block)
+        self._distances.append((before + trend - level, distances))
+        if self.num_in_blocks == BLOCK:
+            return  # there is no level before the first block
+        if 0 < len(abnormal) <= _QUARTER:
+            distances = [distance for place, distance in enumerate(distances) if place not in abnormal]
+        cap = self._cap
+        if highest > cap or -lowest > cap:
+            distances = [max(-cap, min(distance, cap)) for distance in distances]
+        steps = list(map(sub, distances[1:], distances))
+        squares = sum(map(mul, distances, distances)) / len(distances), 0.5 * sum(map(mul, steps, steps)) / len(steps)
+        self._squares.append(min(squares))
+
+    def _update_sigma(self, band: tuple[float, float]) -> None:
+        """Update the spread and the band."""
         widths = self._widths
         if self._num_paused > 0:
             self._num_paused -= BLOCK
@@ -239,8 +301,9 @@ class SignalStats:
         recent = 0.5 * (widths[-1] + widths[-2])
         width = max(median(sorted(widths)), recent)
         self._cap = _CAP_SIGMAS * _TO_SIGMA * width
-        rms = math.sqrt(median(sorted(self._squares)) / BLOCK)
-        self.sigma = sigma = max(_TO_SIGMA * width, rms)
+        rms = math.sqrt(median(sorted(self._squares)))
+        few = 1 + (_NUM_WIDTH_BLOCKS - len(widths)) / (2 * _NUM_WIDTH_BLOCKS)  # few blocks may underestimate it
+        self.sigma = sigma = few * max(_TO_SIGMA * width, rms)
         # A constant signal has no spread: zero times an infinite number of spreads would be NaN.
         distance = band[0] * sigma if sigma > 0 or math.isfinite(band[0]) else math.inf
         self.outlier_above = self.level + max(distance, band[1] * abs(self.level))
@@ -248,6 +311,11 @@ class SignalStats:
 
     def _update_high(self) -> None:
         self.high = min(self.outlier_above, *self._watched.values()) if self._watched else self.outlier_above
+
+
+def _half_width(ordered: list[float]) -> float:
+    """Return half the interquartile range of a sorted block."""
+    return 0.25 * (ordered[-_QUARTER - 1] + ordered[-_QUARTER] - ordered[_QUARTER - 1] - ordered[_QUARTER])
 
 
 def median(ordered: list[float]) -> float:

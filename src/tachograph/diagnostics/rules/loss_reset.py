@@ -64,6 +64,8 @@ class LossReset(Rule):
         if first is None or level is None or first <= 0 or not stats.sigma:
             return False
         limits = self.thresholds
+        if stats.num_rises(0.6 * (value - level)) > 2:
+            return False  # the loss is often this high
         if level > 0 and math.log(value / level) < 5 * stats.log_sigma():
             return False  # a loss that varies this much anyway, as with a batch size of one
         if abs(value - first) <= limits.tolerance * first and level <= (1 - limits.least_gain) * first:

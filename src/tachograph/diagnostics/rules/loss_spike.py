@@ -13,6 +13,7 @@ from tachograph.diagnostics._text import factor, figure
 
 __all__ = ["LossSpike"]
 
+_MAX_WAIT_VALUES = 8
 _MAX_REPORTED = 100
 _REPORT_EVERY = 16
 """Of the spikes after the first 100 of an alert, only every sixteenth is reported."""
@@ -22,12 +23,14 @@ class LossSpike(Rule):
     """The loss jumps far above its recent level; the alert reports how it recovers.
 
     A value is a spike if it exceeds the recent level by many standard deviations and by a share of that level, and if
-    hardly any of the recent values did the same. A loss that jumps regularly, as with mixup, is therefore ignored. From
+    the loss hardly ever rose this far recently. A loss that jumps regularly, as with mixup, is therefore ignored. From
     then on the rule follows every value. The spike is *recovering* if the loss is back soon, *slow* if that takes
-    longer, and *not recovering* if the loss stays up.
+    longer, and *not recovering* if the loss stays up. A jump that is barely a spike is reported when it has come
+    halfway back or risen further; if it does neither within a few values, it is a new level and no spike.
 
     Spikes that follow before the loss has been calm for a while are added to the same alert. The rule is inactive for a
-    while after a resume and after a sudden change of the learning rate or the batch size.
+    while after a resume and after a sudden change of the learning rate or the batch size, and in reinforcement
+    learning, where the loss does not measure progress.
     """
 
     name = "loss_spike"
@@ -50,7 +53,7 @@ class LossSpike(Rule):
 
         sigmas: Annotated[
             float, Meta(description="Minimum height above the recent level, in standard deviations.", ge=2)
-        ] = 5.5
+        ] = 5.0
         least_share: Annotated[
             float, Meta(description="Minimum height above the recent level, as a share of that level.", ge=0)
         ] = 0.05
@@ -58,8 +61,8 @@ class LossSpike(Rule):
             float, Meta(description="Minimum height as a share of the total improvement since the start.", ge=0)
         ] = 0.03
         most_peers: Annotated[
-            int, Meta(description="How many of the last 64 values may have reached 60 % of that height.", ge=0)
-        ] = 2
+            int, Meta(description="How often the last 64 values may have risen to 60 % of that height.", ge=0)
+        ] = 3
         fast_values: Annotated[int, Meta(description="Values within which a recovery is not slow.", ge=1)] = 16
         slow_values: Annotated[int, Meta(description="Values after which a spike counts as not recovering.", ge=2)] = (
             128
@@ -76,6 +79,8 @@ class LossSpike(Rule):
         self._num_spikes = 0
         self._quiet_since = 0
         self._stays_up = False
+        self._is_reported = False
+        self._muted_until = 0
 
     def outlier_band(self, signal: str) -> tuple[float, float] | None:
         """Define the outliers of the loss."""
@@ -89,14 +94,17 @@ class LossSpike(Rule):
 
     def on_outlier(self, stats: SignalStats, value: float) -> bool:
         """Start a spike, or follow the current one."""
+        if self.context.is_reinforcement:
+            return False
         if self._spike is not None:
             return self._follow(self._spike, stats, value)
         level, sigma = stats.level, stats.sigma or 0.0
-        if level is None or self._stays_up or sigma <= 0:
-            return False  # still up from the last spike, or constant, where every change is infinitely many sigmas
-        if value - level < self.thresholds.least_gain * ((stats.first_level or 0.0) - level):
+        if level is None or sigma <= 0 or stats.num_added < self._muted_until:
+            return False  # constant, where every change is infinitely many sigmas, or still up from the last spike
+        height = value - level
+        if height < self.thresholds.least_gain * ((stats.first_level or 0.0) - level):
             return False  # negligible compared with the progress of the run
-        if stats.num_above(level + 0.6 * (value - level)) > self.thresholds.most_peers:
+        if stats.num_rises(0.6 * height) > self.thresholds.most_peers:
             return False
         if level > 0 and math.log(value / level) < self.thresholds.sigmas * stats.log_sigma():
             return False  # a loss with a skewed distribution, as with small batches
@@ -109,13 +117,14 @@ class LossSpike(Rule):
             "value": value,
             "peak": value,
             "level_before": level,
-            "sigmas": (value - level) / sigma,
+            "sigmas": height / sigma,
             "class": "open",
             "values": 0,
             **self._gradient_norms(),
         }
         stats.watch(self, -math.inf)
-        if self._is_worth_reporting():
+        self._is_reported = value >= self._clear_above
+        if self._is_reported:
             self._report(stats, self._spike)
         return True
 
@@ -124,14 +133,19 @@ class LossSpike(Rule):
         if self._spike is not None:
             return
         if self._stays_up:
-            if stats.values[-4] >= self._calm_below:
-                return
-            self._stays_up = False
-            self._quiet_since = stats.num_added
+            if stats.values[-4] < self._calm_below:
+                self._stays_up = False
+                self._quiet_since = stats.num_added
         elif self.is_open() and stats.num_added - self._quiet_since >= self.thresholds.quiet_values:
             self.resolve(
                 f"no spike in the last {self.thresholds.quiet_values} values", evidence={"num_spikes": self._num_spikes}
             )
+
+    @property
+    def _clear_above(self) -> float:
+        """The value from which on a jump is a spike for certain: twice as high as an outlier."""
+        before = self._spike["level_before"] if self._spike is not None else 0.0
+        return before + 4 * (self._calm_below - before)
 
     def _is_worth_reporting(self) -> bool:
         return self._num_spikes <= _MAX_REPORTED or self._num_spikes % _REPORT_EVERY == 0
@@ -147,6 +161,16 @@ class LossSpike(Rule):
         spike["values"] += 1
         spike["peak"] = max(spike["peak"], value)
         self._num_calm = self._num_calm + 1 if value < self._calm_below else 0
+        if not self._is_reported:
+            halfway = 0.5 * (spike["level_before"] + spike["value"])
+            self._is_reported = value < halfway or value >= self._clear_above
+            if self._is_reported:
+                self._report(stats, spike)
+            elif spike["values"] >= _MAX_WAIT_VALUES:
+                self._num_spikes -= 1
+                self._end(stats)
+                self._muted_until = stats.num_added + self.thresholds.quiet_values
+                return False
         is_back = self._num_calm >= 2  # one low value between high ones is not a recovery
         if is_back or spike["values"] >= self.thresholds.slow_values:
             num_values = spike["values"] - 1
@@ -157,14 +181,21 @@ class LossSpike(Rule):
                 if isinstance(self.context.step, int) and isinstance(spike["step"], int):
                     spike["recovery_steps"] = self.context.step - spike["step"]
             self._stays_up = not is_back
+            if self._stays_up:
+                self._muted_until = stats.num_added + self.thresholds.quiet_values
             self._quiet_since = stats.num_added
-            self._spike = None
-            stats.watch(self, None)
-            if self.is_open() and self._is_worth_reporting():  # another alert may have absorbed it
+            self._end(stats)
+            if self.is_open():  # another alert may have absorbed it
                 self._report(stats, {**spike, "level_after": value if is_back else stats.level})
         return value >= stats.outlier_above
 
+    def _end(self, stats: SignalStats) -> None:
+        self._spike = None
+        stats.watch(self, None)
+
     def _report(self, stats: SignalStats, spike: dict[str, Any]) -> None:
+        if not self._is_worth_reporting():
+            return
         before = spike["level_before"]
         rise = f", {factor(spike['peak'] / before)} its level" if before > 0 and spike["peak"] > 2 * before else ""
         title = f"Loss spike at step {spike['step']}: {figure(spike['peak'])}, from {figure(before)}{rise}"
