@@ -498,6 +498,60 @@ def test_validation_sets_are_tracked_separately() -> None:
     assert opened["evidence"]["metric"] == "eval_loss" and opened["evidence"]["best_step"] == 0
 
 
+def test_stale_training_loss_makes_no_overfitting_warning(source: random.Random) -> None:
+    values = {at: 2.2 + 0.8 * abs(at - 1000) / 1000 for at in range(100, 3000, 100)}
+    records = [
+        record
+        for record in with_evaluations(falling(source, 3000, floor=1.0), values)
+        if record["event"] == "validation" or record["global_step"] < 200
+    ]
+    (opened,) = only_alert(diagnose(records), "overfitting")
+    assert opened["severity"] == "info" and opened["title"].startswith("Validation loss has been rising since step")
+    assert "train_loss" not in opened["evidence"]
+
+
+def test_training_loss_above_validation_makes_no_warning(source: random.Random) -> None:
+    """Label smoothing and augmentation raise the training loss only."""
+    values = {at: 2.2 + 0.8 * abs(at - 1000) / 1000 for at in range(100, 3000, 100)}
+    (opened,) = only_alert(diagnose(with_evaluations(falling(source, 3000, floor=5.0), values)), "overfitting")
+    assert opened["severity"] == "info" and " The training loss is higher, at 5." in opened["message"]
+
+
+def test_early_noise_of_evaluations_is_not_overfitting(source: random.Random) -> None:
+    values = [30.8, 5.7, 12.4, 14.1, 7.1, 5.4, 12.6, 15.3, 13.2, 5.9, 4.0, 3.1, 2.6, 2.2, 2.0, 1.9]
+    evaluate = {50 * (index + 1): value for index, value in enumerate(values)}
+    assert diagnose(with_evaluations(falling(source, 900, floor=1.0), evaluate)) == []
+
+
+def test_bump_of_validation_loss_that_recedes_is_not_overfitting(source: random.Random) -> None:
+    bump = [0.0] * 15 + [0.25, 0.2, 0.16, 0.13, 0.1, 0.08, 0.06, 0.05, 0.03, 0.02, 0.01]
+    evaluate = {100 * (index + 1): 2.2 - 0.005 * index + more for index, more in enumerate(bump)}
+    assert diagnose(with_evaluations(falling(source, 2700, floor=1.0), evaluate)) == []
+
+
+# Validation blow-up ------------------------------------------------------------------------------------------------
+
+
+def test_sudden_validation_rise_is_a_blow_up(source: random.Random) -> None:
+    values = {at: (2.2 if at < 1500 or at > 2500 else 240.0) + at / 1e5 for at in range(100, 3000, 100)}
+    opened, resolved = only_alert(diagnose(with_evaluations(falling(source, 3000), values)), "validation_blow_up")
+    assert (opened["severity"], opened["global_step"], resolved["global_step"]) == ("warning", 1600, 2600)
+    assert opened["title"].startswith("val_loss is 109 times as high as before: 240, from 2.2")
+    assert opened["evidence"]["level_before"] == pytest.approx(2.2, abs=0.1)
+
+
+def test_single_bad_evaluation_is_no_blow_up(source: random.Random) -> None:
+    values = {at: 2.2 if at != 1500 else 240.0 for at in range(100, 3000, 100)}
+    assert diagnose(with_evaluations(falling(source, 3000), values)) == []
+
+
+def test_blow_up_factor_is_configurable(source: random.Random) -> None:
+    values = {at: 2.2 if at < 1500 else 5.0 for at in range(100, 3000, 100)}
+    records = list(with_evaluations(falling(source, 3000), values))
+    assert not alerts_of_rule(diagnose(records), "validation_blow_up")
+    assert only_alert(diagnose(records, {"validation_blow_up": {"factor": 2.0}}), "validation_blow_up")
+
+
 # Dead learning rate ------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ _BUILT_IN = {
     "divergence": "Divergence",
     "loss_spike": "LossSpike",
     "plateau": "Plateau",
+    "validation_blow_up": "ValidationBlowUp",
     "overfitting": "Overfitting",
     "dead_learning_rate": "DeadLearningRate",
     "loss_scale_collapse": "LossScaleCollapse",

@@ -10,20 +10,59 @@ from typing import Annotated
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import median
+from tachograph.diagnostics._signal_stats import SignalStats, median
 from tachograph.diagnostics._text import figure, percent
 
 __all__ = ["Overfitting"]
 
 _NUM_RECENT = 24
-_NUM_EARLY = 10
+
+
+class _Evaluations:
+    """The recent values of one validation loss, and the best so far."""
+
+    def __init__(self) -> None:
+        self.recent: deque[float] = deque(maxlen=_NUM_RECENT)
+        self.num_values = 0
+        self.num_above = 0
+        self.best = math.inf
+        self.best_step: int | None = None
+        self.train_at_best: float | None = None
+        self.last_step: int | None = None
+
+    def smoothed(self) -> float:
+        """Return the median of the last evaluations.
+
+        The best of many noisy evaluations is low by chance, so a longer run takes the median of more of them.
+        """
+        return median(sorted(list(self.recent)[-max(1, min(self.num_values // 8, 5)) :]))
+
+    def noise(self) -> float:
+        """Return the mean distance of an evaluation from the midpoint of its neighbours; zero for a steady rise."""
+        values = list(self.recent)
+        distances = [
+            abs(before + after - 2 * value) / 2
+            for before, value, after in zip(values, values[1:], values[2:], strict=False)
+        ]
+        return sum(distances) / len(distances) if distances else 0.0
+
+    def rises_gradually(self, patience: int) -> bool:
+        """Return whether no single step makes up most of the rise, and the last evaluations do not fall again."""
+        values = list(self.recent)
+        last = values[-patience:]
+        steps = [after - before for before, after in itertools.pairwise([self.best, *values[-2 * patience :]])]
+        is_falling = len(last) > 1 and last[-1] < last[0] and last[-1] < last[-2]
+        return not is_falling and max(steps[1:], default=0.0) <= 0.6 * (values[-1] - self.best)
 
 
 class Overfitting(Rule):
-    """The validation loss has been above its best for several evaluations, while the training loss has not risen.
+    """The validation loss has been rising for several evaluations, while the training loss has not risen.
 
-    Among the first ten evaluations, a steady rise to more than 20 % above the best also counts. The alert names the
-    step of the best validation loss, which is the checkpoint to keep. The alert is resolved when the validation loss
+    The rise must be larger than the noise between evaluations, last for several of them, and be gradual: a sudden rise
+    is a different fault, see `validation_blow_up`. The alert names the step of the best validation loss, which is the
+    checkpoint to keep. It is a warning if the training loss is below the validation loss and not above its own value at
+    the best step. If that is unknown, because no recent training loss is recorded, or if the training loss is the
+    higher one, as with strong augmentation, the alert is for information only. It is resolved when the validation loss
     returns to its best.
     """
 
@@ -38,6 +77,7 @@ class Overfitting(Rule):
         "If the validation set is small, check that the rise is larger than its sampling noise.",
     )
     value_signals = ("val_loss",)
+    block_signals = ("loss",)
 
     class Thresholds(RuleSettings):
         """When the rule fires."""
@@ -55,44 +95,56 @@ class Overfitting(Rule):
 
     def reset(self) -> None:
         """Forget all evaluations."""
-        self._best: dict[str, tuple[float, int | None, float | None]] = {}
-        self._num_above: dict[str, int] = {}
-        self._num_values: dict[str, int] = {}
-        self._recent: dict[str, deque[float]] = {}
+        self._by_metric: dict[str, _Evaluations] = {}
+        self._train_step: int | None = None
 
     def on_change(self, change: str) -> None:
         """Start over with fresh weights."""
         if change == "restart":
             self.reset()
 
+    def on_block(self, stats: SignalStats) -> None:
+        """Remember when the level of the training loss was updated."""
+        self._train_step = self.context.step
+
     def on_value(self, signal: str, metric: str, value: float) -> None:
         """Compare a validation loss with the best so far."""
         if not math.isfinite(value):
             return
-        recent = self._recent.setdefault(metric, deque(maxlen=_NUM_RECENT))
-        recent.append(value)
-        loss = self.signals.get("loss")
-        level = loss.level if loss is not None else None
-        self._num_values[metric] = self._num_values.get(metric, 0) + 1
-        # The best of many noisy evaluations is low by chance, so a longer run takes the median of more of them.
-        num_smoothed = max(1, min(self._num_values[metric] // 8, 5))
-        smoothed = median(sorted(list(recent)[-num_smoothed:]))
-        best, step, level_at_best = self._best.get(metric, (smoothed, self.context.step, level))
+        evaluations = self._by_metric.setdefault(metric, _Evaluations())
+        train = self._train_level(evaluations)
+        evaluations.last_step = self.context.step
+        evaluations.recent.append(value)
+        evaluations.num_values += 1
+        smoothed, best = evaluations.smoothed(), evaluations.best
         if smoothed <= best:
-            self._best[metric] = (smoothed, self.context.step, level)
-            self._num_above[metric] = 0
+            evaluations.best, evaluations.best_step, evaluations.train_at_best = smoothed, self.context.step, train
+            evaluations.num_above = 0
             self.resolve(f"{metric} is back at its best: {figure(smoothed)}", key=metric)
             return
-        self._best.setdefault(metric, (best, step, level_at_best))
-        rise = max(self.thresholds.rise * abs(best), self.thresholds.noise * _noise(list(recent)))
-        self._num_above[metric] = self._num_above.get(metric, 0) + 1 if value >= best + rise else 0
+        rise = max(self.thresholds.rise * abs(best), self.thresholds.noise * evaluations.noise())
+        evaluations.num_above = evaluations.num_above + 1 if value >= best + rise else 0
         patience = self.thresholds.patience
-        is_above = self._num_above[metric] >= patience or _rises_steadily(list(recent), best, patience)
-        if self.is_open(metric) or not is_above:
+        if evaluations.num_above < patience or self.is_open(metric) or not evaluations.rises_gradually(patience):
             return
-        sigma = loss.sigma if loss is not None else None
-        if level is not None and level_at_best is not None and level > level_at_best + 2 * (sigma or 0.0):
+        sigma = self.signals["loss"].sigma if "loss" in self.signals else None
+        train_at_best = evaluations.train_at_best
+        if train is not None and train_at_best is not None and train > train_at_best + 2 * (sigma or 0.0):
             return  # both losses rise: that is not overfitting
+        self._report(metric, value, evaluations, train)
+
+    def _train_level(self, evaluations: _Evaluations) -> float | None:
+        """Return the level of the training loss; None if it is older than the evaluation before the last one."""
+        if "loss" not in self.signals:
+            return None
+        step, updated, last = self.context.step, self._train_step, evaluations.last_step
+        if step is not None and updated is not None and last is not None and updated < last - (step - last):
+            return None
+        return self.signals["loss"].level
+
+    def _report(self, metric: str, value: float, evaluations: _Evaluations, train: float | None) -> None:
+        best, step, train_at_best = evaluations.best, evaluations.best_step, evaluations.train_at_best
+        num_above = evaluations.num_above
         evidence = {
             "metric": metric,
             "value": value,
@@ -100,28 +152,18 @@ class Overfitting(Rule):
             "best_step": step,
             "step": self.context.step,
             "rise": (value - best) / abs(best) if best else None,
-            "train_loss": level,
-            "train_loss_at_best": level_at_best,
-            "evaluations_above": self._num_above[metric],
+            "train_loss": train,
+            "train_loss_at_best": train_at_best,
+            "evaluations_above": num_above,
         }
+        evaluations_above = "1 evaluation" if num_above == 1 else f"{num_above} evaluations"
+        message = f"It has been above its best for {evaluations_above}."
+        is_certain = train is not None and train_at_best is not None and train <= value
+        if train is None or train_at_best is None:
+            message += " No training loss of that time is recorded to compare it with."
+        elif not is_certain:
+            message += f" The training loss is higher, at {figure(train)}: the model may not have memorised its data."
+        fault, severity = ("Overfitting", "warning") if is_certain else ("Validation loss has been rising", "info")
         excess = percent((value - best) / abs(best)) if best else figure(value - best)
-        title = f"Overfitting since step {step}: {metric} is {figure(value)}, {excess} above its best of {figure(best)}"
-        num_above = self._num_above[metric]
-        evaluations = "1 evaluation" if num_above == 1 else f"{num_above} evaluations"
-        self.report(title, f"It has been above its best for {evaluations}.", key=metric, evidence=evidence)
-
-
-def _noise(values: list[float]) -> float:
-    """Return the mean distance of values from the midpoint of their neighbours; zero for a steady rise."""
-    distances = [
-        abs(before + after - 2 * value) / 2
-        for before, value, after in zip(values, values[1:], values[2:], strict=False)
-    ]
-    return sum(distances) / len(distances) if distances else 0.0
-
-
-def _rises_steadily(values: list[float], best: float, num_values: int) -> bool:
-    """Return whether there are few evaluations, and the last ones rose one after the other, far above the best."""
-    last = values[-num_values:]
-    is_steady = len(last) == num_values and all(before < after for before, after in itertools.pairwise(last))
-    return len(values) <= _NUM_EARLY and is_steady and num_values > 1 and last[-1] - best > 0.2 * abs(best)
+        title = f"{fault} since step {step}: {metric} is {figure(value)}, {excess} above its best of {figure(best)}"
+        self.report(title, message, key=metric, severity=severity, evidence=evidence)
