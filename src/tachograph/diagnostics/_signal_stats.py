@@ -165,6 +165,11 @@ class SignalStats:
         """The last value; an abnormal one is clipped."""
         return self._block[-1] if self._block else self._last
 
+    @property
+    def last_block(self) -> list[float]:
+        """The last complete block in the order of recording; abnormal values are clipped."""
+        return self._blocks[-1]
+
     def pause(self, num_values: int) -> None:
         """Report no outliers for the next values because a new level is expected, then continue from that level."""
         self._num_paused = max(self._num_paused, num_values)
@@ -200,7 +205,9 @@ class SignalStats:
     def log_sigma(self) -> float:
         """Return the spread of the last 64 values around their trend, as logarithms; 0 if one is not positive."""
         ratios = []
-        for block, (offset, distances) in zip(self._blocks, self._distances, strict=True):
+        for block, (offset, distances) in zip(
+            self._blocks, self._distances, strict=False
+        ):  # no distances without a band
             for value, distance in zip(block, distances, strict=True):
                 trend = value - distance - offset
                 if value <= 0 or trend <= 0:
@@ -242,6 +249,7 @@ class SignalStats:
             self.first_level = self.level
             self.first_value = block[0]
         self.num_in_blocks += BLOCK
+        self._blocks.append(block)
         if self._band is not None:
             if self._band[0]:
                 self._measure(block, ordered, before, abnormal)
@@ -277,7 +285,6 @@ class SignalStats:
             distances = [value - before for value in block]
             lowest, highest = ordered[0] - before, ordered[-1] - before
         self._widths.append(width)
-        self._blocks.append(block)
         self._distances.append((before + trend - level, distances))
         if self.num_in_blocks == BLOCK:
             return  # there is no level before the first block

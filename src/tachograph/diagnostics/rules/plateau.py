@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, NamedTuple
+from collections.abc import Iterator
+from operator import mul, sub
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
@@ -11,10 +13,17 @@ from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._signal_stats import BLOCK, SignalStats
 from tachograph.diagnostics._slope import fit_slope
 from tachograph.diagnostics._text import figure, percent
+from tachograph.records import finite_or_none
 
 __all__ = ["Plateau"]
 
-_MAX_POINTS = 128
+_MAX_POINTS = 256
+_CHECK_EVERY = 8
+"""The loss is checked whenever the run has grown by an eighth, because a check costs a regression."""
+_MIN_VALUES_OF_UNKNOWN = 1536
+_MIN_SHARE_OF_RUN = 0.25
+_MIN_POINTS = 8
+_MAX_GAINS = 4
 
 _OUTCOMES = {
     "lr": "the learning rate changed",
@@ -30,14 +39,16 @@ class _Point(NamedTuple):
 
 
 class Plateau(Rule):
-    """The loss has not fallen significantly for a long stretch.
+    """The loss has not fallen significantly over the last half or the last three quarters of the run.
 
-    The rule fits a line to the levels of the last third of the run, in blocks of sixteen values and later in larger
-    ones. The loss is on a plateau if even the steepest slope within the error of the fit amounts to less than a small
-    share of the loss over the whole stretch.
+    The rule keeps the means of groups of values, single values at first and larger groups later, and fits a line to
+    them. The loss is on a plateau if even the largest fall within the error of the fit is negligible: a small share of
+    the loss, or a small share of the fall from the quarter of the run before. The noisier the loss, the more values the
+    rule needs.
 
-    The rule is inactive while the learning rate is far below its peak (the end of a schedule) or still rising to it,
-    and in reinforcement learning, where the loss does not measure progress.
+    The rule is inactive in the first quarter of a run of known length, while the learning rate is far below its peak
+    (the end of a schedule) or still rising to it, and in reinforcement learning, where the loss does not measure
+    progress.
     """
 
     name = "plateau"
@@ -53,16 +64,21 @@ class Plateau(Rule):
         "Try another learning rate; the loss often falls again when the rate decays.",
     )
     block_signals = ("loss",)
+    record_kinds = ("start",)
 
     class Thresholds(RuleSettings):
         """When the rule fires."""
 
-        least_blocks: Annotated[
-            int, Meta(description="Blocks of 16 values required before the rule is active.", ge=16, le=4096)
-        ] = 96
+        least_values: Annotated[
+            int, Meta(description="Values required before the rule is active.", ge=2 * BLOCK, le=65536)
+        ] = 2 * BLOCK
         least_gain: Annotated[
             float, Meta(description="Minimum fall over the stretch, as a share of the loss.", gt=0, lt=1)
-        ] = 0.005
+        ] = 0.01
+        least_share: Annotated[
+            float,
+            Meta(description="Minimum fall over the stretch, as a share of the fall before it.", ge=0, lt=1),
+        ] = 0.2
         least_lr_share: Annotated[
             float, Meta(description="Share of its peak below which the learning rate explains a plateau.", ge=0, le=1)
         ] = 0.3
@@ -70,57 +86,122 @@ class Plateau(Rule):
     thresholds: Thresholds
 
     def reset(self) -> None:
-        """Forget all levels."""
-        self._points: list[_Point] = []
-        self._blocks_per_point = 1
-        self._pending: list[float] = []
+        """Forget all values."""
         self._lr_peak = 0.0
+        self._max_steps: float | None = None
+        self._forget_points()
+
+    def _forget_points(self) -> None:
+        self._points: list[_Point] = []
+        self._values_per_point = 1
+        self._pending: list[float] = []
+        self._num_values = 0
+        self._next_check = 0
+        self._first_block: list[float] = []  # until the next block shows how many steps a block covers
+        self._last: _Point | None = None
+
+    def on_record(self, record: dict[str, Any]) -> None:
+        """Read the length of the run."""
+        self._max_steps = finite_or_none(record.get("max_steps"))
 
     def on_change(self, change: str) -> None:
         """Start over: the loss may fall again after a change."""
         self.resolve(_OUTCOMES.get(change, f"the {change} changed"))
-        self._points, self._pending, self._blocks_per_point = [], [], 1
+        self._forget_points()
 
     def on_block(self, stats: SignalStats) -> None:
-        """Add a level; check the last third of the run at every eighth point."""
+        """Add sixteen values; check the second half of the run from time to time."""
         if stats.level is None or self.context.is_reinforcement:
-            return
-        self._pending.append(stats.level)
-        if len(self._pending) < self._blocks_per_point:
             return
         lr = self.signals["lr"].level if "lr" in self.signals else None
         self._lr_peak = max(self._lr_peak, lr or 0.0)
-        self._points.append(_Point(sum(self._pending) / len(self._pending), self.context.step, lr))
-        self._pending = []
-        if len(self._points) == _MAX_POINTS:  # halve the resolution, so that memory stays bounded
+        point = _Point(sum(stats.last_block) / BLOCK, self.context.step, lr)
+        size = self._values_per_point
+        if size >= BLOCK:
+            self._pending.append(point.level)
+            if len(self._pending) * BLOCK == size:
+                self._points.append(point._replace(level=sum(self._pending) / len(self._pending)))
+                self._pending = []
+        elif self._last is None:
+            self._first_block = stats.last_block
+        else:
+            if self._first_block:
+                self._points = list(_parts(self._first_block, size, _before(self._last, point), self._last))
+                self._first_block = []
+            self._points += _parts(stats.last_block, size, self._last, point)
+        self._last = point
+        if len(self._points) >= _MAX_POINTS:  # halve the resolution, so that memory stays bounded
             pairs = zip(self._points[::2], self._points[1::2], strict=True)
             self._points = [second._replace(level=0.5 * (first.level + second.level)) for first, second in pairs]
-            self._blocks_per_point *= 2
-        # A check costs a regression, so it is not done at every point.
-        is_active = len(self._points) * self._blocks_per_point >= self.thresholds.least_blocks
-        if is_active and len(self._points) % 8 == 0:
-            self._evaluate(stats, self._points[-len(self._points) // 3 :])
+            self._values_per_point *= 2
+        self._num_values += BLOCK
+        if self._num_values >= max(self._next_check, self.thresholds.least_values) and not self._pending:
+            self._next_check = self._num_values + self._num_values // _CHECK_EVERY
+            if self._max_steps is None or (self.context.step or 0) >= _MIN_SHARE_OF_RUN * self._max_steps:
+                self._evaluate(stats)
 
-    def _evaluate(self, stats: SignalStats, points: list[_Point]) -> None:
-        gain, error = _fitted_gain([point.level for point in points])
-        level = abs(points[-1].level)
-        max_share = (gain + 2 * error) / level if level > 0 else math.inf
+    def _evaluate(self, stats: SignalStats) -> None:
+        quarter, half = self._index_of_share(0.25), self._index_of_share(0.5)
+        if len(self._points) - half < _MIN_POINTS or half - quarter < 2 or quarter < 2:
+            return  # values are recorded more rarely than at the start
         if self.is_open():
+            gain, error, level = _fitted_gain(self._points[half:])
             # A clear and significant fall, so that the alert does not flap.
-            if max_share > 3 * self.thresholds.least_gain and gain > 2 * error:
+            if gain + 2 * error > 3 * self.thresholds.least_gain * level and gain > 2 * error:
                 self.resolve(f"the loss is falling again, by {percent(gain / level)} over the stretch")
-        elif max_share < self.thresholds.least_gain and gain > -2 * error and self._should_learn(points):
-            self._report(stats, gain, max_share, points)
+        elif not self._check(stats, quarter, half):
+            self._check(stats, 0, quarter)
 
-    def _should_learn(self, points: list[_Point]) -> bool:
+    def _index_of_share(self, share: float) -> int:
+        """Return the index of the first point after a share of the steps."""
+        points = self._points
+        first, last = points[0].step, points[-1].step
+        if first is None or last is None:
+            return int(share * len(points))
+        limit = first + share * (last - first)
+        return next((index for index, point in enumerate(points) if (point.step or 0) > limit), len(points) - 1)
+
+    def _check(self, stats: SignalStats, before: int, begin: int) -> bool:
+        """Report a plateau if the loss is flat from one point on; the points before it show how fast it fell."""
+        points, limits = self._points[begin:], self.thresholds
+        gain, error, level = _fitted_gain(points)
+        max_gain, limit = gain + 2 * error, _MAX_GAINS * limits.least_gain * level
+        if max_gain >= limit or 3 * error >= 2 * limit or not self._should_learn(begin):
+            return False
+        middle = begin + len(points) // 2
+        more, more_error = self._fall(begin, middle, len(self._points))
+        if more < -2 * more_error:
+            return False  # it rises
+        fall, fall_error = self._fall(before, begin, len(self._points))
+        has_fallen = fall > max(4 * fall_error, 2 * limits.least_gain * level)
+        # A loss that never fell may be at the beginning of a long run.
+        can_tell = has_fallen or self._max_steps is not None or self._num_values >= _MIN_VALUES_OF_UNKNOWN
+        is_flat = max_gain < limits.least_gain * level and can_tell
+        if not is_flat and not (has_fallen and max_gain < limits.least_share * fall):
+            return False
+        self._report(stats, gain, max_gain / level, points)
+        return True
+
+    def _fall(self, begin: int, middle: int, end: int) -> tuple[float, float]:
+        """Return by how much the mean falls between two stretches, and the error of that."""
+        means, variance = [], 0.0
+        for stretch in (self._points[begin:middle], self._points[middle:end]):
+            levels = [point.level for point in stretch]
+            means.append(sum(levels) / len(levels))
+            # Differences of neighbours measure the noise without the fall.
+            steps = list(map(sub, levels[1:], levels))
+            variance += 0.5 * sum(map(mul, steps, steps)) / max(len(steps), 1) / len(levels)
+        return means[0] - means[1], math.sqrt(variance)
+
+    def _should_learn(self, begin: int) -> bool:
         """Return whether the learning rate is high enough to expect progress; True if it is not recorded."""
-        first, last = points[0].lr, points[-1].lr
+        first, last = self._points[begin].lr, self._points[-1].lr
         if first is None or last is None:
             return True
         return 0 < last <= 1.1 * first and last >= self.thresholds.least_lr_share * self._lr_peak
 
     def _report(self, stats: SignalStats, gain: float, max_share: float, points: list[_Point]) -> None:
-        begin, num_values = points[0].step, BLOCK * self._blocks_per_point * len(points)
+        begin, num_values = points[0].step, self._values_per_point * len(points)
         level = stats.level or 0.0
         evidence = {
             "metric": stats.metric,
@@ -136,8 +217,28 @@ class Plateau(Rule):
         self.report(title, message, evidence=evidence)
 
 
-def _fitted_gain(levels: list[float]) -> tuple[float, float]:
-    """Return how much a line fitted to the values falls from end to end, and the error of that."""
+def _before(first: _Point, second: _Point) -> _Point:
+    """Return where the block before two others ended, if all three cover the same number of steps."""
+    if first.step is None or second.step is None:
+        return first
+    return first._replace(step=2 * first.step - second.step)
+
+
+def _parts(values: list[float], size: int, last: _Point, now: _Point) -> Iterator[_Point]:
+    """Yield the means of groups of values, with steps and learning rates between those of two blocks."""
+    for end in range(size, BLOCK + 1, size):
+        share = end / BLOCK
+        step, lr = now.step, now.lr
+        if step is not None and last.step is not None:
+            step = round(last.step + share * (step - last.step))
+        if lr is not None and last.lr is not None:
+            lr = last.lr + share * (lr - last.lr)
+        yield _Point(sum(values[end - size : end]) / size, step, lr)
+
+
+def _fitted_gain(points: list[_Point]) -> tuple[float, float, float]:
+    """Return how much a line fitted to the points falls from end to end, the error of that, and the mean."""
+    levels = [point.level for point in points]
     slope, error = fit_slope(range(len(levels)), levels)
     length = len(levels) - 1
-    return -slope * length, error * length
+    return -slope * length, error * length, abs(sum(levels) / len(levels))
