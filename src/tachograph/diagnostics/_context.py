@@ -17,6 +17,8 @@ class RunContext:
         is_reinforcement: whether rewards are recorded. The loss is then a poor measure of progress.
         is_work_recorded: whether the batch size, the tokens or the sequence length of a step are recorded.
         max_steps: the planned number of steps; None if no record says it.
+        may_be_reset: whether the loss has jumped to its initial value and may fall again as at the start. Rules that
+            report a high loss wait until `loss_reset` has decided.
         announce_change: call it with `lr`, `batch` or `restart` when something changed that explains the values that
             follow. The engine passes it on to every rule.
     """
@@ -26,6 +28,7 @@ class RunContext:
         "is_reinforcement",
         "is_work_recorded",
         "max_steps",
+        "may_be_reset",
         "num_progress",
         "step",
         "time_s",
@@ -38,4 +41,5 @@ class RunContext:
         self.is_reinforcement = False
         self.is_work_recorded = False
         self.max_steps: float | None = None
+        self.may_be_reset = False
         self.announce_change: Callable[[str], None] = lambda change: None

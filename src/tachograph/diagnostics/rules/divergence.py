@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
@@ -15,6 +15,14 @@ from tachograph.diagnostics._text import figure
 __all__ = ["Divergence"]
 
 _NUM_BLOCKS = 8
+
+
+class _HighValue(NamedTuple):
+    """A value above the limit."""
+
+    place: int
+    step: int | None
+    value: float
 
 
 class Divergence(Rule):
@@ -94,12 +102,13 @@ class Divergence(Rule):
         self._lows: deque[float] = deque(maxlen=_NUM_BLOCKS)
         self._widths: deque[float] = deque(maxlen=2 * _NUM_BLOCKS)
         self._width = 0.0
-        self._onset: int | None = None
-        self._slow_onset: int | None = None
+        self._calm_step: int | None = None
+        self._calm_place = 0
+        self._held_at = -math.inf
+        self._last_step: int | None = None
         self._is_lenient = False
         self._far: deque[int] = deque(maxlen=3)
-        self._places: deque[int] = deque(maxlen=4 * self.thresholds.window_values)
-        self._values: deque[float] = deque(maxlen=4 * self.thresholds.window_values)
+        self._high: deque[_HighValue] = deque(maxlen=4 * self.thresholds.window_values)
 
     def on_change(self, change: str) -> None:
         """Start over with fresh weights; tolerate a rise after other changes."""
@@ -127,10 +136,11 @@ class Divergence(Rule):
                 self.resolve(f"{stats.metric} is back at {figure(level)}", evidence={"level": level, "best": best})
             return
         limit = best + rise
-        if low <= limit:
-            self._slow_onset = self.context.step
+        if level <= best + 0.25 * rise:
+            self._calm_step, self._calm_place = self.context.step, stats.num_in_blocks
+        self._last_step = self.context.step
         if min(self._lows) > limit and len(self._lows) == _NUM_BLOCKS:
-            self._report(stats, level, limit, _NUM_BLOCKS * BLOCK, self._slow_onset)
+            self._report(stats, level, limit, _NUM_BLOCKS * BLOCK)
         else:
             stats.watch(self, limit if rise > 0 else None)
 
@@ -144,6 +154,8 @@ class Divergence(Rule):
         smoothed = median(sorted(list(self._levels)[-num_smoothed:]))
         if self._best is None or smoothed < self._best:
             self._best, self._best_step = smoothed, self.context.step
+            if self._high and self._high[-1].place >= BLOCK * (num_blocks - 1) and self._last_step is not None:
+                self._best_step = self._last_step  # the rise may have begun within this block
         return self._best
 
     def on_outlier(self, stats: SignalStats, value: float) -> bool:
@@ -154,21 +166,22 @@ class Divergence(Rule):
         if value < limit or limit <= self._best:
             return False
         limits, place = self.thresholds, stats.num_added
-        if not self._places or place - self._places[-1] > 4 * limits.window_values:
-            self._onset = self.context.step
-        self._places.append(place)
-        self._values.append(value)
+        self._high.append(_HighValue(place, self.context.step, value))
         window = max(limits.window_values, min(place // 16, 4 * limits.window_values))
         if not self._runs_away(stats, value, place):
             min_above = math.ceil(limits.least_above * window)
-            if len(self._places) < min_above or place - self._places[-min_above] >= window:
+            if len(self._high) < min_above or place - self._high[-min_above].place >= window:
                 return False
             trend = self._trend(self._best, min_above)
-            num_here = sum(place - other < window for other in self._places)
+            num_here = sum(place - other.place < window for other in self._high)
             num_before = stats.num_above(limit, 2 + window // BLOCK) - num_here
-            if trend < 0.75 or (num_before > 4 and trend < 1.5):
+            is_often_high = num_before > 4 and place - self._held_at > 4 * BLOCK
+            if trend < 0.75 or (is_often_high and trend < 1.5):
                 return False  # a slow spike that is already falling, or a loss that is often this high
-        self._report(stats, value, limit, window, self._onset)
+        if self.context.may_be_reset:
+            self._held_at = place
+            return False
+        self._report(stats, value, limit, window)
         stats.watch(self, None)
         return False  # not clipped: the level follows the loss
 
@@ -180,7 +193,7 @@ class Divergence(Rule):
 
     def _trend(self, best: float, num_values: int) -> float:
         """Return the ratio of the last values to the first ones, both measured from the best level."""
-        values = list(self._values)[-num_values:]
+        values = [high.value for high in list(self._high)[-num_values:]]
         first, last = sorted(values[: num_values // 2]), sorted(values[-max(2, num_values // 4) :])
         return (median(last) - best) / (median(first) - best)
 
@@ -200,7 +213,23 @@ class Divergence(Rule):
             share = 0.5 * abs(best)  # there is no improvement yet that could be lost
         return max(share, 0.1 * abs(best), limits.sigmas * self._width, limits.least_gain * gain)
 
-    def _report(self, stats: SignalStats, value: float, limit: float, window: int, since: int | None) -> None:
+    def _onset(self, window: int) -> int | None:
+        """Return the step at which the rise began, which is never before the best step.
+
+        That is the first of the high values that follow each other closely. In a slow rise the loss leaves its level
+        long before its values are high; then it is the end of the last calm block.
+        """
+        begin: _HighValue | None = None
+        for high in reversed(self._high):
+            if begin is not None and begin.place - high.place > max(4, window // 2):
+                break
+            begin = high
+        onset = self._calm_step if begin is None or begin.place > self._calm_place + BLOCK else begin.step
+        known = [step for step in (onset, self._best_step) if step is not None]
+        return max(known, default=None)
+
+    def _report(self, stats: SignalStats, value: float, limit: float, window: int) -> None:
+        since = self._onset(window)
         evidence = {
             "metric": stats.metric,
             "value": value,

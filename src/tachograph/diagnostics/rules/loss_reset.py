@@ -8,21 +8,29 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from tachograph.diagnostics._rule import Rule, RuleSettings
-from tachograph.diagnostics._signal_stats import SignalStats
+from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
 from tachograph.diagnostics._text import figure
 
 __all__ = ["LossReset"]
 
 
-class LossReset(Rule):
-    """The loss jumps back to its initial value from one value to the next.
+_MAX_LEVELS = 64
+_MAX_HELD = 48
+"""Values for which other rules wait for the decision."""
 
-    Fresh weights cause exactly that. If the next value is back at the previous level, it was one bad batch instead. All
-    rules about the loss start over after a reset, so that an intended one is not reported as a divergence. The rule is
+
+class LossReset(Rule):
+    """The loss is back at its initial value and falls again as it did at the start.
+
+    Fresh weights cause exactly that. After a jump to the initial value, the rule compares the values that follow with
+    those of the start, first value by value and then in blocks of sixteen, until the loss has fallen noticeably. If it
+    does not fall, or falls in a different way, it is a spike or a divergence, which is reported by then. All rules
+    about the loss start over after a reset, so that an intended one is not reported as a divergence. The rule is
     inactive until the loss has fallen noticeably.
     """
 
     name = "loss_reset"
+    severity = "info"
     meaning = (
         "The model has fresh weights. Either a schedule restarts training on purpose, or a checkpoint was not loaded, "
         "was loaded into a different model, or was overwritten."
@@ -39,6 +47,14 @@ class LossReset(Rule):
         tolerance: Annotated[
             float, Meta(description="Maximum distance from the first value, as a share of it.", gt=0, lt=1)
         ] = 0.1
+        most_difference: Annotated[
+            float,
+            Meta(
+                description="Maximum difference from the first fall, as a share of the distance to the initial value.",
+                gt=0,
+                lt=1,
+            ),
+        ] = 0.25
         least_gain: Annotated[
             float,
             Meta(description="Minimum fall of the loss before the jump, as a share of its first value.", gt=0, lt=1),
@@ -49,48 +65,93 @@ class LossReset(Rule):
     def reset(self) -> None:
         """Forget all values."""
         self._first: float | None = None
+        self._start: list[float] = []
+        self._levels: list[float] = []
         self._jump: dict[str, Any] | None = None
+        self._values: list[float] = []
+        self._num_blocks = 0
         self._calm_below = 0.0
+        self.context.may_be_reset = False
 
     def on_outlier(self, stats: SignalStats, value: float) -> bool:
-        """Check whether an outlier is close to the first value, and whether the next value stays up."""
+        """Check whether an outlier is close to the first value, and follow the values after it."""
         if self._jump is not None:
-            jump, self._jump = self._jump, None
-            stats.watch(self, None)
-            if value > self._calm_below:
-                self._report(jump)
+            self._follow(self._jump, stats, value)
             return False
         first, level = self._first or stats.first_value, stats.level
-        if first is None or level is None or first <= 0 or not stats.sigma:
+        if first is None or level is None or first <= 0 or not stats.sigma or self.context.is_reinforcement:
             return False
         limits = self.thresholds
+        if abs(value - first) > limits.tolerance * first or level > (1 - limits.least_gain) * first:
+            return False
         if stats.num_rises(0.6 * (value - level)) > 2:
             return False  # the loss is often this high
         if level > 0 and math.log(value / level) < 5 * stats.log_sigma():
             return False  # a loss that varies this much anyway, as with a batch size of one
-        if abs(value - first) <= limits.tolerance * first and level <= (1 - limits.least_gain) * first:
-            self._jump = {
-                "metric": stats.metric,
-                "step": self.context.step,
-                "value": value,
-                "first": first,
-                "level_before": level,
-            }
-            self._calm_below = level + 0.5 * (stats.outlier_above - level)
-            stats.watch(self, -math.inf)
+        self._jump = {
+            "metric": stats.metric,
+            "step": self.context.step,
+            "value": value,
+            "first": first,
+            "level_before": level,
+        }
+        self._values, self._num_blocks = [value], 0
+        self._calm_below = level + 0.5 * (stats.outlier_above - level)
+        self.context.may_be_reset = True
+        stats.watch(self, -math.inf)
         return False
+
+    def _follow(self, jump: dict[str, Any], stats: SignalStats, value: float) -> None:
+        """Compare a stretch of values with the same stretch of the start, as soon as it is complete."""
+        self._values.append(value)
+        num_values = len(self._values)
+        if num_values == 2 and value <= self._calm_below:
+            self._end(stats)  # one bad batch
+            return
+        if self._num_blocks == 0 and num_values in (4, 8, BLOCK):
+            begin = num_values // 2
+            self._compare(jump, stats, self._values[begin:], self._start[begin:num_values])
+        elif num_values == BLOCK:
+            self._compare(jump, stats, self._values, self._levels[self._num_blocks : self._num_blocks + 1])
+        if self._jump is not None and num_values == BLOCK:
+            self._values = []
+            self._num_blocks += 1
+        if BLOCK * self._num_blocks >= _MAX_HELD:
+            self.context.may_be_reset = False
+
+    def _compare(self, jump: dict[str, Any], stats: SignalStats, values: list[float], start: list[float]) -> None:
+        if not start:
+            self._end(stats)  # the start took longer to fall than the rule remembers
+            return
+        level, first = jump["level_before"], jump["first"]
+        now, then = ((median(sorted(part)) - level) / (first - level) for part in (values, start))
+        difference, limit = abs(now - then), self.thresholds.most_difference
+        if difference > limit:
+            self._end(stats)
+        elif (then <= 0.75 and now <= 0.85) or (then <= 0.9 and now <= 0.92 and difference < 0.5 * limit):
+            self._end(stats)
+            self._report(jump)
+
+    def _end(self, stats: SignalStats) -> None:
+        self._jump = None
+        self.context.may_be_reset = False
+        stats.watch(self, None)
 
     def _report(self, jump: dict[str, Any]) -> None:
         self._first = jump["value"]
         rise = f"{figure(jump['value'])} at step {jump['step']}, from {figure(jump['level_before'])}"
         self.report(
             f"Loss is back at its initial value: {rise}",
-            "Training seems to have restarted with fresh weights.",
+            "It falls again as at the start: training seems to have restarted with fresh weights.",
             evidence=jump,
         )
         self.context.announce_change("restart")
 
     def on_block(self, stats: SignalStats) -> None:
-        """Resolve the alert once the restarted loss has a level of its own."""
+        """Remember the start; resolve the alert once the restarted loss has a level of its own."""
+        if stats.level is not None and self._jump is None and len(self._levels) < _MAX_LEVELS and self._first is None:
+            if not self._levels:
+                self._start = stats.last_block
+            self._levels.append(stats.level)
         if self.is_open() and stats.num_in_blocks >= 64:
             self.resolve(f"the rules started over; the loss is at {figure(stats.level)}")

@@ -123,7 +123,7 @@ class LossSpike(Rule):
             **self._gradient_norms(),
         }
         stats.watch(self, -math.inf)
-        self._is_reported = value >= self._clear_above
+        self._is_reported = value >= self._clear_above and not self.context.may_be_reset
         if self._is_reported:
             self._report(stats, self._spike)
         return True
@@ -161,9 +161,9 @@ class LossSpike(Rule):
         spike["values"] += 1
         spike["peak"] = max(spike["peak"], value)
         self._num_calm = self._num_calm + 1 if value < self._calm_below else 0
-        if not self._is_reported:
+        if not self._is_reported and not self.context.may_be_reset:
             halfway = 0.5 * (spike["level_before"] + spike["value"])
-            self._is_reported = value < halfway or value >= self._clear_above
+            self._is_reported = value < halfway or spike["peak"] >= self._clear_above
             if self._is_reported:
                 self._report(stats, spike)
             elif spike["values"] >= _MAX_WAIT_VALUES:
