@@ -263,6 +263,62 @@ def test_rounded_losses_near_zero_do_not_spike() -> None:
     assert "loss_spike" not in fired
 
 
+# Shift -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03])
+def test_lasting_rise_by_15_percent_is_a_shift(source: random.Random, noise: float) -> None:
+    losses = [
+        (1 + 2 * math.exp(-at / 500)) * (1.15 if at >= 1200 else 1) * (1 + source.gauss(0, noise)) for at in range(2000)
+    ]
+    alerts = diagnose(series("loss", losses, lr=lambda at: 1e-3))
+    found = [alert for alert in alerts if alert["rule"] in ("loss_shift", "loss_spike", "divergence")]
+    assert found and found[0]["severity"] == "warning" and 1200 <= found[0]["global_step"] < 1600, brief(alerts)
+    assert len({alert["id"] for alert in found}) == 1, brief(alerts)
+
+
+def test_shift_without_a_learning_rate_is_for_information(source: random.Random) -> None:
+    losses = [*level(source, 800, 2.0, 0.04), *level(source, 400, 2.3, 0.04)]
+    (opened,) = only_alert(diagnose(series("loss", losses)), "loss_shift")
+    assert opened["severity"] == "info" and abs(opened["evidence"]["from_step"] - 800) <= 32
+    assert opened["evidence"]["level_before"] == pytest.approx(2.0, rel=0.03)
+    assert opened["message"].endswith("No learning rate is recorded; a schedule may be the reason.")
+
+
+def test_shift_resolves_when_the_loss_is_back(source: random.Random) -> None:
+    losses = [*level(source, 800, 2.0, 0.04), *level(source, 300, 2.3, 0.04), *level(source, 300, 2.0, 0.04)]
+    _, resolved = only_alert(diagnose(series("loss", losses)), "loss_shift")
+    assert resolved["outcome"].startswith("the loss is back at ") and 1100 <= resolved["global_step"] < 1140
+
+
+def test_sudden_drop_to_a_tenth_is_reported(source: random.Random) -> None:
+    losses = [value * (0.1 if at >= 900 else 1) for at, value in enumerate(falling(source, 1500))]
+    (opened,) = only_alert(diagnose(series("loss", losses)), "loss_shift")
+    assert opened["severity"] == "info" and 900 < opened["global_step"] < 950
+    assert opened["title"].startswith("Loss has been 90 % lower since about step 8")
+
+
+def test_rarer_logging_explains_a_drop(source: random.Random) -> None:
+    steps = [*range(100), *range(100, 30_000, 300)]
+    losses = [(0.8 if at < 100 else 0.05) * (1 + source.gauss(0, 0.02)) for at in steps]
+    alerts = diagnose(step(at, loss=loss) for at, loss in zip(steps, losses, strict=True))
+    assert not alerts_of_rule(alerts, "loss_shift"), brief(alerts)
+
+
+def test_noise_and_slow_changes_are_no_shift(source: random.Random) -> None:
+    losses = [2 + 0.05 * math.sin(at / 300) + source.gauss(0, 0.4) for at in range(6000)]
+    assert not alerts_of_rule(diagnose(series("loss", losses)), "loss_shift")
+
+
+def test_shift_thresholds_are_configurable(source: random.Random) -> None:
+    losses = [*level(source, 800, 2.0, 0.04), *level(source, 400, 2.3, 0.04)]
+    assert diagnose(series("loss", losses), {"loss_shift": {"rise": 0.3}}) == []
+    assert diagnose(series("loss", losses), {"loss_shift": {"sigmas": 100}}) == []
+    drops = [value * (0.4 if at >= 900 else 1) for at, value in enumerate(falling(source, 1200))]
+    assert diagnose(series("loss", drops)) == []
+    assert only_alert(diagnose(series("loss", drops), {"loss_shift": {"drop": 0.5}}), "loss_shift")
+
+
 # Reset -------------------------------------------------------------------------------------------------------------
 
 
@@ -331,7 +387,7 @@ def test_divergence_is_one_critical_alert(source: random.Random) -> None:
     )
     # Earlier alerts on the same fault are absorbed, and no other alert follows.
     others = [alert for alert in alerts if alert["rule"] != "divergence"]
-    assert {alert["rule"] for alert in others} <= {"loss_spike"}
+    assert {alert["rule"] for alert in others} <= {"loss_spike", "loss_shift"}
     assert not others or others[-1]["outcome"] == "absorbed by divergence"
 
 

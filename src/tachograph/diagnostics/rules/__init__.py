@@ -12,6 +12,7 @@ _BUILT_IN = {
     "loss_reset": "LossReset",
     "divergence": "Divergence",
     "loss_spike": "LossSpike",
+    "loss_shift": "LossShift",
     "plateau": "Plateau",
     "validation_blow_up": "ValidationBlowUp",
     "overfitting": "Overfitting",

@@ -53,7 +53,7 @@ class Divergence(Rule):
         "Check what changed at that step: data mix, batch size, schedule, precision.",
     )
     block_signals = ("loss",)
-    absorbs = ("loss_spike", "plateau", "exploding_gradients")
+    absorbs = ("loss_spike", "loss_shift", "plateau", "exploding_gradients")
 
     class Thresholds(RuleSettings):
         """When the rule fires."""

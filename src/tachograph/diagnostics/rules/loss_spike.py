@@ -26,7 +26,7 @@ class LossSpike(Rule):
     the loss hardly ever rose this far recently. A loss that jumps regularly, as with mixup, is therefore ignored. From
     then on the rule follows every value. The spike is *recovering* if the loss is back soon, *slow* if that takes
     longer, and *not recovering* if the loss stays up. A jump that is barely a spike is reported when it has come
-    halfway back or risen further; if it does neither within a few values, it is a new level and no spike.
+    halfway back or risen further; if it does neither within a few values, it is a new level: see `loss_shift`.
 
     Spikes that follow before the loss has been calm for a while are added to the same alert. The rule is inactive for a
     while after a resume and after a sudden change of the learning rate or the batch size, and in reinforcement
@@ -47,6 +47,7 @@ class LossSpike(Rule):
         "After a resume, check that data order and sampler state were restored.",
     )
     block_signals = ("loss",)
+    absorbs = ("loss_shift",)
 
     class Thresholds(RuleSettings):
         """When the rule fires."""

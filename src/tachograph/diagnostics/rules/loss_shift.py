@@ -1,0 +1,149 @@
+"""The loss moves to another level."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from tachograph.diagnostics._rule import Rule, RuleSettings
+from tachograph.diagnostics._signal_stats import BLOCK, SignalStats, median
+from tachograph.diagnostics._text import figure, percent
+
+__all__ = ["LossShift"]
+
+_SCALES = (2, 4, 8, 16, 32)
+"""Numbers of blocks that are compared. A small shift under strong noise needs many."""
+_MAX_LEVELS = 2 * _SCALES[-1] + 1
+
+
+class LossShift(Rule):
+    """The loss has moved to a higher level, or has suddenly dropped to a fraction of its level, and stays there.
+
+    The rule compares the last 2, 4, 8, 16 or 32 blocks of sixteen values with as many blocks before, leaving one block
+    between for the change itself. A rise must exceed a share of the level and several times its error. A rise is a
+    warning if the recorded learning rate and batch size do not explain it; if no learning rate is recorded, the alert
+    is for information only, because a schedule may be the reason. A drop must be sudden, as a loss that falls fast is
+    healthy; it is reported for information. Large rises are spikes or divergences: see `loss_spike` and `divergence`.
+
+    The rule starts over after a sudden change of the learning rate or the batch size. It is inactive in reinforcement
+    learning, where the loss does not measure progress.
+    """
+
+    name = "loss_shift"
+    meaning = (
+        "Something changed at this step. After a rise: other or harder data, a different batch composition, another "
+        "weight of a loss term, or an optimizer that lost part of its state. After a drop: data that repeat or leak "
+        "the answer, masked labels, or a loss that is scaled or averaged in another way."
+    )
+    advice = (
+        "Compare data, code and settings before and after the step in the alert.",
+        "After a rise, check the validation loss: if it rose too, resume from a checkpoint before that step.",
+        "After a drop, look at a batch and its labels: a loss this low is rarely earned within a few steps.",
+    )
+    block_signals = ("loss",)
+
+    class Thresholds(RuleSettings):
+        """When the rule fires."""
+
+        rise: Annotated[float, Meta(description="Minimum rise, as a share of the level before.", gt=0)] = 0.1
+        sigmas: Annotated[float, Meta(description="Minimum rise, in standard errors.", ge=1)] = 6.0
+        drop: Annotated[float, Meta(description="Minimum sudden drop, as a share of the level before.", gt=0, lt=1)] = (
+            0.75
+        )
+
+    thresholds: Thresholds
+
+    def reset(self) -> None:
+        """Forget all levels."""
+        self._levels: deque[float] = deque(maxlen=_MAX_LEVELS)
+        self._steps: deque[int | None] = deque(maxlen=_MAX_LEVELS)
+        self._num_blocks = 0
+        self._normal: tuple[float, float] | None = None
+
+    def on_change(self, change: str) -> None:
+        """Start over at the new level."""
+        self.resolve("the learning rate or the batch size changed" if change != "restart" else "training restarted")
+        self.reset()
+
+    def on_block(self, stats: SignalStats) -> None:
+        """Compare the last blocks with those before."""
+        level, sigma = stats.level, stats.sigma
+        if level is None or sigma is None or self.context.is_reinforcement:
+            return
+        self._levels.append(level)
+        self._steps.append(self.context.step)
+        self._num_blocks += 1
+        if self._normal is not None:
+            self._check_return(level)
+            return
+        levels = self._levels
+        for num in _SCALES:
+            if len(levels) < 2 * num + 1:
+                break
+            # Most blocks need no closer look: neither end of the stretch is higher than the block before it.
+            highest = max(level, levels[-num], levels[1 - num])
+            if self._num_blocks % (num // 2) == 0 and highest > (1 + 0.7 * self.thresholds.rise) * levels[-num - 2]:
+                self._check_rise(stats, num, sigma)
+        if len(levels) >= 7 and level < (1 - self.thresholds.drop) * levels[-4]:
+            self._check_drop(stats)
+
+    def _check_return(self, level: float) -> None:
+        before, after = self._normal or (0.0, 0.0)
+        if abs(level - before) < 0.5 * abs(after - before) or (level < before < after):
+            self._normal = None
+            self.resolve(f"the loss is back at {figure(level)}")
+
+    def _check_rise(self, stats: SignalStats, num: int, sigma: float) -> None:
+        levels = list(self._levels)
+        after, before = sorted(levels[-num:]), sorted(levels[-2 * num - 1 : -num - 1])
+        old, new = median(before), median(after)
+        rise = new - old
+        changes = [right - left for left, right in itertools.pairwise(levels)]
+        trend = median(sorted(changes))
+        scatter = median(sorted(abs(change - trend) for change in changes)) / 0.954
+        spread = max(1.25 * sigma / math.sqrt(BLOCK), scatter)  # of a level; noise can be correlated
+        error = spread * math.sqrt(2 / num)
+        half = num // 2
+        drift = median(sorted(levels[-half:])) - median(sorted(levels[-num:-half]))
+        if drift < -6 * error:
+            rise -= drift * (num + 1) / half  # a falling loss hides part of the rise
+            error *= 3  # the drift is known less well than the levels
+        if old <= 0 or rise < self.thresholds.rise * old or rise < self.thresholds.sigmas * error:
+            return
+        # Not a moment that is over already: almost all blocks after the change are higher than those before.
+        middle = 0.5 * (old + new)
+        if after[num // 4] < middle or before[-1 - num // 4] > middle:
+            return
+        severity = "warning" if "lr" in self.signals else "info"
+        note = "" if severity == "warning" else " No learning rate is recorded; a schedule may be the reason."
+        self._report(stats, num, old, new, f"{percent(rise / old)} higher", severity, note)
+
+    def _check_drop(self, stats: SignalStats) -> None:
+        *before, _, first, second = list(self._levels)[-7:]
+        old, new = median(sorted(before)), max(first, second)
+        first_step, change_step, last_step = (self._steps[place] or 0 for place in (-7, -4, -1))
+        if last_step - change_step > 2 * (change_step - first_step):
+            return  # recorded more rarely than before, so the loss had time to fall
+        if new < (1 - self.thresholds.drop) * old and max(before) < 1.5 * min(before):
+            self._report(stats, 2, old, new, f"{percent(1 - new / old)} lower", "info", "")
+
+    def _report(
+        self, stats: SignalStats, num: int, old: float, new: float, change: str, severity: str, note: str
+    ) -> None:
+        since = self._steps[-num - 2]
+        self._normal = (old, new)
+        evidence: dict[str, Any] = {
+            "metric": stats.metric,
+            "level_before": old,
+            "level": new,
+            "from_step": since,
+            "step": self.context.step,
+            "window_values": BLOCK * num,
+        }
+        title = f"Loss has been {change} since about step {since}: {figure(new)}, from {figure(old)}"
+        message = f"It has stayed there for {BLOCK * num} values.{note}"
+        self.report(title, message, severity=severity, evidence=evidence)
