@@ -217,7 +217,9 @@ class SignalStats:
             return 0.0
         ratios.sort()
         # From the lowest tenth to the upper quartile: spikes are in the upper quarter.
-        return math.log(ratios[-len(ratios) // 4] / ratios[len(ratios) // 10]) / 1.956
+        sigma = math.log(ratios[-len(ratios) // 4] / ratios[len(ratios) // 10]) / 1.956
+        # The widths cover twice as many values, which makes a lucky estimate rarer.
+        return max(sigma, _TO_SIGMA * median(sorted(self._widths)) / (self.level or math.inf))
 
     def _add_outside_band(self, value: float) -> None:
         if not math.isfinite(value):

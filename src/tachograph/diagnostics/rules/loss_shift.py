@@ -85,9 +85,10 @@ class LossShift(Rule):
             if len(levels) < 2 * num + 1:
                 break
             # Most blocks need no closer look: neither end of the stretch is higher than the block before it.
-            highest = max(level, levels[-num], levels[1 - num])
-            if self._num_blocks % (num // 2) == 0 and highest > (1 + 0.7 * self.thresholds.rise) * levels[-num - 2]:
-                self._check_rise(stats, num, sigma)
+            if self._num_blocks % (num // 2) == 0:
+                highest = max(level, levels[-num], levels[1 - num])
+                if highest > (1 + 0.7 * self.thresholds.rise) * levels[-num - 2]:
+                    self._check_rise(stats, num, sigma)
         if len(levels) >= 7 and level < (1 - self.thresholds.drop) * levels[-4]:
             self._check_drop(stats)
 

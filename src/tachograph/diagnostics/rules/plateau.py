@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from operator import mul, sub
 from typing import Annotated, Any, NamedTuple
@@ -159,11 +160,15 @@ class Plateau(Rule):
         if first is None or last is None:
             return int(share * len(points))
         limit = first + share * (last - first)
-        return next((index for index, point in enumerate(points) if (point.step or 0) > limit), len(points) - 1)
+        return min(bisect_right(points, limit, key=lambda point: point.step or 0), len(points) - 1)
 
     def _check(self, stats: SignalStats, before: int, begin: int) -> bool:
         """Report a plateau if the loss is flat from one point on; the points before it show how fast it fell."""
         points, limits = self._points[begin:], self.thresholds
+        half = len(points) // 2
+        first, second = (sum(point.level for point in part) / half for part in (points[:half], points[-half:]))
+        if first - second > 2 * _MAX_GAINS * limits.least_gain * abs(second):
+            return False  # it falls clearly, which is cheaper to see than to fit
         gain, error, level = _fitted_gain(points)
         max_gain, limit = gain + 2 * error, _MAX_GAINS * limits.least_gain * level
         if max_gain >= limit or 3 * error >= 2 * limit or not self._should_learn(begin):
