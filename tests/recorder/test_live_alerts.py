@@ -144,7 +144,7 @@ def test_signals_come_from_argument_config_and_environment(logs, monkeypatch):
         ({"loss_spike": {"sigmas": 0.5}}, "rules.loss_spike.sigmas: expected `float` >= 2.0"),
         (
             {"loss_spike": 3},
-            "rules.loss_spike=3: expected true, false or a dict of thresholds, such as {'sigmas': 5.5}",
+            "rules.loss_spike=3: expected true, false or a dict of thresholds, such as {'sigmas': 5.0}",
         ),
         ([], "rules=[]: expected a dict, such as rules={'plateau': False}"),
     ],

@@ -85,7 +85,8 @@ class AlertTracker:
         self._context = context
         self._prefix = prefix
         self._num_opened = 0
-        self._alerts: dict[tuple[str, str], OpenAlert] = {}
+        self.alerts: dict[tuple[str, str], OpenAlert] = {}
+        """The open alerts by rule and key, those in their cooldown included."""
         self._past: dict[tuple[str, str], tuple[int, float]] = {}  # by alert key: number closed, time of the last one
         self._num_suppressors: dict[str, int] = {}  # by rule: open alerts that absorb it
         self._pending: list[AlertRecord] = []
@@ -95,10 +96,10 @@ class AlertTracker:
         if self._num_suppressors.get(rule.name):
             return
         key = (rule.name, finding.key)
-        alert = self._alerts.get(key)
+        alert = self.alerts.get(key)
         is_new = alert is None
         if alert is None:
-            alert = self._alerts[key] = self._create(rule, key)
+            alert = self.alerts[key] = self._create(rule, key)
         is_recurring = alert.over_since is not None
         if is_recurring or is_new:
             self.num_cooling_down -= is_recurring
@@ -126,7 +127,7 @@ class AlertTracker:
         self, rule: str, key: str, outcome: str, evidence: dict[str, Any] | None = None, *, absorbed_by: str = ""
     ) -> None:
         """Resolve an alert, if its fault is present; it is closed at once, or after its cooldown."""
-        alert = self._alerts.get((rule, key))
+        alert = self.alerts.get((rule, key))
         if alert is None or alert.over_since is not None:
             return
         for absorbed in alert.rule.absorbs:
@@ -145,20 +146,20 @@ class AlertTracker:
         """Close the alerts whose cooldown has expired."""
         if self.num_cooling_down:
             now = self._now()
-            for key, alert in list(self._alerts.items()):
+            for key, alert in list(self.alerts.items()):
                 # A clock that was set back closes an alert too: its cooldown might never expire.
                 if alert.over_since is not None and not alert.over_since <= now < alert.over_since + alert.cooldown:
                     self._close(key, alert)
 
     def is_open(self, rule: str, key: str = "") -> bool:
         """Return whether an alert is open and its fault is present."""
-        alert = self._alerts.get((rule, key))
+        alert = self.alerts.get((rule, key))
         return alert is not None and alert.over_since is None
 
     @property
     def num_open(self) -> tuple[int, int]:
         """Number of open alerts, those in their cooldown included, and how many of them are critical."""
-        return len(self._alerts), sum(alert.severity == "critical" for alert in self._alerts.values())
+        return len(self.alerts), sum(alert.severity == "critical" for alert in self.alerts.values())
 
     def drain(self) -> list[AlertRecord]:
         """Return the records collected since the last call."""
@@ -168,7 +169,7 @@ class AlertTracker:
 
     def reset(self) -> None:
         """Abandon all open alerts without resolving them: a new attempt starts. Ids stay unique."""
-        self._alerts.clear()
+        self.alerts.clear()
         self._past.clear()
         self._num_suppressors.clear()
         self.num_cooling_down = 0
@@ -183,12 +184,12 @@ class AlertTracker:
     def _absorb(self, rule: RuleInfo) -> None:
         for absorbed in rule.absorbs:
             self._num_suppressors[absorbed] = self._num_suppressors.get(absorbed, 0) + 1
-            for name, key in list(self._alerts):
+            for name, key in list(self.alerts):
                 if name == absorbed:
                     self.resolve(name, key, f"absorbed by {rule.name}", absorbed_by=rule.name)
 
     def _close(self, key: tuple[str, str], alert: OpenAlert) -> None:
-        del self._alerts[key]
+        del self.alerts[key]
         self.num_cooling_down -= 1
         self._past[key] = (self._past.get(key, (0, 0.0))[0] + 1, self._now())
         self._add_record(alert, "resolved", title=alert.title, **alert.resolution)

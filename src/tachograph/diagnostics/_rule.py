@@ -118,4 +118,5 @@ class Rule(SignalListener):
 
     def is_open(self, key: str = "") -> bool:
         """Return whether the alert is open and its fault is present."""
-        return self.tracker.is_open(self.name, key)
+        tracker = self.tracker
+        return bool(tracker.alerts) and tracker.is_open(self.name, key)  # most runs have no alert at all
