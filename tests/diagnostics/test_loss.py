@@ -448,6 +448,13 @@ def test_warm_restarts_are_not_a_divergence(source: random.Random) -> None:
     assert diagnose(warm_restarts(source)) == []
 
 
+def test_noisy_loss_does_not_diverge() -> None:
+    for seed in range(200):
+        source = random.Random(seed)
+        losses = [0.3 * (0.3 + 0.7 * math.exp(-at / 1500)) * max(0.02, 1 + source.gauss(0, 0.35)) for at in range(400)]
+        assert not alerts_of_rule(diagnose(series("loss", losses)), "divergence")
+
+
 def test_divergence_after_lr_change_is_detected(source: random.Random) -> None:
     losses = [*falling(source, 1000), *level(source, 1000, 9.0, 0.02)]
     alerts = diagnose(series("loss", losses, lr=lambda at: 1e-4 if at < 1000 else 1e-2), {"loss_reset": False})

@@ -170,6 +170,11 @@ class SignalStats:
         """The last complete block in the order of recording; abnormal values are clipped."""
         return self._blocks[-1]
 
+    @property
+    def half_width(self) -> float:
+        """Half the interquartile range of the last block; around its trend, if the signal has a band."""
+        return self._widths[-1] if self._widths else _half_width(self.values)
+
     def pause(self, num_values: int) -> None:
         """Report no outliers for the next values because a new level is expected, then continue from that level."""
         self._num_paused = max(self._num_paused, num_values)

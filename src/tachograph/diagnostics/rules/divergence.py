@@ -127,8 +127,10 @@ class Divergence(Rule):
         rise = self._usual_rise(best, first)
         if level < best + 0.5 * rise or not self._widths:
             self._is_lenient = False
-            self._widths.append(1.48 * (values[BLOCK // 2] - low))  # the upper half may contain the fault
-            self._width = sorted(self._widths)[len(self._widths) // 8]
+            # The upper half may contain the fault, and both halves the fall of the loss.
+            self._widths.append(1.48 * min(values[BLOCK // 2] - low, stats.half_width))
+            # A low one, because the noise shrinks with the loss; the lowest of a few estimates would be far too low.
+            self._width = sorted(self._widths)[len(self._widths) // 4]
         rise = self._rise(best, first)
         self._lows.append(low)
         if self.is_open():
