@@ -166,8 +166,9 @@ def test_follow_and_control_a_running_run(logs, script):
     assert "lr_scale" in tacho("control", "live", "--log-dir", logs)
     tacho("control", "live", "--log-dir", logs, "--stop")
     assert training.wait()[0] == 0
-    out, _ = following.communicate(timeout=HANG_S)
-    followed = [json.loads(line) for line in (first + out).splitlines()]
+    with following:
+        # `communicate` would lose what is buffered.
+        followed = [json.loads(line) for line in (first, *following.stdout)]
     assert followed[-1]["event"] == "end"
     assert {"control_change", "checkpoint", "step"} <= {record["event"] for record in followed}
 
