@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.diagnostics import (
-    SEEDS,
     START,
     Record,
     alerts_of_rule,
@@ -32,11 +31,6 @@ def with_bump(losses: list[float], at: int, *bump: float) -> list[float]:
     for index, more in enumerate(bump, at):
         changed[index] += more
     return changed
-
-
-@pytest.fixture(params=SEEDS)
-def source(request: pytest.FixtureRequest) -> random.Random:
-    return random.Random(request.param)
 
 
 # Not finite --------------------------------------------------------------------------------------------------------

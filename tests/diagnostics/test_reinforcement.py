@@ -7,13 +7,7 @@ import random
 
 import pytest
 
-from tests.diagnostics import SEEDS, alerts_of_rule, diagnose, level, only_alert, series, statuses, step
-
-
-@pytest.fixture(params=SEEDS)
-def source(request: pytest.FixtureRequest) -> random.Random:
-    return random.Random(request.param)
-
+from tests.diagnostics import alerts_of_rule, diagnose, level, only_alert, series, statuses, step
 
 # Entropy -----------------------------------------------------------------------------------------------------------
 

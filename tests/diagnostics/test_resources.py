@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.diagnostics import (
-    SEEDS,
     Record,
     alerts_of_rule,
     brief,
@@ -21,11 +20,6 @@ from tests.diagnostics import (
     step,
     system,
 )
-
-
-@pytest.fixture(params=SEEDS)
-def source(request: pytest.FixtureRequest) -> random.Random:
-    return random.Random(request.param)
 
 
 def while_training(

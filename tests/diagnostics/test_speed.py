@@ -10,7 +10,6 @@ import pytest
 
 from tachograph.diagnostics import RuleEngine, resolve_rules
 from tests.diagnostics import (
-    SEEDS,
     START,
     Record,
     brief,
@@ -22,12 +21,6 @@ from tests.diagnostics import (
     statuses,
     step,
 )
-
-
-@pytest.fixture(params=SEEDS)
-def source(request: pytest.FixtureRequest) -> random.Random:
-    return random.Random(request.param)
-
 
 # Slower steps ------------------------------------------------------------------------------------------------------
 

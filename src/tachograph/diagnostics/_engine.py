@@ -405,13 +405,12 @@ class _WorkChangeDetector:
 
     def add(self, value: float) -> None:
         """Add a value; call `on_change` if it differs from the last one by more than token counts vary."""
-        last = self._last
         self._num_values += 1
-        if last is None or (value <= _BATCH_FACTOR * last and last <= _BATCH_FACTOR * value):
-            self._last = value if last is None else last
+        last = self._last
+        if last is not None and value <= _BATCH_FACTOR * last and last <= _BATCH_FACTOR * value:
             return
         self._last = value
-        if self._changes.is_rare(self._num_values):
+        if last is not None and self._changes.is_rare(self._num_values):
             self._on_change("batch")
 
 

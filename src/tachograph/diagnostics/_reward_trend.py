@@ -1,4 +1,4 @@
-"""Tells whether the reward still rises, for rules that judge what it costs."""
+"""The trend of the reward, for rules that judge what a rise costs."""
 
 from __future__ import annotations
 

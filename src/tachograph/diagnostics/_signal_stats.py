@@ -210,9 +210,8 @@ class SignalStats:
     def log_sigma(self) -> float:
         """Return the spread of the last 64 values around their trend, as logarithms; 0 if one is not positive."""
         ratios = []
-        for block, (offset, distances) in zip(
-            self._blocks, self._distances, strict=False
-        ):  # no distances without a band
+        # Without a band there are no distances.
+        for block, (offset, distances) in zip(self._blocks, self._distances, strict=False):
             for value, distance in zip(block, distances, strict=True):
                 trend = value - distance - offset
                 if value <= 0 or trend <= 0:

@@ -8,7 +8,7 @@ so that a retry repeats the failed call and not those that succeeded.
 An exporter expects a span for every event. An event without one belongs to the application, if that is open. Otherwise
 the sink creates a span for the run, named `run`, which starts with the first such event and stops with the run.
 
-An exporter that misses a record is told so itself, with `export_telemetry_data_error`, as soon as it works again.
+After an exporter has missed records, its `export_telemetry_data_error` is called as soon as it works again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ExporterSink:
         self.num_lost = 0
         self._latest_error = ""
         self._has_new_loss = False
-        """Whether records were lost since the exporter was last told about it."""
+        """Whether records were lost since the last loss was exported."""
 
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
         """Store the run id. The exporter was initialized when the provider was configured."""
@@ -147,7 +147,7 @@ class ExporterSink:
         self._report(self._error_type().value, self.name, reason)
 
     def _export_loss(self) -> None:
-        """Tell the exporter how many records it has missed so far, unless it knows or still fails."""
+        """Export how many records were missed so far, if that has changed and the exporter works again."""
         if not self._has_new_loss:
             return
         message = f"records not exported so far: {self.num_lost}; last error: {self._latest_error}"
