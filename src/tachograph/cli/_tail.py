@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import deque
 from typing import Any
@@ -79,6 +81,9 @@ _LONG_TEXT_FIELDS = {"reason", "error_message", "where"}
 @click.option("-e", "--event", "events", multiple=True, help="Only records of this kind; repeatable.")
 def tail(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, events: tuple[str, ...]) -> None:
     """Print the last records of a run, and follow new ones."""
+    if follow and threading.current_thread() is threading.main_thread():
+        # Nothing to tidy up, so let Ctrl-C end the process: Python drops a KeyboardInterrupt raised in a destructor.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     folder = find_run(run, log_dir)
     console = Console(highlight=False)
     follower, last = _read_last(folder, lines, events)
