@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from operator import mul, sub
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
@@ -14,7 +14,6 @@ from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics._signal_stats import BLOCK, SignalStats
 from tachograph.diagnostics._slope import fit_slope
 from tachograph.diagnostics._text import figure, percent
-from tachograph.records import finite_or_none
 
 __all__ = ["Plateau"]
 
@@ -65,7 +64,6 @@ class Plateau(Rule):
         "Try another learning rate; the loss often falls again when the rate decays.",
     )
     block_signals = ("loss",)
-    record_kinds = ("start",)
 
     class Thresholds(RuleSettings):
         """When the rule fires."""
@@ -89,7 +87,6 @@ class Plateau(Rule):
     def reset(self) -> None:
         """Forget all values."""
         self._lr_peak = 0.0
-        self._max_steps: float | None = None
         self._forget_points()
 
     def _forget_points(self) -> None:
@@ -100,10 +97,6 @@ class Plateau(Rule):
         self._next_check = 0
         self._first_block: list[float] = []  # until the next block shows how many steps a block covers
         self._last: _Point | None = None
-
-    def on_record(self, record: dict[str, Any]) -> None:
-        """Read the length of the run."""
-        self._max_steps = finite_or_none(record.get("max_steps"))
 
     def on_change(self, change: str) -> None:
         """Start over: the loss may fall again after a change."""
@@ -138,7 +131,7 @@ class Plateau(Rule):
         self._num_values += BLOCK
         if self._num_values >= max(self._next_check, self.thresholds.least_values) and not self._pending:
             self._next_check = self._num_values + self._num_values // _CHECK_EVERY
-            if self._max_steps is None or (self.context.step or 0) >= _MIN_SHARE_OF_RUN * self._max_steps:
+            if (self.context.step or 0) >= _MIN_SHARE_OF_RUN * (self.context.max_steps or 0):
                 self._evaluate(stats)
 
     def _evaluate(self, stats: SignalStats) -> None:
@@ -180,7 +173,7 @@ class Plateau(Rule):
         fall, fall_error = self._fall(before, begin, len(self._points))
         has_fallen = fall > max(4 * fall_error, 2 * limits.least_gain * level)
         # A loss that never fell may be at the beginning of a long run.
-        can_tell = has_fallen or self._max_steps is not None or self._num_values >= _MIN_VALUES_OF_UNKNOWN
+        can_tell = has_fallen or self.context.max_steps is not None or self._num_values >= _MIN_VALUES_OF_UNKNOWN
         is_flat = max_gain < limits.least_gain * level and can_tell
         if not is_flat and not (has_fallen and max_gain < limits.least_share * fall):
             return False
