@@ -16,6 +16,7 @@ import msgspec
 from tachograph._base import ranks
 from tachograph._base.config import SECTION_PLACES, ConfigSection, find_section
 from tachograph._base.guard import guard, warn
+from tachograph._base.typed import decode_json
 from tachograph.diagnostics import resolve_rules, resolve_signals
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.recorder import Run, start_run
@@ -160,7 +161,7 @@ def _select(given: Any, variable: str, section: Any, example: str) -> Any:
     if not text:
         return section
     try:
-        return msgspec.json.decode(text)
+        return decode_json(text, Any)
     except msgspec.DecodeError as error:
         expected = f"expected a JSON object, such as {example}"
         raise ConfigError(f"environment variable {variable}: {expected}, got {text[:80]!r} ({error})") from None

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from tachograph._base.config import parse_yaml
+from tachograph._base.typed import convert, decode_json
 from tachograph.exceptions import ConfigError, did_you_mean
 
 __all__ = ["Settings", "SettingRow", "parse_switch", "read_config", "resolve_settings", "settings_table"]
@@ -231,7 +232,7 @@ def _convert(name: str, value: Any, origin: str) -> Any:
     if wanted.__origin__ is not bool and isinstance(value, bool):
         raise ConfigError(f"{origin}: expected `{wanted.__origin__.__name__}`, got {given!r}")
     try:
-        return msgspec.convert(value, wanted, strict=False)
+        return convert(value, wanted, strict=False)
     except msgspec.ValidationError as error:
         wanted_text = str(error).partition(", got ")[0]
         raise ConfigError(f"{origin}: {wanted_text[0].lower()}{wanted_text[1:]}, got {given!r}") from None
@@ -268,6 +269,6 @@ def _decode_sinks(text: str, expected: str) -> Any:
     if not text.lstrip().startswith(("[", "{")):
         return [name.strip() for name in text.split(",") if name.strip()]
     try:
-        return msgspec.json.decode(text)
+        return decode_json(text, Any)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{expected}, got invalid JSON ({error})") from None

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tachograph._base.typed import convert
 from tachograph.diagnostics._rule import Rule, RuleSettings
 from tachograph.diagnostics.rules import RULES
 from tachograph.exceptions import ConfigError, did_you_mean
@@ -79,7 +80,7 @@ def _resolve_thresholds(rule: type[Rule], values: Any) -> RuleSettings:
         if isinstance(value, bool):
             raise ConfigError(f"rules.{rule.name}.{name}: expected a number, got {value!r}")
     try:
-        return msgspec.convert(dict(values), rule.Thresholds, strict=False)
+        return convert(dict(values), rule.Thresholds, strict=False)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$.")
         where = f"rules.{rule.name}.{path.rstrip('`')}".rstrip(".")

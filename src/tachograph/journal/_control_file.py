@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tachograph._base.files import make_folder, open_lock, read_small, replace_file
+from tachograph._base.typed import convert, decode_json
 from tachograph.journal._folder import RunFolder
 
 try:
@@ -168,7 +169,7 @@ def _requests(content: dict[str, Any]) -> list[Request]:
 def _replaced_requests(content: dict[str, Any]) -> list[Request]:
     """Return the requests that later ones replaced; none if the list is invalid."""
     try:
-        requests = msgspec.convert(content.get("replaced", []), list[Request])
+        requests = convert(content.get("replaced", []), list[Request])
     except msgspec.ValidationError:
         return []
     return [Request(item.name[:200], item.value, item.id[:200], _source(item.source)) for item in requests]
@@ -184,7 +185,7 @@ def _read(folder: RunFolder) -> dict[str, Any]:
     except OSError as error:
         raise ControlFileError(str(error.strerror)) from None
     try:
-        content = msgspec.json.decode(text)
+        content = decode_json(text, Any)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ControlFileError("is not JSON") from None
     if not isinstance(content, dict):

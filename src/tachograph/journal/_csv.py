@@ -38,6 +38,7 @@ from tachograph._base.files import (
     temporary_path,
     write_all,
 )
+from tachograph._base.typed import decode_json
 from tachograph.journal._claim import lock_run_folder
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._follower import JournalFollower, count_records, read_records
@@ -379,7 +380,7 @@ def is_csv_current(folder: RunFolder) -> bool:
 
 
 def _read_cursor(folder: RunFolder) -> _CsvCursor:
-    return msgspec.json.decode(read_small(folder.csv_cursor, _MAX_CURSOR_BYTES, below=folder.path), type=_CsvCursor)
+    return decode_json(read_small(folder.csv_cursor, _MAX_CURSOR_BYTES, below=folder.path), _CsvCursor)
 
 
 def _tail_checksum(path: Path, size: int) -> int:

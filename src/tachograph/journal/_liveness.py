@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from tachograph._base.files import read_small
+from tachograph._base.typed import convert, decode_json
 
 __all__ = [
     "Heartbeat",
@@ -110,7 +111,7 @@ def uptime_s() -> float:
 def read_heartbeat(path: Path) -> Heartbeat | None:
     """Return the last heartbeat, or None if it is missing or invalid."""
     try:
-        return msgspec.json.decode(read_small(path, _MAX_HEARTBEAT_BYTES), type=Heartbeat)
+        return decode_json(read_small(path, _MAX_HEARTBEAT_BYTES), Heartbeat)
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -159,7 +160,7 @@ def writer_of(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> P
     if heartbeat is not None and heartbeat.run_id == start.get("run_id", heartbeat.run_id):
         return heartbeat.process
     try:
-        return msgspec.convert(start.get("process"), ProcessIdentity)
+        return convert(start.get("process"), ProcessIdentity)
     except msgspec.ValidationError:
         return None
 

@@ -25,7 +25,7 @@ _MARKER_BYTES = (b'NaN"', b'Infinity"')
 _LINE_SEPARATORS = tuple((chr(code).encode(), f"\\u{code:04x}".encode()) for code in (0x85, 0x2028, 0x2029))
 
 _encode = msgspec.json.Encoder().encode
-_decoder = msgspec.json.Decoder()
+_decoder = msgspec.json.Decoder()  # noqa: TID251 - untyped
 _decode = _decoder.decode
 _decode_lines = _decoder.decode_lines
 

@@ -27,6 +27,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
+from tachograph._base.typed import convert, decode_json
 from tachograph.exceptions import did_you_mean
 from tachograph.server._access import Access, AccessGate, set_token_cookie
 from tachograph.server._errors import ApiError, error_response
@@ -156,7 +157,7 @@ def _parse_query(model: type[msgspec.Struct] | None, request: Request) -> Any:
     if model is None:
         return None
     try:
-        query = msgspec.convert(values, model, strict=False)
+        query = convert(values, model, strict=False)
     except msgspec.ValidationError as error:
         raise ApiError(400, "bad_query", str(error)) from None
     # msgspec parses "nan" and "inf" as floats.
@@ -184,7 +185,7 @@ def _is_list(field: msgspec.structs.FieldInfo) -> bool:
 
 def _parse_body(model: type[msgspec.Struct], data: bytes) -> Any:
     try:
-        return msgspec.json.decode(data, type=model)
+        return decode_json(data, model)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # RecursionError: deeply nested arrays
         raise ApiError(400, "bad_body", str(error)) from None
 

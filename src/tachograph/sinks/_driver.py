@@ -35,6 +35,7 @@ import msgspec
 
 from tachograph._base.files import read_small, replace_file
 from tachograph._base.guard import guard
+from tachograph._base.typed import decode_json
 from tachograph.journal import JournalFollower, RunFolder, count_records
 from tachograph.records import mask_text
 from tachograph.sinks._sink import BackgroundSink, Sink
@@ -69,7 +70,7 @@ def read_lags(folder: RunFolder) -> list[SinkLag]:
     lags = []
     for path in sorted(folder.private.glob("sink-*.json")):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            cursor = msgspec.json.decode(read_small(path, _MAX_CURSOR_BYTES), type=_Cursor)
+            cursor = decode_json(read_small(path, _MAX_CURSOR_BYTES), _Cursor)
             num_records = count_records(folder.journal, cursor.journal_bytes)
             if num_records:
                 lags.append(SinkLag(path.stem.removeprefix("sink-"), num_records, cursor.error))
@@ -199,7 +200,7 @@ class SinkDriver:
 
     def _load_cursor(self) -> int | None:
         try:
-            return msgspec.json.decode(read_small(self._cursor_path, _MAX_CURSOR_BYTES), type=_Cursor).journal_bytes
+            return decode_json(read_small(self._cursor_path, _MAX_CURSOR_BYTES), _Cursor).journal_bytes
         except (OSError, msgspec.MsgspecError):
             return None
 

@@ -32,6 +32,7 @@ from typing import Any
 import msgspec
 
 from tachograph._base.detached import DetachedProcess
+from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 
@@ -169,7 +170,7 @@ class SinkProcess:
     def _read_replies(self) -> None:
         for line in self._process.replies():
             with contextlib.suppress(Exception):  # a fault of one reply must not stop the thread
-                self._handle(msgspec.json.decode(line, type=Reply))
+                self._handle(decode_json(line, Reply))
         if not self._ready.is_set():
             self._error = f"sink {self.name!r}: its process ended while it was starting"
             self._ready.set()

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from tachograph._base.typed import convert
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.spans._attribute_sets import TrainingTelemetryAttributes
 from tachograph.spans._names import ApplicationType, CheckPointStrategy
@@ -102,7 +103,7 @@ def _checked(name: str, value: Any, key: str | None = None) -> Any:
     if isinstance(value, float) and value.is_integer() and "int" in str(field.type):
         value = int(value)
     try:
-        return msgspec.convert(value, field.type)
+        return convert(value, field.type)
     except msgspec.ValidationError as error:
         wanted = str(error).partition(", got ")[0].replace(" | null", "")
         if name == "save_checkpoint_strategy":

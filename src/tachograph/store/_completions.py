@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from tachograph._base.typed import convert
 from tachograph.records import decode, step_of
 
 __all__ = ["CompletionIndex", "CompletionPlace", "CompletionView", "read_rows", "replace_completions"]
@@ -57,7 +58,7 @@ class CompletionIndex:
     def add(self, stub: dict[str, Any]) -> None:
         """Add the stub of a record, new or from a segment."""
         if stub.get("place"):  # missing if the journal was replaced while it was read
-            self._places.append(msgspec.convert(stub["place"], CompletionPlace))
+            self._places.append(convert(stub["place"], CompletionPlace))
 
     def places(self, table: str | None = None) -> list[CompletionPlace]:
         """Return the locations, all or those of one table, oldest first."""

@@ -38,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tachograph._base.files import add_file
+from tachograph._base.typed import decode_msgpack
 from tachograph.store._columns import CHUNK, AttemptRange, SeriesPart, StreamRows, Summary, summarise
 from tachograph.store._tail import SeriesStats, Tail
 
@@ -249,7 +250,7 @@ class Segment:
             if magic != _MAGIC or footer_at < 0:
                 raise SegmentError(f"{path} is incomplete")
             footer = self._data[footer_at : footer_at + length]
-            self.footer = msgspec.msgpack.decode(footer, type=Footer)
+            self.footer = decode_msgpack(footer, Footer)
             self._kept_checksum = zlib.crc32(self._kept())
             if zlib.crc32(footer, self._kept_checksum) != checksum:
                 raise SegmentError(f"{path} is damaged")

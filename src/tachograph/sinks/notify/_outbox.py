@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from tachograph._base.files import read_small, replace_file
+from tachograph._base.typed import decode_json
 from tachograph.journal import RunFolder
 from tachograph.sinks.notify._builder import BuilderState
 from tachograph.sinks.notify._message import Message
@@ -170,7 +171,7 @@ class Outbox:
 
     def _load(self) -> _OutboxState | None:
         try:
-            return msgspec.json.decode(read_small(self._path, _MAX_FILE_BYTES), type=_OutboxState)
+            return decode_json(read_small(self._path, _MAX_FILE_BYTES), _OutboxState)
         except (OSError, msgspec.MsgspecError):
             return None
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from tachograph._base.typed import convert
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.records import MASK, mask_text
 from tachograph.settings import parse_switch
@@ -178,7 +179,7 @@ def _convert(wanted: Any, value: Any, origin: str) -> Any:
     try:
         if isinstance(value, bool) and base is not bool:
             raise msgspec.ValidationError(f"Expected `{base.__name__}`")
-        return msgspec.convert(value, wanted, strict=False)
+        return convert(value, wanted, strict=False)
     except msgspec.ValidationError as error:
         wanted_text = str(error).partition(", got ")[0]
         raise ConfigError(f"{origin}: {wanted_text[0].lower()}{wanted_text[1:]}, got {_quote(given)}") from None

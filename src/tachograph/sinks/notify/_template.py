@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError, did_you_mean
 
 __all__ = ["PLACEHOLDERS", "fill_template", "parse_template"]
@@ -50,7 +51,7 @@ def parse_template(template: Any, origin: str) -> Any:
     """
     if isinstance(template, str):
         try:
-            template = msgspec.json.decode(template)
+            template = decode_json(template, Any)
         except msgspec.MsgspecError:
             raise ConfigError(f'{origin}: not valid JSON; try \'{{"text": "{{title}}"}}\'') from None
     for text in _strings(template, origin):
