@@ -82,13 +82,11 @@ class LossShift(Rule):
             return
         levels = self._levels
         for num in _SCALES:
-            if len(levels) < 2 * num + 1:
+            if len(levels) < 2 * num + 1 or self._num_blocks % (num // 2):
                 break
             # Most blocks need no closer look: neither end of the stretch is higher than the block before it.
-            if self._num_blocks % (num // 2) == 0:
-                highest = max(level, levels[-num], levels[1 - num])
-                if highest > (1 + 0.7 * self.thresholds.rise) * levels[-num - 2]:
-                    self._check_rise(stats, num, sigma)
+            if max(level, levels[-num], levels[1 - num]) > (1 + 0.7 * self.thresholds.rise) * levels[-num - 2]:
+                self._check_rise(stats, num, sigma)
         if len(levels) >= 7 and level < (1 - self.thresholds.drop) * levels[-4]:
             self._check_drop(stats)
 
