@@ -29,6 +29,7 @@ ALLOWED = {
     "spans": {"base", "records", "recorder", "_init"},
     "integrations": {"base", "records", "journal", "reader", "recorder", "spans", "_init"},
     "one_logger": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "integrations", "_init"},
+    "tensorboard": {"base", "recorder", "_init"},
     "testing": {"base", "records", "journal", "recorder"},
     "usage": {"base"},
     "store": {"base", "records", "journal", "reader"},

@@ -51,6 +51,7 @@ _CONFIG_FIELDS = (
     "dtype",
 )
 _MAX_RANKS = 64
+_MAX_RESULTS = 30
 _MAX_OUTPUT_LINES = 15
 
 
@@ -78,6 +79,7 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "state": str(history.state),
         "attempts": msgspec.to_builtins(history.attempts),
         "facts": {name: value for name, value in history.facts.items() if name != "config"},
+        "summary": history.summary,
         "num_records": history.counts,
         "metrics": {name: msgspec.to_builtins(metric) for name, metric in history.metrics.items()},
         "alerts": msgspec.to_builtins(history.alerts),
@@ -104,6 +106,9 @@ def render(history: RunHistory) -> RenderableType:
     if losses is not None and losses.count > 1:
         values = history.series("train_loss").values
         parts += [Text.assemble(("train_loss  ", "dim"), (sparkline(list(values)), "green")), Text()]
+    results = [(safe(name, 60), number(value)) for name, value in history.summary.items()]
+    if results:
+        parts += [grid(results[:_MAX_RESULTS]), Text()]
     parts.append(_metrics_table(history))
     if len(history.attempts) > 1:
         parts += [Text(), _attempts_table(history)]

@@ -22,7 +22,7 @@ from tachograph.reader._alerts import Alert, AlertHistory
 from tachograph.reader._batches import RecordBatch, time_of, times_of
 from tachograph.reader._goodput import Goodput, GoodputMeter
 from tachograph.reader._spans import SPAN_KINDS, RecordedSpan, SpanGroup, SpanTreeBuilder
-from tachograph.records import POINT_KINDS, clock_jump_s, finite_or_none, step_of
+from tachograph.records import CONFIG_CHANGED, POINT_KINDS, SUMMARY, clock_jump_s, finite_or_none, step_of
 
 __all__ = ["Attempt", "ControlState", "RunDigest"]
 
@@ -119,9 +119,15 @@ class RunDigest:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The config snapshot of the last attempt, secrets masked."""
-        config = self._attempts[-1].start.get("config") if self._attempts else None
-        return config if isinstance(config, dict) else {}
+        """The config of the last attempt with all changes made to it later, secrets masked."""
+        start = self._attempts[-1].start if self._attempts else {}
+        changes = [record for record in self.latest("event", CONFIG_CHANGED) if time_of(record) >= time_of(start)]
+        return _merged("config", [start, *changes])
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The results of the whole run that the training code stated, such as its best accuracy."""
+        return _merged("summary", self.latest("event", SUMMARY))
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -313,6 +319,15 @@ class RunDigest:
                 self._goodput.add_span(span)
         self._goodput.add(record)
         return ended
+
+
+def _merged(field: str, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the dicts in a field of some records as one; later values win."""
+    merged: dict[str, Any] = {}
+    for record in records:
+        if isinstance(record.get(field), dict):
+            merged |= record[field]
+    return merged
 
 
 def _add_step(attempt: Attempt, record: dict[str, Any]) -> None:

@@ -32,7 +32,16 @@ from tachograph.recorder._completion_rows import completion_fields
 from tachograph.recorder._control import Control, ControlPanel, Number
 from tachograph.recorder._errors import error_fields
 from tachograph.recorder._system import SystemSampler
-from tachograph.records import LazyValue, ValueProblem, bounded_items, freeze, is_array
+from tachograph.records import (
+    CONFIG_CHANGED,
+    SUMMARY,
+    LazyValue,
+    ValueProblem,
+    bounded_items,
+    freeze,
+    is_array,
+    to_plain,
+)
 from tachograph.settings import Settings
 
 __all__ = ["DisabledRun", "RankRun", "Run"]
@@ -316,6 +325,27 @@ class Run:
         """Record an event: ``run.event("curriculum_switch", stage=2)``."""
         with guard("logging an event"):
             self._add_metrics("event", {"name": name}, attributes, step)
+
+    def update_config(self, values: Any) -> None:
+        """Add values to the run's config, or change some: ``run.update_config({"lr": 1e-4})``. Secrets are masked."""
+        with guard("updating the config"):
+            self._add_values(CONFIG_CHANGED, "config", values)
+
+    def log_summary(self, values: Mapping[str, Any]) -> None:
+        """Record results of the whole run, such as ``{"best_accuracy": 0.91}``; later values replace earlier ones."""
+        with guard("logging a summary"):
+            self._add_values(SUMMARY, "summary", values)
+
+    def _add_values(self, name: str, field: str, values: Any) -> None:
+        """Add an event with a dict that stays nested."""
+        problems: list[ValueProblem] = []
+        plain = to_plain(values, field, problems)
+        if not isinstance(plain, dict):
+            problems = [ValueProblem(field, f"expected a dict, got {type(values).__name__}")]
+        elif plain:
+            self.add_record("event", {"name": name, field: plain})
+        for problem in problems:
+            self.report_error("value_not_stored", problem.where, problem.reason)
 
     def log_completions(
         self,

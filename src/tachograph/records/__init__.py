@@ -4,12 +4,14 @@ from tachograph.records._alert import AlertRecord
 from tachograph.records._clock import CLOCK_SET, clock_jump_s
 from tachograph.records._codec import decode, decode_block, encode, mark_non_finite, to_json
 from tachograph.records._kinds import (
+    CONFIG_CHANGED,
     KINDS,
     METRIC_KINDS,
     POINT_KINDS,
     RESERVED_FIELDS,
     SCHEMA_VERSION,
     SEVERITIES,
+    SUMMARY,
     severity_rank,
 )
 from tachograph.records._lazy import LazyValue, copy_to_host, has_device_scalars, wait_for_event
@@ -34,6 +36,7 @@ from tachograph.records._values import (
 __all__ = [
     "AlertRecord",
     "CLOCK_SET",
+    "CONFIG_CHANGED",
     "Encodable",
     "KINDS",
     "LazyValue",
@@ -46,6 +49,7 @@ __all__ = [
     "RecordCut",
     "SCHEMA_VERSION",
     "SEVERITIES",
+    "SUMMARY",
     "StepTable",
     "ValueBudget",
     "ValueProblem",

@@ -36,6 +36,12 @@ def severity_rank(severity: str) -> int:
     return SEVERITIES.index(severity if severity in SEVERITIES else "warning")
 
 
+CONFIG_CHANGED = "config_changed"
+"""Name of the event that adds to the config of a run or changes it."""
+
+SUMMARY = "summary"
+"""Name of the event that states results of the whole run."""
+
 METRIC_KINDS = ("step", "epoch", "validation", "test", "system", "profile")
 """Kinds whose numeric fields are metrics."""
 

@@ -180,6 +180,8 @@ class RunDetail(RunSummary, kw_only=True):
     perf_tag: list[str] = []
     attempts: list[AttemptView] = []
     config: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
+    """Results of the whole run that the training code stated."""
     facts: dict[str, Any] = {}
     """Other facts about the run, such as model and LoRA settings."""
     system: dict[str, Any] = {}

@@ -144,6 +144,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             perf_tag=[tag] if isinstance(tag, str) else tag or [],
             attempts=[_build_attempt(attempt, digest) for attempt in digest.attempts],
             config=mark_non_finite(digest.config),
+            summary=mark_non_finite(digest.summary),
             facts=mark_non_finite(facts),
             system=mark_non_finite({name: start[name] for name in _SYSTEM_FIELDS if start.get(name) is not None}),
             git=mark_non_finite(start["git"]) if isinstance(start.get("git"), dict) else {},

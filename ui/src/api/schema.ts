@@ -93,6 +93,8 @@ export interface RunDetail {
   perf_tag: string[];
   attempts: AttemptView[];
   config: JsonObject;
+  /** Results of the whole run that the training code stated. */
+  summary: JsonObject;
   /** Other facts about the run, such as model and LoRA settings. */
   facts: JsonObject;
   system: JsonObject;
