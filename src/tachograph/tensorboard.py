@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import socket
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tachograph._base.guard import guard, warn
+from tachograph._base.guard import guard
+from tachograph._drop_in import NotRecorded, as_scalar, histogram, log_histogram, valid_run_name
 from tachograph._init import init
 from tachograph.exceptions import NoRunError
 from tachograph.recorder import Run, current_run
@@ -49,10 +48,9 @@ class _SharedRun:
         try:
             self.run, self.is_ours = current_run(), False
         except NoRunError:
-            self.run, self.is_ours = init(name or _run_name(self.root), resume=resume), True
+            self.run, self.is_ours = init(name or valid_run_name(self.root.name), resume=resume), True
         self.num_writers = 0
-        self.not_recorded: Counter[str] = Counter()
-        self.run.collectors.append(self)
+        self.not_recorded = NotRecorded(self.run)
 
     def prefix_of(self, folder: Path) -> str:
         """Return the prefix of the tags of a writer."""
@@ -67,17 +65,6 @@ class _SharedRun:
         self.num_writers -= 1
         if self.num_writers == 0 and self.is_ours:
             self.run.__exit__(None if error is None else type(error), error, None)
-
-    def collect(self) -> None:
-        """Do nothing: the calls are counted until the run ends."""
-
-    def close(self) -> None:
-        """Record which calls were only counted; called when the run ends, however it ends."""
-        if self.not_recorded:
-            self.run.event("not_recorded", **self.not_recorded)
-
-    def forget(self) -> None:
-        """In a forked child, the run belongs to the parent."""
 
 
 _shared: _SharedRun | None = None
@@ -160,7 +147,7 @@ class SummaryWriter:
     ) -> None:
         """Record a number. Without a step, the values of a tag are counted."""
         if type(scalar_value) not in _NUMBERS:
-            scalar_value = _as_scalar(scalar_value)
+            scalar_value = as_scalar(scalar_value)
         run = self._run if self._shared is not None else self._current_run()
         if global_step is None:
             global_step = self._next_step(tag)
@@ -178,7 +165,7 @@ class SummaryWriter:
     ) -> None:
         """Record several numbers as `main_tag/name`."""
         with guard("recording scalars"):
-            values = {f"{self._prefix}{main_tag}/{name}": _as_scalar(value) for name, value in tag_scalar_dict.items()}
+            values = {f"{self._prefix}{main_tag}/{name}": as_scalar(value) for name, value in tag_scalar_dict.items()}
             if walltime is not None:
                 values["walltime"] = walltime
             self._current_run().log(values, self._next_step(main_tag) if global_step is None else global_step)
@@ -187,7 +174,9 @@ class SummaryWriter:
         self, tag: str, text_string: str, global_step: int | None = None, walltime: float | None = None
     ) -> None:
         """Record a text, which may be Markdown."""
-        self._add_event("text", tag, global_step, walltime, text=text_string)
+        more = {} if walltime is None else {"walltime": walltime}
+        step = self._next_step(tag) if global_step is None else global_step
+        self._current_run().event("text", step=step, tag=f"{self._prefix}{tag}", text=text_string, **more)
 
     def add_hparams(
         self,
@@ -201,7 +190,7 @@ class SummaryWriter:
         with guard("recording hyperparameters"):
             run = self._current_run()
             run.update_config(hparam_dict)
-            run.log_summary({name: _as_scalar(value) for name, value in metric_dict.items()})
+            run.log_summary({name: as_scalar(value) for name, value in metric_dict.items()})
 
     def add_histogram(
         self,
@@ -214,12 +203,7 @@ class SummaryWriter:
     ) -> None:
         """Record the distribution of an array in bins of equal width; values that are not finite are counted."""
         with guard("recording a histogram"):
-            import numpy as np
-
-            array = np.asarray(_to_host(values), dtype=np.float64).ravel()
-            finite = array[np.isfinite(array)]
-            counts, edges = np.histogram(finite, bins=min(max_bins or _NUM_BINS, _NUM_BINS))
-            num_not_finite = array.size - finite.size
+            counts, edges, num_not_finite = histogram(values, min(max_bins or _NUM_BINS, _NUM_BINS))
             self._add_histogram(tag, global_step, walltime, counts, edges, num_not_finite=num_not_finite)
 
     def add_histogram_raw(
@@ -248,16 +232,10 @@ class SummaryWriter:
         edges: Iterable[float],
         **more: Any,
     ) -> None:
-        numbers = {"counts": [_as_number(count) for count in counts], "edges": [_as_number(edge) for edge in edges]}
-        self._add_event("histogram", tag, global_step, walltime, **numbers, **more)
-
-    def _add_event(
-        self, name: str, tag: str, global_step: int | None, walltime: float | None, **attributes: Any
-    ) -> None:
         if walltime is not None:
-            attributes["walltime"] = walltime
-        step = self._next_step(tag) if global_step is None else global_step
-        self._current_run().event(name, step=step, tag=f"{self._prefix}{tag}", **attributes)
+            more["walltime"] = walltime
+        run, step = self._current_run(), self._next_step(tag) if global_step is None else global_step
+        log_histogram(run, f"{self._prefix}{tag}", counts, edges, step=step, **more)
 
     def _next_step(self, tag: str) -> int:
         return next(self._steps.setdefault(tag, itertools.count()))
@@ -299,11 +277,8 @@ class SummaryWriter:
 
     def _count(self, method: str) -> None:
         self._current_run()
-        if self._shared is None:
-            return
-        if method not in self._shared.not_recorded:
-            warn("SummaryWriter.%s: this kind of data is not recorded; the run counts the calls", method)
-        self._shared.not_recorded[method] += 1
+        if self._shared is not None:
+            self._shared.not_recorded.count(method, "this kind of data is not recorded")
 
     # The life of a writer ------------------------------------------------------------------------------------------
 
@@ -343,31 +318,3 @@ class SummaryWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._close(error)
-
-
-def _run_name(folder: Path) -> str:
-    """Return the name of a run for a folder."""
-    name = re.sub(r"[^\w.+=@-]+", "-", folder.name).strip(".- ")[:80]
-    return name or "run"
-
-
-def _to_host(values: Any) -> Any:
-    """Return a tensor as an array in the memory of the host; other values unchanged."""
-    if hasattr(values, "detach"):
-        values = values.detach()
-        values = values.float() if str(getattr(values, "dtype", "")) == "torch.bfloat16" else values
-        return values.cpu().numpy()
-    return values
-
-
-def _as_scalar(value: Any) -> Any:
-    """Return an array with one element without its dimensions; other values unchanged."""
-    if getattr(value, "ndim", 0) and getattr(value, "size", None) is not None:
-        with guard("reading a scalar"):
-            num_values = value.numel() if hasattr(value, "numel") else value.size
-            return value.reshape(()) if num_values == 1 else value
-    return value
-
-
-def _as_number(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
