@@ -31,6 +31,7 @@ ALLOWED = {
     "one_logger": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "integrations", "_init"},
     "_drop_in": {"base", "recorder"},
     "tensorboard": {"base", "recorder", "_init", "_drop_in"},
+    "wandb": {"base", "records", "journal", "reader", "recorder", "_init", "_drop_in"},
     "testing": {"base", "records", "journal", "recorder"},
     "usage": {"base"},
     "store": {"base", "records", "journal", "reader"},

@@ -32,6 +32,7 @@ __all__ = [
     "create_file",
     "is_trusted",
     "make_folder",
+    "make_link",
     "make_temporary_folder",
     "move_file",
     "open_lock",
@@ -246,6 +247,16 @@ def write_all(descriptor: int, data: bytes | memoryview) -> int:
 
 
 # Folders -------------------------------------------------------------------------------------------------------------
+
+
+def make_link(path: Path, target: Path, *, below: Path) -> None:
+    """Create a symbolic link to a file of the user; nothing that exists is replaced.
+
+    Raises:
+        OSError: if it cannot be created; `UnsafeFileError` if a folder above it is a link or a file.
+    """
+    with _resolve(path, below) as place:
+        os.symlink(target, place.name, dir_fd=place.folder)
 
 
 def make_folder(path: Path, *, below: Path, mode: int = 0o777) -> None:

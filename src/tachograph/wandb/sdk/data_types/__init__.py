@@ -1,0 +1,7 @@
+"""The place of W&B's data types."""
+
+from __future__ import annotations
+
+from tachograph.wandb.data_types import Histogram, Html, Image, Table, Video
+
+__all__ = ["Histogram", "Html", "Image", "Table", "Video"]

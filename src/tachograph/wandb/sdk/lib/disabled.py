@@ -1,0 +1,7 @@
+"""The place of the disabled run in W&B."""
+
+from __future__ import annotations
+
+from tachograph.wandb._run import DisabledWandbRun as RunDisabled
+
+__all__ = ["RunDisabled"]

@@ -1,0 +1,7 @@
+"""The place of `generate_id` in W&B."""
+
+from __future__ import annotations
+
+from tachograph.wandb.util import generate_id
+
+__all__ = ["generate_id"]

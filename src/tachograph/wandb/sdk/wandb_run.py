@@ -1,0 +1,7 @@
+"""The place of `Run` in W&B."""
+
+from __future__ import annotations
+
+from tachograph.wandb._run import WandbRun as Run
+
+__all__ = ["Run"]

@@ -1,0 +1,500 @@
+"""`tachograph.wandb`, next to the real package."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import tachograph
+from tachograph import wandb
+from tests.conftest import HANG_S, lines_of
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch, logs, tmp_path):
+    for name in list(os.environ):
+        if name.startswith("WANDB_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
+    monkeypatch.setenv("TACHO_GIT", "false")
+    monkeypatch.setenv("TACHO_SYSTEM_INTERVAL_S", "0")
+    monkeypatch.chdir(tmp_path)
+    yield
+    wandb.finish()
+
+
+def rows(folder):
+    """Return step and values of the step records."""
+    ours = {"event", "time", "sec_per_step", "cpu_mem_rss_mb", "nan_inf_detected", "global_step"}
+    return [
+        (record["global_step"], {name: value for name, value in record.items() if name not in ours})
+        for record in lines_of(folder)
+        if record["event"] == "step"
+    ]
+
+
+def events(folder, name):
+    return [record for record in lines_of(folder) if record["event"] == "event" and record["name"] == name]
+
+
+# Side by side --------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import json, math, sys
+import numpy as np
+if sys.argv[1] == "ours":
+    import tachograph.wandb as wandb
+else:
+    import wandb
+seen = []
+def note(what, value):
+    seen.append([what, json.loads(json.dumps(value, default=str))])
+def attempt(what, call):
+    try:
+        note(what, ["returned", call()])
+    except Exception as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        known = [kind for kind in ("KeyError", "AttributeError", "Error", "ValueError", "TypeError") if kind in kinds]
+        note(what, ["raised", "Error" if "Error" in known else known])
+
+note("before", [wandb.run is None])
+attempt("log before init", lambda: wandb.log({"a": 1}))
+attempt("config before init", lambda: wandb.config.lr)
+attempt("summary before init", lambda: wandb.summary["a"])
+attempt("define before init", lambda: wandb.define_metric("a"))
+attempt("finish before init", lambda: wandb.finish())
+
+config = {"lr": 0.1, "nested": {"depth": 2}, "dims": (1, 2), "flag": True, "none": None, "-dash": 1}
+config["np"] = np.float32(0.5)
+run = wandb.init(project="jackets", name="greyjacket", group="g", job_type="train", tags=["a", "b"], notes="n",
+                 config=config, id="abc12345", mode="offline")
+note("attributes", [run.id, run.project, run.group, run.job_type, list(run.tags), run.notes, run.step, run.offline,
+                    run.disabled, run.sweep_id, run.resumed])
+note("same run", [wandb.run is run, wandb.init() is run])
+c = wandb.config
+note("config", [c.lr, c["lr"], c.get("x", 3), "lr" in c, sorted(c.keys()), c.nested, c.dims, dict(c)["flag"], c.np])
+attempt("missing attribute", lambda: c.missing)
+attempt("missing item", lambda: c["missing"])
+attempt("nested attribute", lambda: c.nested.depth)
+attempt("change", lambda: setattr(c, "lr", 0.2))
+attempt("change item", lambda: c.__setitem__("lr", 0.3))
+attempt("same value", lambda: setattr(c, "lr", 0.1))
+attempt("allowed change", lambda: c.update({"lr": 0.4}, allow_val_change=True))
+attempt("new key", lambda: setattr(c, "epochs", 3))
+attempt("defaults", lambda: c.setdefaults({"epochs": 9, "seed": 1}))
+attempt("update", lambda: c.update({"seed": 1, "more": [1, 2]}))
+note("config after", [c.lr, c.epochs, c.seed, c.more])
+
+run.log({"loss": 1.0, "n": {"a": 1, "b": {"c": 2}}})
+note("step", run.step)
+run.log({"held": 1}, commit=False)
+run.log({"held2": 2}, commit=False)
+note("step", run.step)
+run.log({"loss": 0.9})
+note("step", run.step)
+wandb.log({"at": 1}, step=10)
+wandb.log({"at2": 2}, step=10)
+note("step", run.step)
+wandb.log({"joins": 3})
+note("step", run.step)
+wandb.log({"done": 4}, step=20, commit=True)
+note("step", run.step)
+wandb.log({"np": np.float32(1.5), "zero_d": np.array(2.5), "list": [1, 2, 3], "nan": math.nan, "none": None,
+           "text": "x", "flag": True, "tuple": (1, 2)})
+wandb.log({})
+note("step", run.step)
+
+s = run.summary
+note("summary", [s["loss"], s.get("missing"), s["text"], s["n"]["a"], s["joins"]])
+attempt("missing summary", lambda: s["missing"])
+attempt("missing summary attribute", lambda: s.missing)
+s["best"] = 0.5
+s.update({"also": 1})
+note("set", [s["best"], s.also])
+run.define_metric("acc", summary="max")
+run.define_metric("err", summary="min,mean")
+run.define_metric("eval/*", step_metric="epoch")
+for value in (0.1, 0.7, 0.3):
+    run.log({"acc": value, "err": value, "epoch": int(10 * value)})
+run.log({"eval/score": 5})
+note("aggregates", [dict(s["acc"]), {key: round(value, 6) for key, value in dict(s["err"]).items()}])
+attempt("bad summary", lambda: run.define_metric("x", summary="average"))
+attempt("bad glob", lambda: run.define_metric("x*y"))
+attempt("bad name", lambda: run.define_metric(5))
+attempt("unknown attribute", lambda: setattr(run, "anything", 1))
+
+t = wandb.Table(columns=["a", "b"], data=[[1, "x"]])
+t.add_data(2, "y")
+t.add_column("c", [True, False])
+note("table", [t.columns, t.data, t.get_column("a")])
+attempt("short row", lambda: t.add_data(1))
+attempt("short column", lambda: t.add_column("d", [1]))
+h = wandb.Histogram(np_histogram=([1, 2], [0.0, 1.0, 2.0]))
+note("histogram", [list(h.histogram), list(h.bins)])
+attempt("bad histogram", lambda: wandb.Histogram(np_histogram=([1, 2], [0.0])))
+run.finish()
+note("after", [wandb.run is None])
+attempt("log after finish", lambda: wandb.log({"a": 1}))
+attempt("second finish", lambda: (run.finish(), wandb.finish())[0])
+
+off = wandb.init(mode="disabled", config={"lr": 1})
+off.log({"a": 1})
+note("disabled", [off.disabled, off.summary["a"], wandb.config.lr])
+off.finish()
+with open(sys.argv[2], "w") as file:
+    json.dump(seen, file)
+"""
+
+OTHER_EXCEPTIONS = {"short column", "unknown attribute"}
+"""Where W&B raises AssertionError and Exception."""
+
+
+@pytest.fixture(scope="module")
+def side_by_side(tmp_path_factory):
+    pytest.importorskip("wandb")
+    folder = tmp_path_factory.mktemp("side")
+    results = []
+    for which in ("theirs", "ours"):
+        (folder / which).mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, which, str(folder / f"{which}.json")],
+            cwd=folder / which, capture_output=True, text=True, timeout=HANG_S, check=False,
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TACHO_"))},
+                "WANDB_MODE": "offline", "WANDB_SILENT": "true", "TACHO_GIT": "false",
+            },
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads((folder / f"{which}.json").read_text()))
+    return folder, *results
+
+
+def test_same_script_sees_the_same_answers(side_by_side):
+    _, theirs, ours = side_by_side
+    assert [name for name, _ in theirs] == [name for name, _ in ours]
+    different = {
+        name: (wanted, got)
+        for (name, wanted), (_, got) in zip(theirs, ours, strict=True)
+        if wanted != got and (name not in OTHER_EXCEPTIONS or wanted[0] != got[0])
+    }
+    assert different == {}
+
+
+def test_same_script_records_the_same_rows(side_by_side):
+    folder, *_ = side_by_side
+    recorded: dict[int, dict] = {}
+    for step, values in rows(folder / "ours" / "logs" / "greyjacket"):
+        recorded.setdefault(step, {}).update(values)
+    assert {step: values for step, values in recorded.items() if step < 22} == {
+        0: {"loss": 1.0, "n/a": 1, "n/b/c": 2},
+        1: {"held": 1, "held2": 2, "loss": 0.9},
+        10: {"at": 1, "at2": 2, "joins": 3},
+        20: {"done": 4},
+        21: {
+            "np": 1.5, "zero_d": 2.5, "list": [1, 2, 3], "nan": "NaN", "none": None, "text": "x", "flag": True,
+            "tuple": [1, 2],
+        },
+    }  # fmt: skip
+    last = max(recorded)
+    assert recorded[last] == {"eval/score": 5, "epoch": 3}  # the step metric is inserted
+    history = tachograph.read(folder / "ours" / "logs" / "greyjacket")
+    assert history.config["lr"] == 0.4
+    assert history.summary == {
+        "best": 0.5, "also": 1, "acc": {"max": 0.7}, "err": {"min": 0.1, "mean": pytest.approx(1.1 / 3)},
+    }  # fmt: skip
+    assert history.facts["project"] == "jackets"
+    assert not (folder / "ours" / "wandb").exists()
+
+
+def test_every_argument_of_init_and_every_run_name_exists():
+    theirs = pytest.importorskip("wandb")
+    ours = inspect.signature(wandb.init).parameters
+    assert set(inspect.signature(theirs.init).parameters) <= set(ours)
+    public = {name for name in dir(theirs.Run) if not name.startswith("_")} - {"sync_dir"}
+    assert public <= set(dir(wandb.Run))
+    for name in ("log", "define_metric", "save", "alert"):
+        wanted = inspect.signature(getattr(theirs.Run, name)).parameters
+        assert list(wanted)[:3] == list(inspect.signature(getattr(wandb.Run, name)).parameters)[:3], name
+
+
+# What is recorded ----------------------------------------------------------------------------------------------------
+
+
+def test_run_is_recorded_without_wandb_and_without_network(logs, script):
+    source = """
+        import sys
+        import tachograph.wandb as wandb
+        wandb.login(key="0123456789abcdef0123456789abcdef01234567")
+        run = wandb.init(project="p")
+        for step in range(10):
+            wandb.log({"loss": 1 / (step + 1)})
+        print(sorted(name for name in ("wandb", "numpy", "socket_", "requests") if name in sys.modules), run.name)
+        """
+    out = script(source, env={"WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567", "WANDB_SILENT": "true"}).ok()
+    assert out.startswith("[] ")
+    name = out.split()[-1]
+    assert len(name.split("-")) == 3
+    assert [step for step, _ in rows(logs / name)] == list(range(10))
+    assert str(tachograph.read(logs / name).state) == "finished"
+    assert b"0123456789abcdef" not in b"".join(path.read_bytes() for path in (logs / name).rglob("*") if path.is_file())
+
+
+def test_tables_histograms_and_charts_are_records(logs):
+    with wandb.init(name="x") as run:
+        table = wandb.Table(columns=["prompt", "score"], data=[["a", 1]])
+        run.log({"samples": table, "loss": 1.0})
+        table.add_data("b", wandb.Image(None))
+        run.log({"samples": table})
+        run.log({"weights": wandb.Histogram([1.0, 2.0, math.nan], num_bins=2), "array": np.arange(100.0)})
+        run.log({"chart": wandb.plot.line(table, "prompt", "score", title="T")})
+        run.log({"cm": wandb.plot.confusion_matrix(y_true=[0, 1, 1], preds=[0, 1, 0], class_names=["no", "yes"])})
+        run.log({"pr": wandb.plot.pr_curve([0, 1, 1], np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]))})
+        run.log({"roc": wandb.plot.roc_curve([0, 1, 1], np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]))})
+        run.log({"series": wandb.plot.line_series([0, 1], [[1, 2], [3, 4]], keys=["a", "b"])})
+    tables = [record for record in lines_of(logs / "x") if record["event"] == "completions"]
+    by_name = {record["table"]: record["rows"] for record in tables[::-1]}
+    assert [row["prompt"] for record in tables if record["table"] == "samples" for row in record["rows"]] == ["a", "b"]
+    assert sum(row["nPredictions"] for row in by_name["cm"]) == 3
+    assert {"pr", "roc", "series"} <= set(by_name)
+    weights, array = events(logs / "x", "histogram")
+    assert (weights["counts"], weights["num_not_finite"], len(array["counts"])) == ([1, 1], 1, 32)
+    assert [chart["kind"] for chart in events(logs / "x", "chart")][:2] == ["line", "confusion_matrix"]
+
+
+def test_pictures_are_counted_and_named_once(logs, caplog):
+    with caplog.at_level(logging.WARNING, "tachograph"), wandb.init(name="x") as run:
+        for _ in range(2):
+            run.log({"picture": wandb.Image(np.zeros((2, 2)), caption="c"), "loss": 1.0})
+        run.log({"pictures": [wandb.Image("a.png"), wandb.Image("b.png")], "nested": {"video": wandb.Video("v.mp4")}})
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["Image", "Video"]
+    (counted,) = events(logs / "x", "not_recorded")
+    assert (counted["Image"], counted["Video"]) == (4, 1)
+    assert [values for _, values in rows(logs / "x")] == [{"loss": 1.0}, {"loss": 1.0}]
+
+
+@pytest.mark.parametrize("value", [5, [1], None, "text"])
+def test_wrong_rows_do_not_raise(logs, value):
+    with wandb.init(name="x") as run:
+        run.log(value)
+        run.log({"good": 1, "odd": object(), 5: 2})
+        run.log({"later": 1}, step="many")
+    assert rows(logs / "x")[0][1] == {"good": 1, "5": 2}
+    assert any(record["event"] == "telemetry_error" for record in lines_of(logs / "x"))
+
+
+test_wrong_rows_do_not_raise = pytest.mark.expects_faults(test_wrong_rows_do_not_raise)
+
+
+def test_steps_that_go_back_are_kept(logs, caplog):
+    with caplog.at_level(logging.WARNING, "tachograph"), wandb.init(name="x") as run:
+        run.log({"a": 1}, step=100)
+        run.log({"b": 2}, step=5)
+        run.log({"b": 3}, step=6)
+    assert rows(logs / "x") == [(100, {"a": 1}), (5, {"b": 2}), (6, {"b": 3})]
+    assert len(caplog.records) == 1
+
+
+def test_held_values_take_the_step_of_the_commit(logs):
+    with wandb.init(name="x") as run:
+        run.log({"a": 1}, commit=False)
+        run.log({}, step=7, commit=True)
+        run.log({"late": 1}, commit=False)
+    assert rows(logs / "x") == [(7, {"a": 1}), (8, {"late": 1})]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"lr": 0.1}, argparse.Namespace(lr=0.1), SimpleNamespace(flag_values_dict=lambda: {"lr": 0.1}), "config.yaml"],
+)
+def test_config_may_be_many_things(logs, tmp_path, config):
+    (tmp_path / "config.yaml").write_text("wandb_version: 1\nlr: {desc: rate, value: 0.1}\n")
+    (tmp_path / "config-defaults.yaml").write_text("lr: 9\nseed: 3\n")
+    with wandb.init(name="x", config=config, config_exclude_keys=["absent"]):
+        assert (wandb.config.lr, wandb.config.seed) == (0.1, 3)
+    assert tachograph.read(logs / "x").config == {"lr": 0.1, "seed": 3}
+
+
+def test_environment_gives_defaults(logs, monkeypatch, tmp_path):
+    for name, value in {"PROJECT": "p", "NAME": "from env", "TAGS": "a, b", "RUN_GROUP": "g", "DIR": "out"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    with wandb.init() as run:
+        assert (run.project, run.name, run.tags, run.group) == ("p", "from env", ("a", "b"), "g")
+    assert (tmp_path / "out" / "logs" / "from-env").is_dir()
+
+
+@pytest.mark.parametrize("variable", ["WANDB_MODE=disabled", "WANDB_DISABLED=true"])
+def test_disabled_run_records_nothing(logs, monkeypatch, variable):
+    monkeypatch.setenv(*variable.split("="))
+    with wandb.init(config={"lr": 1}) as run:
+        run.log({"a": 1})
+        run.log({"a": 2}, step=5, commit=False)
+        assert (run.disabled, run.summary["a"], run.config.lr, run.log_artifact("f").wait().version) == (
+            True,
+            2,
+            1,
+            "v0",
+        )
+        assert isinstance(run, importlib.import_module("tachograph.wandb.sdk.lib").RunDisabled)
+    assert (wandb.run, logs.exists()) == (None, False)
+
+
+def test_resume_finds_runs_by_id(logs, caplog):
+    with pytest.raises(wandb.UsageError, match="no run with the id 'abc'"):
+        wandb.init(id="abc", resume="must")
+    with wandb.init(name="x", id="abc", resume="allow") as run:
+        run.log({"a": 1})
+        assert not run.resumed
+    with wandb.init(id="abc", resume="must") as run:
+        assert (run.resumed, run.id, run.step) == (True, "abc", 1)
+        run.log({"a": 2})
+    assert rows(logs / "x") == [(0, {"a": 1}), (1, {"a": 2})]
+    with pytest.raises(wandb.UsageError, match="has the id"):
+        wandb.init(id="abc", resume="never")
+    with caplog.at_level(logging.WARNING, "tachograph"), wandb.init(name="y", id="abc"):
+        pass
+    assert "there is a run with the id 'abc'" in caplog.text
+    with pytest.raises(wandb.UsageError, match="expected one of allow"):
+        wandb.init(id="abc", resume="sometimes")
+
+
+def test_auto_resume_continues_a_run_that_failed(logs):
+    for expected in (0, 1):
+        with pytest.raises(RuntimeError), wandb.init(name="x", resume="auto") as run:
+            assert run.step == expected
+            run.log({"a": 1})
+            raise RuntimeError("stop")
+    assert len(tachograph.read(logs / "x").attempts) == 2
+
+
+def test_second_init_follows_reinit(logs):
+    first = wandb.init(name="a")
+    assert wandb.init(name="b", config={"lr": 1}) is first
+    second = wandb.init(name="b", reinit=True)
+    assert (second is not first, first._is_finished, wandb.run is second) == (True, True, True)
+    third = wandb.init(name="c", reinit="create_new")
+    assert not second._is_finished
+    third.finish()
+    assert wandb.run is second
+    second.finish()
+    assert sorted(path.name for path in logs.iterdir()) == ["a", "b", "c"]
+
+
+def test_facade_joins_a_run_of_ours(logs):
+    with tachograph.init("mine", config={"lr": 1}) as run:
+        with wandb.init(name="other", config={"lr": 1, "more": 2}) as joined:
+            joined.log({"loss": 1.0})
+        assert (run.status, wandb.run) == ("running", None)
+    assert [path.name for path in logs.iterdir()] == ["mine"]
+    assert tachograph.read(logs / "mine").config == {"lr": 1, "more": 2}
+
+
+def test_exit_code_and_exception_fail_the_run(logs):
+    wandb.init(name="a")
+    wandb.finish(exit_code=3)
+    with pytest.raises(ValueError), wandb.init(name="b"):
+        raise ValueError("bad")
+    assert [str(tachograph.read(logs / name).state) for name in "ab"] == ["failed", "failed"]
+
+
+def test_alert_is_recorded_once_per_interval(logs):
+    with wandb.init(name="x") as run:
+        for _ in range(3):
+            run.alert("Low accuracy", "below 0.1", level=wandb.AlertLevel.ERROR, wait_duration=300)
+        run.alert("Other", level="WARN")
+    alerts = tachograph.read(logs / "x").alerts
+    assert [(alert.title, alert.severity) for alert in alerts] == [("Low accuracy", "critical"), ("Other", "warning")]
+
+
+def test_saved_files_are_links_in_the_run_folder(logs, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.bin").write_text("weights")
+    with wandb.init(name="x") as run:
+        assert run.save("out/*.bin") == [str(logs / "x" / "files" / "model.bin")]
+        assert run.save("out/model.bin", base_path=".") == [str(logs / "x" / "files" / "out" / "model.bin")]
+        assert run.save("../../outside", base_path=".") == []
+        run.log_artifact("out/model.bin", name="m", type="model", aliases=["best"])
+    assert (logs / "x" / "files" / "model.bin").read_text() == "weights"
+    (artifact,) = events(logs / "x", "artifact")
+    assert (artifact["artifact"], artifact["aliases"], artifact["paths"]) == (
+        "m", ["best"], [str(tmp_path / "out" / "model.bin")],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["sweep", "agent", "Api", "sklearn", "attach"])
+def test_what_is_missing_says_so(name):
+    assert not hasattr(wandb, name)
+    with pytest.raises(wandb.Error, match=f"wandb.{name} is not available here"):
+        getattr(wandb, name)
+
+
+def test_unsupported_arguments_say_so(logs):
+    with pytest.raises(wandb.Error, match="cannot be forked"):
+        wandb.init(fork_from="abc?_step=3")
+    with pytest.raises(wandb.UsageError, match="mode='ofline'"):
+        wandb.init(mode="ofline")
+    with wandb.init(name="x") as run, pytest.raises(wandb.Error, match="artifacts are not stored"):
+        run.use_artifact("model:latest")
+
+
+def test_places_that_code_imports_from_exist():
+    for name in ("errors.CommError", "sdk.wandb_run.Run", "sdk.lib.RunDisabled", "sdk.lib.disabled.RunDisabled",
+                 "wandb_run.Run", "data_types.Image", "util.generate_id", "sdk.lib.runid.generate_id",
+                 "sdk.data_types.video.Video", "env.API_KEY"):  # fmt: skip
+        module, _, attribute = name.rpartition(".")
+        assert getattr(importlib.import_module(f"tachograph.wandb.{module}"), attribute) is not None
+    assert len(wandb.util.generate_id()) == 8
+    assert importlib.import_module("packaging.version").Version(wandb.__version__).minor > 12
+    assert {"log", "config", "run", "summary"} <= set(dir(wandb))
+
+
+def test_function_taken_before_init_uses_the_current_run(logs):
+    log = wandb.log
+    with wandb.init(name="x"):
+        log({"a": 1})
+    with pytest.raises(wandb.Error, match="call wandb.init"):
+        log({"a": 1})
+    assert rows(logs / "x") == [(0, {"a": 1})]
+
+
+@pytest.mark.xdist_group("torch")
+def test_sync_tensorboard_records_the_writer(logs, script):
+    pytest.importorskip("torch")
+    source = """
+        from torch.utils.tensorboard import SummaryWriter
+        import tachograph.wandb as wandb
+        wandb.init(project="p", name="x", sync_tensorboard=True, monitor_gym=True, save_code=True, config={"seed": 1})
+        writer = SummaryWriter("runs/x")
+        for step in (0, 10, 20):
+            writer.add_scalar("losses/value", 1.0 / (step + 1), step)
+        writer.close()
+        wandb.finish()
+        SummaryWriter("runs/y").add_scalar("after", 1.0, 0)
+        """
+    code, _out, err = script(textwrap.dedent(source)).wait()
+    assert (code, "no effect here: monitor_gym, save_code" in err) == (0, True), err
+    assert [(step, list(values)) for step, values in rows(logs / "x")] == [(n, ["losses/value"]) for n in (0, 10, 20)]
+
+
+def test_notes_and_names_may_change(logs):
+    with wandb.init(name="x", settings=wandb.Settings(run_notes="first", silent=True)) as run:
+        assert run.notes == "first"
+        run.notes, run.tags, run.name = "second", ("a",), "renamed"
+        assert (run.notes, run.tags, run.name, run.project_name(), run.get_url()) == (
+            "second", ("a",), "renamed", "uncategorized", str(logs / "x"),
+        )  # fmt: skip
+        run.watch(object())
+        run.log_code(".")
+        run.mark_preempting()
+    assert events(logs / "x", "wandb_notes")[0]["notes"] == "second"
