@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from typing import Any
@@ -23,9 +24,14 @@ def scalars(folder):
     events.Reload()
     from tensorboard.util import tensor_util
 
-    return {
-        tag: [(event.step, float(tensor_util.make_ndarray(event.tensor_proto))) for event in events.Tensors(tag)]
+    arrays = {
+        tag: [(event.step, tensor_util.make_ndarray(event.tensor_proto)) for event in events.Tensors(tag)]
         for tag in events.Tags()["tensors"]
+    }
+    return {
+        tag: [(step, float(array)) for step, array in found]
+        for tag, found in arrays.items()
+        if not found[0][1].ndim and found[0][1].dtype.kind == "f"
     }
 
 
@@ -44,6 +50,96 @@ def test_tensorboard_receives_every_number(logs):
     assert found["val_loss"] == [(9, 0.5), (19, 0.5)]
     assert "system/host_mem_used_pct" in found
     assert "phase" not in found
+
+
+def test_tensorboard_receives_text_histograms_and_hyperparameters(logs):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.util import tensor_util
+
+    config = {"lr": 0.5, "model": {"depth": 2}, "api_key": "opaque", "layers": [1, 2]}
+    with tachograph.init(
+        "x", log_dir=str(logs), tensorboard=True, config=config, git=False, system_interval_s=0
+    ) as run:
+        run.event("text", step=3, tag="note", text="**bold**")
+        run.event("histogram", step=4, tag="weights", counts=[1, 2], edges=[0.0, 1.0, 3.0])
+        run.event("histogram", step=5, tag="broken", counts=[1, 2], edges=[0.0])
+        run.update_config({"lr": 0.25})
+        run.log_summary({"accuracy": 0.75, "loss": {"min": 0.5}, "note": "text"})
+    events = EventAccumulator(str(logs / "x" / "tensorboard"), size_guidance={"tensors": 0}).Reload()
+    assert "broken" not in events.Tags()["tensors"]
+    (note,), (weights,) = events.Tensors("note"), events.Tensors("weights")
+    assert (note.step, tensor_util.make_ndarray(note.tensor_proto).tolist()) == (3, b"**bold**")
+    assert tensor_util.make_ndarray(weights.tensor_proto).tolist() == [[0.0, 1.0, 1.0], [1.0, 3.0, 2.0]]
+    found = scalars(logs / "x" / "tensorboard")
+    assert (found["summary/accuracy"], found["summary/loss/min"]) == ([(5, 0.75)], [(5, 0.5)])
+    content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    hparams = metadata.parse_session_start_info_plugin_data(content).hparams
+    assert (hparams["lr"].number_value, hparams["model/depth"].number_value) == (0.5, 2.0)
+    assert hparams["api_key"].string_value == "[masked]"
+    end = metadata.parse_session_end_info_plugin_data(
+        events.SummaryMetadata(metadata.SESSION_END_INFO_TAG).plugin_data.content
+    )
+    assert end.status == 1  # success
+
+
+def wandb_records(path):
+    """Read an offline file of W&B: a LevelDB log of messages, which are decoded with the package itself."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, parts = path.read_bytes(), 7, []
+    while at + 7 <= len(data):
+        if at % 32768 > 32768 - 7:  # too little room for a header: padding
+            at += 32768 - at % 32768
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        parts.append(data[at + 7 : at + 7 + length])
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(b"".join(parts))
+            parts = []
+            yield record
+
+
+def test_wandb_receives_everything_that_it_can_show(logs, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    facts = {"notes": "a note"}
+    with tachograph.init(
+        "x", log_dir=str(logs), wandb=True, config={"lr": 0.5}, tags=["t"], facts=facts, git=False, system_interval_s=0,
+        exit_timeout_s=HANG_S,
+    ) as run:  # fmt: skip
+        run.log(train_loss=1.0, step=5)
+        run.log(train_loss=0.5, step=3)  # steps that go back survive
+        run.update_config({"lr": 0.25, "more": 1})
+        run.log_completions([{"prompt": "p", "reward": 0.5, "odd": [1]}], step=5)
+        run.event("histogram", step=6, tag="weights", counts=[1, 2], edges=[0.0, 1.0, 3.0])
+        run.event("histogram", step=6, tag="broken", counts=[1, 2], edges=[0.0])
+        run.log_summary({"accuracy": 0.75})
+        alert = {"id": "a", "rule": "user", "status": "opened", "severity": "critical", "title": "T", "message": "M"}
+        run.add_record("alert", alert)
+    (path,) = (logs / "x").rglob("*.wandb")
+    wait_for(lambda: any(record.WhichOneof("record_type") == "exit" for record in wandb_records(path)))
+    by_kind: dict[str, list[Any]] = {}
+    for record in wandb_records(path):
+        kind = record.WhichOneof("record_type")
+        by_kind.setdefault(kind, []).append(getattr(record, kind))
+    assert (by_kind["run"][0].notes, list(by_kind["run"][0].tags)) == ("a note", ["t"])
+    rows = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in history.item}
+        for history in by_kind["history"]
+    ]
+    losses = [(row["global_step"], row["train_loss"]) for row in rows if "train_loss" in row]
+    assert losses == [(5, 1.0), (3, 0.5)]
+    assert any(row.get("completions/_type") == "table-file" and row["completions/nrows"] == 1 for row in rows)
+    assert [row["weights/values"] for row in rows if row.get("weights/_type") == "histogram"] == [[1, 2]]
+    changes = {item.key: json.loads(item.value_json) for config in by_kind["config"] for item in config.update}
+    assert (changes["lr"], changes["more"]) == (0.25, 1)
+    results = {item.key: item.value_json for summary in by_kind["summary"] for item in summary.update}
+    assert results["accuracy"] == "0.75"
+    assert [(alert.title, alert.text, alert.level) for alert in by_kind["alert"]] == [("T", "M", "ERROR")]
+    assert by_kind["exit"][0].exit_code == 0
+    assert read(logs / "x").latest("telemetry_error") == []
 
 
 def test_wandb_receives_run_offline(logs, monkeypatch, tmp_path):

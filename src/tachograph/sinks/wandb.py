@@ -1,4 +1,4 @@
-"""Weights & Biases: metrics, config and state of a run.
+"""Weights & Biases: metrics, config, summary, samples, alerts and state of a run.
 
 Steps are sent as the metric `global_step`, which the charts use as their x-axis: W&B's own step may only increase, but
 the steps of a resumed run may start again from an earlier checkpoint.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections import deque
 from typing import Any
 
 import wandb
@@ -16,11 +17,14 @@ import wandb
 from tachograph._base.files import make_folder
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.journal import RunFolder
+from tachograph.records import CONFIG_CHANGED, SUMMARY
 from tachograph.sinks._sink import scalar_metrics
 
 __all__ = ["WandbSink"]
 
 _MODES = ("online", "offline", "disabled", "shared")
+_ALERT_LEVELS = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
+_MAX_TABLE_ROWS = 1_000
 
 
 class WandbSink:
@@ -52,6 +56,7 @@ class WandbSink:
         self._mode: Any = mode
         self._group = group
         self._run: Any = None
+        self._rows: dict[str, deque[dict[str, Any]]] = {}
         self._status = "crashed"  # unless an `end` record follows
         # The training code may use W&B itself. Its service ends with the training process, before this one.
         os.environ.pop("WANDB_SERVICE", None)
@@ -70,6 +75,7 @@ class WandbSink:
             name=folder.name,
             config=start.get("config") or {},
             tags=start.get("tags") or [],
+            notes=str(start["notes"]) if start.get("notes") else None,
             dir=str(folder.path),
             resume="allow",
             reinit="create_new",
@@ -87,18 +93,53 @@ class WandbSink:
         return wandb.Settings(**{name: value for name, value in settings.items() if name in known})
 
     def write(self, records: list[dict[str, Any]]) -> None:
-        """Log the numbers of each record."""
+        """Log the numbers, tables and histograms of each record; pass on config, results and alerts."""
         for record in records:
             if record["event"] in {"start", "end"}:
                 self._status = str(record.get("status", "crashed"))
-            metrics: dict[str, Any] = scalar_metrics(record)
-            if metrics:
+            values: dict[str, Any] = scalar_metrics(record)
+            if record["event"] == "completions":
+                values = self._table(record)
+            elif record["event"] == "event":
+                values = self._values_of_event(record)
+            elif record["event"] == "alert" and record.get("status") == "opened":
+                level = _ALERT_LEVELS.get(str(record.get("severity")), "WARN")
+                self._run.alert(title=str(record.get("title")), text=str(record.get("message") or ""), level=level)
+            if values:
                 if isinstance(record.get("global_step"), int):
-                    metrics["global_step"] = record["global_step"]
-                self._run.log(metrics)
+                    values["global_step"] = record["global_step"]
+                self._run.log(values)
+
+    def _values_of_event(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return what to log for an event; pass on changes of the config and results of the run."""
+        name = record.get("name")
+        if name == CONFIG_CHANGED and isinstance(record.get("config"), dict):
+            self._run.config.update(record["config"], allow_val_change=True)
+        elif name == SUMMARY and isinstance(record.get("summary"), dict):
+            self._run.summary.update(record["summary"])
+        elif name == "histogram" and record.get("counts"):
+            with contextlib.suppress(ValueError, TypeError):  # not from us
+                return {str(record.get("tag")): wandb.Histogram(np_histogram=(record["counts"], record["edges"]))}
+        return {}
+
+    def _table(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return samples as a table. W&B shows the last one, so it has the latest samples of earlier records, too."""
+        name = str(record.get("table", "completions"))
+        rows = self._rows.setdefault(name, deque(maxlen=_MAX_TABLE_ROWS))
+        rows.extend(row for row in record.get("rows") or () if isinstance(row, dict))
+        columns: list[Any] = list(dict.fromkeys(column for row in rows for column in row))
+        table = wandb.Table(columns=columns, allow_mixed_types=True)
+        for row in rows:
+            table.add_data(*(_cell(row.get(column)) for column in columns))
+        return {name: table} if columns else {}
 
     def close(self) -> None:
         """Finish the W&B run with the state that the run ended in."""
         if self._run is not None:
             run, self._run = self._run, None
             run.finish(exit_code=0 if self._status == "finished" else 1)
+
+
+def _cell(value: Any) -> Any:
+    """Return a value that a table of W&B accepts next to others of its column."""
+    return value if isinstance(value, (str, int, float, type(None))) else str(value)
