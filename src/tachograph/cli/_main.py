@@ -14,6 +14,7 @@ from tachograph.cli._ls import ls
 from tachograph.cli._notify import notify
 from tachograph.cli._run import run
 from tachograph.cli._show import show
+from tachograph.cli._sync import sync
 from tachograph.cli._tail import tail
 from tachograph.cli._ui import ui
 from tachograph.cli._usage import usage
@@ -42,5 +43,5 @@ def main() -> None:
     """Record, inspect and control training runs."""
 
 
-for command in (run, ls, show, tail, doctor, control, notify, usage, ui, demo):
+for command in (run, ls, show, tail, doctor, control, sync, notify, usage, ui, demo):
     main.add_command(command)

@@ -6,7 +6,7 @@ lets it catch up later. Sinks never import each other.
 """
 
 from tachograph.sinks._config import SINKS, build_sinks
-from tachograph.sinks._driver import SinkDriver, SinkLag, read_lags
+from tachograph.sinks._driver import SinkDriver, SinkLag, lock_export, read_lags
 from tachograph.sinks._process import SinkProcess, start_sinks
 from tachograph.sinks._sink import BackgroundSink, Sink, scalar_metrics
 
@@ -18,6 +18,7 @@ __all__ = [
     "SinkLag",
     "SinkProcess",
     "build_sinks",
+    "lock_export",
     "read_lags",
     "scalar_metrics",
     "start_sinks",

@@ -26,6 +26,7 @@ daemon thread behind; the cursor shows the next attempt, or a later export, wher
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -33,14 +34,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tachograph._base.files import read_small, replace_file
+from tachograph._base.files import open_lock, read_small, replace_file
 from tachograph._base.guard import guard
 from tachograph._base.typed import decode_json
 from tachograph.journal import JournalFollower, RunFolder, count_records
 from tachograph.records import mask_text
 from tachograph.sinks._sink import BackgroundSink, Sink
 
-__all__ = ["SinkDriver", "SinkLag", "backoff_s", "read_lags"]
+try:
+    import fcntl
+except ImportError:  # Windows: two processes may export the same records
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["SinkDriver", "SinkLag", "backoff_s", "lock_export", "read_lags"]
 
 _POLL_INTERVAL_S = 1.0
 _MAX_BACKOFF_S = 60.0
@@ -75,6 +81,25 @@ def read_lags(folder: RunFolder) -> list[SinkLag]:
             if num_records:
                 lags.append(SinkLag(path.stem.removeprefix("sink-"), num_records, cursor.error))
     return lags
+
+
+def lock_export(folder: RunFolder, sink: str) -> int | None:
+    """Lock the export of a run to one sink, until the descriptor is closed or this process ends.
+
+    Returns:
+        The descriptor; -1 on a file system without locks; None if another process has the lock.
+    """
+    with contextlib.suppress(OSError):
+        folder.private.mkdir(exist_ok=True)
+        descriptor = open_lock(folder.private / f"sink-{sink}.lock", below=folder.path)
+        try:
+            if fcntl is not None:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+    return -1
 
 
 class SinkDriver:

@@ -15,18 +15,12 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tachograph._base.detached import ReplyChannel, is_orphan, read_requests
-from tachograph._base.files import open_lock
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.sinks._config import build_sinks
-from tachograph.sinks._driver import SinkDriver
+from tachograph.sinks._driver import SinkDriver, lock_export
 from tachograph.sinks._process import Attach, Build, Close, Move, Reply
 from tachograph.sinks._sink import Sink
-
-try:
-    import fcntl
-except ImportError:  # Windows: two attempts of a run may export the same records
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["main"]
 
@@ -81,7 +75,7 @@ class _SinkHost:
         is_last = False
         while not is_last or driver is None:
             # The process of an earlier attempt may still export to the same place.
-            if driver is None and _try_lock(folder, sink.name):
+            if driver is None and lock_export(folder, sink.name) is not None:
                 driver = SinkDriver(folder, sink, self._report)
                 driver.start()
             request = self._next_request(_POLL_S if driver is not None else _LOCK_POLL_S)
@@ -133,21 +127,3 @@ class _SinkHost:
     def _send(self, reply: Reply) -> None:
         with contextlib.suppress(OSError):  # the training process has ended
             self._replies.write(msgspec.json.encode(reply) + b"\n")
-
-
-_locks: list[int] = []
-
-
-def _try_lock(folder: RunFolder, name: str) -> bool:
-    """Lock the export of a run to one sink until this process ends; return False if another process has the lock."""
-    with contextlib.suppress(OSError):  # a file system without locks
-        folder.private.mkdir(exist_ok=True)
-        descriptor = open_lock(folder.private / f"sink-{name}.lock", below=folder.path)
-        _locks.append(descriptor)
-        if fcntl is not None:
-            try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(_locks.pop())
-                return False
-    return True
