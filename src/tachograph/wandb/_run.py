@@ -12,7 +12,7 @@ import glob as globbing
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from gc import is_tracked
 from pathlib import Path
@@ -126,7 +126,6 @@ class WandbRun:
         "_start_s",
         "_step",
         "_summary",
-        "_tables",
         "_tags",
         "_told",
         "settings",
@@ -179,7 +178,7 @@ class WandbRun:
         self._told: set[str] = set()
         self._alert_times: dict[str, float] = {}
         self._num_alerts = 0
-        self._tables: dict[int, int] = {}
+        run.collectors.append(_AtTheEnd(self._flush))
         self.settings = settings
 
     def __repr__(self) -> str:
@@ -323,7 +322,7 @@ class WandbRun:
         # The fast path. A dict that the garbage collector does not track holds only numbers and texts.
         if self._is_plain and step is None and commit is None and type(data) is dict and not is_tracked(data):
             number = self._step
-            self._run.log(data, number)
+            self._run.log(data, number if "global_step" not in data else _own_step(data, number))
             self._step = number + 1
             self._last.update(data)
             return
@@ -338,13 +337,19 @@ class WandbRun:
         if not isinstance(data, Mapping):
             self._run.report_error("value_not_stored", "log", f"expected a dict, got {type(data).__name__}")
             return
+        if step is not None:
+            number = _integer(step)
+            if number is None:
+                self._run.report_error("value_not_stored", "step", f"step={step!r:.80} is not an integer")
+            step = number
         if step is None and commit is False:
-            self._held.update(data)
+            self._held.update({name: _copied(value) for name, value in data.items()})
         elif step is None:
-            self._write(self._step, self._take_held(data))
+            row = self._take_held(data)
+            self._write(_own_step(row, self._step), row)
             self._step += 1
         else:
-            self._log_at(int(step), dict(data), bool(commit))
+            self._log_at(step, dict(data), bool(commit))
 
     def _log_at(self, step: int, row: dict[str, Any], commit: bool) -> None:
         """Record values of a step."""
@@ -368,9 +373,11 @@ class WandbRun:
             if metric.summary and metric.name.endswith("*"):
                 self._define_summaries(metric, row)
         values = self._recorded(row, "", step)
+        if values.get("global_step", step) != step:
+            values["global_step_"] = values.pop("global_step")  # the record has a step of its own
         if values:
             self._run.log(values, step)
-        self._summary.add_row(values)
+        self._summary.add_row({name: _copied(value) for name, value in values.items()})
 
     def _recorded(self, row: Mapping[Any, Any], prefix: str, step: int) -> dict[str, Any]:
         """Return the values of a row that belong into a step record; record the others in their own way."""
@@ -383,7 +390,7 @@ class WandbRun:
                 if inner := self._recorded(value, f"{prefix}{name}/", step):
                     kept[name] = inner
             elif not self._record_rich(f"{prefix}{name}", value, step):
-                kept[name] = _plain_list(value) if isinstance(value, (set, frozenset, tuple)) else as_scalar(value)
+                kept[name] = list(value) if isinstance(value, (set, frozenset, tuple)) else as_scalar(value)
         return kept
 
     def _record_rich(self, name: str, value: Any, step: int) -> bool:
@@ -393,9 +400,9 @@ class WandbRun:
             value = value.table
         if isinstance(value, Table):
             # A table that is logged again has grown: only the new rows are recorded.
-            begin = self._tables.get(id(value), 0)
-            self._run.log_completions(value.records(begin if begin <= len(value.data) else 0), step=step, table=name)
-            self._tables[id(value)] = len(value.data)
+            begin = value.num_recorded.get((self._id, name), 0)
+            self._run.log_completions(value.records(begin), step=step, table=name)
+            value.num_recorded[self._id, name] = len(value.data)
         elif isinstance(value, Histogram):
             more = {"num_not_finite": value.num_not_finite} if value.num_not_finite else {}
             log_histogram(self._run, name, value.histogram, value.bins, step=step, **more)
@@ -610,17 +617,23 @@ class WandbRun:
         if self._is_finished:
             return
         with guard("finishing a run"):
-            if self._held:
-                self._write(self._step, self._take_held({}))
-            results = self._summary.results()
-            if results:
-                self._run.log_summary(results)
+            self._flush()
         self._is_finished, self._is_plain = True, False
         if self._is_ours and exit_code:
             self._run.finish("failed", reason=f"exit code {exit_code}")
         elif self._is_ours:
             self._run.__exit__(None if error is None else type(error), error, None)
         self._on_finish(self)
+
+    def _flush(self) -> None:
+        """Record what is held back, and the aggregates. Called when the run ends, however it ends."""
+        if self._is_finished:
+            return
+        if self._held:
+            self._write(self._step, self._take_held({}))
+        results = self._summary.take_results()
+        if results:
+            self._run.log_summary(results)
 
     def __enter__(self) -> WandbRun:
         return self
@@ -642,8 +655,10 @@ class DisabledWandbRun(WandbRun):
         self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, sync: bool | None = None
     ) -> None:
         """Remember the values for the summary."""
-        if type(data) is dict or isinstance(data, Mapping):
+        if type(data) is dict and not is_tracked(data):
             self._last.update(data)
+        elif isinstance(data, Mapping):
+            self._last.update({name: _copied(value) for name, value in data.items()})
 
     def use_artifact(self, artifact_or_name: Any, *_arguments: Any, **_options: Any) -> Any:
         """Return an empty artifact."""
@@ -654,8 +669,42 @@ class DisabledWandbRun(WandbRun):
         )
 
 
-def _plain_list(value: Any) -> list[Any]:
-    return list(value)
+class _AtTheEnd:
+    """Calls a function when the run ends."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def collect(self) -> None:
+        """Do nothing before the end."""
+
+    def close(self) -> None:
+        """Call the function."""
+        self._function()
+
+    def forget(self) -> None:
+        """In a forked child, the run belongs to the parent."""
+
+
+def _own_step(row: Mapping[str, Any], step: int) -> int:
+    """Return the `global_step` in a row, if it has one: it is what a row of W&B is plotted against then."""
+    number = _integer(row.get("global_step"))
+    return step if number is None else number
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        number = value.item() if hasattr(value, "item") else value
+        return int(number) if number is not None and int(number) == number else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a tensor or array: its owner may change it, and a loss would keep its graph alive."""
+    if hasattr(value, "detach"):
+        return value.detach().clone()
+    return value.copy() if is_array(value) and hasattr(value, "copy") else value
 
 
 def _num_values(value: Any) -> int:

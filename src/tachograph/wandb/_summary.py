@@ -65,7 +65,7 @@ class WandbSummary:
             start_s: when the run started.
         """
         self.__dict__.update(_values=values, _on_change=on_change, _last_step=last_step, _start_s=start_s)
-        self.__dict__["_aggregates"] = {}
+        self.__dict__.update(_aggregates={}, _taken={})
 
     def define(self, name: str, kinds: tuple[str, ...], goal: str | None) -> None:
         """Keep aggregates of a metric instead of its last value."""
@@ -78,9 +78,12 @@ class WandbSummary:
             if name in self._aggregates:
                 self._aggregates[name].add(value)
 
-    def results(self) -> dict[str, Any]:
-        """Return the aggregates, which readers could not know otherwise."""
-        return {name: dict(one.values) for name, one in self._aggregates.items() if one.values}
+    def take_results(self) -> dict[str, Any]:
+        """Return the aggregates that changed since the last call; readers could not know them otherwise."""
+        results = {name: dict(one.values) for name, one in self._aggregates.items() if one.values}
+        changed = {name: values for name, values in results.items() if self._taken.get(name) != values}
+        self._taken.update(changed)
+        return changed
 
     def update(self, d: Mapping[str, Any] | None = None, **named: Any) -> None:
         """Set several values."""
@@ -110,7 +113,7 @@ class WandbSummary:
         now = {"_step": self._last_step(), "_runtime": round(now_s - self._start_s, 3), "_timestamp": now_s}
         hidden = {name for name, one in self._aggregates.items() if one.kinds == ("none",)}
         aggregated = {name: dict(one.values) for name, one in self._aggregates.items() if one.values}
-        kept = {name: value for name, value in self._values.items() if name not in hidden}
+        kept = {name: _number(value) for name, value in self._values.items() if name not in hidden}
         return {**kept, **(now if kept else {}), **aggregated}
 
     def __getitem__(self, name: str) -> Any:
@@ -138,3 +141,8 @@ class WandbSummary:
 
     def __repr__(self) -> str:
         return repr(self._as_dict())
+
+
+def _number(value: Any) -> Any:
+    """Return a scalar of a library as a number."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value

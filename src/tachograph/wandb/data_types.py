@@ -133,6 +133,8 @@ class Table:
             data, dataframe = None, data
         self.columns = ["Input", "Output", "Expected"] if columns is None else list(columns)
         self.data: list[list[Any]] = []
+        self.num_recorded: dict[tuple[str, str], int] = {}
+        """How many rows each run has recorded, by its id and the name of the table."""
         given = rows if data is None else data
         if dataframe is not None:
             self.columns = [str(column) for column in dataframe.columns]
