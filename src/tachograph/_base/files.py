@@ -195,28 +195,32 @@ def add_file(path: Path, data: bytes | memoryview, *, below: Path, mode: int = 0
     with _resolve(path, below) as place:
         temporary = _write_temporary(place, data, mode)
         try:
-            os.link(temporary.name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+            _rename_to_new(temporary, place)
         except FileExistsError:
             return False
-        except OSError:  # a file system without hard links
-            _rename(temporary, place)
         finally:
             temporary.unlink()
         return True
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, below: Path, mode: int = 0o644) -> Iterator[int]:
+def replacing(path: Path, *, below: Path, mode: int = 0o644, must_be_new: bool = False) -> Iterator[int]:
     """Yield a descriptor of a new file, which takes the place of `path` if the block succeeds.
 
     The descriptor then stays open and belongs to the caller. If the block raises, it is closed and the file removed.
+
+    Raises:
+        FileExistsError: at the end of the block, if there is anything at the path that `must_be_new`.
     """
     with _resolve(path, below) as place:
         temporary = place.sibling(temporary_path(path))
         descriptor = _open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         try:
             yield descriptor
-            _rename(temporary, place)
+            if must_be_new:
+                _rename_to_new(temporary, place)
+            else:
+                _rename(temporary, place)
         except BaseException:
             os.close(descriptor)
             temporary.unlink()
@@ -378,6 +382,22 @@ def _rename(source: _Place, target: _Place) -> None:
             if stat.S_ISDIR(target.lstat().st_mode):
                 _check_kind(target.lstat(), target.path)
         raise _with_path(error, target.path) from None
+
+
+def _rename_to_new(source: _Place, target: _Place) -> None:
+    """Move a file to a name that is not in use, without a moment at which another file could be overwritten.
+
+    Raises:
+        FileExistsError: if the name is in use.
+    """
+    try:
+        os.link(source.name, target.name, src_dir_fd=source.folder, dst_dir_fd=target.folder)
+    except FileExistsError as error:
+        raise _with_path(error, target.path) from None
+    except OSError:  # a file system without hard links
+        _rename(source, target)
+    else:
+        source.unlink()
 
 
 def _check_kind(found: os.stat_result, path: Path) -> None:
