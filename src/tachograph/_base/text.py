@@ -1,8 +1,15 @@
-"""Formatting of numbers for people."""
+"""Formatting of durations for people, and of texts for tables."""
 
 from __future__ import annotations
 
-__all__ = ["format_duration"]
+__all__ = ["csv_text", "format_duration"]
+
+
+def csv_text(text: str) -> str:
+    """Return a text as a cell of a CSV file. An apostrophe in front keeps spreadsheets from running it as a formula."""
+    text = f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
+    needs_quotes = text != text.strip() or not text or any(character in text for character in ',"\r\n')
+    return '"' + text.replace('"', '""') + '"' if needs_quotes else text
 
 
 def format_duration(seconds: float) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
+from tachograph._base.text import csv_text
 from tachograph._version import __version__
 from tachograph.exceptions import ConfigError, ControlError, RunNotFoundError
 from tachograph.server import _views as views
@@ -127,16 +128,10 @@ def _csv_lines(points: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
     yield (",".join(_COLUMNS) + "\n").encode()
     for block in points:
         rows = (
-            f"{_csv_cell(name)},{attempt},{step},{time!r},{_csv_epoch(epoch)},{value!r}\n"
+            f"{csv_text(name)},{attempt},{step},{time!r},{_csv_epoch(epoch)},{value!r}\n"
             for name, attempt, step, time, epoch, value in block
         )
         yield "".join(rows).encode()
-
-
-def _csv_cell(name: str) -> str:
-    """Quote a name so that no spreadsheet reads it as a formula or as two cells."""
-    name = f"'{name}" if name[:1] in "=+-@" else name
-    return '"' + name.replace('"', '""') + '"' if any(character in name for character in ',"\r\n') else name
 
 
 def _csv_epoch(epoch: float) -> str:
