@@ -65,7 +65,8 @@ def commands_page() -> str:
             lines += ["| option | meaning |", "|---|---|"]
             for parameter in options:
                 value = "" if parameter.is_flag else f" {parameter.make_metavar(click.Context(command))}"
-                default = f" Default: `{parameter.default}`." if parameter.show_default else ""
+                shown = parameter.show_default
+                default = f" Default: `{shown if isinstance(shown, str) else parameter.default}`." if shown else ""
                 value = value.replace("|", "\\|")  # an unescaped bar would end the table cell
                 lines.append(f"| `{', '.join(parameter.opts)}{value}` | {parameter.help}{default} |")
             lines.append("")

@@ -34,6 +34,7 @@ ALLOWED = {
     "wandb": {"base", "records", "journal", "reader", "recorder", "_init", "_drop_in"},
     "testing": {"base", "records", "journal", "recorder"},
     "usage": {"base"},
+    "export": {"base", "records", "journal", "reader"},
     "store": {"base", "records", "journal", "reader"},
     "server": {"base", "records", "journal", "reader", "store"},
     "cli": {
@@ -43,6 +44,7 @@ ALLOWED = {
         "reader",
         "diagnostics",
         "diagnostics.offline",
+        "export",
         "recorder",
         "sinks",
         "importers",

@@ -7,7 +7,8 @@ TachographError
 ├── NoRunError         `tachograph.log` or a similar function was called before `tachograph.init`
 ├── RunNotFoundError   no run has that name or lies at that path
 ├── ControlError       a control cannot be registered or requested
-└── ServeError         the dashboard cannot listen on the given address
+├── ServeError         the dashboard cannot listen on the given address
+└── TableExportError   there is nothing to export, or the table cannot be written
 
 They are raised during setup or while reading. Recording raises nothing: a fault costs at most one record and is
 reported in a `telemetry_error` record.
@@ -25,6 +26,7 @@ __all__ = [
     "RunNameError",
     "RunNotFoundError",
     "ServeError",
+    "TableExportError",
     "TachographError",
     "did_you_mean",
 ]
@@ -60,6 +62,10 @@ class ControlError(TachographError, ValueError):
 
 class ServeError(TachographError, OSError):
     """The dashboard cannot listen on the given address."""
+
+
+class TableExportError(TachographError):
+    """There is nothing to export, or the table cannot be written."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

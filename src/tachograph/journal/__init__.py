@@ -62,7 +62,6 @@ __all__ = [
     "list_runs",
     "read_heartbeat",
     "read_records",
-    "read_small",
     "rebuild_csv",
     "state_at_end",
     "this_process",

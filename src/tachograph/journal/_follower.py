@@ -9,6 +9,7 @@ compares the 256 bytes before its offset with those it has read; if they differ,
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,12 @@ class JournalFollower:
     again from the beginning, and `num_restarts` is incremented.
     """
 
-    def __init__(self, path: str | os.PathLike[str], offset: int = 0, *, block_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], offset: int = 0, *, end: int | None = None, block_bytes: int = 1 << 20
+    ) -> None:
+        # Lines after the offset `end` are not read; by default, the end is that of the file.
         self._path = Path(path)
+        self._end = sys.maxsize if end is None else end
         self._block_bytes = block_bytes
         self._identity: tuple[int, int, int] | None = None
         self._last_line = b""
@@ -124,11 +129,11 @@ class JournalFollower:
     def _complete_lines(self, descriptor: int) -> bytes:
         size = self._block_bytes
         while True:
-            block = os.pread(descriptor, size, self.offset)
+            block = os.pread(descriptor, max(0, min(size, self._end - self.offset)), self.offset)
             end = block.rfind(b"\n") + 1
             if end:
                 return block[:end]
-            if len(block) < size:  # the end of the file, inside an incomplete line
+            if len(block) < size:  # the end, inside an incomplete line
                 return b""
             if size >= _MAX_LINE_BYTES:  # not a record: skip it, or every poll would read it again
                 self._count_bad(self.offset)

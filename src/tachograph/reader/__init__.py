@@ -5,7 +5,7 @@ from tachograph.reader._batches import RecordBatch, batch_records, times_of
 from tachograph.reader._control_requests import accepts_requests, request_control
 from tachograph.reader._digest import Attempt, ControlState, RunDigest
 from tachograph.reader._goodput import Goodput
-from tachograph.reader._history import RunHistory, Series, read
+from tachograph.reader._history import RunHistory, Series, find_readable_run, read
 from tachograph.reader._metrics import NOT_METRICS, MetricSummary
 from tachograph.reader._overview import RunOverview, overview, overview_with_heartbeat
 from tachograph.reader._ranks import RankView, read_ranks
@@ -31,6 +31,7 @@ __all__ = [
     "TraceFile",
     "accepts_requests",
     "batch_records",
+    "find_readable_run",
     "list_traces",
     "open_trace",
     "overview",

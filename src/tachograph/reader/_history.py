@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
-__all__ = ["RunHistory", "Series", "read"]
+__all__ = ["RunHistory", "Series", "find_readable_run", "read"]
 
 
 class Series(NamedTuple):
@@ -198,10 +198,19 @@ def read(run: str | os.PathLike[str] | HasPath, log_dir: str | os.PathLike[str] 
     path = run if isinstance(run, (str, os.PathLike)) else run.path
     if path is None:
         raise RunNotFoundError("this run is not recorded, so there is nothing to read")
-    folder = find_run(path, log_dir)
+    return RunHistory(find_readable_run(path, log_dir))
+
+
+def find_readable_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None = None) -> RunFolder:
+    """Find a run by its folder or by its name inside `log_dir`.
+
+    Raises:
+        RunNotFoundError: if there is no such run or its journal cannot be read.
+    """
+    folder = find_run(run, log_dir)
     if not os.access(folder.journal, os.R_OK):
         raise RunNotFoundError(f"{folder.journal} cannot be read; check its permissions")
-    return RunHistory(folder)
+    return folder
 
 
 def _without_superseded(series: Series, attempts: list[Attempt]) -> Series:

@@ -2,7 +2,7 @@
 
 from tachograph.records._alert import AlertRecord
 from tachograph.records._clock import CLOCK_SET, clock_jump_s
-from tachograph.records._codec import decode, decode_block, encode, mark_non_finite, to_json
+from tachograph.records._codec import decode, decode_block, encode, escape_line_separators, mark_non_finite, to_json
 from tachograph.records._kinds import (
     CONFIG_CHANGED,
     KINDS,
@@ -60,6 +60,7 @@ __all__ = [
     "decode",
     "decode_block",
     "encode",
+    "escape_line_separators",
     "finite_or_none",
     "freeze",
     "has_device_scalars",

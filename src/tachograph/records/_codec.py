@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["decode", "decode_block", "encode", "mark_non_finite", "to_json"]
+__all__ = ["decode", "decode_block", "encode", "escape_line_separators", "mark_non_finite", "to_json"]
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MARKER_ENDINGS = ("NaN", "Infinity")
@@ -36,10 +36,10 @@ def encode(record: dict[str, Any]) -> bytes:
     # A null may be a non-finite number, and a text may look like a marker: both need the slow path.
     if b"null" in line or _MARKER_BYTES[0] in line or _MARKER_BYTES[1] in line:
         line = _encode(mark_non_finite(record))
-    return line if line.isascii() else _escape_line_separators(line)
+    return line if line.isascii() else escape_line_separators(line)
 
 
-def _escape_line_separators(line: bytes) -> bytes:
+def escape_line_separators(line: bytes) -> bytes:
     """Escape characters that some readers, such as Python's `str.splitlines`, treat as the end of a line."""
     for raw, escaped in _LINE_SEPARATORS:
         line = line.replace(raw, escaped)
