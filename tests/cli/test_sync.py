@@ -10,6 +10,8 @@ import tachograph
 from tests.cli.test_cli import tacho
 from tests.sinks.test_sinks import scalars
 
+pytest.importorskip("tensorboard")
+
 OPTIONS = {"git": False, "system_interval_s": 0, "console": False}
 
 
