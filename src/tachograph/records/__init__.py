@@ -16,7 +16,7 @@ from tachograph.records._kinds import (
 )
 from tachograph.records._lazy import LazyValue, copy_to_host, has_device_scalars, wait_for_event
 from tachograph.records._masking import MASK, MaskingBudget, mask_arguments, mask_mapping, mask_text
-from tachograph.records._names import check_run_name
+from tachograph.records._names import check_run_name, suggest_run_name
 from tachograph.records._table import Encodable, StepTable
 from tachograph.records._values import (
     OMIT,
@@ -73,6 +73,7 @@ __all__ = [
     "mask_text",
     "severity_rank",
     "step_of",
+    "suggest_run_name",
     "to_json",
     "to_plain",
     "wait_for_event",

@@ -7,7 +7,7 @@ import unicodedata
 
 from tachograph.exceptions import RunNameError
 
-__all__ = ["check_run_name"]
+__all__ = ["check_run_name", "suggest_run_name"]
 
 _MAX_BYTES = 200  # file systems allow 255; leaves room for a suffix
 
@@ -23,9 +23,16 @@ def check_run_name(name: object) -> str:
     problem = _problem(name)
     if problem is None:
         return name
-    proposal = re.sub(r"[^\w.+=@-]+", "-", name).strip(".- ")[:80]
-    hint = f"; try {proposal!r}" if proposal and _problem(proposal) is None else ""
+    proposal = suggest_run_name(name)
+    hint = f"; try {proposal!r}" if proposal else ""
     raise RunNameError(f"run name {name!r} {problem}{hint}")
+
+
+def suggest_run_name(text: str) -> str | None:
+    """Return a valid run name that is similar to a text, or None if no character is usable."""
+    name = re.sub(r"[^\w.+=@-]+", "-", text).strip(".- ")[:80]
+    name = name.encode()[:_MAX_BYTES].decode(errors="ignore").rstrip(".- ")
+    return name if name and _problem(name) is None else None
 
 
 def _problem(name: str) -> str | None:
