@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["STEP_NAMES", "TIME_NAMES", "rows_to_records"]
+from tachograph.records import RESERVED_FIELDS
+
+__all__ = ["STEP_NAMES", "TIME_NAMES", "field_name", "rows_to_records"]
 
 STEP_NAMES = ("global_step", "step", "_step", "train/global_step", "iteration", "iter", "steps", "train_step", "batch")
 """Names of the column with the step; the first one present is used."""
@@ -16,6 +18,12 @@ TIME_NAMES = ("time", "timestamp", "_timestamp", "wall_time", "Wall time", "date
 """Names of the column with the time: seconds since the epoch, or an ISO date."""
 
 _MAX_STEP_S = 86_400.0
+_OWN_FIELDS = RESERVED_FIELDS | {"global_step"}
+
+
+def field_name(name: str) -> str:
+    """Return the name of a metric in a record; some names have a meaning of their own."""
+    return f"{name}_" if name in _OWN_FIELDS else name
 
 
 def rows_to_records(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -38,7 +46,7 @@ def rows_to_records(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any
             record["time"] = time_s
         for name, value in row.items():
             if name not in STEP_NAMES and name not in TIME_NAMES and (number := _parse_number(value)) is not None:
-                record[str(name)] = number
+                record[field_name(str(name))] = number
         if time_s is not None:
             if last_time_s is not None and step > last_timed_step and 0 < time_s - last_time_s < _MAX_STEP_S:
                 record.setdefault("sec_per_step", (time_s - last_time_s) / (step - last_timed_step))

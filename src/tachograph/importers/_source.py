@@ -1,0 +1,165 @@
+"""What an importer offers to `tacho import`: the runs at a path, each a stream of records that can be resumed.
+
+A source yields its records in order, each with a position or with None. The position says how much of the log the
+records so far contain; the importer of runs stores it now and then, and later reads on from there. After a record with
+None, nothing may be stored: the record comes from the end of a log that may still grow, such as a line without a
+newline or a row whose step may get more values. It is read again next time, and its lines in the journal are replaced
+if they have changed. So the journal is always the one that a single import of the whole log would have made.
+
+The position is one dict, which the source changes in place, and only when it is about to yield it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from tachograph.exceptions import ConfigError
+from tachograph.importers._rows import rows_to_records
+
+__all__ = ["MAX_DAMAGE", "Damage", "Position", "RowSource", "RunSource", "SourceRecord", "source_changed"]
+
+Position = dict[str, Any]
+SourceRecord = tuple[dict[str, Any], Position | None]
+
+MAX_DAMAGE = 100
+"""How many places of damage a report names."""
+
+_STEP_FIELDS = {"event", "time", "global_step", "sec_per_step"}
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """A part of a log that could not be read."""
+
+    path: str
+    where: str
+    """Such as `byte 1234` or `line 5`."""
+    reason: str
+
+
+class RunSource(Protocol):
+    """One run in a log of another tool."""
+
+    path: Path
+    id: str
+    """Identifies the run among all of its format; the same when the log has grown."""
+    name: str
+    """The name that the source has for it; not necessarily a valid run name."""
+    damage: list[Damage]
+    """What could not be read, known after `read`."""
+    left_out: Counter[str]
+    """What was read but has no place in a journal, known after `read`."""
+
+    def read(self, position: Position) -> Iterator[SourceRecord]:
+        """Yield the records after a position, which is empty for a new run; see the module.
+
+        The first record of a new run is a `start` record with what the source knows of the run.
+
+        Raises:
+            ConfigError: if the log cannot be read, or has changed other than by growing.
+        """
+        ...
+
+
+def source_changed(path: Path) -> ConfigError:
+    """Return the error for a log that no longer begins with what was imported."""
+    return ConfigError(
+        f"{str(path)!r} has changed since it was imported, other than by growing; delete the run to import it again"
+    )
+
+
+class RowSource:
+    """A log of rows, such as a CSV file.
+
+    Its position is the number of rows and a checksum of them. The log is read from the beginning each time: it may be
+    compressed or rewritten as a whole, as `trainer_state.json` is.
+
+    Args:
+        path: the log.
+        source_id: see `RunSource.id`.
+        name: see `RunSource.name`.
+        rows: returns the rows.
+        damage: the list that `rows` adds to.
+        left_out: the counter that `rows` adds to.
+        start: fields for the `start` record.
+        last: returns records that follow the rows, such as the `end` record.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        source_id: str,
+        name: str,
+        rows: Callable[[], Iterator[dict[str, Any]]],
+        damage: list[Damage],
+        *,
+        left_out: Counter[str] | None = None,
+        start: dict[str, Any] | None = None,
+        last: Callable[[], list[dict[str, Any]]] = list,
+    ) -> None:
+        self.path = path
+        self.id = source_id
+        self.name = name
+        self.damage = damage
+        self.left_out: Counter[str] = Counter() if left_out is None else left_out
+        self._rows = rows
+        self._start = start or {}
+        self._last = last
+
+    def read(self, position: Position) -> Iterator[SourceRecord]:
+        """Yield the records of the rows after a position; the last one may be incomplete."""
+        num_imported, expected = position.get("rows", 0), position.get("checksum", 0)
+        start: dict[str, Any] | None = None if num_imported else {"event": "start", **self._start}
+        last_time_s: float | None = None
+        held: tuple[dict[str, Any], Position] | None = None
+        number = checksum = 0
+        for record in rows_to_records(self._rows_up_to_damage()):
+            number += 1
+            checksum = zlib.crc32(repr(record).encode("utf-8", "backslashreplace"), checksum)
+            last_time_s = record.get("time", last_time_s)
+            if number < num_imported:
+                continue
+            if number == num_imported:
+                if checksum != expected:
+                    raise source_changed(self.path)
+                continue
+            if record["event"] == "start" and start is not None:
+                start |= record
+                continue
+            if record["event"] == "step" and record.keys() <= _STEP_FIELDS:
+                self.left_out["row without numbers"] += 1
+                continue
+            if start is not None:
+                if "time" in record:
+                    start.setdefault("time", record["time"])
+                yield start, None
+                start = None
+            if held is not None:
+                position.update(held[1])
+                yield held[0], position
+            held = record, {"rows": number, "checksum": checksum}
+        if number < num_imported:
+            raise source_changed(self.path)
+        last = [{**record, **({} if last_time_s is None else {"time": last_time_s})} for record in self._last()]
+        if start is not None and (last or held):
+            yield start, None
+        for record in [*([held[0]] if held else []), *last]:
+            yield record, None
+
+    def _rows_up_to_damage(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows; an error after the first one ends them."""
+        number = 0
+        try:
+            for row in self._rows():
+                number += 1
+                yield row
+        except (ConfigError, EOFError, zlib.error) as error:
+            if not number:
+                raise
+            reason = "the compressed data is not complete" if isinstance(error, EOFError) else str(error)
+            self.damage.append(Damage(str(self.path), f"after row {number}", reason))
