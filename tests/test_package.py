@@ -23,7 +23,7 @@ ALLOWED = {
     "diagnostics": {"base", "records"},
     "diagnostics.offline": {"base", "records", "journal", "reader", "diagnostics", "importers"},
     "recorder": {"base", "records", "journal", "reader", "diagnostics"},
-    "importers": {"base", "records"},
+    "importers": {"base", "records", "journal"},
     "sinks": {"base", "records", "journal"},
     "_init": {"base", "records", "diagnostics", "recorder", "sinks"},
     "spans": {"base", "records", "recorder", "_init"},

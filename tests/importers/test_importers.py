@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tachograph.exceptions import ConfigError
-from tachograph.importers import IMPORTERS, Importer, describe, read_log
+from tachograph.importers import IMPORTERS, Importer, describe, import_runs, read_log
 from tachograph.importers._json_rows import read_json_rows
 
 
@@ -32,6 +32,7 @@ def test_built_in_importers_implement_the_protocol(name):
         ("log.ndjson.gz", "jsonl"),
         ("trainer_state.json", "trainer_state"),
         ("events.out.tfevents.1.host", "tensorboard"),
+        ("run-1.wandb", "wandb"),
         ("log.txt", None),
         ("csv", None),
     ],
@@ -108,6 +109,15 @@ def test_built_in_importer_wins_over_installed_one(tmp_path, installed):
     (tmp_path / "log.csv").write_text("step,loss\n1,2\n")
     assert describe(tmp_path / "log.csv") == "csv"
     assert describe(tmp_path) == "greedy"
+
+
+def test_installed_importer_makes_runs(tmp_path, logs, installed):
+    installed(broken=Broken)
+    (tmp_path / "log.broken").write_text("")
+    (report,) = import_runs("broken", [tmp_path / "log.broken"], str(logs))
+    assert (report.run, report.outcome, report.num_rows) == ("log", "created", 1)
+    assert [damage.where for damage in report.damage] == ["after row 1"]
+    assert "KeyError: 'column'" in report.damage[0].reason
 
 
 # Files that expand --------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from tachograph.cli._control import control
 from tachograph.cli._demo import demo
 from tachograph.cli._doctor import doctor
 from tachograph.cli._export import export
+from tachograph.cli._import import import_
 from tachograph.cli._ls import ls
 from tachograph.cli._notify import notify
 from tachograph.cli._run import run
@@ -44,5 +45,5 @@ def main() -> None:
     """Record, inspect and control training runs."""
 
 
-for command in (run, ls, show, tail, export, doctor, control, sync, notify, usage, ui, demo):
+for command in (run, ls, show, tail, export, import_, doctor, control, sync, notify, usage, ui, demo):
     main.add_command(command)

@@ -1,12 +1,13 @@
-"""Importers: read the logs of other tools as records.
+"""Importers: read the logs of other tools as records, and make runs of them.
 
-Built-in importers read CSV, JSON lines, TensorBoard event files and the Trainer's `trainer_state.json`; packages add
-theirs as entry points of the group `tachograph.importers`. Nothing in a log is executed, and values that are not
-numbers are ignored.
+Built-in importers read CSV, JSON lines, TensorBoard event files, W&B's `.wandb` files and the Trainer's
+`trainer_state.json`; packages add theirs as entry points of the group `tachograph.importers`. Nothing in a log is
+executed.
 """
 
+from tachograph.importers._import import ImportReport, import_runs
 from tachograph.importers._importer import Importer
 from tachograph.importers._read import IMPORTERS, describe, read_log
 from tachograph.importers._rows import STEP_NAMES, TIME_NAMES
 
-__all__ = ["IMPORTERS", "STEP_NAMES", "TIME_NAMES", "Importer", "describe", "read_log"]
+__all__ = ["IMPORTERS", "STEP_NAMES", "TIME_NAMES", "ImportReport", "Importer", "describe", "import_runs", "read_log"]

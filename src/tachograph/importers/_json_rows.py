@@ -6,14 +6,15 @@ again after each read, so each read doubles the text that is held; a value that 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from tachograph.exceptions import ConfigError
 
-__all__ = ["read_json_field", "read_json_rows"]
+__all__ = ["read_json_fields", "read_json_rows"]
 
 _MAX_VALUE_CHARS = 8 << 20
 _READ_CHARS = 256 << 10
@@ -46,19 +47,21 @@ def read_json_rows(file: IO[str], path: Path, name: str) -> Iterator[Any]:
         raise ConfigError(f"{str(path)!r} has no `{name}`, as a trainer_state.json has, and is not a list")
 
 
-def read_json_field(file: IO[str], path: Path, name: str) -> Any:
-    """Return a field of an object, without keeping the others; None if the text is no object or has no such field."""
+def read_json_fields(file: IO[str], path: Path, names: Collection[str]) -> dict[str, Any]:
+    """Return some fields of an object, without keeping the others; those before the damage if the text is damaged."""
     text = _JsonText(file, path)
-    if text.next_character() == "{":
-        for key in text.names():
-            if key == name:
-                return text.value()
-            if text.next_character() == "[":
-                for _ in text.items():
-                    pass
-            else:
-                text.value()
-    return None
+    found: dict[str, Any] = {}
+    with contextlib.suppress(ConfigError):
+        if text.next_character() == "{":
+            for key in text.names():
+                if key in names:
+                    found[key] = text.value()
+                elif text.next_character() == "[":
+                    for _ in text.items():
+                        pass
+                else:
+                    text.value()
+    return found
 
 
 class _JsonText:
@@ -69,6 +72,7 @@ class _JsonText:
         self._path = path
         self._text = ""
         self._at = 0
+        self._num_dropped = 0
         # Accepts NaN and Infinity, which many tools write; msgspec does not.
         self._decode = json.JSONDecoder().raw_decode
 
@@ -116,9 +120,9 @@ class _JsonText:
                 value, end = self._decode(self._text, self._at)
             except RecursionError as error:
                 raise self._error("nested too deeply") from error
-            except ValueError as error:
+            except json.JSONDecodeError as error:
                 if not self._read_on():
-                    raise self._error(str(error)) from error
+                    raise self._error(error.msg) from error
                 continue
             # A number near the end of the text may continue: `1` with `.5`, or `1e+` with `5`.
             if end + 2 < len(self._text) or not self._read_on():
@@ -149,8 +153,10 @@ class _JsonText:
             raise ConfigError(f"{str(self._path)!r} has a value of more than {_MAX_VALUE_CHARS >> 20} MiB")
         more = self._file.read(max(_READ_CHARS, num_left))
         if more:
+            self._num_dropped += self._at
             self._text, self._at = self._text[self._at :] + more, 0
         return bool(more)
 
     def _error(self, problem: str) -> ConfigError:
-        return ConfigError(f"{str(self._path)!r} is not valid JSON: {problem}")
+        where = f"at character {self._num_dropped + self._at}"
+        return ConfigError(f"{str(self._path)!r} is not valid JSON: {problem} {where}")

@@ -1,7 +1,8 @@
-"""`describe` and `read_log`: find the importer for a path, and turn its rows into records."""
+"""`describe`, `read_log` and `find_runs`: find the importer for a path, and turn its rows into records or runs."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import zlib
@@ -13,16 +14,18 @@ from tachograph._base.registry import Registry
 from tachograph.exceptions import ConfigError
 from tachograph.importers._importer import Importer
 from tachograph.importers._rows import rows_to_records
+from tachograph.importers._source import Damage, RowSource, RunSource
 
-__all__ = ["IMPORTERS", "describe", "read_log"]
+__all__ = ["IMPORTERS", "describe", "find_runs", "read_log"]
 
-# In the order in which they are tried. The output folder of a Trainer may hold TensorBoard files as well, and its
-# `trainer_state.json` has more to offer.
+# In the order in which they are tried. The output folder of a Trainer may hold files of W&B and TensorBoard as well,
+# and its `trainer_state.json` has more to offer.
 IMPORTERS = Registry(
     "importer",
     "tachograph.importers",
     {
         "trainer_state": "tachograph.importers.trainer_state:TrainerStateImporter",
+        "wandb": "tachograph.importers.wandb:WandbImporter",
         "tensorboard": "tachograph.importers.tensorboard:TensorBoardImporter",
         "csv": "tachograph.importers.csv:CsvImporter",
         "jsonl": "tachograph.importers.jsonl:JsonLinesImporter",
@@ -31,7 +34,7 @@ IMPORTERS = Registry(
 
 _EXPECTED = (
     "expected a run folder, a CSV or JSON-lines file (also .gz), TensorBoard event files or their folder, "
-    "or a trainer_state.json"
+    "a .wandb file or its folder, or a trainer_state.json"
 )
 
 
@@ -53,7 +56,33 @@ def read_log(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         what = "is not a known log" if place.exists() else "does not exist"
         raise ConfigError("; ".join([f"{os.fspath(path)!r} {what}: {_EXPECTED}", *problems]))
     name, importer = found
-    return rows_to_records(_read_rows(name, importer, place))
+    return rows_to_records(_until_cut(_read_rows(name, importer, place)))
+
+
+def find_runs(name: str, path: str | os.PathLike[str]) -> list[RunSource]:
+    """Return the runs at a path, as the importer of that name sees them.
+
+    Raises:
+        ConfigError: if there is no such importer or path, or the path is a log of another format.
+    """
+    importer: Importer = IMPORTERS.load(name)()
+    place = Path(path)
+    if not place.exists():
+        raise ConfigError(f"{os.fspath(path)!r} does not exist")
+    if not importer.detects(place):
+        other = describe(place)
+        if other is not None:
+            hint = f"tacho import {other.replace('_', '-')} {os.fspath(path)}"
+            raise ConfigError(f"{os.fspath(path)!r} is not a {name} log but a {other} log: {hint}")
+        if name not in {"csv", "jsonl"} or not place.is_file():  # these may have any extension
+            raise ConfigError(f"{os.fspath(path)!r} is not a {name} log: {_EXPECTED}")
+    if hasattr(importer, "runs"):
+        runs: list[RunSource] = importer.runs(place)
+        return runs
+    damage: list[Damage] = getattr(importer, "damage", [])
+    file = place.resolve()
+    stem = file.name.removesuffix(".gz").removesuffix(Path(file.name.removesuffix(".gz")).suffix)
+    return [RowSource(place, str(file), stem, lambda: _read_rows(name, importer, place), damage)]
 
 
 def _find_importer(path: Path) -> tuple[tuple[str, Importer] | None, list[str]]:
@@ -77,14 +106,18 @@ def _names_by_priority() -> Iterator[str]:
     yield from (name for name in IMPORTERS.names() if name not in IMPORTERS.built_in)  # slow: scans all packages
 
 
+def _until_cut(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the rows before the cut of a truncated .gz file."""
+    with contextlib.suppress(EOFError):
+        yield from rows
+
+
 def _read_rows(name: str, importer: Importer, path: Path) -> Iterator[dict[str, Any]]:
-    """Yield an importer's rows; turn its errors into one that names the file."""
+    """Yield an importer's rows; turn its errors into one that names the file, except for the cut of a .gz file."""
     try:
         yield from importer.read(path)
-    except ConfigError:
+    except (ConfigError, EOFError):
         raise
-    except EOFError:
-        return  # a truncated .gz file: everything before the cut was read
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     except (csv.Error, UnicodeDecodeError, zlib.error) as error:

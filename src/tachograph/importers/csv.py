@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from tachograph.importers._files import file_type, open_text, read_lines
+from tachograph.importers._source import MAX_DAMAGE, Damage
 
 __all__ = ["CsvImporter"]
 
 
 class CsvImporter:
     """Reads `.csv` and `.tsv` files, also `.gz`."""
+
+    def __init__(self) -> None:
+        self.damage: list[Damage] = []
 
     def detects(self, path: Path) -> bool:
         """Return whether the file has the extension of a table."""
@@ -29,4 +33,7 @@ class CsvImporter:
             rows = csv.reader(itertools.chain([header], lines), delimiter=separator)
             names = [name.strip() for name in next(rows, [])]
             for row in rows:
+                if row and len(row) != len(names) and len(self.damage) < MAX_DAMAGE:
+                    reason = f"{len(row)} columns where {len(names)} are expected"
+                    self.damage.append(Damage(str(path), f"line {rows.line_num}", reason))
                 yield dict(zip(names, row, strict=False))

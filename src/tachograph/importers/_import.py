@@ -1,0 +1,322 @@
+"""Makes run folders from the logs of other tools; `tacho import` is this function.
+
+The journal of an imported run has two parts. The first is final: `.tacho/import.json` has its size and the position in
+the source that belongs to it. What follows comes from the end of the source, or from an import that was killed. The
+next import reads the source from the stored position and compares what it makes with what is there. As long as both
+are equal, nothing is written; at the first difference, the rest of the journal is cut off and written anew. So an
+import can be killed and repeated at any time, and an unchanged source changes nothing.
+
+The journal is written before the position that includes it. A position is stored for every few megabytes, so memory
+does not grow with the source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tachograph._base.files import open_to_append, read_small, replace_file, write_all
+from tachograph._base.typed import decode_json
+from tachograph.exceptions import ConfigError, TachographError
+from tachograph.importers._read import find_runs
+from tachograph.importers._source import Damage, Position, RunSource
+from tachograph.journal import (
+    JournalFollower,
+    RunFolder,
+    claim_run_folder,
+    list_runs,
+    lock_run_folder,
+)
+from tachograph.records import (
+    METRIC_KINDS,
+    OMIT,
+    SCHEMA_VERSION,
+    MaskingBudget,
+    ValueProblem,
+    check_run_name,
+    encode,
+    is_frozen,
+    is_number,
+    mask_mapping,
+    step_of,
+    suggest_run_name,
+    to_plain,
+)
+
+__all__ = ["ImportReport", "import_runs"]
+
+_COMMIT_BYTES = 4 << 20
+_WRITE_BYTES = 256 << 10
+_FIRST_BYTES = 4 << 10
+_MAX_CURSOR_BYTES = 64 << 20
+_MAX_METRICS = 10_000
+_NOT_METRICS = {"global_step", "time"}
+
+
+class ImportReport(msgspec.Struct):
+    """What became of one run of a source."""
+
+    format: str
+    source: str
+    run: str
+    outcome: str = "unchanged"
+    """`created`, `updated`, `unchanged`, `empty` if the source has no data, or `failed`."""
+    num_records: int = 0
+    """Records that were added, or would be."""
+    num_rows: int = 0
+    """Those of them that have metrics."""
+    metrics: dict[str, int] = {}
+    """The number of points of each metric that were added."""
+    first_step: int | None = None
+    last_step: int | None = None
+    damage: list[Damage] = []
+    left_out: dict[str, int] = {}
+    """What the source has that is not imported, by kind."""
+    notes: list[str] = []
+    error: str | None = None
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Count a record."""
+        self.num_records += 1
+        if record["event"] not in METRIC_KINDS:
+            return
+        self.num_rows += 1
+        for name, value in record.items():
+            if name not in _NOT_METRICS and is_number(value) and (name in self.metrics or self._has_room()):
+                self.metrics[name] = self.metrics.get(name, 0) + 1
+        step = step_of(record)
+        if step is not None:
+            self.first_step = step if self.first_step is None else min(step, self.first_step)
+            self.last_step = step if self.last_step is None else max(step, self.last_step)
+
+    def _has_room(self) -> bool:
+        return len(self.metrics) < _MAX_METRICS
+
+
+def import_runs(
+    format_name: str,
+    paths: Iterable[str | os.PathLike[str]],
+    log_dir: str,
+    *,
+    name: str | None = None,
+    dry_run: bool = False,
+) -> list[ImportReport]:
+    """Make a run folder from each run in some logs, or add to it what is new; return a report on each.
+
+    Args:
+        format_name: the name of an importer, such as `tensorboard`.
+        paths: files and folders.
+        log_dir: the folder that contains the runs.
+        name: the name of the run, if there is only one.
+        dry_run: only report what would be done.
+
+    Raises:
+        ConfigError: if a path does not exist or is a log of another format, or if `name` does not fit.
+    """
+    sources = [source for path in paths for source in find_runs(format_name, path)]
+    if name is not None:
+        check_run_name(name)
+        if len({source.id for source in sources}) > 1:
+            raise ConfigError(f"--name {name}: there are {len(sources)} runs, and only one can have the name")
+    reports: list[ImportReport] = []
+    for source in sources:
+        # Look again for each source: several may be parts of one run.
+        folder = _find_import(log_dir, format_name, source.id)
+        report = ImportReport(format_name, str(source.path), folder.name if folder else name or _name_for(source))
+        reports.append(report)
+        try:
+            if folder is not None and name not in (None, folder.name):
+                raise ConfigError(f"it was imported as {folder.name!r}; delete that run to give it another name")
+            _import_run(source, folder, log_dir, report, dry_run=dry_run)
+        except (TachographError, EOFError, OSError, zlib.error) as error:
+            report.outcome, report.error = "failed", str(getattr(error, "strerror", None) or error)
+        report.damage, report.left_out = source.damage, dict(source.left_out)
+    return reports
+
+
+def _name_for(source: RunSource) -> str:
+    return suggest_run_name(source.name) or "imported"
+
+
+def _find_import(log_dir: str, format_name: str, source_id: str) -> RunFolder | None:
+    for folder in list_runs(log_dir):
+        first = JournalFollower(folder.journal, block_bytes=_FIRST_BYTES).poll_block()
+        origin = first[0].get("imported_from") if first else None
+        if isinstance(origin, dict) and (origin.get("format"), origin.get("id")) == (format_name, source_id):
+            return folder
+    return None
+
+
+def _import_run(
+    source: RunSource, folder: RunFolder | None, log_dir: str, report: ImportReport, *, dry_run: bool
+) -> None:
+    with contextlib.ExitStack() as stack:
+        if folder is not None and not dry_run and not stack.enter_context(lock_run_folder(folder)):
+            raise ConfigError(f"run {folder.name!r} is being written by another process")
+        cursor = _ImportCursor() if folder is None else _load_cursor(folder)
+        records = source.read(cursor.position)
+        item = next(records, None)
+        if item is None and folder is None:
+            report.outcome = "empty"
+            return
+        if folder is None and not dry_run:
+            claim = claim_run_folder(log_dir, report.run, resume=False)
+            stack.callback(claim.release)
+            report.notes += claim.notes
+            folder, report.run = claim.folder, claim.folder.name
+        is_new = folder is None or not folder.exists() or not folder.journal.stat().st_size
+        journal = _ImportedJournal(folder, cursor, report.run, stack, dry_run=dry_run)
+        origin = {"format": report.format, "id": source.id, "path": str(source.path.resolve()), "name": source.name}
+        run_id = hashlib.blake2b(f"{report.format} {source.id}".encode(), digest_size=8).hexdigest()
+        while item is not None:
+            record, reached = item
+            if record["event"] == "start":
+                identity = {"run_name": report.run, "run_id": run_id, "schema": SCHEMA_VERSION}
+                identity |= {"resumed": journal.offset > 0, "imported_from": origin}
+                record = {"event": "start", **_time_of(record), **identity, **record, **identity}
+            plain, num_problems = _to_plain(record)
+            if num_problems:
+                source.left_out["value that cannot be stored"] += num_problems
+            if journal.add(encode(plain) + b"\n"):
+                report.add(plain)
+            if reached is not None:
+                journal.commit_later(reached)
+            item = next(records, None)
+        journal.finish()
+        if report.num_records:
+            report.outcome = "created" if is_new else "updated"
+
+
+def _time_of(record: dict[str, Any]) -> dict[str, Any]:
+    return {"time": record["time"]} if "time" in record else {}
+
+
+def _to_plain(record: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return a record as JSON types, with secrets masked, and the number of values that are missing or cut."""
+    texts = {name: value for name, value in record.items() if name != "event" and not is_frozen(value)}
+    if not texts and all(map(str.isascii, record)):
+        return record, 0
+    problems: list[ValueProblem] = []
+    with MaskingBudget():
+        plain = to_plain({name: value for name, value in record.items() if name != "event"}, "", problems)
+        if plain is OMIT:
+            plain = {}
+        return {"event": record["event"], **mask_mapping(plain)}, len(problems)
+
+
+# The journal ---------------------------------------------------------------------------------------------------------
+
+
+class _ImportCursor(msgspec.Struct):
+    """How much of a journal is final, and the position in the source that belongs to it."""
+
+    journal_bytes: int = 0
+    position: Position = {}
+
+
+def _cursor_path(folder: RunFolder) -> Path:
+    return folder.private / "import.json"
+
+
+def _load_cursor(folder: RunFolder) -> _ImportCursor:
+    """Return the stored cursor; without one, the whole source is read and compared with the journal."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        cursor = decode_json(read_small(_cursor_path(folder), _MAX_CURSOR_BYTES, below=folder.path), _ImportCursor)
+        if 0 <= cursor.journal_bytes <= folder.journal.stat().st_size:
+            return cursor
+    return _ImportCursor()
+
+
+class _ImportedJournal:
+    """Compares lines with those that the journal has after the cursor, and appends from the first difference on."""
+
+    def __init__(
+        self,
+        folder: RunFolder | None,
+        cursor: _ImportCursor,
+        name: str,
+        stack: contextlib.ExitStack,
+        *,
+        dry_run: bool,
+    ) -> None:
+        self.offset = cursor.journal_bytes
+        """Where the next line goes."""
+        self._folder = folder
+        self._name = name
+        self._dry_run = dry_run
+        self._fd = -1
+        self._size = 0
+        self._buffer = bytearray()
+        self._stored = cursor.journal_bytes
+        self._reached: tuple[int, Position] | None = None
+        if folder is not None:
+            if dry_run:
+                self._fd = os.open(folder.journal, os.O_RDONLY | os.O_CLOEXEC)
+            else:
+                self._fd = open_to_append(folder.journal, below=folder.path)
+            stack.callback(os.close, self._fd)
+            self._size = os.fstat(self._fd).st_size
+
+    def add(self, line: bytes) -> bool:
+        """Add a line; return False if the journal has it already."""
+        if self.offset < self._size:
+            if os.pread(self._fd, len(line), self.offset) == line:
+                self.offset += len(line)
+                return False
+            self._cut()
+        self.offset += len(line)
+        if not self._dry_run:
+            self._buffer += line
+            if len(self._buffer) >= _WRITE_BYTES:
+                self._flush()
+        return True
+
+    def commit_later(self, position: Position) -> None:
+        """Note that everything so far is final; store it now and then."""
+        self._reached = self.offset, position
+        if self.offset - self._stored >= _COMMIT_BYTES:
+            self._commit()
+
+    def finish(self) -> None:
+        """Write the rest, and cut off what the source no longer has."""
+        if self.offset < self._size and self._find_other_start() is None:
+            self._cut()
+        self._flush()
+        self._commit()
+
+    def _commit(self) -> None:
+        self._flush()
+        if self._reached is None or self._folder is None or self._dry_run or self._reached[0] == self._stored:
+            return
+        self._stored, position = self._reached
+        data = msgspec.json.encode(_ImportCursor(self._stored, position))
+        replace_file(_cursor_path(self._folder), data, below=self._folder.path)
+
+    def _flush(self) -> None:
+        if self._buffer:
+            write_all(self._fd, bytes(self._buffer))
+            self._buffer.clear()
+
+    def _cut(self) -> None:
+        """Cut off the lines that differ, unless a process has recorded into the run since."""
+        if self._find_other_start() is not None:
+            raise ConfigError(f"run {self._name!r} was continued after its import, so nothing can be added to it")
+        self._size = self.offset
+        if not self._dry_run:
+            os.ftruncate(self._fd, self.offset)
+
+    def _find_other_start(self) -> dict[str, Any] | None:
+        assert self._folder is not None  # noqa: S101 - there are lines
+        follower = JournalFollower(self._folder.journal, self.offset)
+        while records := follower.poll_block():
+            for record in records:
+                if record["event"] == "start" and "imported_from" not in record:
+                    return record
+        return None
