@@ -259,6 +259,22 @@ def test_name_of_the_source_is_made_valid(tmp_path, logs):
     assert only(import_runs("jsonl", [source], str(logs))).run == "a-b-.x"
 
 
+def test_source_is_recognised_although_its_path_is_masked(tmp_path, logs):
+    folder = tmp_path / ("hf_" + "a1B2" * 9)
+    folder.mkdir()
+    source = write_jsonl(folder / "a.jsonl", 3)
+    assert only(import_runs("jsonl", [source], str(logs))).outcome == "created"
+    assert folder.name not in (logs / "a" / "metrics.jsonl").read_text()
+    assert only(import_runs("jsonl", [source], str(logs))).outcome == "unchanged"
+
+
+def test_imported_run_accepts_no_requests(tmp_path, logs):
+    import_runs("jsonl", [write_jsonl(tmp_path / "a.jsonl", 3)], str(logs))
+    done = tacho("control", "a", "--stop", "--log-dir", logs, check=False)
+    assert (done.returncode, (logs / "a" / "control.json").exists()) == (1, False)
+    assert "was imported from another tool" in done.stderr
+
+
 # The command ---------------------------------------------------------------------------------------------------------
 
 
@@ -270,6 +286,8 @@ def test_dry_run_reports_and_writes_nothing(tmp_path, logs):
     assert "would be created" in tacho("import", "jsonl", source, "--log-dir", logs, "--dry-run")
     assert not logs.exists()
     tacho("import", "jsonl", source, "--log-dir", logs)
+    other = write_jsonl(tmp_path / "a.ndjson", 1)
+    assert "the name 'a' is in use" in tacho("import", "jsonl", other, "--log-dir", logs, "--dry-run")
     write_jsonl(source, 5, begin=30)
     before = (logs / "a" / "metrics.jsonl").read_bytes()
     (report,) = json.loads(tacho("import", "jsonl", source, "--log-dir", logs, "--dry-run", "--json"))

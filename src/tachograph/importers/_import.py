@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from tachograph._base.files import open_to_append, read_small, replace_file, write_all
+from tachograph._base.files import open_to_append, open_to_read, read_small, replace_file, write_all
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError, TachographError
 from tachograph.importers._read import find_runs
@@ -125,38 +125,49 @@ def import_runs(
         check_run_name(name)
         if len({source.id for source in sources}) > 1:
             raise ConfigError(f"--name {name}: there are {len(sources)} runs, and only one can have the name")
+    imported = _find_imports(log_dir)
     reports: list[ImportReport] = []
     for source in sources:
-        # Look again for each source: several may be parts of one run.
-        folder = _find_import(log_dir, format_name, source.id)
-        report = ImportReport(format_name, str(source.path), folder.name if folder else name or _name_for(source))
-        reports.append(report)
+        run_id = hashlib.blake2b(f"{format_name} {source.id}".encode(), digest_size=8).hexdigest()
+        folder = imported.get(run_id)
+        run_name = folder.name if folder else name or suggest_run_name(source.name) or "imported"
+        report = ImportReport(format_name, str(source.path), run_name)
         try:
             if folder is not None and name not in (None, folder.name):
                 raise ConfigError(f"it was imported as {folder.name!r}; delete that run to give it another name")
-            _import_run(source, folder, log_dir, report, dry_run=dry_run)
+            folder = _import_run(source, folder, log_dir, run_id, report, dry_run=dry_run)
+            if folder is not None:
+                imported[run_id] = folder  # another source may be a part of the same run
         except (TachographError, EOFError, OSError, zlib.error) as error:
-            report.outcome, report.error = "failed", str(getattr(error, "strerror", None) or error)
+            report.outcome, report.error = "failed", _describe_error(error)
         report.damage, report.left_out = source.damage, dict(source.left_out)
+        reports.append(report)
     return reports
 
 
-def _name_for(source: RunSource) -> str:
-    return suggest_run_name(source.name) or "imported"
+def _describe_error(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error)
 
 
-def _find_import(log_dir: str, format_name: str, source_id: str) -> RunFolder | None:
+def _find_imports(log_dir: str) -> dict[str, RunFolder]:
+    """Return the imported runs by their run id, which depends only on the format and the id of the source."""
+    found: dict[str, RunFolder] = {}
     for folder in list_runs(log_dir):
-        first = JournalFollower(folder.journal, block_bytes=_FIRST_BYTES).poll_block()
-        origin = first[0].get("imported_from") if first else None
-        if isinstance(origin, dict) and (origin.get("format"), origin.get("id")) == (format_name, source_id):
-            return folder
-    return None
+        try:
+            first = JournalFollower(folder.journal, block_bytes=_FIRST_BYTES).poll_block()
+        except OSError:  # a run of another user
+            continue
+        if first and "imported_from" in first[0]:
+            found[str(first[0].get("run_id"))] = folder
+    return found
 
 
 def _import_run(
-    source: RunSource, folder: RunFolder | None, log_dir: str, report: ImportReport, *, dry_run: bool
-) -> None:
+    source: RunSource, folder: RunFolder | None, log_dir: str, run_id: str, report: ImportReport, *, dry_run: bool
+) -> RunFolder | None:
+    """Import a run into a folder, or into a new one; return the folder."""
     with contextlib.ExitStack() as stack:
         if folder is not None and not dry_run and not stack.enter_context(lock_run_folder(folder)):
             raise ConfigError(f"run {folder.name!r} is being written by another process")
@@ -165,16 +176,19 @@ def _import_run(
         item = next(records, None)
         if item is None and folder is None:
             report.outcome = "empty"
-            return
+            return None
         if folder is None and not dry_run:
             claim = claim_run_folder(log_dir, report.run, resume=False)
             stack.callback(claim.release)
-            report.notes += claim.notes
-            folder, report.run = claim.folder, claim.folder.name
+            folder = claim.folder
+            if folder.name != report.run:
+                report.notes.append(f"the name {report.run!r} is in use, so the run is named {folder.name!r}")
+                report.run = folder.name
+        elif folder is None and RunFolder(Path(log_dir, report.run)).exists():
+            report.notes.append(f"the name {report.run!r} is in use, so the run would get a number")
         is_new = folder is None or not folder.exists() or not folder.journal.stat().st_size
         journal = _ImportedJournal(folder, cursor, report.run, stack, dry_run=dry_run)
         origin = {"format": report.format, "id": source.id, "path": str(source.path.resolve()), "name": source.name}
-        run_id = hashlib.blake2b(f"{report.format} {source.id}".encode(), digest_size=8).hexdigest()
         while item is not None:
             record, reached = item
             if record["event"] == "start":
@@ -192,6 +206,7 @@ def _import_run(
         journal.finish()
         if report.num_records:
             report.outcome = "created" if is_new else "updated"
+        return folder
 
 
 def _time_of(record: dict[str, Any]) -> dict[str, Any]:
@@ -258,10 +273,10 @@ class _ImportedJournal:
         self._reached: tuple[int, Position] | None = None
         if folder is not None:
             if dry_run:
-                self._fd = os.open(folder.journal, os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = stack.enter_context(open_to_read(folder.journal, below=folder.path)).fileno()
             else:
                 self._fd = open_to_append(folder.journal, below=folder.path)
-            stack.callback(os.close, self._fd)
+                stack.callback(os.close, self._fd)
             self._size = os.fstat(self._fd).st_size
 
     def add(self, line: bytes) -> bool:

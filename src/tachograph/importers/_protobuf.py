@@ -34,7 +34,10 @@ def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             value, position = _read_varint(data, position)
         else:
             if kind == _BYTES:
-                size, position = _read_varint(data, position)
+                if position < end and data[position] < 0x80:  # almost all sizes are a single byte
+                    size, position = data[position], position + 1
+                else:
+                    size, position = _read_varint(data, position)
             elif kind in {_FIXED32, _FIXED64}:
                 size = 4 if kind == _FIXED32 else 8
             else:

@@ -105,8 +105,8 @@ class TensorBoardSource:
             position["offsets"], position["last_step"] = offsets, step
             return position
 
-        for file, event, is_restart in self._events(offsets):
-            records = self._to_records(event, self._files[file])
+        for key, prefix, event, is_restart in self._events(offsets):
+            records = self._to_records(event, prefix)
             for record in records:
                 if row and ((is_restart and record is records[0]) or not _continues(row, record)):
                     yield row, commit(row["global_step"])
@@ -118,18 +118,17 @@ class TensorBoardSource:
                 if record["event"] == "step":
                     row |= record
                 elif record is records[-1]:
-                    new_offsets[_key(file, self.path)] = event.end
+                    new_offsets[key] = event.end
                     yield record, commit(position.get("last_step", event.step))
                 else:
                     yield record, None
-            new_offsets[_key(file, self.path)] = event.end
+            new_offsets[key] = event.end
         if row:
             yield row, None
 
-    def _to_records(self, event: LoggedEvent, prefix: str) -> list[dict[str, Any]]:
+    def _to_records(self, event: LoggedEvent, prefix: str | None) -> list[dict[str, Any]]:
         """Return the records of an event; the one with its scalars is the last, because others may continue it."""
-        is_session = _HPARAMS_FOLDER.fullmatch(prefix.rstrip("/")) is not None
-        prefix = "" if is_session else prefix
+        is_session, prefix = prefix is None, prefix or ""
         records: list[dict[str, Any]] = []
         scalars: dict[str, float] = {}
         for tag, kind, content in event.values:
@@ -150,9 +149,15 @@ class TensorBoardSource:
             records.append({"event": "step", "time": event.time_s, "global_step": event.step, **scalars})
         return records
 
-    def _events(self, offsets: dict[str, int]) -> Iterator[tuple[Path, LoggedEvent, bool]]:
-        """Yield the events of all files by time, and whether one is the first of a file after those before it ended."""
+    def _events(self, offsets: dict[str, int]) -> Iterator[tuple[str, str | None, LoggedEvent, bool]]:
+        """Yield the events of all files by time.
+
+        With each come the name of its file, the prefix of its tags (None if it belongs to hyperparameters), and whether
+        it is the first of a file after those before it ended.
+        """
         files = list(self._files)
+        keys = [file.name if file == self.path else file.relative_to(self.path).as_posix() for file in files]
+        prefixes = [None if _HPARAMS_FOLDER.fullmatch(prefix[:-1]) else prefix for prefix in self._files.values()]
         # A job with many restarts has more files than a process may open. Each is opened when its time comes.
         is_many = len(files) > _MAX_OPEN_FILES
         waiting = [(_file_time_s(file) if is_many else 0.0, index) for index, file in enumerate(files)]
@@ -162,25 +167,20 @@ class TensorBoardSource:
         fresh: set[int] = set()
         while waiting:
             _, index = heapq.heappop(waiting)
-            file = files[index]
             if index not in opened:
-                offset = offsets.get(_key(file, self.path), 0)
-                opened[index] = read_events(file, offset, self.damage)
+                offset = offsets.get(keys[index], 0)
+                opened[index] = read_events(files[index], offset, self.damage)
                 if not offset:
                     fresh.add(index)
             else:
                 event = upcoming.pop(index)
                 is_restart = index in fresh and upcoming.keys() <= fresh
                 fresh.discard(index)
-                yield file, event, is_restart
+                yield keys[index], prefixes[index], event, is_restart
             following = next((event for event in opened[index] if event.values), None)
             if following is not None:
                 upcoming[index] = following
                 heapq.heappush(waiting, (following.time_s if math.isfinite(following.time_s) else 0.0, index))
-
-
-def _key(file: Path, folder: Path) -> str:
-    return file.name if file == folder else file.relative_to(folder).as_posix()
 
 
 def _file_time_s(file: Path) -> float:

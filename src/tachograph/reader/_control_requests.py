@@ -14,8 +14,12 @@ __all__ = ["accepts_requests", "request_control"]
 
 
 def accepts_requests(digest: RunDigest) -> bool:
-    """Return whether a process may still be recording the run and handling requests."""
-    return digest.state in {RunState.RUNNING, RunState.STALE}
+    """Return whether a process may still be recording the run and handling requests; an imported run has none."""
+    return digest.state in {RunState.RUNNING, RunState.STALE} and not _is_imported(digest)
+
+
+def _is_imported(digest: RunDigest) -> bool:
+    return bool(digest.attempts) and "imported_from" in digest.attempts[-1].start
 
 
 def request_control(digest: RunDigest, values: Mapping[str, Any], *, source: str) -> dict[str, str]:
@@ -26,6 +30,8 @@ def request_control(digest: RunDigest, values: Mapping[str, Any], *, source: str
     Raises:
         ControlError: if the run has ended, a control does not exist, a value is invalid, or the file cannot be written.
     """
+    if _is_imported(digest):
+        raise ControlError(f"{digest.name!r} was imported from another tool and accepts no requests")
     if not accepts_requests(digest):
         raise ControlError(f"{digest.name!r} has {digest.state} and no longer accepts requests")
     known = [*digest.controls, *REQUESTS]
