@@ -97,6 +97,9 @@ def test_every_value_arrives(wandb_folder, logs):
     assert history.latest("event", "alert")[0]["title"] == "attention"
     assert str(history.state) == "finished"
     assert start["time"] <= rows[0]["time"] <= rows[-1]["time"] <= history.attempts[0].end["time"]
+    shown = " ".join(tacho("show", "My-run-1-2", "--log-dir", logs, columns=400).split())
+    assert "notes as before" in shown
+    assert f"imported wandb: {file_of(wandb_folder, 'named')}" in shown
     assert "opaque" not in (logs / "My-run-1-2" / "metrics.jsonl").read_text()
 
 

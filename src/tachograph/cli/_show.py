@@ -172,6 +172,8 @@ def _run_details(history: RunHistory) -> list[tuple[str, Any]]:
         ("log_every", number(history.controls["log_every"].value)),
         ("sampling", history.sampling or ""),
         ("tags", _join(start.get("tags"))),
+        ("notes", safe(start.get("notes") or "", 1_000)),
+        ("imported", _origin_line(start.get("imported_from"))),
         ("session", safe(history.session_tag or "")),
         ("perf_tag", _perf_tag_line(history)),
         ("host", safe(start.get("host", ""))),
@@ -194,6 +196,11 @@ def _perf_tag_line(history: RunHistory) -> str:
 
 def _join(items: Any, between: str = ", ") -> str:
     return between.join(map(safe, items)) if isinstance(items, list) else ""
+
+
+def _origin_line(origin: Any) -> str:
+    """Return the format and the path that an imported run comes from."""
+    return safe(f"{origin.get('format')}: {origin.get('path')}", 400) if isinstance(origin, Mapping) else ""
 
 
 def _git_line(git: Mapping[str, Any]) -> str:
