@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
 import struct
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
@@ -19,6 +22,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 import tachograph
 from tachograph.importers import import_runs
+from tachograph.importers._event_file import _parse_any_event, _parse_scalar_event
 from tests.cli.test_cli import tacho
 from tests.conftest import lines_of
 
@@ -93,6 +97,25 @@ def test_scalars_stored_as_tensors_arrive(tmp_path, logs, field, dtype, number):
     import_runs("tensorboard", [tmp_path / "board"], str(logs))
     (row,) = rows_of(logs / "board")
     assert (row["global_step"], row["a"]) == (7, number)
+
+
+@settings(deadline=None)
+@given(
+    st.floats(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.lists(st.tuples(st.text(max_size=130), st.floats(width=32)), max_size=2),
+    st.binary(max_size=3),
+)
+def test_short_way_reads_an_event_as_the_long_one(time_s, step, scalars, rest):
+    values = [Summary.Value(tag=tag, simple_value=number) for tag, number in scalars]
+    data = Event(wall_time=time_s, step=step, summary=Summary(value=values)).SerializeToString()
+    found = _parse_scalar_event(data, 5)
+    assert found is None or repr(found) == repr(_parse_any_event(data, 5))
+    if len(scalars) == 1 and 0 < len(scalars[0][0].encode()) < 100 and time_s:
+        assert found is not None
+    with contextlib.suppress(ValueError):
+        changed = _parse_scalar_event(data + rest, 5)
+        assert changed is None or repr(changed) == repr(_parse_any_event(data + rest, 5))
 
 
 def test_text_histogram_and_hyperparameters_arrive(tmp_path, logs):

@@ -9,6 +9,7 @@ at its data: it is a picture, a graph or an embedding, none of which is imported
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,13 @@ _size_and_checksum = struct.Struct("<QI")
 # Types of the elements of a tensor, by their number, as formats of `struct`.
 _ELEMENTS = {1: "<f", 2: "<d", 3: "<i", 4: "<B", 5: "<h", 6: "<b", 9: "<q", 10: "<?", 17: "<H", 19: "<e"}
 _STRING = 7
+
+# The time, the step (absent if 0), and a summary of one value: a tag and a scalar. Each size is a single byte.
+_SCALAR_EVENT = re.compile(
+    rb"\x09(.{8})(?:\x10([\x80-\xff]{0,9}[\x00-\x7f]))?"
+    rb"\x2a([\x00-\x7f])\x0a([\x00-\x7f])\x0a([\x00-\x7f])(.*)\x15(.{4})",
+    re.DOTALL,
+)
 
 
 class LoggedValue(NamedTuple):
@@ -89,6 +97,23 @@ def read_events(path: Path, offset: int, damage: list[Damage]) -> Iterator[Logge
 
 
 def _parse_event(data: bytes, end: int) -> LoggedEvent:
+    return _parse_scalar_event(data, end) or _parse_any_event(data, end)
+
+
+def _parse_scalar_event(data: bytes, end: int) -> LoggedEvent | None:
+    """Return an event with one scalar, as most are, several times faster than field by field; None for any other."""
+    found = _SCALAR_EVENT.fullmatch(data)
+    if found is None:
+        return None
+    time, step, summary_size, value_size, tag_size, tag, value = found.groups()
+    num_bytes = len(tag)
+    if (tag_size[0], value_size[0], summary_size[0]) != (num_bytes, num_bytes + 7, num_bytes + 9):
+        return None
+    scalar = LoggedValue(as_text(tag), "scalar", as_double(value))
+    return LoggedEvent(as_double(time), as_signed(read_varints(step)[0]) if step else 0, [scalar], end)
+
+
+def _parse_any_event(data: bytes, end: int) -> LoggedEvent:
     time_s, step, values = 0.0, 0, []
     for number, value in read_fields(data):
         if number == 1:
