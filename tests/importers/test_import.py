@@ -141,19 +141,24 @@ def test_import_of_a_growing_log_equals_one_of_the_whole(tmp_path, format_name, 
         assert (logs / "a" / "metrics.jsonl").read_bytes() == expected, end
 
 
-@pytest.mark.parametrize(
-    ("function", "when"), [("write_all", "before"), ("write_all", "half"), ("replace_file", "before")]
-)
-@pytest.mark.parametrize("num_calls", [1, 3])
-def test_killed_import_continues_to_the_same_journal(tmp_path, script, function, when, num_calls):
-    source = write_jsonl(tmp_path / "a.jsonl", 3_000)
-    import_runs("jsonl", [source], str(tmp_path / "whole"))
+KILLS = [
+    (*point, num_calls)
+    for point in (("write_all", 0), ("write_all", 0.5), ("replace_file", 0))
+    for num_calls in (1, 2, 3)
+]
+
+
+def check_killed_import(script, format_name, source, folder, kill, commit_bytes):
+    """Kill an import and repeat it: the journal is that of one that was not killed."""
+    import_runs(format_name, [source], str(folder / "whole"), name="a")
+    function, share, num_calls = kill
     killed = script(
         """
         import os, signal, sys
         from tachograph.importers import _import
-        _import._WRITE_BYTES, _import._COMMIT_BYTES = 10_000, 25_000
-        function, when, left = sys.argv[3], sys.argv[4], int(sys.argv[5])
+        format_name, source, logs, function = sys.argv[1:5]
+        share, left, _import._COMMIT_BYTES = float(sys.argv[5]), int(sys.argv[6]), int(sys.argv[7])
+        _import._WRITE_BYTES = _import._COMMIT_BYTES // 2
         original = getattr(_import, function)
 
         def die(first, data, *rest, **options):
@@ -161,20 +166,25 @@ def test_killed_import_continues_to_the_same_journal(tmp_path, script, function,
             left -= 1
             if left > 0:
                 return original(first, data, *rest, **options)
-            if when == "half":
-                original(first, data[: len(data) // 2])
+            if share:
+                original(first, data[: int(len(data) * share)])
             os.kill(os.getpid(), signal.SIGKILL)
 
         setattr(_import, function, die)
-        _import.import_runs("jsonl", [sys.argv[1]], sys.argv[2])
+        _import.import_runs(format_name, [source], logs, name="a")
         """,
-        source, tmp_path / "logs", function, when, num_calls,
+        format_name, source, folder / "logs", function, share, num_calls, commit_bytes,
     )  # fmt: skip
     assert killed.wait()[0] == -signal.SIGKILL
-    expected = (tmp_path / "whole" / "a" / "metrics.jsonl").read_bytes()
-    import_runs("jsonl", [source], str(tmp_path / "logs"))
-    assert (tmp_path / "logs" / "a" / "metrics.jsonl").read_bytes() == expected
-    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["a"]
+    import_runs(format_name, [source], str(folder / "logs"), name="a")
+    expected = (folder / "whole" / "a" / "metrics.jsonl").read_bytes()
+    assert (folder / "logs" / "a" / "metrics.jsonl").read_bytes() == expected
+    assert [path.name for path in (folder / "logs").iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_killed_import_continues_to_the_same_journal(tmp_path, script, kill):
+    check_killed_import(script, "jsonl", write_jsonl(tmp_path / "a.jsonl", 3_000), tmp_path, kill, 25_000)
 
 
 def test_lost_cursor_and_journal_are_restored(tmp_path, logs):

@@ -25,6 +25,7 @@ from tachograph.importers import import_runs
 from tachograph.importers._event_file import _parse_any_event, _parse_scalar_event
 from tests.cli.test_cli import tacho
 from tests.conftest import lines_of
+from tests.importers.test_import import KILLS, check_killed_import
 
 
 def write_events(folder, events, begin_s=1e9):
@@ -180,6 +181,14 @@ def test_import_of_a_growing_file_equals_one_of_the_whole(tmp_path):
             file.write_bytes(part)
             import_runs("tensorboard", [tmp_path / "a"], str(logs))
         assert (logs / "a" / "metrics.jsonl").read_bytes() == expected, end
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_killed_import_continues_to_the_same_journal(tmp_path, script, kill):
+    train = [(step // 2, {f"m{step % 2}": step / 8}) for step in range(600)]
+    write_events(tmp_path / "a" / "train", train)
+    write_events(tmp_path / "a" / "validation", [(step, {"note": "x", "loss": 1.0}) for step in range(0, 300, 7)])
+    check_killed_import(script, "tensorboard", tmp_path / "a", tmp_path, kill, 4_000)
 
 
 def test_any_damage_ends_the_import_at_its_place(tmp_path):

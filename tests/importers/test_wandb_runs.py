@@ -16,6 +16,7 @@ import tachograph
 from tachograph.importers import describe, import_runs
 from tests.cli.test_cli import tacho
 from tests.conftest import lines_of
+from tests.importers.test_import import KILLS, check_killed_import
 
 OFFLINE = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_API_KEY": ""}
 SCRIPT = """
@@ -154,6 +155,11 @@ def test_import_of_a_growing_file_equals_one_of_the_whole(wandb_folder, tmp_path
             file.write_bytes(part)
             import_runs("wandb", [file], str(logs))
         assert (logs / "failed" / "metrics.jsonl").read_bytes() == expected, end
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_killed_import_continues_to_the_same_journal(wandb_folder, tmp_path, script, kill):
+    check_killed_import(script, "wandb", file_of(wandb_folder, "failed"), tmp_path, kill, 200)
 
 
 def test_any_damage_ends_the_import_at_its_place(wandb_folder, tmp_path):

@@ -264,6 +264,7 @@ class _ImportedJournal:
         self.offset = cursor.journal_bytes
         """Where the next line goes."""
         self._folder = folder
+        self._stack = stack
         self._name = name
         self._dry_run = dry_run
         self._fd = -1
@@ -271,12 +272,11 @@ class _ImportedJournal:
         self._buffer = bytearray()
         self._stored = cursor.journal_bytes
         self._reached: tuple[int, Position] | None = None
-        if folder is not None:
+        if folder is not None and folder.exists() and folder.journal.stat().st_size:
             if dry_run:
                 self._fd = stack.enter_context(open_to_read(folder.journal, below=folder.path)).fileno()
             else:
-                self._fd = open_to_append(folder.journal, below=folder.path)
-                stack.callback(os.close, self._fd)
+                self._open(folder)
             self._size = os.fstat(self._fd).st_size
 
     def add(self, line: bytes) -> bool:
@@ -287,11 +287,21 @@ class _ImportedJournal:
                 return False
             self._cut()
         self.offset += len(line)
-        if not self._dry_run:
-            self._buffer += line
-            if len(self._buffer) >= _WRITE_BYTES:
-                self._flush()
+        if self._folder is None or self._dry_run:
+            return True
+        if self._fd < 0:
+            # All at once: the next import recognises the run by this line.
+            replace_file(self._folder.journal, line, below=self._folder.path)
+            self._open(self._folder)
+            return True
+        self._buffer += line
+        if len(self._buffer) >= _WRITE_BYTES:
+            self._flush()
         return True
+
+    def _open(self, folder: RunFolder) -> None:
+        self._fd = open_to_append(folder.journal, below=folder.path)
+        self._stack.callback(os.close, self._fd)
 
     def commit_later(self, position: Position) -> None:
         """Note that everything so far is final; store it now and then."""
