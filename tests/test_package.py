@@ -30,7 +30,7 @@ ALLOWED = {
     "integrations": {"base", "records", "journal", "reader", "recorder", "spans", "_init"},
     "one_logger": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "integrations", "_init"},
     "_drop_in": {"base", "recorder"},
-    "tensorboard": {"base", "recorder", "_init", "_drop_in"},
+    "tensorboard": {"base", "records", "recorder", "_init", "_drop_in"},
     "wandb": {"base", "records", "journal", "reader", "recorder", "_init", "_drop_in"},
     "testing": {"base", "records", "journal", "recorder"},
     "usage": {"base"},

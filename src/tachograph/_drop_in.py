@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from tachograph._base.guard import warn
 from tachograph.recorder import Run
 
-__all__ = ["NotRecorded", "as_scalar", "histogram", "log_histogram", "valid_run_name"]
+__all__ = ["NotRecorded", "as_scalar", "histogram", "log_histogram"]
 
 _MAX_BINS = 512
 
@@ -39,12 +38,6 @@ class NotRecorded:
 
     def forget(self) -> None:
         """In a forked child, the run belongs to the parent."""
-
-
-def valid_run_name(text: str) -> str:
-    """Return a valid name for a run, as similar to a text as possible."""
-    name = re.sub(r"[^\w.+=@-]+", "-", text).strip(".- ")[:80]
-    return name or "run"
 
 
 def as_scalar(value: Any) -> Any:

@@ -24,10 +24,11 @@ from types import TracebackType
 from typing import Any
 
 from tachograph._base.guard import guard
-from tachograph._drop_in import NotRecorded, as_scalar, histogram, log_histogram, valid_run_name
+from tachograph._drop_in import NotRecorded, as_scalar, histogram, log_histogram
 from tachograph._init import init
 from tachograph.exceptions import NoRunError
 from tachograph.recorder import Run, current_run
+from tachograph.records import suggest_run_name
 
 __all__ = ["SummaryWriter"]
 
@@ -48,7 +49,7 @@ class _SharedRun:
         try:
             self.run, self.is_ours = current_run(), False
         except NoRunError:
-            self.run, self.is_ours = init(name or valid_run_name(self.root.name), resume=resume), True
+            self.run, self.is_ours = init(name or suggest_run_name(self.root.name) or "run", resume=resume), True
         self.num_writers = 0
         self.not_recorded = NotRecorded(self.run)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from tachograph._base import ranks
 from tachograph._base.guard import guard, warn
-from tachograph._drop_in import valid_run_name
 from tachograph._init import init as start
 from tachograph.exceptions import NoRunError
 from tachograph.journal import RunFolder, RunState, list_runs, read_records
 from tachograph.reader import overview
 from tachograph.recorder import DisabledRun, Run, current_run
+from tachograph.records import suggest_run_name
 from tachograph.settings import Settings, parse_switch
 from tachograph.wandb._config import config_defaults, parse_config
 from tachograph.wandb._names import generate_name
@@ -186,7 +186,7 @@ def _start(values: dict[str, Any], config: dict[str, Any], settings: WandbSettin
     )
     last_step = overview(found[0]).step if found else None
     run_id = values.get("id") or (found[1] if found else generate_id())
-    name = found[0].name if found else valid_run_name(str(values["name"])) if values.get("name") else _new_name()
+    name = found[0].name if found else (suggest_run_name(str(values.get("name") or "")) or _new_name())
     inner = start(
         name, config=config, tags=tags, facts={**facts, "wandb_id": run_id}, resume=found is not None, **options
     )
@@ -208,7 +208,7 @@ def _run_to_join() -> Run | None:
 def _new_name() -> str:
     """Return a name for a run; the processes of a distributed job must agree on it."""
     job = ranks.job_id()
-    return f"run-{valid_run_name(job)}" if job else generate_name()
+    return f"run-{suggest_run_name(job)}" if job else generate_name()
 
 
 def _find(resume: Any, run_id: str | None, log_dir: str) -> tuple[RunFolder, str] | None:
