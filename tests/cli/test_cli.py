@@ -52,6 +52,15 @@ def test_ls_lists_and_filters_runs(runs):
     assert (good["step"], good["max_steps"], good["train_loss"]) == (19, 20, 0.05)
 
 
+@pytest.mark.parametrize("name", ["train_loss", "loss", "train/loss"])
+def test_loss_is_shown_under_its_usual_names(logs, name):
+    with tachograph.init("x", log_dir=str(logs), console=False) as run:
+        for step in range(3):
+            run.log({name: 0.125 + step}, step=step)
+    assert json.loads(tacho("ls", "--log-dir", logs, "--json"))[0]["train_loss"] == 2.125
+    assert f"\n{name}  " in tacho("show", "x", "--log-dir", logs)
+
+
 def test_ls_without_runs_suggests_the_demo(logs):
     assert "tacho demo" in tacho("ls", "--log-dir", logs)
     assert json.loads(tacho("ls", "--log-dir", logs, "--json")) == []

@@ -54,12 +54,14 @@ def test_wrong_values_are_reported(logs, values):
 def test_command_and_server_show_them(logs):
     with tachograph.init("x", log_dir=str(logs), **OPTIONS) as run:
         run.update_config({"lr": 0.5})
-        run.log_summary({"best_accuracy": 0.9125, "worst": math.nan})
+        run.log_summary({"best_accuracy": 0.9125, "worst": math.nan, "loss": {"min": 0.5}})
     shown = tacho("show", "x", "--log-dir", logs)
     assert "best_accuracy" in shown
     assert "0.9125" in shown
+    assert "loss/min" in shown
     found = json.loads(tacho("show", "x", "--log-dir", logs, "--json"))
-    assert found["summary"] == {"best_accuracy": 0.9125, "worst": "NaN"}
+    summary = {"best_accuracy": 0.9125, "worst": "NaN", "loss": {"min": 0.5}}
+    assert found["summary"] == summary
     with TestClient(create_app(logs), base_url="http://127.0.0.1") as client:
         detail = client.get("/api/v1/runs/x").json()
-    assert (detail["config"], detail["summary"]) == ({"lr": 0.5}, {"best_accuracy": 0.9125, "worst": "NaN"})
+    assert (detail["config"], detail["summary"]) == ({"lr": 0.5}, summary)

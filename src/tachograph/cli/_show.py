@@ -33,6 +33,7 @@ from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.cli._time import recorded_s, render_time, short_time, summarise_time
 from tachograph.journal import RunState, is_csv_current, rebuild_csv
 from tachograph.reader import RankView, RunHistory, read
+from tachograph.records import LOSS_NAMES
 from tachograph.sinks import read_lags
 
 __all__ = ["show", "summary"]
@@ -102,11 +103,11 @@ def render(history: RunHistory) -> RenderableType:
     parts: list[RenderableType] = [_header(history), grid(_run_details(history)), Text()]
     if history.open_alerts:
         parts += [alert_lines(history.open_alerts), Text()]
-    losses = history.metrics.get("train_loss")
-    if losses is not None and losses.count > 1:
-        values = history.series("train_loss").values
-        parts += [Text.assemble(("train_loss  ", "dim"), (sparkline(list(values)), "green")), Text()]
-    results = [(safe(name, 60), number(value)) for name, value in history.summary.items()]
+    loss = next((name for name in LOSS_NAMES if name in history.metrics), None)
+    if loss is not None and history.metrics[loss].count > 1:
+        values = history.series(loss).values
+        parts += [Text.assemble((f"{loss}  ", "dim"), (sparkline(list(values)), "green")), Text()]
+    results = [(safe(name, 60), number(value)) for name, value in _flat(history.summary).items()]
     if results:
         parts += [grid(results[:_MAX_RESULTS]), Text()]
     parts.append(_metrics_table(history))
@@ -122,6 +123,14 @@ def render(history: RunHistory) -> RenderableType:
     parts += _error_lines(history)
     parts += _last_output(history)
     return Group(*parts)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dicts as one, with names joined by slashes."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
 
 
 def _rebuild_csv(history: RunHistory) -> None:

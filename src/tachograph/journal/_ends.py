@@ -9,7 +9,7 @@ import msgspec
 
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import Heartbeat, RunState, infer_state, read_heartbeat, state_at_end
-from tachograph.records import decode, decode_block
+from tachograph.records import LOSS_NAMES, decode, decode_block
 
 __all__ = ["TAIL_BYTES", "JournalEnds", "current_state", "read_ends"]
 
@@ -51,7 +51,8 @@ class JournalEnds(NamedTuple):
 
     def has_loss(self) -> bool:
         """Return whether a record of the tail has the training loss."""
-        return any("train_loss" in record or "window/latest_loss" in record for record in self.tail)
+        names = {*LOSS_NAMES, "window/latest_loss"}
+        return any(not names.isdisjoint(record) for record in self.tail)
 
 
 def read_ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) -> JournalEnds:

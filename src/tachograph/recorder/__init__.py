@@ -1,7 +1,7 @@
 """The recorder: the `Run` that a training loop logs to, and the writer thread."""
 
 from tachograph.recorder._after_exit import append_after_exit
-from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, LOSS_NAMES, BufferItem, ItemHandler, PendingRecord
+from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, BufferItem, ItemHandler, PendingRecord
 from tachograph.recorder._completion_rows import completion_row, text_of
 from tachograph.recorder._completions import Completions
 from tachograph.recorder._control import Control
@@ -16,7 +16,6 @@ __all__ = [
     "DisabledRun",
     "BufferItem",
     "ItemHandler",
-    "LOSS_NAMES",
     "RankRun",
     "PendingRecord",
     "BACKPRESSURE_SIZE",

@@ -18,7 +18,6 @@ __all__ = [
     "FlushMarker",
     "ItemHandler",
     "LARGE_STEP_BYTES",
-    "LOSS_NAMES",
     "LargeItem",
     "PendingRecord",
     "StepItem",
@@ -27,9 +26,6 @@ __all__ = [
 ]
 
 StepItem = tuple[float, Any, dict[str, Any]]
-
-LOSS_NAMES = ("train_loss", "loss", "train/loss")
-"""Names under which people log the training loss; the first one present counts."""
 
 BACKPRESSURE_SIZE = 4096
 """With more items than this in the buffer, `log` takes the slow path: it wakes the writer, and may drop the record."""

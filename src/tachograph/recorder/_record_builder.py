@@ -17,10 +17,11 @@ from typing import Any
 
 from tachograph._base.clock import WallAnchor
 from tachograph._base.guard import warn
-from tachograph.recorder._buffer_items import LOSS_NAMES, BufferItem, ItemHandler, PendingRecord, StepItem
+from tachograph.recorder._buffer_items import BufferItem, ItemHandler, PendingRecord, StepItem
 from tachograph.recorder._window import LATE_ARRAY, StepWindow
 from tachograph.records import (
     CLOCK_SET,
+    LOSS_NAMES,
     OMIT,
     RESERVED_FIELDS,
     Encodable,

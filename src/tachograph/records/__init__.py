@@ -6,6 +6,7 @@ from tachograph.records._codec import decode, decode_block, encode, escape_line_
 from tachograph.records._kinds import (
     CONFIG_CHANGED,
     KINDS,
+    LOSS_NAMES,
     METRIC_KINDS,
     POINT_KINDS,
     RESERVED_FIELDS,
@@ -39,6 +40,7 @@ __all__ = [
     "CONFIG_CHANGED",
     "Encodable",
     "KINDS",
+    "LOSS_NAMES",
     "LazyValue",
     "MASK",
     "MaskingBudget",

@@ -11,7 +11,7 @@ import msgspec
 from tachograph.exceptions import ConfigError
 from tachograph.journal import REQUESTS, RunState, state_at_end
 from tachograph.reader import Attempt, RunDigest, RunOverview, accepts_requests, overview, request_control
-from tachograph.records import POINT_KINDS, finite_or_none, mark_non_finite
+from tachograph.records import LOSS_NAMES, POINT_KINDS, finite_or_none, mark_non_finite
 from tachograph.server._models import (
     CURSOR_PATTERN,
     AttemptView,
@@ -113,7 +113,8 @@ def build_open_run_summary(run: StoredRun) -> RunSummary:
     """Return the summary of an open run. Its index covers more than the head and tail of the journal."""
     found = build_run_summary(overview(run.folder))
     if found.train_loss is None:
-        found.train_loss = encode_number(run.last_value("train_loss"))
+        known = (run.last_value(name) for name in LOSS_NAMES)
+        found.train_loss = encode_number(next((value for value in known if value is not None), None))
     with run.lock:
         if run.indexed == 1.0:  # an open alert can be older than the tail of the journal
             alerts = run.digest.open_alerts

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from tachograph._base.guard import guard
-from tachograph.recorder import LOSS_NAMES, PendingRecord
-from tachograph.records import OMIT, LazyValue, ValueProblem, to_plain
+from tachograph.recorder import PendingRecord
+from tachograph.records import LOSS_NAMES, OMIT, LazyValue, ValueProblem, to_plain
 from tachograph.spans._attribute_sets import (
     SaveCheckpointSuccessEventAttributes,
     SyncCheckpointMetricsUpdateAttributes,
