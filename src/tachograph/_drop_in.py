@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tachograph._base.guard import warn
-from tachograph.recorder import Run
+from tachograph.exceptions import NoRunError
+from tachograph.recorder import Run, current_run
 
-__all__ = ["NotRecorded", "as_scalar", "histogram", "log_histogram"]
+__all__ = [
+    "AtTheEnd",
+    "NotRecorded",
+    "as_number",
+    "as_scalar",
+    "histogram",
+    "log_histogram",
+    "num_values",
+    "run_to_join",
+]
 
 _MAX_BINS = 512
+
+
+class AtTheEnd:
+    """Calls a function when a run ends, however it ends."""
+
+    def __init__(self, run: Run, function: Callable[[], None]) -> None:
+        self._function = function
+        run.collectors.append(self)
+
+    def collect(self) -> None:
+        """Do nothing before the end."""
+
+    def close(self) -> None:
+        """Call the function."""
+        self._function()
+
+    def forget(self) -> None:
+        """In a forked child, the run belongs to the parent."""
 
 
 class NotRecorded:
@@ -20,7 +48,7 @@ class NotRecorded:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._calls: Counter[str] = Counter()
-        run.collectors.append(self)
+        AtTheEnd(run, self._record)
 
     def count(self, name: str, reason: str) -> None:
         """Count a call; the first one of each name is a warning."""
@@ -28,24 +56,27 @@ class NotRecorded:
             warn("%s: %s; the run counts the calls", name, reason)
         self._calls[name] += 1
 
-    def collect(self) -> None:
-        """Do nothing: the calls are counted until the run ends."""
-
-    def close(self) -> None:
-        """Record the counts; called when the run ends, however it ends."""
+    def _record(self) -> None:
         if self._calls:
             self._run.event("not_recorded", **self._calls)
 
-    def forget(self) -> None:
-        """In a forked child, the run belongs to the parent."""
+
+def run_to_join() -> Run | None:
+    """Return the run that is being recorded, or None."""
+    try:
+        return current_run()
+    except NoRunError:
+        return None
 
 
 def as_scalar(value: Any) -> Any:
     """Return an array with one element without its dimensions; other values unchanged."""
-    if getattr(value, "ndim", 0):
-        num_values = value.numel() if hasattr(value, "numel") else getattr(value, "size", None)
-        return value.reshape(()) if num_values == 1 else value
-    return value
+    return value.reshape(()) if getattr(value, "ndim", 0) and num_values(value) == 1 else value
+
+
+def num_values(array: Any) -> int:
+    """Return the number of elements of an array or a tensor."""
+    return int(array.numel() if hasattr(array, "numel") else getattr(array, "size", 0))
 
 
 def histogram(values: Any, num_bins: int) -> tuple[list[int], list[float], int]:
@@ -64,9 +95,10 @@ def log_histogram(
     run: Run, tag: str, counts: Iterable[Any], edges: Iterable[Any], *, step: int | None = None, **more: Any
 ) -> None:
     """Record a distribution as an event named `histogram`."""
-    numbers = {"counts": [_as_number(count) for count in counts], "edges": [_as_number(edge) for edge in edges]}
+    numbers = {"counts": [as_number(count) for count in counts], "edges": [as_number(edge) for edge in edges]}
     run.event("histogram", step=step, tag=tag, **numbers, **more)
 
 
-def _as_number(value: Any) -> Any:
+def as_number(value: Any) -> Any:
+    """Return a scalar of a library as a number; other values unchanged."""
     return value.item() if hasattr(value, "item") else value

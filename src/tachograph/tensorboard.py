@@ -24,16 +24,13 @@ from types import TracebackType
 from typing import Any
 
 from tachograph._base.guard import guard
-from tachograph._drop_in import NotRecorded, as_scalar, histogram, log_histogram
+from tachograph._drop_in import NotRecorded, as_scalar, histogram, log_histogram, run_to_join
 from tachograph._init import init
-from tachograph.exceptions import NoRunError
-from tachograph.recorder import Run, current_run
-from tachograph.records import suggest_run_name
+from tachograph.recorder import Run
+from tachograph.records import SPLIT_FOLDERS, suggest_run_name
 
 __all__ = ["SummaryWriter"]
 
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "eval", "test"})
-"""Names of folders that belong to a run, rather than being one."""
 _NUM_BINS = 64
 _NUMBERS = frozenset({float, int})
 
@@ -44,12 +41,11 @@ class _SharedRun:
     """The run of all writers that are open."""
 
     def __init__(self, folder: Path, name: str, *, resume: bool) -> None:
-        is_split = folder.name.lower() in _SPLITS
+        is_split = folder.name.lower() in SPLIT_FOLDERS
         self.root = folder.parent if is_split else folder
-        try:
-            self.run, self.is_ours = current_run(), False
-        except NoRunError:
-            self.run, self.is_ours = init(name or suggest_run_name(self.root.name) or "run", resume=resume), True
+        joined = run_to_join()
+        self.is_ours = joined is None
+        self.run = joined or init(name or suggest_run_name(self.root.name) or "run", resume=resume)
         self.num_writers = 0
         self.not_recorded = NotRecorded(self.run)
 

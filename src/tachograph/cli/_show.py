@@ -33,7 +33,7 @@ from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.cli._time import recorded_s, render_time, short_time, summarise_time
 from tachograph.journal import RunState, is_csv_current, rebuild_csv
 from tachograph.reader import RankView, RunHistory, read
-from tachograph.records import LOSS_NAMES
+from tachograph.records import LOSS_NAMES, flatten
 from tachograph.sinks import read_lags
 
 __all__ = ["show", "summary"]
@@ -107,7 +107,7 @@ def render(history: RunHistory) -> RenderableType:
     if loss is not None and history.metrics[loss].count > 1:
         values = history.series(loss).values
         parts += [Text.assemble((f"{loss}  ", "dim"), (sparkline(list(values)), "green")), Text()]
-    results = [(safe(name, 60), number(value)) for name, value in _flat(history.summary).items()]
+    results = [(safe(name, 60), number(value)) for name, value in flatten(history.summary).items()]
     if results:
         parts += [grid(results[:_MAX_RESULTS]), Text()]
     parts.append(_metrics_table(history))
@@ -123,14 +123,6 @@ def render(history: RunHistory) -> RenderableType:
     parts += _error_lines(history)
     parts += _last_output(history)
     return Group(*parts)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts as one, with names joined by slashes."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
 
 
 def _rebuild_csv(history: RunHistory) -> None:

@@ -10,10 +10,9 @@ import rich_click as click
 
 from tachograph.cli._format import json_text, plural, safe
 from tachograph.cli._options import json_option, log_dir_option
-from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder, RunState, current_state, find_run, list_runs
 from tachograph.settings import resolve_settings
-from tachograph.sinks import SinkDriver, build_sinks, lock_export, read_lags
+from tachograph.sinks import SinkDriver, SinkLag, build_sinks, lock_export, read_lags
 
 __all__ = ["sync"]
 
@@ -60,9 +59,11 @@ def sync(
     folders = [find_run(run, log_dir) for run in runs] or list(list_runs(log_dir))
     deliveries: list[_Delivery] = []
     for folder in folders:
-        chosen = options if sinks else {lag.sink: options.get(lag.sink, {}) for lag in read_lags(folder)}
+        lags = {lag.sink: lag for lag in read_lags(folder)}
+        chosen = options if sinks else {name: options.get(name, {}) for name in lags}
         for name, values in chosen.items():
-            delivery = _deliver(folder, name, values, timeout_s=0.0 if dry_run else timeout_s, dry_run=dry_run)
+            lag = lags.get(name, SinkLag(name, 0, ""))
+            delivery = _missing(folder, lag, lag.error) if dry_run else _deliver(folder, lag, values, timeout_s)
             deliveries.append(delivery)
             if not as_json:
                 _print(delivery, dry_run=dry_run)
@@ -84,20 +85,20 @@ def _options(sinks: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     return {name: dict(values) or known.get(name, {}) for name, values in chosen.items()}
 
 
-def _deliver(folder: RunFolder, name: str, options: Mapping[str, Any], *, timeout_s: float, dry_run: bool) -> _Delivery:
-    before = {lag.sink: lag for lag in read_lags(folder)}
-    missing = before[name].num_records if name in before else 0
-    if dry_run:
-        return _Delivery(folder.name, name, 0, missing, before[name].error if name in before else "")
-    if name == "notify":
-        return _Delivery(folder.name, name, 0, missing, "messages of a run that has ended are not sent later")
+def _missing(folder: RunFolder, lag: SinkLag, reason: str) -> _Delivery:
+    return _Delivery(folder.name, lag.sink, 0, lag.num_records, reason)
+
+
+def _deliver(folder: RunFolder, lag: SinkLag, options: Mapping[str, Any], timeout_s: float) -> _Delivery:
+    if lag.sink == "notify":
+        return _missing(folder, lag, "messages of a run that has ended are not sent later")
     if current_state(folder) is RunState.RUNNING:
-        return _Delivery(folder.name, name, 0, missing, "the run is being recorded and delivers its records itself")
-    lock = lock_export(folder, name)
+        return _missing(folder, lag, "the run is being recorded and delivers its records itself")
+    lock = lock_export(folder, lag.sink)
     if lock is None:
-        return _Delivery(folder.name, name, 0, missing, "another process is delivering")
+        return _missing(folder, lag, "another process is delivering")
     try:
-        return _drive(folder, name, options, timeout_s)
+        return _drive(folder, lag.sink, options, timeout_s)
     finally:
         if lock >= 0:
             os.close(lock)
@@ -106,23 +107,20 @@ def _deliver(folder: RunFolder, name: str, options: Mapping[str, Any], *, timeou
 def _drive(folder: RunFolder, name: str, options: Mapping[str, Any], timeout_s: float) -> _Delivery:
     """Export the records after the cursor, in this process."""
     failures: list[str] = []
-    try:
-        (sink,) = build_sinks({name: options})
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+    (sink,) = build_sinks({name: options})
     driver = SinkDriver(folder, sink, lambda _kind, _field, reason: failures.append(reason))
-    missing = {lag.sink: lag.num_records for lag in read_lags(folder)}.get(name, 0)
+    missing = _num_missing(folder, name)  # after the driver has stored the first position of a sink that is new
     driver.start()
     is_done = driver.close(timeout_s)
-    left = {lag.sink: lag.num_records for lag in read_lags(folder)}.get(name, 0)
-    reason = (
-        ""
-        if is_done
-        else failures[-1].removesuffix("; will be retried")
-        if failures
-        else f"not done in {timeout_s:g} s"
-    )
+    left = _num_missing(folder, name)
+    reason = ""
+    if not is_done:
+        reason = failures[-1].removesuffix("; will be retried") if failures else f"not done in {timeout_s:g} s"
     return _Delivery(folder.name, name, missing - left, left, reason)
+
+
+def _num_missing(folder: RunFolder, sink: str) -> int:
+    return next((lag.num_records for lag in read_lags(folder) if lag.sink == sink), 0)
 
 
 def _print(delivery: _Delivery, *, dry_run: bool) -> None:

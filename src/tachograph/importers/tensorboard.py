@@ -20,12 +20,10 @@ from tachograph.exceptions import ConfigError
 from tachograph.importers._event_file import LoggedEvent, read_events
 from tachograph.importers._rows import field_name
 from tachograph.importers._source import Damage, Position, RunSource, SourceRecord
-from tachograph.records import CONFIG_CHANGED, SUMMARY
+from tachograph.records import CONFIG_CHANGED, SPLIT_FOLDERS, SUMMARY
 
 __all__ = ["TensorBoardImporter"]
 
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "eval", "test"})
-"""Names of folders that hold one split of the same run, as Keras writes them."""
 _HPARAMS_FOLDER = re.compile(r"\d{9,}\.\d+")
 """The folder that `add_hparams` of torch makes inside the folder of a run, named after the time."""
 _MAX_OPEN_FILES = 64
@@ -63,7 +61,9 @@ class TensorBoardImporter:
         files: dict[Path, dict[Path, str]] = defaultdict(dict)
         for file in sorted(path.rglob("*.tfevents.*")):
             folder = file.parent
-            is_part = folder != path and (folder.name.lower() in _SPLITS or _HPARAMS_FOLDER.fullmatch(folder.name))
+            is_part = folder != path and (
+                folder.name.lower() in SPLIT_FOLDERS or _HPARAMS_FOLDER.fullmatch(folder.name)
+            )
             files[folder.parent if is_part else folder][file] = f"{folder.name}/" if is_part else ""
         return [
             TensorBoardSource(
@@ -78,7 +78,7 @@ class TensorBoardImporter:
 
 def _name_of(folder: Path) -> str:
     """Return the name of a folder; that of a split is not a name."""
-    return folder.parent.name if folder.name.lower() in _SPLITS else folder.name
+    return folder.parent.name if folder.name.lower() in SPLIT_FOLDERS else folder.name
 
 
 class TensorBoardSource:

@@ -17,7 +17,7 @@ from tachograph.records._kinds import (
 )
 from tachograph.records._lazy import LazyValue, copy_to_host, has_device_scalars, wait_for_event
 from tachograph.records._masking import MASK, MaskingBudget, mask_arguments, mask_mapping, mask_text
-from tachograph.records._names import check_run_name, suggest_run_name
+from tachograph.records._names import SPLIT_FOLDERS, check_run_name, suggest_run_name
 from tachograph.records._table import Encodable, StepTable
 from tachograph.records._values import (
     OMIT,
@@ -26,6 +26,7 @@ from tachograph.records._values import (
     ValueProblem,
     bounded_items,
     finite_or_none,
+    flatten,
     freeze,
     is_array,
     is_frozen,
@@ -51,6 +52,7 @@ __all__ = [
     "RecordCut",
     "SCHEMA_VERSION",
     "SEVERITIES",
+    "SPLIT_FOLDERS",
     "SUMMARY",
     "StepTable",
     "ValueBudget",
@@ -64,6 +66,7 @@ __all__ = [
     "encode",
     "escape_line_separators",
     "finite_or_none",
+    "flatten",
     "freeze",
     "has_device_scalars",
     "is_array",

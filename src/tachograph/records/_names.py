@@ -7,7 +7,7 @@ import unicodedata
 
 from tachograph.exceptions import RunNameError
 
-__all__ = ["check_run_name", "suggest_run_name"]
+__all__ = ["SPLIT_FOLDERS", "check_run_name", "suggest_run_name"]
 
 _MAX_BYTES = 200  # file systems allow 255; leaves room for a suffix
 
@@ -26,6 +26,10 @@ def check_run_name(name: object) -> str:
     proposal = suggest_run_name(name)
     hint = f"; try {proposal!r}" if proposal else ""
     raise RunNameError(f"run name {name!r} {problem}{hint}")
+
+
+SPLIT_FOLDERS = frozenset({"train", "training", "val", "valid", "validation", "eval", "test"})
+"""Names of folders that hold one split of a run, rather than a run."""
 
 
 def suggest_run_name(text: str) -> str | None:

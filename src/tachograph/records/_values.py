@@ -35,6 +35,7 @@ __all__ = [
     "ValueProblem",
     "bounded_items",
     "finite_or_none",
+    "flatten",
     "freeze",
     "is_array",
     "is_frozen",
@@ -168,6 +169,14 @@ def to_plain(
 def bounded_items(mapping: Mapping[Any, Any], max_items: int = MAX_VALUES + 1) -> Iterator[tuple[Any, Any]]:
     """Iterate over a mapping that may not end; one item more than a record can hold, so that the excess is noticed."""
     return itertools.islice(iter(mapping.items()), max_items)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dicts as one, with names joined by slashes."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
 
 
 def freeze(metrics: Mapping[str, Any]) -> dict[str, Any]:

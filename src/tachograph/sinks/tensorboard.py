@@ -22,7 +22,7 @@ from tensorboard.util import tensor_util
 from tachograph._base.files import make_folder
 from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
-from tachograph.records import CONFIG_CHANGED, SUMMARY
+from tachograph.records import CONFIG_CHANGED, SUMMARY, flatten
 from tachograph.sinks._sink import scalar_metrics
 
 __all__ = ["TensorBoardSink"]
@@ -115,15 +115,9 @@ class TensorBoardSink:
             writer.close()
 
 
-def _scalars(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the numbers, texts and switches in nested dicts, with names joined by slashes."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found.update(_scalars(value, f"{prefix}{name}/"))
-        elif isinstance(value, (bool, int, float, str)):
-            found[f"{prefix}{name}"] = value
-    return found
+def _scalars(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers, texts and switches in nested dicts."""
+    return {name: value for name, value in flatten(values).items() if isinstance(value, (bool, int, float, str))}
 
 
 def _histogram_pb(tag: str, counts: Any, edges: Any) -> Iterator[Summary]:

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 
 from tachograph._base.guard import warn
 from tachograph.wandb import data_types, env, errors, plot, sdk, util
+from tachograph.wandb._artifact import LoggedArtifact as Artifact
 from tachograph.wandb._config import RunConfig as Config
 from tachograph.wandb._run import AlertLevel
-from tachograph.wandb._run import LoggedArtifact as Artifact
 from tachograph.wandb._run import WandbRun as Run
 from tachograph.wandb._settings import WandbSettings as Settings
 from tachograph.wandb._start import active_run as _active_run

@@ -12,7 +12,7 @@ import glob as globbing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from gc import is_tracked
 from pathlib import Path
@@ -21,9 +21,10 @@ from typing import Any
 
 from tachograph._base.files import make_folder, make_link
 from tachograph._base.guard import guard, warn
-from tachograph._drop_in import NotRecorded, as_scalar, histogram, log_histogram
+from tachograph._drop_in import AtTheEnd, NotRecorded, as_number, as_scalar, histogram, log_histogram, num_values
 from tachograph.recorder import Run
 from tachograph.records import AlertRecord, is_array
+from tachograph.wandb._artifact import LoggedArtifact
 from tachograph.wandb._config import RunConfig
 from tachograph.wandb._metric import DefinedMetric, define, with_step_metrics
 from tachograph.wandb._summary import WandbSummary
@@ -31,7 +32,7 @@ from tachograph.wandb.data_types import Histogram, Media, Table
 from tachograph.wandb.errors import UnsupportedError
 from tachograph.wandb.plot import CustomChart
 
-__all__ = ["AlertLevel", "LoggedArtifact", "WandbRun"]
+__all__ = ["AlertLevel", "DisabledWandbRun", "WandbRun"]
 
 _NUMBERS = frozenset({float, int, bool, str, type(None)})
 _MAX_LIST = 32
@@ -44,60 +45,6 @@ class AlertLevel(Enum):
     INFO = "INFO"
     WARN = "WARN"
     ERROR = "ERROR"
-
-
-class LoggedArtifact:
-    """An artifact: a name, a type and files. The files are recorded by their paths, not copied.
-
-    Args:
-        name: the name.
-        type: the type, such as `model` or `dataset`.
-        description: a text.
-        metadata: any values.
-        options: other arguments of W&B, which have no effect.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        type: str,  # noqa: A002 - the name of the original
-        description: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
-        self.name = name
-        self.type = type
-        self.description = description
-        self.metadata = dict(metadata or {})
-        self.aliases: list[str] = []
-        self.version = "v0"
-        self.paths: list[str] = []
-
-    def add_file(self, local_path: str | os.PathLike[str], *_arguments: Any, **_options: Any) -> LoggedArtifact:
-        """Add a file."""
-        self.paths.append(os.path.abspath(local_path))
-        return self
-
-    def add_dir(self, local_path: str | os.PathLike[str], *_arguments: Any, **_options: Any) -> None:
-        """Add a folder."""
-        self.paths.append(os.path.abspath(local_path))
-
-    def add_reference(self, uri: Any, *_arguments: Any, **_options: Any) -> list[LoggedArtifact]:
-        """Add the address of a file."""
-        self.paths.append(str(uri))
-        return [self]
-
-    def add(self, obj: Any, name: str) -> LoggedArtifact:
-        """Add a table or another object by its name; its content is not kept."""
-        self.paths.append(f"{name} ({type(obj).__name__})")
-        return self
-
-    def save(self, *_arguments: Any, **_options: Any) -> None:
-        """Do nothing: `log_artifact` records the artifact."""
-
-    def wait(self, *_arguments: Any, **_options: Any) -> LoggedArtifact:
-        """Return the artifact."""
-        return self
 
 
 class WandbRun:
@@ -178,7 +125,7 @@ class WandbRun:
         self._told: set[str] = set()
         self._alert_times: dict[str, float] = {}
         self._num_alerts = 0
-        run.collectors.append(_AtTheEnd(self._flush))
+        AtTheEnd(run, self._flush)
         self.settings = settings
 
     def __repr__(self) -> str:
@@ -411,7 +358,7 @@ class WandbRun:
         elif isinstance(value, (list, tuple)) and any(isinstance(one, (Media, Table, Histogram)) for one in value):
             for place, one in enumerate(value):
                 self._record_rich(f"{name}/{place}", one, step)
-        elif is_array(value) and _num_values(value) > _MAX_LIST:
+        elif is_array(value) and num_values(value) > _MAX_LIST:
             counts, edges, num_not_finite = histogram(value, _MAX_LIST)
             log_histogram(self._run, name, counts, edges, step=step, num_not_finite=num_not_finite)
         else:
@@ -669,23 +616,6 @@ class DisabledWandbRun(WandbRun):
         )
 
 
-class _AtTheEnd:
-    """Calls a function when the run ends."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
-
-    def collect(self) -> None:
-        """Do nothing before the end."""
-
-    def close(self) -> None:
-        """Call the function."""
-        self._function()
-
-    def forget(self) -> None:
-        """In a forked child, the run belongs to the parent."""
-
-
 def _own_step(row: Mapping[str, Any], step: int) -> int:
     """Return the `global_step` in a row, if it has one: it is what a row of W&B is plotted against then."""
     number = _integer(row.get("global_step"))
@@ -694,7 +624,7 @@ def _own_step(row: Mapping[str, Any], step: int) -> int:
 
 def _integer(value: Any) -> int | None:
     try:
-        number = value.item() if hasattr(value, "item") else value
+        number = as_number(value)
         return int(number) if number is not None and int(number) == number else None
     except (TypeError, ValueError, OverflowError):
         return None
@@ -705,7 +635,3 @@ def _copied(value: Any) -> Any:
     if hasattr(value, "detach"):
         return value.detach().clone()
     return value.copy() if is_array(value) and hasattr(value, "copy") else value
-
-
-def _num_values(value: Any) -> int:
-    return int(value.numel() if hasattr(value, "numel") else getattr(value, "size", 0))

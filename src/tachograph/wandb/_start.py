@@ -9,11 +9,11 @@ from typing import Any
 
 from tachograph._base import ranks
 from tachograph._base.guard import guard, warn
+from tachograph._drop_in import run_to_join
 from tachograph._init import init as start
-from tachograph.exceptions import NoRunError
 from tachograph.journal import RunFolder, RunState, list_runs, read_records
 from tachograph.reader import overview
-from tachograph.recorder import DisabledRun, Run, current_run
+from tachograph.recorder import DisabledRun, Run
 from tachograph.records import suggest_run_name
 from tachograph.settings import Settings, parse_switch
 from tachograph.wandb._config import config_defaults, parse_config
@@ -25,7 +25,6 @@ from tachograph.wandb.util import generate_id
 
 __all__ = ["active_run", "active_runs", "init", "setup"]
 
-_NO_EFFECT = ("anonymous", "force", "magic", "monitor_gym", "save_code")
 _MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
 _RESUME = ("allow", "must", "never", "auto")
 
@@ -114,9 +113,10 @@ def init(
     given = {name: value for name, value in locals().items() if name in VARIABLES and value is not None}
     chosen = settings if isinstance(settings, WandbSettings) else WandbSettings(**dict(settings or {}))
     values = {**_from_environment(), **_defaults.arguments(), **chosen.arguments(), **given}
-    for what in ("resume_from", "fork_from"):
-        if {"resume_from": resume_from, "fork_from": fork_from}[what]:
-            raise UnsupportedError(f"init({what}=…): runs cannot be forked; use resume='must' with an id")
+    if resume_from or fork_from:
+        what = "resume_from" if resume_from else "fork_from"
+        raise UnsupportedError(f"init({what}=…): runs cannot be forked; use resume='must' with an id")
+    is_silent = _is_silent(chosen)
     with _lock:
         previous = active_run()
         if previous is not None and reinit in (None, False, "default", "return_previous"):
@@ -125,11 +125,11 @@ def init(
         if previous is not None and reinit != "create_new":
             previous.finish()
         snapshot = _select(config, config_include_keys, config_exclude_keys)
-        run = _start(values, snapshot, chosen, is_silent=_is_silent(chosen))
+        run = _start(values, snapshot, chosen, is_silent=is_silent)
         active_runs.append(run)
-    flags = {"force": force, "save_code": save_code, "monitor_gym": monitor_gym, "anonymous": anonymous, "magic": magic}
-    unused = [name for name in _NO_EFFECT if flags[name]]
-    if unused and not run.disabled and not _is_silent(chosen):
+    flags = {"anonymous": anonymous, "force": force, "magic": magic, "monitor_gym": monitor_gym, "save_code": save_code}
+    unused = [name for name, value in flags.items() if value]
+    if unused and not run.disabled and not is_silent:
         warn("wandb.init: no effect here: %s", ", ".join(unused))
     if (sync_tensorboard or tensorboard or values.get("sync_tensorboard")) and not run.disabled:
         with guard("observing TensorBoard"):
@@ -173,8 +173,9 @@ def _start(values: dict[str, Any], config: dict[str, Any], settings: WandbSettin
     if mode == "disabled" or is_disabled():
         inner: Run = DisabledRun("disabled", settings=Settings(enabled=False), backend=None)
         return DisabledWandbRun(inner, id=values.get("id") or generate_id(), is_ours=True, **own)
-    joined = _run_to_join()
-    if joined is not None:
+    joined = run_to_join()
+    is_own = any(known._run is joined and known._is_ours for known in active_runs)
+    if joined is not None and not is_own:  # an integration of ours has started it, and will end it
         known = joined.facts.get("config", {})
         joined.update_config({name: value for name, value in config.items() if name not in known})
         return WandbRun(joined, id=values.get("id") or joined.id, is_ours=False, **own)
@@ -194,15 +195,6 @@ def _start(values: dict[str, Any], config: dict[str, Any], settings: WandbSettin
     first_step = 0 if last_step is None else last_step + 1
     shown = str(values["name"]) if values.get("name") else None
     return WandbRun(inner, id=run_id, name=shown, is_ours=True, first_step=first_step, **own)
-
-
-def _run_to_join() -> Run | None:
-    """Return the run that is being recorded, unless it was started here: an integration of ours ends it."""
-    try:
-        run = current_run()
-    except NoRunError:
-        return None
-    return None if any(known._run is run and known._is_ours for known in active_runs) else run
 
 
 def _new_name() -> str:
