@@ -154,6 +154,22 @@ def test_each_run_of_a_job_has_rank_journals(logs, script):
         assert f'"text":"{name}"' in text and text.count('"event":"start"') == 1
 
 
+def test_run_that_ended_before_its_last_heartbeat_is_found(logs, monkeypatch):
+    """Rank 0 may still complete its CSV when another rank searches; its heartbeat is the one from its start then."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "29513")
+    run = tacho.init("job", log_dir=str(logs), console=False)
+    first_heartbeat = (logs / "job" / ".tacho" / "heartbeat.json").read_bytes()
+    started_s = time.time()
+    job = ranks.job_id()
+    run.finish()
+    (logs / "job" / ".tacho" / "heartbeat.json").write_bytes(first_heartbeat)
+    found = find_job(str(logs), job, started_s)
+    assert found is not None and found.name == "job"
+    assert find_job(str(logs), job, time.time() + 60) is None
+
+
 def test_rank_without_rank_zero_reports_lost_records(logs, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

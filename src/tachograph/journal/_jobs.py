@@ -6,9 +6,10 @@ import contextlib
 import os
 import re
 
-from tachograph.journal._ends import current_state
+from tachograph.journal._ends import TAIL_BYTES, read_ends
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import RunState, read_heartbeat
+from tachograph.records import finite_or_none
 
 __all__ = ["find_job"]
 
@@ -21,7 +22,7 @@ def find_job(log_dir: str, job: str, since_s: float, name: str | None = None) ->
     Args:
         log_dir: the folder that contains the runs.
         job: the id of the job, from `tachograph._base.ranks.job_id`.
-        since_s: a run that has ended is accepted if its last heartbeat is not older than this wall time.
+        since_s: a run that has ended is accepted if its end or its last heartbeat is not older than this wall time.
         name: the requested run name, to which rank 0 may have appended a number; None accepts any name.
     """
     if not job:
@@ -41,6 +42,11 @@ def find_job(log_dir: str, job: str, since_s: float, name: str | None = None) ->
         if name is not None and not re.fullmatch(rf"{re.escape(name)}(-\d+)?", folder.name):
             continue
         # Skip ended runs of the same job, or of an earlier job with the same id.
-        if heartbeat.time >= since_s or current_state(folder) is RunState.RUNNING:
+        if heartbeat.time >= since_s:
+            return folder
+        ends = read_ends(folder, TAIL_BYTES, heartbeat)
+        # Rank 0 writes its last heartbeat some time after its `end` record.
+        ended_s = finite_or_none(ends.end.get("time")) if ends.end else None
+        if ends.state(heartbeat) is RunState.RUNNING or (ended_s is not None and ended_s >= since_s):
             return folder
     return None

@@ -127,6 +127,7 @@ class RunFiles:
         self._report_error = report_error
         self._write_buffer = yield_to_writer
         self._process = this_process()
+        self._job = ""
         self._mirror = CsvMirror(claim.folder, yield_to_writer=self._yield_to_writer) if csv else None
         if self._mirror is not None:
             self._mirror.load()  # before the journal grows: its cursor refers to the journal as the last writer left it
@@ -246,6 +247,8 @@ class RunFiles:
     def beat(self, state: WriterState | None = None) -> None:
         """Write the heartbeat; without a state, with the last one."""
         self._state = state or self._state
+        # A framework may create the process group after the run has started, and destroy it before the last heartbeat.
+        self._job = ranks.job_id() or self._job
         heartbeat = Heartbeat(
             run_id=self._run_id,
             process=self._process,
@@ -254,7 +257,7 @@ class RunFiles:
             journal_bytes=self._appender.size_bytes,
             start_bytes=self._start_bytes,
             **self._state._asdict(),
-            job=ranks.job_id(),  # a framework may create the process group after the run has started
+            job=self._job,
         )
         with contextlib.suppress(OSError):  # a full disk; readers still have the pid
             replace_file(self.folder.heartbeat, msgspec.json.encode(heartbeat), below=self.folder.path)

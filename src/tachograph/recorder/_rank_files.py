@@ -46,6 +46,7 @@ class RankFiles:
         self._rank = rank
         self._clock = clock
         self._process = this_process()
+        self._job = ranks.job_id()  # now: the training code may destroy the process group before the last search
         self._started_s = clock.wall_s()
         self._created_s = self._next_search_s = clock.steady_s()
         self._found: RunFolder | None = None
@@ -96,7 +97,7 @@ class RankFiles:
                 self._appender.restore()
 
     def _search(self) -> None:
-        self._found = find_job(self._log_dir, ranks.job_id(), self._started_s, self._name)
+        self._found = find_job(self._log_dir, self._job, self._started_s, self._name)
         if self._found is not None:
             self._open(self._found)
 
@@ -123,7 +124,7 @@ class RankFiles:
             uptime_s=uptime_s(),
             journal_bytes=self._appender.size_bytes,
             **self._state._asdict(),
-            job=ranks.job_id(),
+            job=self._job,
         )
         path = self._found.rank_heartbeat(self._rank)
         with contextlib.suppress(OSError):
