@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 import tachograph
+from tachograph.importers import import_runs
 from tests.browser.test_charts import OPTIONS, write_journal
 from tests.conftest import HANG_S
 from tests.foreign import connect_as_nobody
@@ -162,6 +163,22 @@ def test_phone_needs_no_horizontal_scrolling(page, dashboard, logs, tab):
 
 
 @pytest.mark.complains
+def test_overview_shows_results_and_origin(page, dashboard, logs, tmp_path):
+    table = tmp_path / "old.csv"
+    table.write_text("step,loss\n0,1.5\n1,0.5\n", encoding="utf-8")
+    import_runs("csv", [table], str(logs))
+    with tachograph.init("new", log_dir=str(logs), **OPTIONS) as run:
+        run.log_summary({"best_accuracy": 0.91})
+    start = dashboard()
+    page.goto(start.url + "#/run/new/overview")
+    expect(page.get_by_role("heading", name="Results")).to_be_visible()
+    expect(page.get_by_text("0.91")).to_be_visible()
+    page.goto(start.url + "#/run/old/overview")
+    expect(page.get_by_role("heading", name="Imported from")).to_be_visible()
+    expect(page.get_by_text("old.csv").last).to_be_visible()
+    assert "{" not in page.get_by_role("main").inner_text()
+
+
 def test_unknown_run_is_named_with_link_back(page, dashboard):
     page.goto(dashboard().url + "#/run/nowhere/charts")
     expect(page.get_by_text("no run 'nowhere' in the log folder")).to_be_visible()
