@@ -1,4 +1,4 @@
-"""What the drop-ins for other trackers share: `tachograph.tensorboard` and `tachograph.wandb`."""
+"""What all code shares that knows other trackers: `tachograph.tensorboard`, `tachograph.wandb`, and `tacho run`."""
 
 from __future__ import annotations
 

@@ -31,6 +31,13 @@ __all__ = ["run"]
     metavar="NAME=VALUE",
     help="Setting of the run, such as log_every=10. May be repeated.",
 )
+@click.option(
+    "--as",
+    "stand_ins",
+    multiple=True,
+    type=click.Choice(["wandb"]),
+    help="Let Tachograph stand in for this tracker: `import wandb` gives the script `tachograph.wandb`.",
+)
 @click.option("--no-output", is_flag=True, help="Do not capture the output: its last lines are not recorded.")
 def run(
     command: tuple[str, ...],
@@ -39,12 +46,14 @@ def run(
     resume: bool,
     tags: tuple[str, ...],
     settings: tuple[str, ...],
+    stand_ins: tuple[str, ...],
     no_output: bool,
 ) -> None:
     """Record an unmodified program: `tacho run -- python train.py`.
 
     Recognises PyTorch loops and the trainers of Hugging Face and Lightning, also under `torchrun` and
-    `accelerate launch`. Exits with the exit code of the program.
+    `accelerate launch`. Also records what the program logs to W&B, TensorBoard, MLflow, trackio or SwanLab, and the
+    arguments it parses. Exits with the exit code of the program.
     """
     from tachograph.integrations.zero_code import launch
 
@@ -64,6 +73,7 @@ def run(
         tags=tags,
         settings={**values, "log_dir": log_dir},
         captures=not no_output,
+        stand_ins=stand_ins,
     )
     _print_outcome(result)
     if result.returncode < 0:

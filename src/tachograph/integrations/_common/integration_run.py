@@ -48,13 +48,14 @@ __all__ = [
     "SYNC_REQUESTS_EVERY",
     "RUN_FILE",
     "IntegrationRun",
+    "LaunchHooks",
     "Names",
     "RequestedActions",
     "RunOptions",
     "is_interactive",
     "is_run",
     "name_from",
-    "tolerate_errors",
+    "set_launch_hooks",
 ]
 
 Names = StandardTrainingJobSpanName
@@ -71,12 +72,23 @@ RUN_FILE = "tachograph.json"
 _run_owners: list[IntegrationRun] = []
 """The integrations that started a run themselves and have not ended it."""
 
-_tolerates_errors: list[bool] = []
+_launch_hooks: list[LaunchHooks] = []
 
 
-def tolerate_errors() -> None:
-    """Record nothing instead of raising if a run cannot be started: for programs that did not ask to be recorded."""
-    _tolerates_errors[:] = [True]
+class LaunchHooks(NamedTuple):
+    """What `tacho run` adds to the runs that integrations start."""
+
+    get_config: Callable[[], dict[str, Any]]
+    """Returns the config that the script has stated so far."""
+    run_started: Callable[[Run], None]
+
+
+def set_launch_hooks(hooks: LaunchHooks) -> None:
+    """Call hooks for each run that an integration starts.
+
+    If a run cannot be started, nothing is recorded and nothing raises: the program did not ask to be recorded.
+    """
+    _launch_hooks[:] = [hooks]
 
 
 class RequestedActions(NamedTuple):
@@ -143,6 +155,7 @@ class IntegrationRun:
         self.world_size = 1
         self._num_done = 0
         self.first_step = 0
+        self._methods: set[tuple[str, str]] = set()
 
     # The run -------------------------------------------------------------------------------------------------------
 
@@ -160,6 +173,7 @@ class IntegrationRun:
         resume: bool = False,
         method: str = "callback",
         version: str | None = None,
+        framework: str | None = None,
     ) -> Run:
         """Find the run to record into, or start one. Return the same run as long as it is running.
 
@@ -170,10 +184,12 @@ class IntegrationRun:
             resume: continue the run of that name, if there is one.
             method: how training is observed.
             version: the version of the framework.
+            framework: the framework, or the tool, that made training known, if it is not that of this integration.
         """
-        if self.run is not None and self.run.status == "running":
-            return self.run
         facts = {key: value for key, value in (facts or {}).items() if value is not None}
+        if self.run is not None and self.run.status == "running":
+            self._record_method(self.run, framework, method, version, facts)
+            return self.run
         live = self._options.run or _live_run()
         newest = _run_owners[-1] if _run_owners else None
         owner = newest if newest is not None and newest.run is live and newest is not self else None
@@ -184,30 +200,46 @@ class IntegrationRun:
             live = self._start_own(name, config, facts, resume)
             facts = {}
         self.run = live
+        self._methods.clear()
         self.world_size = ranks.world_size()
         self._recorder = recorder_of(live)
         self.governor.limit(live.settings.max_overhead, self._record_sampling)
         if self.owns_run:
             self._application = application(run=live).start_at(_process_start_msec())
             atexit.register(self._close_application)
-        known = {"framework": self._framework, "method": method, "version": version, **facts}
-        live.event("instrumented", **{key: value for key, value in known.items() if value is not None})
+        self._record_method(live, framework, method, version, facts)
         self._tracer = StepTracer(live)
         return live
+
+    def _record_method(
+        self, run: Run, framework: str | None, method: str, version: str | None, facts: Mapping[str, Any]
+    ) -> None:
+        """Record how training is observed, once for each way."""
+        framework = framework or self._framework
+        if (framework, method) not in self._methods:
+            self._methods.add((framework, method))
+            known: dict[str, Any] = {"framework": framework, "method": method, "version": version, **facts}
+            run.event("instrumented", **{key: value for key, value in known.items() if value is not None})
 
     def _start_own(self, name: str | None, config: Any, facts: Mapping[str, Any], resume: bool) -> Run:
         given = dict(self._options.settings)
         resume = given.pop("resume", False) or resume
         name = self._options.name or name or self._options.default_name
+        hooks = _launch_hooks[0] if _launch_hooks else None
+        if hooks is not None and (config is None or isinstance(config, Mapping)):
+            config = {**hooks.get_config(), **(config or {})} or None
         try:
             run = init(name, config=config, facts=facts, resume=resume, **given)
         except TachographError as error:
-            if not _tolerates_errors:
+            if hooks is None:
                 raise
             guard.report("starting a run", error)
             run = init(enabled=False)
         self.owns_run = True
         _run_owners.append(self)
+        if hooks is not None:
+            with guard("recording what the script told other tools"):
+                hooks.run_started(run)
         return run
 
     def configure(self, **parameters: Any) -> None:

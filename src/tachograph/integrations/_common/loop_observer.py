@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -93,13 +93,18 @@ class LoopObserver:
         method: how training is observed, as recorded in the `instrumented` event.
         logs_into_any: whether loss, learning rate and gradient norm are also logged into a run that the script
             started itself. The script may log them, too.
+        integration: the run that others share with it; one of its own if not given.
     """
 
-    def __init__(self, options: RunOptions, *, method: str, logs_into_any: bool) -> None:
+    def __init__(
+        self, options: RunOptions, *, method: str, logs_into_any: bool, integration: IntegrationRun | None = None
+    ) -> None:
         self.method = method
         self.logs_into_any = logs_into_any
         self._options = options
-        self._use(IntegrationRun("pytorch", options))
+        self._use(integration or IntegrationRun("pytorch", options))
+        self.logged_by_script: Collection[str] = ()
+        """Names of metrics that the script logs itself, which are not logged again."""
         self.state = LoopState(self._sample)
         self.compiled = CompiledState()
         self.watched: set[int] | None = None
@@ -139,6 +144,14 @@ class LoopObserver:
     def num_optimizer_steps(self) -> int:
         """Steps of any optimizer so far."""
         return self.state.num_optimizer_steps
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step of the loop that is being recorded, or None if none is."""
+        if not self.state.is_recording or not self._integration.is_open:
+            return None
+        last = self.state.last_step + (len(self.rest.stops_s) if self.rest is not None else 0)
+        return last if last >= 0 else None
 
     def expect_steps(self) -> None:
         """Use optimizer steps to find iterations: from now on they are reported."""
@@ -486,6 +499,8 @@ class LoopObserver:
                 values["lr"] = iteration.lr
             if iteration.norm is not None:
                 values["grad_norm"] = iteration.norm
+            if self.logged_by_script:
+                values = {name: value for name, value in values.items() if name not in self.logged_by_script}
             if values:
                 run.log(values, step=iteration.step)
                 self.governor.values_handled()
@@ -499,7 +514,8 @@ class LoopObserver:
         if self._cannot_start:
             return
         integration = self._integration
-        if integration.run is not None:  # it has ended: follow another run that is live, but do not start one
+        if integration.run is not None and not integration.is_open:
+            # It has ended: follow another run that is live, but do not start one.
             live = latest_run()
             if self._options.run is not None or live is None or live.status != "running" or live._is_forked:
                 return

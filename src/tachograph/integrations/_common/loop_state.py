@@ -210,6 +210,11 @@ class LoopState:
         """Whether any iteration has come as far as an optimizer step."""
         return self.num_steps > 0 or self.current.step_s is not None
 
+    @property
+    def last_step(self) -> int:
+        """The number of the last iteration that has come as far as an optimizer step; -1 if there is none."""
+        return self.num_steps - (self.current.step_s is None)
+
     # Recording -----------------------------------------------------------------------------------------------------
 
     def recording_started(self, first_step: int, now_s: float) -> None:

@@ -1,7 +1,8 @@
 """Runs in every Python process of a program that `tacho run` started: instruments what the process imports.
 
-Hooks on imports wrap functions of torch and add a callback to the trainers of Hugging Face and Lightning. Nothing is
-imported before the script imports it itself. A failure in a hook is guarded: the script then runs without telemetry.
+Hooks on imports wrap functions of torch, add a callback to the trainers of Hugging Face and Lightning, and observe what
+the script tells other trackers and parsers of arguments. Nothing is imported before the script imports it itself. A
+failure in a hook is guarded: the script then runs without telemetry.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tachograph._base.guard import guard
-from tachograph.integrations.zero_code._imports import Hook, ImportWatch
+from tachograph.integrations.zero_code._configs import ConfigHooks
+from tachograph.integrations.zero_code._imports import Hook, ImportWatch, StandIns
 from tachograph.integrations.zero_code._launch_spec import LaunchSpec, report_to_launcher
+from tachograph.integrations.zero_code._script_values import ScriptValues
+from tachograph.integrations.zero_code._trackers import TrackerHooks
 
 if TYPE_CHECKING:
+    from tachograph.integrations._common.integration_run import IntegrationRun, RunOptions
     from tachograph.integrations._common.loop_observer import LoopObserver
     from tachograph.integrations._common.torch_patches import TorchPatches
 
@@ -29,6 +34,8 @@ def install() -> None:
         child = _Child(spec)
         child.report_unhandled_exceptions()
         ImportWatch(child.hooks()).install()
+        if spec.stand_ins:
+            StandIns(spec.stand_ins).install()
 
 
 class _Child:
@@ -38,6 +45,12 @@ class _Child:
         self._spec = spec
         self._observer: LoopObserver | None = None
         self._patches: TorchPatches | None = None
+        self._shared: tuple[RunOptions, IntegrationRun] | None = None
+        self._values = ScriptValues(
+            self._start_run,
+            lambda: self._observer.last_step if self._observer is not None else None,
+            lambda fields: report_to_launcher(spec, "values", fields),
+        )
 
     def hooks(self) -> dict[str, Hook]:
         """Return the hooks to call when a module has been imported, by its name."""
@@ -53,6 +66,8 @@ class _Child:
             "transformers.trainer": self._transformers_imported,
             "lightning.pytorch.trainer.trainer": self._lightning_imported,
             "pytorch_lightning.trainer.trainer": self._lightning_imported,
+            **ConfigHooks(self._values).hooks(),
+            **TrackerHooks(self._values).hooks(),
         }
         return {name: _guarded(name, hook) for name, hook in hooks.items()}
 
@@ -83,15 +98,34 @@ class _Child:
     def _torch_patches(self) -> TorchPatches:
         """Return the patches of torch; create them and the observer of the loop if necessary."""
         if self._patches is None:
-            from tachograph.integrations._common.integration_run import RunOptions, tolerate_errors
             from tachograph.integrations._common.loop_observer import LoopObserver
             from tachograph.integrations._common.torch_patches import TorchPatches
 
-            tolerate_errors()
-            options = RunOptions(None, self._spec.name, self._settings(), self._spec.default_name)
-            self._observer = LoopObserver(options, method="inferred", logs_into_any=False)
+            options, integration = self._shared_run()
+            self._observer = LoopObserver(options, method="inferred", logs_into_any=False, integration=integration)
+            self._observer.logged_by_script = self._values.logged
             self._patches = TorchPatches(self._observer)
         return self._patches
+
+    def _shared_run(self) -> tuple[RunOptions, IntegrationRun]:
+        """Return the run that the observer of the loop and the calls to trackers share."""
+        if self._shared is None:
+            from tachograph.integrations._common.integration_run import (
+                IntegrationRun,
+                LaunchHooks,
+                RunOptions,
+                set_launch_hooks,
+            )
+
+            set_launch_hooks(LaunchHooks(self._values.config, self._values.run_started))
+            options = RunOptions(None, self._spec.name, self._settings(), self._spec.default_name)
+            self._shared = options, IntegrationRun("pytorch", options)
+        return self._shared
+
+    def _start_run(self, tool: str) -> None:
+        """Start the run of a program that logs metrics with a tool and does not train in a way that we recognise."""
+        with guard("starting a run"):
+            self._shared_run()[1].begin(framework=tool, method="tracker")
 
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"console": False, "tags": list(self._spec.tags)}

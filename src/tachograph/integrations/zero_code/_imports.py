@@ -1,4 +1,4 @@
-"""Call a hook when a module has been imported, without importing it.
+"""Call a hook when a module has been imported, without importing it; and let one module stand in for another.
 
 `ImportWatch` is a finder at the front of `sys.meta_path`. For a watched module it asks the other finders for the spec
 and replaces the spec's loader by a proxy. The proxy restores the real loader before the module is executed, lets it
@@ -9,12 +9,12 @@ only looks for a spec (`importlib.util.find_spec("torch")`) does not trigger the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Hook", "ImportWatch"]
+__all__ = ["Hook", "ImportWatch", "StandIns"]
 
 Hook = Callable[[ModuleType], None]
 
@@ -86,3 +86,44 @@ class _LoaderProxy:
         module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._watch.call_hook(module, self._name)
+
+
+class StandIns:
+    """A finder that gives the script `tachograph.NAME` when it imports NAME, and so for the modules inside it.
+
+    Args:
+        names: the names of the modules.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(names)
+        self._specs: dict[str, ModuleSpec | None] = {}
+
+    def install(self) -> None:
+        """Start to replace the modules. One that is imported already stays."""
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec whose loader returns our module."""
+        if fullname.partition(".")[0] not in self._names:
+            return None
+        from importlib.util import find_spec
+
+        if find_spec(f"tachograph.{fullname}") is None:
+            raise ModuleNotFoundError(f"No module named {fullname!r} in its stand-in from Tachograph", name=fullname)
+        return ModuleSpec(fullname, self)  # type: ignore[arg-type] # a loader by duck typing
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return our module, which is imported under its own name, too."""
+        from importlib import import_module
+
+        module = import_module(f"tachograph.{spec.name}")
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Restore the spec, which the import has replaced."""
+        if module.__spec__ is not None:
+            module.__spec__ = self._specs.pop(module.__spec__.name)

@@ -62,6 +62,7 @@ def launch(
     tags: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
     captures: bool = True,
+    stand_ins: Sequence[str] = (),
 ) -> LaunchResult:
     """Run a program and record it.
 
@@ -71,6 +72,7 @@ def launch(
         resume: continue the run of that name, if it exists.
         tags: tags of the run.
         settings: settings of the run, for all processes of the program.
+        stand_ins: trackers that the program gets from Tachograph instead of the installed package: "wandb".
         captures: whether to keep the last lines of its output. If so, the output passes through this process.
 
     Raises:
@@ -86,9 +88,10 @@ def launch(
     _check_writable(settings["log_dir"])
     output = ProgramOutput() if captures else None
     with _reports_folder() as reports:
-        spec = LaunchSpec(reports, name, _derive_name(command), resume, tuple(tags))
+        spec = LaunchSpec(reports, name, _derive_name(command), resume, tuple(tags), tuple(stand_ins))
         pid, returncode = _run(command, _build_environment(spec, settings), output)
-        runs, ranks, errors, faults = (read_child_reports(reports, kind) for kind in ("run", "rank", "error", "fault"))
+        kinds = ("run", "rank", "error", "fault", "values")
+        runs, ranks, errors, faults, values = (read_child_reports(reports, kind) for kind in kinds)
     run_fields = _select_report(runs, pid)
     if run_fields is not None:
         folder = RunFolder(run_fields["folder"])
@@ -99,10 +102,11 @@ def launch(
     fault = _select_report(faults, pid)
     reason = f"{fault['python']}: {fault['fault']}" if fault is not None else None
     try:
-        run = _record_without_training(spec, settings, returncode, _select_report(errors, pid), output, reason)
+        fatal, told = _select_report(errors, pid), _select_report(values, pid) or {}
+        run = _record_without_training(spec, settings, returncode, fatal, told, output, reason)
     except (TachographError, OSError) as error:  # the program has run: its exit code must be preserved
         return LaunchResult(returncode, None, has_training=False, reason=str(error))
-    return LaunchResult(returncode, run, has_training=False, reason=reason)
+    return LaunchResult(returncode, run, has_training=bool(told.get("rows")), reason=reason)
 
 
 def _select_report(reports: Sequence[ChildReport], pid: int) -> dict[str, Any] | None:
@@ -276,13 +280,21 @@ def _record_without_training(
     settings: Mapping[str, Any],
     returncode: int,
     error: Mapping[str, Any] | None,
+    told: Mapping[str, Any],
     output: ProgramOutput | None,
     reason: str | None,
 ) -> str | None:
-    """Record the end and the last output of a program in which no training was detected; return the run's folder."""
+    """Record the end and the last output of a program in which no training was detected; return the run's folder.
+
+    What it told other tools is recorded, too: its config, and the few rows that may come before training.
+    """
     quiet = {"console": False, "hooks": False, "diagnose": False, "system_interval_s": 0.0}
-    run = init(spec.name or spec.default_name, resume=spec.resume, tags=spec.tags, **{**settings, **quiet})
+    config = told.get("config") or None
+    options = {**settings, **quiet}
+    run = init(spec.name or spec.default_name, config=config, resume=spec.resume, tags=spec.tags, **options)
     run.event("instrumented", framework="none", method="launch", reason=reason or "no training was detected")
+    for step, row in told.get("rows", ()):
+        run.log(row, step)
     end = _end_fields(returncode)
     if error is not None and returncode:
         run.add_record("error", dict(error))

@@ -7,6 +7,7 @@ inherits. Processes report back through small JSON files in a temporary folder n
 - `run`: this process started a run, with its folder;
 - `rank`: this process belongs to a job whose rank 0 records elsewhere;
 - `error`: an exception was not handled;
+- `values`: config and metrics that the script gave to other tools, from a process that ended without a run;
 - `fault`: this process cannot be recorded (written by `sitecustomize.py`, which cannot import this module then).
 """
 
@@ -32,6 +33,8 @@ class LaunchSpec(NamedTuple):
     default_name: str | None = None
     resume: bool = False
     tags: tuple[str, ...] = ()
+    stand_ins: tuple[str, ...] = ()
+    """Modules that are replaced by our own of the same name, such as `wandb` by `tachograph.wandb`."""
 
     def to_environment(self) -> dict[str, str]:
         """Return the environment variables that carry it."""
@@ -42,7 +45,8 @@ class LaunchSpec(NamedTuple):
         """Return the options this process was launched with, or None if `tacho run` did not launch it."""
         try:
             fields = json.loads(os.environ.get(_VARIABLE, ""))
-            return cls(**{**fields, "tags": tuple(fields.get("tags", ()))})
+            lists = {name: tuple(fields.get(name, ())) for name in ("tags", "stand_ins")}
+            return cls(**{**fields, **lists})
         except (ValueError, TypeError, AttributeError):
             return None
 

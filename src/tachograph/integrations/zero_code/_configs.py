@@ -1,0 +1,86 @@
+"""Observes where a script gets its config from: `argparse`, `simple_parsing`, Hydra and OmegaConf.
+
+A namespace counts as the config if it was parsed from the arguments of the program, and a config of OmegaConf if the
+script loaded or merged it. If there are several, they are merged, and later values win.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType, ModuleType
+from typing import Any
+
+from tachograph._base.guard import guard
+from tachograph.integrations.zero_code._calls import CallObserver, is_in
+from tachograph.integrations.zero_code._script_values import ScriptValues
+
+__all__ = ["ConfigHooks"]
+
+_OTHERS = ("accelerate.commands", "deepspeed.launcher", "hydra", "omegaconf", "torch.distributed")
+"""Packages that parse arguments or merge configs for purposes of their own."""
+
+
+class ConfigHooks:
+    """Hooks on the modules with which scripts read their config.
+
+    Args:
+        values: records the config.
+    """
+
+    def __init__(self, values: ScriptValues) -> None:
+        self._values = values
+        self._calls = CallObserver("the config of the script", _is_other)
+
+    def hooks(self) -> dict[str, Callable[[ModuleType], None]]:
+        """Return the hooks to call when a module has been imported, by its name."""
+        return {
+            "argparse": self._parser_imported,
+            "simple_parsing.parsing": self._parser_imported,
+            "hydra.core.utils": self._hydra_imported,
+            "omegaconf.omegaconf": self._omegaconf_imported,
+        }
+
+    def _parser_imported(self, module: ModuleType) -> None:
+        def parse(parser: Any, args: Any = None, *_: Any, **__: Any) -> Callable[[Any], None] | None:
+            return self._add_namespace if args is None or list(args) == sys.argv[1:] else None
+
+        self._calls.wrap(module.ArgumentParser, "parse_args", parse)
+        self._calls.wrap(module.ArgumentParser, "parse_known_args", parse)
+
+    def _add_namespace(self, result: Any) -> None:
+        namespace = result[0] if isinstance(result, tuple) else result  # `parse_known_args` also returns what is left
+        self._values.add_config({name: value for name, value in vars(namespace).items() if not callable(value)})
+
+    def _hydra_imported(self, module: ModuleType) -> None:
+        """Read the composed config before Hydra calls the function of the script with it."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def run_job(task_function: Any, config: Any, *arguments: Any, **named: Any) -> Any:
+                with guard("recording the config of the script"):
+                    self._add_container(config)
+                return original(task_function, config, *arguments, **named)
+
+            return run_job
+
+        self._calls.patches.wrap(module, "run_job", make)
+
+    def _omegaconf_imported(self, module: ModuleType) -> None:
+        for name in ("load", "merge", "from_cli", "unsafe_merge"):
+            self._calls.wrap(module.OmegaConf, name, lambda *_, **__: self._add_container)
+
+    def _add_container(self, config: Any) -> None:
+        from omegaconf import DictConfig, OmegaConf
+
+        if not isinstance(config, DictConfig):
+            return
+        own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
+        try:
+            plain = OmegaConf.to_container(own, resolve=True)
+        except Exception:  # noqa: BLE001 - a reference to a value that is not known yet
+            plain = OmegaConf.to_container(own, resolve=False)
+        self._values.add_config(plain)
+
+
+def _is_other(frame: FrameType) -> bool:
+    return is_in(frame.f_globals.get("__name__", ""), _OTHERS)

@@ -1,0 +1,257 @@
+"""Config and metrics that a script gives to other tools, for the run that `tacho run` records.
+
+The script usually states its config before it trains, and may log a few values before its loop starts. Both are kept
+until an integration starts the run of this process: the config becomes the config of the run, and the rows follow.
+Some programs never train in a way that we recognise. So a run is started at the first row if torch is not imported, and
+otherwise after some rows: a trainer that has its own idea of the run, such as one to resume, gets the time to start it.
+Rows that are still waiting when the process ends are reported to the launcher, because Python starts no threads then.
+
+A run that the script starts with Tachograph itself is left alone: the script decides what is in it.
+
+Nothing here may raise into the script, or wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tachograph._base.guard import guard
+
+if TYPE_CHECKING:
+    from tachograph.recorder import Run
+
+__all__ = ["ScriptValues"]
+
+_MAX_WAITING = 20
+_MAX_DEPTH = 20
+_NUM_BINS = 64
+
+
+class ScriptValues:
+    """Collects what a script gives to other tools, and records it.
+
+    Args:
+        start_run: starts the run of this process, given the name of the tool.
+        last_step: returns the last step of the loop that is observed, or None if none is.
+        report: reports rows and config to the launcher when the process ends without a run.
+    """
+
+    def __init__(
+        self,
+        start_run: Callable[[str], object],
+        last_step: Callable[[], int | None],
+        report: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._start_run = start_run
+        self._last_step = last_step
+        self._report = report
+        self._lock = threading.RLock()  # trackers are also called from other threads
+        self._config: dict[str, Any] = {}
+        self._waiting: list[Callable[[Run], None]] = []
+        self._waiting_rows: list[tuple[int | None, dict[str, Any]]] = []
+        self._run: Run | None = None
+        self._is_starting = False
+        self._is_registered = False
+        self._not_recorded: Counter[str] = Counter()
+        self.logged: set[str] = set()
+        """Names of metrics that the script logs itself."""
+
+    # The run -------------------------------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """Return the config so far."""
+        with self._lock:
+            return dict(self._config)
+
+    def run_started(self, run: Run) -> None:
+        """Record into a run that an integration has started. Its config is known."""
+        if run.folder is None:  # another rank, or recording is turned off
+            return
+        from tachograph._drop_in import AtTheEnd
+
+        with self._lock:
+            self._run = run
+            waiting, self._waiting, self._waiting_rows = self._waiting, [], []
+        AtTheEnd(run, lambda: self._count_not_recorded(run))
+        for record in waiting:
+            with guard("recording a call to another tool"):
+                record(run)
+
+    def _live_run(self) -> Run | None:
+        run = self._run
+        return run if run is not None and run.status == "running" and not run._is_forked else None
+
+    def _add(
+        self, tool: str, record: Callable[[Run], None], row: tuple[int | None, dict[str, Any]] | None = None
+    ) -> None:
+        """Record something now, or when the run has started. Only a row of metrics makes it start."""
+        with self._lock:
+            run = self._live_run()
+            if run is None:
+                if self._run is not None or self._has_own_run():
+                    return
+                self._waiting.append(record)
+                if row is not None:
+                    self._waiting_rows.append(row)
+                self._report_at_exit()
+                if row is None or self._is_starting:
+                    return
+                if "torch" in sys.modules and len(self._waiting_rows) < _MAX_WAITING:
+                    return
+                self._is_starting = True
+        if run is not None:
+            record(run)
+        else:
+            self._start_run(tool)
+            self._is_starting = False
+
+    @staticmethod
+    def _has_own_run() -> bool:
+        """Return whether the script has started a run itself."""
+        process: Any = sys.modules.get("tachograph.recorder._process")
+        return process is not None and process.latest_run() is not None
+
+    def _report_at_exit(self) -> None:
+        if not self._is_registered:
+            self._is_registered = True
+            atexit.register(self._report_waiting)
+
+    def _report_waiting(self) -> None:
+        with guard("reporting to the launcher"):
+            if self._run is None and not self._has_own_run() and (self._config or self._waiting_rows):
+                from tachograph.records import to_plain
+
+                self._report(to_plain({"config": self._config, "rows": self._waiting_rows}, "report", []))
+
+    # What the script says ------------------------------------------------------------------------------------------
+
+    def add_config(self, values: Any) -> None:
+        """Add to the config of the run. What a name was before is replaced."""
+        from tachograph.records import to_plain
+
+        plain = to_plain(values, "config", [])
+        if not isinstance(plain, dict) or not plain:
+            return
+        with self._lock:
+            changed = {name: value for name, value in plain.items() if self._config.get(name, self) != value}
+            self._config.update(changed)
+            run = self._live_run()
+            self._report_at_exit()
+        if run is not None and changed:
+            run.update_config(changed)
+
+    def add_summary(self, tool: str, values: Mapping[str, Any]) -> None:
+        """Add results of the run."""
+        plain = {str(name): value for name, value in values.items()}
+        self._add(tool, lambda run: run.log_summary(plain))
+
+    def add_event(self, tool: str, name: str, step: Any, fields: Mapping[str, Any]) -> None:
+        """Add an event such as a text."""
+        self._add(tool, lambda run: run.event(name, step=self._place(tool, _as_step(step))[0], **fields))
+
+    def add_histogram(self, tool: str, tag: str, values: Any, step: Any) -> None:
+        """Add the distribution of an array."""
+        from tachograph._drop_in import histogram
+
+        counts, edges, num_not_finite = histogram(values, _NUM_BINS)
+        self._add_counts(tool, tag, counts, edges, _as_step(step), num_not_finite=num_not_finite)
+
+    def _add_counts(
+        self,
+        tool: str,
+        tag: str,
+        counts: list[Any],
+        edges: list[Any],
+        step: int | None,
+        own_step: int | None = None,
+        **more: Any,
+    ) -> None:
+        from tachograph._drop_in import log_histogram
+
+        def record(run: Run) -> None:
+            at, _ = self._place(tool, step, own_step)
+            log_histogram(run, tag, counts, edges, step=at, **more)
+
+        self._add(tool, record)
+
+    def log(self, tool: str, values: Mapping[Any, Any], step: Any = None, *, own_step: int | None = None) -> None:
+        """Record metrics.
+
+        Args:
+            tool: the name of the tool.
+            values: names and values, which may be nested.
+            step: the step that the script states.
+            own_step: the step that the tool counts itself, used if nothing else is known.
+        """
+        step = _as_step(step)
+        row = dict(self._numbers(tool, values, step, own_step))
+        if not row:
+            return
+        self.logged.update(row)
+
+        def record(run: Run) -> None:
+            at, more = self._place(tool, step, own_step)
+            run.log({**row, **more}, at)
+
+        self._add(tool, record, (own_step if step is None else step, row))
+
+    def count_unrecorded(self, what: str) -> None:
+        """Count a value that cannot be recorded."""
+        self._not_recorded[what] += 1
+
+    def _count_not_recorded(self, run: Run) -> None:
+        if self._not_recorded:
+            run.event("not_recorded", **self._not_recorded)
+
+    def _place(self, tool: str, step: int | None, own_step: int | None = None) -> tuple[int | None, dict[str, int]]:
+        """Return the step at which to record, and the one the script states if that is on another axis.
+
+        The steps of an observed loop are iterations. A script may count epochs, tokens or batches instead; then the
+        record belongs to the iteration in which it was made. A count that starts at 1 is accepted.
+        """
+        last = self._last_step()
+        if last is None:
+            return (own_step if step is None else step), {}
+        if step is None or step in (last, last + 1):
+            return (last if step is None else step), {}
+        return last, {f"{tool}_step": step}
+
+    def _numbers(
+        self,
+        tool: str,
+        values: Mapping[Any, Any],
+        step: int | None,
+        own_step: int | None,
+        prefix: str = "",
+        depth: int = 0,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield the numbers, switches and texts among values, and record histograms; count the rest."""
+        from tachograph._drop_in import as_scalar, num_values
+
+        for key, value in values.items():
+            name = f"{prefix}{key}"
+            if isinstance(value, (bool, int, float, str)):
+                yield name, value
+            elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
+                yield from self._numbers(tool, value, step, own_step, f"{name}/", depth + 1)
+            elif num_values(value) == 1:
+                scalar = as_scalar(value)
+                # A number if the row has to wait for the run: an array may change until then.
+                yield name, scalar.item() if self._run is None else scalar
+            elif hasattr(value, "histogram") and hasattr(value, "bins"):
+                self._add_counts(tool, name, list(value.histogram), list(value.bins), step, own_step)
+            elif value is not None:
+                self.count_unrecorded(f"{tool}.{type(value).__name__}")
+
+
+def _as_step(step: Any) -> int | None:
+    """Return a step, which may be a float or a tensor, as an int; None if it is not a number."""
+    try:
+        return None if step is None else int(step)
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,209 @@
+"""Observes the calls that a script makes to other trackers: W&B, TensorBoard, MLflow, trackio and SwanLab.
+
+Each class that logs is wrapped where it is defined, when its module has been imported. What a call passed is recorded
+after the call, unless it raised. Calls by the trainers of Hugging Face and Lightning are not recorded: our callbacks
+record their values.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from types import FrameType, ModuleType
+from typing import Any
+
+from tachograph.integrations.zero_code._calls import CallObserver, is_in
+from tachograph.integrations.zero_code._script_values import ScriptValues
+
+__all__ = ["TrackerHooks"]
+
+_TRAINERS = ("transformers", "trl", "lightning.pytorch", "pytorch_lightning")
+_PLUMBING = (
+    "contextlib",
+    "functools",
+    "lightning.fabric",
+    "lightning.pytorch.loggers",
+    "lightning_fabric",
+    "lightning_utilities",
+    "mlflow",
+    "pytorch_lightning.loggers",
+    "swanlab",
+    "tachograph",
+    "tensorboardX",
+    "torch.utils.tensorboard",
+    "trackio",
+    "wandb",
+)
+"""Modules between a tracker and the code that logs with it."""
+
+
+class TrackerHooks:
+    """Hooks on the modules of trackers.
+
+    Args:
+        values: records what the script logs.
+    """
+
+    def __init__(self, values: ScriptValues) -> None:
+        self._values = values
+        self._calls = CallObserver("a call to a tracker", _is_made_by_trainer)
+
+    def hooks(self) -> dict[str, Callable[[ModuleType], None]]:
+        """Return the hooks to call when a module has been imported, by its name."""
+        return {
+            "wandb.sdk.wandb_init": self._observe_init,
+            "wandb.sdk.wandb_run": self._wandb_run_imported,
+            "wandb.sdk.wandb_config": self._wandb_config_imported,
+            "wandb.sdk.wandb_summary": self._wandb_summary_imported,
+            "torch.utils.tensorboard.writer": self._writer_imported,
+            "tensorboardX.writer": self._writer_imported,
+            "mlflow.tracking.client": self._mlflow_imported,
+            "trackio": self._observe_init,
+            "trackio.run": lambda module: self._observe_log(module.Run, "trackio"),
+            "swanlab": self._observe_init,
+            "swanlab.sdk.internal.run": lambda module: self._observe_log(module.Run, "swanlab"),
+        }
+
+    def _observe_log(self, owner: Any, tool: str) -> None:
+        """Observe `log(self, values, step)` of a class."""
+
+        def log(run: Any, values: Mapping[str, Any], step: Any = None, *_: Any, **__: Any) -> Callable[[Any], None]:
+            return _after(self._values.log, tool, dict(values), step)
+
+        self._calls.wrap(owner, "log", log)
+
+    def _observe_init(self, module: ModuleType) -> None:
+        """Read the config of the run that `init` of a module returns."""
+        self._calls.wrap(module, "init", lambda *_, **__: self._read_config)
+
+    def _read_config(self, run: Any) -> None:
+        self._add_config(getattr(run, "config", None))
+
+    def _add_config(self, config: Any) -> None:
+        """Add a config that maps names to values. Names that begin with an underscore are the tool's own."""
+        if config is not None:
+            names = [name for name in config.keys() if not str(name).startswith("_")]  # noqa: SIM118 - iterates over items
+            self._values.add_config({name: config[name] for name in names})
+
+    # W&B -----------------------------------------------------------------------------------------------------------
+
+    def _wandb_run_imported(self, module: ModuleType) -> None:
+        def log(
+            run: Any, data: Mapping[str, Any], step: Any = None, commit: Any = None, **_: Any
+        ) -> Callable[[Any], None]:
+            return _after(self._values.log, "wandb", dict(data), step, own_step=run.step)
+
+        self._calls.wrap(module.Run, "log", log)
+
+    def _wandb_config_imported(self, module: ModuleType) -> None:
+        def changed(config: Any, *_: Any, **__: Any) -> Callable[[Any], None]:
+            return _after(self._add_config, config)
+
+        for method in ("__setitem__", "__setattr__", "update", "setdefaults"):
+            self._calls.wrap(module.Config, method, changed)
+
+    def _wandb_summary_imported(self, module: ModuleType) -> None:
+        def update(summary: Any, values: Mapping[str, Any], *_: Any) -> Callable[[Any], None] | None:
+            if not isinstance(summary, module.Summary):  # a part of it
+                return None
+            return _after(self._values.add_summary, "wandb", dict(values))
+
+        def set_item(summary: Any, name: str, value: Any) -> Callable[[Any], None] | None:
+            return update(summary, {name: value})
+
+        self._calls.wrap(module.SummaryDict, "update", update)
+        self._calls.wrap(module.SummaryDict, "__setitem__", set_item)
+        self._calls.wrap(module.SummaryDict, "__setattr__", set_item)
+
+    # TensorBoard ---------------------------------------------------------------------------------------------------
+
+    def _writer_imported(self, module: ModuleType) -> None:
+        script, tool = self._values, "tensorboard"
+
+        def add_scalar(writer: Any, tag: str, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any) -> Any:
+            return _after(script.log, tool, {tag: scalar_value}, global_step)
+
+        def add_scalars(writer: Any, main_tag: str, tag_scalar_dict: Any, global_step: Any = None, *_: Any) -> Any:
+            row = {f"{main_tag}/{name}": value for name, value in tag_scalar_dict.items()}
+            return _after(script.log, tool, row, global_step)
+
+        def add_text(writer: Any, tag: str, text_string: str, global_step: Any = None, *_: Any, **__: Any) -> Any:
+            return _after(script.add_event, tool, "text", global_step, {"tag": tag, "text": text_string})
+
+        def add_histogram(writer: Any, tag: str, values: Any, global_step: Any = None, *_: Any, **__: Any) -> Any:
+            return _after(script.add_histogram, tool, tag, values, global_step)
+
+        def add_hparams(writer: Any, hparam_dict: Any, metric_dict: Any, *_: Any, **__: Any) -> Any:
+            def add(_: Any) -> None:
+                script.add_config(hparam_dict)
+                script.add_summary(tool, metric_dict)
+
+            return add
+
+        for observe in (add_scalar, add_scalars, add_text, add_histogram, add_hparams):
+            self._calls.wrap(module.SummaryWriter, observe.__name__, observe)
+        for name in ("add_image", "add_images", "add_figure", "add_video", "add_audio", "add_embedding", "add_graph"):
+            count = _after(script.count_unrecorded, f"{tool}.{name}")
+            self._calls.wrap(module.SummaryWriter, name, functools.partial(_always, count))
+
+    # MLflow --------------------------------------------------------------------------------------------------------
+
+    def _mlflow_imported(self, module: ModuleType) -> None:
+        script = self._values
+
+        def log_metric(
+            client: Any, run_id: str, key: str, value: Any, timestamp: Any = None, step: Any = None, *_: Any, **__: Any
+        ) -> Any:
+            return _after(script.log, "mlflow", {key: value}, step or None)
+
+        def log_batch(client: Any, run_id: str, metrics: Any = (), params: Any = (), *_: Any, **__: Any) -> Any:
+            rows: dict[Any, dict[str, Any]] = {}
+            for metric in metrics or ():
+                rows.setdefault(metric.step or None, {})[metric.key] = metric.value
+            config = {param.key: _parse(param.value) for param in params or ()}
+
+            def add(_: Any) -> None:
+                script.add_config(config)
+                for step, row in rows.items():
+                    script.log("mlflow", row, step)
+
+            return add
+
+        def log_param(client: Any, run_id: str, key: str, value: Any, *_: Any, **__: Any) -> Any:
+            return _after(script.add_config, {key: _parse(value)})
+
+        self._calls.wrap(module.MlflowClient, "log_metric", log_metric)
+        self._calls.wrap(module.MlflowClient, "log_batch", log_batch)
+        self._calls.wrap(module.MlflowClient, "log_param", log_param)
+
+
+def _after(function: Callable[..., None], *arguments: Any, **named: Any) -> Callable[[Any], None]:
+    """Return a function of the result of a call that ignores it and calls another one."""
+    return lambda _: function(*arguments, **named)
+
+
+def _always(record: Callable[[Any], None], *_: Any, **__: Any) -> Callable[[Any], None]:
+    return record
+
+
+def _parse(text: Any) -> Any:
+    """Return the number or switch that MLflow keeps as text."""
+    if not isinstance(text, str):
+        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def _is_made_by_trainer(caller: FrameType) -> bool:
+    """Return whether a trainer makes a call, and not the script or one of its own callbacks."""
+    frame: FrameType | None = caller
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not is_in(module, _PLUMBING):
+            return is_in(module, _TRAINERS)
+        frame = frame.f_back
+    return False

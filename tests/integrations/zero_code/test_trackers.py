@@ -1,0 +1,308 @@
+"""What a script logs with other trackers is recorded, and the trackers get exactly what they get without us."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tachograph.importers import read_log
+from tests.integrations.zero_code.conftest import Tacho, program_stderr
+
+pytestmark = pytest.mark.xdist_group("injected-programs")
+
+OFFLINE = {
+    "WANDB_MODE": "offline",
+    "WANDB_SILENT": "true",
+    "SWANLAB_MODE": "offline",
+    "TRACKIO_DIR": "trackio",
+    "HF_HUB_OFFLINE": "1",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+LOOP = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train(num_steps, after=lambda step, loss: None):
+    for step in range(num_steps):
+        loss = model(torch.randn(8, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        after(step, loss)
+"""
+
+
+def run_both(tacho: Tacho, python: str, source: str, *arguments: str) -> Any:
+    """Run a script with and without `tacho run`, each in its own folder; check that it prints the same."""
+    source = textwrap.dedent(source)
+    alone, watched = Tacho(tacho.folder / "alone"), Tacho(tacho.folder / "watched")
+    for place in (alone, watched):
+        place.write("train.py", source)
+    without = alone.bare(python, "train.py", *arguments, env=OFFLINE)
+    assert without.returncode == 0, without.stderr.decode()
+    done = watched.run(python, "train.py", *arguments, env=OFFLINE)
+    assert (done.returncode, done.stdout) == (0, without.stdout), done.stderr.decode()
+    assert program_stderr(done.stderr) == without.stderr
+    return watched
+
+
+def steps_of(tacho: Tacho, name: str) -> dict[str, list[tuple[int, Any]]]:
+    """Return the values of each metric with their steps."""
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for record in tacho.records(name, "step"):
+        for key, value in record.items():
+            found.setdefault(key, []).append((record["global_step"], value))
+    return found
+
+
+def wandb_rows(folder: Path) -> list[dict[str, Any]]:
+    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    rows = [record for record in read_log(path) if record["event"] == "step"]
+    return [
+        {key: value for key, value in row.items() if key not in {"time", "sec_per_step", "_runtime"}} for row in rows
+    ]
+
+
+def config_of(tacho: Tacho, name: str) -> dict[str, Any]:
+    (start,) = tacho.records(name, "start")
+    config = dict(start["config"])
+    for record in tacho.records(name, "event"):
+        if record["name"] == "config_changed":
+            config |= record["config"]
+    return config
+
+
+def test_wandb_calls_are_recorded_and_unchanged(tacho, python):
+    watched = run_both(
+        tacho,
+        python,
+        f"""
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--lr", type=float)
+        parser.add_argument("--hub-token", default="hf_abcdefghijklmnopqrstuvwxyzABCDEFGH")
+        arguments = parser.parse_args()
+        import wandb
+        {textwrap.indent(LOOP, " " * 8).strip()}
+        wandb.init(project="p", config={{**vars(arguments), "batch_size": 8}})
+        wandb.log({{"eval": {{"loss": 3.0}}}})
+
+        def log(step, loss):
+            wandb.log({{"loss": loss, "ratio": step / 2, "weights": wandb.Histogram([1, 2, 3])}})
+
+        train(20, log)
+        wandb.config.warmup = 5
+        wandb.summary["best"] = 0.5
+        try:
+            wandb.log("not a dict")
+        except (TypeError, ValueError) as error:
+            print(type(error).__name__, error)
+        print(model.weight.sum().item())
+        wandb.finish()
+        """,
+        "--lr",
+        "0.5",
+    )
+    assert wandb_rows(watched.folder) == wandb_rows(tacho.folder / "alone")
+    found = steps_of(watched, "train")
+    assert found["eval/loss"] == [(0, 3.0)]
+    assert found["ratio"] == [(step, step / 2) for step in range(20)]
+    assert [step for step, _ in found["loss"]] == list(range(20))
+    assert dict(found["loss"]) == pytest.approx(dict(found["train_loss"]))
+    config = config_of(watched, "train")
+    assert config.pop("hub_token").startswith("[masked")
+    assert config == {"lr": 0.5, "batch_size": 8, "warmup": 5}
+    events = {record["name"]: record for record in watched.records("train", "event")}
+    assert events["summary"]["summary"] == {"best": 0.5}
+    assert sum(events["histogram"]["counts"]) == 3 and events["histogram"]["global_step"] == 19
+
+
+def test_tensorboard_calls_are_recorded_and_unchanged(tacho, python):
+    watched = run_both(
+        tacho,
+        python,
+        f"""
+        {textwrap.indent(LOOP, " " * 8).strip()}
+        from torch.utils.tensorboard import SummaryWriter
+        writer = SummaryWriter("events")
+
+        def log(step, loss):
+            writer.add_scalar("train/loss", loss, step)
+            writer.add_scalars("rates", {{"a": 1.0, "b": step}}, step)
+
+        train(3, log)
+        writer.add_text("note", "all good", 2)
+        writer.add_histogram("weights", model.weight, 2)
+        writer.add_image("picture", torch.zeros(3, 4, 4), 2)
+        writer.add_hparams({{"depth": 2}}, {{"score": 0.75}}, run_name="hparams")
+        writer.close()
+        """,
+    )
+    found = steps_of(watched, "train")
+    assert [step for step, _ in found["train/loss"]] == [0, 1, 2]
+    assert found["rates/b"] == [(0, 0), (1, 1), (2, 2)]
+    assert "score" not in found, "add_hparams calls add_scalar, which is part of it"
+    events = {record["name"]: record for record in watched.records("train", "event")}
+    assert events["text"]["text"] == "all good"
+    assert events["histogram"]["tag"] == "weights" and sum(events["histogram"]["counts"]) == 4
+    assert events["summary"]["summary"] == {"score": 0.75}
+    assert events["not_recorded"]["tensorboard.add_image"] == 1
+    assert config_of(watched, "train") == {"depth": 2}
+
+    def scalars(folder: Path) -> list[dict[str, Any]]:
+        (path,) = (folder / "events").glob("events.*")
+        records = [record for record in read_log(path) if record["event"] == "step"]
+        return [
+            {key: value for key, value in record.items() if key not in {"time", "sec_per_step"}} for record in records
+        ]
+
+    assert scalars(watched.folder) == scalars(tacho.folder / "alone") != []
+
+
+@pytest.mark.parametrize(
+    ("tool", "source"),
+    [
+        (
+            "wandb",
+            "import wandb as tool; run = tool.init(project='p', config={'depth': 2}); log, end = run.log, run.finish",
+        ),
+        (
+            "trackio",
+            "import trackio as tool; tool.init(project='p', config={'depth': 2}); log, end = tool.log, tool.finish",
+        ),
+        (
+            "swanlab",
+            "import swanlab as tool; tool.init(project='p', config={'depth': 2}); log, end = tool.log, tool.finish",
+        ),
+        (
+            "mlflow",
+            "import mlflow as tool; tool.set_tracking_uri('sqlite:///store.db'); tool.start_run(); "
+            "tool.log_params({'depth': 2}); log, end = tool.log_metrics, tool.end_run",
+        ),
+    ],
+)
+def test_program_that_only_logs_is_a_run(tacho, python, tool, source):
+    pytest.importorskip(tool)
+    tacho.write("train.py", f"{source}\nfor step in range(30):\n    log({{'score': step / 4}}, step=step)\nend()\n")
+    done = tacho.run(python, "train.py", env=OFFLINE)
+    assert done.returncode == 0, done.stderr.decode()
+    assert tacho.runs() == ["train"]
+    assert steps_of(tacho, "train")["score"] == [(step, step / 4) for step in range(30)]
+    assert config_of(tacho, "train") == {"depth": 2}
+    (how,) = [record for record in tacho.records("train", "event") if record["name"] == "instrumented"]
+    assert (how["framework"], how["method"]) == (tool, "tracker")
+    assert [record["status"] for record in tacho.records("train", "end")][-1] == "finished"
+
+
+def test_steps_on_another_axis_are_kept_beside_ours(tacho, python):
+    tacho.write(
+        "train.py",
+        f"""
+        {textwrap.indent(LOOP, " " * 8).strip()}
+        import wandb
+        wandb.init(project="p")
+        for epoch in range(100, 103):
+            train(5)
+            wandb.log({{"accuracy": epoch / 1000, "train_loss": float(epoch)}}, step=epoch)
+        """,
+    )
+    assert tacho.run(python, "train.py", env=OFFLINE).returncode == 0
+    found = steps_of(tacho, "train")
+    assert found["accuracy"] == [(4, 0.1), (9, 0.101), (14, 0.102)]
+    assert found["wandb_step"] == [(4, 100), (9, 101), (14, 102)]
+    assert [value for _, value in found["train_loss"]][-2:] == [101.0, 102.0], "not logged twice under one name"
+    assert len(found["lr"]) == 15
+
+
+def test_trainer_calls_are_recorded_once(tacho, python):
+    """The callback records what a trainer logs; what a callback of the script logs is recorded as well."""
+    pytest.importorskip("transformers")
+    tacho.write(
+        "train.py",
+        """
+        import torch
+        from torch.utils.tensorboard import SummaryWriter
+        from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+        writer = SummaryWriter("mine")
+
+        class Mine(TrainerCallback):
+            def on_step_end(self, args, state, control, **more):
+                writer.add_scalar("mine/value", state.global_step / 2, state.global_step)
+
+        config = LlamaConfig(vocab_size=32, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                             num_attention_heads=1, num_key_value_heads=1)
+        rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(8)]
+        arguments = TrainingArguments("out", max_steps=3, logging_steps=1, report_to=["tensorboard"], use_cpu=True,
+                                      save_strategy="no", per_device_train_batch_size=2, disable_tqdm=True)
+        Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows, callbacks=[Mine()]).train()
+        """,
+    )
+    done = tacho.run(python, "train.py", env=OFFLINE)
+    assert done.returncode == 0, done.stderr.decode()
+    found = steps_of(tacho, "train")
+    assert found["mine/value"] == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    assert "train/loss" not in found and len(found["train_loss"]) == 3
+
+
+def test_few_rows_without_training_are_recorded(tacho, python):
+    tacho.write(
+        "evaluate.py",
+        """
+        import argparse, torch
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--split", default="test")
+        parser.parse_args()
+        from torch.utils.tensorboard import SummaryWriter
+        SummaryWriter("events").add_scalar("accuracy", 0.5, 7)
+        """,
+    )
+    assert tacho.run(python, "evaluate.py", env=OFFLINE).returncode == 0
+    assert steps_of(tacho, "evaluate")["accuracy"] == [(7, 0.5)]
+    assert config_of(tacho, "evaluate") == {"split": "test"}
+
+
+def test_run_of_the_script_is_left_alone(tacho, python):
+    tacho.write(
+        "train.py",
+        """
+        import tachograph as tacho, wandb
+        wandb.init(project="p")
+        with tacho.init("mine", console=False) as run:
+            run.log({"loss": 1.0}, step=0)
+            wandb.log({"loss": 1.0, "other": 2.0})
+        """,
+    )
+    assert tacho.run(python, "train.py", env=OFFLINE).returncode == 0
+    assert tacho.runs() == ["mine"]
+    assert "other" not in steps_of(tacho, "mine")
+
+
+def test_stand_in_replaces_the_package(tacho, python):
+    tacho.write(
+        "train.py",
+        """
+        import wandb
+        from wandb.sdk.wandb_run import Run
+        import wandb.plot
+        assert wandb.__spec__.name == "tachograph.wandb", wandb.__spec__
+        with wandb.init(project="p", name="greyjacket", config={"depth": 2}) as run:
+            for step in range(3):
+                wandb.log({"loss": 1 / (step + 1)})
+        try:
+            import wandb.nowhere
+        except ModuleNotFoundError as error:
+            print(error.name)
+        """,
+    )
+    done = tacho.run(python, "train.py", options=("--as", "wandb"), env=OFFLINE)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, b"wandb.nowhere"), done.stderr.decode()
+    assert tacho.runs() == ["greyjacket"]
+    assert not (tacho.folder / "wandb").exists()
+    assert [step for step, _ in steps_of(tacho, "greyjacket")["loss"]] == [0, 1, 2]
