@@ -480,7 +480,7 @@ def test_saved_files_are_links_in_the_run_folder(logs, tmp_path):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["sweep", "agent", "Api", "sklearn", "attach"])
+@pytest.mark.parametrize("name", ["sweep", "agent", "sklearn", "attach"])
 def test_what_is_missing_says_so(name):
     assert not hasattr(wandb, name)
     with pytest.raises(wandb.Error, match=f"wandb.{name} is not available here"):
@@ -546,3 +546,87 @@ def test_notes_and_names_may_change(logs):
         run.log_code(".")
         run.mark_preempting()
     assert events(logs / "x", "wandb_notes")[0]["notes"] == "second"
+
+
+# Api -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(logs):
+    for number, lr in enumerate([0.1, 0.2, 0.3]):
+        with wandb.init(
+            project="p",
+            name=f"run-{number}",
+            id=f"id{number}",
+            config={"lr": lr, "model": {"depth": number}},
+            tags=["t"],
+        ) as run:
+            for step in range(4):
+                run.log({"loss": (3 - number) / (step + 1)})
+                if step % 2:
+                    run.log({"accuracy": step / 10}, step=step)
+            run.summary["best"] = number
+    with pytest.raises(ValueError, match="boom"), wandb.init(project="other", name="failed", config={"lr": 9}) as run:
+        raise ValueError("boom")
+    return wandb.Api(timeout=30)
+
+
+def test_api_finds_a_run_by_any_path(recorded):
+    for path in ("me/p/id1", "p/id1", "id1", "me/p/runs/id1", "/me/p/id1", "run-1"):
+        run = recorded.run(path)
+        assert (run.id, run.name, run.project, run.state) == ("id1", "run-1", "p", "finished"), path
+    assert run.config == {"lr": 0.2, "model": {"depth": 1}}
+    assert (run.summary["loss"], run.summary["best"], run.summary["_step"]) == (0.5, 1, 3)
+    assert run.tags == ["t"] and run.lastHistoryStep == 3
+    with pytest.raises(wandb.CommError, match="Could not find run 'p/nowhere'"):
+        recorded.run("p/nowhere")
+
+
+def test_api_reads_rows_by_step(recorded):
+    run = recorded.run("p/id0")
+    rows = list(run.scan_history())
+    assert [(row["_step"], row["loss"]) for row in rows] == [(0, 3.0), (1, 1.5), (2, 1.0), (3, 0.75)]
+    assert [row.get("accuracy") for row in rows] == [None, 0.1, None, 0.3]
+    assert list(run.scan_history(keys=["accuracy"])) == [{"accuracy": 0.1}, {"accuracy": 0.3}]
+    assert [row["_step"] for row in run.scan_history(min_step=1, max_step=3)] == [1, 2]
+    assert run.history(samples=2, keys=["loss"], pandas=False) == [
+        {"_step": 0, "loss": 3.0},
+        {"_step": 3, "loss": 0.75},
+    ]
+    pandas = pytest.importorskip("pandas")
+    frame = run.history()
+    assert isinstance(frame, pandas.DataFrame) and frame["loss"].tolist() == [3.0, 1.5, 1.0, 0.75]
+    assert "metrics.jsonl" in [file.name for file in run.files()]
+    with run.file("metrics.jsonl").download() as file:
+        assert json.loads(file.readline())["event"] == "start"
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"config.lr": 0.2}, ["run-1"]),
+        ({"config.lr.value": {"$gt": 0.1}}, ["run-1", "run-2"]),
+        ({"config.model.depth": {"$in": [0, 2]}}, ["run-0", "run-2"]),
+        ({"$or": [{"config.lr": 0.1}, {"summary_metrics.best": {"$gte": 2}}]}, ["run-0", "run-2"]),
+        ({"$and": [{"state": "finished"}, {"display_name": {"$regex": "^run-[01]$"}}]}, ["run-0", "run-1"]),
+        ({"tags": "t", "config.lr": {"$not": {"$lt": 0.3}}}, ["run-2"]),
+        ({"config.nothing": {"$exists": True}}, []),
+        ({"config.lr": {"$ne": 0.2}}, ["run-0", "run-2"]),
+    ],
+)
+def test_api_filters_runs(recorded, filters, expected):
+    assert [run.name for run in recorded.runs("me/p", filters=filters, order="+config.lr")] == expected
+
+
+def test_api_lists_and_sorts_runs(recorded):
+    assert [run.name for run in recorded.runs("p", order="-summary_metrics.best")] == ["run-2", "run-1", "run-0"]
+    every = recorded.runs()
+    assert len(every) == 4 and {run.state for run in every} == {"finished", "failed"}
+    assert [run.name for run in recorded.runs(filters={"state": "failed"})] == ["failed"]
+    assert every[0].name == "run-0" and len(every[:2]) == 2
+    with pytest.raises(wandb.Error, match="'\\$where' of a filter is not supported"):
+        recorded.runs(filters={"$where": "this.lr > 1"})
+    with pytest.raises(wandb.Error, match="only runs can be read"):
+        recorded.sweep("p/s")
+    with pytest.raises(wandb.Error, match="cannot be changed"):
+        every[0].delete()

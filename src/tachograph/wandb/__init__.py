@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from tachograph._base.guard import warn
 from tachograph.wandb import data_types, env, errors, plot, sdk, util
+from tachograph.wandb._api import LocalApi as Api
 from tachograph.wandb._artifact import LoggedArtifact as Artifact
 from tachograph.wandb._config import RunConfig as Config
 from tachograph.wandb._run import AlertLevel
@@ -43,6 +44,7 @@ from tachograph.wandb.plot import plot_table
 
 __all__ = [
     "AlertLevel",
+    "Api",
     "Artifact",
     "Audio",
     "Classes",
@@ -105,7 +107,6 @@ _RUN_METHODS = (
 )
 
 _MISSING = {
-    "Api": "read runs with tachograph.read",
     "agent": "there are no sweeps: a search would run nothing",
     "controller": "there are no sweeps",
     "sweep": "there are no sweeps: a search would run nothing",

@@ -541,6 +541,9 @@ class WandbRun:
     def pin_config_keys(self, *_arguments: Any, **_options: Any) -> None:
         """Do nothing."""
 
+    def _label(self, *_arguments: Any, **_options: Any) -> None:
+        """Do nothing: the Trainer of Hugging Face tells W&B its name here."""
+
     def write_logs(self, text: str) -> None:
         """Record a text as an event."""
         self._run.event("text", tag="logs", text=text)

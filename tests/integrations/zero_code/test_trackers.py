@@ -306,3 +306,60 @@ def test_stand_in_replaces_the_package(tacho, python):
     assert tacho.runs() == ["greyjacket"]
     assert not (tacho.folder / "wandb").exists()
     assert [step for step, _ in steps_of(tacho, "greyjacket")["loss"]] == [0, 1, 2]
+
+
+FRAMEWORKS = {
+    "transformers": """
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+        config = LlamaConfig(vocab_size=32, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                             num_attention_heads=1, num_key_value_heads=1)
+        rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(8)]
+        arguments = TrainingArguments("out", max_steps=3, logging_steps=1, report_to=["wandb"], use_cpu=True,
+                                      save_strategy="no", per_device_train_batch_size=2, run_name="theirs")
+        Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows).train()
+        """,
+    "lightning": """
+        import torch, lightning
+        from lightning.pytorch.loggers import WandbLogger
+
+        class Module(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 1)
+
+            def training_step(self, batch, index):
+                loss = self.layer(batch).square().mean()
+                self.log("loss", loss)
+                return loss
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), 0.1)
+
+        trainer = lightning.Trainer(max_epochs=1, logger=WandbLogger(project="p", name="theirs"), log_every_n_steps=1,
+                                    enable_checkpointing=False, accelerator="cpu")
+        trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(6, 4), batch_size=2))
+        """,
+    "accelerate": """
+        from accelerate import Accelerator
+        accelerator = Accelerator(log_with="wandb", cpu=True)
+        accelerator.init_trackers("p", config={"lr": 0.1}, init_kwargs={"wandb": {"name": "theirs"}})
+        for step in range(3):
+            accelerator.log({"loss": 1 / (step + 1)}, step=step)
+        accelerator.end_training()
+        """,
+}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_loggers_of_frameworks_accept_the_stand_in(tacho, python, framework):
+    """They ask for the version of the package first. A folder named wandb is no obstacle."""
+    pytest.importorskip(framework)
+    (tacho.folder / "wandb").mkdir()
+    tacho.write("train.py", FRAMEWORKS[framework])
+    done = tacho.run(python, "train.py", options=("--as", "wandb"), env=OFFLINE)
+    assert done.returncode == 0, done.stderr.decode()
+    assert tacho.runs() == ["theirs"]
+    found = steps_of(tacho, "theirs")
+    assert len(found["train/loss" if framework == "transformers" else "loss"]) >= 3
+    assert not list((tacho.folder / "wandb").iterdir())

@@ -9,7 +9,7 @@ only looks for a spec (`importlib.util.find_spec("torch")`) does not trigger the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -114,6 +114,24 @@ class StandIns:
         if find_spec(f"tachograph.{fullname}") is None:
             raise ModuleNotFoundError(f"No module named {fullname!r} in its stand-in from Tachograph", name=fullname)
         return ModuleSpec(fullname, self)  # type: ignore[arg-type] # a loader by duck typing
+
+    def find_distributions(self, context: Any) -> Iterator[Any]:
+        """Yield the metadata of a package that is not installed: libraries ask for its version before they use it."""
+        if context.name in self._names:
+            from importlib import import_module
+            from importlib.metadata import Distribution
+
+            version = import_module(f"tachograph.{context.name}").__version__
+            text = f"Metadata-Version: 2.1\nName: {context.name}\nVersion: {version}\n"
+
+            class StandInDistribution(Distribution):
+                def read_text(self, filename: str) -> str | None:
+                    return text if filename == "METADATA" else None
+
+                def locate_file(self, path: Any) -> Any:
+                    return path
+
+            yield StandInDistribution()
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return our module, which is imported under its own name, too."""
