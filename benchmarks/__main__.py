@@ -15,6 +15,7 @@ from benchmarks.recording.section import (
     measure_imports,
     measure_kills,
     measure_memory_use,
+    measure_sinks,
 )
 from benchmarks.report import Report
 from benchmarks.spans.profiling_section import measure_profiling
@@ -30,6 +31,7 @@ def _main() -> None:
         "spans": measure_spans,
         "profiling": measure_profiling,
         "CPU": measure_cpu,
+        "sinks": measure_sinks,
         "memory": measure_memory_use,
         "kills": measure_kills,
         "imports": measure_imports,

@@ -9,10 +9,11 @@ from benchmarks.measure import Spread
 from benchmarks.recording.imports import measure_import
 from benchmarks.recording.kill import LOOPS, measure_kill
 from benchmarks.recording.memory import measure_memory
+from benchmarks.recording.sinks import SINKS
 from benchmarks.recording.subjects import SUBJECTS
 from benchmarks.report import Report, time_text
 
-__all__ = ["measure_calls", "measure_cpu", "measure_imports", "measure_kills", "measure_memory_use"]
+__all__ = ["measure_calls", "measure_cpu", "measure_imports", "measure_kills", "measure_memory_use", "measure_sinks"]
 
 _NUM_KILLS = 5
 
@@ -75,6 +76,24 @@ def measure_cpu(report: Report) -> None:
             report.add_failure(title, error)
             continue
         report.add_row(title, _cost(result), Spread.read(result["ratio"]), "msgspec encode, write", ours=ours)
+
+
+def measure_sinks(report: Report) -> None:
+    report.add_section("Sinks: the training process, compared with a run without sinks")
+    choices = {"tensorboard": "one: tensorboard", "tensorboard,wandb,mlflow": "three: tensorboard, wandb, mlflow"}
+    for names, title in {**choices, ",".join(SINKS): f"all {len(SINKS)}"}.items():
+        try:
+            result = measure_in_child("recording.sinks", names)
+        except ChildError as error:
+            report.add_failure(title, error)
+            report.add_unmeasured(f"log call with sinks, {title}", error)
+            continue
+        call, cpu = Spread.read(result["call"]), Spread.read(result["cpu"])
+        budget = report.check_budget(f"log call with sinks, {title}", call.median, 1.1, "×")
+        report.add_row(f"{title}: log call", "", call, "no sinks", budget=budget)
+        report.add_row("CPU of the training process", "", cpu, "no sinks")
+        sink = time_text(1000 * Spread.read(result["sink_us"]).median)
+        report.add_row("CPU of the processes of the sinks, per step", sink)
 
 
 def measure_memory_use(report: Report) -> None:
