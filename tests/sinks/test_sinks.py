@@ -306,6 +306,40 @@ def test_backoff_is_bounded():
     assert [backoff_s(1.0, failures, 60.0) for failures in (0, 1, 5, 6, 100_000)] == [1.0, 2.0, 32.0, 60.0, 60.0]
 
 
+def test_sink_that_is_back_after_an_hour_gets_everything(logs):
+    """On a clock that only the pauses of the driver advance."""
+    now_s = 0.0
+    attempts_s: list[float] = []
+
+    class Down(Flaky):
+        def write(self, records):
+            attempts_s.append(now_s)
+            if now_s < 3600:
+                raise ConnectionError("down")
+            self.records += records
+
+    sink = Down()
+    with tachograph.init("x", log_dir=str(logs), git=False, flush_interval_s=0.05) as run:
+        driver = SinkDriver(run.folder, sink, run.report_error)
+        wait = driver._stopping.wait
+
+        def advance(pause_s: float) -> bool:
+            nonlocal now_s
+            now_s += pause_s
+            return wait(0.001)
+
+        driver._stopping.wait = advance
+        run.add_follower(driver)
+        for step in range(100):
+            run.log(a=float(step), step=step)
+        wait_for(lambda: sink.records, what="the export after an hour")
+    assert [record["a"] for record in sink.records if record["event"] == "step"] == [float(step) for step in range(100)]
+    failed_s = [at_s for at_s in attempts_s if at_s < 3600]
+    assert 60 <= len(failed_s) <= 75, "after a few quick attempts, one a minute"
+    assert min(at_s for at_s in attempts_s if at_s >= 3600) < 3660
+    assert len(read(logs / "x").latest("telemetry_error")) == 1
+
+
 def test_notify_is_driven_as_a_background_sink():
     from tachograph.sinks.notify import NotifySink, resolve_notify
 
