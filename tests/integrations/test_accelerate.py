@@ -481,7 +481,6 @@ def test_two_ranks_write_journals_and_stop_together(logs, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
         wait_for(lambda: (tmp_path / "began").exists() or process.poll() is not None, "the first epoch")

@@ -27,7 +27,7 @@ def test_example_records_finished_run(tmp_path, path):
     command = [sys.executable, str(path)]
     if is_unmodified:
         command = [sys.executable, "-m", "tachograph", "run", "--name", path.stem, "--", *command]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
     )
