@@ -49,11 +49,16 @@ class DeliveryError(Exception):
 
 
 class HttpResponse(NamedTuple):
-    """Status, body and requested wait of a response."""
+    """Status, body (its first 64 KiB) and requested wait of a response."""
 
     status: int
-    text: str
+    body: bytes
     wait_s: float | None
+
+    @property
+    def text(self) -> str:
+        """The body as text."""
+        return self.body.decode("utf-8", "replace")
 
     def json(self) -> dict[str, Any]:
         """Return the body as a JSON object; empty if it is anything else."""
@@ -91,6 +96,7 @@ class _HttpsConnection(_BeforeSend, http.client.HTTPSConnection):
 
 class _Request(urllib.request.Request):
     before_send: Callable[[], None]
+    tls: ssl.SSLContext
 
 
 class _HttpHandler(urllib.request.HTTPHandler):
@@ -100,7 +106,7 @@ class _HttpHandler(urllib.request.HTTPHandler):
 
 class _HttpsHandler(urllib.request.HTTPSHandler):
     def https_open(self, request: Any) -> Any:
-        connect = functools.partial(_open_connection, _HttpsConnection, request.before_send, context=_tls_context())
+        connect = functools.partial(_open_connection, _HttpsConnection, request.before_send, context=request.tls)
         return self.do_open(connect, request)
 
 
@@ -117,6 +123,7 @@ def post(
     *,
     timeout_s: float,
     before_send: Callable[[], None] = lambda: None,
+    tls: ssl.SSLContext | None = None,
 ) -> HttpResponse:
     """Send a body and return the response, whatever its status. Proxy settings of the environment apply.
 
@@ -126,6 +133,7 @@ def post(
         headers: added to the default ones.
         timeout_s: limit for the connection, for each read and for reading the whole body.
         before_send: called once the connection is established, before anything is sent. May raise `DeliveryError`.
+        tls: certificates to use instead of those that the system trusts.
 
     Raises:
         DeliveryError: if there was no response, or `before_send` raised it.
@@ -137,10 +145,11 @@ def post(
         # On the request, not on a handler: an opener and its handlers form a reference cycle, which would keep the
         # hook (and all it refers to) alive until the next garbage collection.
         request.before_send = before_send
+        request.tls = tls or _tls_context()
         opener = urllib.request.build_opener(
             _NoRedirects,
             _HttpHandler,
-            _HttpsHandler(context=_tls_context()),
+            _HttpsHandler(context=request.tls),
             *_proxy_handlers(urllib.parse.urlsplit(request.full_url).hostname or ""),
         )
         try:
@@ -191,7 +200,7 @@ def check_response(response: HttpResponse, clean: Callable[[str, int], str]) -> 
     raise DeliveryError(f"HTTP {status}{': ' if text else ''}{text}", may_retry=may_retry, wait_s=response.wait_s)
 
 
-def _read_body(response: Any, deadline_s: float) -> str:
+def _read_body(response: Any, deadline_s: float) -> bytes:
     chunks: list[bytes] = []
     num_left = _MAX_RESPONSE_BYTES
     while num_left > 0 and time.monotonic() < deadline_s:
@@ -200,7 +209,7 @@ def _read_body(response: Any, deadline_s: float) -> str:
             break
         chunks.append(chunk)
         num_left -= len(chunk)
-    return b"".join(chunks).decode("utf-8", "replace")
+    return b"".join(chunks)
 
 
 def _retry_after_s(headers: Any) -> float | None:

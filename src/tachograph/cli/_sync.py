@@ -106,16 +106,16 @@ def _deliver(folder: RunFolder, lag: SinkLag, options: Mapping[str, Any], timeou
 
 def _drive(folder: RunFolder, name: str, options: Mapping[str, Any], timeout_s: float) -> _Delivery:
     """Export the records after the cursor, in this process."""
-    failures: list[str] = []
+    failures: list[tuple[str, str]] = []
     (sink,) = build_sinks({name: options})
-    driver = SinkDriver(folder, sink, lambda _kind, _field, reason: failures.append(reason))
+    driver = SinkDriver(folder, sink, lambda kind, _field, reason: failures.append((kind, reason)))
     missing = _num_missing(folder, name)  # after the driver has stored the first position of a sink that is new
     driver.start()
     is_done = driver.close(timeout_s)
     left = _num_missing(folder, name)
-    reason = ""
+    reason = "; ".join(text for kind, text in failures if kind == "sink_rejected")
     if not is_done:
-        reason = failures[-1].removesuffix("; will be retried") if failures else f"not done in {timeout_s:g} s"
+        reason = failures[-1][1].removesuffix("; will be retried") if failures else f"not done in {timeout_s:g} s"
     return _Delivery(folder.name, name, missing - left, left, reason)
 
 

@@ -8,11 +8,13 @@ lets it catch up later. Sinks never import each other.
 from tachograph.sinks._config import SINKS, build_sinks
 from tachograph.sinks._driver import SinkDriver, SinkLag, lock_export, read_lags
 from tachograph.sinks._process import SinkProcess, start_sinks
-from tachograph.sinks._sink import BackgroundSink, Sink, scalar_metrics
+from tachograph.sinks._sink import BackgroundSink, RejectingSink, ReplayingSink, Sink, scalar_metrics
 
 __all__ = [
     "SINKS",
     "BackgroundSink",
+    "RejectingSink",
+    "ReplayingSink",
     "Sink",
     "SinkDriver",
     "SinkLag",

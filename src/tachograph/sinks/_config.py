@@ -16,6 +16,7 @@ SINKS = Registry(
     "sink",
     "tachograph.sinks",
     {
+        "otlp": "tachograph.sinks.otlp:OtlpSink",
         "tensorboard": "tachograph.sinks.tensorboard:TensorBoardSink",
         "wandb": "tachograph.sinks.wandb:WandbSink",
     },

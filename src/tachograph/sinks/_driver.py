@@ -14,13 +14,20 @@ change in one atomic write.
 
 Retry. If `open` or `write` raises, the driver sets the offset back to the start of the block and tries again after a
 pause that doubles from the poll interval up to a minute. The sink is opened again first, since its connection may be
-the cause. Each distinct error is reported once, as a `telemetry_error` record of kind `sink_failed`. The backlog is
-the journal itself, so a sink that is down for hours costs no memory.
+the cause. An exception with `wait_s`, such as the seconds of an HTTP `Retry-After`, makes the pause at least that long.
+Each distinct error is reported once, as a `telemetry_error` record of kind `sink_failed`. The backlog is the journal
+itself, so a sink that is down for hours costs no memory.
+
+Rejection. A receiver may refuse some records for good. The sink calls `on_rejected` and returns as usual; the driver
+reports each reason once, as a `telemetry_error` of kind `sink_rejected`, and the total when it ends.
+
+Replay. A `ReplayingSink` first gets the records before the cursor, once per driver.
 
 Close. `Run.finish` calls `close(0)` on every driver and then `close(remaining time)`: all of them start on their last
 round at once, and one that hangs does not use up the time of the others. The last round has a few attempts without
-pauses, then the thread closes the sink and ends. If the deadline passes first, `close` returns False and leaves the
-daemon thread behind; the cursor shows the next attempt, or a later export, where to continue.
+pauses other than those that the receiver asks for, then the thread closes the sink and ends. If the deadline passes
+first, `close` returns False and leaves the daemon thread behind; the cursor shows the next attempt, or a later export,
+where to continue.
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -38,8 +45,8 @@ from tachograph._base.files import open_lock, read_small, replace_file
 from tachograph._base.guard import guard
 from tachograph._base.typed import decode_json
 from tachograph.journal import JournalFollower, RunFolder, count_records
-from tachograph.records import mask_text
-from tachograph.sinks._sink import BackgroundSink, Sink
+from tachograph.records import finite_or_none, mask_text
+from tachograph.sinks._sink import BackgroundSink, RejectingSink, ReplayingSink, Sink
 
 try:
     import fcntl
@@ -123,7 +130,11 @@ class SinkDriver:
         self._poll_interval_s = self._background.poll_interval_s if self._background else _POLL_INTERVAL_S
         self._is_open = False
         self._reported: set[str] = set()
+        self._rejected: dict[tuple[str, str], list[int]] = {}
+        """By reason and kind of item: how many were rejected, and how many of them were reported."""
         self._num_failures = 0
+        self._not_before_s = 0.0
+        """When the receiver may be called again, on `time.monotonic`."""
         self._stopping = threading.Event()
         self._cursor_path = folder.private / f"sink-{sink.name}.json"
         begin = self._background.load_cursor(folder) if self._background else self._load_cursor()
@@ -133,6 +144,9 @@ class SinkDriver:
         if self._background is None:
             # With from_start=False the starting point must survive a crash before the first write.
             self._save_cursor(begin)
+        self._is_replayed = False
+        if isinstance(sink, RejectingSink):
+            sink.on_rejected = self._handle_rejection
         self._thread = threading.Thread(target=self._run, name=f"tachograph-{sink.name}", daemon=True)
 
     @property
@@ -178,20 +192,33 @@ class SinkDriver:
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            is_last = self._stopping.wait(backoff_s(self._poll_interval_s, self._num_failures, _MAX_BACKOFF_S))
+            pause_s = backoff_s(self._poll_interval_s, self._num_failures, _MAX_BACKOFF_S)
+            is_last = self._stopping.wait(max(pause_s, self._asked_pause_s()))
             for _ in range(_MAX_LAST_ATTEMPTS if is_last else 1):
+                asked_s = self._asked_pause_s()
+                if asked_s > _MAX_BACKOFF_S:
+                    break
+                time.sleep(asked_s)
                 try:
                     self._write_new_records()
                     self._num_failures = 0
                     break
                 except (Exception, SystemExit) as error:  # noqa: BLE001 - a sink may raise anything
                     self._handle_failure(error)
+        self._report_rejections()
         with contextlib.suppress(Exception):
             self._sink.close()
+
+    def _asked_pause_s(self) -> float:
+        """Return how long the receiver wants to be left alone."""
+        return max(self._not_before_s - time.monotonic(), 0.0)
 
     def _write_new_records(self) -> None:
         if not self._is_open:
             self._sink.open(self._folder, self._start_record())
+            if isinstance(self._sink, ReplayingSink) and not self._is_replayed:
+                self._sink.replay(self._earlier_records())
+                self._is_replayed = True
             self._is_open = True
         while True:
             before = self._follower.offset
@@ -208,6 +235,13 @@ class SinkDriver:
         if self._background is not None:
             self._background.poll()
 
+    def _earlier_records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records before the cursor."""
+        earlier = JournalFollower(self._folder.journal, end=self._follower.offset, block_bytes=_BLOCK_BYTES)
+        while records := earlier.poll_block():
+            yield from records
+            time.sleep(0)
+
     def _start_record(self) -> dict[str, Any]:
         head = JournalFollower(self._folder.journal, block_bytes=64 << 10).poll_block()
         return next((record for record in head if record["event"] == "start"), {})
@@ -215,6 +249,7 @@ class SinkDriver:
     def _handle_failure(self, error: BaseException) -> None:
         self._num_failures += 1
         self._is_open = False
+        self._not_before_s = time.monotonic() + (finite_or_none(getattr(error, "wait_s", None)) or 0.0)
         # The text may quote a token, and a failing sink must not fill the journal.
         reason = mask_text(f"{type(error).__name__}: {error}")[:500]
         if reason not in self._reported and len(self._reported) < _MAX_REPORTED:
@@ -222,6 +257,27 @@ class SinkDriver:
             self._report("sink_failed", self._sink.name, f"{reason}; will be retried")
         if self._background is None:
             self._save_cursor(self._follower.offset, reason)
+
+    def _handle_rejection(self, num_items: int, items: str, reason: str) -> None:
+        key = (mask_text(reason)[:500], items)
+        if key not in self._rejected and len(self._rejected) >= _MAX_REPORTED:
+            key = ("other reasons", "items")
+        counts = self._rejected.setdefault(key, [0, 0])
+        counts[0] += num_items
+        if not counts[1]:
+            self._report_rejection(key)
+
+    def _report_rejections(self) -> None:
+        """Report the totals of reasons that occurred again after their report."""
+        for key, (num_rejected, num_reported) in self._rejected.items():
+            if num_rejected > num_reported:
+                self._report_rejection(key)
+
+    def _report_rejection(self, key: tuple[str, str]) -> None:
+        counts, (reason, items) = self._rejected[key], key
+        counts[1] = counts[0]
+        text = f"the receiver rejected {counts[0]} {items} for good: {reason}; the journal has the records"
+        self._report("sink_rejected", self._sink.name, text)
 
     def _load_cursor(self) -> int | None:
         try:

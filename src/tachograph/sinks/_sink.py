@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 from tachograph.journal import RunFolder
 from tachograph.records import METRIC_KINDS
 
-__all__ = ["BackgroundSink", "Sink", "scalar_metrics"]
+__all__ = ["BackgroundSink", "RejectingSink", "ReplayingSink", "Sink", "scalar_metrics"]
 
 
 @runtime_checkable
@@ -16,7 +17,8 @@ class Sink(Protocol):
 
     `SinkDriver` calls every method from one thread of its own, never from the training thread; a sink that is chosen by
     name is even in another process. A method may block and may raise: after an exception the driver backs off, calls
-    `open` again and repeats `write` with the same records.
+    `open` again and repeats `write` with the same records. If the exception has a number `wait_s`, as `DeliveryError`
+    has, the driver waits at least so many seconds.
     """
 
     name: str
@@ -80,6 +82,26 @@ class BackgroundSink(Sink, Protocol):
         signals that there are no more.
         """
         ...
+
+
+@runtime_checkable
+class ReplayingSink(Sink, Protocol):
+    """A sink whose output depends on earlier records, such as the start of a span that stops now."""
+
+    def replay(self, records: Iterable[dict[str, Any]]) -> None:
+        """Process all records that were exported before, without exporting them.
+
+        Called after the first `open`, also if there are none. If it raises, it is called again from the start.
+        """
+        ...
+
+
+@runtime_checkable
+class RejectingSink(Sink, Protocol):
+    """A sink whose receiver may refuse some records for good. It reports them and continues."""
+
+    on_rejected: Callable[[int, str, str], None]
+    """Set by the driver. Call it with the number of refused items, the word for them, and the reason."""
 
 
 def scalar_metrics(record: dict[str, Any]) -> dict[str, float]:
