@@ -152,11 +152,12 @@ class HttpOtlp(_Otlp):
         class Server(Receiver):
             def reply_to(self, request: Any) -> Reply:
                 signal = request.path.rpartition("/")[2]
-                assert request.headers["Content-Type"] == "application/x-protobuf"
-                is_zipped = request.headers.get("Content-Encoding") == "gzip"
+                headers = {name.lower(): value for name, value in request.headers.items()}
+                assert headers["content-type"] == "application/x-protobuf"
+                is_zipped = headers.get("content-encoding") == "gzip"
                 body = gzip.decompress(request.body) if is_zipped else request.body
                 answer = outer.next_answer(signal)
-                outer.headers.append({name.lower(): value for name, value in request.headers.items()})
+                outer.headers.append(headers)
                 if answer.status == 200 and not answer.is_silent:
                     outer.received.append((signal, REQUESTS[signal].FromString(body)))
                 response = RESPONSES[signal]()
@@ -164,8 +165,8 @@ class HttpOtlp(_Otlp):
                     setattr(response.partial_success, REJECTED[signal], answer.num_rejected)
                     response.partial_success.error_message = answer.text
                 content = response if answer.status == 200 else Status(message=answer.text)
-                headers = {} if answer.retry_after_s is None else {"Retry-After": str(answer.retry_after_s)}
-                return Reply(answer.status, content.SerializeToString(), headers, is_silent=answer.is_silent)
+                more = {} if answer.retry_after_s is None else {"Retry-After": str(answer.retry_after_s)}
+                return Reply(answer.status, content.SerializeToString(), more, is_silent=answer.is_silent)
 
         self.server = Server()
         self.endpoint = self.server.address

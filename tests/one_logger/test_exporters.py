@@ -18,7 +18,6 @@ from tachograph.one_logger import (
     ExportError,
     FileExporter,
     LoggerExporter,
-    OneLoggerError,
     Span,
     TrainingTelemetryConfig,
     application,
@@ -256,20 +255,6 @@ def test_standalone_exporter_checks_its_state(tmp_path):
     assert [record["type"] for record in records] == ["start", "stop"]
 
 
-def test_export_config_file_creates_exporters(provider, tmp_path):
-    config = tmp_path / "exporters.yaml"
-    config.write_text("exporters:\n  - class_name: FileExporter\n    config: {file_path: from_file.jsonl}\n")
-    provider.with_export_config([{"class_name": "LoggerExporter", "config": {"logger": "x"}}], config)
-    assert [type(exporter).__name__ for exporter in provider._exporters] == ["FileExporter", "LoggerExporter"]
-    config.write_text("exporters:\n  - class_name: os.system\n    config: {command: id}\n")
-    with pytest.raises(OneLoggerError, match="'os.system' is not one of FileExporter, LoggerExporter"):
-        provider.with_export_config(None, config)
-    with pytest.raises(OneLoggerError, match="cannot read the exporter config"):
-        provider.with_export_config(None, tmp_path / "nothing.yaml")
-    with pytest.raises(OneLoggerError, match="cannot be created with"):
-        provider.with_export_config([{"class_name": "FileExporter", "config": {"nonsense": 1}}])
-
-
 def test_telemetry_errors_reach_exporters(configure):
     exporter = CollectingExporter()
     configure(exporter)
@@ -361,6 +346,34 @@ def test_iterations_without_loop_report_in_application(configure):
 def losses() -> list[str]:
     """Return the reported losses of exporters, in order."""
     return [record["reason"] for record in journal() if "telemetry_data" in str(record.get("kind"))]
+
+
+def test_refused_record_is_not_repeated(configure):
+    class Refusing(CollectingExporter):
+        def export_start(self, span):
+            self.num_calls += 1
+            if span.name_str == "poison":
+                raise ExportError("invalid name", may_retry=False)
+
+    exporter = Refusing()
+    configure(exporter)
+    with application(), timed_span("poison"):
+        get_recorder().event(Event.create("inside"))
+    assert exporter.num_calls == len(exporter.calls) + 2  # both starts, once
+    (reason,) = losses()
+    assert "dropped a span_start record: ExportError: invalid name; 1 lost so far" in reason
+
+
+def test_failure_to_close_is_reported(configure):
+    class FailsToClose(CollectingExporter):
+        def close(self):
+            raise ConnectionError("upload failed")
+
+    configure(FailsToClose())
+    with application():
+        pass
+    (reason,) = losses()
+    assert "FailsToClose.close failed: ConnectionError: upload failed" in reason
 
 
 def test_loss_of_the_last_record_is_reported(configure):

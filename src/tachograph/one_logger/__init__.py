@@ -14,11 +14,19 @@ from tachograph.one_logger._config import (
     TelemetryConfig,
     TrainingTelemetryConfig,
 )
-from tachograph.one_logger._export_config import ExporterConfig
+from tachograph.one_logger._export_config import ExporterConfig, ExporterConfigManager
 from tachograph.one_logger._exporter import BaseExporter, Exporter, ExportError
 from tachograph.one_logger._json_exporters import BaseJsonExporter, FileExporter, LoggerExporter
 from tachograph.one_logger._provider import OneLoggerProvider, TrainingTelemetryProvider
 from tachograph.one_logger._recorder import DefaultRecorder
+from tachograph.one_logger._wandb_exporter import (
+    Config,
+    FlatMetricNamingStrategy,
+    HierarchicalMetricNamingStrategy,
+    MetricNamingStrategy,
+    WandBExporterAsync,
+    WandBExporterSync,
+)
 from tachograph.spans import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     ApplicationType,
@@ -104,6 +112,7 @@ from tachograph.spans._span import SpanName
 if TYPE_CHECKING:
     from tachograph.one_logger._lightning import TimeEventCallback as TimeEventCallback
     from tachograph.one_logger._lightning import hook_trainer_cls as hook_trainer_cls
+    from tachograph.one_logger._otel_exporter import OTelExporter as OTelExporter
 
     OneLoggerPTLTrainer: Any
 
@@ -117,6 +126,7 @@ __all__ = [
     "CheckPointStrategy",
     "CheckPointType",
     "CheckpointSaveSpanAttributes",
+    "Config",
     "DEFAULT_SPANS_EXPORT_BLACKLIST",
     "DefaultRecorder",
     "ErrorEvent",
@@ -126,9 +136,13 @@ __all__ = [
     "ExportError",
     "Exporter",
     "ExporterConfig",
+    "ExporterConfigManager",
     "FileExporter",
+    "FlatMetricNamingStrategy",
+    "HierarchicalMetricNamingStrategy",
     "LoggerConfig",
     "LoggerExporter",
+    "MetricNamingStrategy",
     "NVTXColor",
     "OneLoggerConfig",
     "OneLoggerError",
@@ -157,6 +171,8 @@ __all__ = [
     "TrainingTelemetryConfig",
     "TrainingTelemetryProvider",
     "ValidationMetricsUpdateAttributes",
+    "WandBExporterAsync",
+    "WandBExporterSync",
     "application",
     "assert_that",
     "backward",
@@ -214,9 +230,15 @@ def assert_that(condition: object, message: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the names that need Lightning on first use; they are not in `__all__`, so `import *` does not need it."""
+    """Import names that need other packages on first use; `__all__` lacks them, so `import *` does not need these."""
     if name in {"TimeEventCallback", "hook_trainer_cls", "OneLoggerPTLTrainer"}:
         from tachograph.one_logger import _lightning
 
         return _lightning.trainer_class() if name == "OneLoggerPTLTrainer" else getattr(_lightning, name)
+    if name == "OTelExporter":
+        try:
+            from tachograph.one_logger._otel_exporter import OTelExporter
+        except ImportError as error:
+            raise ImportError(f"OTelExporter needs OpenTelemetry ({error}): pip install 'tachograph[otlp]'") from error
+        return OTelExporter
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,15 @@ __all__ = ["BaseExporter", "ExportError", "Exporter"]
 
 
 class ExportError(TachographError):
-    """An exporter failed."""
+    """An exporter failed.
+
+    Attributes:
+        may_retry: whether the same call may succeed later. If not, the record is dropped and reported at once.
+    """
+
+    def __init__(self, message: str = "", *, may_retry: bool = True) -> None:
+        super().__init__(message)
+        self.may_retry = may_retry
 
 
 class Exporter(ABC):

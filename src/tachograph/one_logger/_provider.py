@@ -19,7 +19,7 @@ from tachograph._base.guard import guard
 from tachograph._init import init
 from tachograph.exceptions import ConfigError, TachographError
 from tachograph.one_logger._config import LoggerConfig, OneLoggerConfig, TrainingTelemetryConfig
-from tachograph.one_logger._export_config import ExporterConfig, make_exporters, read_exporter_configs
+from tachograph.one_logger._export_config import ExporterConfig, ExporterConfigManager
 from tachograph.one_logger._exporter import Exporter
 from tachograph.one_logger._recorder import DefaultRecorder
 from tachograph.one_logger._relay import ExporterSink
@@ -156,10 +156,10 @@ class TrainingTelemetryProvider:
         exporters_config: Sequence[ExporterConfig | dict[str, Any]] | None = None,
         config_file_path: str | os.PathLike[str] | None = None,
     ) -> TrainingTelemetryProvider:
-        """Add exporters described in a list, in a file, or in the file named in the environment."""
+        """Add exporters described in a list, in a file or by an installed package; see `ExporterConfigManager`."""
         building = self._start_building("with_export_config")
-        building._exporters += make_exporters(read_exporter_configs(config_file_path))
-        building._exporters += make_exporters(exporters_config or ())
+        configs = ExporterConfigManager.generate_export_config(exporters_config, config_file_path)
+        building._exporters += ExporterConfigManager.create_exporters_from_config(configs)
         return self
 
     def with_export_customization(

@@ -57,8 +57,8 @@ _STANDARD: dict[str, Enum] = {
 class ExporterSink:
     """Calls an exporter for each record of a span or an event.
 
-    A call that raises is repeated at once, and then after growing pauses. A record that fails too often is dropped and
-    counted; the exporter stays in use.
+    A call that raises is repeated at once, and then after growing pauses. A record that fails too often, or that the
+    exporter refuses for good, is dropped and counted; the exporter stays in use.
     """
 
     def __init__(self, exporter: Exporter, name: str, report: Callable[[str, str, str], None]) -> None:
@@ -110,7 +110,11 @@ class ExporterSink:
                 "the journal has them, and the next job of the session exports them",
             )
         self._export_loss()
-        self._exporter.close()
+        try:
+            self._exporter.close()
+        except Exception as error:  # noqa: BLE001 - an exporter may raise anything, and may have kept records until now
+            reason = f"{type(self._exporter).__name__}.close failed: {type(error).__name__}: {error!s:.200}"
+            self._report(self._error_type().value, self.name, f"{reason}; the last records may be missing")
 
     def _export(self, record: dict[str, Any]) -> None:
         num_tries = 0
@@ -128,7 +132,7 @@ class ExporterSink:
                 num_tries += 1
                 self._num_failures += 1
                 self._latest_error = f"{type(error).__name__}: {error!s:.200}"
-                if self._num_failures >= _MAX_ATTEMPTS:
+                if self._num_failures >= _MAX_ATTEMPTS or getattr(error, "may_retry", True) is False:
                     self._drop(record)
                     return
                 if num_tries >= _MAX_ATTEMPTS_PER_WRITE:
@@ -214,6 +218,7 @@ class ExporterSink:
             return self._event_calls(record, self._run_span)
         start_s = self._run_start_s or _number(record, "time")
         span = Span.create(_RUN_SPAN_NAME, start_time=TracingTimestamp(start_s, start_s))
+        span.extras.id = uuid.uuid5(uuid.NAMESPACE_OID, f"{self._run_id} {start_s}")  # the same if it is repeated
         return [functools.partial(self._start_run_span, span), *self._event_calls(record, span)]
 
     def _start_run_span(self, span: Span) -> None:

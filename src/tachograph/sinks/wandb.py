@@ -20,11 +20,24 @@ from tachograph.journal import RunFolder
 from tachograph.records import CONFIG_CHANGED, SUMMARY
 from tachograph.sinks._sink import scalar_metrics
 
-__all__ = ["WandbSink"]
+__all__ = ["WandbSink", "client_settings"]
 
 _MODES = ("online", "offline", "disabled", "shared")
 _ALERT_LEVELS = {"info": "INFO", "warning": "WARN", "critical": "ERROR"}
 _MAX_TABLE_ROWS = 1_000
+
+
+def client_settings(pid: int, **more: Any) -> wandb.Settings:
+    """Return settings for a client that prints nothing.
+
+    Args:
+        pid: the training process, which W&B measures.
+        more: further settings; those that this version of W&B does not have are left out.
+    """
+    program = sys.argv[0] if sys.argv else ""
+    settings: dict[str, Any] = {"silent": True, "console": "off", "program": program, "x_stats_pid": pid, **more}
+    known = wandb.Settings.model_fields
+    return wandb.Settings(**{name: value for name, value in settings.items() if name in known})
 
 
 class WandbSink:
@@ -79,18 +92,10 @@ class WandbSink:
             dir=str(folder.path),
             resume="allow",
             reinit="create_new",
-            settings=self._settings(),
+            settings=client_settings(os.getppid()),
         )
         self._run.define_metric("global_step")
         self._run.define_metric("*", step_metric="global_step")
-
-    @staticmethod
-    def _settings() -> wandb.Settings:
-        """Return settings that describe the training process, in whose stead this one talks to W&B."""
-        program = sys.argv[0] if sys.argv else ""
-        settings: dict[str, Any] = {"silent": True, "console": "off", "program": program, "x_stats_pid": os.getppid()}
-        known = wandb.Settings.model_fields
-        return wandb.Settings(**{name: value for name, value in settings.items() if name in known})
 
     def write(self, records: list[dict[str, Any]]) -> None:
         """Log the numbers, tables and histograms of each record; pass on config, results and alerts."""
