@@ -258,7 +258,7 @@ def test_each_sink_has_its_own_cursor(logs):
     assert len(follow()) > 0
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("name", ["swanlab", "tensorboard", "wandb"])
 def test_sinks_are_imported_only_if_configured(logs, script, name):
     script(
         f"""

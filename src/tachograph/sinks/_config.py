@@ -17,6 +17,7 @@ SINKS = Registry(
     "tachograph.sinks",
     {
         "otlp": "tachograph.sinks.otlp:OtlpSink",
+        "swanlab": "tachograph.sinks.swanlab:SwanLabSink",
         "tensorboard": "tachograph.sinks.tensorboard:TensorBoardSink",
         "wandb": "tachograph.sinks.wandb:WandbSink",
     },
