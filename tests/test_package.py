@@ -27,7 +27,7 @@ ALLOWED = {
     "sinks": {"base", "records", "journal"},
     "_init": {"base", "records", "diagnostics", "recorder", "sinks"},
     "spans": {"base", "records", "recorder", "_init"},
-    "integrations": {"base", "records", "journal", "reader", "recorder", "spans", "_init", "_drop_in"},
+    "integrations": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init", "_drop_in"},
     "one_logger": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "integrations", "_init"},
     "_drop_in": {"base", "recorder"},
     "tensorboard": {"base", "records", "recorder", "_init", "_drop_in"},

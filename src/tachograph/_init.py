@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tachograph._base import ranks
-from tachograph._base.config import SECTION_PLACES, ConfigSection, find_section
+from tachograph._base.config import SECTION_PLACES, ConfigSection, fields_of, find_section
 from tachograph._base.guard import guard, warn
 from tachograph._base.typed import decode_json
 from tachograph.diagnostics import resolve_rules, resolve_signals
@@ -22,7 +22,7 @@ from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.recorder import Run, start_run
 from tachograph.records import check_run_name
 from tachograph.settings import Settings, read_config, resolve_settings
-from tachograph.sinks import SinkDriver, start_sinks
+from tachograph.sinks import SinkDriver, SwanLabConfig, start_sinks
 
 if TYPE_CHECKING:
     from tachograph.sinks.notify import Channel, NotifySettings, NotifySink
@@ -54,7 +54,8 @@ def init(
             appended and a line is printed.
         config: the training config (a dict, a dataclass, an argparse namespace, …). It is stored in the `start` record
             with secrets masked, and searched for facts about the model, LoRA and the training. Its `telemetry` section
-            sets settings that neither an argument nor the environment sets.
+            sets settings that neither an argument nor the environment sets, and so do its options for SwanLab, such as
+            `swanlab_project`.
         resume: continue the run of that name if it exists, whether it finished, failed or crashed.
         tags: words to find the run by.
         facts: fields for the `start` record, such as ``{"trainable_params": 12_345, "max_steps": 5000}``.
@@ -79,6 +80,9 @@ def init(
     path, section, warnings = _read_section(config)
     notify_section, rules_section, signals_section = (section.pop(key, None) for key in _SUBSECTIONS)
     chosen = resolve_settings(settings, section, path=path)
+    if chosen.enabled and (swanlab := _read_swanlab(config, warnings)) is not None:
+        chosen = resolve_settings(settings, swanlab.add_to_section(section), path=path)
+        notify_section = swanlab.add_to_notify(notify_section)
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise ConfigError(f"tags={tags!r}: expected a list of words, such as tags=['baseline']")
     if facts is not None and not isinstance(facts, Mapping):
@@ -147,6 +151,18 @@ def _read_section(config: Any) -> tuple[str, dict[str, Any], list[str]]:
         )
         warnings.append(f"the config has settings that have no effect at {', '.join(found.unused)}: {remedy}")
     return path, section, warnings
+
+
+def _read_swanlab(config: Any, warnings: list[str]) -> SwanLabConfig | None:
+    """Return the options of SwanLab in a training config; None if it is not used. Adds to the warnings."""
+    is_given = False
+    with guard("searching the config for SwanLab"):
+        is_given = any(str(name).startswith(("use_swanlab", "swanlab_")) for name in fields_of(config))
+    if not is_given:
+        return None
+    found, unused = SwanLabConfig.from_config(config)
+    warnings += unused
+    return found if found.is_enabled else None
 
 
 def _not_a_section(value: Any) -> str:

@@ -21,7 +21,7 @@ from tachograph._base.config import parse_yaml
 from tachograph._base.typed import convert, decode_json
 from tachograph.exceptions import ConfigError, did_you_mean
 
-__all__ = ["Settings", "SettingRow", "parse_switch", "read_config", "resolve_settings", "settings_table"]
+__all__ = ["Settings", "SettingRow", "parse_sinks", "parse_switch", "read_config", "resolve_settings", "settings_table"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -222,7 +222,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _convert(name: str, value: Any, origin: str) -> Any:
     if name == "sinks":
-        return _parse_sinks(value, origin)
+        return parse_sinks(value, origin)
     wanted = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)
     given = value
     if wanted.__origin__ is bool:
@@ -238,7 +238,7 @@ def _convert(name: str, value: Any, origin: str) -> Any:
         raise ConfigError(f"{origin}: {wanted_text[0].lower()}{wanted_text[1:]}, got {given!r}") from None
 
 
-def _parse_sinks(value: Any, origin: str) -> dict[str, dict[str, Any]]:
+def parse_sinks(value: Any, origin: str) -> dict[str, dict[str, Any]]:
     """Return the options of each sink by its name, from a list of names and ``{name: options}``, or from a string.
 
     No message quotes a value, because an option may be a secret.

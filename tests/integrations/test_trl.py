@@ -497,3 +497,34 @@ def test_supported_trainers_exist_in_trl():
     homes = {"ORPOTrainer": orpo, "CPOTrainer": cpo}
     for name, extractor in EXTRACTORS.items():
         assert callable(getattr(getattr(homes.get(name, trl), name), extractor.method))
+
+
+# The callback of `tachograph.integrations.swanlab` -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto", "orpo", "cpo", "grpo"])
+def test_swanlab_callback_fills_its_table(kind, tmp_path, logs):
+    from tachograph.integrations.swanlab import SwanLabRLHFCompletionCallback
+
+    trainer = build(kind, tmp_path)
+    callback = SwanLabRLHFCompletionCallback(log_interval=2, max_completions=8)
+    trainer.add_callback(callback)  # after the trainer has called `on_init_end`, as a plugin does
+    with tachograph.init("run", log_dir=str(logs), **OPTIONS):
+        trainer.train()
+    assert callback.trainer_type == kind
+    records = list(tachograph.read(logs / "run").records("completions"))
+    assert [record["table"] for record in records] == ["rlhf_completions"] * 3
+    rows = [row for record in records for row in record["rows"]]
+    assert all(row["prompt"] and ("completion" in row or "chosen" in row) for row in rows)
+
+
+def test_swanlab_callback_needs_no_run(tmp_path):
+    from tachograph.integrations.swanlab import SwanLabRLHFCompletionCallback
+
+    with pytest.raises(ConfigError, match="log_interval=0: expected an integer of at least 1"):
+        SwanLabRLHFCompletionCallback(log_interval=0)
+    trainer = build("sft", tmp_path, max_steps=1)
+    callback = SwanLabRLHFCompletionCallback()
+    trainer.add_callback(callback)
+    trainer.train()
+    assert callback.trainer_type == "unknown"

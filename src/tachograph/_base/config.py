@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["SECTION_PLACES", "ConfigSection", "find_section", "first_process", "parse_yaml"]
+__all__ = ["SECTION_PLACES", "ConfigSection", "fields_of", "find_section", "first_process", "parse_yaml"]
 
 SECTION_PLACES = ("telemetry", "process[0].telemetry", "config.process[0].telemetry")
 _KEY = "telemetry"
@@ -71,9 +71,9 @@ class ConfigSection(NamedTuple):
 
 def find_section(config: Any) -> ConfigSection:
     """Find the `telemetry` section of a config: a mapping, a dataclass or a namespace."""
-    owners = {SECTION_PLACES[0]: _fields(config)}
-    for path, owner in (("process[0]", config), ("config.process[0]", _fields(config).get("config"))):
-        owners[f"{path}.{_KEY}"] = _first_of(_fields(owner).get("process"))
+    owners = {SECTION_PLACES[0]: fields_of(config)}
+    for path, owner in (("process[0]", config), ("config.process[0]", fields_of(config).get("config"))):
+        owners[f"{path}.{_KEY}"] = _first_of(fields_of(owner).get("process"))
     given = {path: owner[_KEY] for path, owner in owners.items() if owner.get(_KEY) is not None}
     mappings = [path for path, value in given.items() if isinstance(value, Mapping)]
     used = next(iter(mappings or given), SECTION_PLACES[0])
@@ -84,7 +84,7 @@ def find_section(config: Any) -> ConfigSection:
 
 def first_process(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options of the first process of a job of AI Toolkit; the config itself if it has another layout."""
-    return _first_of(_fields(config.get("config")).get("process")) or _first_of(config.get("process")) or config
+    return _first_of(fields_of(config.get("config")).get("process")) or _first_of(config.get("process")) or config
 
 
 def _nested_sections(config: Any) -> Iterator[str]:
@@ -99,24 +99,24 @@ def _nested_sections(config: Any) -> Iterator[str]:
             child = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}" if path else str(key)
             if key == _KEY and isinstance(value, Mapping):
                 yield child
-            elif depth < _MAX_DEPTH and id(value) not in seen and (_is_list(value) or _fields(value)):
+            elif depth < _MAX_DEPTH and id(value) not in seen and (_is_list(value) or fields_of(value)):
                 seen.add(id(value))
                 waiting.append((child, value, depth + 1))
 
 
 def _children(value: Any) -> Iterator[tuple[Any, Any]]:
-    return enumerate(value) if _is_list(value) else iter(_fields(value).items())
+    return enumerate(value) if _is_list(value) else iter(fields_of(value).items())
 
 
 def _first_of(processes: Any) -> Mapping[Any, Any]:
-    return _fields(processes[0]) if _is_list(processes) and len(processes) else {}
+    return fields_of(processes[0]) if _is_list(processes) and len(processes) else {}
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
-def _fields(value: Any) -> Mapping[Any, Any]:
+def fields_of(value: Any) -> Mapping[Any, Any]:
     """Return the fields of a mapping, a dataclass or a namespace; none for anything else."""
     if isinstance(value, Mapping):
         return value

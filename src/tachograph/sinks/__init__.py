@@ -9,6 +9,7 @@ from tachograph.sinks._config import SINKS, build_sinks
 from tachograph.sinks._driver import SinkDriver, SinkLag, lock_export, read_lags
 from tachograph.sinks._process import SinkProcess, start_sinks
 from tachograph.sinks._sink import BackgroundSink, RejectingSink, ReplayingSink, Sink, scalar_metrics
+from tachograph.sinks._swanlab_config import SwanLabConfig
 
 __all__ = [
     "SINKS",
@@ -19,6 +20,7 @@ __all__ = [
     "SinkDriver",
     "SinkLag",
     "SinkProcess",
+    "SwanLabConfig",
     "build_sinks",
     "lock_export",
     "read_lags",

@@ -85,7 +85,7 @@ from tachograph.spans._names import (
     StandardTrainingJobSpanName,
 )
 from tachograph.spans._profiling import profile_block, profile_function
-from tachograph.spans._profiling_config import ProfilingConfig, configure_profiling
+from tachograph.spans._profiling_config import ProfilingConfig, configure_profiling, profiling_config
 from tachograph.spans._recorder import TrainingRecorder
 from tachograph.spans._scope import SpanScope
 from tachograph.spans._span import ObservedIteration, Span, current_span
@@ -170,6 +170,7 @@ __all__ = [
     "profile_block",
     "recorder_of",
     "configure_profiling",
+    "profiling_config",
     "set_training_config",
     "testing_iteration",
     "testing_loop",

@@ -9,7 +9,7 @@ import msgspec
 
 from tachograph.exceptions import ConfigError
 
-__all__ = ["ProfilingConfig", "check_config", "active", "configure_profiling"]
+__all__ = ["ProfilingConfig", "check_config", "active", "configure_profiling", "profiling_config"]
 
 
 class ProfilingConfig(msgspec.Struct, frozen=True):
@@ -65,6 +65,11 @@ def configure_profiling(config: ProfilingConfig) -> None:
     if config is None:
         raise ConfigError("config=None: expected a ProfilingConfig; ProfilingConfig(enabled=False) turns profiling off")
     active.config = check_config(config)
+
+
+def profiling_config() -> ProfilingConfig:
+    """Return the config that `configure_profiling` has set."""
+    return active.config
 
 
 def check_config(config: Any) -> Any:

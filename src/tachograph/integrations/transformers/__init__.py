@@ -2,9 +2,10 @@
 
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from tachograph.integrations.transformers._call_stack import find_trainer
 from tachograph.integrations.transformers._callback import TachographCallback
 
-__all__ = ["TachographCallback"]
+__all__ = ["TachographCallback", "find_trainer"]
 
 # Once this module is imported, `TrainingArguments(report_to="tachograph")` is enough.
 INTEGRATION_TO_CALLBACK.setdefault("tachograph", TachographCallback)

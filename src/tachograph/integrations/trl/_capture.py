@@ -30,7 +30,7 @@ _MAX_REASON_CHARS = 500
 
 
 def capture_completions(
-    trainer: Any, run: Run, *, every: int | None = None, max_buffer: int | None = None
+    trainer: Any, run: Run, *, every: int | None = None, max_buffer: int | None = None, table: str = "completions"
 ) -> CompletionCapture | None:
     """Record samples from a TRL trainer until `close` is called.
 
@@ -42,6 +42,7 @@ def capture_completions(
         run: the run to record into.
         every: steps between two records; the run's setting `completions_every` by default.
         max_buffer: maximum number of samples in a record; the run's setting `completions_buffer` by default.
+        table: name of the table that the samples belong to.
 
     Returns:
         None if the trainer is not from TRL, or if no samples are recorded: see `Completions.is_recording`.
@@ -49,7 +50,7 @@ def capture_completions(
     Raises:
         ConfigError: if a number is below 1.
     """
-    completions = Completions(run, every=every, max_buffer=max_buffer)
+    completions = Completions(run, every=every, max_buffer=max_buffer, table=table)
     is_from_trl = any(kind.__module__.partition(".")[0] == "trl" for kind in type(trainer).__mro__)
     if not is_from_trl or not completions.is_recording:
         return None
