@@ -19,7 +19,7 @@ from tachograph._base.guard import guard, warn
 from tachograph._base.typed import decode_json
 from tachograph.diagnostics import resolve_rules, resolve_signals
 from tachograph.exceptions import ConfigError, did_you_mean
-from tachograph.recorder import Run, start_run
+from tachograph.recorder import Run, loggers_in, start_run, watch_loggers
 from tachograph.records import check_run_name
 from tachograph.settings import Settings, read_config, resolve_settings
 from tachograph.sinks import SinkDriver, SwanLabConfig, start_sinks
@@ -123,6 +123,9 @@ def init(
         for sink in sinks:
             sink.attach(run.folder, run.report_follower_error)
             run.add_follower(sink)
+        loggers = loggers_in(config)
+        if len(loggers) + len(sinks) > 1:
+            watch_loggers(run, loggers, {sink.name: sink.pid for sink in sinks})
     return run
 
 

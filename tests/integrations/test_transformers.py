@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -444,3 +445,25 @@ def test_two_ranks_stop_at_the_same_step(tmp_path, logs):
     light = [json.loads(line) for line in (logs / "hf" / "ranks" / "00001.jsonl").read_text().splitlines()]
     assert light[0]["rank"] == 1
     assert not any("train_loss" in record for record in light if record["event"] == "step")
+
+
+def test_callbacks_of_other_loggers_are_timed(logs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tachograph.recorder._loggers._MIN_STEPS", 5)
+    monkeypatch.setattr("tachograph.recorder._loggers._MIN_S", 0.0)
+    log_s = 0.1
+
+    class SwanLabCallback(transformers.TrainerCallback):
+        """As another package may provide it."""
+
+        def on_log(self, *_: Any, **__: Any) -> None:
+            time.sleep(log_s)
+
+    other, ours = SwanLabCallback(), TachographCallback("x", log_dir=str(logs), git=False)
+    trainer_in(tmp_path, other, ours, max_steps=60, logging_steps=1, report_to=["tensorboard"]).train()
+    ours.finish()
+    assert "on_log" not in vars(other)
+    (event,) = read(logs / "x").latest("event", "logger_costs")
+    assert event["loggers"] == ["swanlab", "tensorboard"]
+    assert event["callback_s/swanlab"] >= log_s * event["num_steps"] * 0.5
+    assert 0 <= event["callback_s/tensorboard"] < event["wall_s"]
+    assert "swanlab took" in capsys.readouterr().out

@@ -85,12 +85,18 @@ class _GuardedBlock:
 guard = Guard()
 
 
-def warn(text: str, *values: object) -> None:
-    """Log a warning to the `tachograph` logger; ignore handlers that raise and an interpreter that is shutting down."""
+def warn(text: str, *values: object, is_error: bool = False) -> None:
+    """Log a warning to the `tachograph` logger; ignore handlers that raise and an interpreter that is shutting down.
+
+    Args:
+        text: the text, with a `%s` for each value.
+        values: the values.
+        is_error: log an error instead.
+    """
     with contextlib.suppress(Exception):
         import logging
 
-        logging.getLogger("tachograph").warning(text, *values)
+        logging.getLogger("tachograph").log(logging.ERROR if is_error else logging.WARNING, text, *values)
 
 
 def guarded(place: str) -> Callable[[_Function], _Function]:

@@ -6,6 +6,7 @@ from tachograph.recorder._completion_rows import completion_row, text_of
 from tachograph.recorder._completions import Completions
 from tachograph.recorder._control import Control
 from tachograph.recorder._errors import error_fields, error_message, error_type, traceback_of
+from tachograph.recorder._loggers import LoggerCosts, logger_name, loggers_in, watch_loggers
 from tachograph.recorder._process import latest_run
 from tachograph.recorder._run import DisabledRun, RankRun, Run
 from tachograph.recorder._start import current_run, log, start_run, worker_run
@@ -16,6 +17,7 @@ __all__ = [
     "DisabledRun",
     "BufferItem",
     "ItemHandler",
+    "LoggerCosts",
     "RankRun",
     "PendingRecord",
     "BACKPRESSURE_SIZE",
@@ -29,7 +31,10 @@ __all__ = [
     "error_type",
     "latest_run",
     "log",
+    "logger_name",
+    "loggers_in",
     "text_of",
     "traceback_of",
+    "watch_loggers",
     "worker_run",
 ]

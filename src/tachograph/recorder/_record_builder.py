@@ -80,6 +80,11 @@ class RecordBuilder:
         self.saw_array = False
         """Whether an array arrived that its owner can still change."""
 
+    @property
+    def last_step(self) -> int | None:
+        """The latest step; None before the first one."""
+        return self._step
+
     def add_handler(self, types: Iterable[type], handler: ItemHandler, *, deferrable: Iterable[type] = ()) -> None:
         """Pass items of some types to a handler.
 

@@ -125,6 +125,11 @@ class Writer:
         self.losses = LossCounter()
         self.pressure = Backpressure(self.buffer, settings.buffer_size, clock.steady_s, self.wake)
 
+    @property
+    def last_step(self) -> int | None:
+        """The latest step of which a record was built; None before the first one."""
+        return self._builder.last_step
+
     def start(self) -> None:
         """Start the thread."""
         self.files.beat()

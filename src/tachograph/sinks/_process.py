@@ -138,6 +138,11 @@ class SinkProcess:
         """
         self._folder, self._report = folder, report
 
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
     def cancel(self) -> None:
         """End the process without exporting anything: the run did not start."""
         self._process.close_requests()

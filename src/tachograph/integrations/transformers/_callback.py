@@ -26,6 +26,7 @@ from tachograph.integrations._common.models import model_facts
 from tachograph.integrations._common.phases import NO_MARKS
 from tachograph.integrations.transformers._call_stack import find_trainer, is_called_by
 from tachograph.integrations.transformers._facts import argument_facts, build_config, global_batch_size, run_name
+from tachograph.integrations.transformers._loggers import time_loggers
 from tachograph.integrations.transformers._resume import plan_run, read_run_file, write_run_file
 from tachograph.recorder import Run
 from tachograph.settings import resolve_settings
@@ -195,9 +196,11 @@ class TachographCallback(TrainerCallback):
     # Patches, where the trainer has no hook --------------------------------------------------------------------------
 
     def _observe_training(self, trainer: Any, run: Run) -> None:
-        """Observe the backward pass, and the samples of a TRL trainer, until training ends."""
+        """Observe the backward pass, other loggers and the samples of a TRL trainer, until training ends."""
         if trainer is None:
             return
+        with guard("timing other loggers"):
+            time_loggers(trainer, run, self._train_patches)
         accelerator = getattr(trainer, "accelerator", None)
         if accelerator is not None:
             self._train_patches.wrap(accelerator, "backward", self._timed_backward)
