@@ -26,6 +26,7 @@ IMPORTERS = Registry(
     {
         "trainer_state": "tachograph.importers.trainer_state:TrainerStateImporter",
         "wandb": "tachograph.importers.wandb:WandbImporter",
+        "swanlab": "tachograph.importers.swanlab:SwanLabImporter",
         "tensorboard": "tachograph.importers.tensorboard:TensorBoardImporter",
         "csv": "tachograph.importers.csv:CsvImporter",
         "jsonl": "tachograph.importers.jsonl:JsonLinesImporter",
@@ -34,7 +35,7 @@ IMPORTERS = Registry(
 
 _EXPECTED = (
     "expected a run folder, a CSV or JSON-lines file (also .gz), TensorBoard event files or their folder, "
-    "a .wandb file or its folder, or a trainer_state.json"
+    "a .wandb or .swanlab file or its folder, or a trainer_state.json"
 )
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tachograph.exceptions import ConfigError
+from tachograph.importers._chunked_file import read_chunked_records
 from tachograph.importers._protobuf import as_signed, as_text, read_fields
 from tachograph.importers._source import Damage, Position, RunSource, SourceRecord
 from tachograph.importers._wandb_export import find_export, open_export
-from tachograph.importers._wandb_file import read_wandb_records
 from tachograph.importers._wandb_values import (
     flatten,
     nest,
@@ -29,6 +29,8 @@ from tachograph.importers._wandb_values import (
 from tachograph.records import CONFIG_CHANGED, SUMMARY
 
 __all__ = ["WandbImporter"]
+
+_HEADER = b":W&B\xe1\xbe\x00"
 
 _MESSAGES = {
     2: "history",
@@ -102,7 +104,7 @@ class WandbSource:
         for file in self._files:
             key = f"{file.parent.name}/{file.name}"
             self._has_start = key in offsets
-            for data, end in read_wandb_records(file, offsets.get(key, 0), self.damage):
+            for data, end in read_chunked_records(file, offsets.get(key, 0), self.damage, header=_HEADER):
                 try:
                     records = self._to_records(data)
                 except ValueError as error:
@@ -182,7 +184,7 @@ class WandbSource:
 def _read_run(file: Path) -> dict[str, Any]:
     """Return the first description of the run in a file; empty if there is none."""
     with contextlib.suppress(ValueError):
-        for data, _ in read_wandb_records(file, 0, []):
+        for data, _ in read_chunked_records(file, 0, [], header=_HEADER):
             for number, content in read_fields(data):
                 if _MESSAGES.get(number) == "run" and isinstance(content, bytes):
                     return parse_run(content)

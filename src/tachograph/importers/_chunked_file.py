@@ -1,9 +1,9 @@
-"""Reads the `.wandb` file of a run, without the package and without an account.
+"""Reads the log files of W&B and SwanLab, without the packages and without an account.
 
-The file has a header of 7 bytes, then blocks of 32 KiB. A record lies in one or several chunks, each with a header of 7
-bytes: a checksum of the rest (4), the size of the data (2) and whether the chunk is a whole record or its first, middle
-or last part (1). No chunk crosses the end of a block. The rest of a block that is too short for a header is filled with
-zeros.
+Such a file has a header of 7 bytes, which names its format, then blocks of 32 KiB. A record lies in one or several
+chunks, each with a header of 7 bytes: a checksum of the rest (4), the size of the data (2) and whether the chunk is a
+whole record or its first, middle or last part (1). No chunk crosses the end of a block. The rest of a block that is too
+short for a header is filled with zeros.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from pathlib import Path
 
 from tachograph.importers._source import Damage, source_changed
 
-__all__ = ["HEADER", "read_wandb_records"]
-
-HEADER = b":W&B\xe1\xbe\x00"
+__all__ = ["read_chunked_records"]
 
 _BLOCK_BYTES = 32 << 10
 _MAX_RECORD_BYTES = 64 << 20
@@ -26,8 +24,16 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _chunk_header = struct.Struct("<IHB")
 
 
-def read_wandb_records(path: Path, offset: int, damage: list[Damage]) -> Iterator[tuple[bytes, int]]:
+def read_chunked_records(
+    path: Path, offset: int, damage: list[Damage], *, header: bytes
+) -> Iterator[tuple[bytes, int]]:
     """Yield the data of each record from an offset on, with the offset after it, up to the end or the first damage.
+
+    Args:
+        path: the file.
+        offset: where a record begins; 0 for the first one.
+        damage: gets an entry if the file is damaged.
+        header: the first bytes of a file of this format.
 
     Raises:
         OSError: if the file cannot be read.
@@ -40,9 +46,9 @@ def read_wandb_records(path: Path, offset: int, damage: list[Damage]) -> Iterato
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size < offset:
             raise source_changed(path)
-        if not offset and file.read(len(HEADER)) != HEADER:
-            return stop(0, "the file does not begin as a .wandb file does")
-        offset = max(offset, len(HEADER))
+        if not offset and file.read(len(header)) != header:
+            return stop(0, f"the file does not begin as a {path.suffix} file of a known version does")
+        offset = max(offset, len(header))
         file.seek(offset)
         start, parts, num_bytes = offset, list[bytes](), 0
         while True:
@@ -50,20 +56,20 @@ def read_wandb_records(path: Path, offset: int, damage: list[Damage]) -> Iterato
             if padding < _chunk_header.size:
                 file.seek(padding, os.SEEK_CUR)
                 offset += padding
-            header = file.read(_chunk_header.size)
-            if not header and not parts:
+            chunk = file.read(_chunk_header.size)
+            if not chunk and not parts:
                 return None
-            if len(header) < _chunk_header.size:
+            if len(chunk) < _chunk_header.size:
                 return stop(start, "the file ends inside a record")
-            checksum, size, kind = _chunk_header.unpack(header)
+            checksum, size, kind = _chunk_header.unpack(chunk)
             data = file.read(size)
             if len(data) < size:
                 return stop(start, "the file ends inside a record")
-            if zlib.crc32(data, zlib.crc32(header[6:])) != checksum:
+            if zlib.crc32(data, zlib.crc32(chunk[6:])) != checksum:
                 return stop(offset, "the checksum of a record is wrong")
             if (kind in {_WHOLE, _FIRST}) is bool(parts) or kind not in {_WHOLE, _FIRST, _MIDDLE, _LAST}:
                 return stop(offset, "the parts of a record are out of order")
-            offset += len(header) + size
+            offset += len(chunk) + size
             num_bytes += size
             if num_bytes > _MAX_RECORD_BYTES:
                 return stop(start, f"a record has more than {_MAX_RECORD_BYTES >> 20} MiB")
