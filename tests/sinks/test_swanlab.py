@@ -252,6 +252,13 @@ def test_wrong_options_of_swanlab_name_the_remedy(options, message):
     assert str(raised.value).startswith(f"sink 'swanlab': {message}")
 
 
+def test_invalid_environment_of_swanlab_is_named(monkeypatch):
+    monkeypatch.setenv("SWANLAB_MODE", "bogus-value")
+    with pytest.raises(ConfigError) as raised:
+        build_sinks({"swanlab": {}})
+    assert str(raised.value) == "sink 'swanlab': SwanLab rejects its settings: mode"
+
+
 # A private server ----------------------------------------------------------------------------------------------------
 
 

@@ -15,9 +15,9 @@ from tachograph._base.config import fields_of
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.settings import parse_sinks, parse_switch
 
-__all__ = ["SwanLabConfig"]
+__all__ = ["SWANLAB_MODES", "SwanLabConfig"]
 
-_MODES = ("cloud", "online", "local", "offline", "disabled")
+SWANLAB_MODES = ("cloud", "online", "local", "offline", "disabled")
 _PREFIX = "swanlab_"
 _SWITCHES = ("use_swanlab", "swanlab_log_model", "swanlab_log_completions")
 _NUMBERS = ("swanlab_completion_log_interval", "swanlab_completion_max_buffer")
@@ -64,9 +64,9 @@ class SwanLabConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             _check_value(name, getattr(self, name))
         mode, url = self.swanlab_mode, self.swanlab_lark_webhook_url
-        if mode is not None and mode not in _MODES:
-            hint = did_you_mean(mode, _MODES)
-            raise ConfigError(f"swanlab_mode={mode!r}: expected one of {', '.join(_MODES)}{hint}")
+        if mode is not None and mode not in SWANLAB_MODES:
+            hint = did_you_mean(mode, SWANLAB_MODES)
+            raise ConfigError(f"swanlab_mode={mode!r}: expected one of {', '.join(SWANLAB_MODES)}{hint}")
         if self.use_swanlab and not self.swanlab_project:
             raise ConfigError(
                 "use_swanlab is true, but swanlab_project is missing: add a name, such as "

@@ -34,10 +34,10 @@ from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.journal import RunFolder
 from tachograph.records import CONFIG_CHANGED, SUMMARY, flatten
 from tachograph.sinks._sink import scalar_metrics
+from tachograph.sinks._swanlab_config import SWANLAB_MODES
 
 __all__ = ["SwanLabSink"]
 
-_MODES = ("cloud", "online", "local", "offline", "disabled")
 _PROJECT = re.compile(r"[0-9A-Za-z_+.-]{1,100}")
 _WORKSPACE = re.compile(r"[0-9A-Za-z_-]{1,25}")
 _MAX_NAME_CHARS = 512
@@ -100,8 +100,10 @@ class SwanLabSink:
         )  # fmt: skip
         if api_key is not None and (not isinstance(api_key, str) or not api_key.strip()):
             raise ConfigError("api_key must be a non-empty string")  # never quoted
-        if mode is not None and mode not in _MODES:
-            raise ConfigError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}{did_you_mean(mode, _MODES)}")
+        if mode is not None and mode not in SWANLAB_MODES:
+            raise ConfigError(
+                f"mode must be one of {', '.join(SWANLAB_MODES)}, got {mode!r}{did_you_mean(mode, SWANLAB_MODES)}"
+            )
         if project is not None and not _PROJECT.fullmatch(project):
             raise ConfigError(f"project must be at most 100 letters, digits or any of _-+., got {project!r}")
         if workspace is not None and not _WORKSPACE.fullmatch(workspace):
