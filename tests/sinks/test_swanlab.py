@@ -15,6 +15,7 @@ from tachograph.exceptions import ConfigError
 from tachograph.journal import RunFolder
 from tachograph.reader import read
 from tachograph.sinks import SinkDriver, build_sinks, read_lags
+from tests.cli.test_cli import tacho
 from tests.conftest import HANG_S, wait_for
 from tests.sinks.swanlab_server import SwanLabServer
 
@@ -40,8 +41,8 @@ def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     yield found
-    found.close()
-    proxy.close()
+    for one in (found, proxy):
+        one.close()
 
 
 def swanlab_files(folder):
@@ -257,6 +258,26 @@ def test_invalid_environment_of_swanlab_is_named(monkeypatch):
     with pytest.raises(ConfigError) as raised:
         build_sinks({"swanlab": {}})
     assert str(raised.value) == "sink 'swanlab': SwanLab rejects its settings: mode"
+
+
+def test_sync_exports_a_run_and_prints_only_its_report(logs, monkeypatch):
+    with tachograph.init("x", log_dir=str(logs), git=False, system_interval_s=0) as run:
+        run.log(train_loss=1.0, step=1)
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    (report,) = json.loads(tacho("sync", "x", "--sink", "swanlab", "--json", "--log-dir", logs))
+    assert (report["sink"], report["num_missing"]) == ("swanlab", 0)
+    assert scalars(swanlab_files(logs / "x")[0])["train_loss"] == [(1, 1.0)]
+
+
+def test_unreachable_server_delays_nothing_and_leaves_no_folders(logs, server):
+    server.close()
+    options = {"mode": "cloud", "api_host": server.url, "api_key": "key-1234567890"}
+    with start(logs, swanlab=options, exit_timeout_s=1.0) as run:
+        run.log(train_loss=1.0, step=1)
+    (lag,) = read_lags(RunFolder(logs / "x"))
+    assert lag.num_records >= 3
+    assert list((logs / "x").glob("swanlab/*")) == []
+    assert server.elsewhere == []
 
 
 # A private server ----------------------------------------------------------------------------------------------------

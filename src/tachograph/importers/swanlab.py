@@ -178,7 +178,8 @@ class SwanLabSource:
                 self.left_out["line of output"] += 1
             elif number == _SAVE:
                 kind = next((value for field, value in read_fields(content) if field == 5), _CUSTOM_FILE)
-                self.left_out["file"] += kind == _CUSTOM_FILE
+                if kind == _CUSTOM_FILE:
+                    self.left_out["file"] += 1
         return None, []
 
     def _finish_records(self, file: Path, key: str, content: bytes) -> list[dict[str, Any]]:

@@ -125,6 +125,8 @@ class SwanLabSink:
         self._settings = _read_settings({"mode": mode, "api_key": api_key, **hosts})
         self._mode: Any = self._settings.mode
         _check_mode(self._settings)
+        with contextlib.suppress(AttributeError):
+            swanlab.pkg.console.c.quiet = True  # what it prints would mix with the output of `tacho sync`
         self._run: Any = None
         self._queue = _FlushCounter()
         self._steps = _Steps()
