@@ -32,6 +32,7 @@ __all__ = ["init", "init_from_config"]
 _SUBSECTIONS = ("notify", "rules", "signals")
 _SECTION_KEYS = (*Settings.__struct_fields__, *_SUBSECTIONS)
 _MAX_WARNINGS = 5
+_SWANLAB_REPLACED = "the config turns SwanLab on, but TACHO_SINKS or init(sinks=…) has other sinks: add swanlab to them"
 
 
 def init(
@@ -82,6 +83,7 @@ def init(
     chosen = resolve_settings(settings, section, path=path)
     if chosen.enabled and (swanlab := _read_swanlab(config, warnings)) is not None:
         chosen = resolve_settings(settings, swanlab.add_to_section(section), path=path)
+        warnings += [] if "swanlab" in chosen.sinks else [_SWANLAB_REPLACED]
         notify_section = swanlab.add_to_notify(notify_section)
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise ConfigError(f"tags={tags!r}: expected a list of words, such as tags=['baseline']")

@@ -10,6 +10,7 @@ import pytest
 import tachograph
 from tachograph.reader import read
 from tachograph.recorder import LoggerCosts, loggers_in
+from tachograph.recorder._loggers import _cpu_s
 from tests.conftest import HANG_S, wait_for
 
 OPTIONS = {"git": False, "system_interval_s": 0, "exit_timeout_s": HANG_S}
@@ -103,3 +104,18 @@ def test_nothing_is_reported_that_cannot_be_measured(logs, few_steps, capsys):
         wait_for(lambda: run.log(train_loss=1.0, step=next(steps)) or costs.is_done)
     assert costs_of(logs) == []
     assert "several loggers" not in capsys.readouterr().out
+
+
+def test_processor_time_includes_grandchildren(script):
+    burn = "import time\nwhile time.process_time() < 1: pass\nprint('burnt', flush=True)\ninput()"
+    parent = script(
+        """
+        import subprocess, sys
+        child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE)
+        child.wait()
+        """,
+        burn,
+    )
+    assert parent.process.stdout.readline() == "burnt\n"
+    assert _cpu_s(parent.process.pid) >= 1
+    assert _cpu_s(1) is None  # not ours

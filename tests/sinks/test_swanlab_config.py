@@ -138,13 +138,14 @@ def test_same_config_twice_gives_two_experiments(logs):
     assert scalars(swanlab_files(logs / "y")[0])["train_loss"] == [(1, 1.0)]
 
 
-def test_stronger_sources_win_over_the_config(logs, monkeypatch):
+def test_stronger_sources_win_over_the_config(logs, monkeypatch, caplog):
     section = {"sinks": ["tensorboard", {"swanlab": {"project": "ours"}}]}
     folder = record(logs, {**OFFLINE, "telemetry": section})
     assert dict(messages(swanlab_files(folder)[0]))["start"].project == "ours"
     assert (folder / "tensorboard").exists()
     monkeypatch.setenv("TACHO_SINKS", "tensorboard")
     assert swanlab_files(record(logs, OFFLINE, "y")) == []
+    assert "the config turns SwanLab on, but TACHO_SINKS or init(sinks=…) has other sinks" in caplog.text
 
 
 # Hosts, keys and secrets ---------------------------------------------------------------------------------------------

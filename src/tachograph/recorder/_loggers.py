@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import psutil
@@ -185,7 +185,27 @@ def _cpu_s(pid: int) -> float | None:
         process = psutil.Process(pid)
         if process.ppid() != os.getpid():
             return None  # the id belongs to another process by now
-        times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-        own_s = times[0].children_user + times[0].children_system if hasattr(times[0], "children_user") else 0.0
-        return own_s + sum(one.user + one.system for one in times)
+        own = process.cpu_times()
+        total_s = own.user + own.system + getattr(own, "children_user", 0.0) + getattr(own, "children_system", 0.0)
+        for child in _descendants(process):
+            with contextlib.suppress(psutil.Error):
+                times = child.cpu_times()
+                total_s += times.user + times.system
+        return total_s
     return None
+
+
+def _descendants(process: psutil.Process) -> Iterator[psutil.Process]:
+    """Yield the processes below another one, where Linux lists them: psutil would read about every process."""
+    if not os.path.exists("/proc/self/task"):
+        yield from process.children(recursive=True)
+        return
+    waiting = [process.pid]
+    while waiting:
+        parent = waiting.pop()
+        with contextlib.suppress(OSError, psutil.Error):
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{thread}/children", encoding="ascii") as file:
+                    children = [int(pid) for pid in file.read().split()]
+                waiting += children
+                yield from (psutil.Process(child) for child in children)
