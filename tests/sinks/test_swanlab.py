@@ -150,6 +150,19 @@ def test_samples_become_a_table_of_the_latest_rows(logs):
     assert tables[1]["rowData"][2]["chosen"] == "e"
 
 
+def test_resumed_run_sends_earlier_samples_and_config_again(logs):
+    with start(logs, config={"lr": 0.5}) as run:
+        run.log_completions([{"prompt": "a"}], step=1)
+        run.update_config({"late": 1})
+    with start(logs, config={"lr": 0.25}, resume=True) as run:
+        run.log_completions([{"prompt": "b"}], step=2)
+    _, second = swanlab_files(logs / "x")
+    (table,) = (json.loads(text) for text in media(second)["completions"])
+    assert [row["prompt"] for row in table["rowData"]] == ["a", "b"]
+    stored = yaml.safe_load((second.parent / "files" / "config.yaml").read_text())
+    assert {name: item["value"] for name, item in stored.items()} == {"lr": 0.25, "late": 1}
+
+
 def test_samples_can_be_kept_from_swanlab(logs):
     with start(logs, swanlab={"completions": False}) as run:
         run.log_completions([{"prompt": "a"}], step=1)

@@ -8,8 +8,7 @@ Metrics that are sampled by time, such as those of the system, take the next fre
 Delivery. `swanlab.log` only queues; threads of SwanLab write its file and upload. `write` therefore waits until SwanLab
 has stored the values and, online, until the server has confirmed them. Otherwise the cursor of the sink would promise
 what may still be lost. If that takes too long, `write` raises and the driver repeats it: the offset is then the same
-as before, so SwanLab ignores the values that it already has. The offset and the last step of each metric are kept in
-the run folder for the next attempt, and saved before the cursor.
+as before, so SwanLab ignores the values that it already has. The next attempt finds the offset in the journal.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import swanlab
 
-from tachograph._base.files import make_folder, read_small, replace_file
-from tachograph._base.typed import decode_json
+from tachograph._base.files import make_folder
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.journal import RunFolder
 from tachograph.records import CONFIG_CHANGED, SUMMARY, flatten
@@ -49,16 +46,23 @@ _STEP = "global_step"
 _CONFIRM_TIMEOUT_S = 30.0
 _QUIET_S = 5.0
 """SwanLab drops a value that it cannot store. If its queue makes no progress for this long, nothing more will come."""
-_MAX_STATE_BYTES = 8 << 20
 
 
-class _Steps(msgspec.Struct):
-    """The steps that were sent to SwanLab; see the module."""
+class _Sent(msgspec.Struct):
+    """What was sent to SwanLab; see the module."""
 
     offset: int = 0
     largest: int = -1
+    """The largest step."""
     last: dict[str, int] = {}
     """The last step of each metric."""
+    rows: dict[str, deque[dict[str, Any]]] = {}
+    """The latest rows of each table."""
+
+    def copy(self) -> _Sent:
+        """Return a copy, so that a failed `write` changes nothing."""
+        rows = {name: deque(kept, kept.maxlen) for name, kept in self.rows.items()}
+        return _Sent(self.offset, self.largest, dict(self.last), rows)
 
 
 class SwanLabSink:
@@ -129,16 +133,12 @@ class SwanLabSink:
             swanlab.pkg.console.c.quiet = True  # what it prints would mix with the output of `tacho sync`
         self._run: Any = None
         self._queue = _FlushCounter()
-        self._steps = _Steps()
-        self._rows: dict[str, deque[dict[str, Any]]] = {}
+        self._sent = _Sent()
         self._end: dict[str, Any] = {}
-        self._state_path = Path()
-        self._folder = Path()
+        """The `end` record of the current attempt, also if it could not be delivered yet."""
 
     def open(self, folder: RunFolder, start: dict[str, Any]) -> None:
         """Start the experiment, or resume the one with the id of the run."""
-        self._folder, self._state_path = folder.path, folder.private / "swanlab.json"
-        self._steps = self._load_steps()
         if self._run is not None and self._run.alive:
             return  # SwanLab itself tries again to send what it has; to finish the experiment would wait for that
         if self._mode == "online":
@@ -162,22 +162,24 @@ class SwanLabSink:
             callbacks=[self._queue],
         )
 
+    def replay(self, records: Iterable[dict[str, Any]]) -> None:
+        """Find the steps, the config and the latest samples that earlier attempts have sent."""
+        state = _Sent()
+        for record in records:
+            _place(state, record, self._values(record, state))
+        self._sent = state
+
     def write(self, records: list[dict[str, Any]]) -> None:
         """Log what SwanLab can show of each record, and wait until it is safe."""
-        steps = _Steps(self._steps.offset, self._steps.largest, dict(self._steps.last))
-        rows = {name: deque(kept, self._max_rows) for name, kept in self._rows.items()}
+        state = self._sent.copy()
         for record in records:
-            if record["event"] in {"start", "end"}:
-                self._end = record if record["event"] == "end" else {}
-            if record["event"] == "start" and isinstance(record.get("config"), dict):
-                self._run.config.update(record["config"])
-            values = {_key(name): value for name, value in self._values(record, rows).items() if _key(name)}
-            for step, found in _place(steps, record, values):
-                self._queue.num_expected += len(found)
-                self._run.log(found, step=step)
+            values = self._values(record, state)
+            step = _place(state, record, values)
+            if values:
+                self._queue.num_expected += len(values)
+                self._run.log(values, step=step)
         self._wait_until_safe()
-        replace_file(self._state_path, msgspec.json.encode(steps), below=self._folder)
-        self._steps, self._rows = steps, rows
+        self._sent = state
 
     def close(self) -> None:
         """Finish the experiment with the state that the run ended in."""
@@ -194,18 +196,26 @@ class SwanLabSink:
 
     # The content of records ------------------------------------------------------------------------------------------
 
-    def _values(self, record: dict[str, Any], rows: dict[str, deque[dict[str, Any]]]) -> dict[str, Any]:
-        kind = record["event"]
-        if kind == "profile":
-            return _durations(record)
-        if kind == "completions":
-            return self._table(record, rows) if self._completions else {}
-        if kind == "event":
-            return self._values_of_event(record)
-        if kind == "alert" and record.get("status") == "opened":
-            text = f"{record.get('title')}\n{record.get('message') or ''}".strip()
-            return {"alerts": swanlab.Text(text, caption=str(record.get("severity")))}
-        return dict(scalar_metrics(record))
+    def _values(self, record: dict[str, Any], state: _Sent) -> dict[str, Any]:
+        """Return what to log for a record; pass on the config."""
+        values: dict[str, Any] = scalar_metrics(record)
+        match record["event"]:
+            case "start":
+                self._end = {}
+                if isinstance(record.get("config"), dict):
+                    self._run.config.update(record["config"])
+            case "end":
+                self._end = record
+            case "profile":
+                values = _durations(record)
+            case "completions":
+                values = self._table(record, state) if self._completions else {}
+            case "event":
+                values = self._values_of_event(record)
+            case "alert" if record.get("status") == "opened":
+                text = f"{record.get('title')}\n{record.get('message') or ''}".strip()
+                values = {"alerts": swanlab.Text(text, caption=str(record.get("severity")))}
+        return {key: value for name, value in values.items() if (key := _key(name))}
 
     def _values_of_event(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return what to log for an event; pass on changes of the config."""
@@ -222,21 +232,16 @@ class SwanLabSink:
             return {} if chart is None else {tag: chart}
         return {}
 
-    def _table(self, record: dict[str, Any], rows: dict[str, deque[dict[str, Any]]]) -> dict[str, Any]:
+    def _table(self, record: dict[str, Any], state: _Sent) -> dict[str, Any]:
         """Return samples as a table. SwanLab shows one table per step, so it has the latest ones of earlier records."""
         name = str(record.get("table", "completions"))
-        kept = rows.setdefault(name, deque(maxlen=self._max_rows))
+        kept = state.rows.setdefault(name, deque(maxlen=self._max_rows))
         kept.extend(row for row in record.get("rows") or () if isinstance(row, dict))
         columns = list(dict.fromkeys(str(column) for row in kept for column in row))
         cells = [[_cell(row.get(column)) for column in columns] for row in kept]
         return {name: swanlab.echarts.Table().add(columns, cells)} if columns else {}
 
     # Delivery --------------------------------------------------------------------------------------------------------
-
-    def _load_steps(self) -> _Steps:
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return decode_json(read_small(self._state_path, _MAX_STATE_BYTES), _Steps)
-        return _Steps()
 
     def _wait_until_safe(self) -> None:
         """Wait until the values are in SwanLab's file and, online, on the server; see the module.
@@ -337,23 +342,22 @@ def _process_settings(settings: Any) -> Any:
     return kind(**given, interactive=False, terminal=kind.Terminal(proxy_type="none"), probe=probe)
 
 
-def _place(steps: _Steps, record: dict[str, Any], values: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the values of a record with the steps to log them at; see the module."""
-    if not values:
-        return
+def _place(state: _Sent, record: dict[str, Any], values: dict[str, Any]) -> int:
+    """Return the step to log the values of a record at, and add `global_step` to them; see the module."""
     step = record.get(_STEP)
     if record["event"] in _SAMPLED_KINDS or not isinstance(step, int) or step < 0:
-        at = step + steps.offset if isinstance(step, int) and step >= 0 else max(steps.largest, 0)
-        at = max([at, *(steps.last.get(key, -1) + 1 for key in values)])
+        at = step + state.offset if isinstance(step, int) and step >= 0 else max(state.largest, 0)
+        at = max([at, *(state.last.get(key, -1) + 1 for key in values)])
     else:
-        if any(step + steps.offset < steps.last.get(key, -1) for key in values):
-            steps.offset = steps.largest + 1 - step
-        at = step + steps.offset
-        steps.largest = max(steps.largest, at)
-        values = {**values, _STEP: step}
+        if any(step + state.offset < state.last.get(key, -1) for key in values):
+            state.offset = state.largest + 1 - step
+        at = step + state.offset
+        if values:
+            state.largest = max(state.largest, at)
+            values[_STEP] = step
     for key in values:
-        steps.last[key] = max(steps.last.get(key, -1), at)
-    yield at, values
+        state.last[key] = max(state.last.get(key, -1), at)
+    return at
 
 
 def _key(name: str) -> str:
