@@ -37,6 +37,8 @@ _SWITCHES = {
 """The options of a training config that turn a logger on; the first one, if it is false, turns it off."""
 _NO_LOGGERS = {"all", "codecarbon", "flyte", "kubeflow", "none", "tachograph"}
 _ALIASES = {"comet_ml": "comet"}
+_NO_TRACKERS = {"otlp", "prometheus"}
+"""Sinks that serve another purpose than to look at runs, and are not one logger too many."""
 
 
 class _Reading(NamedTuple):
@@ -86,7 +88,7 @@ def watch_loggers(run: Run, loggers: Iterable[str], sinks: Mapping[str, int] | N
     if costs is None:
         costs = LoggerCosts(run)
         run.collectors.append(costs)
-    costs.add({*loggers, *(sinks or {})}, sinks or {})
+    costs.add({*loggers, *(sinks or {})} - _NO_TRACKERS, sinks or {})
     return costs if costs.is_active else None
 
 

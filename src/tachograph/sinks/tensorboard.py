@@ -14,7 +14,6 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2, summary_v2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
-from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
@@ -75,8 +74,8 @@ class TensorBoardSink:
 
     def _summaries(self, record: dict[str, Any]) -> Iterator[Summary]:
         """Yield what TensorBoard shows of a record."""
-        for name, value in scalar_metrics(record).items():
-            yield scalar_pb(name, value)
+        if metrics := scalar_metrics(record):
+            yield _scalars_pb(metrics)
         if record["event"] == "start":
             config = record.get("config")
             self._config = config if isinstance(config, dict) else self._config
@@ -96,9 +95,8 @@ class TensorBoardSink:
         elif name == "histogram":
             yield from _histogram_pb(tag, record.get("counts"), record.get("edges"))
         elif name == SUMMARY and isinstance(record.get("summary"), dict):
-            for result, value in _scalars(record["summary"]).items():
-                if type(value) in (int, float):
-                    yield scalar_pb(f"summary/{result}", value)
+            results = {f"summary/{name}": value for name, value in _scalars(record["summary"]).items()}
+            yield _scalars_pb({name: value for name, value in results.items() if type(value) in (int, float)})
         elif name == CONFIG_CHANGED and isinstance(record.get("config"), dict):
             self._config = {**self._config, **record["config"]}
             yield from self._hparams(record)
@@ -118,6 +116,11 @@ class TensorBoardSink:
 def _scalars(values: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers, texts and switches in nested dicts."""
     return {name: value for name, value in flatten(values).items() if isinstance(value, (bool, int, float, str))}
+
+
+def _scalars_pb(values: dict[str, Any]) -> Summary:
+    """Return numbers as one summary, without a tensor for each, as torch's writer does it: a tenth of the work."""
+    return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
 
 
 def _histogram_pb(tag: str, counts: Any, edges: Any) -> Iterator[Summary]:
