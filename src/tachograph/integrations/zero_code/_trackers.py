@@ -17,7 +17,8 @@ from tachograph.integrations.zero_code._script_values import ScriptValues
 
 __all__ = ["TrackerHooks"]
 
-_TRAINERS = ("transformers", "trl", "lightning.pytorch", "pytorch_lightning")
+_RECORDED_OTHERWISE = ("transformers", "trl", "lightning.pytorch", "pytorch_lightning", "tachograph")
+"""Trainers, whose values our callbacks record; and our own exporters, which send what is recorded."""
 _PLUMBING = (
     "contextlib",
     "functools",
@@ -28,7 +29,6 @@ _PLUMBING = (
     "mlflow",
     "pytorch_lightning.loggers",
     "swanlab",
-    "tachograph",
     "tensorboardX",
     "torch.utils.tensorboard",
     "trackio",
@@ -46,7 +46,7 @@ class TrackerHooks:
 
     def __init__(self, values: ScriptValues) -> None:
         self._values = values
-        self._calls = CallObserver("a call to a tracker", _is_made_by_trainer)
+        self._calls = CallObserver("a call to a tracker", _is_recorded_otherwise)
 
     def hooks(self) -> dict[str, Callable[[ModuleType], None]]:
         """Return the hooks to call when a module has been imported, by its name."""
@@ -198,12 +198,12 @@ def _parse(text: Any) -> Any:
     return {"True": True, "False": False, "None": None}.get(text, text)
 
 
-def _is_made_by_trainer(caller: FrameType) -> bool:
-    """Return whether a trainer makes a call, and not the script or one of its own callbacks."""
+def _is_recorded_otherwise(caller: FrameType) -> bool:
+    """Return whether a trainer or our own code makes a call, and not the script or one of its own callbacks."""
     frame: FrameType | None = caller
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if not is_in(module, _PLUMBING):
-            return is_in(module, _TRAINERS)
+            return is_in(module, _RECORDED_OTHERWISE)
         frame = frame.f_back
     return False
