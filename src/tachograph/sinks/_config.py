@@ -16,6 +16,7 @@ SINKS = Registry(
     "sink",
     "tachograph.sinks",
     {
+        "mlflow": "tachograph.sinks.mlflow:MlflowSink",
         "otlp": "tachograph.sinks.otlp:OtlpSink",
         "swanlab": "tachograph.sinks.swanlab:SwanLabSink",
         "tensorboard": "tachograph.sinks.tensorboard:TensorBoardSink",
