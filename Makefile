@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UI_SOURCES := $(shell find ui -mindepth 1 -name node_modules -prune -o -print)
 
-.PHONY: setup demo test test-lowest lint types docs ui ui-check browser bench bench-detectors bench-overhead release-check clean
+.PHONY: setup demo test test-lowest lint types docs ui ui-check tools bench bench-detectors bench-overhead release-check clean
 
 setup: $(VENV)/.stamp-dev
 
@@ -48,16 +48,20 @@ ui: ui/node_modules/.stamp-dev setup
 ui-check: ui/node_modules/.stamp-dev
 	cd ui && npm run check && npm run test
 
-browser:
-	@command -v chromium chromium-browser google-chrome $$CHROMIUM >/dev/null || \
+# Programs that tests use: Chromium for the dashboard, Prometheus for its sink.
+tools:
+	@missing=; \
+	command -v chromium chromium-browser google-chrome $$CHROMIUM >/dev/null || missing="chromium fonts-dejavu-core"; \
+	{ command -v prometheus && command -v promtool; } >/dev/null || missing="$$missing prometheus"; \
+	[ -z "$$missing" ] || \
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
-	{ echo "Chromium is missing: install it (Debian: apt-get install chromium), or set CHROMIUM to its path." >&2; exit 1; }
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } || \
+	{ echo "Programs are missing: install them (Debian: apt-get install $$missing), or set CHROMIUM to the path of Chromium." >&2; exit 1; }
 
 # Three workers, because most tests wait. A test that fails now and then is a bug, so none is repeated.
 # Compiled modules are kept whatever the environment says: a thousand child processes would compile everything again.
 test:
-	$(MAKE) -j 2 -O ui-check lint types ui browser
+	$(MAKE) -j 2 -O ui-check lint types ui tools
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 # Some tests with the lowest versions of all dependencies, with the oldest Python on this machine.

@@ -136,10 +136,11 @@ def test_constructor_error_names_the_sink(provide):
         build_sinks({"failing": {}})
 
 
-def test_built_in_sinks_implement_the_protocol(monkeypatch):
+def test_built_in_sinks_implement_the_protocol(monkeypatch, tmp_path):
     monkeypatch.setenv("SWANLAB_MODE", "offline")  # the default needs an API key
     for name in SINKS.built_in:
-        (sink,) = build_sinks({name: {}})
+        # Not the default port of Prometheus, which may be in use here.
+        (sink,) = build_sinks({name: {"textfile": str(tmp_path)} if name == "prometheus" else {}})
         assert isinstance(sink, Sink)
         assert not isinstance(sink, BackgroundSink)
         assert sink.name == name

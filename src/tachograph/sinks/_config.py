@@ -18,6 +18,7 @@ SINKS = Registry(
     {
         "mlflow": "tachograph.sinks.mlflow:MlflowSink",
         "otlp": "tachograph.sinks.otlp:OtlpSink",
+        "prometheus": "tachograph.sinks.prometheus:PrometheusSink",
         "swanlab": "tachograph.sinks.swanlab:SwanLabSink",
         "tensorboard": "tachograph.sinks.tensorboard:TensorBoardSink",
         "wandb": "tachograph.sinks.wandb:WandbSink",
