@@ -28,6 +28,7 @@ IMPORTERS = Registry(
         "wandb": "tachograph.importers.wandb:WandbImporter",
         "swanlab": "tachograph.importers.swanlab:SwanLabImporter",
         "tensorboard": "tachograph.importers.tensorboard:TensorBoardImporter",
+        "mlflow": "tachograph.importers.mlflow:MlflowImporter",
         "csv": "tachograph.importers.csv:CsvImporter",
         "jsonl": "tachograph.importers.jsonl:JsonLinesImporter",
     },
@@ -35,7 +36,7 @@ IMPORTERS = Registry(
 
 _EXPECTED = (
     "expected a run folder, a CSV or JSON-lines file (also .gz), TensorBoard event files or their folder, "
-    "a .wandb or .swanlab file or its folder, or a trainer_state.json"
+    "a .wandb or .swanlab file or its folder, a trainer_state.json, or a database or folder of MLflow"
 )
 
 
