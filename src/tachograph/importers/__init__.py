@@ -1,8 +1,8 @@
 """Importers: read the logs of other tools as records, and make runs of them.
 
-Built-in importers read CSV, JSON lines, TensorBoard event files, the files of W&B and SwanLab, the stores of MLflow,
-and the Trainer's `trainer_state.json`; packages add theirs as entry points of the group `tachograph.importers`. Nothing
-in a log is executed.
+Built-in importers read CSV, JSON lines, TensorBoard event files, the files of W&B and SwanLab, the stores of MLflow and
+trackio, and the Trainer's `trainer_state.json`; packages add theirs as entry points of the group
+`tachograph.importers`. Nothing in a log is executed.
 """
 
 from tachograph.importers._import import ImportReport, import_runs

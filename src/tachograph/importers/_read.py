@@ -29,6 +29,7 @@ IMPORTERS = Registry(
         "swanlab": "tachograph.importers.swanlab:SwanLabImporter",
         "tensorboard": "tachograph.importers.tensorboard:TensorBoardImporter",
         "mlflow": "tachograph.importers.mlflow:MlflowImporter",
+        "trackio": "tachograph.importers.trackio:TrackioImporter",
         "csv": "tachograph.importers.csv:CsvImporter",
         "jsonl": "tachograph.importers.jsonl:JsonLinesImporter",
     },
@@ -36,7 +37,7 @@ IMPORTERS = Registry(
 
 _EXPECTED = (
     "expected a run folder, a CSV or JSON-lines file (also .gz), TensorBoard event files or their folder, "
-    "a .wandb or .swanlab file or its folder, a trainer_state.json, or a database or folder of MLflow"
+    "a .wandb or .swanlab file or its folder, a trainer_state.json, or a database or folder of MLflow or trackio"
 )
 
 

@@ -22,7 +22,16 @@ import msgspec
 from tachograph.exceptions import ConfigError
 from tachograph.importers._rows import rows_to_records
 
-__all__ = ["MAX_DAMAGE", "Damage", "Position", "RowSource", "RunSource", "SourceRecord", "source_changed"]
+__all__ = [
+    "MAX_DAMAGE",
+    "Damage",
+    "Position",
+    "RowSource",
+    "RunSource",
+    "SourceRecord",
+    "read_only_run",
+    "source_changed",
+]
 
 Position = dict[str, Any]
 SourceRecord = tuple[dict[str, Any], Position | None]
@@ -64,6 +73,21 @@ class RunSource(Protocol):
             ConfigError: if the log cannot be read, or has changed other than by growing.
         """
         ...
+
+
+def read_only_run(runs: list[RunSource], path: Path, format_name: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the only run at a path, for `Importer.read`.
+
+    Raises:
+        ConfigError: if there are several.
+    """
+    if len(runs) > 1:
+        names = ", ".join(run.name for run in runs[:10])
+        raise ConfigError(f"{str(path)!r} holds several runs ({names}): import them with tacho import {format_name}")
+    for run in runs:
+        for record, _ in run.read({}):
+            if record["event"] == "step":
+                yield {name: value for name, value in record.items() if name != "event"}
 
 
 def source_changed(path: Path) -> ConfigError:

@@ -23,9 +23,16 @@ import msgspec
 import yaml
 
 from tachograph._base.files import read_small
-from tachograph.exceptions import ConfigError
 from tachograph.importers._rows import field_name
-from tachograph.importers._source import MAX_DAMAGE, Damage, Position, RunSource, SourceRecord, source_changed
+from tachograph.importers._source import (
+    MAX_DAMAGE,
+    Damage,
+    Position,
+    RunSource,
+    SourceRecord,
+    read_only_run,
+    source_changed,
+)
 from tachograph.importers._sqlite import find_tables, open_database, rows_up_to_damage
 from tachograph.records import CONFIG_CHANGED
 
@@ -73,14 +80,7 @@ class MlflowImporter:
 
     def read(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the points of a run."""
-        runs = self.runs(path)
-        if len(runs) > 1:
-            names = ", ".join(run.name for run in runs[:10])
-            raise ConfigError(f"{str(path)!r} holds several runs ({names}): import them with tacho import mlflow")
-        for run in runs:
-            for record, _ in run.read({}):
-                if record["event"] == "step":
-                    yield {name: value for name, value in record.items() if name != "event"}
+        return read_only_run(self.runs(path), path, "mlflow")
 
     def runs(self, path: Path) -> list[RunSource]:
         """Return the runs that were not deleted."""
