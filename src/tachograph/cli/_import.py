@@ -27,7 +27,7 @@ _MAX_WARNINGS = 20
 def import_(format: str, path: tuple[str, ...], log_dir: str, name: str | None, dry_run: bool, as_json: bool) -> None:  # noqa: A002
     """Make runs from the logs of other tools.
 
-    FORMAT is tensorboard, wandb, swanlab, mlflow, trackio, csv, jsonl, trainer-state, or an installed importer.
+    FORMAT is tensorboard, wandb, swanlab, mlflow, trackio, aim, csv, jsonl, trainer-state, or an installed importer.
 
     PATH is a file or a folder, which may hold several runs. Imported again, a run gets only what is new. Exits with
     status 1 if a run could not be imported, or if there was nothing to import.

@@ -1,7 +1,7 @@
 """Importers: read the logs of other tools as records, and make runs of them.
 
-Built-in importers read CSV, JSON lines, TensorBoard event files, the files of W&B and SwanLab, the stores of MLflow and
-trackio, and the Trainer's `trainer_state.json`; packages add theirs as entry points of the group
+Built-in importers read CSV, JSON lines, TensorBoard event files, the files of W&B and SwanLab, the stores of MLflow,
+trackio and Aim, and the Trainer's `trainer_state.json`; packages add theirs as entry points of the group
 `tachograph.importers`. Nothing in a log is executed.
 """
 

@@ -30,6 +30,7 @@ IMPORTERS = Registry(
         "tensorboard": "tachograph.importers.tensorboard:TensorBoardImporter",
         "mlflow": "tachograph.importers.mlflow:MlflowImporter",
         "trackio": "tachograph.importers.trackio:TrackioImporter",
+        "aim": "tachograph.importers.aim:AimImporter",
         "csv": "tachograph.importers.csv:CsvImporter",
         "jsonl": "tachograph.importers.jsonl:JsonLinesImporter",
     },
@@ -37,7 +38,7 @@ IMPORTERS = Registry(
 
 _EXPECTED = (
     "expected a run folder, a CSV or JSON-lines file (also .gz), TensorBoard event files or their folder, "
-    "a .wandb or .swanlab file or its folder, a trainer_state.json, or a database or folder of MLflow or trackio"
+    "a .wandb or .swanlab file or its folder, a trainer_state.json, or a database or folder of MLflow, trackio or Aim"
 )
 
 

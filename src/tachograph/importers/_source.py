@@ -169,7 +169,8 @@ class RowSource:
             held = record, {"rows": number, "checksum": checksum}
         if number < num_imported:
             raise source_changed(self.path)
-        last = [{**record, **({} if last_time_s is None else {"time": last_time_s})} for record in self._last()]
+        time = {} if last_time_s is None else {"time": last_time_s}
+        last = [{**record, **({} if "time" in record else time)} for record in self._last()]
         if start is not None and (last or held):
             yield start, None
         for record in [*([held[0]] if held else []), *last]:

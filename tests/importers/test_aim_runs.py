@@ -1,0 +1,123 @@
+"""`tacho import aim`: repositories written by the real package."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import tachograph
+from tachograph.importers import describe, import_runs
+from tests.cli.test_cli import tacho
+from tests.conftest import lines_of
+from tests.importers.test_import import KILLS, check_killed_import
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Aim's own
+
+SCRIPT = """
+    import json, math, sys
+    import aim
+
+    folder, runs = sys.argv[1], json.loads(sys.argv[2])
+    for run_hash, options, begin, end in runs:
+        quiet = {"system_tracking_interval": None, "log_system_params": False, "capture_terminal_logs": False}
+        run = aim.Run(run_hash, repo=folder, experiment="jackets", **quiet)
+        if run_hash is None:
+            run["hparams"] = {"lr": 0.5, "model": {"depth": 2}, "api_key": "opaque"}
+            run.name, run.description = options["name"], "a note"
+            run.add_tag("t")
+        for step in range(begin, end):
+            run.track(1 / (step + 1), name="loss", step=step, epoch=step // 2, context={"subset": "train"})
+            run.track(2 / (step + 1), name="loss", step=step, context={"subset": "val", "fold": 1})
+            run.track(math.nan if step == 1 else 1, name="time", step=step)
+        if options.get("objects"):
+            run.track(aim.Text("hello"), name="note", step=end)
+            run.track(aim.Distribution([1, 2, 2], bin_count=2), name="weights", step=end)
+            run.track(50.0, name="__system__cpu", step=0, context={"gpu": 0})
+        print(run.hash, flush=True)
+        run.close()
+"""
+
+
+def write_runs(folder, *runs):
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), json.dumps(runs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.split() if len(line) == 24]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("aim")
+    write_runs(folder, [None, {"name": "first", "objects": True}, 0, 4], [None, {"name": "second"}, 0, 2])
+    return folder
+
+
+def test_aim_repository_becomes_runs(repository, logs):
+    reports = {
+        report["run"]: report for report in json.loads(tacho("import", "aim", repository, "--log-dir", logs, "--json"))
+    }
+    assert sorted(reports) == ["first", "second"]
+    assert (reports["first"]["num_rows"], reports["first"]["metrics"]["train/loss"]) == (5, 4)
+    history = tachograph.read(logs / "first")
+    start = next(history.records("start"))
+    assert (start["project"], start["notes"], start["tags"]) == ("jackets", "a note", ["t"])
+    assert history.config == {"hparams": {"lr": 0.5, "model": {"depth": 2}, "api_key": "[masked]"}}
+    loss = history.series("train/loss")
+    assert (list(loss.steps), list(loss.values)) == ([0, 1, 2, 3], [1, 1 / 2, 1 / 3, 1 / 4])
+    assert start["time"] <= loss.times[0] <= loss.times[-1]
+    assert list(history.series("val/loss [fold=1]").values) == [2, 1, 2 / 3, 1 / 2]
+    assert list(history.series("epoch").values) == [0, 0, 1, 1]
+    assert math.isnan(history.series("time_").values[1])
+    events = {record["name"]: record for record in history.records("event")}
+    assert (events["text"]["tag"], events["text"]["text"]) == ("note", "hello")
+    assert events["histogram"]["counts"] == [1, 2]
+    assert [record["gpu0_cpu"] for record in history.records("system")] == [50.0]
+    assert str(history.state) == "finished"
+    assert describe(repository) == describe(repository / ".aim") == "aim"
+    again = json.loads(tacho("import", "aim", repository / ".aim", "--log-dir", logs, "--json"))
+    assert {report["outcome"] for report in again} == {"unchanged"}
+
+
+def test_aim_run_that_has_grown_gets_only_what_is_new(tmp_path, logs):
+    (run_hash,) = write_runs(tmp_path / "aim", [None, {"name": "a"}, 0, 3])
+    import_runs("aim", [tmp_path / "aim"], str(logs))
+    write_runs(tmp_path / "aim", [run_hash, {}, 3, 6])
+    (dry,) = import_runs("aim", [tmp_path / "aim"], str(logs), dry_run=True)
+    (report,) = import_runs("aim", [tmp_path / "aim"], str(logs))
+    assert (report.outcome, report.num_rows, dry.num_rows) == ("updated", 3, 3)
+    steps = [record["global_step"] for record in lines_of(logs / "a") if record["event"] == "step"]
+    assert steps == list(range(6))
+
+
+@pytest.mark.parametrize("kill", [KILLS[0], KILLS[8]])
+def test_killed_import_of_aim_continues(tmp_path, script, kill):
+    write_runs(tmp_path / "aim", [None, {"name": "a"}, 0, 300])
+    check_killed_import(script, "aim", tmp_path / "aim", tmp_path, kill, 5_000)
+
+
+def test_damaged_aim_run_does_not_hide_the_others(tmp_path, logs):
+    first, second = write_runs(tmp_path / "aim", [None, {"name": "a"}, 0, 3], [None, {"name": "b"}, 0, 3])
+    for file in (tmp_path / "aim" / ".aim" / "seqs" / "chunks" / first).glob("*.sst"):
+        file.write_bytes(b"\xff" * file.stat().st_size)
+    reports = {report.run: report for report in import_runs("aim", [tmp_path / "aim"], str(logs))}
+    assert (reports["a"].outcome, reports["b"].outcome) == ("failed", "created")
+    assert f"run {first} cannot be read" in reports["a"].error
+    assert second == next(tachograph.read(logs / "b").records("start"))["imported_from"]["id"]
+
+
+def test_missing_aim_package_is_named_with_its_remedy(repository, logs, tmp_path, script):
+    (tmp_path / "aim.py").write_text("raise ModuleNotFoundError('as if it were not installed')")
+    code, _, err = script(
+        "import sys\nfrom tachograph.importers import import_runs\nimport_runs('aim', [sys.argv[1]], sys.argv[2])",
+        repository,
+        logs,
+        env={"PYTHONPATH": str(tmp_path)},
+    ).wait()
+    assert code == 1
+    assert "pip install 'tachograph[aim]'" in err.strip().splitlines()[-1]
