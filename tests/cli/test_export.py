@@ -160,6 +160,32 @@ def test_pandas_reads_every_format(runs, tmp_path):
     assert sum(value.is_valid and math.isnan(value.as_py()) for value in losses) == 2
 
 
+def test_duckdb_queries_every_format(runs, tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    history = tachograph.read("good", log_dir=runs).series("train_loss")
+    for name in FORMATS:
+        rows = exported(tmp_path, name, "--all", "--log-dir", runs)
+        reader = "read_json_auto" if name == "jsonl" else f"read_{name}"
+        with duckdb.connect() as database:
+            table = database.execute(f"CREATE TABLE t AS FROM {reader}('{tmp_path}/table.{name}')").execute
+            assert table("SELECT count(*) FROM t").fetchone() == (len(rows),)
+            loss = "train_loss::DOUBLE"  # in JSON lines, NaN is a text
+            steps, values = zip(
+                *table(f"SELECT step, {loss} FROM t WHERE run = 'good' AND kind = 'step' ORDER BY step").fetchall(),
+                strict=True,
+            )
+            assert (list(steps), list(values)) == (list(history.steps), list(history.values))
+            found = table(
+                f"SELECT attempt, {loss} FROM t WHERE run = 'again' AND step = 0 AND kind = 'step'"
+            ).fetchall()
+            assert [(attempt, math.isnan(value)) for attempt, value in found] == [(0, True)]
+            query = f"SELECT count(*) FROM t WHERE run = 'again' AND isinf({loss})"
+            assert table(query).fetchone() == (4,)
+            missing = sum("train_loss" not in row for row in rows)
+            assert missing > 0
+            assert table("SELECT count(*) FROM t WHERE train_loss IS NULL").fetchone() == (missing,)
+
+
 def test_arrow_reads_missing_and_nan_from_csv(runs, tmp_path):
     arrow = pytest.importorskip("pyarrow.csv")
     rows = exported(tmp_path, "csv", "--all", "--log-dir", runs)
