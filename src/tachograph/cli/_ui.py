@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import webbrowser
+from collections.abc import Sequence
 from typing import TextIO
 
 import rich_click as click
 
 from tachograph.cli._format import safe
 from tachograph.cli._options import log_dir_option
+from tachograph.importers import LogWatcher, WatchedLog
 
 __all__ = ["run_dashboard", "ui"]
 
@@ -48,6 +50,13 @@ _MAX_TOKEN_CHARS = 4096
     metavar="NAME",
     help="Additional host name to accept, such as that of a proxy. Can be repeated.",
 )
+@click.option(
+    "--also",
+    multiple=True,
+    metavar="FORMAT:PATH",
+    help="Also show the runs in a log of another tool, such as tensorboard:lightning_logs, and follow them as they "
+    "grow. They are imported into the log folder, as tacho import does. Can be repeated.",
+)
 def ui(
     log_dir: str,
     host: str,
@@ -56,6 +65,7 @@ def ui(
     token_file: TextIO | None,
     token: str | None,
     allow_hosts: tuple[str, ...],
+    also: tuple[str, ...],
 ) -> None:
     """Serve the dashboard for the runs in the log folder until interrupted."""
     if token is not None:
@@ -68,7 +78,10 @@ def ui(
         token = token_file.read(_MAX_TOKEN_CHARS).strip()
         if not token:
             raise click.UsageError(f"--token-file {token_file.name}: the file is empty")
-    run_dashboard(log_dir, host=host, port=port, open_browser=open_browser, token=token, allow_hosts=allow_hosts)
+    logs = [WatchedLog.parse(text) for text in also]
+    run_dashboard(
+        log_dir, host=host, port=port, open_browser=open_browser, token=token, allow_hosts=allow_hosts, also=logs
+    )
 
 
 def run_dashboard(
@@ -79,6 +92,7 @@ def run_dashboard(
     open_browser: bool = False,
     token: str | None = None,
     allow_hosts: tuple[str, ...] = (),
+    also: Sequence[WatchedLog] = (),
 ) -> None:
     """Serve the dashboard and print its URL."""
     from tachograph.server import serve, write_login_page
@@ -86,6 +100,9 @@ def run_dashboard(
     with contextlib.ExitStack() as cleanup:
 
         def on_ready(url: str) -> None:
+            if also:
+                watcher = LogWatcher(list(also), log_dir, lambda problem: click.echo(safe(problem, 1_000), err=True))
+                cleanup.callback(watcher.close)
             click.echo(f"Dashboard for {safe(os.fspath(log_dir))!r}: {url}  (press Ctrl-C to stop)")
             if not open_browser:
                 return

@@ -9,5 +9,17 @@ from tachograph.importers._import import ImportReport, import_runs
 from tachograph.importers._importer import Importer
 from tachograph.importers._read import IMPORTERS, describe, read_log
 from tachograph.importers._rows import STEP_NAMES, TIME_NAMES
+from tachograph.importers._watch import LogWatcher, WatchedLog
 
-__all__ = ["IMPORTERS", "STEP_NAMES", "TIME_NAMES", "ImportReport", "Importer", "describe", "import_runs", "read_log"]
+__all__ = [
+    "IMPORTERS",
+    "STEP_NAMES",
+    "TIME_NAMES",
+    "ImportReport",
+    "Importer",
+    "LogWatcher",
+    "WatchedLog",
+    "describe",
+    "import_runs",
+    "read_log",
+]
