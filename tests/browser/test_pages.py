@@ -162,7 +162,6 @@ def test_phone_needs_no_horizontal_scrolling(page, dashboard, logs, tab):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.complains
 def test_overview_shows_results_and_origin(page, dashboard, logs, tmp_path):
     table = tmp_path / "old.csv"
     table.write_text("step,loss\n0,1.5\n1,0.5\n", encoding="utf-8")
@@ -179,6 +178,7 @@ def test_overview_shows_results_and_origin(page, dashboard, logs, tmp_path):
     assert "{" not in page.get_by_role("main").inner_text()
 
 
+@pytest.mark.complains
 def test_unknown_run_is_named_with_link_back(page, dashboard):
     page.goto(dashboard().url + "#/run/nowhere/charts")
     expect(page.get_by_text("no run 'nowhere' in the log folder")).to_be_visible()

@@ -12,10 +12,11 @@ The position is one dict, which the source changes in place, and only when it is
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -51,19 +52,25 @@ class Damage(msgspec.Struct, frozen=True):
     reason: str
 
 
-class RunSource(Protocol):
-    """One run in a log of another tool."""
+class RunSource(ABC):
+    """One run in a log of another tool.
 
-    path: Path
-    id: str
-    """Identifies the run among all of its format; the same when the log has grown."""
-    name: str
-    """The name that the source has for it; not necessarily a valid run name."""
-    damage: list[Damage]
-    """What could not be read, known after `read`."""
-    left_out: Counter[str]
-    """What was read but has no place in a journal, known after `read`."""
+    Args:
+        path: where the log is.
+        source_id: identifies the run among all of its format; the same when the log has grown.
+        name: the name that the source has for it; not necessarily a valid run name.
+    """
 
+    def __init__(self, path: Path, source_id: str, name: str) -> None:
+        self.path = path
+        self.id = source_id
+        self.name = name
+        self.damage: list[Damage] = []
+        """What could not be read, known after `read`."""
+        self.left_out: Counter[str] = Counter()
+        """What was read but has no place in a journal, known after `read`."""
+
+    @abstractmethod
     def read(self, position: Position) -> Iterator[SourceRecord]:
         """Yield the records after a position, which is empty for a new run; see the module.
 
@@ -72,16 +79,25 @@ class RunSource(Protocol):
         Raises:
             ConfigError: if the log cannot be read, or has changed other than by growing.
         """
-        ...
 
 
-def read_only_run(runs: list[RunSource], path: Path, format_name: str) -> Iterator[dict[str, Any]]:
+def read_only_run(
+    runs: list[RunSource], path: Path, format_name: str, *, places: Iterable[str] = ()
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of the only run at a path, for `Importer.read`.
+
+    Args:
+        runs: the runs at the path.
+        path: the path.
+        format_name: the name of the importer.
+        places: paths below it of which each has one run, if there are such paths.
 
     Raises:
         ConfigError: if there are several.
     """
     if len(runs) > 1:
+        if choices := ", ".join(sorted(places)[:10]):
+            raise ConfigError(f"{str(path)!r} holds several runs: name one of {choices}")
         names = ", ".join(run.name for run in runs[:10])
         raise ConfigError(f"{str(path)!r} holds several runs ({names}): import them with tacho import {format_name}")
     for run in runs:
@@ -97,7 +113,7 @@ def source_changed(path: Path) -> ConfigError:
     )
 
 
-class RowSource:
+class RowSource(RunSource):
     """A log of rows, such as a CSV file.
 
     Its position is the number of rows and a checksum of them. The log is read from the beginning each time: it may be
@@ -105,8 +121,8 @@ class RowSource:
 
     Args:
         path: the log.
-        source_id: see `RunSource.id`.
-        name: see `RunSource.name`.
+        source_id: see `RunSource`.
+        name: see `RunSource`.
         rows: returns the rows.
         damage: the list that `rows` adds to.
         left_out: the counter that `rows` adds to.
@@ -126,11 +142,9 @@ class RowSource:
         start: dict[str, Any] | None = None,
         last: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
-        self.path = path
-        self.id = source_id
-        self.name = name
+        super().__init__(path, source_id, name)
         self.damage = damage
-        self.left_out: Counter[str] = Counter() if left_out is None else left_out
+        self.left_out = self.left_out if left_out is None else left_out
         self._rows = rows
         self._start = start or {}
         self._last = last

@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import heapq
 import math
-import re
 import sqlite3
 import sys
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +32,7 @@ from tachograph.importers._source import (
     source_changed,
 )
 from tachograph.importers._sqlite import find_tables, open_database, rows_up_to_damage
-from tachograph.records import CONFIG_CHANGED
+from tachograph.records import CONFIG_CHANGED, parse_literal
 
 __all__ = ["MlflowImporter"]
 
@@ -43,7 +41,6 @@ _MAX_META_BYTES = 1 << 20
 _STATES = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
 """States of a run by their number in a folder; a database has the names."""
 _ENDS = {"FINISHED": ("finished", None), "FAILED": ("failed", None), "KILLED": ("failed", "killed")}
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _SYSTEM = "system/"
 _NOT_OF_USERS = ("mlflow.", "tachograph.")
 
@@ -90,20 +87,16 @@ class MlflowImporter:
         return [_FolderSource(folder, facts) for folder in _find_folders(path) if (facts := _read_folder(folder))]
 
 
-class _MlflowSource:
+class _MlflowSource(RunSource):
     """A run. The position has what was read of its points, and the parameters that the journal has."""
 
     def __init__(self, path: Path, facts: _MlflowFacts) -> None:
-        self.path = path
-        self.id = facts.id
-        self.name = facts.name or facts.tags.get("mlflow.runName") or facts.id
-        self.damage: list[Damage] = []
-        self.left_out: Counter[str] = Counter()
+        super().__init__(path, facts.id, facts.name or facts.tags.get("mlflow.runName") or facts.id)
         self._facts = facts
 
     def read(self, position: Position) -> Iterator[SourceRecord]:
         """Yield the `start` record, the points as records, later parameters, and the end."""
-        facts, config = self._facts, {name: _parse(text) for name, text in self._facts.params.items()}
+        facts, config = self._facts, {name: parse_literal(text) for name, text in self._facts.params.items()}
         known = position.get("config", config)
         if not position:
             yield {"event": "start", **_start_fields(facts, config)}, None
@@ -311,12 +304,3 @@ def _read_texts(folder: Path) -> dict[str, str]:
         for file in sorted(folder.rglob("*"))
         if file.is_file()
     }
-
-
-def _parse(text: str) -> Any:
-    """Return the number or truth value that a text stands for: MLflow stores parameters as texts."""
-    if text in {"True", "False"}:
-        return text == "True"
-    if _NUMBER.fullmatch(text):
-        return float(text) if any(character in text for character in ".eE") else int(text)
-    return text

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ import yaml
 from tachograph._base.config import parse_yaml
 from tachograph._base.files import read_small
 from tachograph._base.typed import decode_json
-from tachograph.exceptions import ConfigError
 from tachograph.importers._chunked_file import read_chunked_records
 from tachograph.importers._protobuf import as_double, as_signed, as_text, read_fields
-from tachograph.importers._source import Damage, Position, RunSource, SourceRecord
+from tachograph.importers._source import Damage, Position, RunSource, SourceRecord, read_only_run
 from tachograph.records import CONFIG_CHANGED, RESERVED_FIELDS
 
 __all__ = ["SwanLabImporter"]
@@ -65,14 +63,8 @@ class SwanLabImporter:
 
     def read(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the metrics of a run."""
-        runs = self.runs(path)
-        if len(runs) > 1:
-            names = ", ".join(sorted({file.parent.name for file in _swanlab_files(path)})[:10])
-            raise ConfigError(f"{str(path)!r} holds several runs: name one of {names}")
-        for run in runs:
-            for record, _ in run.read({}):
-                if record["event"] == "step":
-                    yield {name: value for name, value in record.items() if name != "event"}
+        places = {file.parent.name for file in _swanlab_files(path)}
+        return read_only_run(self.runs(path), path, "swanlab", places=places)
 
     def runs(self, path: Path) -> list[RunSource]:
         """Return the runs at a path."""
@@ -92,15 +84,11 @@ class SwanLabImporter:
         return sources
 
 
-class SwanLabSource:
+class SwanLabSource(RunSource):
     """The files of one run. The position has the offset in each of them."""
 
     def __init__(self, path: Path, source_id: str, name: str, files: list[tuple[Path, float]]) -> None:
-        self.path = path
-        self.id = source_id
-        self.name = name
-        self.damage: list[Damage] = []
-        self.left_out: Counter[str] = Counter()
+        super().__init__(path, source_id, name)
         self._files = files
 
     def read(self, position: Position) -> Iterator[SourceRecord]:

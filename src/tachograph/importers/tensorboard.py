@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from tachograph.exceptions import ConfigError
 from tachograph.importers._event_file import LoggedEvent, read_events
 from tachograph.importers._rows import field_name
-from tachograph.importers._source import Damage, Position, RunSource, SourceRecord
+from tachograph.importers._source import Position, RunSource, SourceRecord
 from tachograph.records import CONFIG_CHANGED, SPLIT_FOLDERS, SUMMARY
 
 __all__ = ["TensorBoardImporter"]
@@ -81,15 +81,11 @@ def _name_of(folder: Path) -> str:
     return folder.parent.name if folder.name.lower() in SPLIT_FOLDERS else folder.name
 
 
-class TensorBoardSource:
+class TensorBoardSource(RunSource):
     """The event files of one run, each with the prefix of its tags. The position has the offset in each of them."""
 
     def __init__(self, path: Path, source_id: str, name: str, files: dict[Path, str]) -> None:
-        self.path = path
-        self.id = source_id
-        self.name = name
-        self.damage: list[Damage] = []
-        self.left_out: Counter[str] = Counter()
+        super().__init__(path, source_id, name)
         self._files = files
 
     def read(self, position: Position) -> Iterator[SourceRecord]:

@@ -12,7 +12,6 @@ import heapq
 import json
 import math
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,15 +53,11 @@ class TrackioImporter:
         return sources
 
 
-class TrackioSource:
+class TrackioSource(RunSource):
     """A run. The position has the number of the last row of each table, and a checksum of it."""
 
     def __init__(self, path: Path, key: str, run_id: str, name: str) -> None:
-        self.path = path
-        self.id = f"{path.stem}/{run_id}"
-        self.name = str(name)
-        self.damage: list[Damage] = []
-        self.left_out: Counter[str] = Counter()
+        super().__init__(path, f"{path.stem}/{run_id}", str(name))
         self._key = key
         self._run_id = run_id
 

@@ -6,15 +6,13 @@ All files with the same run id are one run: W&B begins a new file when a run is 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tachograph.exceptions import ConfigError
 from tachograph.importers._chunked_file import read_chunked_records
 from tachograph.importers._protobuf import as_signed, as_text, read_fields
-from tachograph.importers._source import Damage, Position, RunSource, SourceRecord
+from tachograph.importers._source import Damage, Position, RunSource, SourceRecord, read_only_run
 from tachograph.importers._wandb_export import find_export, open_export
 from tachograph.importers._wandb_values import (
     flatten,
@@ -55,14 +53,8 @@ class WandbImporter:
 
     def read(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yield the history of a run."""
-        runs = self.runs(path)
-        if len(runs) > 1:
-            names = ", ".join(sorted({file.parent.name for file in _wandb_files(path)})[:10])
-            raise ConfigError(f"{str(path)!r} holds several runs: name one of {names}")
-        for run in runs:
-            for record, _ in run.read({}):
-                if record["event"] == "step":
-                    yield {name: value for name, value in record.items() if name != "event"}
+        places = {file.parent.name for file in _wandb_files(path)}
+        return read_only_run(self.runs(path), path, "wandb", places=places)
 
     def runs(self, path: Path) -> list[RunSource]:
         """Return the runs at a path."""
@@ -85,15 +77,11 @@ class WandbImporter:
         return sources
 
 
-class WandbSource:
+class WandbSource(RunSource):
     """The files of one run. The position has the offset in each of them, and the summary that is not yet recorded."""
 
     def __init__(self, path: Path, source_id: str, name: str, files: list[Path]) -> None:
-        self.path = path
-        self.id = source_id
-        self.name = name
-        self.damage: list[Damage] = []
-        self.left_out: Counter[str] = Counter()
+        super().__init__(path, source_id, name)
         self._files = files
 
     def read(self, position: Position) -> Iterator[SourceRecord]:

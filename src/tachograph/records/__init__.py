@@ -31,6 +31,7 @@ from tachograph.records._values import (
     is_array,
     is_frozen,
     is_number,
+    parse_literal,
     step_of,
     to_plain,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "mask_arguments",
     "mask_mapping",
     "mask_text",
+    "parse_literal",
     "severity_rank",
     "step_of",
     "suggest_run_name",

@@ -22,6 +22,7 @@ import enum
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ __all__ = [
     "is_array",
     "is_frozen",
     "is_number",
+    "parse_literal",
     "step_of",
     "to_plain",
 ]
@@ -55,6 +57,7 @@ MAX_PROBLEMS = 100
 
 _MAX_INT = 10**300  # larger integers do not fit in a float
 _MAX_STEP = 2**53  # a float cannot represent every integer beyond this
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _FROZEN_TYPES = frozenset({float, int, bool, type(None)})
 
 
@@ -124,6 +127,15 @@ def is_frozen(value: object) -> bool:
 def is_array(value: object) -> bool:
     """Return whether a value is a numpy array, which its owner can change in place, unlike a numpy scalar."""
     return hasattr(type(value), "setflags") and hasattr(type(value), "__setitem__")
+
+
+def parse_literal(text: str) -> Any:
+    """Return the number or truth value that a text stands for, or the text: some tools keep parameters as texts."""
+    if text in {"True", "False"}:
+        return text == "True"
+    if _NUMBER.fullmatch(text):
+        return float(text) if any(character in text for character in ".eE") else int(text)
+    return text
 
 
 def is_number(value: object) -> bool:

@@ -186,16 +186,11 @@ def _always(record: Callable[[Any], None], *_: Any, **__: Any) -> Callable[[Any]
     return record
 
 
-def _parse(text: Any) -> Any:
+def _parse(value: Any) -> Any:
     """Return the number or switch that MLflow keeps as text."""
-    if not isinstance(text, str):
-        return text
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"True": True, "False": False, "None": None}.get(text, text)
+    from tachograph.records import parse_literal
+
+    return parse_literal(value) if isinstance(value, str) else value
 
 
 def _is_recorded_otherwise(caller: FrameType) -> bool:
