@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,10 @@ from tests.cli.test_cli import tacho
 from tests.conftest import lines_of
 from tests.importers.test_import import KILLS, check_killed_import
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Aim's own
+pytestmark = [
+    pytest.mark.xdist_group("aim"),  # which is slow to import
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Aim's own
+]
 
 SCRIPT = """
     import json, math, sys
@@ -80,35 +84,38 @@ def test_aim_repository_becomes_runs(repository, logs):
     assert [record["gpu0_cpu"] for record in history.records("system")] == [50.0]
     assert str(history.state) == "finished"
     assert describe(repository) == describe(repository / ".aim") == "aim"
-    again = json.loads(tacho("import", "aim", repository / ".aim", "--log-dir", logs, "--json"))
-    assert {report["outcome"] for report in again} == {"unchanged"}
+    assert {report.outcome for report in import_runs("aim", [repository / ".aim"], str(logs))} == {"unchanged"}
 
 
-def test_aim_run_that_has_grown_gets_only_what_is_new(tmp_path, logs):
-    (run_hash,) = write_runs(tmp_path / "aim", [None, {"name": "a"}, 0, 3])
-    import_runs("aim", [tmp_path / "aim"], str(logs))
-    write_runs(tmp_path / "aim", [run_hash, {}, 3, 6])
-    (dry,) = import_runs("aim", [tmp_path / "aim"], str(logs), dry_run=True)
-    (report,) = import_runs("aim", [tmp_path / "aim"], str(logs))
-    assert (report.outcome, report.num_rows, dry.num_rows) == ("updated", 3, 3)
-    steps = [record["global_step"] for record in lines_of(logs / "a") if record["event"] == "step"]
+def test_aim_run_that_has_grown_gets_only_what_is_new(repository, tmp_path, logs):
+    folder = tmp_path / "aim"
+    shutil.copytree(repository, folder)
+    grown = {report.run: report for report in import_runs("aim", [folder], str(logs))}["second"]
+    run_hash = next(tachograph.read(logs / grown.run).records("start"))["imported_from"]["id"]
+    write_runs(folder, [run_hash, {}, 2, 6])
+    dry = {report.run: report for report in import_runs("aim", [folder], str(logs), dry_run=True)}
+    reports = {report.run: report for report in import_runs("aim", [folder], str(logs))}
+    assert (reports["second"].outcome, reports["second"].num_rows, dry["second"].num_rows) == ("updated", 4, 4)
+    assert reports["first"].outcome == "unchanged"
+    steps = [record["global_step"] for record in lines_of(logs / "second") if record["event"] == "step"]
     assert steps == list(range(6))
 
 
-@pytest.mark.parametrize("kill", [KILLS[0], KILLS[8]])
-def test_killed_import_of_aim_continues(tmp_path, script, kill):
+def test_killed_import_of_aim_continues(tmp_path, script):
     write_runs(tmp_path / "aim", [None, {"name": "a"}, 0, 300])
-    check_killed_import(script, "aim", tmp_path / "aim", tmp_path, kill, 5_000)
+    check_killed_import(script, "aim", tmp_path / "aim", tmp_path, KILLS[8], 5_000)
 
 
-def test_damaged_aim_run_does_not_hide_the_others(tmp_path, logs):
-    first, second = write_runs(tmp_path / "aim", [None, {"name": "a"}, 0, 3], [None, {"name": "b"}, 0, 3])
-    for file in (tmp_path / "aim" / ".aim" / "seqs" / "chunks" / first).glob("*.sst"):
+def test_damaged_aim_run_does_not_hide_the_others(repository, tmp_path, logs):
+    folder = tmp_path / "aim"
+    shutil.copytree(repository, folder)
+    import_runs("aim", [folder], str(tmp_path / "before"))
+    run_hash = next(tachograph.read(tmp_path / "before" / "first").records("start"))["imported_from"]["id"]
+    for file in (folder / ".aim" / "seqs" / "chunks" / run_hash).glob("*.sst"):
         file.write_bytes(b"\xff" * file.stat().st_size)
-    reports = {report.run: report for report in import_runs("aim", [tmp_path / "aim"], str(logs))}
-    assert (reports["a"].outcome, reports["b"].outcome) == ("failed", "created")
-    assert f"run {first} cannot be read" in reports["a"].error
-    assert second == next(tachograph.read(logs / "b").records("start"))["imported_from"]["id"]
+    reports = {report.run: report for report in import_runs("aim", [folder], str(logs))}
+    assert (reports["first"].outcome, reports["second"].outcome) == ("failed", "created")
+    assert f"run {run_hash} cannot be read" in reports["first"].error
 
 
 def test_missing_aim_package_is_named_with_its_remedy(repository, logs, tmp_path, script):

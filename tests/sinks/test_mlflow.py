@@ -15,8 +15,12 @@ from tachograph.exceptions import ConfigError
 from tachograph.reader import read
 from tachograph.sinks import SINKS, build_sinks
 from tests.conftest import HANG_S, wait_for
+from tests.mlflow_database import copy_empty_database
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
+pytestmark = [
+    pytest.mark.xdist_group("mlflow"),  # which is slow to import
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),  # MLflow's own
+]
 
 
 @pytest.fixture
@@ -28,6 +32,7 @@ def client(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    copy_empty_database(tmp_path / "mlflow.db")
     return MlflowClient()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tachograph.importers import read_log
 from tests.integrations.zero_code.conftest import Tacho, program_stderr
+from tests.mlflow_database import copy_empty_database
 
 pytestmark = pytest.mark.xdist_group("injected-programs")
 
@@ -69,6 +70,12 @@ def wandb_rows(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+def event_file_rows(folder: Path) -> list[dict[str, Any]]:
+    (path,) = (folder / "events").glob("events.*")
+    rows = [record for record in read_log(path) if record["event"] == "step"]
+    return [{key: value for key, value in row.items() if key not in {"time", "sec_per_step"}} for row in rows]
+
+
 def config_of(tacho: Tacho, name: str) -> dict[str, Any]:
     (start,) = tacho.records(name, "start")
     config = dict(start["config"])
@@ -78,7 +85,8 @@ def config_of(tacho: Tacho, name: str) -> dict[str, Any]:
     return config
 
 
-def test_wandb_calls_are_recorded_and_unchanged(tacho, python):
+def test_calls_are_recorded_and_unchanged(tacho, python):
+    """With W&B and TensorBoard in one script."""
     watched = run_both(
         tacho,
         python,
@@ -90,13 +98,22 @@ def test_wandb_calls_are_recorded_and_unchanged(tacho, python):
         arguments = parser.parse_args()
         import wandb
         {textwrap.indent(LOOP, " " * 8).strip()}
+        from torch.utils.tensorboard import SummaryWriter
+        writer = SummaryWriter("events")
         wandb.init(project="p", config={{**vars(arguments), "batch_size": 8}})
         wandb.log({{"eval": {{"loss": 3.0}}}})
 
         def log(step, loss):
             wandb.log({{"loss": loss, "ratio": step / 2, "weights": wandb.Histogram([1, 2, 3])}})
+            writer.add_scalar("train/loss", loss, step)
+            writer.add_scalars("rates", {{"a": 1.0, "b": step}}, step)
 
         train(20, log)
+        writer.add_text("note", "all good", 2)
+        writer.add_histogram("layer", model.weight, 19)
+        writer.add_image("picture", torch.zeros(3, 4, 4), 2)
+        writer.add_hparams({{"depth": 2}}, {{"score": 0.75}}, run_name="hparams")
+        writer.close()
         wandb.config.warmup = 5
         wandb.summary["best"] = 0.5
         try:
@@ -109,60 +126,30 @@ def test_wandb_calls_are_recorded_and_unchanged(tacho, python):
         "--lr",
         "0.5",
     )
-    assert wandb_rows(watched.folder) == wandb_rows(tacho.folder / "alone")
+    alone = tacho.folder / "alone"
+    assert wandb_rows(watched.folder) == wandb_rows(alone) != []
+    assert event_file_rows(watched.folder) == event_file_rows(alone) != []
     found = steps_of(watched, "train")
     assert found["eval/loss"] == [(0, 3.0)]
     assert found["ratio"] == [(step, step / 2) for step in range(20)]
+    assert found["rates/b"] == [(step, step) for step in range(20)]
+    assert "score" not in found, "add_hparams calls add_scalar, which is part of it"
     assert [step for step, _ in found["loss"]] == list(range(20))
-    assert dict(found["loss"]) == pytest.approx(dict(found["train_loss"]))
+    assert dict(found["loss"]) == dict(found["train/loss"]) == pytest.approx(dict(found["train_loss"]))
     config = config_of(watched, "train")
     assert config.pop("hub_token").startswith("[masked")
-    assert config == {"lr": 0.5, "batch_size": 8, "warmup": 5}
-    events = {record["name"]: record for record in watched.records("train", "event")}
-    assert events["summary"]["summary"] == {"best": 0.5}
-    assert sum(events["histogram"]["counts"]) == 3 and events["histogram"]["global_step"] == 19
-
-
-def test_tensorboard_calls_are_recorded_and_unchanged(tacho, python):
-    watched = run_both(
-        tacho,
-        python,
-        f"""
-        {textwrap.indent(LOOP, " " * 8).strip()}
-        from torch.utils.tensorboard import SummaryWriter
-        writer = SummaryWriter("events")
-
-        def log(step, loss):
-            writer.add_scalar("train/loss", loss, step)
-            writer.add_scalars("rates", {{"a": 1.0, "b": step}}, step)
-
-        train(3, log)
-        writer.add_text("note", "all good", 2)
-        writer.add_histogram("weights", model.weight, 2)
-        writer.add_image("picture", torch.zeros(3, 4, 4), 2)
-        writer.add_hparams({{"depth": 2}}, {{"score": 0.75}}, run_name="hparams")
-        writer.close()
-        """,
-    )
-    found = steps_of(watched, "train")
-    assert [step for step, _ in found["train/loss"]] == [0, 1, 2]
-    assert found["rates/b"] == [(0, 0), (1, 1), (2, 2)]
-    assert "score" not in found, "add_hparams calls add_scalar, which is part of it"
-    events = {record["name"]: record for record in watched.records("train", "event")}
-    assert events["text"]["text"] == "all good"
-    assert events["histogram"]["tag"] == "weights" and sum(events["histogram"]["counts"]) == 4
-    assert events["summary"]["summary"] == {"score": 0.75}
-    assert events["not_recorded"]["tensorboard.add_image"] == 1
-    assert config_of(watched, "train") == {"depth": 2}
-
-    def scalars(folder: Path) -> list[dict[str, Any]]:
-        (path,) = (folder / "events").glob("events.*")
-        records = [record for record in read_log(path) if record["event"] == "step"]
-        return [
-            {key: value for key, value in record.items() if key not in {"time", "sec_per_step"}} for record in records
-        ]
-
-    assert scalars(watched.folder) == scalars(tacho.folder / "alone") != []
+    assert config == {"lr": 0.5, "batch_size": 8, "warmup": 5, "depth": 2}
+    events = watched.records("train", "event")
+    assert [event["summary"] for event in events if event["name"] == "summary"] == [{"score": 0.75}, {"best": 0.5}]
+    (note,) = [event for event in events if event["name"] == "text"]
+    assert (note["tag"], note["text"]) == ("note", "all good")
+    histograms = {event["tag"]: event for event in events if event["name"] == "histogram"}
+    assert {tag: (sum(one["counts"]), one["global_step"]) for tag, one in histograms.items()} == {
+        "weights": (3, 19),
+        "layer": (4, 19),
+    }
+    (left_out,) = [event for event in events if event["name"] == "not_recorded"]
+    assert left_out["tensorboard.add_image"] == 1
 
 
 @pytest.mark.parametrize(
@@ -186,9 +173,12 @@ def test_tensorboard_calls_are_recorded_and_unchanged(tacho, python):
             "tool.log_params({'depth': 2}); log, end = tool.log_metrics, tool.end_run",
         ),
     ],
+    ids=["wandb", "trackio", "swanlab", "mlflow"],
 )
 def test_program_that_only_logs_is_a_run(tacho, python, tool, source):
     pytest.importorskip(tool)
+    if tool == "mlflow":
+        copy_empty_database(tacho.folder / "store.db")
     tacho.write("train.py", f"{source}\nfor step in range(30):\n    log({{'score': step / 4}}, step=step)\nend()\n")
     done = tacho.run(python, "train.py", env=OFFLINE)
     assert done.returncode == 0, done.stderr.decode()
