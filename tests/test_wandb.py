@@ -492,8 +492,11 @@ def test_unsupported_arguments_say_so(logs):
         wandb.init(fork_from="abc?_step=3")
     with pytest.raises(wandb.UsageError, match="mode='ofline'"):
         wandb.init(mode="ofline")
-    with wandb.init(name="x") as run, pytest.raises(wandb.Error, match="artifacts are not stored"):
-        run.use_artifact("model:latest")
+    with wandb.init(name="x") as run:
+        with pytest.raises(wandb.CommError, match="artifact 'model:latest' not found"):
+            run.use_artifact("model:latest")
+        with pytest.raises(wandb.Error, match="files are not stored"):
+            run.restore("model.bin")
 
 
 def test_places_that_code_imports_from_exist():
@@ -546,6 +549,48 @@ def test_notes_and_names_may_change(logs):
         run.log_code(".")
         run.mark_preempting()
     assert events(logs / "x", "wandb_notes")[0]["notes"] == "second"
+
+
+def test_artifacts_are_found_by_version_and_alias(logs, tmp_path):
+    for number, aliases in enumerate([["best"], None, ["newest"]]):
+        path = tmp_path / f"model{number}.bin"
+        path.write_text(str(number))
+        with wandb.init(name=f"train-{number}") as run:
+            artifact = wandb.Artifact("net", type="model", metadata={"depth": number})
+            artifact.add_file(path)
+            run.log_artifact(artifact, aliases=aliases)
+    with wandb.init(name="evaluate") as run:
+        expected = {"net": 2, "net:latest": 2, "net:v0": 0, "net:best": 0, "net:newest": 2, "me/p/net:v1": 1}
+        for name, number in expected.items():
+            used = run.use_artifact(name, type="model")
+            assert (used.version, used.metadata, used.type) == (f"v{number}", {"depth": number}, "model"), name
+            with open(used.file(), encoding="utf-8") as file:
+                assert file.read() == str(number)
+        assert run.use_model("net:v1") == str(tmp_path / "model1.bin")
+        assert run.use_artifact(used) is used
+        (tmp_path / "model0.bin").unlink()
+        with pytest.raises(wandb.CommError, match="no longer exists"):
+            run.use_artifact("net:v0").download()
+        with pytest.raises(wandb.CommError, match="'net:v3' not found"):
+            run.use_artifact("net:v3")
+    assert [event["version"] for event in events(logs / "evaluate", "artifact_used")][:3] == ["v2", "v2", "v0"]
+    assert wandb.Api().artifact("net:best").version == "v0"
+
+
+def test_artifact_of_several_folders_is_a_folder_of_links(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text(name)
+    artifact = wandb.Artifact("data", type="dataset")
+    artifact.add_dir(tmp_path / "a")
+    assert artifact.download() == str(tmp_path / "a")
+    artifact.add_file(tmp_path / "b" / "b.txt")
+    folder = artifact.download()
+    assert folder == str(tmp_path / "artifacts" / "data:v0")
+    assert sorted(os.listdir(folder)) == ["a.txt", "b.txt"]
+    assert artifact.download(tmp_path / "here") == str(tmp_path / "here")
+    with pytest.raises(ValueError, match="more than one file"):
+        artifact.file()
 
 
 # Api -----------------------------------------------------------------------------------------------------------------
@@ -626,7 +671,7 @@ def test_api_lists_and_sorts_runs(recorded):
     assert every[0].name == "run-0" and len(every[:2]) == 2
     with pytest.raises(wandb.Error, match="'\\$where' of a filter is not supported"):
         recorded.runs(filters={"$where": "this.lr > 1"})
-    with pytest.raises(wandb.Error, match="only runs can be read"):
+    with pytest.raises(wandb.Error, match="only runs and artifacts can be read"):
         recorded.sweep("p/s")
     with pytest.raises(wandb.Error, match="cannot be changed"):
         every[0].delete()

@@ -18,6 +18,7 @@ from tachograph.journal import list_runs
 from tachograph.reader import RunHistory, read
 from tachograph.records import METRIC_KINDS, finite_or_none, flatten, is_number, step_of
 from tachograph.settings import resolve_settings
+from tachograph.wandb._artifact import LoggedArtifact, find_artifact
 from tachograph.wandb.errors import CommError, NotAvailableError, UnsupportedError
 
 __all__ = ["LocalApi", "RecordedRun", "RecordedRuns"]
@@ -81,13 +82,21 @@ class LocalApi:
                 return run
         raise CommError(f"Could not find run {path!r} in {self._log_dir!r}")
 
+    def artifact(self, name: str, type: str | None = None) -> LoggedArtifact:  # noqa: A002 - the name of the original
+        """Return an artifact that a run on this machine has logged.
+
+        Raises:
+            CommError: if there is none.
+        """
+        return find_artifact(self._log_dir, name)
+
     def _all(self) -> list[RecordedRun]:
         return [RecordedRun(read(folder.path)) for folder in list_runs(self._log_dir)]
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise NotAvailableError(f"Api.{name} is not available here: only runs can be read")
+        raise NotAvailableError(f"Api.{name} is not available here: only runs and artifacts can be read")
 
 
 class RecordedRuns(Sequence["RecordedRun"]):

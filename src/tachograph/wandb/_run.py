@@ -24,7 +24,7 @@ from tachograph._base.guard import guard, warn
 from tachograph._drop_in import AtTheEnd, NotRecorded, as_number, as_scalar, histogram, log_histogram, num_values
 from tachograph.recorder import Run
 from tachograph.records import AlertRecord, is_array
-from tachograph.wandb._artifact import LoggedArtifact
+from tachograph.wandb._artifact import LoggedArtifact, find_artifact
 from tachograph.wandb._config import RunConfig
 from tachograph.wandb._metric import DefinedMetric, define, with_step_metrics
 from tachograph.wandb._summary import WandbSummary
@@ -482,24 +482,28 @@ class WandbRun:
         self.log_artifact(path, name, "model", aliases)
 
     def use_artifact(self, artifact_or_name: Any, *_arguments: Any, **_options: Any) -> Any:
-        """Return an artifact of this process.
+        """Return an artifact that a run on this machine has logged, by its name, and record that this run uses it.
 
         Raises:
-            UnsupportedError: for the name of one: nothing is downloaded.
+            CommError: if there is none.
         """
-        if isinstance(artifact_or_name, LoggedArtifact):
-            return artifact_or_name
-        raise UnsupportedError(
-            f"use_artifact({artifact_or_name!r:.80}): artifacts are not stored; open the files yourself"
-        )
+        artifact = artifact_or_name
+        if not isinstance(artifact, LoggedArtifact):
+            log_dir = self._run.folder.path.parent if self._run.folder is not None else self._run.settings.log_dir
+            artifact = find_artifact(log_dir, str(artifact_or_name))
+        with guard("recording the use of an artifact"):
+            self._run.event("artifact_used", artifact=artifact.name, version=artifact.version, paths=artifact.paths)
+        return artifact
 
-    def use_model(self, name: str, *_arguments: Any, **_options: Any) -> Any:
-        """Raise, because models are not stored."""
-        return self.use_artifact(name)
+    def use_model(self, name: str, *_arguments: Any, **_options: Any) -> str:
+        """Return the path of a model that a run on this machine has logged."""
+        artifact = self.use_artifact(name)
+        is_file = len(artifact.paths) == 1 and not os.path.isdir(artifact.paths[0])
+        return str(artifact.file() if is_file else artifact.download())
 
     def restore(self, name: str, *_arguments: Any, **_options: Any) -> Any:
         """Raise, because files are not stored."""
-        return self.use_artifact(name)
+        raise UnsupportedError(f"restore({name!r:.80}): files are not stored; open the file yourself")
 
     # What only warns -----------------------------------------------------------------------------------------------
 
