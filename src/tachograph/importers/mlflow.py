@@ -13,6 +13,7 @@ import math
 import sqlite3
 import sys
 import zlib
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,8 +116,9 @@ class _MlflowSource(RunSource):
             end = {"event": "end", "time": end_s, "status": status}
             yield {**end, **({"reason": reason} if reason else {})}, None
 
+    @abstractmethod
     def _points(self, position: Position) -> Iterator[_MlflowPoint]:
-        raise NotImplementedError
+        """Yield the points after a position, in the order in which they were logged."""
 
 
 def _start_fields(facts: _MlflowFacts, config: dict[str, Any]) -> dict[str, Any]:
