@@ -258,6 +258,21 @@ def test_few_rows_without_training_are_recorded(tacho, python):
     assert config_of(tacho, "evaluate") == {"split": "test"}
 
 
+def test_calls_without_numbers_do_not_wait_forever(tacho, python):
+    tacho.write(
+        "notes.py",
+        """
+        from torch.utils.tensorboard import SummaryWriter
+        writer = SummaryWriter("events")
+        for number in range(30):
+            writer.add_text("note", str(number), number)
+        """,
+    )
+    assert tacho.run(python, "notes.py", env=OFFLINE).returncode == 0
+    texts = [event["text"] for event in tacho.records("notes", "event") if event["name"] == "text"]
+    assert texts == [str(number) for number in range(30)]
+
+
 def test_run_of_the_script_is_left_alone(tacho, python):
     tacho.write(
         "train.py",

@@ -3,7 +3,7 @@
 The script usually states its config before it trains, and may log a few values before its loop starts. Both are kept
 until an integration starts the run of this process: the config becomes the config of the run, and the rows follow.
 Some programs never train in a way that we recognise. So a run is started at the first row if torch is not imported, and
-otherwise after some rows: a trainer that has its own idea of the run, such as one to resume, gets the time to start it.
+otherwise after some calls: a trainer that has its own idea of the run, such as one to resume, gets time to start it.
 Rows that are still waiting when the process ends are reported to the launcher, because Python starts no threads then.
 
 A run that the script starts with Tachograph itself is left alone: the script decides what is in it.
@@ -89,7 +89,7 @@ class ScriptValues:
     def _add(
         self, tool: str, record: Callable[[Run], None], row: tuple[int | None, dict[str, Any]] | None = None
     ) -> None:
-        """Record something now, or when the run has started. Only a row of metrics makes it start."""
+        """Record something now, or when the run has started; see the module for what makes it start."""
         with self._lock:
             run = self._live_run()
             if run is None:
@@ -99,9 +99,8 @@ class ScriptValues:
                 if row is not None:
                     self._waiting_rows.append(row)
                 self._report_at_exit()
-                if row is None or self._is_starting:
-                    return
-                if "torch" in sys.modules and len(self._waiting_rows) < _MAX_WAITING:
+                is_urgent = row is not None and "torch" not in sys.modules
+                if self._is_starting or not (is_urgent or len(self._waiting) >= _MAX_WAITING):
                     return
                 self._is_starting = True
         if run is not None:
@@ -207,6 +206,7 @@ class ScriptValues:
     def _count_not_recorded(self, run: Run) -> None:
         if self._not_recorded:
             run.event("not_recorded", **self._not_recorded)
+            self._not_recorded.clear()  # the next run counts its own
 
     def _place(self, tool: str, step: int | None, own_step: int | None = None) -> tuple[int | None, dict[str, int]]:
         """Return the step at which to record, and the one the script states if that is on another axis.
