@@ -2,6 +2,7 @@
 
 TachographError
 ├── ConfigError        a setting, a config section or an argument of `init` is invalid
+│   └── PluginError    a training plugin cannot be loaded, does not fit the training or changed nothing
 ├── RunNameError       a run name cannot be used as a folder name
 ├── LogDirError        the log folder cannot be written
 ├── NoRunError         `tachograph.log` or a similar function was called before `tachograph.init`
@@ -23,6 +24,7 @@ __all__ = [
     "ControlError",
     "LogDirError",
     "NoRunError",
+    "PluginError",
     "RunNameError",
     "RunNotFoundError",
     "ServeError",
@@ -38,6 +40,14 @@ class TachographError(Exception):
 
 class ConfigError(TachographError, ValueError):
     """A setting, a config section or an argument is invalid; the message names it and the remedy."""
+
+
+class ProgramNotFoundError(ConfigError):
+    """The program that `tacho run` should start does not exist or is not executable."""
+
+
+class PluginError(ConfigError):
+    """A training plugin cannot be loaded, conflicts with another one, does not fit the training or changed nothing."""
 
 
 class RunNameError(ConfigError):

@@ -19,7 +19,7 @@ from tachograph.reader import overview, read
 from tests.conftest import HANG_S, lines_of, wait_for
 
 
-def test_init_writes_files_and_prints_two_lines(logs, capsys):
+def test_init_writes_files_and_says_where(logs, capsys):
     config = {"lr": 0.1, "hf_token": "hf_abc", "batch_size": 4}
     with tachograph.init("greyjacket", config=config, log_dir=str(logs)) as run:
         for step in range(5):
@@ -27,7 +27,10 @@ def test_init_writes_files_and_prints_two_lines(logs, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "[telemetry] run_name=greyjacket",
         f"[telemetry] Logging to {logs}/greyjacket/metrics.jsonl (and metrics.csv)",
+        f"[telemetry] Watch it with: tacho ui --log-dir {logs}",
     ]
+    tachograph.init("second", log_dir=str(logs)).finish()
+    assert "tacho ui" not in capsys.readouterr().out  # said once
     folder = logs / "greyjacket"
     assert {path.name for path in folder.iterdir()} == {"metrics.jsonl", "metrics.csv", "control.json", ".tacho"}
     records = lines_of(folder)

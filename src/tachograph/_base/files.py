@@ -35,6 +35,7 @@ __all__ = [
     "make_link",
     "make_temporary_folder",
     "move_file",
+    "move_folder",
     "open_lock",
     "open_to_append",
     "open_to_read",
@@ -279,6 +280,25 @@ def make_folder(path: Path, *, below: Path, mode: int = 0o777) -> None:
                 _check_folder(place.lstat(), folder)
             except OSError as error:
                 raise _with_path(error, folder) from None
+
+
+def move_folder(source: Path, target: Path, *, below: Path) -> None:
+    """Move a folder to a name that is not in use, atomically and within one file system.
+
+    Raises:
+        FileExistsError: if there is anything at the target.
+        OSError: if it cannot be moved; `UnsafeFileError` if the source or a folder above either one is a link.
+    """
+    with _resolve(source, below) as old, _resolve(target, below) as new:
+        _check_folder(old.lstat(), source)
+        with contextlib.suppress(FileNotFoundError):
+            new.lstat()
+            raise FileExistsError(errno.EEXIST, "exists already", str(target))
+        try:
+            # A folder that appears in the meantime is replaced only if it is empty.
+            os.rename(old.name, new.name, src_dir_fd=old.folder, dst_dir_fd=new.folder)
+        except OSError as error:
+            raise _with_path(error, source) from None
 
 
 @contextlib.contextmanager

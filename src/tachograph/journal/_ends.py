@@ -9,7 +9,7 @@ import msgspec
 
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import Heartbeat, RunState, infer_state, read_heartbeat, state_at_end
-from tachograph.records import LOSS_NAMES, decode, decode_block
+from tachograph.records import decode, decode_block, is_loss
 
 __all__ = ["TAIL_BYTES", "JournalEnds", "current_state", "read_ends"]
 
@@ -51,8 +51,8 @@ class JournalEnds(NamedTuple):
 
     def has_loss(self) -> bool:
         """Return whether a record of the tail has the training loss."""
-        names = {*LOSS_NAMES, "window/latest_loss"}
-        return any(not names.isdisjoint(record) for record in self.tail)
+        names = set().union(*self.tail)
+        return "window/latest_loss" in names or any(map(is_loss, names))
 
 
 def read_ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) -> JournalEnds:

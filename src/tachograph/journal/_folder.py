@@ -111,7 +111,9 @@ def find_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None
         RunNotFoundError: if there is no such run; the message names existing runs.
     """
     given = os.fspath(run)
-    candidates = [Path(given)] if log_dir is None or os.sep in given else [Path(log_dir) / given, Path(given)]
+    candidates = [Path(given)] if log_dir is None else [Path(log_dir) / given, Path(given)]
+    if os.sep in given:  # a path as a shell completes it, or a run in a folder below the log folder
+        candidates.reverse()
     for path in candidates:
         folder = RunFolder(path.parent if path.name == "metrics.jsonl" else path)
         with contextlib.suppress(OSError, ValueError):

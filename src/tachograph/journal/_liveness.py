@@ -45,12 +45,17 @@ STALE_AFTER_S = 20.0
 _MAX_HEARTBEAT_BYTES = 64 << 10
 
 
+_INTERRUPTS = frozenset({"KeyboardInterrupt", "SIGINT", "killed by SIGINT"})
+"""Why a run ended that somebody stopped with Ctrl-C. Its `end` record has the status `failed`, as before."""
+
+
 class RunState(str, enum.Enum):
     """The state of a run."""
 
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
+    INTERRUPTED = "interrupted"
     CRASHED = "crashed"
     STALE = "stale"
 
@@ -118,7 +123,9 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
 
 def state_at_end(end: Mapping[str, Any]) -> RunState:
     """Return the state given by an `end` record."""
-    return RunState.FINISHED if end.get("status") == "finished" else RunState.FAILED
+    if end.get("status") == "finished":
+        return RunState.FINISHED
+    return RunState.INTERRUPTED if str(end.get("reason")) in _INTERRUPTS else RunState.FAILED
 
 
 def infer_state(start: Mapping[str, Any] | None, heartbeat: Heartbeat | None) -> RunState:

@@ -2,11 +2,18 @@
 
 from tachograph.records._alert import AlertRecord
 from tachograph.records._clock import CLOCK_SET, clock_jump_s
-from tachograph.records._codec import decode, decode_block, encode, escape_line_separators, mark_non_finite, to_json
+from tachograph.records._codec import (
+    decode,
+    decode_block,
+    encode,
+    escape_line_separators,
+    mark_non_finite,
+    restore_non_finite,
+    to_json,
+)
 from tachograph.records._kinds import (
     CONFIG_CHANGED,
     KINDS,
-    LOSS_NAMES,
     METRIC_KINDS,
     POINT_KINDS,
     RESERVED_FIELDS,
@@ -18,6 +25,7 @@ from tachograph.records._kinds import (
 from tachograph.records._lazy import LazyValue, copy_to_host, has_device_scalars, wait_for_event
 from tachograph.records._masking import MASK, MaskingBudget, mask_arguments, mask_mapping, mask_text
 from tachograph.records._names import SPLIT_FOLDERS, check_run_name, suggest_run_name
+from tachograph.records._signals import LOSS_NAMES, SIGNALS, is_loss, loss_names_in, plain_name, signal_of
 from tachograph.records._table import Encodable, StepTable
 from tachograph.records._values import (
     OMIT,
@@ -53,6 +61,7 @@ __all__ = [
     "RecordCut",
     "SCHEMA_VERSION",
     "SEVERITIES",
+    "SIGNALS",
     "SPLIT_FOLDERS",
     "SUMMARY",
     "StepTable",
@@ -72,13 +81,18 @@ __all__ = [
     "has_device_scalars",
     "is_array",
     "is_frozen",
+    "is_loss",
     "is_number",
+    "loss_names_in",
     "mark_non_finite",
     "mask_arguments",
     "mask_mapping",
     "mask_text",
     "parse_literal",
+    "plain_name",
+    "restore_non_finite",
     "severity_rank",
+    "signal_of",
     "step_of",
     "suggest_run_name",
     "to_json",

@@ -17,7 +17,15 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["decode", "decode_block", "encode", "escape_line_separators", "mark_non_finite", "to_json"]
+__all__ = [
+    "decode",
+    "decode_block",
+    "encode",
+    "escape_line_separators",
+    "mark_non_finite",
+    "restore_non_finite",
+    "to_json",
+]
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MARKER_ENDINGS = ("NaN", "Infinity")
@@ -102,11 +110,12 @@ def _restore_record(record: dict[str, Any]) -> dict[str, Any]:
         kind = type(value)
         # The kind stays a text even if another program named it "NaN".
         if (kind is str or kind is dict or kind is list) and name != "event":
-            record[name] = _restore(value)
+            record[name] = restore_non_finite(value)
     return record
 
 
-def _restore(value: Any) -> Any:
+def restore_non_finite(value: Any) -> Any:
+    """Return plain values with the markers of NaN and infinities replaced by the numbers."""
     if isinstance(value, str):
         if not value.endswith(_MARKER_ENDINGS):
             return value
@@ -114,7 +123,7 @@ def _restore(value: Any) -> Any:
             return _NON_FINITE[value]
         return value[1:] if value[0] == "\\" and value.lstrip("\\") in _NON_FINITE else value
     if isinstance(value, dict):
-        return {name: _restore(item) for name, item in value.items()}
+        return {name: restore_non_finite(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_restore(item) for item in value]
+        return [restore_non_finite(item) for item in value]
     return value

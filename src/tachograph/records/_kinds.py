@@ -42,9 +42,6 @@ CONFIG_CHANGED = "config_changed"
 SUMMARY = "summary"
 """Name of the event that states results of the whole run."""
 
-LOSS_NAMES = ("train_loss", "loss", "train/loss")
-"""Names under which people log the training loss; the first one present counts."""
-
 METRIC_KINDS = ("step", "epoch", "validation", "test", "system", "profile")
 """Kinds whose numeric fields are metrics."""
 

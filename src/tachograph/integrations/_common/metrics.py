@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tachograph.records import signal_of
+
 __all__ = ["MetricGroups", "group_metrics"]
 
-_STANDARD_NAMES = {
-    "train_loss": ("loss", "train/loss", "training_loss"),
-    "lr": ("learning_rate", "train/learning_rate", "train/lr"),
-    "grad_norm": ("train/grad_norm",),
-}
+_STANDARD_NAMES = {"loss": "train_loss", "lr": "lr", "grad_norm": "grad_norm", "val_loss": "val_loss"}
+"""The names that the dashboard and the rules use, by signal."""
 _VALIDATION = ("eval_", "eval/", "val_", "val/", "validation_", "validation/")
-_VALIDATION_LOSSES = frozenset(f"{prefix}loss" for prefix in _VALIDATION)
 _TEST = ("test_", "test/")
 
 
@@ -36,12 +34,14 @@ def group_metrics(values: Mapping[str, Any]) -> MetricGroups:
     training = {name: value for name, value in values.items() if name not in validation and name not in test}
     if (validation or test) and training.keys() <= {"epoch"}:
         training = {}
-    for standard, aliases in _STANDARD_NAMES.items():
-        _add_standard_name(training, standard, [name for name in aliases if name in training])
-    _add_standard_name(validation, "val_loss", [name for name in validation if name in _VALIDATION_LOSSES])
+    for signal in ("loss", "lr", "grad_norm"):
+        _add_standard_name(training, signal)
+    _add_standard_name(validation, "val_loss")
     return MetricGroups(training, validation, test)
 
 
-def _add_standard_name(values: dict[str, Any], standard: str, found: list[str]) -> None:
+def _add_standard_name(values: dict[str, Any], signal: str) -> None:
+    standard = _STANDARD_NAMES[signal]
+    found = [name for name in values if (signal_of(str(name)) or ("",))[0] == signal]
     if standard not in values and len(found) == 1:
         values[standard] = values[found[0]]

@@ -1,0 +1,237 @@
+"""The names of the quantities that every training has: trainers and frameworks name the same quantity differently.
+
+`SIGNALS` is the only list of such names; rules, charts, lists of runs and the CLI recognise metrics by it. Upper case,
+spaces, dashes and underscores make no difference, and ``lr-AdamW`` is a learning rate.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+
+__all__ = ["LOSS_NAMES", "SIGNALS", "is_loss", "loss_names_in", "plain_name", "signal_of"]
+
+SIGNALS: dict[str, tuple[str, ...]] = {
+    "loss": (
+        "train_loss",
+        "loss",
+        "train/loss",
+        "training_loss",
+        "train/train_loss",
+        "train_loss_step",
+        "train/loss_step",
+        "loss/train",
+        "loss/train/total",
+        "lm_loss",
+        "lm-loss-training/lm loss",
+        "train/samples/train_loss",
+        "loss_metrics/global_avg_loss",
+        "reduced_train_loss",
+        "train/CE loss",
+        "train/CrossEntropyLoss",
+        "loss/mean",
+        "total_loss",
+        "train/total_loss",
+    ),
+    "grad_norm": (
+        "grad_norm",
+        "train/grad_norm",
+        "gradient_norm",
+        "gradients/norm",
+        "train/gradient_norm",
+        "gnorm",
+        "optim/total grad norm",
+        "optim/grad_norm",
+        "actor/grad_norm",
+        "l2_norm/grad/global",
+        "total_grad_norm",
+        "train/total_grad_norm",
+        "global_grad_norm",
+        "grad_2.0_norm_total",
+    ),
+    "lr": (
+        "lr",
+        "learning_rate",
+        "train/learning_rate",
+        "train/lr",
+        "optimizer/lr",
+        "optim/lr",
+        "actor/lr",
+        "optim/learning_rate_group0",
+        "train/samples/lr",
+    ),
+    "val_loss": (
+        "val_loss",
+        "eval_loss",
+        "validation_loss",
+        "validation/loss",
+        "eval/loss",
+        "val/loss",
+        "loss/val",
+        "valid_loss",
+        "valid/loss",
+        "lm loss validation",
+        "lm-loss-validation/lm loss validation",
+        "metrics/eval/LanguageCrossEntropy",
+    ),
+    "loss_scale": (
+        "loss_scale",
+        "grad_scale",
+        "train/loss_scale",
+        "scaler_scale",
+        "amp/scale",
+        "train/samples/loss_scale",
+    ),
+    "step_s": (
+        "sec_per_step",
+        "step_time_s",
+        "seconds_per_step",
+        "window/iteration_sec_mean",
+        "train_step_timing in s",
+        "iteration-time",
+        "timing_s/step",
+        "perf/time_per_step",
+        "perf/seconds_per_step",
+        "time_metrics/end_to_end(s)",
+        "step_time",
+        "train_step_time",
+        "time/step",
+        "step_time_ms",
+        "iteration_time_ms",
+    ),
+    "throughput": (
+        "samples_per_sec",
+        "tokens_per_sec",
+        "samples_per_second",
+        "tokens_per_second",
+        "train/samples_per_sec",
+        "train/tokens_per_sec",
+        "train/samples_per_second",
+        "train/tokens_per_second",
+        "train_samples_per_second",
+        "train_tokens_per_second",
+        "throughput/samples_per_sec",
+        "throughput/tokens_per_sec",
+        "throughput/batches_per_sec",
+        "throughput/device/TPS",
+        "throughput/device/BPS",
+        "throughput/device/tokens_per_second",
+        "tokens_per_second_per_gpu",
+        "perf/tokens_per_second_per_gpu",
+        "perf/throughput",
+        "throughput(tps)",
+        "throughput",
+        "steps_per_sec",
+        "steps_per_second",
+        "TFLOPS_per_GPU",
+        "tflops_per_sec_per_gpu",
+        "tflops",
+    ),
+    "data_share": (
+        "window/share_data",
+        "data_wait_share",
+        "throughput/device/data loading (%)",
+        "time_metrics/data_loading(%)",
+        "perf/data_loading_pct",
+    ),
+    "batch_size": (
+        "batch_size",
+        "global_batch_size",
+        "train/global_batch_size",
+        "num_tokens_per_step",
+        "tokens_per_step",
+        "perf/total_num_tokens",
+    ),
+    "sequence_length": ("sequence_length", "seq_length", "seq_len", "train/seq_len", "curriculum_seqlen"),
+    "gpu_memory": (
+        "mem-allocated-bytes",
+        "mem-max-allocated-bytes",
+        "memory/max_active(GiB)",
+        "memory/current_allocated_mem",
+        "memory/peak_allocated_mem",
+        "perf/max_memory_allocated_gb",
+        "system/GPU active mem (GiB)",
+        "gpu_memory/GPU active mem (GiB)",
+        "peak_memory_active",
+    ),
+    "entropy": (
+        "entropy",
+        "train/entropy",
+        "policy/entropy",
+        "policy/entropy_avg",
+        "objective/entropy",
+        "actor/entropy",
+        "actor/entropy_loss",
+        "entropy/mean",
+    ),
+    "kl": (
+        "kl",
+        "train/kl",
+        "objective/kl",
+        "policy/approxkl_avg",
+        "actor/kl_loss",
+        "actor/reward_kl_penalty",
+        "actor/ppo_kl",
+    ),
+    "reward": (
+        "reward",
+        "train/reward",
+        "rewards/mean",
+        "reward/mean",
+        "objective/scores",
+        "rollout/ep_rew_mean",
+        "critic/rewards/mean",
+        "critic/score/mean",
+        "charts/episodic_return",
+    ),
+    "reward_std": ("reward_std", "train/reward_std"),
+    "zero_variance_share": ("frac_reward_zero_std", "train/frac_reward_zero_std", "zero_std_ratio"),
+    "truncated_share": (
+        "completions/clipped_ratio",
+        "train/completions/clipped_ratio",
+        "clipped_ratio",
+        "response_length/clip_ratio",
+    ),
+}
+"""The metric names of each signal. If a record has several of them, the first in this list is used.
+
+Among them are the names of transformers, TRL, DeepSpeed, Megatron-LM, NeMo, OLMo-core, torchtitan, torchtune, Composer
+and verl.
+"""
+
+LOSS_NAMES = SIGNALS["loss"]
+"""Names of the training loss; if a run has several of them, the first one counts."""
+
+_LR_PREFIXES = ("lr_", "optim/lr_")
+_SEPARATORS = re.compile(r"[^a-z0-9/]+")
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a metric without differences that do not matter: upper case, spaces, dashes and dots."""
+    return _SEPARATORS.sub("_", name.lower())
+
+
+_RANKS = {plain_name(name): (signal, rank) for signal, names in SIGNALS.items() for rank, name in enumerate(names)}
+
+
+@functools.lru_cache(maxsize=1024)  # names can contain numbers, so their number is unbounded
+def signal_of(name: str) -> tuple[str, int] | None:
+    """Return the signal of a metric and the rank of this name among the signal's names; None if it is no signal."""
+    plain = plain_name(name)
+    found = _RANKS.get(plain)
+    return ("lr", len(SIGNALS["lr"])) if found is None and plain.startswith(_LR_PREFIXES) else found
+
+
+def is_loss(name: object) -> bool:
+    """Return whether a metric is the training loss."""
+    if not isinstance(name, str):
+        return False
+    found = signal_of(name)
+    return found is not None and found[0] == "loss"
+
+
+def loss_names_in(names: Iterable[object]) -> list[str]:
+    """Return the names of the training loss among the fields of records, the best one first."""
+    found = [name for name in names if isinstance(name, str) and is_loss(name)]
+    return sorted(found, key=lambda name: (signal_of(name), name))
