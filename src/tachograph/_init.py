@@ -21,13 +21,13 @@ from tachograph.diagnostics import resolve_rules, resolve_signals
 from tachograph.exceptions import ConfigError, did_you_mean
 from tachograph.recorder import Run, loggers_in, start_run, watch_loggers
 from tachograph.records import check_run_name
-from tachograph.settings import Settings, read_config, resolve_settings
-from tachograph.sinks import SinkDriver, SwanLabConfig, start_sinks
+from tachograph.settings import Settings, convert_setting, read_config, resolve_settings
+from tachograph.sinks import SINKS, SinkDriver, SinkProcess, SwanLabConfig, start_sinks
 
 if TYPE_CHECKING:
     from tachograph.sinks.notify import Channel, NotifySettings, NotifySink
 
-__all__ = ["init", "init_from_config"]
+__all__ = ["add_swanlab", "check_config", "check_setting", "init", "init_from_config"]
 
 _SUBSECTIONS = ("notify", "rules", "signals")
 _SECTION_KEYS = (*Settings.__struct_fields__, *_SUBSECTIONS)
@@ -122,13 +122,45 @@ def init(
         if channels is not None:
             for notifier in _notify_sink(run, *channels, start_s):
                 run.add_follower(SinkDriver(run.folder, notifier, run.report_follower_error))
-        for sink in sinks:
-            sink.attach(run.folder, run.report_follower_error)
-            run.add_follower(sink)
+        _attach(run, sinks)
         loggers = loggers_in(config)
         if len(loggers) + len(sinks) > 1:
             watch_loggers(run, loggers, {sink.name: sink.pid for sink in sinks})
     return run
+
+
+def _attach(run: Run, sinks: Iterable[SinkProcess]) -> None:
+    for sink in sinks:
+        if run.folder is not None:
+            sink.attach(run.folder, run.report_follower_error)
+            run.add_follower(sink)
+
+
+def add_swanlab(run: Run, config: SwanLabConfig, sinks: Iterable[SinkProcess]) -> None:
+    """Send a run that is open already to SwanLab, and notify Lark.
+
+    Args:
+        run: the run; its journal is sent from the start.
+        config: the options.
+        sinks: the sink `swanlab`, started with these options.
+
+    Raises:
+        ConfigError: if the run does not record, or an option only applies to a run that is not open yet.
+    """
+    if run.folder is None:
+        raise ConfigError("the run does not record, so there is nothing to send to SwanLab")
+    remedy = "pass the config with the SwanLab options to tachograph.init(config=…)"
+    if config.swanlab_completion_log_interval is not None:
+        raise ConfigError(f"swanlab_completion_log_interval has no effect on a run that is open already: {remedy}")
+    section = config.add_to_notify(None)
+    if section is not None and (run.resumed or run.has_follower("notify")):  # else Lark would get old events again
+        reason = "continues an earlier one" if run.resumed else "sends notifications already"
+        raise ConfigError(f"swanlab_lark_webhook_url: the run is open and {reason}: {remedy}")
+    channels = _open_channels(None, section) if section is not None else None
+    _attach(run, sinks)
+    if channels is not None:
+        for notifier in _notify_sink(run, *channels, start_s=0.0):  # from the start of the run
+            run.add_follower(SinkDriver(run.folder, notifier, run.report_follower_error))
 
 
 def _read_section(config: Any) -> tuple[str, dict[str, Any], list[str]]:
@@ -213,6 +245,38 @@ def _notify_sink(run: Run, settings: NotifySettings, channels: list[Channel], st
     return [NotifySink(settings, channels, report=report, print_line=run.print_line, start_s=start_s)]
 
 
+def check_setting(name: str, value: Any, origin: str) -> None:
+    """Check a value of the `telemetry` section long before a run is started with it.
+
+    What `init` finds out by starting a sink, such as a missing package, is not checked.
+
+    Args:
+        name: the key in the section: a setting, `notify`, `rules` or `signals`.
+        value: its value.
+        origin: the name of the value for the user, which begins the message.
+
+    Raises:
+        ConfigError: if the value is invalid. No message quotes a secret.
+    """
+    if name not in _SUBSECTIONS:
+        converted = convert_setting(name, value, origin)
+        for sink in converted if name == "sinks" else ():
+            if sink not in (known := SINKS.names()):
+                raise ConfigError(f"{origin}: unknown sink {sink!r}{did_you_mean(sink, known)}")
+        return
+    try:
+        if name == "rules":
+            resolve_rules(value)
+        elif name == "signals":
+            resolve_signals(value)
+        else:
+            from tachograph.sinks.notify import resolve_notify
+
+            resolve_notify(value)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+
+
 def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **settings: Any) -> Run:
     """Start a run from a training config: its `telemetry` section, its `name`, and all of it as the config snapshot.
 
@@ -231,13 +295,42 @@ def init_from_config(config: str | os.PathLike[str] | Mapping[str, Any], **setti
     if not isinstance(config, (str, os.PathLike, Mapping)):
         raise ConfigError(f"expected a config or the path of one, got {config!r}")
     values = config if isinstance(config, Mapping) else read_config(Path(config))
+    _strict_section(values)
+    return init(settings.pop("name", None) or _run_name(values), config=values, **settings)
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Check what `init_from_config` would read from a config, without starting a run or a sink.
+
+    Raises:
+        ConfigError: if the section `telemetry` or an option of SwanLab is invalid.
+    """
+    path, section = _strict_section(config)
+    notify, rules, signals = (section.pop(key, None) for key in _SUBSECTIONS)
+    swanlab = _read_swanlab(config, [])
+    if swanlab is not None:
+        section, notify = swanlab.add_to_section(section), swanlab.add_to_notify(notify)
+    chosen = resolve_settings({}, section, path=path)
+    for name in chosen.sinks:
+        if name not in SINKS.names():
+            raise ConfigError(f"{path}.sinks: unknown sink {name!r}{did_you_mean(name, SINKS.names())}")
+    resolve_rules(rules)
+    resolve_signals(signals)
+    if notify:
+        from tachograph.sinks.notify import resolve_notify
+
+        resolve_notify(None, notify)
+
+
+def _strict_section(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the path and the content of the section `telemetry`, which must not have unknown keys."""
     path, section, _ = find_section(values)
     if section is not None and not isinstance(section, Mapping):
         raise ConfigError(f"{path}: {_not_a_section(section)}")
     for key in section or {}:
         if key not in _SECTION_KEYS:
             raise ConfigError(f"unknown key {path}.{key}{did_you_mean(str(key), _SECTION_KEYS)}")
-    return init(settings.pop("name", None) or _run_name(values), config=values, **settings)
+    return path, dict(section or {})
 
 
 def _run_name(values: Mapping[str, Any]) -> str | None:

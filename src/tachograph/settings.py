@@ -21,7 +21,16 @@ from tachograph._base.config import parse_yaml
 from tachograph._base.typed import convert, decode_json
 from tachograph.exceptions import ConfigError, did_you_mean
 
-__all__ = ["Settings", "SettingRow", "parse_sinks", "parse_switch", "read_config", "resolve_settings", "settings_table"]
+__all__ = [
+    "Settings",
+    "SettingRow",
+    "convert_setting",
+    "parse_sinks",
+    "parse_switch",
+    "read_config",
+    "resolve_settings",
+    "settings_table",
+]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +47,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, Meta(description="Groups the runs of one logical job; derived from the run if empty.")
     ] = ""
     perf_tag: Annotated[str, Meta(description="Groups runs whose speed is comparable.")] = ""
+    project: Annotated[str, Meta(description="The project that the run belongs to; see [runs](runs.md).")] = ""
+    group: Annotated[str, Meta(description="A word that groups runs, such as the name of a sweep.")] = ""
+    job_type: Annotated[str, Meta(description="The kind of job, such as `train` or `eval`.")] = ""
     csv: Annotated[bool, Meta(description="Write `metrics.csv` next to the journal.")] = True
     sinks: Annotated[
         dict[str, dict[str, Any]],
@@ -153,12 +165,12 @@ def resolve_settings(
     sources = dict.fromkeys(Settings.__struct_fields__, _DEFAULT)
     for name in Settings.__struct_fields__:
         if arguments.get(name) is not None:
-            values[name], sources[name] = _convert(name, arguments[name], name), _ARGUMENT
+            values[name], sources[name] = convert_setting(name, arguments[name], name), _ARGUMENT
         elif os.environ.get(_env(name)):  # an empty variable counts as unset
             origin = f"environment variable {_env(name)}"
-            values[name], sources[name] = _convert(name, os.environ[_env(name)], origin), _ENVIRONMENT
+            values[name], sources[name] = convert_setting(name, os.environ[_env(name)], origin), _ENVIRONMENT
         elif section is not None and name in section:
-            values[name], sources[name] = _convert(name, section[name], f"{path}.{name}"), _SECTION
+            values[name], sources[name] = convert_setting(name, section[name], f"{path}.{name}"), _SECTION
     for origin, given in (("", arguments), (f"{path}.", section or {})):
         for name in given:
             if name not in Settings.__struct_fields__:
@@ -220,7 +232,17 @@ def read_config(path: Path) -> dict[str, Any]:
     return values
 
 
-def _convert(name: str, value: Any, origin: str) -> Any:
+def convert_setting(name: str, value: Any, origin: str) -> Any:
+    """Return the value of one setting, converted to its type.
+
+    Args:
+        name: the name of the setting.
+        value: the value, such as the text of an environment variable.
+        origin: where the value comes from, for the message.
+
+    Raises:
+        ConfigError: if the value has the wrong type or is out of range.
+    """
     if name == "sinks":
         return parse_sinks(value, origin)
     wanted = next(field.type for field in msgspec.structs.fields(Settings) if field.name == name)

@@ -8,6 +8,7 @@ import itertools
 import pickle
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,21 @@ def test_weights_and_random_state_are_unchanged(run):
     assert states[0] == states[1]
     norms = [step["grad_norm"] for step in steps(recorded(run)) if "grad_norm" in step]
     assert len(norms) == NUM_BATCHES / 2
+
+
+def test_last_step_without_a_loader_ends_with_its_optimizer(run):
+    model, optimizer, _ = parts()
+    with tacho.watch(model, optimizer):
+        for _ in range(5):
+            train_step(model, optimizer, [torch.randn(4, 4)])
+        begin_s = time.perf_counter()
+        while time.perf_counter() - begin_s < 1.0:  # such as evaluating the model or saving it
+            torch.randn(100, 100).sum()
+    found = steps(recorded(run))
+    assert len(found) == 5
+    total_s = sum(step.get("sec_per_step", 0.0) for step in found)
+    assert found[-1]["sec_per_step"] <= found[-1]["time"] - found[-2]["time"] - 0.9
+    assert total_s <= found[-1]["time"] - found[0]["time"] - 0.9
 
 
 def test_run_is_started_if_there_is_none(tmp_path, monkeypatch):

@@ -69,6 +69,17 @@ def test_init_creates_control_file(logs):
     assert content["timestamp"] == pytest.approx(time.time(), abs=60)
 
 
+def test_log_every_returns_to_its_initial_value(loop, logs):
+    folder = RunFolder(logs / "x")
+    write_requests(folder, {"log_every": 50}, source="cli")
+    wait_for(lambda: loop.run.log_every == 50)
+    initial = wait_for(lambda: loop.run.flush() and read(logs / "x").controls["log_every"]).initial
+    write_requests(folder, {"log_every": initial}, source="cli")
+    wait_for(lambda: loop.run.log_every == 1)
+    write_requests(folder, {"log_every": 2}, source="cli")  # any other value is still limited
+    wait_for(lambda: loop.run.log_every == 5)
+
+
 def test_legacy_control_file_is_applied(loop, logs):
     (logs / "x" / "control.json").write_text(json.dumps({"log_every": 100, "timestamp": time.time()}))
     wait_for(lambda: loop.run.log_every == 100)

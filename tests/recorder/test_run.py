@@ -19,6 +19,7 @@ from tachograph.recorder._live_diagnostics import LiveDiagnostics
 from tachograph.recorder._record_builder import RecordBuilder
 from tachograph.records import StepTable, decode, decode_block, encode
 from tachograph.testing import FakeClock, MemoryRun
+from tests.conftest import lines_of
 
 
 def steps(run: MemoryRun) -> list[dict]:
@@ -553,3 +554,18 @@ def test_nan_costs_about_as_much_as_a_number(tmp_path):
     finite = num_calls_to_write_and_mirror([1.0] * 1000, tmp_path / "finite")
     mixed = num_calls_to_write_and_mirror([1.0, math.nan] * 500, tmp_path / "mixed")
     assert mixed < 3 * finite
+
+
+def test_wrong_arguments_and_lists_are_reported_once(logs, caplog):
+    with tachograph.init("x", log_dir=str(logs), console=False, system_interval_s=0, git=False) as run:
+        for step in range(3):
+            run.log("train_loss")
+            run.log({"train_loss": 1.0, "vector": [1.0, 2.0], "other": [3.0]}, step=step)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len([text for text in warnings if "expects a dict of metrics, got str" in text]) == 1
+    assert len([text for text in warnings if "'vector'" in text and "a list of 2 values" in text]) == 1
+    assert not [text for text in warnings if "'other'" in text]
+    problems = [record for record in lines_of(logs / "x") if record.get("kind") == "value_not_charted"]
+    assert [record["field"] for record in problems] == ["vector", "other"]
+    steps = [record for record in lines_of(logs / "x") if record["event"] == "step"]
+    assert [record["vector"] for record in steps] == [[1.0, 2.0]] * 3

@@ -182,11 +182,55 @@ def test_time_and_epoch_axes_match_the_records(tmp_path):
         assert points(run.series("a", axis="time")[0]) == [
             ("step", attempt, 1_000.0 + i, i + 1.0) for i, attempt in enumerate([0, 0, 0, 1, 1])
         ]
-        assert points(run.series("a", axis="epoch")[0]) == [
-            ("step", 0, 0.5, 2.0),
-            ("step", 0, 0.5, 3.0),
-            ("step", 1, 7.0, 5.0),
-        ]
+        found = points(run.series("a", axis="epoch")[0])
+        assert [(attempt, y) for _, attempt, _, y in found] == [(0, 1.0), (0, 2.0), (0, 3.0), (1, 4.0), (1, 5.0)]
+        assert [x for _, _, x, _ in found] == pytest.approx([0.0, 0.5, 0.5 + 6.5 / 3, 0.5 + 13 / 3, 7.0])
+
+
+def epoch_positions(folder, name="a"):
+    """Return the position of each step on the epoch axis, from the tail and from segments."""
+    found = [
+        {y: x for _, _, x, y in points(run.series(name, axis="epoch", num_points=10**6)[0])}
+        for run in (opened(folder), opened(folder, 1), opened(folder, 1))
+    ]
+    assert found[0] == found[1] == found[2]
+    return found[0]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_steps_are_spread_over_their_epoch(tmp_path, first):
+    records = [START, *(step(i, a=float(i), epoch=first + i // 100) for i in range(250))]
+    found = epoch_positions(write(tmp_path / "r", records))
+    assert [found[i] - first for i in (0, 49, 99, 100, 199, 249)] == pytest.approx([0.01, 0.5, 1.0, 1.01, 2.0, 2.5])
+    one = epoch_positions(write(tmp_path / "one", records[:101]))
+    assert [one[i] - first for i in (0, 99)] == pytest.approx([0.01, 1.0])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_epoch_records_place_the_steps_before_them(tmp_path, first):
+    records = [START]
+    for i in range(300):
+        records.append(step(i, a=float(i)))
+        if i % 100 == 99:
+            records.append({**step(i, epoch=first + i // 100, b=float(i)), "event": "epoch"})
+    folder = write(tmp_path / "r", records)
+    found = epoch_positions(folder)
+    assert [found[i] for i in (0, 49, 99, 199, 299)] == pytest.approx([0.01, 0.5, 1.0, 2.0, 3.0])
+    assert list(epoch_positions(folder, "b").values()) == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_epoch_axis_continues_in_a_resumed_run(tmp_path):
+    before = [step(i, a=float(i), epoch=i // 100) for i in range(150)]
+    after = [step(i, a=1000.0 + i, epoch=i // 100) for i in range(120, 300)]
+    found = epoch_positions(write(tmp_path / "r", [START, *before, {**START, "resumed": True}, *after]))
+    assert found[130.0] == found[1130.0] == pytest.approx(1.31)
+    assert found[1299.0] == pytest.approx(3.0)
+
+
+def test_epochs_stay_as_recorded_where_steps_restart(tmp_path):
+    records = [START, *(step(i % 100, a=float(i), epoch=i // 100) for i in range(300))]
+    found = epoch_positions(write(tmp_path / "r", records))
+    assert [found[i] for i in (0, 99, 100, 299)] == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from tachograph.reader._alerts import Alert, AlertHistory, worst_first
 from tachograph.reader._batches import RecordBatch, batch_records, times_of
 from tachograph.reader._control_requests import accepts_requests, request_control
 from tachograph.reader._digest import Attempt, ControlState, RunDigest
+from tachograph.reader._failure import Failure
 from tachograph.reader._goodput import Goodput
 from tachograph.reader._history import RunHistory, Series, find_readable_run, read
-from tachograph.reader._metrics import NOT_METRICS, MetricSummary
+from tachograph.reader._metrics import NOT_METRICS, MetricSummary, find_copies
 from tachograph.reader._overview import RunOverview, overview, overview_with_heartbeat
+from tachograph.reader._plugins import PluginChange, PluginUse
 from tachograph.reader._ranks import RankView, read_ranks
 from tachograph.reader._spans import RecordedSpan, SpanGroup
 from tachograph.reader._traces import TraceFile, list_traces, open_trace, trace_name
@@ -17,9 +19,12 @@ __all__ = [
     "AlertHistory",
     "Attempt",
     "ControlState",
+    "Failure",
     "Goodput",
     "MetricSummary",
     "NOT_METRICS",
+    "PluginChange",
+    "PluginUse",
     "RankView",
     "RecordBatch",
     "RecordedSpan",
@@ -31,6 +36,7 @@ __all__ = [
     "TraceFile",
     "accepts_requests",
     "batch_records",
+    "find_copies",
     "find_readable_run",
     "list_traces",
     "open_trace",

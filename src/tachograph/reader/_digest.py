@@ -20,7 +20,9 @@ from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import RunState, infer_state, read_heartbeat, state_at_end
 from tachograph.reader._alerts import Alert, AlertHistory
 from tachograph.reader._batches import RecordBatch, time_of, times_of
+from tachograph.reader._failure import Failure, failure_of
 from tachograph.reader._goodput import Goodput, GoodputMeter
+from tachograph.reader._plugins import PLUGIN_EVENT, PLUGIN_SUMMARY_EVENT, PluginUse, plugins_of
 from tachograph.reader._spans import SPAN_KINDS, RecordedSpan, SpanGroup, SpanTreeBuilder
 from tachograph.records import CONFIG_CHANGED, POINT_KINDS, SUMMARY, clock_jump_s, finite_or_none, step_of
 
@@ -59,6 +61,8 @@ class ControlState(msgspec.Struct):
     value: float | bool | None = None
     min: float | None = None
     max: float | None = None
+    initial: float | bool | None = None
+    """The value that the training code started with."""
     last_answer: str | None = None
     """Status of the last request: pending, applied, clamped, unchanged, superseded or rejected."""
 
@@ -144,6 +148,32 @@ class RunDigest:
         return {**facts, **start}
 
     @property
+    def duration_s(self) -> float | None:
+        """The run time: from the first record to the last, without changes of the wall clock; None if unknown."""
+        times = [(time_of(each.start), each.last_time) for each in self._attempts]
+        known = [time_s for pair in times for time_s in pair if time_s is not None and math.isfinite(time_s)]
+        jumps_s = sum(attempt.clock_jumps_s for attempt in self._attempts)
+        return max(0.0, max(known) - times[0][0] - jumps_s) if known and math.isfinite(times[0][0]) else None
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the last attempt failed; None if it did not."""
+        if not self._attempts or self.state not in {RunState.FAILED, RunState.CRASHED}:
+            return None
+        last = self._attempts[-1]
+        started = time_of(last.start)
+        errors, logs = ([each for each in self.latest(kind) if time_of(each) >= started] for kind in ("error", "log"))
+        return failure_of(last.end, errors, logs, last.last_step)
+
+    @property
+    def plugins(self) -> list[PluginUse]:
+        """The training plugins of the last attempt."""
+        start = self._attempts[-1].start if self._attempts else {}
+        named = (self.latest("event", name) for name in (PLUGIN_EVENT, PLUGIN_SUMMARY_EVENT))
+        starts, ends = ([record for record in records if time_of(record) >= time_of(start)] for records in named)
+        return plugins_of(starts, ends)
+
+    @property
     def counts(self) -> dict[str, int]:
         """The number of records of each kind."""
         return dict(self._counts)
@@ -187,7 +217,8 @@ class RunDigest:
         """The controls of the last attempt, with current values and the status of the last request."""
         start = self._attempts[-1].start if self._attempts else {}
         started = time_of(start)
-        controls = {"log_every": ControlState(start.get("log_every"), LOG_EVERY_MIN, LOG_EVERY_MAX)}
+        log_every = start.get("log_every")
+        controls = {"log_every": ControlState(log_every, LOG_EVERY_MIN, LOG_EVERY_MAX, log_every)}
         named = (self.latest("event", name) for name in ("control_registered", "control_ack"))
         for record in [*itertools.chain(*named), *self.latest("control_change")]:
             if time_of(record) < started:
@@ -196,7 +227,7 @@ class RunDigest:
                 controls.setdefault(str(record.get("name")), ControlState()).value = record.get("new")
             elif record.get("name") == "control_registered":
                 controls[str(record.get("control"))] = ControlState(
-                    record.get("value"), record.get("min"), record.get("max")
+                    record.get("value"), record.get("min"), record.get("max"), record.get("value")
                 )
             elif record.get("name") == "control_ack":
                 controls.setdefault(str(record.get("control")), ControlState()).last_answer = record.get("status")

@@ -34,9 +34,11 @@ _FIELD_OF_SPAN = {
     "validation_loop": "validation_s",
     "testing_loop": "testing_s",
 }
+_MIN_WALL_S = 60.0
+"""In a shorter run, most of the time is startup, whatever the training does."""
 _MAX_WINDOWS = 20_000
 _MAX_SPANS = 20_000
-_UNSUCCESSFUL_STATES = {RunState.FAILED, RunState.CRASHED}
+_UNSUCCESSFUL_STATES = {RunState.FAILED, RunState.CRASHED, RunState.INTERRUPTED}
 
 
 class Goodput(msgspec.Struct, kw_only=True):
@@ -65,6 +67,11 @@ class Goodput(msgspec.Struct, kw_only=True):
         """Productive time divided by the reported wall time."""
         known_s = self.wall_s - self.unreported_s
         return self.productive_s / known_s if known_s > 0 else 0.0
+
+    @property
+    def is_meaningful(self) -> bool:
+        """Whether the run is long enough for its share to say something about the training."""
+        return self.wall_s >= _MIN_WALL_S
 
 
 class _Window(msgspec.Struct):

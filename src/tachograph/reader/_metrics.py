@@ -1,15 +1,16 @@
-"""Summaries of the metrics of a run: count, last value, extremes."""
+"""Summaries of the metrics of a run: count, last value, extremes; and metrics recorded under two names."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
 from tachograph.reader._batches import RecordBatch
-from tachograph.records import METRIC_KINDS, is_number, step_of
+from tachograph.records import METRIC_KINDS, SIGNALS, is_number, signal_of, step_of
 
-__all__ = ["NOT_METRICS", "MetricSummaries", "MetricSummary"]
+__all__ = ["NOT_METRICS", "MetricSummaries", "MetricSummary", "find_copies"]
 
 NOT_METRICS = frozenset({"event", "time", "global_step"})
 """Fields of a metric record that locate a point but are not metrics."""
@@ -50,6 +51,33 @@ class MetricSummary(msgspec.Struct):
             self.low = min(self.low, *finite)
             self.high = max(self.high, *finite)
         self.add(last, step)
+
+
+_COPIED_SIGNALS = ("loss", "val_loss", "lr", "grad_norm")
+"""Signals that integrations record under their own name and under the trainer's."""
+
+
+def find_copies(summaries: Mapping[str, MetricSummary]) -> dict[str, str]:
+    """Return the metrics that repeat another one under a different name, with the name to use instead.
+
+    Two metrics are the same if they are the same signal and agree in the number of values, the last one and the
+    extremes. Of their names, the one that comes first in `SIGNALS` is used.
+    """
+    first: dict[tuple[object, ...], str] = {}
+    ranked = []
+    for name in summaries:
+        signal, rank = signal_of(name) or ("", 0)
+        # Past the list are learning rates of several optimizers, which may be equal without being the same.
+        if signal in _COPIED_SIGNALS and rank < len(SIGNALS[signal]):
+            ranked.append((rank, name, signal))
+    copies: dict[str, str] = {}
+    for _, name, signal in sorted(ranked):
+        each = summaries[name]
+        key = (signal, each.count, repr(each.last), each.last_step, each.low, each.high, each.num_not_finite)
+        better = first.setdefault(key, name)
+        if better != name:
+            copies[name] = better
+    return copies
 
 
 class MetricSummaries:

@@ -17,7 +17,7 @@ from tachograph.journal._liveness import (
     writer_of,
 )
 from tachograph.reader._alerts import AlertHistory
-from tachograph.records import LOSS_NAMES, clock_jump_s, is_number, step_of
+from tachograph.records import clock_jump_s, is_number, loss_names_in, step_of
 
 __all__ = ["RunOverview", "overview", "overview_with_heartbeat"]
 
@@ -116,7 +116,7 @@ def overview_with_heartbeat(folder: RunFolder, heartbeat: Heartbeat | None) -> R
         stepped=_number(_last([record for record in tail if record["event"] == "step"], "time")),
         first_step=_integer(start.get("first_step")) or 0,
         max_steps=_integer(start.get("max_steps")) or _planned_steps(tail) or _planned_steps(ends.attempt_head),
-        train_loss=_number(_first_known(*(_last(steps, name) for name in (*LOSS_NAMES, "window/latest_loss")))),
+        train_loss=_latest_loss(steps),
         sec_per_step=_number(_first_known(_last(tail, "sec_per_step"), _last(tail, "window/iteration_sec_mean"))),
         recent_pace_s=_pace(_steps(tail, clock_jumps_s)),
         pace_s=_overall_pace(ends, clock_jumps_s),
@@ -148,6 +148,11 @@ def _count_open_alerts(ends: JournalEnds, heartbeat: Heartbeat | None) -> tuple[
 
 def _last(records: list[dict[str, Any]], name: str) -> Any:
     return next((record[name] for record in reversed(records) if record.get(name) is not None), None)
+
+
+def _latest_loss(records: list[dict[str, Any]]) -> float | None:
+    names = [*loss_names_in(set().union(*records)), "window/latest_loss"]
+    return next((value for name in names if (value := _number(_last(records, name))) is not None), None)
 
 
 def _latest_step(records: list[dict[str, Any]]) -> int | None:

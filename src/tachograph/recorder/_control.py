@@ -39,11 +39,12 @@ class Control(Generic[Number]):
         >>> lr = base_lr * lr_scale.value
     """
 
-    __slots__ = ("maximum", "minimum", "name", "value")
+    __slots__ = ("initial", "maximum", "minimum", "name", "value")
 
     def __init__(self, name: str, value: Number, minimum: Number | None, maximum: Number | None) -> None:
         self.name = name
         self.value: Number = value
+        self.initial: Number = value
         self.minimum: Number | None = minimum
         self.maximum: Number | None = maximum
 
@@ -114,7 +115,7 @@ class ControlPanel:
         return control
 
     def add_log_every(self, value: int) -> None:
-        """Add the built-in control. Code may start below its minimum; a reader may not request that."""
+        """Add the built-in control. Code may start below its minimum; a reader may only return to that."""
         self._controls["log_every"] = Control("log_every", value, LOG_EVERY_MIN, LOG_EVERY_MAX)
 
     @property
@@ -203,9 +204,10 @@ class ControlPanel:
             self._reject(request, f"expected {type(control.value).__name__}, got {request.value!r:.80}")
             return
         requested = value
-        if control.minimum is not None:
+        # The value that the code started with is always allowed: `log_every` may start below its minimum.
+        if control.minimum is not None and value != control.initial:
             value = max(value, control.minimum)
-        if control.maximum is not None:
+        if control.maximum is not None and value != control.initial:
             value = min(value, control.maximum)
         for queue in (self._waiting, self._ready):
             older = queue.pop(request.name, None)

@@ -21,7 +21,6 @@ from tachograph.recorder._buffer_items import BufferItem, ItemHandler, PendingRe
 from tachograph.recorder._window import LATE_ARRAY, StepWindow
 from tachograph.records import (
     CLOCK_SET,
-    LOSS_NAMES,
     OMIT,
     RESERVED_FIELDS,
     Encodable,
@@ -34,6 +33,7 @@ from tachograph.records import (
     has_device_scalars,
     is_array,
     is_frozen,
+    is_loss,
     mask_mapping,
     mask_text,
     to_plain,
@@ -41,7 +41,6 @@ from tachograph.records import (
 
 __all__ = ["RecordBuilder"]
 
-_LOSS_NAMES = frozenset(LOSS_NAMES)
 _MAX_PROBLEMS = 200
 _MAX_SHAPES = 256
 _MAX_STEP = 1 << 62
@@ -71,6 +70,7 @@ class RecordBuilder:
         self._pace_s = 0.0
         self._reported_fields: set[str] = set()
         self._has_warned = False
+        self._has_warned_of_lists = False
         self._columns: dict[tuple[str, ...], tuple[str, ...] | None] = {}
         self._latest: Mapping[str, Any] | None = None  # the last metrics that contain the loss
         self._handlers: dict[type, ItemHandler] = {}
@@ -125,7 +125,24 @@ class RecordBuilder:
         """Return the record of an unfinished window."""
         return self._close_window()
 
-    def _report_problem(self, problem: ValueProblem, steady_s: float) -> list[Encodable]:
+    def _report_lists(self, record: dict[str, Any], steady_s: float) -> list[Encodable]:
+        """Return a `telemetry_error` record for each metric that is a list, which charts cannot show, once."""
+        records: list[Encodable] = []
+        for name, value in record.items():
+            if type(value) is not list or name in self._reported_fields:
+                continue
+            reason = (
+                f"a list of {len(value)} values is recorded, but charts show numbers: log its mean, or each element"
+            )
+            if not self._has_warned_of_lists:
+                self._has_warned_of_lists = True
+                warn("metric %r: %s; the dashboard names all such metrics", name, reason)
+            records += self._report_problem(ValueProblem(name, reason), steady_s, kind="value_not_charted")
+        return records
+
+    def _report_problem(
+        self, problem: ValueProblem, steady_s: float, kind: str = "value_not_stored"
+    ) -> list[Encodable]:
         """Return a `telemetry_error` record for the first problem with a field."""
         if problem.where in self._reported_fields or len(self._reported_fields) > _MAX_PROBLEMS:
             return []
@@ -136,7 +153,7 @@ class RecordBuilder:
             warn("a record was too large and was cut at %r: %s; the journal lists all such fields", *problem)
         if len(self._reported_fields) > _MAX_PROBLEMS:
             reason += "; problems with further fields are not listed"
-        record = {"event": "telemetry_error", "time": self._anchor.wall_s(steady_s), "kind": "value_not_stored"}
+        record = {"event": "telemetry_error", "time": self._anchor.wall_s(steady_s), "kind": kind}
         return [{**record, "field": problem.where, "reason": mask_text(reason)[:2000]}]
 
     # Steps as a table ----------------------------------------------------------------------------------------------
@@ -162,7 +179,7 @@ class RecordBuilder:
         deferred: list[BufferItem] = []
         latest: list[Mapping[str, Any] | None] = []
         deferrable = self._deferrable
-        has_loss = not _LOSS_NAMES.isdisjoint(keys)
+        has_loss = any(map(is_loss, keys))
         while True:
             num_steps, took_s = step - last_step, steady_s - last_s
             append(offset_s + steady_s)
@@ -222,7 +239,7 @@ class RecordBuilder:
 
     def _build_step(self, steady_s: float, step: Any, metrics: dict[str, Any]) -> list[Encodable]:
         records: list[Encodable] = []
-        if not _LOSS_NAMES.isdisjoint(metrics):
+        if any(map(is_loss, metrics)):
             self._latest = metrics
         self._step = number = self._resolve_step(step, metrics, steady_s, records)
         record: dict[str, Any] = {"event": "step", "time": self._anchor.wall_s(steady_s), "global_step": number}
@@ -239,6 +256,8 @@ class RecordBuilder:
         self._add_memory(record)
         record.setdefault("nan_inf_detected", any(map(_is_not_finite, record.values())))
         records: list[Encodable] = [record]
+        if list in map(type, record.values()):
+            records += self._report_lists(record, steady_s)
         for problem in problems:
             records += self._report_problem(problem, steady_s)
         return records
@@ -289,9 +308,8 @@ class RecordBuilder:
     def _add_pace(self, record: dict[str, Any], step: int, steady_s: float) -> None:
         """Add the time per step since the previous record; a first step and a step back have none."""
         if self._pace_step is not None and step > self._pace_step and steady_s > self._pace_s:
-            sec_per_step = (steady_s - self._pace_s) / (step - self._pace_step)
-            record.setdefault("sec_per_step", sec_per_step)
-            if self._samples_per_step:
+            sec_per_step = record.setdefault("sec_per_step", (steady_s - self._pace_s) / (step - self._pace_step))
+            if self._samples_per_step and type(sec_per_step) is float and sec_per_step > 0:
                 record.setdefault("samples_per_sec", self._samples_per_step / sec_per_step)
         if step != self._pace_step:
             self._pace_step, self._pace_s = step, steady_s
@@ -302,7 +320,7 @@ class RecordBuilder:
         self, window: StepWindow, steady_s: float, step: Any, metrics: dict[str, Any]
     ) -> list[Encodable]:
         records: list[Encodable] = []
-        if not _LOSS_NAMES.isdisjoint(metrics):
+        if any(map(is_loss, metrics)):
             self._latest = metrics
         self._step = number = self._resolve_step(step, metrics, steady_s, records)
         if window.must_close_before(number):

@@ -49,6 +49,7 @@ __all__ = ["DisabledRun", "RankRun", "Run"]
 _NUM_CAREFUL_CALLS = 64
 """Calls at the start of a run that look for arrays and large values; a loop that logs some usually does so early."""
 
+_MAX_REJECTED = 20
 _CAREFUL_AFTER_LARGE = 1024
 """Calls after a large step that look for large values."""
 
@@ -95,6 +96,7 @@ class Run:
         "_late_errors_lock",
         "_num_careful_calls",
         "_on_finish",
+        "_rejected",
         "_sampler",
         "_settings",
         "backend",
@@ -125,6 +127,7 @@ class Run:
         self.name = name
         self.id = run_id
         self.status: Literal["running", "finished", "failed"] = "running"
+        self._rejected: set[str] = set()
         self.folder = folder
         self.resumed = resumed
         self.facts = facts or {}
@@ -260,7 +263,11 @@ class Run:
         backend = self.backend
         if isinstance(fault, (TypeError, ValueError)) and not isinstance(metrics, Mapping):
             if backend is not None:
-                backend.losses.add(f"log() expects a dict of metrics, got {type(metrics).__name__}")
+                problem = f"log() expects a dict of metrics, got {type(metrics).__name__}"
+                backend.losses.add(problem)
+                if problem not in self._rejected and len(self._rejected) < _MAX_REJECTED:
+                    self._rejected.add(problem)
+                    warn("%s: nothing was recorded; write run.log({'train_loss': loss}, step=step)", problem)
             return
         guard.report("logging a step", fault)
         if backend is not None:
@@ -488,6 +495,10 @@ class Run:
         """Start a follower of the journal, which is stopped when the run ends, within the deadline."""
         self._followers.append(follower)
         follower.start()
+
+    def has_follower(self, name: str) -> bool:
+        """Return whether a follower of that name is active, such as a sink."""
+        return any(follower.name == name for follower in self._followers)
 
     def remove_follower(self, follower: Follower) -> None:
         """Stop a follower of the journal, within the deadline."""

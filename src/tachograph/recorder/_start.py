@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -28,6 +29,9 @@ from tachograph.records import SCHEMA_VERSION, MaskingBudget, RecordCut, ValuePr
 from tachograph.settings import Settings
 
 __all__ = ["start_run", "current_run", "log", "worker_run"]
+
+_hinted_folders: set[str] = set()
+"""Log folders for which the command of the dashboard was printed."""
 
 
 def start_run(
@@ -103,9 +107,13 @@ def _start_recording(
     identity["session_tag"] = settings.session_tag or first.get("session_tag") or f"{folder.name}-{run_id[:8]}"
     if settings.perf_tag:
         identity["perf_tag"] = settings.perf_tag
+    # Words that the user may also give as facts; a resumed run keeps those of its first attempt.
+    words = {name: getattr(settings, name) or first.get(name) for name in ("project", "group", "job_type")}
     around = {"log_every": settings.log_every, "world_size": ranks.world_size(), **_guarded_facts(settings)}
     ours = {**identity, **around, "process": this_process()}
-    facts = {**ours, **start, **ours}  # our fields come first and win over fields of the user with the same name
+    words = {name: value for name, value in words.items() if value}
+    # Our fields come first and win over fields of the user with the same name.
+    facts = {**ours, **words, **start, **ours}
     run = Run(
         folder.name,
         settings=settings,
@@ -138,12 +146,20 @@ def _start_recording(
     run.print_line(f"run_name={folder.name}")
     path = os.path.join(settings.log_dir, folder.name, "metrics.jsonl")  # as the user spelled it
     run.print_line(f"Logging to {path} (and metrics.csv)" if settings.csv else f"Logging to {path}")
+    _print_dashboard_hint(run, settings.log_dir)
     writer.flush(settings.flush_interval_s)
     run._choose_path()
     if settings.system_interval_s:
         run._sampler = SystemSampler(str(folder.path), settings.system_interval_s, run._add_system_sample)
         run._sampler.start()
     return run
+
+
+def _print_dashboard_hint(run: Run, log_dir: str) -> None:
+    """Print how to watch the runs of a folder, once in a process."""
+    if log_dir not in _hinted_folders:
+        _hinted_folders.add(log_dir)
+        run.print_line(f"Watch it with: tacho ui --log-dir {shlex.quote(log_dir)}")
 
 
 def _start_rank(name: str, rank: int, settings: Settings, known: Mapping[str, Any]) -> Run:

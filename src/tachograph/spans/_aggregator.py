@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from tachograph._base.guard import guard
 from tachograph.recorder import PendingRecord
-from tachograph.records import LOSS_NAMES, OMIT, LazyValue, ValueProblem, to_plain
+from tachograph.records import OMIT, LazyValue, ValueProblem, loss_names_in, to_plain
 from tachograph.spans._attribute_sets import (
     SaveCheckpointSuccessEventAttributes,
     SyncCheckpointMetricsUpdateAttributes,
@@ -552,9 +552,7 @@ def _evaluation_fields(job: JobTotals, stats: DurationStats, since: int) -> dict
 def _loss_of(metrics: Mapping[str, Any] | None) -> float | None:
     if metrics is None:
         return None
-    for name in LOSS_NAMES:
-        if name not in metrics:
-            continue
+    for name in loss_names_in(metrics):
         problems: list[ValueProblem] = []
         value = to_plain(metrics[name], name, problems)
         if value is not OMIT and isinstance(value, (int, float)) and not isinstance(value, bool):

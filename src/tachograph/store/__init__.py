@@ -1,5 +1,6 @@
 """Runs as columns, for fast charts. Knows records and journals, but nothing about the server."""
 
+from tachograph.store._aggregates import MetricAggregates
 from tachograph.store._columns import Axis
 from tachograph.store._completions import CompletionPlace, CompletionView, read_rows
 from tachograph.store._query import Line, Mark
@@ -14,6 +15,7 @@ __all__ = [
     "SpanCluster",
     "Line",
     "Mark",
+    "MetricAggregates",
     "SpanView",
     "Store",
     "StoredRun",

@@ -53,7 +53,7 @@ class StreamRows(NamedTuple):
     step: Integers
     time: Floats
     epoch: Floats | None
-    """The last recorded epoch; NaN before the first."""
+    """The last recorded epoch, NaN before the first; in queries, the position on the epoch axis."""
     ranges: list[AttemptRange]
 
     def axis(self, axis: Axis) -> Floats | Integers:

@@ -27,8 +27,10 @@ import msgspec
 from tachograph.journal import JournalFollower, RunFolder
 from tachograph.reader import MetricSummary, RecordBatch, RecordedSpan, RunDigest, accepts_requests, batch_records
 from tachograph.records import POINT_KINDS, decode, encode, finite_or_none
+from tachograph.store._aggregates import MetricAggregates, aggregate_series
 from tachograph.store._columns import Axis
 from tachograph.store._completions import CompletionIndex, replace_completions
+from tachograph.store._epochs import with_epoch_axis
 from tachograph.store._query import ColumnSource, Line, Mark, View, build_lines, build_marks, iter_points
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
 from tachograph.store._segment_folder import SegmentFolder
@@ -65,6 +67,7 @@ class StoredRun:
         self._spans = SpanTable()
         self._segments: list[Segment] = []
         self._series: dict[str, list[str]] = {}
+        self._epoch_sources: tuple[str, list[ColumnSource]] | None = None
         self._generation = ""
         end = 0
         while True:
@@ -274,6 +277,14 @@ class StoredRun:
     def _sources(self) -> list[ColumnSource]:
         return [*self._segments, self._tail]
 
+    def _sources_on(self, axis: Axis) -> list[ColumnSource]:
+        """Return the sources with positions on an axis. Those on the epoch axis are reused until there are new rows."""
+        if axis != "epoch":
+            return self._sources
+        if self._epoch_sources is None or self._epoch_sources[0] != self.version:
+            self._epoch_sources = (self.version, with_epoch_axis(self._sources))
+        return self._epoch_sources[1]
+
     @property
     def metric_names(self) -> list[str]:
         """The names of all metrics, in order of appearance."""
@@ -292,6 +303,18 @@ class StoredRun:
                     summary.low, summary.high = min(summary.low, stats.low), max(summary.high, stats.high)
                     summary.last, summary.last_step = stats.last, stats.last_step
             return summaries
+
+    def aggregates(self) -> dict[str, MetricAggregates]:
+        """Return the aggregates of every metric, without points that a later attempt repeated."""
+
+        def found() -> dict[str, MetricAggregates]:
+            attempts = self.digest.attempts
+            each = (
+                (name, aggregate_series(self._sources, series, name, attempts)) for name, series in self._series.items()
+            )
+            return {name: aggregates for name, aggregates in each if aggregates is not None}
+
+        return self._run_query(found)
 
     def last_value(self, name: str) -> float | None:
         """Return the last value of a metric, or None."""
@@ -332,10 +355,11 @@ class StoredRun:
         def found() -> tuple[list[Line], list[Mark]]:
             lines: list[Line] = []
             marks: list[Mark] = []
+            sources = self._sources_on(axis)
             for stream in self._series.get(name, []):
                 view = View(axis, low, high, num_points, (after or {}).get(stream, 0))
-                lines += build_lines(self._sources, stream, name, view)
-                marks += build_marks(self._sources, stream, name, view)
+                lines += build_lines(sources, stream, name, view)
+                marks += build_marks(sources, stream, name, view)
             return lines, marks
 
         return self._run_query(found)
@@ -353,7 +377,7 @@ class StoredRun:
             return [
                 (name, source, stream)
                 for name in names
-                for source in self._sources
+                for source in self._sources_on(axis)
                 for stream in self._series.get(name, [])
                 if source.series_part(stream, name) is not None and source.rows(stream)  # verifies their checksums
             ]

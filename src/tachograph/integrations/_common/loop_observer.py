@@ -124,6 +124,9 @@ class LoopObserver:
         self._validation: Span | None = None
         self.rest: Rest | None = None
         """The iterations that are only counted at present. The wrappers of torch's functions check it first."""
+        self._last_logged: tuple[int, float] | None = None
+        """The number and the end of the last step that was logged."""
+        self._is_closing = False
         self._last_optimizer: int | None = None
         """The optimizer that stepped last in the last iteration; each of its steps ends one."""
 
@@ -492,22 +495,31 @@ class LoopObserver:
                 integration.add_data_wait(start_s, stop_s)
             integration.end_iteration(iteration.step_s, marks=iteration.marks)
         if integration.owns_run or self.logs_into_any:
-            values: dict[str, Any] = {}
-            if iteration.records_values and (loss := sum_losses(iteration.losses)) is not None:
-                values["train_loss"] = loss
-            if iteration.lr is not None:
-                values["lr"] = iteration.lr
-            if iteration.norm is not None:
-                values["grad_norm"] = iteration.norm
-            if self.logged_by_script:
-                values = {name: value for name, value in values.items() if name not in self.logged_by_script}
+            values = self._values_of(iteration)
             if values:
+                before, self._last_logged = self._last_logged, (iteration.step, iteration.step_s)
+                if self._is_closing and before is not None and iteration.step > before[0]:
+                    # Without a loader, a step is logged when the next one starts, and the last one when the run ends.
+                    values["sec_per_step"] = (iteration.step_s - before[1]) / (iteration.step - before[0])
                 run.log(values, step=iteration.step)
                 self.governor.values_handled()
         if integration.owns_run and self.method == "inferred":
             run.reject_requests(_NO_CONTROL)
         if not iteration.is_manual and len(iteration.stepped) > 0:
             self._start_rest()
+
+    def _values_of(self, iteration: Iteration) -> dict[str, Any]:
+        """Return the metrics of an iteration that the script does not log itself."""
+        values: dict[str, Any] = {}
+        if iteration.records_values and (loss := sum_losses(iteration.losses)) is not None:
+            values["train_loss"] = loss
+        if iteration.lr is not None:
+            values["lr"] = iteration.lr
+        if iteration.norm is not None:
+            values["grad_norm"] = iteration.norm
+        if self.logged_by_script:
+            values = {name: value for name, value in values.items() if name not in self.logged_by_script}
+        return values
 
     def _start_run(self, optimizer: Any = None) -> None:
         """Find the run, or start one."""
@@ -538,7 +550,9 @@ class LoopObserver:
             self.state.recording_stopped()
         self._apply_compiled()
         is_manual = not self.state.observes_steps and self._is_batch_marked()
+        self._is_closing = True
         self._record(self.state.loop_ended(perf_counter(), is_manual=is_manual))
+        self._is_closing = False
         self._integration.end_loop()
         self._integration.detach(self.close)
         if self._integration.run is not None:

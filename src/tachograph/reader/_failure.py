@@ -1,0 +1,60 @@
+"""Why a run failed: the exception that ended it, and the last output of its process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tachograph.records import step_of
+
+__all__ = ["Failure", "failure_of"]
+
+_STREAMS = ("stderr", "output", "stdout")
+"""The streams of output, the most likely to contain the cause first."""
+
+
+class Failure(msgspec.Struct, kw_only=True):
+    """Why the last attempt of a run failed, as far as it was recorded."""
+
+    error_type: str | None = None
+    message: str = ""
+    traceback: str = ""
+    step: int | None = None
+    """The last step before the failure."""
+    time: float | None = None
+    exit_code: int | None = None
+    output: dict[str, str] = {}
+    """The last lines that the process printed to each stream, if `tacho run` recorded them."""
+
+
+def failure_of(
+    end: Mapping[str, Any] | None,
+    errors: Sequence[Mapping[str, Any]],
+    logs: Sequence[Mapping[str, Any]],
+    last_step: int | None,
+) -> Failure:
+    """Return the failure of an attempt.
+
+    Args:
+        end: its `end` record, if it has one.
+        errors: its `error` records, oldest first.
+        logs: its `log` records.
+        last_step: the last step that it recorded.
+    """
+    fatal = [error for error in errors if error.get("fatal")]
+    error = (fatal or [*errors] or [{}])[-1]
+    texts = {str(record.get("stream")): str(record.get("text") or "") for record in logs}
+    end = end or {}
+    exit_code = end.get("exit_code")
+    reason = str(end.get("reason") or "")
+    return Failure(
+        error_type=str(error["error_type"]) if error.get("error_type") else None,
+        message=str(error.get("error_message") or ("" if error else reason)),
+        traceback=str(error.get("traceback") or ""),
+        step=last_step if (step := step_of(error)) is None else step,
+        time=error.get("time", end.get("time")),
+        exit_code=exit_code if isinstance(exit_code, int) else None,
+        output={stream: texts[stream] for stream in _STREAMS if texts.get(stream)},
+    )

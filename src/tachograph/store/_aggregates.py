@@ -1,0 +1,110 @@
+"""Aggregates of a metric over a whole run: one row of numbers for a table of runs.
+
+Points that a later attempt repeated are left out, as `overlap="latest"` does for series. NaN and infinite values are
+counted and left out, except that `first` and `last` are what was recorded: a run that ended with NaN has no good last
+value. `tail` is the mean over the last tenth of the range of steps, which is steadier than the last value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from tachograph.reader import Attempt
+from tachograph.store._columns import MARK_KINDS, Floats, Integers
+from tachograph.store._query import ColumnSource
+
+__all__ = ["MetricAggregates", "aggregate_series"]
+
+_TAIL_SHARE = 0.1
+_MARK_VALUES = np.array([float(kind) for kind in MARK_KINDS])
+
+
+class MetricAggregates(msgspec.Struct, array_like=True, frozen=True):
+    """The aggregates of a metric; None where no finite value was recorded."""
+
+    num_points: int
+    nonfinite: int
+    """The number of NaN and infinite values."""
+    first: float
+    last: float
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    median: float | None = None
+    tail: float | None = None
+    """The mean over the last tenth of the steps."""
+    at_min: int | None = None
+    """The first step with the lowest value."""
+    at_max: int | None = None
+
+
+@np.errstate(over="ignore", invalid="ignore")  # a journal may have any number
+def aggregate_series(
+    sources: Sequence[ColumnSource], streams: Sequence[str], name: str, attempts: Sequence[Attempt]
+) -> MetricAggregates | None:
+    """Return the aggregates of a metric, or None if all of its points were repeated by a later attempt."""
+    found = [_points(source, stream, name) for stream in streams for source in sources]
+    known = [points for points in found if points is not None]
+    if not known:
+        return None
+    attempt, step, time, value = (np.concatenate(column) for column in zip(*known, strict=True))
+    keep = np.ones(len(value), dtype=bool)
+    for later in attempts:
+        if later.index > 0 and later.first_step is not None:
+            keep &= ~((attempt < later.index) & (step >= later.first_step))
+    if len(streams) > 1:  # for example validations inside of and after the loop
+        order = np.argsort(time, kind="stable")
+        step, value, keep = step[order], value[order], keep[order]
+    step, value = step[keep], value[keep]
+    if not len(value):
+        return None
+    is_finite = np.isfinite(value)
+    num_points, first, last = len(value), float(value[0]), float(value[-1])
+    if not is_finite.any():
+        return MetricAggregates(num_points, num_points, first, last)
+    finite, steps = value[is_finite], step[is_finite]
+    low, high = int(finite.argmin()), int(finite.argmax())
+    limit = steps.max() - _TAIL_SHARE * (steps.max() - steps.min())
+    return MetricAggregates(
+        num_points,
+        num_points - len(finite),
+        first,
+        last,
+        min=float(finite[low]),
+        max=float(finite[high]),
+        mean=_mean(finite),
+        median=float(np.median(finite)),
+        tail=_mean(finite[steps >= limit]),
+        at_min=int(steps[low]),
+        at_max=int(steps[high]),
+    )
+
+
+def _mean(values: Floats) -> float | None:
+    with np.errstate(over="ignore"):
+        mean = float(values.mean())
+        # The sum of large numbers may overflow.
+        mean = mean if math.isfinite(mean) else float((values / len(values)).sum())
+    return mean if math.isfinite(mean) else None
+
+
+def _points(source: ColumnSource, stream: str, name: str) -> tuple[Integers, Integers, Floats, Floats] | None:
+    """Return attempt, step, time and value of each point in a source, in the order in which they were recorded."""
+    part = source.series_part(stream, name)
+    if part is None:
+        return None
+    rows = source.rows(stream)
+    row, value = part.rows_at(np.arange(len(part.values))), part.values
+    if len(part.mark_rows):
+        row = np.concatenate([row, part.mark_rows]).astype(np.int64)
+        value = np.concatenate([value, _MARK_VALUES[part.mark_kinds]])
+        order = np.argsort(row, kind="stable")
+        row, value = row[order], value[order]
+    firsts = np.array([attempt_range.first for attempt_range in rows.ranges])
+    numbers = np.array([attempt_range.attempt for attempt_range in rows.ranges])
+    attempt = numbers[np.searchsorted(firsts, row, side="right") - 1]
+    return attempt, rows.step[row], rows.time[row], value
