@@ -1,0 +1,1 @@
+"""The cost of listing, filtering and sorting many runs."""

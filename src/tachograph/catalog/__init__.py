@@ -1,0 +1,66 @@
+"""The runs of a log folder as a table. Knows runs on disk, but nothing about the server or the terminal."""
+
+from tachograph.catalog._annotations import (
+    ANNOTATION_FIELDS,
+    AnnotationError,
+    AnnotationOp,
+    Annotations,
+    MarkedStep,
+    annotate,
+    inverse_ops,
+    read_annotations,
+)
+from tachograph.catalog._catalog import Catalog, find_below, known_fields, sort_rows
+from tachograph.catalog._groups import (
+    ColumnSpread,
+    RunGroup,
+    best_row,
+    differing_fields,
+    direction_of,
+    group_rows,
+)
+from tachograph.catalog._query import Query, parse_query
+from tachograph.catalog._row import AGGREGATES, FACTS, Fact, FactKind, RunRow, needs_full
+from tachograph.catalog._syntax import QueryError, print_field, print_query
+from tachograph.catalog._trash import TrashedRun, TrashError, empty_trash, list_trash, restore_run, trash_run
+from tachograph.catalog._usage import PARTS, disk_usage
+
+__all__ = [
+    "AGGREGATES",
+    "ANNOTATION_FIELDS",
+    "AnnotationError",
+    "AnnotationOp",
+    "Annotations",
+    "Catalog",
+    "ColumnSpread",
+    "FACTS",
+    "Fact",
+    "FactKind",
+    "MarkedStep",
+    "PARTS",
+    "Query",
+    "QueryError",
+    "RunGroup",
+    "RunRow",
+    "TrashError",
+    "TrashedRun",
+    "annotate",
+    "best_row",
+    "differing_fields",
+    "direction_of",
+    "disk_usage",
+    "empty_trash",
+    "find_below",
+    "group_rows",
+    "inverse_ops",
+    "known_fields",
+    "list_trash",
+    "needs_full",
+    "parse_query",
+    "print_field",
+    "print_query",
+    "read_annotations",
+    "restore_run",
+    "sort_rows",
+    "trash_run",
+]

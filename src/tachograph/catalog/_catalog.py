@@ -1,0 +1,410 @@
+"""The runs below one or more log folders as rows, without reading what did not change.
+
+For each run two files are looked at each time: the journal, whose size and time identify a summary, and the folder with
+annotations, whose time changes with them. Only if one of these changed is anything read: the summary that an earlier
+reader stored, or else the ends of the journal. Full summaries, which need the whole journal once, are computed only
+when a field needs them, and stored for ended runs.
+
+A new process starts from the *index*, one file for all runs of a log folder. It is a cache: it is rewritten when it
+lacks more than a few runs, and may be deleted at any time.
+
+The state of a run without an end can change although no file does. It is inferred again each time, as in `Store`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tachograph._base.files import make_folder, read_small, replace_file
+from tachograph._base.typed import decode_msgpack
+from tachograph.catalog._annotations import Annotations, read_annotations
+from tachograph.catalog._query import Query, parse_query
+from tachograph.catalog._row import AGGREGATES, FACTS, RunRow, needs_full
+from tachograph.catalog._summary import (
+    CatalogSummary,
+    JournalKey,
+    brief_summary,
+    full_summary,
+    journal_key,
+    load_summary,
+    save_summary,
+)
+from tachograph.catalog._syntax import QueryError, print_field
+from tachograph.exceptions import RunNotFoundError, did_you_mean
+from tachograph.journal import RunFolder, RunState, infer_writer_state, read_heartbeat, this_process
+from tachograph.store import StoredRun
+
+__all__ = ["OWN_FOLDER", "Catalog", "find_below", "find_run_folders", "known_fields", "sort_rows"]
+
+OWN_FOLDER = ".tachograph"
+"""The folder inside a log folder for what belongs to all runs: index, trash and views."""
+_INDEX_VERSION = 1
+_MAX_INDEX_BYTES = 1 << 30
+_MAX_DEPTH = 6
+_FOLDER_NAME = re.compile(r"(?!\.)[^/\\\x00\ud800-\udfff]{1,255}", re.DOTALL)
+_MAX_RUNNING = 16
+_REFRESH_SHARE = 0.1
+"""The share of time that a running run may be summarised."""
+
+
+class _IndexEntry(msgspec.Struct, array_like=True):
+    name: str
+    summary: CatalogSummary
+    annotated_ns: int
+    annotations: Annotations
+
+
+class _Index(msgspec.Struct, array_like=True):
+    version: int
+    entries: list[_IndexEntry]
+
+
+class _Running(msgspec.Struct):
+    """A running run that is followed, and when its summary may be computed again."""
+
+    run: StoredRun
+    next_s: float = 0.0
+
+
+class _Known(msgspec.Struct):
+    row: RunRow
+    annotated_ns: int
+    is_saved: bool
+    """Whether the index on disk has it."""
+
+
+class Catalog:
+    """The runs below some log folders. Thread-safe."""
+
+    def __init__(self, *log_dirs: str | os.PathLike[str], uses_index: bool = True) -> None:
+        self.log_dirs = [os.fspath(log_dir) for log_dir in log_dirs]
+        self._uses_index = uses_index
+        self._lock = threading.RLock()
+        self._known: dict[str, dict[str, _Known]] = {log_dir: {} for log_dir in self.log_dirs}
+        self._running: OrderedDict[str, _Running] = OrderedDict()
+        self._here = this_process()
+        self._is_loaded = False
+
+    # Rows
+
+    def rows(self, *, is_full: bool = False, max_s: float | None = None) -> list[RunRow]:
+        """Return the rows of all runs, newest first.
+
+        Args:
+            is_full: compute full summaries that are missing.
+            max_s: after this time, leave the remaining summaries brief; the next call continues.
+        """
+        with self._lock:
+            deadline_s = None if max_s is None else time.monotonic() + max_s
+            if not self._is_loaded and self._uses_index:
+                for log_dir in self.log_dirs:
+                    self._load_index(log_dir)
+            self._is_loaded = True
+            for log_dir in self.log_dirs:
+                found = find_run_folders(log_dir)
+                looked_at = ((name, self._look_at(log_dir, name, path, journal)) for name, path, journal in found)
+                self._known[log_dir] = {name: known for name, known in looked_at if known is not None}
+            if is_full:
+                self._complete(deadline_s)
+            if self._uses_index:
+                for log_dir in self.log_dirs:
+                    self._save_index(log_dir)
+            rows = [known.row for runs in self._known.values() for known in runs.values()]
+        return sorted(rows, key=lambda row: (-(row.summary.overview.started or 0.0), row.id))
+
+    @property
+    def num_runs(self) -> int:
+        """The number of runs found by the last call of `rows`."""
+        return sum(len(runs) for runs in self._known.values())
+
+    @property
+    def indexed(self) -> float:
+        """The share of runs with a full summary; those that are being recorded count as known."""
+        with self._lock:
+            known = [known.row.summary for runs in self._known.values() for known in runs.values()]
+        num_full = sum(found.is_full or found.overview.state is RunState.RUNNING for found in known)
+        return num_full / len(known) if known else 1.0
+
+    def select(
+        self,
+        query: Query | str = "",
+        *,
+        columns: Iterable[str] = (),
+        archived: bool | None = False,
+        now: float | None = None,
+        max_s: float | None = None,
+    ) -> list[RunRow]:
+        """Return the rows that match an expression, newest first.
+
+        Args:
+            query: the expression.
+            columns: fields that will be read from the rows.
+            archived: False leaves archived runs out, True leaves the others out, None returns both.
+            now: the time that relative times refer to.
+            max_s: see `rows`.
+
+        Raises:
+            QueryError: if the expression is invalid.
+        """
+        query = parse_query(query) if isinstance(query, str) else query
+        if "archived" in query.fields:
+            archived = None
+        fields = {*query.fields, *columns, *query.tested}
+        matches = query.matcher(now)
+        rows = self.rows(is_full=any(map(needs_full, fields)), max_s=max_s)
+        return [row for row in rows if (archived is None or row.get("archived") is archived) and matches(row)]
+
+    def unknown_fields(self, query: Query, columns: Iterable[str] = ()) -> list[QueryError]:
+        """Return an error for each field of an expression, or column, that no run has; it names similar ones."""
+        columns = [column for column in columns if column not in FACTS]
+        if not columns and all(field in FACTS for field in query.fields):
+            return []
+        rows = self.rows(is_full=True)
+        known = {*known_fields(rows), *(name for row in rows for name in row.summary.metrics)} if rows else set()
+        known |= {f"loss.{aggregate}" for aggregate in AGGREGATES}
+        listed = parse_query(" ".join(f"{print_field(column)}=0" for column in columns))
+        return [*query.unknown_fields(known), *listed.unknown_fields(known)] if rows else []
+
+    def row(self, name: str) -> RunRow:
+        """Return the row of a run by its name, looking at this run only.
+
+        Raises:
+            RunNotFoundError: if there is no such run.
+        """
+        with self._lock:
+            for log_dir in self.log_dirs:
+                folder = find_below(log_dir, name)
+                if folder is not None:
+                    known = self._look_at(log_dir, name, os.fspath(folder.path), os.stat(folder.journal))
+                    if known is not None:
+                        self._known[log_dir][name] = known
+                        return known.row
+            names = {other for log_dir in self.log_dirs for other, _, _ in find_run_folders(log_dir)}
+        hint = did_you_mean(name, names) if len(name) <= 200 else ""
+        raise RunNotFoundError(f"no run {name[:200]!r} in {', '.join(map(repr, self.log_dirs))}{hint}")
+
+    # Reading
+
+    def _look_at(self, log_dir: str, name: str, path: str, journal: os.stat_result) -> _Known | None:
+        key = journal_key(journal)
+        try:
+            annotated_ns = os.stat(path + "/annotations").st_mtime_ns
+        except OSError:
+            annotated_ns = 0
+        known = self._known[log_dir].get(name)
+        if known is None or known.row.summary.journal != key:
+            return self._read(log_dir, name, RunFolder(path), key, annotated_ns)
+        row = known.row
+        summary, annotations = row.summary, row.annotations
+        if not summary.has_end and summary.overview.state is not RunState.CRASHED:  # which is final
+            summary = self._with_state(row.folder, summary)
+        if known.annotated_ns != annotated_ns:
+            annotations = read_annotations(row.folder) if annotated_ns else Annotations()
+        if summary is row.summary and annotations is row.annotations:
+            return known
+        changed = RunRow(name, log_dir, summary, annotations)
+        return _Known(changed, annotated_ns, known.is_saved and known.annotated_ns == annotated_ns)
+
+    def _read(self, log_dir: str, name: str, folder: RunFolder, key: JournalKey, annotated_ns: int) -> _Known | None:
+        if _is_linked_out(log_dir, folder):
+            return None
+        summary = load_summary(folder, key)
+        if summary is None:
+            summary = brief_summary(folder, key, read_heartbeat(folder.heartbeat))
+            old = self._known[log_dir].get(name)
+            if old is not None and old.row.summary.is_full and _is_continued(old.row.summary, summary):
+                # Until it is computed again, what grows slowly is better than nothing.
+                summary = msgspec.structs.replace(
+                    old.row.summary, journal=key, overview=summary.overview, has_end=summary.has_end, is_full=False
+                )
+        elif not summary.has_end:
+            summary = self._with_state(folder, summary)
+        annotations = read_annotations(folder) if annotated_ns else Annotations()
+        row = RunRow(name, log_dir, summary, annotations)
+        return _Known(row, annotated_ns, is_saved=False)
+
+    def _with_state(self, folder: RunFolder, summary: CatalogSummary) -> CatalogSummary:
+        """Return the summary with the current state of a run that has no end."""
+        heartbeat = read_heartbeat(folder.heartbeat)
+        state = infer_writer_state(summary.overview.process, heartbeat, self._here)
+        if state is summary.overview.state:
+            return summary
+        return msgspec.structs.replace(summary, overview=msgspec.structs.replace(summary.overview, state=state))
+
+    def _complete(self, deadline_s: float | None) -> None:
+        """Compute the full summaries that are missing, those of ended runs first: they are computed only once."""
+        everything = (known for runs in self._known.values() for known in runs.values())
+        waiting = [known for known in everything if not known.row.summary.is_full]
+        waiting.sort(key=lambda known: (not known.row.summary.has_end, -(known.row.summary.overview.started or 0.0)))
+        for known in waiting:
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                return
+            with contextlib.suppress(OSError):
+                self._complete_run(known)
+
+    def _complete_run(self, known: _Known) -> None:
+        row = known.row
+        folder, key = row.folder, row.summary.journal
+        may_change = row.summary.overview.state in {RunState.RUNNING, RunState.STALE}
+        path = os.fspath(folder.path)
+        running = self._running.get(path)
+        began_s = time.monotonic()
+        if running is not None and may_change and began_s < running.next_s:
+            return
+        run = StoredRun(folder) if running is None else running.run
+        summary = full_summary(folder, run, row.summary)
+        if may_change:
+            # Following is cheap, but the aggregates are computed over all points.
+            took_s = time.monotonic() - began_s
+            self._running[path] = _Running(run, time.monotonic() + took_s / _REFRESH_SHARE)
+            self._running.move_to_end(path)
+            while len(self._running) > _MAX_RUNNING:
+                self._running.popitem(last=False)
+        else:
+            self._running.pop(path, None)
+            if summary.journal == key:
+                save_summary(folder, summary)
+        known.row = RunRow(row.id, row.log_dir, summary, row.annotations)
+        known.is_saved = False
+
+    # The index
+
+    def _load_index(self, log_dir: str) -> None:
+        path = _index_path(log_dir)
+        try:
+            index = decode_msgpack(read_small(path, _MAX_INDEX_BYTES, below=Path(log_dir)), _Index)
+        except (OSError, msgspec.MsgspecError, RecursionError):
+            return
+        if index.version != _INDEX_VERSION:
+            return
+        for entry in index.entries:
+            row = RunRow(entry.name, log_dir, entry.summary, entry.annotations)
+            self._known[log_dir][entry.name] = _Known(row, entry.annotated_ns, is_saved=True)
+
+    def _save_index(self, log_dir: str) -> None:
+        """Write the index if it lacks more than a few ended runs: each of those costs one small file to read."""
+        ended = [known for known in self._known[log_dir].values() if known.row.summary.has_end]
+        num_new = sum(not known.is_saved for known in ended)
+        if num_new <= max(16, len(ended) // 20):
+            return
+        entries = [
+            _IndexEntry(known.row.id, known.row.summary, known.annotated_ns, known.row.annotations) for known in ended
+        ]
+        path, below = _index_path(log_dir), Path(log_dir)
+        with contextlib.suppress(OSError):  # a read-only folder
+            make_folder(path.parent, below=below)
+            replace_file(path, msgspec.msgpack.encode(_Index(_INDEX_VERSION, entries)), below=below)
+            for known in ended:
+                known.is_saved = True
+
+
+def _index_path(log_dir: str) -> Path:
+    return Path(log_dir, OWN_FOLDER, "index", f"v{_INDEX_VERSION}.msgpack")
+
+
+def known_fields(rows: Sequence[RunRow]) -> list[str]:
+    """Return all fields that some row has: facts first, then config and results, then metrics."""
+    config: dict[str, None] = {}
+    metrics: dict[str, None] = {}
+    others: dict[str, None] = {}
+    for row in rows:
+        config.update(dict.fromkeys(row.config_fields))
+        metrics.update(dict.fromkeys(row.summary.metrics))
+        others.update(dict.fromkeys(f"git.{name}" for name in row.summary.git))
+        others.update(dict.fromkeys(name for name in row.annotations.values if name.startswith("custom.")))
+    aggregates = [f"{name}.{aggregate}" for name in metrics for aggregate in AGGREGATES]
+    return [*FACTS, *others, *config, *aggregates]
+
+
+def find_run_folders(log_dir: str) -> Iterator[tuple[str, str, os.stat_result]]:
+    """Yield name, path and status of the journal of each run below a folder, also in nested folders."""
+    waiting = [(log_dir, "", 0)]
+    while waiting:
+        folder, prefix, depth = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                names = sorted(entry.name for entry in entries if _may_be_run(entry))
+        except OSError:
+            continue
+        for name in names:
+            path = f"{folder}/{name}"
+            try:
+                journal = os.stat(path + "/metrics.jsonl")
+            except (OSError, ValueError):
+                # A folder of runs, perhaps. Links are not followed further, because they may lead back.
+                if depth < _MAX_DEPTH and not os.path.islink(path):
+                    waiting.append((path, f"{prefix}{name}/", depth + 1))
+                continue
+            if stat.S_ISREG(journal.st_mode):
+                yield f"{prefix}{name}", path, journal
+
+
+def find_below(log_dir: str, name: str) -> RunFolder | None:
+    """Return the run of a name that `find_run_folders` gave, or None; never one outside of the folder."""
+    parts = name.split("/")
+    if not 1 <= len(parts) <= _MAX_DEPTH + 1 or not all(map(_is_folder_name, parts)):
+        return None
+    folder = RunFolder(Path(log_dir, *parts))
+    try:
+        is_run = stat.S_ISREG(os.stat(folder.journal).st_mode)
+    except (OSError, ValueError):
+        return None
+    return folder if is_run and not _is_linked_out(log_dir, folder) else None
+
+
+def _may_be_run(entry: os.DirEntry[str]) -> bool:
+    try:
+        return _is_folder_name(entry.name) and entry.is_dir()
+    except OSError:
+        return False
+
+
+def _is_folder_name(name: str) -> bool:
+    """Return whether a text is a folder name that is not hidden and that JSON can represent."""
+    return _FOLDER_NAME.fullmatch(name) is not None
+
+
+def _is_linked_out(log_dir: str, folder: RunFolder) -> bool:
+    """Return whether a run, or a file of it that is read, is a link to somewhere outside of the log folder."""
+    try:
+        root = Path(log_dir).resolve()
+        return any(
+            path.is_symlink() and not path.resolve(strict=True).is_relative_to(root)
+            for path in (folder.path, folder.journal, folder.private)
+        )
+    except (OSError, RuntimeError):
+        return True
+
+
+def _is_continued(old: CatalogSummary, new: CatalogSummary) -> bool:
+    return new.journal[0] >= old.journal[0] and new.overview.started == old.overview.started
+
+
+def sort_rows(rows: Iterable[RunRow], field: str, *, is_descending: bool = False) -> list[RunRow]:
+    """Return rows in the order of a field: numbers before texts, and rows without a value last in both directions."""
+
+    def key(row: RunRow) -> tuple[int, float, str]:
+        value = row.get(field)
+        if isinstance(value, (list, tuple)):
+            value = ", ".join(map(str, value))
+        if isinstance(value, (bool, int, float)):
+            return (0, float(value), "")
+        return (1, 0.0, str(value).casefold())
+
+    def is_missing(row: RunRow) -> bool:
+        value = row.get(field)
+        return value is None or value != value  # noqa: PLR0124 - NaN
+
+    rows = list(rows)
+    present = [row for row in rows if not is_missing(row)]
+    return sorted(present, key=key, reverse=is_descending) + [row for row in rows if is_missing(row)]

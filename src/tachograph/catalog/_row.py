@@ -1,0 +1,194 @@
+"""A run as a row of a table: any fact, config key or aggregate of a metric by its dotted name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from tachograph.catalog._annotations import Annotations
+from tachograph.catalog._summary import CatalogSummary
+from tachograph.journal import RunFolder
+from tachograph.records import LOSS_NAMES
+from tachograph.store import MetricAggregates
+
+__all__ = ["AGGREGATES", "FACTS", "FULL_FACTS", "Fact", "FactKind", "RunRow", "needs_full"]
+
+FactKind = Literal["text", "number", "time", "duration", "share", "bytes", "bool", "list"]
+
+AGGREGATES: dict[str, str] = {
+    "last": "the last value, also if it is NaN",
+    "first": "the first value",
+    "min": "the lowest finite value",
+    "max": "the highest finite value",
+    "mean": "the mean of all finite values",
+    "median": "the median of all finite values",
+    "tail": "the mean over the last tenth of the steps",
+    "at_min": "the step of the lowest value",
+    "at_max": "the step of the highest value",
+    "nonfinite": "the number of NaN and infinite values",
+}
+
+
+class RunRow:
+    """The row of a run. The same object as long as nothing about the run changes."""
+
+    __slots__ = ("annotations", "id", "log_dir", "summary")
+
+    def __init__(self, row_id: str, log_dir: str, summary: CatalogSummary, notes: Annotations) -> None:
+        self.id = row_id
+        """The name of the run: its folder relative to the log folder, such as ``sweep-3/run-12``."""
+        self.log_dir = log_dir
+        self.summary = summary
+        self.annotations = notes
+
+    def __repr__(self) -> str:
+        return f"RunRow({self.id!r})"
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder of the run."""
+        return RunFolder(f"{self.log_dir}/{self.id}")
+
+    def get(self, field: str, /) -> Any:
+        """Return the value of a field, or None if the run lacks it."""
+        fact = FACTS.get(field)
+        if fact is not None:
+            return fact.read(self)
+        prefix, dot, rest = field.partition(".")
+        if dot and prefix == "config":
+            return self.summary.config.get(rest)
+        if dot and prefix == "summary":
+            return self.summary.results.get(rest)
+        if dot and prefix == "git":
+            return self.summary.git.get(rest)
+        if dot and prefix == "custom":
+            return self.annotations.values.get(field)
+        return self._aggregate(field)
+
+    def _aggregate(self, field: str) -> Any:
+        name, dot, aggregate = field.rpartition(".")
+        if dot and aggregate in AGGREGATES and (found := self.metric(name)) is not None:
+            return getattr(found, aggregate)
+        found = self.metric(field)
+        return None if found is None else found.last
+
+    def metric(self, name: str) -> MetricAggregates | None:
+        """Return the aggregates of a metric; ``loss`` also means the other usual names of the training loss."""
+        metrics = self.summary.metrics
+        found = metrics.get(name)
+        if found is None and name == "loss":
+            found = next((metrics[usual] for usual in LOSS_NAMES if usual in metrics), None)
+        return found
+
+    @property
+    def config_fields(self) -> list[str]:
+        """The fields of the config and of the stated results."""
+        return [*(f"config.{key}" for key in self.summary.config), *(f"summary.{key}" for key in self.summary.results)]
+
+    def fields(self) -> list[str]:
+        """Return all fields that this run has, except ``<metric>`` without an aggregate."""
+        facts = [name for name in FACTS if self.get(name) is not None]
+        git = [f"git.{name}" for name in self.summary.git]
+        custom = [name for name in self.annotations.values if name.startswith("custom.")]
+        metrics = [f"{name}.{aggregate}" for name in self.summary.metrics for aggregate in AGGREGATES]
+        return [*facts, *git, *self.config_fields, *custom, *metrics]
+
+
+def _annotated(field: str, base: Callable[[RunRow], Any] = lambda row: None) -> Callable[[RunRow], Any]:
+    def found(row: RunRow) -> Any:
+        value = row.annotations.values.get(field)
+        return base(row) if value is None else None if value == "" else value
+
+    return found
+
+
+def _loss(row: RunRow) -> float | None:
+    found = row.metric("loss")
+    return row.summary.overview.train_loss if found is None else found.last
+
+
+def _num_alerts(row: RunRow) -> int:
+    known = row.summary.num_alerts
+    return row.summary.overview.num_open_alerts if known is None else known
+
+
+def _ended(row: RunRow) -> float | None:
+    return row.summary.overview.updated if row.summary.has_end else None
+
+
+class Fact(NamedTuple):
+    """A fact of a run, as a column of a table."""
+
+    kind: FactKind
+    meaning: str
+    read: Callable[[RunRow], Any]
+
+
+FACTS: dict[str, Fact] = {
+    "name": Fact("text", "the folder of the run, relative to the log folder", lambda row: row.id),
+    "display_name": Fact("text", "the name given with `tacho rename`", _annotated("display_name")),
+    "state": Fact("text", "running, finished, failed, crashed or stale", lambda row: str(row.summary.overview.state)),
+    "project": Fact("text", "the project", _annotated("project", lambda row: row.summary.project)),
+    "group": Fact("text", "the group", _annotated("group", lambda row: row.summary.group)),
+    "job_type": Fact("text", "the kind of job, such as train or eval", lambda row: row.summary.job_type),
+    "tags": Fact(
+        "list",
+        "tags of the training code and those added later",
+        lambda row: row.annotations.merge_tags(row.summary.overview.tags),
+    ),
+    "note": Fact("text", "the note", _annotated("note", lambda row: row.summary.note)),
+    "archived": Fact("bool", "whether lists leave the run out", _annotated("archived", lambda row: False)),
+    "pinned": Fact("bool", "whether the run is pinned", _annotated("pinned", lambda row: False)),
+    "rating": Fact("number", "0 to 5", _annotated("rating")),
+    "color": Fact("text", "the color in charts", _annotated("color")),
+    "started": Fact("time", "when the first process started", lambda row: row.summary.overview.started),
+    "updated": Fact("time", "the time of the last record", lambda row: row.summary.overview.updated),
+    "ended": Fact("time", "when the run ended; missing while it is recorded", _ended),
+    "duration": Fact("duration", "from the first to the last record", lambda row: row.summary.overview.duration_s),
+    "steps": Fact("number", "the number of completed steps", lambda row: row.summary.overview.num_done),
+    "max_steps": Fact("number", "the planned number of steps", lambda row: row.summary.overview.max_steps),
+    "progress": Fact("share", "the share of completed steps", lambda row: row.summary.overview.progress),
+    "loss": Fact("number", "the last training loss, under any of its usual names", _loss),
+    "step_time": Fact(
+        "duration",
+        "the median time of a step",
+        lambda row: row.summary.step_time_s or row.summary.overview.sec_per_step,
+    ),
+    "goodput": Fact(
+        "share", "the share of productive time, if iterations were marked", lambda row: row.summary.goodput
+    ),
+    "alerts": Fact("number", "the number of alerts, also resolved ones", _num_alerts),
+    "open_alerts": Fact("number", "the number of open alerts", lambda row: row.summary.overview.num_open_alerts),
+    "critical_alerts": Fact(
+        "number", "the number of open critical alerts", lambda row: row.summary.overview.num_critical_alerts
+    ),
+    "checkpoints": Fact("number", "the number of checkpoints", lambda row: row.summary.num_checkpoints),
+    "attempts": Fact("number", "how many processes recorded the run", lambda row: row.summary.num_attempts),
+    "host": Fact("text", "the machine", lambda row: row.summary.host),
+    "gpus": Fact(
+        "number",
+        "the number of GPUs of the machine",
+        lambda row: len(row.summary.gpus) if row.summary.is_full else None,
+    ),
+    "gpu": Fact("text", "their model", lambda row: ", ".join(dict.fromkeys(row.summary.gpus)) or None),
+    "world_size": Fact("number", "the number of ranks", lambda row: row.summary.world_size),
+    "command": Fact("text", "the command line, secrets masked", lambda row: row.summary.command),
+    "session_tag": Fact("text", "see [tags](tags.md)", lambda row: row.summary.overview.session_tag),
+    "perf_tag": Fact("text", "see [tags](tags.md)", lambda row: row.summary.perf_tag),
+    "reason": Fact("text", "why the run ended", lambda row: row.summary.overview.reason),
+    "run_id": Fact("text", "the id, which a copy of the folder keeps", lambda row: row.summary.run_id),
+    "size": Fact("bytes", "the size of the journal", lambda row: row.summary.overview.size_bytes),
+    "folder": Fact("text", "the log folder", lambda row: row.log_dir),
+}
+"""The facts of a run; the rest of its fields are ``git.*``, ``config.*``, ``summary.*``, ``custom.*`` and metrics."""
+
+FULL_FACTS = frozenset(
+    {"project", "group", "job_type", "step_time", "goodput", "alerts", "checkpoints", "attempts", "host", "gpus", "gpu"}
+    | {"world_size", "command", "perf_tag", "run_id", "loss"}
+)
+"""The facts that need a full summary; the others are read from the ends of the journal."""
+
+
+def needs_full(field: str) -> bool:
+    """Return whether a field needs a full summary."""
+    return field in FULL_FACTS or (field not in FACTS and not field.startswith("custom."))

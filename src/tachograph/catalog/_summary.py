@@ -1,0 +1,187 @@
+"""The summary of a run: everything that a table of runs shows, in one small file.
+
+A summary belongs to the size and time of the journal that it was computed from, and is valid as long as these are the
+same. It is kept in ``.tacho/summary.json`` by readers that have computed it. A *brief* summary is read from the two
+ends of the journal; a full one also has the config, the aggregates of every metric and the goodput.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tachograph._base.files import make_folder, read_small, replace_file
+from tachograph._base.typed import convert, decode_json
+from tachograph.journal import Heartbeat, RunFolder, read_heartbeat
+from tachograph.reader import RunOverview, overview_with_heartbeat
+from tachograph.records import flatten, restore_non_finite, to_json
+from tachograph.store import MetricAggregates, StoredRun
+
+__all__ = ["JournalKey", "CatalogSummary", "brief_summary", "full_summary", "load_summary", "save_summary"]
+
+_VERSION = 1
+_MAX_SUMMARY_BYTES = 16 << 20
+_MAX_METRICS = 2_000
+_MAX_CONFIG_KEYS = 2_000
+_MAX_TEXT_CHARS = 1_000
+
+JournalKey = tuple[int, int]
+"""Size and modification time in nanoseconds of a journal."""
+
+
+class CatalogSummary(msgspec.Struct, kw_only=True):
+    """What a table shows of a run."""
+
+    version: int = _VERSION
+    journal: JournalKey
+    is_full: bool = False
+    has_end: bool = False
+    """Whether the run has ended; else its state depends on its process."""
+    overview: RunOverview
+    run_id: str | None = None
+    project: str | None = None
+    group: str | None = None
+    job_type: str | None = None
+    note: str | None = None
+    """A note that the training code gave, such as `notes` of `wandb.init`."""
+    perf_tag: str | None = None
+    host: str | None = None
+    gpus: list[str] = []
+    world_size: int | None = None
+    git: dict[str, Any] = {}
+    command: str | None = None
+    config: dict[str, Any] = {}
+    """The flattened config: names are joined by dots."""
+    results: dict[str, Any] = {}
+    """The flattened results that the training code stated with `log_summary`."""
+    metrics: dict[str, MetricAggregates] = {}
+    step_time_s: float | None = None
+    """The median time of a step."""
+    goodput: float | None = None
+    """The share of productive time, or None if no iterations were marked."""
+    num_alerts: int | None = None
+    num_checkpoints: int | None = None
+    num_attempts: int | None = None
+
+
+def journal_key(found: os.stat_result) -> JournalKey:
+    """Return the key of a journal."""
+    return found.st_size, found.st_mtime_ns
+
+
+def brief_summary(folder: RunFolder, key: JournalKey, heartbeat: Heartbeat | None) -> CatalogSummary:
+    """Return a summary from the two ends of the journal."""
+    overview = overview_with_heartbeat(folder, heartbeat)
+    return CatalogSummary(journal=key, overview=overview, has_end=overview.state in {"finished", "failed"})
+
+
+def full_summary(folder: RunFolder, run: StoredRun, brief: CatalogSummary | None = None) -> CatalogSummary:
+    """Return a full summary; reads the journal, as far as it is not cached as columns.
+
+    Args:
+        folder: the run.
+        run: the same run as columns.
+        brief: an earlier summary, which is used if the journal has not changed.
+
+    Raises:
+        OSError: if the journal cannot be read.
+    """
+    key = journal_key(os.stat(folder.journal))
+    run.refresh()
+    is_known = brief is not None and brief.journal == key
+    summary = brief if brief and is_known else brief_summary(folder, key, read_heartbeat(folder.heartbeat))
+    with run.lock:
+        digest = run.digest
+        facts, metrics = digest.facts, run.aggregates()
+        goodput = digest.goodput
+        tag = digest.perf_tag
+        return msgspec.structs.replace(
+            summary,
+            is_full=True,
+            run_id=_text(facts.get("run_id")),
+            project=_text(facts.get("project")),
+            group=_text(facts.get("group")),
+            job_type=_text(facts.get("job_type")),
+            note=_text(facts.get("notes")),
+            perf_tag=_text(", ".join(tag) if isinstance(tag, list) else tag),
+            host=_text(facts.get("host")),
+            gpus=[str(name) for name in facts["gpus"]] if isinstance(facts.get("gpus"), list) else [],
+            world_size=facts["world_size"] if type(facts.get("world_size")) is int else None,
+            git=_git(facts.get("git")),
+            command=_command(facts.get("command")),
+            config=flatten_config(digest.config, _MAX_CONFIG_KEYS),
+            results=flatten_config(digest.summary, _MAX_CONFIG_KEYS),
+            metrics=dict(list(metrics.items())[:_MAX_METRICS]),
+            step_time_s=_step_time_s(metrics),
+            goodput=None if goodput is None else round(goodput.share, 6),
+            num_alerts=digest.num_alerts,
+            num_checkpoints=digest.counts.get("checkpoint", 0),
+            num_attempts=len(digest.attempts),
+        )
+
+
+def flatten_config(values: Mapping[str, Any], max_keys: int) -> dict[str, Any]:
+    """Return nested values as one dict with dotted names; lists become texts."""
+    flat: dict[str, Any] = {}
+    for name, value in flatten(values).items():
+        if len(flat) >= max_keys:
+            break
+        dotted = name.replace("/", ".")
+        if value is None or isinstance(value, (bool, int, float)):
+            flat[dotted] = value
+        else:
+            flat[dotted] = value[:_MAX_TEXT_CHARS] if isinstance(value, str) else to_json(value)[:_MAX_TEXT_CHARS]
+    return {name: value for name, value in flat.items() if value is not None}
+
+
+def _step_time_s(metrics: Mapping[str, MetricAggregates]) -> float | None:
+    """Return the typical time of a step; the first steps and pauses hardly change it."""
+    for name in ("sec_per_step", "window/iteration_sec_mean"):
+        if name in metrics:
+            return metrics[name].median
+    return None
+
+
+def _git(facts: Any) -> dict[str, Any]:
+    if not isinstance(facts, Mapping):
+        return {}
+    return {name: facts[name] for name in ("commit", "branch", "dirty") if isinstance(facts.get(name), (str, bool))}
+
+
+def _command(command: Any) -> str | None:
+    return _text(" ".join(map(str, command)) if isinstance(command, list) else command)
+
+
+def _text(value: Any) -> str | None:
+    return str(value)[:_MAX_TEXT_CHARS] if value not in (None, "") else None
+
+
+# On disk -------------------------------------------------------------------------------------------------------------
+
+
+def load_summary(folder: RunFolder, key: JournalKey) -> CatalogSummary | None:
+    """Return the stored summary of a run, or None if there is none for this journal."""
+    try:
+        data = read_small(folder.private / "summary.json", _MAX_SUMMARY_BYTES, below=folder.path)
+        if b'NaN"' in data or b'Infinity"' in data:
+            found = convert(restore_non_finite(decode_json(data, Any)), CatalogSummary)
+        else:
+            found = decode_json(data, CatalogSummary)
+    except (OSError, msgspec.MsgspecError, RecursionError, ValueError):
+        return None
+    is_same_run = found.overview.name == folder.name  # a copied folder has another name
+    return found if found.version == _VERSION and found.journal == key and is_same_run else None
+
+
+def save_summary(folder: RunFolder, summary: CatalogSummary) -> bool:
+    """Store the summary of a run; return False if the folder cannot be written."""
+    try:
+        make_folder(folder.private, below=folder.path)
+        data = to_json(msgspec.to_builtins(summary)).encode()
+        replace_file(folder.private / "summary.json", data, below=folder.path)
+    except OSError:
+        return False
+    return True

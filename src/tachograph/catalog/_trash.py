@@ -1,0 +1,199 @@
+"""The trash of a log folder: removed runs, whole, until they are restored or deleted for good.
+
+    .tachograph/trash/<id>.json       the manifest: name of the run, when it was removed and by whom
+    .tachograph/trash/<id>/           the run folder
+    .tachograph/trash/deleting-<id>/  a run that is being deleted for good
+
+A run moves by one rename, so it is either in its place or in the trash, whole. The manifest is written before the run
+moves into the trash and removed after the run moved out. So whenever a command is killed, at worst a manifest without a
+run is left, which means nothing and is removed later. Before files are deleted the folder gets a name that nobody
+restores, so half a run cannot come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tachograph._base.files import UnsafeFileError, make_folder, move_folder, read_small, replace_file
+from tachograph._base.typed import decode_json
+from tachograph.catalog._annotations import author
+from tachograph.catalog._catalog import OWN_FOLDER, find_below
+from tachograph.exceptions import RunNotFoundError, TachographError, did_you_mean
+from tachograph.journal import RunFolder, RunState, current_state, lock_run_folder
+from tachograph.records import to_json
+
+__all__ = ["TrashError", "TrashedRun", "empty_trash", "list_trash", "restore_run", "trash_run"]
+
+_ID = re.compile(r"[0-9a-f]{8,40}")
+_DELETING = "deleting-"
+
+
+class TrashError(TachographError):
+    """A run cannot be removed or restored; the message says what to do."""
+
+
+class TrashedRun(msgspec.Struct, kw_only=True, frozen=True):
+    """The manifest of a run in the trash."""
+
+    id: str
+    name: str
+    """Its name before it was removed, relative to the log folder."""
+    removed: float
+    by: str = ""
+    size_bytes: int = 0
+
+
+def trash_run(log_dir: str, name: str, *, is_forced: bool = False) -> TrashedRun:
+    """Move a run to the trash.
+
+    Args:
+        log_dir: the log folder.
+        name: the run, relative to the log folder.
+        is_forced: also if it is unknown whether the run is still being recorded.
+
+    Raises:
+        RunNotFoundError: if there is no such run.
+        TrashError: if it is being recorded or cannot be moved.
+    """
+    folder = find_below(log_dir, name)
+    if folder is None:
+        raise RunNotFoundError(f"no run {name!r} in {log_dir!r}")
+    root = Path(log_dir)
+    state = current_state(folder)
+    if state is RunState.RUNNING:
+        raise TrashError(f"{name!r} is still being recorded; stop it first, for example: tacho control {name} --stop")
+    if state is RunState.STALE and not is_forced:
+        raise TrashError(f"{name!r} may still be recorded on another machine; if it is not, repeat with --force")
+    run = TrashedRun(
+        id=f"{time.time_ns() // 1000:x}{secrets.token_hex(4)}",
+        name=name,
+        removed=time.time(),
+        by=author(),
+        size_bytes=folder.journal.stat().st_size,
+    )
+    place = root / OWN_FOLDER / "trash"
+    try:
+        with lock_run_folder(folder) as is_ours:
+            if not is_ours:
+                raise TrashError(f"{name!r} is still being recorded; stop it first")
+            make_folder(place, below=root)
+            manifest = place / f"{run.id}.json"
+            replace_file(manifest, to_json(msgspec.to_builtins(run)).encode(), below=root)
+            move_folder(folder.path, place / run.id, below=root)
+    except OSError as error:
+        raise TrashError(_explain(f"cannot remove {name!r}", error)) from error
+    return run
+
+
+def list_trash(log_dir: str) -> list[TrashedRun]:
+    """Return the runs in the trash, latest first."""
+    place = Path(log_dir, OWN_FOLDER, "trash")
+    found = [run for run in _manifests(place) if (place / run.id).is_dir()]
+    return sorted(found, key=lambda run: (-run.removed, run.id))
+
+
+def restore_run(log_dir: str, name: str) -> str:
+    """Move a run back from the trash, by its name or its id; of several with the same name, the one removed last.
+
+    Returns:
+        Its name: the old one, or a numbered one if that is taken.
+
+    Raises:
+        RunNotFoundError: if there is no such run in the trash.
+        TrashError: if it cannot be moved.
+    """
+    runs = list_trash(log_dir)
+    run = next((run for run in runs if name in {run.name, run.id}), None)
+    if run is None:
+        hint = did_you_mean(name, [run.name for run in runs]) or "; list them with: tacho trash list"
+        raise RunNotFoundError(f"no run {name!r} in the trash of {log_dir!r}{hint}")
+    root = Path(log_dir)
+    place = root / OWN_FOLDER / "trash"
+    for number in itertools.count(1):
+        restored = run.name if number == 1 else f"{run.name}-{number}"
+        try:
+            if "/" in restored:
+                make_folder(root.joinpath(*restored.split("/")[:-1]), below=root)
+            move_folder(place / run.id, root.joinpath(*restored.split("/")), below=root)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY:  # a run of this name has just been started
+                continue
+            raise TrashError(_explain(f"cannot restore {run.name!r}", error)) from error
+        _unlink(place / f"{run.id}.json")
+        return restored
+    raise AssertionError("unreachable")
+
+
+def empty_trash(log_dir: str, *, older_than_s: float = 0.0) -> list[TrashedRun]:
+    """Delete runs in the trash for good, those removed at least `older_than_s` ago; return them.
+
+    Raises:
+        TrashError: if a run cannot be deleted.
+    """
+    root = Path(log_dir)
+    place = root / OWN_FOLDER / "trash"
+    limit = time.time() - older_than_s
+    deleted = []
+    try:
+        for run in list_trash(log_dir):
+            if run.removed <= limit:
+                move_folder(place / run.id, place / f"{_DELETING}{run.id}", below=root)
+                _unlink(place / f"{run.id}.json")
+                deleted.append(run)
+        # Also what an earlier command did not finish.
+        for entry in os.listdir(place) if place.is_dir() and not place.is_symlink() else ():
+            if entry.startswith(_DELETING) and not (place / entry).is_symlink():
+                shutil.rmtree(place / entry)
+        for run in _manifests(place):
+            # A manifest is written a moment before its run arrives.
+            if not (place / run.id).exists() and run.removed < time.time() - 3_600:
+                _unlink(place / f"{run.id}.json")
+    except OSError as error:
+        raise TrashError(_explain("cannot empty the trash", error)) from error
+    return deleted
+
+
+def _manifests(place: Path) -> Iterator[TrashedRun]:
+    try:
+        names = os.listdir(place)
+    except OSError:
+        return
+    for name in names:
+        if not name.endswith(".json") or not _ID.fullmatch(name[:-5]):
+            continue
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            run = decode_json(read_small(place / name, 64 << 10), TrashedRun)
+            parts = run.name.split("/")
+            is_inside = all(part and not part.startswith(".") and "\0" not in part for part in parts)
+            if run.id == name[:-5] and is_inside:
+                yield run
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _explain(what: str, error: OSError) -> str:
+    if error.errno == errno.EXDEV:
+        return f"{what}: it lies on another file system; pass the folder that contains it as --log-dir"
+    remedy = "" if isinstance(error, UnsafeFileError) else "; check the permissions of the log folder"
+    return f"{what}: {error if isinstance(error, UnsafeFileError) else error.strerror} ({error.filename}){remedy}"
+
+
+def folder_of(log_dir: str, run: TrashedRun) -> RunFolder:
+    """Return the folder of a run in the trash."""
+    return RunFolder(Path(log_dir, OWN_FOLDER, "trash", run.id))

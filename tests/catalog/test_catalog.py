@@ -1,0 +1,284 @@
+"""The runs of log folders as rows."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+
+import msgspec
+import numpy as np
+import pytest
+
+import tachograph
+from tachograph.catalog import Catalog, QueryError, annotate, known_fields, sort_rows
+from tachograph.exceptions import RunNotFoundError
+from tachograph.journal import RunFolder, this_process
+from tests.store import END, START, append, files_opened, step, write
+
+
+def make_run(folder, *, number=0, lr=1e-3, losses=(1.0, 0.5, 0.25), **start):
+    config = {"optimizer": {"lr": lr}, "layers": [1, 2], "seed": number}
+    first = {**START, "run_id": f"id{number}", "time": 1_000.0 + number, "config": config, "tags": ["base"], **start}
+    return write(folder, [first, *(step(i, loss=loss, sec_per_step=0.5) for i, loss in enumerate(losses)), END])
+
+
+def names(rows):
+    return [row.id for row in rows]
+
+
+def test_rows_have_facts_config_and_aggregates(tmp_path):
+    git = {"commit": "abc", "branch": "main", "dirty": True}
+    losses = [3.0, math.nan, 1.0, 2.0, math.inf, 4.0]
+    facts = {"host": "node1", "gpus": ["H200", "H200"], "world_size": 2, "git": git, "command": ["train.py", "--lr"]}
+    make_run(tmp_path / "a", losses=losses, project="nets", group="sweep", **facts)
+    (row,) = Catalog(tmp_path).rows(is_full=True)
+    wanted = {
+        "name": "a", "state": "finished", "project": "nets", "group": "sweep", "tags": ["base"], "steps": 6,
+        "host": "node1", "gpus": 2, "gpu": "H200", "world_size": 2, "command": "train.py --lr", "git.commit": "abc",
+        "git.dirty": True, "config.optimizer.lr": 1e-3, "config.layers": "[1,2]", "config.seed": 0,
+        "loss.last": 4.0, "loss.first": 3.0, "loss.min": 1.0, "loss.max": 4.0, "loss.mean": 2.5, "loss.median": 2.5,
+        "loss.at_min": 2, "loss.at_max": 5, "loss.nonfinite": 2, "loss.tail": 4.0, "loss": 4.0, "step_time": 0.5,
+        "started": 1_000.0, "ended": 1e6, "attempts": 1, "checkpoints": 0, "alerts": 0, "archived": False,
+        "folder": str(tmp_path), "run_id": "id0", "size": row.folder.journal.stat().st_size,
+        "config.nothing": None, "nothing.min": None, "goodput": None, "note": None,
+    }  # fmt: skip
+    assert {field: row.get(field) for field in wanted} == wanted
+    assert {field for field in wanted if wanted[field] is not None} - {"loss"} <= set(known_fields([row]))
+
+
+def test_loss_is_found_under_its_usual_names(tmp_path):
+    write(tmp_path / "a", [START, *(step(i, **{"train/loss": 1.0 - i / 10}) for i in range(5)), END])
+    (row,) = Catalog(tmp_path).rows(is_full=True)
+    assert (row.get("loss"), row.get("loss.max"), row.get("train/loss.max")) == (0.6, 1.0, 1.0)
+
+
+def test_last_value_shows_that_a_run_ended_with_nan(tmp_path):
+    make_run(tmp_path / "a", losses=[1.0, math.nan])
+    assert names(Catalog(tmp_path).select("loss.last is nan")) == ["a"]
+    # Also from the stored summary.
+    assert names(Catalog(tmp_path).select("loss.last is nan loss.max=1")) == ["a"]
+
+
+def test_aggregates_leave_out_repeated_steps(tmp_path):
+    first = [step(i, loss=100.0 + i) for i in range(10)]
+    second = [{**START, "resumed": True}, *(step(i, loss=float(i)) for i in range(5, 20))]
+    write(tmp_path / "a", [START, *first, *second, END])
+    (row,) = Catalog(tmp_path).rows(is_full=True)
+    kept = [100.0 + i for i in range(5)] + [float(i) for i in range(5, 20)]
+    found = row.metric("loss")
+    assert (found.num_points, found.max, found.min, found.first, found.last) == (20, 104.0, 5.0, 100.0, 19.0)
+    assert found.mean == pytest.approx(np.mean(kept))
+    assert found.tail == pytest.approx(np.mean([18.0, 19.0]))
+
+
+def test_unchanged_runs_are_not_read_again(tmp_path):
+    for number in range(20):
+        make_run(tmp_path / f"run-{number:02}", number=number)
+    catalog = Catalog(tmp_path)
+    first = catalog.rows(is_full=True)
+    assert names(first) == [f"run-{number:02}" for number in reversed(range(20))]
+    with files_opened(tmp_path) as opened:
+        again = catalog.rows(is_full=True)
+    assert not opened
+    assert all(one is other for one, other in zip(first, again, strict=True))
+
+
+def test_new_process_reads_the_index_and_no_journal(tmp_path):
+    for number in range(40):
+        make_run(tmp_path / f"run-{number:02}", number=number)
+    Catalog(tmp_path).rows(is_full=True)
+    with files_opened(tmp_path) as opened:
+        rows = Catalog(tmp_path).select("loss.min<0.3")
+    assert len(rows) == 40
+    assert set(opened) == {str(tmp_path)}  # to read the index
+    shutil.rmtree(tmp_path / ".tachograph")
+    with files_opened(tmp_path) as opened:
+        assert len(Catalog(tmp_path).select("loss.min<0.3")) == 40
+    assert not [path for path in opened if path.endswith((".jsonl", ".seg"))]
+
+
+def test_new_and_changed_runs_are_found(tmp_path):
+    folder = make_run(tmp_path / "a")
+    catalog = Catalog(tmp_path)
+    assert catalog.rows(is_full=True)[0].get("loss.min") == 0.25
+    append(folder, [{**START, "resumed": True, "time": 2e6}, step(3, loss=0.125), {**END, "time": 3e6}])
+    make_run(tmp_path / "b", number=1)
+    rows = catalog.rows(is_full=True)
+    assert {row.id: row.get("loss.min") for row in rows} == {"a": 0.125, "b": 0.25}
+    assert {row.id: row.get("attempts") for row in rows} == {"a": 2, "b": 1}
+    shutil.rmtree(tmp_path / "b")
+    assert names(catalog.rows()) == ["a"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"version":1}', b"\xff\xfe", b"[" * 10_000])
+def test_damaged_caches_are_ignored(tmp_path, content):
+    for number in range(20):
+        make_run(tmp_path / f"run-{number:02}", number=number)
+    Catalog(tmp_path).rows(is_full=True)
+    (tmp_path / ".tachograph" / "index" / "v1.msgpack").write_bytes(content)
+    for number in range(20):
+        (tmp_path / f"run-{number:02}" / ".tacho" / "summary.json").write_bytes(content)
+    assert len(Catalog(tmp_path).select("loss.min=0.25")) == 20
+
+
+def test_summary_file_is_json_for_people(tmp_path):
+    folder = make_run(tmp_path / "a", losses=[1.0, math.nan])
+    Catalog(tmp_path).rows(is_full=True)
+    found = json.loads((folder.private / "summary.json").read_text())
+    assert found["config"]["optimizer.lr"] == 1e-3
+    assert found["journal"][0] == folder.journal.stat().st_size
+
+
+def test_project_and_group_come_from_settings(logs, monkeypatch):
+    monkeypatch.setenv("TACHO_PROJECT", "nets")
+    quiet = {"log_dir": str(logs), "console": False, "system_interval_s": 0, "git": False}
+    with tachograph.init("a", group="sweep", job_type="eval", **quiet):
+        pass
+    with tachograph.init("b", project="other", **quiet):
+        pass
+    with tachograph.init("c", facts={"project": "from code", "notes": "from code"}, **quiet):
+        pass
+    monkeypatch.delenv("TACHO_PROJECT")
+    with tachograph.init("a", resume=True, **quiet):
+        pass
+    rows = Catalog(logs).rows(is_full=True)
+    found = {row.id: [row.get(field) for field in ("project", "group", "job_type", "note")] for row in rows}
+    assert found == {
+        "a": ["nets", "sweep", "eval", None],
+        "b": ["other", None, None, None],
+        "c": ["from code", None, None, "from code"],
+    }
+    assert names(Catalog(logs).select("project:nets group:sweep")) == ["a"]
+
+
+def test_running_run_is_summarised_without_a_stored_summary(logs):
+    with tachograph.init("live", log_dir=str(logs), console=False, system_interval_s=0, git=False) as run:
+        run.log(loss=2.0, step=0)
+        run.log(loss=1.0, step=1)
+        assert run.flush(timeout_s=60)
+        catalog = Catalog(logs)
+        (row,) = catalog.select("loss.min<=1")
+        assert row.get("state") == "running"
+        assert row.get("ended") is None
+        assert not (row.folder.private / "summary.json").exists()
+    (row,) = catalog.select("state:finished loss.min<=1")
+    assert (row.folder.private / "summary.json").exists()
+
+
+def test_state_of_a_dead_process_needs_no_change_of_files(tmp_path):
+    here = msgspec.to_builtins(this_process())
+    write(
+        tmp_path / "gone", [{**START, "process": {**here, "pid_started": here["pid_started"] + 1}}, step(0, loss=1.0)]
+    )
+    write(tmp_path / "here", [{**START, "process": here}, step(0, loss=1.0)])
+    catalog = Catalog(tmp_path)
+    for _ in range(2):
+        assert {row.id: row.get("state") for row in catalog.rows()} == {"gone": "crashed", "here": "running"}
+
+
+def test_nested_and_several_log_folders_are_listed(tmp_path):
+    make_run(tmp_path / "one" / "a", number=3)
+    make_run(tmp_path / "one" / "sweep" / "deep" / "b", number=2)
+    make_run(tmp_path / "one" / ".hidden" / "c")
+    make_run(tmp_path / "one" / "a" / "inside-a-run")
+    make_run(tmp_path / "two" / "d", number=1)
+    os.symlink(tmp_path / "one", tmp_path / "one" / "loop")
+    catalog = Catalog(tmp_path / "one", tmp_path / "two")
+    assert names(catalog.rows()) == ["a", "sweep/deep/b", "d"]
+    assert names(catalog.select(f'folder="{tmp_path / "two"}"')) == ["d"]
+    assert catalog.row("sweep/deep/b").get("started") == 1_002.0
+
+
+def test_rows_never_leave_the_log_folder(tmp_path):
+    make_run(tmp_path / "outside")
+    make_run(tmp_path / "logs" / "inside")
+    os.symlink(tmp_path / "outside", tmp_path / "logs" / "link")
+    catalog = Catalog(tmp_path / "logs")
+    assert names(catalog.rows()) == ["inside"]
+    for name in ("../outside", "link", "inside/../../outside", "", ".", "/etc", "inside\0", "insid"):
+        with pytest.raises(RunNotFoundError):
+            catalog.row(name)
+    with pytest.raises(RunNotFoundError, match="'inside'"):
+        catalog.row("insid")
+
+
+def test_read_only_folder_is_listed_but_not_annotated(open_folder, tmp_path, script):
+    make_run(tmp_path / "own" / "a")
+    make_run(open_folder / "logs" / "a")
+    for path in (open_folder / "logs" / "a", open_folder / "logs"):
+        path.chmod(0o555)
+    code = """
+        import os, sys
+        from tachograph.catalog import AnnotationError, Catalog, annotate
+
+        def read_and_annotate(log_dir):
+            (row,) = Catalog(log_dir).select("loss.min=0.25")
+            try:
+                annotate(row.folder, [{"op": "set", "field": "note", "value": "x"}])
+            except AnnotationError as error:
+                print(row.id, error)
+
+        read_and_annotate(sys.argv[2])  # imports everything, because another user may not be able to
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        read_and_annotate(sys.argv[1])
+    """
+    try:
+        out = script(code, open_folder / "logs", tmp_path / "own").ok()
+    finally:
+        for path in (open_folder / "logs", open_folder / "logs" / "a"):
+            path.chmod(0o755)
+    assert out.startswith("a cannot annotate 'a'")
+    assert "copy the run to a folder of your own" in out
+
+
+def test_archived_runs_are_left_out_unless_asked_for(tmp_path):
+    for number, name in enumerate("abc"):
+        make_run(tmp_path / name, number=number)
+    annotate(RunFolder(tmp_path / "b"), [{"op": "set", "field": "archived", "value": True}])
+    catalog = Catalog(tmp_path)
+    assert names(catalog.select()) == ["c", "a"]
+    assert names(catalog.select(archived=True)) == ["b"]
+    assert names(catalog.select(archived=None)) == ["c", "b", "a"]
+    assert names(catalog.select("archived=true")) == ["b"]
+
+
+def test_annotations_appear_in_the_next_listing(tmp_path):
+    folder = make_run(tmp_path / "a")
+    catalog = Catalog(tmp_path)
+    catalog.rows()
+    for number in range(3):
+        annotate(folder, [{"op": "set", "field": "note", "value": f"note {number}"}])
+        assert catalog.rows()[0].get("note") == f"note {number}"
+    annotate(
+        folder, [{"op": "add", "field": "tags", "value": "paper"}, {"op": "remove", "field": "tags", "value": "base"}]
+    )
+    assert names(catalog.select("tag:paper -tag:base")) == ["a"]
+    annotate(
+        folder, [{"op": "set", "field": "project", "value": "p"}, {"op": "set", "field": "custom.fid", "value": 3.5}]
+    )
+    assert names(catalog.select("project:p custom.fid<4")) == ["a"]
+
+
+def test_sort_puts_missing_values_last(tmp_path):
+    for number, losses in enumerate([(3.0,), (1.0,), (2.0,), (math.nan,)]):
+        make_run(tmp_path / f"r{number}", number=number, losses=losses)
+    write(tmp_path / "r4", [START, END])
+    rows = Catalog(tmp_path).rows(is_full=True)
+    assert names(sort_rows(rows, "loss.last"))[:3] == ["r1", "r2", "r0"]
+    assert names(sort_rows(rows, "loss.last", is_descending=True))[:3] == ["r0", "r2", "r1"]
+
+
+def test_invalid_expression_is_refused(tmp_path):
+    with pytest.raises(QueryError):
+        Catalog(tmp_path).select("steps >")
+
+
+def test_full_summaries_stop_at_the_time_limit(tmp_path):
+    for number in range(5):
+        make_run(tmp_path / f"r{number}", number=number)
+    catalog = Catalog(tmp_path)
+    assert [row.summary.is_full for row in catalog.rows(is_full=True, max_s=0.0)] == [False] * 5
+    assert all(row.summary.is_full for row in catalog.rows(is_full=True))
