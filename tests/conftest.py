@@ -37,6 +37,17 @@ hypothesis.settings.load_profile("any machine")
 HANG_S = 240.0
 """When a test gives up on a process or a condition. Only a failing test waits that long, so it may be generous."""
 
+_GROUPS = ("browser", "plugins", "train")
+"""Folders whose tests run in one process each: they share a browser, or the import of torch and transformers."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder in _GROUPS:
+            item.add_marker(pytest.mark.xdist_group(folder))
+
 
 @pytest.fixture(autouse=True)
 def fail_on_faults(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -58,6 +69,7 @@ def fail_on_faults(request: pytest.FixtureRequest) -> Iterator[None]:
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Remove settings and rank variables of the machine that runs the tests, and keep out of the user's state."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config"))
     for name in list(os.environ):
         if name.startswith(("TACHO_", "SLURM_", "OMPI_", "PMI_")) or name in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}:
             monkeypatch.delenv(name)

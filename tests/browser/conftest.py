@@ -23,13 +23,6 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 expect.set_options(timeout=HANG_S * 1000)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "browser" in str(item.fspath):
-            item.add_marker(pytest.mark.xdist_group("browser"))  # share one browser
-
-
 @pytest.fixture(scope="package")  # while it is open, no other test can run an event loop
 def browser() -> Iterator[Browser]:
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)

@@ -279,6 +279,30 @@ def test_current_run_is_used_and_left_open(tmp_path, logs):
     assert [span.name for span in history.spans()] == ["trainer_initialization", "training_loop"]
 
 
+def test_spans_and_config_of_a_framework_are_added(tmp_path, logs):
+    """As a framework adds them that creates the trainer itself, into a run of its own or of the user."""
+    for name in ("own", "open"):
+        run = tacho.init("open", log_dir=str(logs), console=False, system_interval_s=0) if name == "open" else None
+        callback = callback_into(logs, "own") if run is None else TachographCallback()
+        callback.extra_config = {"sequence_len": 64, "api_key": "hunter2-hunter2"}
+        callback.extra_facts = {"framework_version": "7"}
+        now_s = time.perf_counter()
+        callback.add_span(tacho.timed_span("before"), now_s - 2, now_s - 1)
+        trainer_in(tmp_path, callback, max_steps=2).train()
+        callback.add_span(tacho.timed_span("after"), now_s, time.perf_counter())
+        callback.finish()
+        if run is not None:
+            run.finish()
+        records = lines_of(logs / name)
+        (before,) = named(records, "before")
+        assert before["duration_s"] == pytest.approx(1)
+        assert len(named(records, "after")) == 1
+        where = records[0] if run is None else named(records, "config_changed")[0]
+        assert where["config"]["sequence_len"] == 64
+        assert "hunter2" not in str(records)
+        assert (records[0] if run is None else named(records, "instrumented")[0])["framework_version"] == "7"
+
+
 def test_evaluate_and_predict_without_training(tmp_path, logs):
     callback = callback_into(logs)
     trainer = trainer_in(tmp_path, callback)

@@ -258,6 +258,21 @@ def test_grpo_rewards_match_reported_metrics(tmp_path, logs):
         assert [math.isnan(row["rewards/every_other"]) for row in of_step] == [False, True, False, True]
 
 
+def test_scored_completions_are_recorded_with_weights(tmp_path, logs):
+    """As a trainer reports them that generates in a thread of its own, whatever mode the model is in."""
+    trainer = build("grpo", tmp_path)
+    trainer.model.eval()
+    with tachograph.init("x", log_dir=str(logs), **OPTIONS) as run:
+        capture = capture_completions(trainer, run, every=1)
+        rewards = {"length": [2.0, 1.0], "every_other": [1.0, math.nan]}
+        capture.add_scored(["what", "what"], ["two plus", "five"], rewards, [0.5, -0.5])
+        capture.close()
+    (record,) = tachograph.read(logs / "x").records("completions")
+    first, second = record["rows"]
+    assert (first["prompt"], first["completion"], first["reward"], first["advantage"]) == ("what", "two plus", 2.5, 0.5)
+    assert (second["completion"], second["reward"], second["rewards/length"]) == ("five", 1.0, 1.0)
+
+
 def test_texts_keep_special_tokens(tmp_path, logs):
     rows = train(build("sft", tmp_path), logs, every=1).completions()
     known = {(row["prompt"], f"{row['completion'].strip()} <eos>") for row in SINGLE}

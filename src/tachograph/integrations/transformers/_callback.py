@@ -10,7 +10,7 @@ the trainer's `accelerator.backward` is wrapped to separate them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -30,7 +30,15 @@ from tachograph.integrations.transformers._loggers import time_loggers
 from tachograph.integrations.transformers._resume import plan_run, read_run_file, write_run_file
 from tachograph.recorder import Run
 from tachograph.settings import resolve_settings
-from tachograph.spans import Span, checkpoint_load, checkpoint_save, testing_loop, timed_span, validation_loop
+from tachograph.spans import (
+    Span,
+    SpanScope,
+    checkpoint_load,
+    checkpoint_save,
+    testing_loop,
+    timed_span,
+    validation_loop,
+)
 
 __all__ = ["TachographCallback"]
 
@@ -51,6 +59,8 @@ class TachographCallback(TrainerCallback):
             `completions` is off records no samples.
         completions_every: steps between two records of samples.
         completions_buffer: maximum number of samples in a record.
+        config: more of the config to record, such as that of the training script; its `telemetry` section applies as
+            for `tachograph.init`.
         settings: settings of the run, as for `tachograph.init`.
 
     Raises:
@@ -65,6 +75,7 @@ class TachographCallback(TrainerCallback):
         completions: bool | None = None,
         completions_every: int | None = None,
         completions_buffer: int | None = None,
+        config: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         given = {
@@ -92,10 +103,15 @@ class TachographCallback(TrainerCallback):
         self._num_since_log = 0
         self._busy_s = 0.0
         """Time spent in the steps since the trainer last logged, without evaluation and saving."""
-        self._init: tuple[float, float] | None = None
         self._load: tuple[float, float] | None = None
+        self._startup: list[tuple[SpanScope, float, float]] = []
+        """Spans from before the run, with the times of their start and stop."""
         self.default_name: str | None = None
         """The name of the run if neither the user nor a checkpoint gives one; by default that of the output folder."""
+        self.extra_config: Mapping[str, Any] = dict(config or {})
+        """More of the config to record, such as that of the training script."""
+        self.extra_facts: Mapping[str, Any] = {}
+        """Fields to add to the `start` record, or to the event `instrumented` of a run that is already running."""
 
     @property
     def governor(self) -> OverheadGovernor:
@@ -107,16 +123,44 @@ class TachographCallback(TrainerCallback):
         """The run, once training or evaluation has started."""
         return self._job.run
 
-    def finish(self) -> None:
-        """Finish the run now, if this callback started it; otherwise it ends with the process."""
-        self._job.finish()
+    def finish(self, error: BaseException | None = None) -> None:
+        """Finish the run now, if this callback started it; otherwise it ends with the process.
+
+        Args:
+            error: the exception that ended training; the run has failed with it.
+        """
+        self._job.finish(error)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the trainer is inside its training loop. Stays true if an exception has ended it."""
+        return self._is_training
+
+    def add_span(self, scope: SpanScope, start_s: float, stop_s: float) -> None:
+        """Record a span between two times on `perf_counter`; before there is a run, when training starts."""
+        if self._job.is_open:
+            self._job.end_span(self._job.begin_span(scope, start_s), at_s=stop_s)
+        else:
+            self._startup.append((scope, start_s, stop_s))
+
+    def add_scored_completions(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        rewards: Mapping[str, Sequence[float]],
+        advantages: Sequence[float],
+    ) -> None:
+        """Record samples of a TRL trainer that scores its completions in a method of its own, if some are due."""
+        if self._capture is not None:
+            self._capture.add_scored(prompts, completions, rewards, advantages)
 
     # Start and end -------------------------------------------------------------------------------------------------
 
     @_hook
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Keep the time that creating the trainer took, and observe the trainer."""
-        self._init = (self._last_event_s, perf_counter())
+        # Starts when the callback is created, usually in the call that creates the trainer.
+        self.add_span(timed_span("trainer_initialization"), self._last_event_s, perf_counter())
         trainer = find_trainer(self)
         if trainer is not None:
             self.observe_loading(trainer)
@@ -150,11 +194,12 @@ class TachographCallback(TrainerCallback):
             micro_batch_size=args.per_device_train_batch_size,
             train_iterations_target=state.max_steps if state.max_steps > 0 else None,
         )
-        if self._init is not None:  # starts when the callback is created, usually in the call that creates the trainer
-            job.end_span(job.begin_span(timed_span("trainer_initialization"), self._init[0]), at_s=self._init[1])
+        waiting, self._startup = self._startup, []
+        for scope, start_s, stop_s in waiting:
+            self.add_span(scope, start_s, stop_s)
         if self._load is not None and state.global_step:
             job.end_span(job.begin_span(checkpoint_load(), self._load[0]), at_s=self._load[1])
-        self._init = self._load = None
+        self._load = None
         job.begin_loop(state.global_step, state.max_steps)
         self._is_cuda = args.device.type == "cuda"
         self._log_every = run.log_every
@@ -183,15 +228,18 @@ class TachographCallback(TrainerCallback):
         plan, resume = plan_run(self._plan, self._job, saved)
         self._job = IntegrationRun("transformers", plan)
         self._job.first_step = 1
-        facts = {**argument_facts(args, state), **model_facts(model)}
+        facts = {**argument_facts(args, state), **model_facts(model), **self.extra_facts}
         facts["trainer"] = type(trainer).__name__ if trainer is not None else None
-        return self._job.begin(
+        run = self._job.begin(
             name=self.default_name or run_name(args),
-            config=build_config(args, model),
+            config={**self.extra_config, **build_config(args, model)},
             facts=facts,
             resume=resume,
             version=transformers.__version__,
         )
+        if self.extra_config and not self._job.owns_run:
+            run.update_config(self.extra_config)
+        return run
 
     # Patches, where the trainer has no hook --------------------------------------------------------------------------
 

@@ -14,12 +14,12 @@ forever. Rank 0 records its own samples. GRPO and RLOO gather theirs for their o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tachograph._base.guard import guard
 from tachograph._base.patching import Patches
-from tachograph.integrations.trl._samples import EXTRACTORS, ObservedMethod, SampleExtractor
+from tachograph.integrations.trl._samples import EXTRACTORS, ObservedMethod, Row, SampleExtractor, scored_rows
 from tachograph.recorder import Completions, Run
 
 __all__ = ["CompletionCapture", "capture_completions"]
@@ -97,6 +97,19 @@ class CompletionCapture:
         """Record the captured samples if a record is due."""
         self._completions.maybe_flush(step)
 
+    def add_scored(
+        self,
+        prompts: Sequence[Any],
+        completions: Iterable[Any],
+        rewards: Mapping[str, Iterable[float]],
+        advantages: Iterable[float],
+    ) -> None:
+        """Capture completions of a trainer that reports them itself, and not through the replaced method."""
+        max_rows = self._num_wanted(evaluates=False)
+        if max_rows:
+            rows = functools.partial(scored_rows, self._trainer, prompts, completions, rewards, advantages)
+            self._add_rows(lambda: rows(max_rows=max_rows))
+
     def close(self) -> None:
         """Restore the trainer and record the remaining samples."""
         self._stop()
@@ -112,15 +125,20 @@ class CompletionCapture:
             with Patches() as patches:
                 self._observe_methods(extractor, arguments, observed, patches)
                 result = method(*arguments, **named)
-            self._add_samples(extractor, arguments, named, observed, max_rows)
+            batch = arguments[1] if len(arguments) > 1 else named.get("inputs")
+            self._add_rows(lambda: extractor.build_rows(self._trainer, batch, observed, max_rows))
             return result
 
         return wrapper
 
-    def _num_wanted(self) -> int:
-        """Return how many samples to capture from the current call; 0 for nearly every call."""
+    def _num_wanted(self, *, evaluates: bool = True) -> int:
+        """Return how many samples to capture from the current call; 0 for nearly every call.
+
+        Args:
+            evaluates: whether the call may also belong to an evaluation, which is not sampled.
+        """
         with guard("capturing completions"):
-            if not self._is_active or not self._trainer.model.training:
+            if not self._is_active or (evaluates and not self._trainer.model.training):
                 return 0
             step, last = self._trainer.state.global_step + 1, self._step
             if step != last:
@@ -140,20 +158,12 @@ class CompletionCapture:
             except Exception as error:  # noqa: BLE001 - a subclass of a TRL trainer may differ in any way
                 self._disable(f"{type(error).__name__}: {error}")
 
-    def _add_samples(
-        self,
-        extractor: SampleExtractor,
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
-        observed: list[Any],
-        max_rows: int,
-    ) -> None:
+    def _add_rows(self, build_rows: Callable[[], list[Row]]) -> None:
         if not self._is_active:
             return
         with guard("capturing completions"):
             try:
-                batch = arguments[1] if len(arguments) > 1 else named.get("inputs")
-                rows = extractor.build_rows(self._trainer, batch, observed, max_rows)
+                rows = build_rows()
             except Exception as error:  # noqa: BLE001 - as above
                 self._disable(f"{type(error).__name__}: {error}")
                 return

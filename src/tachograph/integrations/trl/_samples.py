@@ -8,12 +8,12 @@ device has finished the work by then, because TRL reads the same values to log i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tachograph.recorder import text_of
 
-__all__ = ["EXTRACTORS", "ObservedMethod", "SampleExtractor"]
+__all__ = ["EXTRACTORS", "ObservedMethod", "Row", "SampleExtractor", "scored_rows"]
 
 _MAX_TOKENS = 8_000
 _MAX_SFT_EXAMPLES = 8
@@ -49,24 +49,49 @@ class SampleExtractor(NamedTuple):
 
 def _grpo_rows(trainer: Any, batch: Any, observed: list[Any], max_rows: int) -> list[Row]:
     logs = trainer._logs  # private: the table that the trainer fills for its own completion logs
-    num_rows = len(logs["prompt"])
+    columns = (logs["prompt"], logs["completion"], logs["rewards"], logs["advantages"])
+    return scored_rows(trainer, *columns, max_rows=max_rows, extra=logs.get("extra", {}))
+
+
+def scored_rows(
+    trainer: Any,
+    prompts: Sequence[Any],
+    completions: Iterable[Any],
+    rewards: Mapping[str, Iterable[float]],
+    advantages: Iterable[float],
+    *,
+    max_rows: int,
+    extra: Mapping[str, Iterable[Any]] | None = None,
+) -> list[Row]:
+    """Return rows for the first completions that a trainer has generated and scored.
+
+    Args:
+        trainer: the trainer, which knows the weights of its rewards.
+        prompts: the prompt of each completion.
+        completions: the completions.
+        rewards: the values of each reward function, by its name.
+        advantages: the advantage of each completion.
+        max_rows: the maximum number of rows; at least the completions of one prompt are returned.
+        extra: columns that reward functions have added.
+    """
+    num_rows = len(prompts)
     group = max(1, int(getattr(trainer, "num_generations", 1)))
     max_rows = min(num_rows, max(group, max_rows // group * group))  # whole groups: one prompt's answers are compared
-    rewards = {name: _first_values(values, num_rows, max_rows) for name, values in logs["rewards"].items()}
+    values = {name: _first_values(column, num_rows, max_rows) for name, column in rewards.items()}
     weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
     columns: dict[str, list[Any]] = {
-        "prompt": [text_of(prompt) for prompt in _first_values(logs["prompt"], num_rows, max_rows)],
-        "completion": [text_of(completion) for completion in _first_values(logs["completion"], num_rows, max_rows)],
+        "prompt": [text_of(prompt) for prompt in _first_values(prompts, num_rows, max_rows)],
+        "completion": [text_of(completion) for completion in _first_values(completions, num_rows, max_rows)],
         "reward": [
-            _weighted_reward(dict(zip(rewards, values, strict=True)), weights)
-            for values in zip(*rewards.values(), strict=False)
+            _weighted_reward(dict(zip(values, row, strict=True)), weights)
+            for row in zip(*values.values(), strict=False)
         ],
-        **{f"rewards/{name}": values for name, values in rewards.items()},
-        "advantage": _first_values(logs["advantages"], num_rows, max_rows),
+        **{f"rewards/{name}": column for name, column in values.items()},
+        "advantage": _first_values(advantages, num_rows, max_rows),
     }
-    for name, values in logs.get("extra", {}).items():  # columns that reward functions add with `log_extra`
+    for name, column in (extra or {}).items():  # columns that reward functions add with `log_extra`
         own = f"{name}_" if name in {*columns, "self", "step"} else str(name)
-        columns.setdefault(own, _first_values(values, num_rows, max_rows))
+        columns.setdefault(own, _first_values(column, num_rows, max_rows))
     return _add_columns([{} for _ in range(max_rows)], columns)
 
 

@@ -1,0 +1,63 @@
+"""Training plugins: change how a model is trained, and record what that does.
+
+`apply` adds plugins to a Hugging Face or TRL trainer. A plugin of your own is a subclass of `BasePlugin`.
+
+Names are imported when they are first used: `apply` needs transformers, which takes seconds to import.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tachograph.exceptions import PluginError
+    from tachograph.plugins._apply import AppliedPlugins, apply
+    from tachograph.plugins._base import (
+        AdapterCapabilities,
+        BaseOptimizerFactory,
+        BasePlugin,
+        LossResult,
+        PluginConfig,
+        Slots,
+    )
+    from tachograph.plugins._report import PluginReport
+    from tachograph.plugins._session import PluginSession
+
+__all__ = [
+    "AdapterCapabilities",
+    "AppliedPlugins",
+    "BaseOptimizerFactory",
+    "BasePlugin",
+    "LossResult",
+    "PluginConfig",
+    "PluginError",
+    "PluginReport",
+    "PluginSession",
+    "Slots",
+    "apply",
+]
+
+_BASE = "tachograph.plugins._base"
+_MODULE_OF = {
+    **dict.fromkeys(__all__, _BASE),
+    "AppliedPlugins": "tachograph.plugins._apply",
+    "PluginError": "tachograph.exceptions",
+    "PluginReport": "tachograph.plugins._report",
+    "PluginSession": "tachograph.plugins._session",
+    "apply": "tachograph.plugins._apply",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(import_module(_MODULE_OF[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name in {"pydantic", "torch", "transformers"}:
+            message = f"tachograph.plugins needs {error.name}: pip install 'tachograph[plugins]'"
+            raise ModuleNotFoundError(message, name=error.name) from error
+        raise
+    globals()[name] = value
+    return value

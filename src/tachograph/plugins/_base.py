@@ -1,0 +1,302 @@
+"""`BasePlugin`: the hooks that a plugin may override, in the order in which a training calls them.
+
+The names and arguments are those of Axolotl's plugins, so a plugin written for it works after a change of its import.
+What is new here: slots, `Options`, `report`, `patches`, `compute_loss`, the state in checkpoints, and `plan`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from tachograph._base.patching import Patches
+from tachograph.exceptions import PluginError
+from tachograph.plugins._report import PluginReport
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+
+__all__ = [
+    "AdapterCapabilities",
+    "BaseOptimizerFactory",
+    "BasePlugin",
+    "LossResult",
+    "PluginConfig",
+    "Slots",
+    "plugin_name_of",
+]
+
+
+class PluginConfig(dict[str, Any]):
+    """A config as hooks receive it: a dict whose keys are also attributes. A missing key is None."""
+
+    def __init__(self, values: Mapping[str, Any] = {}) -> None:
+        super().__init__({key: _nested(value) for key, value in values.items()})
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("__"):
+            raise AttributeError(key)  # pickle and copy look for special methods
+        return self.get(key)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        self[key] = _nested(value)
+
+
+def _nested(value: Any) -> Any:
+    if isinstance(value, Mapping) and not isinstance(value, PluginConfig):
+        return PluginConfig({str(key): entry for key, entry in value.items()})
+    if isinstance(value, list):
+        return [_nested(entry) for entry in value]
+    return value
+
+
+class Slots:
+    """Parts of a training that only one plugin can have. A plugin may also use a word of its own."""
+
+    LOSS = "loss"
+    TRAINER = "trainer class"
+    EXPERTS = "experts"
+    GRADIENT_FILTER = "gradient filter"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+    COLLATOR = "collator"
+    DATASETS = "datasets"
+    TRAINABLE_PARAMETERS = "trainable parameters"
+    ADAPTER = "adapter"
+
+
+class LossResult(NamedTuple):
+    """The loss of one batch, before it is scaled for gradient accumulation and several devices.
+
+    The trainer scales it, so that no plugin has to: a sum is divided by the number of items in all batches of the
+    step, and a mean by the number of those batches.
+
+    Args:
+        total: the sum of the loss over the items (usually label tokens) of the batch, or a mean if `num_items` is None.
+        num_items: the number of items in the batch, or None if `total` is already a mean.
+        outputs: the outputs of the model, for evaluation.
+    """
+
+    total: torch.Tensor
+    num_items: torch.Tensor | int | None = None
+    outputs: Any = None
+
+
+class AdapterCapabilities(NamedTuple):
+    """An adapter that a plugin can load."""
+
+    name: str
+    lora_like: bool = False
+    relora: bool = False
+
+
+class BasePlugin:
+    """A plugin. Override what you need; every hook is optional.
+
+    Attributes:
+        name: the name in configs, metrics and messages; by default from the class: `GrokfastPlugin` is `grokfast`.
+        Options: a pydantic model with the config keys of the plugin.
+        slots: the parts of the training that the plugin claims; see `Slots`. `claims` can depend on the config.
+        requires: packages that it needs, by the name that is imported.
+        extra: the extra of Tachograph that installs those packages.
+        measured: what it costs and saves, as measured, for `tacho plugins show`.
+        options: the validated `Options`, from `register` on None, afterwards set.
+        report: records what the plugin changes and does.
+        patches: patches that are undone when the training ends.
+    """
+
+    name: ClassVar[str] = ""
+    Options: ClassVar[type[BaseModel] | None] = None
+    slots: ClassVar[tuple[str, ...]] = ()
+    requires: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str] = ""
+    measured: ClassVar[tuple[str, ...]] = ()
+
+    options: Any = None
+    report: PluginReport
+    patches: Patches
+
+    def __new__(cls, *arguments: Any, **named: Any) -> BasePlugin:
+        """Create a plugin; here and not in `__init__`, which plugins override without calling ours."""
+        plugin = super().__new__(cls)
+        plugin.report = PluginReport(cls.plugin_name())
+        plugin.patches = Patches()
+        return plugin
+
+    @classmethod
+    def plugin_name(cls) -> str:
+        """Return the name in configs, metrics and messages."""
+        return cls.name or plugin_name_of(cls.__name__)
+
+    # Set-up of the config --------------------------------------------------------------------------------------------
+
+    def register(self, cfg: dict[str, Any]) -> None:
+        """Check or change the config before it is validated."""
+
+    def get_input_args(self) -> str | type[BaseModel] | None:
+        """Return the pydantic model of the config keys, or its dotted path; `Options` by default."""
+        return self.Options
+
+    def on_config_validation_error(self, cfg: dict[str, Any]) -> None:
+        """Called if the config is invalid."""
+
+    def claims(self, cfg: PluginConfig) -> Iterable[str]:
+        """Return the slots that the plugin claims with this config."""
+        return self.slots
+
+    def plan(self, cfg: PluginConfig, model: Any) -> list[str]:
+        """Return what the plugin would change, without changing it; called by `tacho plugins check`.
+
+        Args:
+            cfg: the config.
+            model: the model without weights (on the `meta` device), or None if it is not known.
+
+        Raises:
+            PluginError: if the plugin does not work with this model or config.
+        """
+        return []
+
+    def get_training_args_mixin(self) -> str | type | None:
+        """Return a dataclass with further training arguments, or its dotted path."""
+        return None
+
+    def get_training_args(self, cfg: PluginConfig) -> Mapping[str, Any] | None:
+        """Return training arguments."""
+        return None
+
+    # Data and model --------------------------------------------------------------------------------------------------
+
+    def load_datasets(self, cfg: PluginConfig, preprocess: bool = False) -> Any:
+        """Return datasets that replace those of the config."""
+        return None
+
+    def pre_model_load(self, cfg: PluginConfig) -> None:
+        """Called before the model is loaded."""
+
+    def post_model_build(self, cfg: PluginConfig, model: Any) -> None:
+        """Called with the model, before adapters are added."""
+
+    def pre_lora_load(self, cfg: PluginConfig, model: Any) -> None:
+        """Called before adapters are added."""
+
+    def get_adapter_capabilities(self) -> list[AdapterCapabilities]:
+        """Return the adapters that `load_adapter` can load."""
+        return []
+
+    def load_adapter(self, model: Any, cfg: PluginConfig, inference: bool = False, config_only: bool = False) -> Any:
+        """Return the model with an adapter, and the adapter's config; None for an adapter of another plugin."""
+        return None
+
+    def get_lora_config_kwargs(self, cfg: PluginConfig) -> Mapping[str, Any] | None:
+        """Return arguments of the LoRA config."""
+        return None
+
+    def post_lora_load(self, cfg: PluginConfig, model: Any) -> None:
+        """Called after adapters are added, also if there are none."""
+
+    def post_model_load(self, cfg: PluginConfig, model: Any) -> None:
+        """Called when the model is complete."""
+
+    # Trainer ---------------------------------------------------------------------------------------------------------
+
+    def get_trainer_cls(self, cfg: PluginConfig) -> type | None:
+        """Return a mixin, or a trainer class, to compose the trainer's class with."""
+        return None
+
+    def get_collator_cls_and_kwargs(
+        self, cfg: PluginConfig, is_eval: bool = False
+    ) -> tuple[type | None, Mapping[str, Any] | None] | None:
+        """Return the class of the data collator, and its arguments."""
+        return None
+
+    def add_callbacks_pre_trainer(self, cfg: PluginConfig, model: Any) -> list[Any]:
+        """Return callbacks for the trainer; called before it is created."""
+        return []
+
+    def add_callbacks_post_trainer(self, cfg: PluginConfig, trainer: Any) -> list[Any]:
+        """Return callbacks for the trainer; called after it is created."""
+        return []
+
+    def post_trainer_create(self, cfg: PluginConfig, trainer: Any) -> None:
+        """Called with the trainer."""
+
+    def create_optimizer(self, cfg: PluginConfig, trainer: Any) -> Any:
+        """Return the optimizer."""
+        return None
+
+    def create_lr_scheduler(self, cfg: PluginConfig, trainer: Any, optimizer: Any, num_training_steps: int) -> Any:
+        """Return the scheduler of the learning rate."""
+        return None
+
+    # Training --------------------------------------------------------------------------------------------------------
+
+    def compute_loss(self, trainer: Any, model: Any, inputs: dict[str, Any]) -> LossResult:
+        """Return the loss of a batch. A plugin that overrides this claims `Slots.LOSS`."""
+        raise NotImplementedError
+
+    def is_active(self) -> bool:
+        """Return whether the plugin had an effect since the last call; called when the trainer logs.
+
+        A plugin that never calls `report.effect` counts as active as long as it is applied: its effect is a change
+        that was checked before training.
+        """
+        return self.report.had_effect() or not self.report.num_effects
+
+    def on_rollouts_scored(
+        self,
+        cfg: PluginConfig,
+        trainer: Any,
+        prompts: list[Any],
+        completions: list[Any],
+        rewards: Mapping[str, list[float]],
+        advantages: list[float],
+    ) -> None:
+        """Called with the completions that a GRPO trainer has generated and scored."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must contain, so that a resumed training continues as if it had not stopped.
+
+        Values are tensors, numbers, texts, or lists and dicts of them.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; called before the first step of a resumed training."""
+
+    def post_train(self, cfg: PluginConfig, model: Any) -> None:
+        """Called once, after training and saving."""
+
+    def post_train_unload(self, cfg: PluginConfig) -> None:
+        """Called at the end, also after an exception, when model and trainer are released."""
+
+    def post_lora_merge(self, cfg: PluginConfig, adapter_path: str, output_path: str) -> None:
+        """Called after an adapter has been merged into its model."""
+
+    # Helpers ---------------------------------------------------------------------------------------------------------
+
+    def error(self, problem: str) -> PluginError:
+        """Return an error whose message starts with the name of the plugin."""
+        return PluginError(f"plugin {self.plugin_name()}: {problem}")
+
+
+def plugin_name_of(class_name: str) -> str:
+    """Return the name that a plugin has by default: `GradientNoisePlugin` is `gradient_noise`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name.removesuffix("Plugin") or class_name).lower()
+
+
+class BaseOptimizerFactory:
+    """Creates an optimizer from a model and training arguments."""
+
+    def __call__(self, opt_model: Any, training_args: Any, **optimizer_kwargs: Any) -> Any:
+        """Return the optimizer."""
+        raise NotImplementedError
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """Return the names of the parameters that weight decay applies to: all but biases and norms."""
+        from torch import nn
+        from transformers.trainer_pt_utils import get_parameter_names
+
+        forbidden = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)"]
+        return list(get_parameter_names(model, [nn.LayerNorm], forbidden))

@@ -1,0 +1,154 @@
+"""The config of a training with plugins: keys of its own, and the options of all plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tachograph.exceptions import ConfigError, PluginError, did_you_mean
+from tachograph.plugins._base import BasePlugin
+
+__all__ = ["EmptyConfig", "ValidConfig", "import_dotted", "options_of", "validate_config"]
+
+
+class EmptyConfig(BaseModel):
+    """The base of a config that has the options of plugins only."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def options_of(plugin: BasePlugin) -> type[BaseModel] | None:
+    """Return the pydantic model of a plugin's options, if it has one.
+
+    Raises:
+        PluginError: if it cannot be imported, or is something else.
+    """
+    found = plugin.get_input_args()
+    if isinstance(found, str):
+        found = import_dotted(found, f"the options of plugin {plugin.plugin_name()}")
+    if found is not None and not (isinstance(found, type) and issubclass(found, BaseModel)):
+        raise plugin.error(f"get_input_args returned {found!r}: expected a pydantic model or its dotted path")
+    return found
+
+
+def import_dotted(path: str, purpose: str) -> Any:
+    """Return the object at a dotted path, such as `package.module.Class` or `package.module:Class`.
+
+    Raises:
+        PluginError: if it cannot be imported.
+    """
+    module, _, attribute = path.replace(":", ".").rpartition(".")
+    if not module:
+        raise PluginError(f"{purpose}: {path!r} is not a dotted path such as package.module.Class")
+    try:
+        return getattr(import_module(module), attribute)
+    except Exception as error:  # foreign code may raise anything while it is imported
+        raise PluginError(f"{purpose}: cannot import {path!r}: {type(error).__name__}: {error}") from error
+
+
+class ValidConfig(NamedTuple):
+    """A validated config, in parts."""
+
+    base: BaseModel
+    """The keys that belong to no plugin."""
+    options: list[BaseModel | None]
+    """The options of each plugin."""
+    values: dict[str, Any]
+    """All values by key."""
+
+
+def validate_config(
+    values: Mapping[str, Any],
+    plugins: Sequence[BasePlugin],
+    base: type[BaseModel] = EmptyConfig,
+    *,
+    origin: str = "config",
+    unsupported: Mapping[str, str] = {},
+) -> ValidConfig:
+    """Validate a config with the model of its own keys and those of all plugins.
+
+    Each model validates on its own. One class that inherits from all of them would lose validators: of two with the
+    same name, Python keeps one. A validator that runs before the fields are parsed receives the whole config.
+
+    Args:
+        values: the config.
+        plugins: the plugins.
+        base: the pydantic model of the keys that belong to no plugin.
+        origin: where the config comes from, for messages.
+        unsupported: keys that are known but not supported, each with an explanation.
+
+    Raises:
+        PluginError: if a key has different meanings.
+        ConfigError: naming every wrong key or value.
+    """
+    models = [options_of(plugin) for plugin in plugins]
+    known = _check_fields(plugins, models, base)
+    problems = []
+    for key in values:
+        if key not in known:
+            explained = unsupported.get(key)
+            hint = f": {explained}" if explained else did_you_mean(str(key), known) or ": remove it"
+            problems.append(f"{'unsupported' if explained else 'unknown'} key {key!r}{hint}")
+    found: list[BaseModel | None] = []
+    for model in (base, *models):
+        try:
+            found.append(model.model_validate(_input_of(model, values)) if model is not None else None)
+        except ValidationError as error:
+            problems += [text for text in map(_describe, error.errors()) if text not in problems]
+    if problems:
+        raise ConfigError(f"{origin}: " + "; ".join(problems))
+    merged: dict[str, Any] = {}
+    for part in found:
+        merged.update(part.model_dump() if part is not None else {})
+    own, *options = found
+    assert own is not None  # noqa: S101 - the base is a model
+    return ValidConfig(own, options, merged)
+
+
+def _input_of(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values for a model: all of them if it ignores other keys, because its validators may read them."""
+    if model.model_config.get("extra", "ignore") == "ignore":
+        return dict(values)
+    own = _names_of(model)
+    return {key: value for key, value in values.items() if key in own}
+
+
+def _names_of(model: type[BaseModel]) -> set[str]:
+    return {name for key, field in model.model_fields.items() for name in (key, field.alias) if name}
+
+
+def _check_fields(
+    plugins: Sequence[BasePlugin], models: Sequence[type[BaseModel] | None], base: type[BaseModel]
+) -> set[str]:
+    """Return all keys; raise an error if two models have a field of the same name but of another type."""
+    owners: dict[str, tuple[str, Any]] = {name: ("the config", field) for name, field in base.model_fields.items()}
+    known = _names_of(base)
+    for plugin, model in zip(plugins, models, strict=True):
+        if model is None:
+            continue
+        known |= _names_of(model)
+        for name, field in model.model_fields.items():
+            owner, other = owners.setdefault(name, (f"plugin {plugin.plugin_name()}", field))
+            if other is not field and (other.annotation, other.default) != (field.annotation, field.default):
+                raise PluginError(
+                    f"config key {name!r} has different meanings for plugin {plugin.plugin_name()} and {owner}: "
+                    f"remove one of them from `plugins`"
+                )
+    return known
+
+
+def _describe(entry: Any) -> str:
+    place = ".".join(str(part) for part in entry["loc"])
+    message = str(entry["msg"]).removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:] if message[:2].istitle() else message
+    if not place or entry["type"] == "missing":
+        return f"{place}: {message}" if place else message
+    return f"{place}={_short(entry['input'])}: {message}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,161 @@
+"""Finds plugins by name, by dotted path or as classes."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tachograph._base.registry import Registry
+from tachograph.exceptions import ConfigError, PluginError, did_you_mean
+from tachograph.plugins._base import BasePlugin, plugin_name_of
+from tachograph.plugins._config import import_dotted
+
+__all__ = [
+    "PLUGINS",
+    "PluginEntry",
+    "find_class",
+    "load_class",
+    "missing_packages",
+    "name_of",
+    "parse_entries",
+    "summary_of",
+]
+
+PLUGINS = Registry(
+    "plugin",
+    "tachograph.plugins",
+    {
+        "cut_cross_entropy": "tachograph.plugins.cut_cross_entropy:CutCrossEntropyPlugin",
+        "diffusion": "tachograph.plugins.diffusion:DiffusionPlugin",
+        "grokfast": "tachograph.plugins.grokfast:GrokfastPlugin",
+        "kd": "tachograph.plugins.kd:KDPlugin",
+        "llm_compressor": "tachograph.plugins.llm_compressor:LLMCompressorPlugin",
+        "lm_eval": "tachograph.plugins.lm_eval:LMEvalPlugin",
+        "spectrum": "tachograph.plugins.spectrum:SpectrumPlugin",
+        "swanlab": "tachograph.plugins.swanlab:SwanLabPlugin",
+    },
+)
+
+_AXOLOTL = "axolotl.integrations."
+_AXOLOTL_NAMES = {
+    "cut_cross_entropy": "cut_cross_entropy",
+    "diffusion": "diffusion",
+    "grokfast": "grokfast",
+    "kd": "kd",
+    "llm_compressor": "llm_compressor",
+    "lm_eval": "lm_eval",
+    "spectrum": "spectrum",
+    "swanlab": "swanlab",
+}
+"""The folder of each of Axolotl's plugins, and our name for it."""
+_NOT_AVAILABLE = ("densemixer", "kernels", "liger", "nemo_gym")
+
+
+class PluginEntry(NamedTuple):
+    """One entry of the list `plugins`."""
+
+    path: str | type[BasePlugin]
+    optional: bool = False
+
+
+def parse_entries(entries: Any) -> list[PluginEntry]:
+    """Return the entries of a list of plugins: names, dotted paths, classes, or mappings `{name: …, optional: true}`.
+
+    Raises:
+        PluginError: if an entry is something else.
+    """
+    if entries is None:
+        return []
+    if isinstance(entries, (str, Mapping)) or not isinstance(entries, Iterable):
+        raise PluginError(f"plugins: expected a list such as [grokfast, my_package.MyPlugin], got {entries!r}")
+    return [_parse_entry(entry) for entry in entries]
+
+
+def _parse_entry(entry: Any) -> PluginEntry:
+    if isinstance(entry, str) and entry.strip():
+        return PluginEntry(entry.strip())
+    if isinstance(entry, type):
+        return PluginEntry(entry)
+    if isinstance(entry, Mapping) and set(entry) <= {"name", "optional"} and entry.get("name"):
+        optional = entry.get("optional", False)
+        if isinstance(optional, bool):
+            return PluginEntry(entry["name"], optional)
+    raise PluginError(
+        "plugins: expected a name, a dotted path, or a mapping such as {name: grokfast, optional: true}, "
+        f"got {entry!r}"
+    )
+
+
+def load_class(path: str | type[BasePlugin]) -> type[BasePlugin]:
+    """Return the class of a plugin.
+
+    Raises:
+        PluginError: if there is no such plugin, it cannot be imported, or a package that it needs is missing.
+    """
+    found = find_class(path)
+    missing = missing_packages(found)
+    if missing:
+        command = f"tachograph[{found.extra}]" if found.extra else " ".join(missing)
+        raise PluginError(
+            f"plugin {found.plugin_name()} needs {', '.join(missing)}, which is not installed: pip install '{command}'"
+        )
+    return found
+
+
+def find_class(path: str | type[BasePlugin]) -> type[BasePlugin]:
+    """Return the class of a plugin, whether or not the packages that it needs are installed.
+
+    Raises:
+        PluginError: if there is no such plugin, or it cannot be imported.
+    """
+    found: Any = _find(path) if isinstance(path, str) else path
+    if not (isinstance(found, type) and issubclass(found, BasePlugin)):
+        raise PluginError(f"{path!r} is not a plugin: expected a subclass of tachograph.plugins.BasePlugin")
+    return found
+
+
+def name_of(path: str | type[BasePlugin]) -> str:
+    """Return the name of a plugin that may not exist, from its entry in a config."""
+    if not isinstance(path, str):
+        return path.plugin_name()
+    return plugin_name_of(path.replace(":", ".").rpartition(".")[2])
+
+
+def missing_packages(plugin: type[BasePlugin]) -> list[str]:
+    """Return the packages that a plugin needs and that are not installed."""
+    return [package for package in plugin.requires if importlib.util.find_spec(package) is None]
+
+
+def summary_of(name: str) -> str:
+    """Return the first sentence about a built-in plugin, from its source: importing it takes seconds."""
+    module = PLUGINS.built_in[name].partition(":")[0]
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return ""
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def _find(path: str) -> Any:
+    name = path.replace(":", ".")
+    folder = name.removeprefix(_AXOLOTL).partition(".")[0]
+    if name.startswith(_AXOLOTL):
+        if folder in _NOT_AVAILABLE:
+            raise PluginError(f"plugin {path!r} is not available: remove it from `plugins`")
+        if folder in _AXOLOTL_NAMES:
+            name = _AXOLOTL_NAMES[folder]
+    if "." in name:
+        return import_dotted(path, f"plugin {path!r}")
+    known = PLUGINS.names()
+    if name not in known:
+        hint = did_you_mean(name, known) or "."
+        raise PluginError(f"unknown plugin {name!r}{hint} Available: {', '.join(known)}; or give a dotted path")
+    try:
+        return PLUGINS.load(name)
+    except PluginError:
+        raise
+    except ConfigError as error:
+        raise PluginError(str(error)) from error

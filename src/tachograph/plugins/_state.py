@@ -1,0 +1,113 @@
+"""The state of plugins in checkpoints: tensors as safetensors, everything else as JSON in the same file's metadata.
+
+checkpoint-100/tachograph_plugins/plugins.json             the plugins that the training had
+checkpoint-100/tachograph_plugins/grokfast.safetensors     of rank 0; other ranks: grokfast-00001.safetensors
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tachograph._base.files import replace_file
+from tachograph.exceptions import PluginError
+from tachograph.plugins._base import BasePlugin
+
+__all__ = ["load_states", "save_states"]
+
+_FOLDER = "tachograph_plugins"
+_LIST = "plugins.json"
+
+
+def save_states(plugins: list[BasePlugin], checkpoint: Path, *, rank: int = 0) -> None:
+    """Write the state of all plugins into a checkpoint."""
+    from safetensors.torch import save_file
+
+    if not checkpoint.is_dir():
+        return
+    folder = checkpoint / _FOLDER
+    folder.mkdir(exist_ok=True)
+    names = []
+    for plugin in plugins:
+        state = plugin.state_dict()
+        if not state:
+            continue
+        names.append(plugin.plugin_name())
+        tensors: dict[str, Any] = {}
+        plain = _split(state, "", tensors)
+        path = _file(folder, plugin, rank)
+        temporary = path.with_suffix(".tmp")
+        save_file(
+            tensors, temporary, metadata={"state": json.dumps(plain)}
+        )  # not in memory: may be as large as a model
+        temporary.replace(path)
+    if rank == 0:
+        listed = {"plugins": [plugin.plugin_name() for plugin in plugins], "with_state": names}
+        replace_file(folder / _LIST, json.dumps(listed).encode(), below=checkpoint)
+
+
+def load_states(plugins: list[BasePlugin], checkpoint: Path, *, rank: int = 0) -> list[str]:
+    """Restore the state of all plugins from a checkpoint. Return the names of plugins that the checkpoint has not had.
+
+    Raises:
+        PluginError: if the file of a plugin is missing or damaged.
+    """
+    folder = checkpoint / _FOLDER
+    try:
+        listed = json.loads((folder / _LIST).read_text(encoding="utf-8"))
+        with_state = set(listed["with_state"])
+        known = set(listed["plugins"])
+    except FileNotFoundError:
+        return [plugin.plugin_name() for plugin in plugins]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PluginError(f"cannot read {folder / _LIST}: {error}; resume from another checkpoint") from error
+    for plugin in plugins:
+        if plugin.plugin_name() in with_state:
+            plugin.load_state_dict(_read(_file(folder, plugin, rank), plugin))
+    return [plugin.plugin_name() for plugin in plugins if plugin.plugin_name() not in known]
+
+
+def _file(folder: Path, plugin: BasePlugin, rank: int) -> Path:
+    suffix = f"-{rank:05d}" if rank else ""
+    return folder / f"{plugin.plugin_name()}{suffix}.safetensors"
+
+
+def _read(path: Path, plugin: BasePlugin) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            plain = json.loads((file.metadata() or {})["state"])
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise plugin.error(f"cannot read its state in {path}: {error}; resume from another checkpoint") from error
+    joined = _join(plain, "", tensors)
+    return joined if isinstance(joined, dict) else {}
+
+
+_TENSOR = "\x00tensor"
+
+
+def _split(value: Any, path: str, tensors: dict[str, Any]) -> Any:
+    """Move the tensors of nested dicts and lists into `tensors`; return the rest with markers in their places."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value.detach().cpu().contiguous().clone()
+        return _TENSOR
+    if isinstance(value, dict):
+        return {key: _split(entry, f"{path}/{key}", tensors) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_split(entry, f"{path}/{index}", tensors) for index, entry in enumerate(value)]
+    return value
+
+
+def _join(value: Any, path: str, tensors: dict[str, Any]) -> Any:
+    if value == _TENSOR:
+        return tensors[path]
+    if isinstance(value, dict):
+        return {key: _join(entry, f"{path}/{key}", tensors) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_join(entry, f"{path}/{index}", tensors) for index, entry in enumerate(value)]
+    return value

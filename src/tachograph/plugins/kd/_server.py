@@ -1,0 +1,141 @@
+"""`TeacherServer`: the teacher's most likely tokens from a running vLLM or SGLang server."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+from tachograph.plugins.kd._targets import Candidates, parse_logprobs
+
+__all__ = ["TeacherServer", "TeacherServerError"]
+
+_NUM_ATTEMPTS = 4
+_RETRYABLE = {408, 425, 429, 500, 502, 503, 504}
+
+
+class TeacherServerError(Exception):
+    """The server did not answer, or not as expected."""
+
+
+class TeacherServer:
+    """A server that scores sequences.
+
+    Args:
+        base_url: its address, with or without `/v1`.
+        kind: `vllm` (`/v1/completions` with `prompt_logprobs`) or `sglang` (`/generate`).
+        topk: the tokens per position.
+        timeout_s: the limit of one request.
+        model: the name of the model; by default the first one that the server lists.
+        retry_s: the delay before the first repetition of a request that failed; it doubles.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        kind: str = "vllm",
+        topk: int = 20,
+        timeout_s: float = 120.0,
+        model: str | None = None,
+        retry_s: float = 1.0,
+    ) -> None:
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.kind = kind
+        self.topk = topk
+        self.timeout_s = timeout_s
+        self.retry_s = retry_s
+        self._model = model
+
+    def connect(self) -> str:
+        """Return the name of the model, which the server lists.
+
+        Raises:
+            TeacherServerError: if the server cannot be reached.
+        """
+        if self._model is None:
+            listed = self._request("/v1/models").get("data") or []
+            if not listed:
+                raise TeacherServerError(f"{self.base_url}/v1/models lists no model")
+            self._model = str(listed[0]["id"])
+        return self._model
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[Candidates]]:
+        """Return the candidates of each token of each sequence; those of the first token are empty.
+
+        Raises:
+            TeacherServerError: if the server fails, or answers something else.
+        """
+        found = self._score_sglang(sequences) if self.kind == "sglang" else self._score_vllm(sequences)
+        for sequence, entries in zip(sequences, found, strict=True):
+            if len(entries) != len(sequence):
+                raise TeacherServerError(
+                    f"{self.base_url} scored {len(entries)} of {len(sequence)} tokens: "
+                    f"check the maximum length of its model"
+                )
+        return found
+
+    def _score_vllm(self, sequences: Sequence[Sequence[int]]) -> list[list[Candidates]]:
+        answer = self._request(
+            "/v1/completions",
+            {
+                "model": self.connect(),
+                "prompt": [list(sequence) for sequence in sequences],
+                "prompt_logprobs": self.topk,
+                "max_tokens": 1,
+                "temperature": 1.0,
+            },
+        )
+        choices = sorted(answer.get("choices") or [], key=lambda choice: int(choice.get("index", 0)))
+        if len(choices) != len(sequences) or any(choice.get("prompt_logprobs") is None for choice in choices):
+            raise TeacherServerError(f"{self.base_url} returned no prompt_logprobs: is it a vLLM server?")
+        return [parse_logprobs(choice["prompt_logprobs"]) for choice in choices]
+
+    def _score_sglang(self, sequences: Sequence[Sequence[int]]) -> list[list[Candidates]]:
+        answers = self._request(
+            "/generate",
+            {
+                "input_ids": [list(sequence) for sequence in sequences],
+                "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
+                "return_logprob": True,
+                "logprob_start_len": 0,
+                "top_logprobs_num": self.topk,
+            },
+        )
+        found = []
+        for answer in answers if isinstance(answers, list) else [answers]:
+            entries = (answer.get("meta_info") or {}).get("input_top_logprobs")
+            if entries is None:
+                raise TeacherServerError(f"{self.base_url} returned no input_top_logprobs: is it an SGLang server?")
+            found.append(parse_logprobs([_id_first(entry) for entry in entries]))
+        if len(found) != len(sequences):
+            raise TeacherServerError(f"{self.base_url} scored {len(found)} of {len(sequences)} sequences")
+        return found
+
+    def _request(self, path: str, body: Any = None) -> Any:
+        """Return the answer to a request. One that may succeed later is repeated."""
+        url = self.base_url + path
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310
+        problem = ""
+        for attempt in range(_NUM_ATTEMPTS):
+            if attempt:
+                time.sleep(self.retry_s * 2 ** (attempt - 1))
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout_s) as response:  # noqa: S310
+                    return json.load(response)
+            except urllib.error.HTTPError as error:
+                problem = f"status {error.code}: {error.read(500).decode(errors='replace')}"
+                if error.code not in _RETRYABLE:
+                    break
+            except (OSError, ValueError) as error:
+                problem = f"{type(error).__name__}: {error}"
+        raise TeacherServerError(f"request to {url} failed: {problem}")
+
+
+def _id_first(entry: Any) -> Any:
+    """Return SGLang's `[logprob, id, text]` as `[id, logprob]`."""
+    return None if entry is None else [[candidate[1], candidate[0]] for candidate in entry]

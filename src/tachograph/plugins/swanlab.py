@@ -1,0 +1,206 @@
+"""SwanLab: send the run of a training to SwanLab, with the options of Axolotl's plugin.
+
+The export itself is the sink `swanlab`, and the rules for the options are those of `SwanLabConfig`. A run whose config
+has these options has the sink already, as in `tacho train`. Otherwise the plugin adds it: to the run that is open when
+the plugin is applied, else to the one that exists when training begins. The process of the sink starts before training
+in any case, so that a missing key is an error and not a gap.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field, model_validator
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from tachograph._base import ranks
+from tachograph._base.guard import warn
+from tachograph._init import add_swanlab
+from tachograph.exceptions import ConfigError, NoRunError
+from tachograph.plugins._base import BasePlugin, PluginConfig
+from tachograph.recorder import Run, current_run
+from tachograph.sinks import SinkProcess, SwanLabConfig, start_sinks
+
+__all__ = ["SwanLabOptions", "SwanLabPlugin"]
+
+_SINK = "swanlab"
+_CALLBACK = "TachographCallback"
+
+
+class SwanLabOptions(BaseModel):
+    """The options of SwanLab, as `SwanLabConfig` checks them."""
+
+    use_swanlab: bool | None = Field(None, description="`false` turns SwanLab off. Default: on.")
+    swanlab_project: str | None = Field(None, description="Project. Required unless SwanLab is off.")
+    swanlab_experiment_name: str | None = Field(None, description="Name at SwanLab. Default: the name of the run.")
+    swanlab_description: str | None = Field(None, description="Description at SwanLab.")
+    swanlab_mode: str | None = Field(None, description="`cloud`, `local`, `offline` or `disabled`.")
+    swanlab_workspace: str | None = Field(None, description="User or organization that owns the project.")
+    swanlab_api_key: str | None = Field(None, description="Key; better in SWANLAB_API_KEY.")
+    swanlab_web_host: str | None = Field(None, description="Address of the pages of a private server.")
+    swanlab_api_host: str | None = Field(None, description="Address of a private server.")
+    swanlab_log_model: bool | None = Field(None, description="Accepted, without effect.")
+    swanlab_lark_webhook_url: str | None = Field(None, description="Address of a Lark bot to notify.")
+    swanlab_lark_secret: str | None = Field(None, description="Signing secret of the bot.")
+    swanlab_log_completions: bool | None = Field(None, description="Whether to send samples of completions.")
+    swanlab_completion_log_interval: int | None = Field(None, description="Steps between two tables of samples.")
+    swanlab_completion_max_buffer: int | None = Field(None, description="Maximum number of samples in a table.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, values: Any) -> Any:
+        """Check the values before pydantic does, whose messages would quote a key of the wrong type."""
+        if isinstance(values, Mapping):
+            _parse(values)
+        return values
+
+
+class SwanLabPlugin(BasePlugin):
+    """Sends the run to SwanLab."""
+
+    name = "swanlab"
+    Options = SwanLabOptions
+    extra = "swanlab"
+
+    options: SwanLabOptions
+
+    def __init__(self) -> None:
+        self._sinks: list[SinkProcess] = []
+        """The process of the sink, until a run gets it."""
+        self._is_on = False
+
+    def plan(self, cfg: PluginConfig, model: Any) -> list[str]:
+        """Return where the run is sent."""
+        found, _ = self._config()
+        if not found.is_enabled:
+            return [_off_reason(found)]
+        self._check_installed()
+        return [f"sends the run to SwanLab: project {found.swanlab_project}, mode {found.swanlab_mode or 'cloud'}"]
+
+    def pre_model_load(self, cfg: PluginConfig) -> None:
+        """Start the sink, and add it to the run that is open."""
+        found, warnings = self._config()
+        if not found.is_enabled:
+            self.report.changed(_off_reason(found), count=1)
+            return
+        self._check_installed()
+        self.report.changed("run sent to SwanLab", [f"project {found.swanlab_project}"])
+        if ranks.rank() != 0:
+            return  # rank 0 records and sends
+        for warning in warnings:
+            warn("%s", warning)
+        run = _open_run()
+        if run is not None and run.has_follower(_SINK):
+            self._is_on = True
+            return
+        try:
+            self._sinks = start_sinks({_SINK: found.sink_options()})
+        except ConfigError as error:
+            raise self.error(str(error)) from error
+        self.patches.on_undo(self._cancel)
+        if run is not None:
+            self._add_to(run)
+
+    def add_callbacks_post_trainer(self, cfg: PluginConfig, trainer: Any) -> list[Any]:
+        """Return the callback that adds the sink to a run that is started later."""
+        return [_RunCallback(self, trainer)] if self._sinks else []
+
+    def find_run(self, *, is_expected: bool) -> bool:
+        """Add the sink to the run, if there is one; return whether there is.
+
+        Args:
+            is_expected: a run must exist by now.
+
+        Raises:
+            PluginError: if it does not.
+        """
+        run = _open_run()
+        if run is not None:
+            if run.has_follower(_SINK):  # its config has the options of SwanLab, too
+                self._cancel()
+                self._is_on = True
+            else:
+                self._add_to(run)
+            return True
+        if is_expected:
+            raise self.error(
+                "nothing is recorded that could be sent: call tachograph.init(...) before training, or pass "
+                f"callbacks=[{_CALLBACK}()] to the trainer, and do not set `enabled: false`"
+            )
+        return False
+
+    def _add_to(self, run: Run) -> None:
+        found, _ = self._config()
+        sinks, self._sinks = self._sinks, []
+        try:
+            add_swanlab(run, found, sinks)
+        except ConfigError as error:
+            for sink in sinks:
+                sink.cancel()
+            raise self.error(str(error)) from error
+        self._is_on = True
+
+    def _cancel(self) -> None:
+        for sink in self._sinks:
+            sink.cancel()
+        self._sinks = []
+
+    def is_active(self) -> bool:
+        """Return whether a run is sent."""
+        return self._is_on
+
+    def _config(self) -> tuple[SwanLabConfig, list[str]]:
+        return _parse(self.options.model_dump())
+
+    def _check_installed(self) -> None:
+        if importlib.util.find_spec("swanlab") is None:
+            raise self.error("the package swanlab is not installed: pip install 'tachograph[swanlab]'")
+
+
+class _RunCallback(TrainerCallback):
+    """Adds the sink to the run that `TachographCallback` starts, before or after this callback is called."""
+
+    def __init__(self, plugin: SwanLabPlugin, trainer: Any) -> None:
+        self._plugin = plugin
+        self._trainer = trainer
+        self._is_found = False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any
+    ) -> None:
+        """Find the run. Without one, a callback that comes later must start it."""
+        callbacks = [type(callback).__name__ for callback in self._trainer.callback_handler.callbacks]
+        self._is_found = self._plugin.find_run(is_expected=_CALLBACK not in callbacks)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any
+    ) -> None:
+        """Find the run in the first step."""
+        if not self._is_found:
+            self._is_found = self._plugin.find_run(is_expected=True)
+
+
+def _open_run() -> Run | None:
+    """Return the run that is recorded, if any."""
+    try:
+        run = current_run()
+    except NoRunError:
+        return None
+    return run if run.folder is not None else None
+
+
+def _parse(values: Mapping[str, Any]) -> tuple[SwanLabConfig, list[str]]:
+    """Return the options, and warnings. Whoever lists the plugin wants SwanLab, so that a project is required."""
+    names = SwanLabConfig.__struct_fields__
+    given = {name: values[name] for name in names if values.get(name) is not None}
+    if given.get("swanlab_mode") != "disabled":
+        given.setdefault("use_swanlab", True)
+    return SwanLabConfig.from_config(given)
+
+
+def _off_reason(found: SwanLabConfig) -> str:
+    return "SwanLab is off: " + (
+        "swanlab_mode is disabled" if found.use_swanlab is not False else "use_swanlab is false"
+    )
