@@ -1,0 +1,476 @@
+"""`TrainJob`: a training from its config to the saved model.
+
+The order is: read the config and load the plugins; check everything that can be wrong, with the data tokenised and a
+model without weights; then load the model and train. So a mistake costs seconds, not the time to load a model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from tachograph.exceptions import ConfigError
+from tachograph.train._config import TrainConfig
+from tachograph.train._known_keys import UNSUPPORTED
+from tachograph.train._problems import Problems, TooManyProblems
+from tachograph.train._read import clean_values, read_values
+
+if TYPE_CHECKING:
+    from tachograph.plugins import PluginSession
+    from tachograph.train._arguments import Steps
+    from tachograph.train._data import PreparedData
+    from tachograph.train._plan import TrainPlan
+
+__all__ = ["CheckedJob", "TrainJob", "TrainResult", "load"]
+
+
+class CheckedJob(NamedTuple):
+    """What a check has prepared.
+
+    Attributes:
+        tokenizer: the tokenizer, with the tokens that the config adds.
+        num_added: the number of those tokens.
+        model_config: the config of the model.
+        meta_model: the model without weights, with its adapter.
+        data: the data.
+        steps: the number of steps.
+        arguments: the training arguments.
+        rewards: the reward functions of GRPO.
+        checkpoint: the checkpoint to resume from, if any.
+    """
+
+    tokenizer: Any
+    num_added: int
+    model_config: Any
+    meta_model: Any
+    data: PreparedData
+    steps: Steps
+    arguments: Any
+    rewards: list[Any]
+    checkpoint: str | None
+
+
+class TrainResult(NamedTuple):
+    """The result of a training.
+
+    Attributes:
+        output_dir: the folder of the model.
+        run: the name of the run.
+        run_dir: its folder; None if it was not recorded in this process.
+        metrics: the results, such as `train_loss` and `eval_loss`.
+        num_steps: the number of optimizer steps.
+    """
+
+    output_dir: str
+    run: str
+    run_dir: Path | None
+    metrics: dict[str, float]
+    num_steps: int
+
+
+def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> TrainJob:
+    """Read a config, load its plugins and validate both.
+
+    Args:
+        path: the YAML file.
+        overrides: changes such as ``learning_rate=1e-4`` or ``datasets.0.path=other.jsonl``.
+
+    Raises:
+        ConfigError: if the config or an override is invalid.
+
+    Example:
+        >>> job = load("config.yaml", ["max_steps=10"])
+        >>> job.run()
+    """
+    return TrainJob(Path(path), overrides)
+
+
+class TrainJob:
+    """A training.
+
+    Attributes:
+        path: the file of the config.
+        values: the content of the file, with the overrides.
+        config: the validated config; it also has the options of the plugins.
+        session: the plugins.
+        warnings: keys of the config that have no effect.
+    """
+
+    def __init__(self, path: Path, overrides: Iterable[str] = ()) -> None:
+        self.path = path
+        self.values = read_values(path, overrides)
+        try:
+            values, self.warnings = clean_values(self.values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        _check_packages()
+        from tachograph.plugins import PluginSession
+
+        with _working_directory_on_path():
+            self.session: PluginSession = PluginSession.open(
+                values.get("plugins"), values, base=TrainConfig, origin=str(path), unsupported=UNSUPPORTED
+            )
+        self.config = cast(TrainConfig, self.session.options)
+        self.warnings += self.session.warnings
+        self._checked: CheckedJob | None = None
+
+    # Checking --------------------------------------------------------------------------------------------------------
+
+    def check(self) -> CheckedJob:
+        """Find everything that is wrong, before the model is loaded, and return what was prepared.
+
+        Raises:
+            ConfigError: naming up to ten problems, each with its file and line or its key.
+        """
+        if self._checked is None:
+            problems = Problems(str(self.path))
+            with _working_directory_on_path(), contextlib.suppress(TooManyProblems):
+                self._checked = self._check(problems)
+            problems.raise_if_any()
+        assert self._checked is not None  # noqa: S101 - without problems, everything was prepared
+        return self._checked
+
+    def _check(self, problems: Problems) -> CheckedJob | None:
+        from tachograph._init import check_config
+        from tachograph.train._arguments import build_arguments, count_steps
+        from tachograph.train._model import check_packages, limits_of, load_model_config, load_tokenizer
+        from tachograph.train._rewards import find_rewards
+        from tachograph.train._run_config import recorded_config
+
+        config = self.config
+        check_packages(config, problems)
+        _check_output(config.output_dir, problems)
+        checkpoint = _find_checkpoint(config, problems)
+        with _adding_to(problems):
+            check_config(recorded_config(self.values, config))
+        rewards = find_rewards(config, problems) if config.rl == "grpo" else []
+        tokenizer = model_config = meta_model = None
+        num_added = 0
+        with _adding_to(problems):
+            tokenizer, num_added = load_tokenizer(config)
+            model_config = load_model_config(config, tokenizer)
+            if not problems:
+                meta_model = self._build_meta_model(model_config, tokenizer, num_added)
+        if tokenizer is None or model_config is None:
+            return None
+        data = self._prepare_data(tokenizer, limits_of(model_config, num_added), problems)
+        if problems or data is None:
+            return None
+        steps = count_steps(config, len(data.train))
+        needed = config.micro_batch_size * steps.num_devices
+        if len(data.train) < needed and config.rl != "grpo":
+            problems.add(
+                f"the data has {len(data.train)} rows, but a batch needs {needed} (micro_batch_size "
+                f"{config.micro_batch_size} on {steps.num_devices} devices): lower micro_batch_size or add data"
+            )
+            return None
+        arguments = None
+        with _adding_to(problems):
+            arguments = build_arguments(config, self.session, steps, has_eval=data.eval is not None)
+        return CheckedJob(tokenizer, num_added, model_config, meta_model, data, steps, arguments, rewards, checkpoint)
+
+    def _build_meta_model(self, model_config: Any, tokenizer: Any, num_added: int) -> Any:
+        from tachograph.train._model import add_adapter, build_meta_model, freeze
+
+        config = self.config
+        model = build_meta_model(config, model_config, tokenizer, num_added)
+        if config.sample_packing and not _takes_positions(model):
+            raise ConfigError(
+                f"sample_packing: {type(model).__name__} takes no position_ids, so it cannot keep packed samples apart"
+            )
+        if config.unfrozen_parameters:
+            freeze(config, model)
+        if config.adapter in ("lora", "qlora"):
+            if config.lora_model_dir:
+                if not Path(config.lora_model_dir, "adapter_config.json").is_file():
+                    raise ConfigError(f"lora_model_dir={config.lora_model_dir!r}: it has no adapter_config.json")
+                return model
+            return add_adapter(config, model, self.session.lora_config_kwargs())
+        if config.adapter is not None and config.adapter not in self.session.adapters():
+            raise ConfigError(
+                f"adapter={config.adapter!r}: expected lora or qlora, or an adapter of a plugin in `plugins`"
+            )
+        return model
+
+    def _prepare_data(self, tokenizer: Any, limits: Any, problems: Problems) -> PreparedData | None:
+        from tachograph.train._chat import resolve_template
+        from tachograph.train._data import PreparedData, prepare_rows
+
+        config = self.config
+        found = self.session.load_datasets()
+        if found is not None:
+            train, held_out = _datasets_of(found)
+            if train is None or not len(train):
+                problems.add("the plugin that loads the datasets returned no rows")
+                return None
+            return PreparedData(train, held_out, len(train))
+        if config.chat_template or config.chat_template_jinja:
+            template = resolve_template(
+                config.chat_template, config.chat_template_jinja, tokenizer, "chat_template", problems
+            )
+            if template is not None:
+                tokenizer.chat_template = template  # it is saved with the tokenizer
+        if config.rl is None:
+            return prepare_rows(config, tokenizer, limits, problems)
+        from tachograph.train._preferences import prepare_preferences
+
+        return prepare_preferences(config, tokenizer, limits, problems)
+
+    def plan(self) -> TrainPlan:
+        """Return what the training would do, without loading the model or training.
+
+        Raises:
+            ConfigError: if something is wrong.
+        """
+        from tachograph.train._arguments import trainer_and_arguments
+        from tachograph.train._plan import make_plan
+
+        checked = self.check()
+        trainer, _ = trainer_and_arguments(self.config)
+        plan = make_plan(self.config, checked.data, checked.steps, checked.meta_model, trainer.__name__)
+        plan.plugins = {
+            plugin.plugin_name(): plugin.plan(self.session.cfg, checked.meta_model) for plugin in self.session.plugins
+        }
+        plan.notes = [*self.warnings, *checked.data.notes]
+        return plan
+
+    def plan_plugins(self) -> tuple[dict[str, list[str]], str]:
+        """Return what each plugin would change, without reading the data.
+
+        Returns:
+            The plans by the name of the plugin, and the class of the model; empty if the model is not on this machine.
+
+        Raises:
+            ConfigError: if a plugin does not fit the model or the config.
+        """
+        from tachograph.train._model import is_local, load_model_config, load_tokenizer
+
+        model = None
+        source = self.config.base_model
+        is_remote = source is not None and not is_local(source)
+        with contextlib.suppress(*([ConfigError] if is_remote else [])):
+            tokenizer, num_added = load_tokenizer(self.config)
+            model_config = load_model_config(self.config, tokenizer)
+            model = self._build_meta_model(model_config, tokenizer, num_added)
+        plans = {plugin.plugin_name(): plugin.plan(self.session.cfg, model) for plugin in self.session.plugins}
+        return plans, type(model).__name__ if model is not None else ""
+
+    # Training --------------------------------------------------------------------------------------------------------
+
+    def run(self) -> TrainResult:
+        """Check, train, evaluate and save.
+
+        Raises:
+            ConfigError: if something is wrong; nothing has been trained then.
+        """
+        checked = self.check()
+        from tachograph.integrations.transformers import TachographCallback
+        from tachograph.train._run_config import recorded_config, run_name
+
+        callback = TachographCallback(
+            _valid_name(run_name(self.config)), config=recorded_config(self.values, self.config)
+        )
+        try:
+            with _working_directory_on_path():
+                result = self._train(checked, callback)
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                self.session.close()
+            callback.finish(error)
+            raise
+        self.session.close()
+        callback.finish()
+        return result
+
+    def close(self) -> None:
+        """Release the plugins of a job that was only checked."""
+        self.session.close()
+
+    def _train(self, checked: CheckedJob, callback: Any) -> TrainResult:
+        from transformers import set_seed
+
+        from tachograph.train._trainer import build_trainer
+
+        config, session = self.config, self.session
+        set_seed(config.seed)
+        model = self._load_model(checked)
+        trainer = build_trainer(config, session, checked, model, callback)
+        session.attach(trainer)
+        if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
+            raise ConfigError("no parameter of the model is trained: all are frozen")
+        outcome = trainer.train(resume_from_checkpoint=checked.checkpoint)
+        metrics = {name: float(value) for name, value in outcome.metrics.items() if isinstance(value, (int, float))}
+        if checked.data.eval is not None:
+            metrics |= _final_evaluation(trainer)
+        trainer.save_model(config.output_dir)
+        trainer.save_state()
+        self._write_card(trainer, callback, checked, metrics)
+        if config.merge_lora:
+            self._merge(trainer)
+        session.post_train(trainer.accelerator.unwrap_model(trainer.model))
+        run = callback.run
+        return TrainResult(
+            config.output_dir,
+            run.name if run is not None else "",
+            run.folder.path if run is not None and run.folder is not None else None,
+            metrics,
+            int(trainer.state.global_step),
+        )
+
+    def _load_model(self, checked: CheckedJob) -> Any:
+        from tachograph.train._model import add_adapter, freeze, load_model
+
+        config, session = self.config, self.session
+        session.pre_model_load()
+        model = load_model(config, checked.model_config, checked.tokenizer, checked.num_added)
+        session.model_hook("post_model_build", model)
+        if config.unfrozen_parameters:
+            freeze(config, model)
+        session.model_hook("pre_lora_load", model)
+        if config.adapter in ("lora", "qlora"):
+            model = add_adapter(config, model, session.lora_config_kwargs())
+        elif config.adapter is not None:
+            found = session.adapters()[config.adapter].load_adapter(model, session.cfg)
+            if found is None:
+                raise ConfigError(f"adapter={config.adapter!r}: the plugin did not load it")
+            model = found[0] if isinstance(found, tuple) else found
+        if config.adapter and config.gradient_checkpointing and hasattr(model, "enable_input_require_grads"):
+            model.enable_input_require_grads()
+        session.model_hook("post_lora_load", model)
+        session.model_hook("post_model_load", model)
+        return model
+
+    def _write_card(self, trainer: Any, callback: Any, checked: CheckedJob, metrics: dict[str, float]) -> None:
+        from tachograph.train._card import model_card, write_card
+
+        if not trainer.is_world_process_zero():
+            return
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        facts = {
+            "run": callback.run.name if callback.run is not None else "not recorded",
+            "steps": trainer.state.global_step,
+            "samples": checked.data.num_samples,
+            "tokens": checked.data.num_tokens if checked.data.num_tokens is not None else "not counted",
+            "rows per step": checked.steps.rows_per_step,
+            "devices": checked.steps.num_devices,
+            "parameters": sum(value.numel() for value in model.parameters()),
+            "trained parameters": sum(value.numel() for value in model.parameters() if value.requires_grad),
+        }
+        results = {name: value for name, value in metrics.items() if name != "epoch"}
+        write_card(self.config.output_dir, model_card(self.config, facts, results, self.session.facts()))
+
+    def _merge(self, trainer: Any) -> None:
+        """Save the model with the adapter merged into it, on one rank."""
+        if not trainer.is_world_process_zero():
+            return
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        target = str(Path(self.config.output_dir, "merged"))
+        merged = model.merge_and_unload()
+        merged.save_pretrained(target)
+        trainer.processing_class.save_pretrained(target)
+        for plugin in self.session.plugins:
+            plugin.post_lora_merge(self.session.cfg, self.config.output_dir, target)
+
+
+def _check_packages() -> None:
+    import importlib.util
+
+    missing = [
+        name for name in ("torch", "transformers", "accelerate", "datasets") if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise ConfigError(f"training needs {', '.join(missing)}: pip install 'tachograph[train]'")
+
+
+@contextlib.contextmanager
+def _adding_to(problems: Problems) -> Iterator[None]:
+    """Add an error to the problems."""
+    try:
+        yield
+    except ConfigError as error:
+        problems.add(str(error))
+
+
+@contextlib.contextmanager
+def _working_directory_on_path() -> Iterator[None]:
+    """Let functions and plugins in the working directory be imported by their dotted paths."""
+    folder = os.getcwd()
+    is_new = folder not in sys.path
+    if is_new:
+        sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if is_new and folder in sys.path:
+            sys.path.remove(folder)
+
+
+def _check_output(output_dir: str, problems: Problems) -> None:
+    path = Path(output_dir).expanduser()
+    if path.exists() and not path.is_dir():
+        problems.add(f"output_dir={output_dir!r} is a file: choose another folder")
+        return
+    while not path.exists():
+        path = path.parent
+    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+        problems.add(f"output_dir={output_dir!r} cannot be written: {str(path)!r} is not a folder that you may write")
+
+
+def _find_checkpoint(config: TrainConfig, problems: Problems) -> str | None:
+    from transformers.trainer_utils import get_last_checkpoint
+
+    given = config.resume_from_checkpoint
+    if isinstance(given, str):
+        if not Path(given, "trainer_state.json").is_file():
+            what = "it has no trainer_state.json" if Path(given).is_dir() else "no such folder"
+            problems.add(f"resume_from_checkpoint={given!r}: {what}; give a folder such as output_dir/checkpoint-100")
+        return given
+    if not given and not config.auto_resume_from_checkpoints:
+        return None
+    found = get_last_checkpoint(config.output_dir) if Path(config.output_dir).is_dir() else None
+    if found is None and given:
+        problems.add(
+            f"resume_from_checkpoint: true, but {config.output_dir!r} has no checkpoint: remove the key to start anew"
+        )
+    return found
+
+
+def _valid_name(name: str) -> str | None:
+    from tachograph.integrations._common.integration_run import name_from
+
+    return name_from(name)
+
+
+def _takes_positions(model: Any) -> bool:
+    import inspect
+
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+def _datasets_of(found: Any) -> tuple[Any, Any]:
+    """Return the datasets that a plugin has loaded: an object with both, a mapping or a pair."""
+    if isinstance(found, tuple):
+        return found[0], found[1] if len(found) > 1 else None
+    if isinstance(found, dict):
+        return found.get("train_dataset", found.get("train")), found.get("eval_dataset", found.get("eval"))
+    if hasattr(found, "train_dataset"):
+        return found.train_dataset, getattr(found, "eval_dataset", None)
+    return found, None
+
+
+def _final_evaluation(trainer: Any) -> dict[str, float]:
+    """Return the metrics of the final model; evaluate it unless the last step was just evaluated."""
+    history = trainer.state.log_history
+    best_is_loaded = trainer.args.load_best_model_at_end
+    last = next((entry for entry in reversed(history) if "eval_loss" in entry), None)
+    if last is None or last.get("step") != trainer.state.global_step or best_is_loaded:
+        last = trainer.evaluate()
+    return {
+        name: float(value)
+        for name, value in last.items()
+        if name.startswith("eval_") and isinstance(value, (int, float))
+    }

@@ -1,0 +1,122 @@
+"""Reads a training config and applies `--set`; what is no key here is explained, dropped or rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tachograph._base.config import parse_yaml
+from tachograph.exceptions import ConfigError
+from tachograph.settings import read_config
+from tachograph.train._config import TrainConfig
+from tachograph.train._known_keys import IGNORED, RENAMED, UNSUPPORTED
+
+__all__ = ["apply_overrides", "clean_values", "read_values"]
+
+_RECORDER = "tachograph.integrations.axolotl.TachographPlugin"
+"""The plugin that records a training of Axolotl, with keys such as `tachograph_log_dir`. Here every one is recorded."""
+_RECORDER_PREFIX = "tachograph_"
+
+
+def read_values(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the content of a config with overrides such as ``trl.beta=0.1``.
+
+    Raises:
+        ConfigError: if it cannot be read or an override is invalid.
+    """
+    values = read_config(path)
+    wrong = [key for key in values if not isinstance(key, str)]
+    if wrong:
+        raise ConfigError(f"{path}: key {wrong[0]!r} is not a text: put it in quotes")
+    return apply_overrides(values, overrides)
+
+
+def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return a config in which keys are set, each by a text such as ``datasets.0.path=other.jsonl``."""
+    import yaml
+
+    result: dict[str, Any] = _copy(values)
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        keys = [key.strip() for key in path.split(".")]
+        if not equals or not all(keys):
+            raise ConfigError(f"--set {override!r}: expected KEY=VALUE, such as learning_rate=1e-4 or trl.beta=0.1")
+        try:
+            value = parse_yaml(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {override!r}: the value is not valid YAML: {error}") from None
+        _set(result, keys, value, override)
+    return result
+
+
+def _set(values: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
+    place: Any = values
+    for number, key in enumerate(keys):
+        is_last = number == len(keys) - 1
+        if isinstance(place, list):
+            if not key.isdigit() or int(key) >= len(place):
+                below = ".".join(keys[:number])
+                raise ConfigError(
+                    f"--set {override!r}: {below} is a list of {len(place)}, so {key!r} must be a number below it"
+                )
+            index: Any = int(key)
+        elif isinstance(place, dict):
+            index = key
+            if not is_last and place.get(key) is None:
+                place[key] = {}
+        else:
+            below = ".".join(keys[:number])
+            raise ConfigError(f"--set {override!r}: {below} is {place!r}, which has no keys")
+        if is_last:
+            place[index] = value
+        else:
+            place = place[index]
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(entry) for key, entry in value.items()}
+    return [_copy(entry) for entry in value] if isinstance(value, list) else value
+
+
+def clean_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a config without keys that have no effect, and warnings about those that were dropped.
+
+    Raises:
+        ConfigError: for a key that has another name here.
+    """
+    result: dict[str, Any] = {}
+    warnings = []
+    for key, value in values.items():
+        is_known = key in TrainConfig.model_fields
+        if value is None or (value is False and not is_known and key in UNSUPPORTED | IGNORED):
+            continue
+        if key in RENAMED and not is_known:
+            raise ConfigError(f"unknown key {key!r}: it is named {RENAMED[key]!r}")
+        if key in IGNORED and not is_known:
+            warnings.append(f"{key} has no effect: {IGNORED[key]}")
+            continue
+        result[key] = value
+    plugins = result.get("plugins")
+    if isinstance(plugins, list) and _RECORDER in plugins:
+        result["plugins"] = [entry for entry in plugins if entry != _RECORDER]
+        warnings += _translate_recorder_keys(result)
+    return result, warnings
+
+
+def _translate_recorder_keys(values: dict[str, Any]) -> list[str]:
+    """Move the keys of the recorder's plugin to `name` and `telemetry`, and return warnings."""
+    warnings = [f"plugin {_RECORDER} is not needed: every training is recorded"]
+    section = dict(values.get("telemetry") or {})
+    for key in [key for key in values if key.startswith(_RECORDER_PREFIX)]:
+        value, setting = values.pop(key), key.removeprefix(_RECORDER_PREFIX)
+        if setting == "name":
+            values.setdefault("name", value)
+        elif setting in ("tags", "resume"):
+            warnings.append(f"{key} has no effect")
+        else:
+            section.setdefault(setting, value)
+    if section:
+        values["telemetry"] = section
+    return warnings
