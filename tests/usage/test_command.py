@@ -74,6 +74,21 @@ def test_choice_applies_to_next_run(tacho, tmp_path):
     assert "greyjacket is still off: DO_NOT_TRACK is set to 1." in tacho("on", "greyjacket", DO_NOT_TRACK="1")
 
 
+def test_stored_choice_is_forgotten(tacho, tmp_path):
+    config = UsageConfig(app="greyjacket", endpoint=JsonLines(tmp_path / "sent"))
+    before = TelemetryManager.configure(config).decision
+    TelemetryManager.reset()
+    assert "No choice is stored for greyjacket." in tacho("unset", "greyjacket")
+    for forget in (("unset", "greyjacket"), ("unset",)):
+        tacho("off", "greyjacket")
+        tacho("local", "other")
+        assert "Removed: the stored choice" in tacho(*forget)
+        assert TelemetryManager.configure(config).decision == before
+        TelemetryManager.reset()
+        kept = json.loads(tacho("status", "other", "--json"))
+        assert [summary["mode"] for summary in kept] == (["local"] if len(forget) == 2 else [])
+
+
 def test_unknown_app_name_is_reported(tacho):
     run_app(choice="local")
     assert "leave the name out" in tacho("off", "all", code=1)

@@ -6,6 +6,7 @@ import argparse
 import collections
 import json
 import os
+import pickle
 import uuid
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from tachograph import usage
 from tachograph._base.guard import guard
 from tachograph.exceptions import ConfigError
-from tachograph.usage import Count, JsonLines, TelemetryManager, UsageConfig
+from tachograph.usage import Count, JsonLines, TelemetryManager, UsageConfig, read_organizations
 from tachograph.usage._folder import app_folder
 from tachograph.usage._properties import model_properties
 from tachograph.usage._schemas import SCHEMAS
@@ -64,6 +65,97 @@ def test_one_manager_per_app():
     assert "call TelemetryManager.configure" in TelemetryManager.get_instance().decision.reason
     with pytest.raises(ConfigError, match="a name in lower case"):
         TelemetryManager.get_instance("Grey Jacket")
+
+
+# Taken before the app is configured -----------------------------------------------------------------------------------
+
+
+def test_manager_taken_at_import_records_once_configured(caplog):
+    unnamed, named = TelemetryManager.get_instance(), TelemetryManager.get_instance("greyjacket")
+    assert TelemetryManager.get_instance() is unnamed
+    assert not caplog.text, "taking a manager early is no mistake"
+    manager = make()
+    for early in (unnamed, named):
+        assert early.enabled and early.config is manager.config and early.run_id == manager.run_id
+    unnamed.send_event("train-start", {"max_steps": 16})
+    named.send_event("train-end", {"step": 16})
+    assert [event["event"] for event in recorded(manager)] == ["train-start", "train-end"]
+    assert TelemetryManager.get_instance() is manager
+
+
+def test_manager_taken_early_survives_reset():
+    early = TelemetryManager.get_instance()
+    make()
+    TelemetryManager.reset()
+    assert not early.enabled
+    again = make(app="other")
+    assert early.enabled and early.config.app == "other"
+    second = make()
+    assert early.config is again.config is not second.config, "the app that was configured first"
+
+
+def test_manager_taken_early_reports_use_without_configure(caplog):
+    early = TelemetryManager.get_instance("greyjacket")
+    early.send_event("train-start")
+    early.send_model(object())
+    assert caplog.text.count("usage telemetry of greyjacket is not configured") == 1
+
+
+def test_unpickled_manager_records_once_configured():
+    copied = pickle.loads(pickle.dumps(TelemetryManager.get_instance()))
+    manager = make()
+    assert copied.enabled and copied.run_id == manager.run_id
+
+
+# Calls as Axolotl makes them ------------------------------------------------------------------------------------------
+
+
+class Config(dict):
+    """A dict in which every key exists, as in Axolotl's configs."""
+
+    def __missing__(self, key):
+        return None
+
+
+def test_event_type_is_a_keyword_and_a_config_is_mapped():
+    manager = make(config_map={"base_model": "base_model", "lora_rank": "lora_r"})
+    config = Config(base_model="google/gemma", lora_r=16, wandb_project="merger", hf_token="hunter2")
+    manager.send_event(event_type="config-loaded", properties=config)
+    manager.send_event(event_type="train-start", properties={"max_steps": 16, "wandb_project": "merger"})
+    loaded, system, started = recorded(manager)
+    assert (loaded["event"], loaded["properties"]) == ("config-loaded", {"base_model": "google/gemma", "lora_rank": 16})
+    assert system["event"] == "system-info"
+    assert started["properties"] == {"max_steps": 16}
+
+
+def test_organizations_are_read_from_a_whitelist_file(tmp_path):
+    file = tmp_path / "whitelist.yaml"
+    file.write_text("organizations:\n  - google\n  - Qwen\n")
+    assert read_organizations(file) == ("google", "Qwen")
+    assert UsageConfig(app="greyjacket", organizations=read_organizations(str(file))).organizations == (
+        "google",
+        "qwen",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read the organizations in .*No such file"),
+        ("organizations: [", "is not valid YAML"),
+        ("- google", "expected the key `organizations` with a list of names"),
+        ("organizations: google", "expected the key `organizations` with a list of names"),
+        ("organisations: [google]", "expected the key `organizations` with a list of names"),
+        ("organizations: [google/gemma]", "names without spaces or slashes"),
+        ("organizations: [1]", "names without spaces or slashes"),
+    ],
+)
+def test_invalid_whitelist_file_is_an_error(text, message, tmp_path):
+    file = tmp_path / "whitelist.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_organizations(file)
 
 
 def test_model_properties_of_torch_module():
@@ -124,9 +216,9 @@ def test_configs_of_any_type_are_read():
 @pytest.mark.parametrize("given", [collections.OrderedDict(CONFIG), argparse.Namespace(a=1), [("a", 1)], "text"])
 def test_properties_must_be_a_dict(given):
     manager = make()
-    manager.send_event("config-loaded", given)
+    manager.send_event("train-start", given)
     assert recorded(manager) == []
-    assert "use send_config(config) for a config" in guard.faults[0][1]
+    assert "expects a dict of the event's fields" in guard.faults[0][1]
 
 
 @pytest.mark.expects_faults

@@ -67,6 +67,7 @@ def test_only_rank_zero_of_two_records(tmp_path, sent):
                     pass
                 manager.send_event("train-end", {"step": 3})
                 print(os.environ["RANK"], manager.enabled, flush=True)
+                dist.barrier()  # leaving while the other is still connecting would fail
                 dist.destroy_process_group()
             """
         )

@@ -12,6 +12,7 @@ from tachograph.cli._format import json_text, safe
 from tachograph.cli._options import json_option
 from tachograph.exceptions import did_you_mean
 from tachograph.usage import Decision, JsonLines
+from tachograph.usage._folder import clear_choice
 from tachograph.usage._inspection import AppState, apply_choice, decision_for, find_app, list_apps, preview, purge
 from tachograph.usage._sender import MAX_BATCH_EVENTS
 
@@ -79,6 +80,20 @@ def off(app: str | None) -> None:
 def local(app: str | None) -> None:
     """Record on this machine and send nothing, for one app or for every app, now and in the future."""
     _withdraw("local", app)
+
+
+@usage.command("unset")
+@app_argument
+def unset(app: str | None) -> None:
+    """Forget the stored choice for one app, or all stored choices. The defaults of each app apply again."""
+    subject = app or "every app"
+    if not clear_choice(app):
+        click.echo(f"No choice is stored for {subject}.")
+        return
+    click.echo(f"Removed: the stored choice for {subject}.")
+    for state in list_apps():
+        if app in {None, state.app}:
+            click.echo(f"{state.app} is now {state.decision.mode}: {state.decision.reason}.")
 
 
 @usage.command("preview")

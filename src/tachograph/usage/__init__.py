@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tachograph.usage._config import UsageConfig
+from tachograph.usage._config import UsageConfig, read_organizations
 from tachograph.usage._manager import TelemetryManager
 from tachograph.usage._send_errors import send_errors
 
@@ -63,6 +63,7 @@ __all__ = [
     "Version",
     "decide",
     "describe",
+    "read_organizations",
     "send_errors",
     "set_choice",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from tachograph.usage._fields import FIELD_TYPES, Choice, Group, ListOf, SchemaF
 from tachograph.usage._folder import check_app
 from tachograph.usage._schemas import CONFIG_EVENTS, PACKAGES, SCHEMAS, Schema
 
-__all__ = ["KNOWN_PACKAGES", "UsageConfig", "clean_version"]
+__all__ = ["KNOWN_PACKAGES", "UsageConfig", "clean_version", "read_organizations"]
 
 _PREFIX = r"[A-Z][A-Z0-9_]{0,31}"
 _EVENT = r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*"
@@ -139,6 +140,32 @@ class UsageConfig:
                 for name, schema in self.schemas.items()
             },
         }
+
+
+def read_organizations(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the names in a YAML file that lists organizations of the Hub: ``UsageConfig(organizations=…)``.
+
+    The file has one key, `organizations`, with a list of names.
+
+    Raises:
+        ConfigError: if the file cannot be read or has another content.
+    """
+    import yaml
+
+    from tachograph._base.config import parse_yaml
+
+    file = os.fspath(path)
+    try:
+        with open(file, encoding="utf-8") as text:
+            content = parse_yaml(text.read())
+    except OSError as error:
+        raise ConfigError(f"cannot read the organizations in {file!r}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file!r} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    names = content.get("organizations") if isinstance(content, Mapping) else None
+    if not isinstance(names, list):
+        raise ConfigError(f"{file!r}: expected the key `organizations` with a list of names")
+    return _check_names(f"organizations in {file!r}", names, _ORGANIZATION)
 
 
 def clean_version(version: Any) -> str:

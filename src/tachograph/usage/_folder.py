@@ -29,6 +29,7 @@ __all__ = [
     "Mode",
     "StoredChoice",
     "app_folder",
+    "clear_choice",
     "parse_mode",
     "check_app",
     "known_apps",
@@ -124,6 +125,28 @@ def set_choice(mode: str, app: str | None = None) -> None:
         raise ConfigError(
             f"cannot write {path}: {error.strerror}; set TACHO_USAGE_DIR to another folder, or DO_NOT_TRACK=1"
         ) from error
+
+
+def clear_choice(app: str | None = None) -> bool:
+    """Remove the stored choice for an app, or all stored choices; return whether there was one.
+
+    Raises:
+        ConfigError: if the choices cannot be read or written.
+    """
+    if app is not None:
+        check_app(app)
+    path = usage_folder() / _CHOICES
+    try:
+        if not path.exists():
+            return False
+        with _locked(path.parent):
+            choices = _read_choices(path)
+            kept = {name: mode for name, mode in choices.items() if app is not None and name != app}
+            if kept != choices:
+                _write(path, kept)
+            return kept != choices
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; set TACHO_USAGE_DIR to another folder") from error
 
 
 def parse_mode(choice: str | bool | None) -> Mode:

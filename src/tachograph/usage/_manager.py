@@ -9,6 +9,10 @@ sent by then are on disk and are sent by the next process.
 
 **Fork.** A child forgets the sender of its parent, because threads do not survive a `fork` and locks may be held. The
 parent sends what it had queued.
+
+**Before `configure`.** A package may take its manager when it is imported, long before the program configures the app.
+So `get_instance` returns the same unconfigured manager to all who ask for one name, and `configure` gives it the state
+of the app's manager: both share one `__dict__` from then on. `reset` gives it a state of its own again.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ from tachograph.usage._process import (
     restore_choice,
     was_notice_shown,
 )
+from tachograph.usage._schemas import CONFIG_EVENTS
 
 if TYPE_CHECKING:
     from tachograph.usage._sender import UsageSender
@@ -51,6 +56,8 @@ __all__ = ["TelemetryManager", "find_manager"]
 
 _EXIT_TIMEOUT_S = 0.8
 """Limit for the exit of the process: the network and the disk of all apps together."""
+_NO_APP = "unknown"
+"""The name in a manager of an app whose name is not known yet."""
 _DISK_TIMEOUT_S = 0.5
 """Limit for the disk in a shutdown that is not to wait for the network."""
 
@@ -67,6 +74,8 @@ class TelemetryManager:
     """
 
     _instances: ClassVar[dict[str, TelemetryManager]] = {}
+    _early: ClassVar[dict[str | None, TelemetryManager]] = {}
+    """The managers that were asked for before their app was configured, by the name that was given, if any."""
     _lock: ClassVar[Any] = threading.RLock()
     _reported_problems: ClassVar[set[str]] = set()
 
@@ -79,6 +88,8 @@ class TelemetryManager:
         self._exported_before: str | None = None
         self._stated_rank = stated_rank()
         self._configured_pid = os.getpid()
+        self._problem: str | None = None
+        """Why nothing is recorded, if the app is not configured."""
         self._is_recording = False
         self._sender_lock = threading.RLock()
         self._run_id: str | None = None
@@ -126,40 +137,49 @@ class TelemetryManager:
         except BaseException:  # Ctrl-C during the notice
             cls._instances.pop(config.app, None)
             raise
+        with cls._lock:
+            for name in (config.app, None):
+                early = cls._early.get(name)
+                if early is not None and early._problem is not None:
+                    early.__dict__ = manager.__dict__
         return manager
 
     @classmethod
     def get_instance(cls, app: str | None = None) -> TelemetryManager:
         """Return the manager of an app. The name is optional if there is only one app.
 
-        If the app is not configured, or the name is ambiguous, return a manager that records nothing, and log that
-        once: a script that imports a framework and calls its functions need not know about telemetry.
+        Before the app is configured, return a manager that records nothing yet: it records as soon as the app is
+        configured, so a module may keep it. Without a name, the app is the next one that is configured. A script that
+        imports a framework and calls its functions need not know about telemetry; the first attempt to record
+        something is logged.
 
         Raises:
             ConfigError: if the name is invalid.
         """
         with cls._lock:
-            known = dict(cls._instances)
-        if app is None and len(known) == 1:
-            return next(iter(known.values()))
-        if app in known:
-            return known[app]
-        if app is None and known:
-            problem = f"several apps are configured; pass the name of one: {', '.join(known)}"
-        else:
-            name = "" if app is None else f" of {app}"
-            remedy = "call TelemetryManager.configure(UsageConfig(...)) first"
-            problem = f"usage telemetry{name} is not configured: {remedy}{did_you_mean(app or '', known)}"
-        if problem not in cls._reported_problems:
-            cls._reported_problems.add(problem)
-            warn("%s; nothing is recorded", problem)
-        return cls._disabled(app or "unknown", problem)
+            known = cls._instances
+            if app is None and len(known) == 1:
+                return next(iter(known.values()))
+            if app in known:
+                return known[app]
+            if app is None and known:
+                # Not kept: the order in which apps are configured must not decide which one is meant.
+                return cls._unconfigured(None, f"several apps are configured; pass the name of one: {', '.join(known)}")
+            early = cls._early.get(app)
+            if early is None or early._problem is None:
+                early = cls._early[app] = cls._unconfigured(app)
+            return early
 
     @classmethod
-    def _disabled(cls, app: str, reason: str) -> TelemetryManager:
+    def _unconfigured(cls, app: str | None, problem: str | None = None) -> TelemetryManager:
         """Return a manager that records nothing."""
-        manager = cls(UsageConfig(app=app), "off")
-        manager.decision = manager.decision._replace(reason=reason)
+        if problem is None:
+            name = "" if app is None else f" of {app}"
+            remedy = "call TelemetryManager.configure(UsageConfig(...)) first"
+            problem = f"usage telemetry{name} is not configured: {remedy}{did_you_mean(app or '', cls._instances)}"
+        manager = cls(UsageConfig(app=app or _NO_APP), "off")
+        manager.decision = manager.decision._replace(reason=problem)
+        manager._problem = problem
         return manager
 
     @classmethod
@@ -175,6 +195,9 @@ class TelemetryManager:
                         restore_choice(name, manager._exported_before)
                     if manager._owns_run_id:
                         clear_run_id(manager.config.env_prefix)
+                    for asked, early in cls._early.items():
+                        if early.__dict__ is manager.__dict__:
+                            early.__dict__ = cls._unconfigured(asked).__dict__
             if not cls._instances:
                 LOCAL_PATHS.clear()
 
@@ -268,7 +291,14 @@ class TelemetryManager:
     @property
     def enabled(self) -> bool:
         """Whether this process records events."""
+        if self._problem is not None:
+            self._report_problem(self._problem)
         return self._is_recording and self._is_main
+
+    def _report_problem(self, problem: str) -> None:
+        if problem not in self._reported_problems:
+            self._reported_problems.add(problem)
+            warn("%s; nothing is recorded", problem)
 
     @property
     def run_id(self) -> str:
@@ -287,25 +317,28 @@ class TelemetryManager:
 
     # Events ----------------------------------------------------------------------------------------------------------
 
-    def send_event(self, event: str, properties: dict[str, Any] | None = None) -> None:
+    def send_event(self, event_type: str, properties: Any = None) -> None:
         """Record an event, and send it if the user agreed.
 
         Args:
-            event: name of a built-in event or one of the app's own.
-            properties: values of its fields. Unknown fields are dropped; each field makes its value coarse.
+            event_type: name of a built-in event or one of the app's own.
+            properties: a dict with values of its fields. Unknown fields are dropped; each field makes its value coarse.
+                For the events of a config, an object of any other type is a config, as for `send_config`.
         """
         if not self.enabled:
             return
         with guard_silently("recording a usage event"):
-            if event == "error":
+            if event_type == "error":
                 raise ConfigError("use send_error(exception) or @send_errors to report an error, not send_event")
             if properties is not None and type(properties) is not dict:
+                if event_type in CONFIG_EVENTS:
+                    self.send_config(properties, event_type)
+                    return
                 raise ConfigError(
-                    f"send_event({event!r}) expects a dict of the event's fields, not {type(properties).__name__}; "
-                    "use send_config(config) for a config: it reads the fields of config_map from it"
+                    f"send_event({event_type!r}) expects a dict of the event's fields, not {type(properties).__name__}"
                 )
-            self._record(event, properties or {})
-            if event == "config-loaded" and not self._sent_system_info:
+            self._record(event_type, properties or {})
+            if event_type == "config-loaded" and not self._sent_system_info:
                 self.send_system_info()
 
     def send_config(
@@ -413,10 +446,8 @@ class TelemetryManager:
 
 
 def _unpickle_manager(app: str) -> TelemetryManager:
-    """Return the manager of an app; one that records nothing if the app is not configured in this process."""
-    return TelemetryManager._instances.get(app) or TelemetryManager._disabled(
-        app, f"{app} is not configured in this process"
-    )
+    """Return the manager of an app; one that records nothing until the app is configured in this process."""
+    return TelemetryManager.get_instance(None if app == _NO_APP else app)
 
 
 def find_manager(function: Callable[..., Any], app: str | None) -> TelemetryManager | None:
