@@ -15,6 +15,7 @@ from typing import Any
 
 import rich_click as click
 
+from tachograph.catalog import AGGREGATES, FACTS, PARTS
 from tachograph.cli._main import main
 from tachograph.diagnostics import RULES, SIGNALS, Rule, threshold_table
 from tachograph.records import KINDS
@@ -22,6 +23,9 @@ from tachograph.records._secret_formats import FORMATS
 from tachograph.server._openapi import openapi
 from tachograph.settings import settings_table
 from tachograph.sinks.notify import EVENTS, PLACEHOLDERS, notify_table
+from tachograph.train._config import GROUPS
+from tachograph.train._dataset_config import CustomFormat, DatasetConfig
+from tachograph.train._known_keys import IGNORED, UNSUPPORTED
 from tachograph.usage import UsageConfig
 from tachograph.usage._describe import describe_events
 
@@ -48,9 +52,23 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+_COMPLETION = """
+## Shell completion
+
+Your shell can complete commands, options and the names of runs. Add one of these lines to its start-up file:
+
+```console
+$ eval "$(_TACHO_COMPLETE=bash_source tacho)"    # ~/.bashrc
+$ eval "$(_TACHO_COMPLETE=zsh_source tacho)"     # ~/.zshrc
+$ _TACHO_COMPLETE=fish_source tacho | source     # ~/.config/fish/config.fish
+```
+"""
+
+
 def commands_page() -> str:
     """Return the page on commands."""
     lines = ["# Commands", "", "`tacho`, `tachograph` and `python -m tachograph` run the same command.", ""]
+    lines += [inspect.cleandoc(_COMPLETION), ""]
     for name, command in _commands(main):
         parameters = [parameter for parameter in command.params if parameter.name]
         arguments = " ".join(str(parameter.human_readable_name) for parameter in parameters if _is_argument(parameter))
@@ -160,6 +178,60 @@ def masking_page(page: str) -> str:
     return _replace_tables(page, {"formats": ["| secret | looks like |", "|---|---|", *rows]})
 
 
+def train_page(page: str) -> str:
+    """Return the page on training with the current keys."""
+    keys = []
+    for group in GROUPS:
+        keys += [f"**{inspect.cleandoc(group.__doc__ or '').rstrip('.')}**", "", *_key_rows(group), ""]
+    return _replace_tables(
+        page,
+        {
+            "train_keys": ["", *keys],
+            "dataset_keys": _key_rows(DatasetConfig),
+            "format_keys": _key_rows(CustomFormat),
+            "unsupported_keys": [
+                "| key | instead |",
+                "|---|---|",
+                *(f"| `{key}` | {reason} |" for key, reason in sorted(UNSUPPORTED.items())),
+            ],
+            "ignored_keys": [
+                "| key | reason |",
+                "|---|---|",
+                *(f"| `{key}` | {reason} |" for key, reason in sorted(IGNORED.items())),
+            ],
+        },
+    )
+
+
+def _key_rows(model: Any) -> list[str]:
+    """Return the table of the keys of a pydantic model."""
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if field.is_required():
+            shown = "required"
+        elif default in (None, "", [], {}):
+            shown = ""
+        else:
+            text = str(default).lower() if isinstance(default, bool) else str(default)
+            shown = f"`{text}`".replace("\n", " ")
+        rows.append(f"| `{name}` | {shown} | {field.description} |")
+    return rows
+
+
+def runs_page(page: str) -> str:
+    """Return the page on runs with its tables of fields."""
+    facts = [f"| `{name}` | {fact.meaning} |" for name, fact in FACTS.items()]
+    aggregates = [f"| `{name}` | {meaning} |" for name, meaning in AGGREGATES.items()]
+    parts = [f"| {name} | {meaning} |" for name, meaning in PARTS.items()]
+    tables = {
+        "facts": ["| field | meaning |", "|---|---|", *facts],
+        "aggregates": ["| aggregate | meaning |", "|---|---|", *aggregates],
+        "parts": ["| part | content |", "|---|---|", *parts],
+    }
+    return _replace_tables(page, tables)
+
+
 def _replace_tables(page: str, tables: dict[str, list[str]]) -> str:
     """Return a page with the text between each pair of markers replaced."""
     for name, lines in tables.items():
@@ -173,16 +245,19 @@ def pages() -> dict[Path, str]:
     journal, api, notifications = DOCS / "journal.md", DOCS / "api.md", DOCS / "notifications.md"
     usage = DOCS / "usage.md"
     diagnosis = DOCS / "diagnosis.md"
-    masking = DOCS / "masking.md"
+    masking, train = DOCS / "masking.md", DOCS / "train.md"
+    runs = DOCS / "runs.md"
     return {
         **{DOCS / "rules" / f"{name}.md": rule_page(rule) for name, rule in RULES.items()},
         diagnosis: diagnosis_page(diagnosis.read_text(encoding="utf-8")),
         masking: masking_page(masking.read_text(encoding="utf-8")),
+        train: train_page(train.read_text(encoding="utf-8")),
         DOCS / "settings.md": settings_page(),
         DOCS / "commands.md": commands_page(),
         journal: journal_page(journal.read_text(encoding="utf-8")),
         api: api_page(api.read_text(encoding="utf-8")),
         notifications: notifications_page(notifications.read_text(encoding="utf-8")),
+        runs: runs_page(runs.read_text(encoding="utf-8")),
         usage: _replace_tables(
             usage.read_text(encoding="utf-8"), {"schemas": describe_events(UsageConfig(app="greyjacket")).splitlines()}
         ),

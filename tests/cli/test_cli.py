@@ -52,7 +52,7 @@ def test_ls_lists_and_filters_runs(runs):
     assert (good["step"], good["max_steps"], good["train_loss"]) == (19, 20, 0.05)
 
 
-@pytest.mark.parametrize("name", ["train_loss", "loss", "train/loss"])
+@pytest.mark.parametrize("name", ["train_loss", "loss", "training_loss", "Train Loss", "train/loss_step"])
 def test_loss_is_shown_under_its_usual_names(logs, name):
     with tachograph.init("x", log_dir=str(logs), console=False) as run:
         for step in range(3):
@@ -121,6 +121,46 @@ def test_tail_prints_last_records(runs):
     assert tacho("tail", "good", "--log-dir", runs, "-n", 0) == ""
 
 
+def test_tail_of_an_unknown_kind_fails(runs):
+    done = tacho("tail", "good", "--log-dir", runs, "-e", "chekpoint", check=False)
+    assert done.returncode == 2
+    assert "checkpoint" in done.stderr
+
+
+def test_run_of_a_missing_program_exits_like_a_shell(logs):
+    done = tacho("run", "--log-dir", logs, "--", "no-such-program", check=False)
+    assert done.returncode == 127
+    assert "no-such-program" in done.stderr
+
+
+def test_show_and_ls_are_readable_at_40_columns(logs):
+    with tachograph.init("quite-a-long-run-name", log_dir=str(logs), console=False, system_interval_s=0) as run:
+        for step in range(100):
+            run.log({"train_loss": 1 / (step + 1), "loss": 1 / (step + 1), "eval_samples_per_second": 5.0}, step=step)
+    shown = tacho("show", "quite-a-long-run-name", "--log-dir", logs, columns=40)
+    listed = tacho("ls", "--log-dir", logs, columns=40)
+    assert max(map(len, [*shown.splitlines(), *listed.splitlines()])) <= 40
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["train_loss", "0.01", "0.01"] in [row[:3] for row in rows]
+    assert len([row for row in rows if row[:1] == ["train_loss"] and set(row[-1]) <= set("▁▂▃▄▅▆▇█")]) == 1
+    assert not [row for row in rows if row[:1] == ["loss"]]  # the same metric under another name
+    assert "0.01" in listed
+    assert "…" not in shown + listed
+
+
+def test_run_names_are_completed(runs):
+    words = {"COMP_WORDS": f"tacho show --log-dir {runs} go", "COMP_CWORD": "4", "_TACHO_COMPLETE": "bash_complete"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv[0] = 'tacho'; from tachograph.cli import main; main()"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **words},
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.stdout.split() == ["plain,good"]
+
+
 def test_tail_survives_closed_pipe(runs):
     command = f"{sys.executable} -m tachograph tail {runs / 'good'} | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
@@ -160,6 +200,8 @@ def test_follow_and_control_a_running_run(logs, script):
     assert "applied; current value: 20" in tacho(
         "control", "live", "--log-dir", logs, "--log-every", 20, "--wait", HANG_S
     )
+    assert "takes effect" in tacho("control", "live", "--log-dir", logs, "--log-every", "default", "--wait", 2)
+    assert "expected a number" in tacho("control", "live", "--log-dir", logs, "--log-every", "few", check=False).stderr
     assert "clamped; current value: 10" in tacho(
         "control", "live", "--log-dir", logs, "--set", "lr_scale=99", "--wait", HANG_S
     )
@@ -226,6 +268,17 @@ def test_ctrl_c_ends_following_at_any_moment(logs, script):
         """
     code, _out, err = script(source, logs / "live").wait()
     assert (code, err) == (-signal.SIGINT, "")
+
+
+def test_ctrl_c_ends_the_demo_as_interrupted(logs):
+    command = [sys.executable, "-m", "tachograph", "demo", "--log-dir", str(logs), "--steps", "10000000"]
+    demo = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (logs / "demo" / "metrics.jsonl").exists() and len(lines_of(logs / "demo")) > 20)
+    demo.send_signal(signal.SIGINT)
+    _, err = demo.communicate(timeout=HANG_S)
+    assert (demo.returncode, err) == (130, "")
+    assert [run["state"] for run in json.loads(tacho("ls", "--log-dir", logs, "--json"))] == ["interrupted"]
+    assert "interrupted" in tacho("show", "demo", "--log-dir", logs)
 
 
 def test_ctrl_c_while_starting_prints_no_traceback(script):

@@ -28,8 +28,8 @@ _FINAL_STATUSES = {"applied", "clamped", "unchanged", "superseded", "rejected"}
 @json_option
 @click.option(
     "--log-every",
-    type=int,
-    help=f"Steps per step record; clamped to {LOG_EVERY_MIN} … {LOG_EVERY_MAX}.",
+    metavar="N|default",
+    help=f"Steps per step record; clamped to {LOG_EVERY_MIN} … {LOG_EVERY_MAX}. `default` is the value at the start.",
 )
 @click.option("--set", "values", multiple=True, metavar="NAME=VALUE", help="Set a control that the run registered.")
 @click.option("--checkpoint-now", is_flag=True, help="Request a checkpoint.")
@@ -45,7 +45,7 @@ def control(
     run: str,
     log_dir: str,
     as_json: bool,
-    log_every: int | None,
+    log_every: str | None,
     values: tuple[str, ...],
     checkpoint_now: bool,
     profile_steps: int | None,
@@ -56,7 +56,7 @@ def control(
     history = read(run, log_dir)
     wanted: dict[str, Any] = dict(_parse_assignment(text) for text in values)
     if log_every is not None:
-        wanted["log_every"] = log_every
+        wanted["log_every"] = _parse_log_every(log_every, history)
     if checkpoint_now:
         wanted["checkpoint_now"] = True
     if profile_steps is not None:
@@ -77,6 +77,16 @@ def control(
             click.echo(_format_answer(name, value, answers.get(name)))
     if any(answer.get("status") == "rejected" for answer in answers.values()):
         raise SystemExit(1)
+
+
+def _parse_log_every(text: str, history: RunHistory) -> Any:
+    if text == "default":
+        return history.controls["log_every"].initial
+    try:
+        return int(text)
+    except ValueError:
+        message = f"{text!r}: expected a number of steps, or default"
+        raise click.BadParameter(message, param_hint="--log-every") from None
 
 
 def _parse_assignment(text: str) -> tuple[str, Any]:

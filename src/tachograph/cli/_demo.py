@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -64,7 +65,8 @@ def _train_and_serve(log_dir: str, options: list[str], *, port: int, open_browse
     try:
         run_dashboard(log_dir, port=port, open_browser=open_browser)
     finally:
-        trainer.terminate()
+        # As Ctrl-C in its terminal would: the run ends as interrupted, not as failed.
+        trainer.terminate() if sys.platform == "win32" else trainer.send_signal(signal.SIGINT)
         try:
             trainer.wait(timeout=10)
         except subprocess.TimeoutExpired:

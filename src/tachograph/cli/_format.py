@@ -6,6 +6,7 @@ run name or an error message cannot drive the terminal.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -13,9 +14,10 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tachograph._base.text import format_duration
@@ -23,6 +25,7 @@ from tachograph.journal import RunState
 from tachograph.records import to_json
 
 __all__ = [
+    "Sparkline",
     "add_row",
     "ago",
     "bar",
@@ -43,6 +46,7 @@ _STATE_STYLES = {
     RunState.RUNNING: "bold green",
     RunState.FINISHED: "cyan",
     RunState.FAILED: "bold red",
+    RunState.INTERRUPTED: "yellow",
     RunState.CRASHED: "bold red",
     RunState.STALE: "yellow",
 }
@@ -128,9 +132,30 @@ def bar(share: float, *, is_live: bool, width: int = 40) -> ProgressBar:
     return ProgressBar(total=1.0, completed=share, width=width, pulse=False, style="dim" if is_live else "bar.back")
 
 
+class _FittingTable(Table):
+    """A table that leaves out its last columns where the terminal is too narrow, so that the others stay readable."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        def width_of(column: Column) -> int:
+            if not column.no_wrap:
+                return column.min_width or len(str(column.header))
+            cells = [column.header, *column.cells]
+            return max(Measurement.get(console, options, cell).maximum for cell in cells)
+
+        table = copy.copy(self)
+        table.columns = list(self.columns)
+        gap = self.padding[1]
+        while (
+            len(table.columns) > 2
+            and sum(map(width_of, table.columns)) + gap * (len(table.columns) - 1) > options.max_width
+        ):
+            table.columns.pop()
+        yield from Table.__rich_console__(table, console, options)
+
+
 def new_table(*headings: str, right: Collection[str] = (), wraps: Collection[str] = ()) -> Table:
     """Return an empty table in the common style; columns in `wraps` may wrap."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = _FittingTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     first, *others = headings
     table.add_column(first, overflow="fold", min_width=12)  # names wrap rather than being truncated
     for heading in others:
@@ -152,6 +177,17 @@ def grid(rows: Sequence[tuple[str, Any]]) -> Table:
         if value not in (None, "", "–"):
             table.add_row(name, Text(value) if isinstance(value, str) else value)
     return table
+
+
+class Sparkline:
+    """A name and its values in one line, as wide as the terminal at most."""
+
+    def __init__(self, name: str, values: Sequence[float]) -> None:
+        self._name, self._values = name, values
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(8, min(60, options.max_width - len(self._name) - 2))
+        yield Text.assemble((f"{self._name}  ", "dim"), (sparkline(self._values, width), "green"))
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:

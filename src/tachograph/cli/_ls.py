@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import rich_click as click
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from tachograph.cli._format import add_row, ago, bar, duration, json_text, new_table, number, plural, safe, state_text
-from tachograph.cli._options import json_option, log_dir_option
-from tachograph.journal import RunState, list_runs
-from tachograph.reader import RunOverview, overview
+from tachograph.cli._format import (
+    add_row,
+    ago,
+    bar,
+    duration,
+    grid,
+    json_text,
+    new_table,
+    number,
+    plural,
+    safe,
+    size,
+    state_text,
+)
+from tachograph.cli._options import json_option, log_dirs_option
+from tachograph.cli._select import parse_columns
+from tachograph.journal import RunState
+from tachograph.reader import RunOverview
+
+if TYPE_CHECKING:
+    from tachograph.catalog import RunGroup, RunRow
 
 __all__ = ["ls"]
 
 # Columns by terminal width; names are never truncated, so a narrow terminal gets fewer columns.
 _WIDE_HEADINGS = ("run", "state", "step", "progress", "loss", "time/step", "duration", "started")
 _MEDIUM_HEADINGS = ("run", "state", "step", "progress", "loss", "started")
-_NARROW_HEADINGS = ("run", "state", "step", "loss")
+_NARROW_HEADINGS = ("run", "state", "loss", "step")
+_GROUPED_COLUMN = "loss.min"
+_MAX_CELL_CHARS = 60
 
 
 @click.command()
-@log_dir_option
+@click.argument("words", metavar="[EXPR]", nargs=-1)
+@log_dirs_option
 @json_option
 @click.option(
     "--state",
@@ -32,32 +54,99 @@ _NARROW_HEADINGS = ("run", "state", "step", "loss")
     type=click.Choice([str(state) for state in RunState]),
     help="Only runs in this state; repeatable.",
 )
-def ls(log_dir: str, as_json: bool, states: tuple[str, ...]) -> None:
-    """List the runs in the log folder, newest first."""
-    runs = [overview(folder) for folder in list_runs(log_dir)]
-    runs = [run for run in runs if not states or str(run.state) in states]
-    runs.sort(key=lambda run: run.started or 0.0, reverse=True)
-    if as_json:
-        click.echo(json_text([msgspec.to_builtins(run) for run in runs]))
-        return
-    console = Console()
-    if not runs:
-        console.print(Text(f"No runs in {os.fspath(log_dir)!r}. Start one with tachograph.init(), or try: tacho demo"))
-        return
-    headings = _WIDE_HEADINGS if console.width >= 110 else _MEDIUM_HEADINGS if console.width >= 78 else _NARROW_HEADINGS
+@click.option("--columns", metavar="FIELDS", help="Fields to show, with commas in between: config.lr,val_loss.min")
+@click.option("--sort", metavar="FIELD", help="Sort by a field; a minus in front means highest first.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Show at most N runs.")
+@click.option(
+    "--group",
+    metavar="FIELDS",
+    help="Group by up to three fields; config means the whole config except seeds, names and paths.",
+)
+@click.option("--archived", is_flag=True, help="Show archived runs, and only these.")
+@click.option("--all", "show_all", is_flag=True, help="Show archived runs, too.")
+def ls(
+    words: tuple[str, ...],
+    log_dirs: tuple[str, ...],
+    as_json: bool,
+    states: tuple[str, ...],
+    columns: str | None,
+    sort: str | None,
+    limit: int | None,
+    group: str | None,
+    archived: bool,
+    show_all: bool,
+) -> None:
+    """List the runs in the log folder, newest first.
+
+    EXPR selects runs, for example: 'state:crashed tag:paper config.lr>=1e-4 loss.min<0.3 started>-14d'. A word is
+    looked for in names, tags and notes. See the page on runs for all fields and operators.
+    """
+    from tachograph.catalog import Catalog, parse_query, sort_rows
+
+    query = parse_query(" ".join(words))
+    shown, grouped_by = parse_columns(columns or ""), parse_columns(group or "")
+    sort_field = (sort or "").removeprefix("-").strip("`")
+    fields = [*shown, *grouped_by, *([sort_field] if sort_field else [])]
+    catalog = Catalog(*log_dirs)
+    needed = [*fields, _GROUPED_COLUMN] if group else fields
+    rows = catalog.select(query, columns=needed, archived=None if show_all else archived)
+    for error in catalog.unknown_fields(query, [field for field in fields if field != "config"]):
+        raise error
+    rows = [row for row in rows if not states or row.get("state") in states]
+    num_hidden = 0 if archived or show_all or rows else len(catalog.select(query, archived=True))
+    if sort_field:
+        rows = sort_rows(rows, sort_field, is_descending=(sort or "").startswith("-"))
+    rows = rows[:limit]
+    if group:
+        _print_groups(rows, grouped_by, shown or [_GROUPED_COLUMN], as_json=as_json)
+    elif as_json:
+        click.echo(json_text([_json_row(row, shown) for row in rows]))
+    elif not rows:
+        _print_nothing(log_dirs, query.text or states, num_hidden)
+    elif shown:
+        Console().print(_chosen_columns(rows, shown))
+    else:
+        Console().print(_default_columns(rows))
+
+
+def _print_nothing(log_dirs: Sequence[str], is_selected: object, num_hidden: int) -> None:
+    places = ", ".join(repr(os.fspath(log_dir)) for log_dir in log_dirs)
+    if num_hidden:
+        text = f"No runs, except {num_hidden} archived: tacho ls --archived"
+    elif is_selected:
+        text = f"No run in {places} matches."
+    else:
+        text = f"No runs in {places}. Start one with tachograph.init(), or try: tacho demo"
+    Console().print(Text(text))
+
+
+def _json_row(row: RunRow, columns: Sequence[str]) -> dict[str, Any]:
+    if columns:
+        return {"name": row.id, **{column: row.get(column) for column in columns}}
+    added = {field: row.get(field) for field in ("display_name", "note", "tags", "archived")}
+    return {**msgspec.to_builtins(row.summary.overview), "name": row.id, **added}
+
+
+# The usual columns ---------------------------------------------------------------------------------------------------
+
+
+def _default_columns(rows: Sequence[RunRow]) -> RenderableType:
+    width = Console().width
+    headings = _WIDE_HEADINGS if width >= 110 else _MEDIUM_HEADINGS if width >= 78 else _NARROW_HEADINGS
     table = new_table(*headings, right={"step", "loss", "time/step"})
-    for run in runs:
-        cells = _row_cells(run)
+    for row in rows:
+        cells = _row_cells(row)
         add_row(table, *(cells[heading] for heading in headings))
-    console.print(table)
+    return table
 
 
-def _row_cells(run: RunOverview) -> dict[str, RenderableType]:
+def _row_cells(row: RunRow) -> dict[str, RenderableType]:
+    run = row.summary.overview
     progress = run.progress
     lost = f" ({run.num_dropped} lost)" if run.num_dropped else ""
     is_live = run.state is RunState.RUNNING
     return {
-        "run": Text(safe(run.name, 60), style="bold"),
+        "run": _title(row),
         "state": state_text(run.state) + Text(lost, style="yellow") + _alert_count(run),
         "step": number(run.step),
         "progress": "–" if progress is None else bar(progress, is_live=is_live, width=8),
@@ -70,6 +159,16 @@ def _row_cells(run: RunOverview) -> dict[str, RenderableType]:
     }
 
 
+def _title(row: RunRow) -> Text:
+    """Return the name of a run, which other commands understand, with its display name and tags."""
+    title = Text(safe(row.id, 60), style="bold")
+    if row.get("display_name"):
+        title += Text(f" {safe(row.get('display_name'), _MAX_CELL_CHARS)}", style="default")
+    if row.annotations.tags:
+        title += Text(f" [{safe(', '.join(row.get('tags')), _MAX_CELL_CHARS)}]", style="dim")
+    return title
+
+
 def _alert_count(run: RunOverview) -> Text:
     if not run.num_open_alerts:
         return Text()
@@ -78,3 +177,88 @@ def _alert_count(run: RunOverview) -> Text:
 
 def _format_milliseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds * 1000:.3g} ms"
+
+
+# Chosen columns ------------------------------------------------------------------------------------------------------
+
+
+def _chosen_columns(rows: Sequence[RunRow], columns: Sequence[str]) -> RenderableType:
+    from tachograph.catalog import best_row
+
+    best = {column: found.id for column in columns if len(rows) > 1 and (found := best_row(rows, column)) is not None}
+    texts = [[_cell(row, column, is_best=best.get(column) == row.id) for column in columns] for row in rows]
+    widths = [max(len(column), *(len(cells[index]) for cells in texts)) for index, column in enumerate(columns)]
+    longest = max(len(_title(row)) for row in rows)
+    if sum(widths) + 2 * len(columns) + min(longest, 30) > Console().width:
+        # Too wide for a table: a block per run.
+        return Group(*(part for row, cells in zip(rows, texts, strict=True) for part in _block(row, columns, cells)))
+    table = new_table("run", *map(safe, columns), right=set(map(safe, columns)))
+    for row, cells in zip(rows, texts, strict=True):
+        add_row(table, _title(row), *cells)
+    return table
+
+
+def _block(row: RunRow, columns: Sequence[str], cells: Sequence[Text]) -> list[RenderableType]:
+    return [_title(row), grid([(f"  {safe(column, 30)}", cell) for column, cell in zip(columns, cells, strict=True)])]
+
+
+def _cell(row: RunRow, column: str, *, is_best: bool = False) -> Text:
+    value = row.get(column)
+    if column == "state":
+        return state_text(row.summary.overview.state)
+    return Text(format_field(column, value), style="bold green" if is_best else "")
+
+
+def format_field(column: str, value: Any) -> str:
+    """Return the value of a field as a person reads it."""
+    if value is None:
+        return "–"
+    from tachograph.catalog import FACTS
+
+    kind = FACTS[column].kind if column in FACTS else "number"
+    if kind == "time":
+        return ago(value)
+    if kind == "duration":
+        return duration(value)
+    if kind == "bytes":
+        return size(value)
+    if kind == "share":
+        return f"{100 * value:.0f} %"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return safe(", ".join(map(str, value)), _MAX_CELL_CHARS)
+    return number(value) if isinstance(value, (int, float)) else safe(" ".join(str(value).split()), _MAX_CELL_CHARS)
+
+
+# Groups --------------------------------------------------------------------------------------------------------------
+
+
+def _print_groups(rows: Sequence[RunRow], fields: Sequence[str], columns: Sequence[str], *, as_json: bool) -> None:
+    from tachograph.catalog import group_rows
+
+    groups = group_rows(rows, fields, columns)
+    if as_json:
+        click.echo(json_text(msgspec.to_builtins(groups)))
+        return
+    if not groups:
+        Console().print(Text("No runs."))
+        return
+    for group in groups:
+        key = ", ".join(f"{field}={format_field(field, value)}" for field, value in group.key.items())
+        parts = [(f"  {safe(column, 30)}", _spread(group, column)) for column in columns]
+        Console().print(
+            Text(safe(key or "all runs", 1_000), style="bold"), grid([("  runs", str(len(group.runs))), *parts])
+        )
+
+
+def _spread(group: RunGroup, column: str) -> str:
+    found = group.columns[column]
+    if found.mean is None:
+        return "–"
+    text = format_field(column, found.mean)
+    if found.spread is not None:
+        text += f" ± {format_field(column, found.spread)}"
+    if found.best is not None and len(group.runs) > 1:
+        text += f", best {format_field(column, found.best)} ({safe(found.best_run, 40)})"
+    return text

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import rich_click as click
 
+from tachograph.journal import list_runs
 from tachograph.settings import Settings
 
-__all__ = ["json_option", "log_dir_option", "run_argument"]
+__all__ = ["json_option", "log_dir_option", "log_dirs_option", "run_argument"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -26,6 +28,20 @@ def log_dir_option(command: Command) -> Command:
     )(command)
 
 
+def log_dirs_option(command: Command) -> Command:
+    """Add `--log-dir` for several folders."""
+    return click.option(
+        "--log-dir",
+        "log_dirs",
+        envvar="TACHO_LOG_DIR",
+        default=[Settings().log_dir],
+        show_default=True,
+        multiple=True,
+        type=click.Path(file_okay=False),
+        help="Folder that contains the runs, also in folders below it; repeatable.",
+    )(command)
+
+
 def json_option(command: Command) -> Command:
     """Add `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
@@ -33,4 +49,10 @@ def json_option(command: Command) -> Command:
 
 def run_argument(command: Command) -> Command:
     """Add the `RUN` argument: a name in the log folder, or a path."""
-    return click.argument("run")(command)
+    return click.argument("run", shell_complete=_complete_run)(command)
+
+
+def _complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of runs that start with the text before the cursor."""
+    log_dir = context.params.get("log_dir") or os.environ.get("TACHO_LOG_DIR") or Settings().log_dir
+    return [folder.name for folder in list_runs(log_dir) if folder.name.startswith(incomplete)]

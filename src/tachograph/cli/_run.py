@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from tachograph.cli._options import log_dir_option
+from tachograph.exceptions import ProgramNotFoundError
 from tachograph.settings import resolve_settings
 
 if TYPE_CHECKING:
     from tachograph.integrations.zero_code import LaunchResult
 
 __all__ = ["run"]
+
+
+class _NotFound(click.ClickException):
+    """Ends with the exit code of a shell that does not find a program."""
+
+    exit_code = 127
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -66,15 +73,18 @@ def run(
             raise click.BadParameter(f"{setting!r}: expected NAME=VALUE, such as log_every=10", param_hint="--set")
         values[key.strip()] = value.strip()
     resolve_settings(values)  # raises here, not inside the program
-    result = launch(
-        command,
-        name=name,
-        resume=resume,
-        tags=tags,
-        settings={**values, "log_dir": log_dir},
-        captures=not no_output,
-        stand_ins=stand_ins,
-    )
+    try:
+        result = launch(
+            command,
+            name=name,
+            resume=resume,
+            tags=tags,
+            settings={**values, "log_dir": log_dir},
+            captures=not no_output,
+            stand_ins=stand_ins,
+        )
+    except ProgramNotFoundError as error:
+        raise _NotFound(str(error)) from error
     _print_outcome(result)
     if result.returncode < 0:
         _die_by_signal(-result.returncode)

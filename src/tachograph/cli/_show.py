@@ -15,6 +15,7 @@ from rich.text import Text
 
 from tachograph.cli._doctor import alert_lines
 from tachograph.cli._format import (
+    Sparkline,
     add_row,
     bar,
     duration,
@@ -26,14 +27,13 @@ from tachograph.cli._format import (
     plural,
     safe,
     size,
-    sparkline,
     state_text,
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.cli._time import recorded_s, render_time, short_time, summarise_time
 from tachograph.journal import RunState, is_csv_current, rebuild_csv
-from tachograph.reader import RankView, RunHistory, read
-from tachograph.records import LOSS_NAMES, flatten
+from tachograph.reader import PluginUse, RankView, RunHistory, find_copies, read
+from tachograph.records import flatten, loss_names_in
 from tachograph.sinks import read_lags
 
 __all__ = ["show", "summary"]
@@ -85,6 +85,7 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "metrics": {name: msgspec.to_builtins(metric) for name, metric in history.metrics.items()},
         "alerts": msgspec.to_builtins(history.alerts),
         "checkpoints": history.latest("checkpoint"),
+        "plugins": msgspec.to_builtins(history.plugins),
         "ranks": msgspec.to_builtins(history.ranks),
         **summarise_time(history),
         "controls": msgspec.to_builtins(history.controls),
@@ -103,16 +104,19 @@ def render(history: RunHistory) -> RenderableType:
     parts: list[RenderableType] = [_header(history), grid(_run_details(history)), Text()]
     if history.open_alerts:
         parts += [alert_lines(history.open_alerts), Text()]
-    loss = next((name for name in LOSS_NAMES if name in history.metrics), None)
+    loss = next(iter(loss_names_in(history.metrics)), None)
     if loss is not None and history.metrics[loss].count > 1:
         values = history.series(loss).values
-        parts += [Text.assemble((f"{loss}  ", "dim"), (sparkline(list(values)), "green")), Text()]
+        parts += [Sparkline(safe(loss, 60), list(values)), Text()]
     results = [(safe(name, 60), number(value)) for name, value in flatten(history.summary).items()]
     if results:
         parts += [grid(results[:_MAX_RESULTS]), Text()]
     parts.append(_metrics_table(history))
     if len(history.attempts) > 1:
         parts += [Text(), _attempts_table(history)]
+    plugins = history.plugins
+    if plugins:
+        parts += [Text(), _plugins_table(plugins, history)]
     ranks = history.ranks
     if ranks:
         parts += [Text(), _ranks_table(ranks)]
@@ -169,7 +173,7 @@ def _run_details(history: RunHistory) -> list[tuple[str, Any]]:
     git = start.get("git")
     rows: list[tuple[str, Any]] = [
         ("started", format_time(began, "%Y-%m-%d %H:%M:%S")),
-        ("recorded", duration(sum(recorded_s(attempt) for attempt in history.attempts))),
+        ("run time", _run_time(history)),
         ("log_every", number(history.controls["log_every"].value)),
         ("sampling", history.sampling or ""),
         ("tags", _join(start.get("tags"))),
@@ -186,6 +190,13 @@ def _run_details(history: RunHistory) -> list[tuple[str, Any]]:
     rows += [(name, number(facts[name])) for name in _CONFIG_FIELDS if facts.get(name) is not None]
     rows.append(("journal", f"{safe(history.folder.journal)} ({size(history.folder.journal.stat().st_size)})"))
     return rows
+
+
+def _run_time(history: RunHistory) -> str:
+    text = duration(history.duration_s)
+    if len(history.attempts) < 2:
+        return text
+    return f"{text}, {duration(sum(map(recorded_s, history.attempts)))} of it in {len(history.attempts)} attempts"
 
 
 def _perf_tag_line(history: RunHistory) -> str:
@@ -215,7 +226,12 @@ def _metrics_table(history: RunHistory) -> RenderableType:
     numbers = ("last", "min", "max", "points", "non-finite")
     table = new_table("metric", *numbers, right=numbers)
     # Logged metrics come first, system metrics last. Window metrics are summarised below, next to the spans.
-    shown = [(name, metric) for name, metric in history.metrics.items() if not name.startswith("window/")]
+    copies = find_copies(history.metrics)
+    shown = [
+        (name, metric)
+        for name, metric in history.metrics.items()
+        if not name.startswith("window/") and name not in copies
+    ]
     if not shown:
         return Text("only spans were recorded", style="dim")
     shown.sort(key=lambda item: item[1].kind == "system")
@@ -244,6 +260,16 @@ def _attempts_table(history: RunHistory) -> RenderableType:
         steps = f"{number(attempt.first_step)} … {number(attempt.last_step)}"
         length = duration(recorded_s(attempt))
         add_row(table, str(attempt.index + 1), steps, number(attempt.num_records), length, safe(status))
+    return table
+
+
+def _plugins_table(plugins: list[PluginUse], history: RunHistory) -> RenderableType:
+    table = new_table("plugin", "active", "changed", wraps=("changed",))
+    for plugin in plugins:
+        changes = [f"{change.count} {change.what}" for change in plugin.changes]
+        active = history.metrics.get(f"plugin/{plugin.name}/active")
+        state = "–" if active is None else "yes" if active.last else "no"
+        add_row(table, safe(plugin.name, 60), state, safe("; ".join([*changes, *plugin.contributes]), 300))
     return table
 
 
@@ -283,15 +309,12 @@ def _checkpoints_table(checkpoints: list[dict[str, Any]]) -> RenderableType:
 
 def _last_output(history: RunHistory) -> list[RenderableType]:
     """Return the last lines of output of a failed run, if `tacho run` recorded them."""
-    logs = history.latest("log")
-    if history.state is not RunState.FAILED or not logs:
-        return []
-    streams = {str(record.get("stream")): str(record.get("text", "")) for record in logs}
-    name = next((name for name in ("stderr", "output") if streams.get(name)), "stdout")
-    lines = [safe(line) for line in streams.get(name, "").splitlines()[-_MAX_OUTPUT_LINES:]]
-    return (
-        [Text(), Text(f"last lines of {name}:", style="dim"), *(Text(f"  {line}") for line in lines)] if lines else []
-    )
+    failure = history.failure
+    for stream, text in failure.output.items() if failure else ():
+        lines = [safe(line) for line in text.splitlines()[-_MAX_OUTPUT_LINES:]]
+        title = Text(f"last lines of {safe(stream)}:", style="dim")
+        return [Text(), title, *(Text(f"  {line}") for line in lines)]
+    return []
 
 
 def _error_lines(history: RunHistory) -> list[RenderableType]:

@@ -16,6 +16,7 @@ from tachograph.cli._format import format_time, json_text, number, plural, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.journal import JournalFollower, RunFolder, RunState, find_run
 from tachograph.reader import overview
+from tachograph.records import KINDS
 
 __all__ = ["tail"]
 
@@ -78,7 +79,15 @@ _LONG_TEXT_FIELDS = {"reason", "error_message", "where"}
     "-n", "--lines", default=20, show_default=True, type=click.IntRange(0), help="Number of past records to print."
 )
 @click.option("-f", "--follow", is_flag=True, help="Print new records until the run ends.")
-@click.option("-e", "--event", "events", multiple=True, help="Only records of this kind; repeatable.")
+@click.option(
+    "-e",
+    "--event",
+    "events",
+    multiple=True,
+    type=click.Choice(list(KINDS)),
+    metavar="KIND",
+    help="Only records of this kind, such as alert; repeatable.",
+)
 def tail(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, events: tuple[str, ...]) -> None:
     """Print the last records of a run, and follow new ones."""
     if follow and threading.current_thread() is threading.main_thread():

@@ -209,11 +209,9 @@ def _checkpoint_table(saves: list[dict[str, Any]]) -> RenderableType:
 
 
 def _goodput_lines(goodput: Goodput) -> list[RenderableType]:
-    line = Text.assemble(
-        ("goodput  ", "dim"),
-        (f"{goodput.share:.1%}", "bold"),
-        f"  {duration(goodput.productive_s)} of productive training in {duration(goodput.wall_s)}",
-    )
+    line = Text(f"{duration(goodput.productive_s)} of productive training in {duration(goodput.wall_s)}")
+    if goodput.is_meaningful:
+        line = Text.assemble(("goodput  ", "dim"), (f"{goodput.share:.1%}  ", "bold"), line)
     table = new_table("other time", "time", "of the run", right=("time", "of the run"))
     rest = {name: getattr(goodput, name) for name in _OTHER_TIME_LABELS}
     for name, seconds in sorted(rest.items(), key=lambda item: -item[1]):

@@ -28,6 +28,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
 from tachograph._base.typed import convert, decode_json
+from tachograph.catalog import Catalog
 from tachograph.exceptions import did_you_mean
 from tachograph.server._access import Access, AccessGate, set_token_cookie
 from tachograph.server._errors import ApiError, error_response
@@ -71,7 +72,7 @@ def create_app(
         static: The folder of the built user interface; defaults to the one in the package.
         is_closing: Returns True once the server shuts down; live streams end then.
     """
-    store = Store(log_dir)
+    store, catalog = Store(log_dir), Catalog(log_dir)
     access = access or Access()
     # One Starlette route per path: only then does it answer a wrong method with 405 and all allowed methods.
     by_path: dict[str, dict[str, Route]] = {}
@@ -79,7 +80,7 @@ def create_app(
         by_path.setdefault(route.path, {})[route.method] = route
     static = static or Path(str(importlib.resources.files("tachograph.server"))) / "static"
     routes = [
-        StarletteRoute(path, _api_endpoint(by_method, store), methods=list(by_method))
+        StarletteRoute(path, _api_endpoint(by_method, store, catalog), methods=list(by_method))
         for path, by_method in by_path.items()
     ]
     routes += [
@@ -108,14 +109,14 @@ async def _limit_threads(app: Starlette) -> AsyncIterator[None]:
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def _api_endpoint(routes: dict[str, Route], store: Store) -> Endpoint:
+def _api_endpoint(routes: dict[str, Route], store: Store, catalog: Catalog) -> Endpoint:
     """Return the endpoint of one path, given its routes by method."""
 
     async def endpoint(request: Request) -> Response:
         route = routes["GET" if request.method == "HEAD" else request.method]
         query = _parse_query(route.query, request)
         body = _parse_body(route.body, await request.body()) if route.body else None
-        context = RequestContext(store, dict(request.path_params), query, body)
+        context = RequestContext(store, catalog, dict(request.path_params), query, body)
         result = await run_in_threadpool(handle_request, route, context)
         if isinstance(result, Response):
             return result

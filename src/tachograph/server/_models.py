@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from tachograph.journal import RunState
+from tachograph.reader import Failure, PluginUse
 from tachograph.store import Line, Mark, SpanView
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "LoginRequest",
     "MetricView",
     "MetricsPage",
+    "NoticeView",
     "Number",
     "RecordQuery",
     "RecordsPage",
@@ -164,8 +166,18 @@ class GoodputView(msgspec.Struct, kw_only=True):
 
     share: float
     """Productive training time divided by wall time."""
+    is_meaningful: bool
+    """Whether the run is long enough for its share to say something: a minute."""
     wall_s: float
     parts_s: dict[str, float]
+
+
+class NoticeView(msgspec.Struct, kw_only=True):
+    """Data that the training code logged and that no chart shows."""
+
+    field: str | None = None
+    """The metric; null if it concerns whole records."""
+    reason: str
 
 
 class RunDetail(RunSummary, kw_only=True):
@@ -186,6 +198,10 @@ class RunDetail(RunSummary, kw_only=True):
     """Other facts about the run, such as model and LoRA settings."""
     system: dict[str, Any] = {}
     git: dict[str, Any] = {}
+    plugins: list[PluginUse] = []
+    """The training plugins of the last attempt."""
+    failure: Failure | None = None
+    """Why the run failed or crashed."""
     goodput: GoodputView | None = None
     phases_s: dict[str, float] = {}
     """Seconds of the training loop by phase."""
@@ -196,6 +212,8 @@ class RunDetail(RunSummary, kw_only=True):
     num_lost_records: int = 0
     num_bad_lines: int = 0
     """Unreadable journal lines."""
+    notices: list[NoticeView] = []
+    """Logged data that no chart shows, such as arrays and values of unknown types."""
     checkpoints: list[JournalRecord] = []
 
 
@@ -205,6 +223,10 @@ class MetricView(msgspec.Struct, kw_only=True):
     name: str
     kind: str
     count: int
+    signal: str | None = None
+    """What it measures under any of its usual names: `loss`, `val_loss`, `lr`, `grad_norm`, `step_s`, …"""
+    same_as: str | None = None
+    """The metric that has the same values under its usual name; this one need not be shown."""
     last: Number | None = None
     last_step: int | None = None
     low: float | None = None
@@ -432,6 +454,8 @@ class ControlView(msgspec.Struct, kw_only=True):
     name: str
     kind: Literal["bool", "int", "float"]
     value: float | bool | None = None
+    initial: float | bool | None = None
+    """The value that the training code started with; it can be requested even if it is out of range."""
     min: float | None = None
     max: float | None = None
 

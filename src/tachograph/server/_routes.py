@@ -12,6 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from tachograph._base.text import csv_text
 from tachograph._version import __version__
+from tachograph.catalog import AnnotationError, Catalog, RunRow
 from tachograph.exceptions import ConfigError, ControlError, RunNotFoundError
 from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page
@@ -39,6 +40,28 @@ from tachograph.server._models import (
     TracesPage,
     encode_number,
 )
+from tachograph.server._table import (
+    act_on_runs,
+    annotate_run,
+    build_annotations,
+    build_fields_page,
+    build_groups_page,
+    build_table_page,
+    build_trash_page,
+)
+from tachograph.server._table_models import (
+    AnnotationRequest,
+    AnnotationResult,
+    AnnotationsView,
+    BulkRequest,
+    BulkResult,
+    FieldsPage,
+    GroupQuery,
+    TableGroupsPage,
+    TablePage,
+    TableQuery,
+    TrashPage,
+)
 from tachograph.server._traces import build_traces_page, download_trace
 from tachograph.store import Store, StoredRun
 
@@ -52,6 +75,7 @@ class RequestContext(NamedTuple):
     """A parsed and validated request."""
 
     store: Store
+    catalog: Catalog
     path: dict[str, str]
     query: Any
     body: Any
@@ -69,6 +93,13 @@ class RequestContext(NamedTuple):
         except OSError as error:
             raise ApiError(503, "unreadable", f"cannot read the journal: {error.strerror or error}") from error
         return run
+
+    def row(self) -> RunRow:
+        """Return the run named in the path as a row of the table."""
+        try:
+            return self.catalog.row(self.path["run"])
+        except RunNotFoundError as error:
+            raise ApiError(404, "no_such_run", str(error)) from error
 
 
 class Route(NamedTuple):
@@ -92,6 +123,8 @@ def handle_request(route: Route, context: RequestContext) -> Response | msgspec.
     try:
         result: Response | msgspec.Struct = route.handler(context)
         return result
+    except AnnotationError as error:
+        raise ApiError(409, "not_annotated", str(error)) from error
     except ControlError as error:
         raise ApiError(409, "not_steerable", str(error)) from error
     except ConfigError as error:
@@ -259,4 +292,51 @@ ROUTES = [
         body=ControlRequest,
         status=202,
     ),
+    Route(
+        "GET",
+        "/api/v1/table",
+        "Return the runs that match an expression, with any of their fields, sorted.",
+        lambda context: build_table_page(context.catalog, context.query),
+        TablePage,
+        TableQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/table/groups",
+        "Group the runs that match an expression; return mean, spread and best of fields.",
+        lambda context: build_groups_page(context.catalog, context.query),
+        TableGroupsPage,
+        GroupQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/table/fields",
+        "List the fields of all runs.",
+        lambda context: build_fields_page(context.catalog),
+        FieldsPage,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/annotations",
+        "Return the name, note, tags and remarks that people gave a run.",
+        lambda context: build_annotations(context.row()),
+        AnnotationsView,
+    ),
+    Route(
+        "POST",
+        "/api/v1/runs/{run}/annotations",
+        "Change the annotations of a run.",
+        lambda context: annotate_run(context.row(), context.body),
+        AnnotationResult,
+        body=AnnotationRequest,
+    ),
+    Route(
+        "POST",
+        "/api/v1/bulk",
+        "Annotate several runs, move them to the trash, or restore them.",
+        lambda context: act_on_runs(context.catalog, context.body),
+        BulkResult,
+        body=BulkRequest,
+    ),
+    Route("GET", "/api/v1/trash", "List removed runs.", lambda context: build_trash_page(context.catalog), TrashPage),
 ]

@@ -10,8 +10,18 @@ import msgspec
 
 from tachograph.exceptions import ConfigError
 from tachograph.journal import REQUESTS, RunState, state_at_end
-from tachograph.reader import Attempt, RunDigest, RunOverview, accepts_requests, overview, request_control
-from tachograph.records import LOSS_NAMES, POINT_KINDS, finite_or_none, mark_non_finite
+from tachograph.reader import (
+    Attempt,
+    Failure,
+    PluginUse,
+    RunDigest,
+    RunOverview,
+    accepts_requests,
+    find_copies,
+    overview,
+    request_control,
+)
+from tachograph.records import POINT_KINDS, finite_or_none, loss_names_in, mark_non_finite, signal_of
 from tachograph.server._models import (
     CURSOR_PATTERN,
     AttemptView,
@@ -22,6 +32,7 @@ from tachograph.server._models import (
     GoodputView,
     MetricsPage,
     MetricView,
+    NoticeView,
     RecordQuery,
     RecordsPage,
     RequestIds,
@@ -72,9 +83,15 @@ _NON_FACT_FIELDS = {
     *("process", "log_every", "max_steps", "tachograph"),
 }
 _MAX_CHECKPOINTS = 50
+_MAX_TEXT_CHARS = 40_000
 _MAX_SPAN_RECORDS = 1_000
 _MAX_ANSWERS = 100
-_ROUTINE_EVENT = re.compile("_metrics_update$|^control_(ack|registered)$")
+_MAX_NOTICES = 50
+_MAX_REASON_CHARS = 300
+_NOTICED_PROBLEMS = {"value_not_stored", "value_not_charted"}
+_ROUTINE_EVENT = re.compile(
+    "_metrics_update$|^control_(ack|registered)$|^one_logger_initialization$|^update_training_telemetry_config$"
+)
 _CURSOR = re.compile(CURSOR_PATTERN)
 
 
@@ -113,7 +130,7 @@ def build_open_run_summary(run: StoredRun) -> RunSummary:
     """Return the summary of an open run. Its index covers more than the head and tail of the journal."""
     found = build_run_summary(overview(run.folder))
     if found.train_loss is None:
-        known = (run.last_value(name) for name in LOSS_NAMES)
+        known = (run.last_value(name) for name in loss_names_in(run.metric_names))
         found.train_loss = encode_number(next((value for value in known if value is not None), None))
     with run.lock:
         if run.indexed == 1.0:  # an open alert can be older than the tail of the journal
@@ -149,12 +166,15 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             facts=mark_non_finite(facts),
             system=mark_non_finite({name: start[name] for name in _SYSTEM_FIELDS if start.get(name) is not None}),
             git=mark_non_finite(start["git"]) if isinstance(start.get("git"), dict) else {},
+            plugins=[_build_plugin(plugin) for plugin in digest.plugins],
+            failure=_build_failure(digest),
             goodput=None if goodput is None else _build_goodput(goodput),
             phases_s=digest.phases,
             sampling=digest.sampling,
             num_records=digest.counts,
             num_lost_records=digest.num_lost_records,
             num_bad_lines=run.num_bad_lines,
+            notices=_list_notices(digest),
             checkpoints=mark_non_finite(_list_checkpoints(digest)[-_MAX_CHECKPOINTS:]),
         )
 
@@ -198,15 +218,43 @@ def _build_attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:
     )
 
 
+def _build_failure(digest: RunDigest) -> Failure | None:
+    failure = digest.failure
+    if failure is not None:
+        failure.traceback = failure.traceback[-_MAX_TEXT_CHARS:]
+        failure.output = {stream: text[-_MAX_TEXT_CHARS:] for stream, text in failure.output.items()}
+        failure.time = finite_or_none(failure.time)
+    return failure
+
+
+def _list_notices(digest: RunDigest) -> list[NoticeView]:
+    """Return each problem with logged data once, oldest first."""
+    found: dict[tuple[str | None, str], NoticeView] = {}
+    for record in digest.latest("telemetry_error"):
+        field, reason = record.get("field"), str(record.get("reason", ""))[:_MAX_REASON_CHARS]
+        kind = str(record.get("kind"))
+        is_rejected = kind == "records_lost" and reason.startswith("log() expects")
+        if kind in _NOTICED_PROBLEMS or is_rejected:
+            notice = NoticeView(field=str(field)[:_MAX_REASON_CHARS] if field else None, reason=reason)
+            found.setdefault((notice.field, reason), notice)
+    return list(found.values())[:_MAX_NOTICES]
+
+
+def _build_plugin(plugin: PluginUse) -> PluginUse:
+    return msgspec.structs.replace(plugin, options=mark_non_finite(plugin.options))
+
+
 def _build_goodput(goodput: Any) -> GoodputView:
     fields = msgspec.structs.asdict(goodput)
     wall_s = fields.pop("wall_s")
     parts_s = {name.removesuffix("_s"): value for name, value in fields.items()}
-    return GoodputView(share=goodput.share, wall_s=wall_s, parts_s=parts_s)
+    return GoodputView(share=goodput.share, is_meaningful=goodput.is_meaningful, wall_s=wall_s, parts_s=parts_s)
 
 
 def build_metrics_page(run: StoredRun) -> MetricsPage:
     """Return a summary of every metric."""
+    summaries = run.metrics()
+    copies = find_copies(summaries)
     return MetricsPage(
         version=run.version,
         indexed=run.indexed,
@@ -215,13 +263,15 @@ def build_metrics_page(run: StoredRun) -> MetricsPage:
                 name=name,
                 kind=item.kind,
                 count=item.count,
+                signal=(signal_of(name) or (None,))[0],
+                same_as=copies.get(name),
                 last=encode_number(item.last),
                 last_step=item.last_step,
                 low=finite_or_none(item.low),
                 high=finite_or_none(item.high),
                 num_not_finite=item.num_not_finite,
             )
-            for name, item in run.metrics().items()
+            for name, item in summaries.items()
         ],
     )
 
@@ -231,6 +281,8 @@ def build_series_page(run: StoredRun, query: SeriesQuery) -> SeriesPage:
     with run.lock:
         after = _parse_cursor(query.after, run.generation)
         axis, low, high, shift = resolve_range(run, query)
+        if axis == "epoch":
+            after = None  # a new step may move earlier ones: the length of an epoch is known when it ends
         # The lock is held throughout: all series and the cursor must be of the same moment.
         found = []
         for name in dict.fromkeys(query.name):
@@ -330,6 +382,7 @@ def build_controls_page(run: StoredRun) -> ControlsPage:
                     name=name,
                     kind=_control_kind(view.value),
                     value=_control_value(view.value),
+                    initial=_control_value(view.initial),
                     min=finite_or_none(view.min),
                     max=finite_or_none(view.max),
                 )

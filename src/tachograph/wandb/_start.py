@@ -245,7 +245,7 @@ def _last_unfinished(log_dir: str) -> tuple[RunFolder, str] | None:
     known = [(folder.journal.stat().st_mtime, folder, _id_of(folder)) for folder in list_runs(log_dir)]
     for _, folder, run_id in sorted(known, key=lambda item: -item[0]):
         if run_id is not None:
-            is_open = overview(folder).state in (RunState.CRASHED, RunState.FAILED)
+            is_open = overview(folder).state in (RunState.CRASHED, RunState.FAILED, RunState.INTERRUPTED)
             return (folder, run_id) if is_open else None
     return None
 

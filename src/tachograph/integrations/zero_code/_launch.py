@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from tachograph._init import init
-from tachograph.exceptions import ConfigError, LogDirError, TachographError
+from tachograph.exceptions import ConfigError, LogDirError, ProgramNotFoundError, TachographError
 from tachograph.integrations.zero_code._launch_spec import ChildReport, LaunchSpec, read_child_reports
 from tachograph.integrations.zero_code._output import ProgramOutput, tee_output
 from tachograph.journal import RunFolder, RunState
@@ -37,6 +37,7 @@ from tachograph.records import check_run_name
 
 __all__ = ["LaunchResult", "launch"]
 
+_UNSUCCESSFUL = frozenset({RunState.FAILED, RunState.INTERRUPTED})
 _FORWARDED_SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _CAPTURE_TIMEOUT_S = 1.0
 
@@ -76,7 +77,8 @@ def launch(
         captures: whether to keep the last lines of its output. If so, the output passes through this process.
 
     Raises:
-        ConfigError: if the program cannot be started, or cannot be instrumented.
+        ProgramNotFoundError: if there is no such program.
+        ConfigError: if the program cannot be instrumented.
         RunNameError: if the name is not a valid folder name.
         LogDirError: if the log folder is not writable.
     """
@@ -127,7 +129,7 @@ def _resolve_command(command: Sequence[str]) -> list[str]:
         resolved.insert(0, sys.executable)
     program = shutil.which(resolved[0])
     if program is None:
-        raise ConfigError(
+        raise ProgramNotFoundError(
             f"{resolved[0]!r} is not an executable program; check the path, or write `python {resolved[0]}`"
         )
     if os.path.basename(program).startswith("python"):
@@ -315,12 +317,12 @@ def _append_end(folder: RunFolder, end: Mapping[str, Any], output: ProgramOutput
     """Append to a run what its own process could not record: its last output and its exit code."""
     found = overview(folder)
     end = dict(end)
-    if found.state in {RunState.FINISHED, RunState.FAILED}:
-        if found.state is RunState.FAILED:
+    if found.state in {RunState.FINISHED, *_UNSUCCESSFUL}:
+        if found.state in _UNSUCCESSFUL:
             end["status"] = "failed"
         elif found.reason != "exit":
             end["status"], end["reason"] = "finished", found.reason  # the program ended its run before its own end
-        if found.reason and (end["status"] == "finished" or found.state is RunState.FAILED):
+        if found.reason and (end["status"] == "finished" or found.state in _UNSUCCESSFUL):
             end["reason"] = found.reason
     with contextlib.suppress(OSError):  # a full disk or a deleted folder: the program's own records are unaffected
         append_after_exit(folder, [*_log_records(output), ("end", end)])

@@ -1,0 +1,129 @@
+"""`tacho tag`, `note`, `rename`, `group`, `archive` and `unarchive`: what people say about runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import rich_click as click
+from rich.console import Console
+from rich.text import Text
+
+from tachograph.cli._format import safe
+from tachograph.cli._options import log_dir_option, run_argument
+from tachograph.cli._select import for_each_run, select_runs, where_option
+
+__all__ = ["archive", "group", "note", "rename", "tag", "unarchive"]
+
+_runs_argument = click.argument("runs", metavar="[RUN]...", nargs=-1)
+
+
+def _annotate_each(
+    log_dir: str, runs: Sequence[str], where: str | None, changes: list[dict[str, Any]], done: str
+) -> None:
+    from tachograph.catalog import RunRow, annotate
+
+    def act(row: RunRow) -> str:
+        annotate(row.folder, changes)
+        return done
+
+    for_each_run(select_runs(log_dir, runs, where), act)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("words", metavar="[RUN]... [+TAG|-TAG]...", nargs=-1, type=click.UNPROCESSED)
+@log_dir_option
+@where_option
+def tag(words: tuple[str, ...], log_dir: str, where: str | None) -> None:
+    """Add tags to runs with +TAG, and remove them with -TAG.
+
+    Without +TAG or -TAG, print the tags. Example: tacho tag run-3 run-7 +paper -draft
+    """
+    from tachograph.catalog import RunRow, annotate
+
+    runs = [word for word in words if word[:1] not in {"+", "-"}]
+    operations = {"+": "add", "-": "remove"}
+    changes = [
+        {"op": operations[word[0]], "field": "tags", "value": word[1:]} for word in words if word[:1] in operations
+    ]
+
+    def act(row: RunRow) -> str:
+        tags = row.get("tags")
+        if changes:
+            annotate(row.folder, changes)
+            from tachograph.catalog import read_annotations
+
+            tags = read_annotations(row.folder).merge_tags(row.summary.overview.tags)
+        return safe(", ".join(tags)) or "no tags"
+
+    for_each_run(select_runs(log_dir, runs, where), act)
+
+
+@click.command()
+@run_argument
+@click.argument("text", required=False)
+@log_dir_option
+@click.option("--at-step", type=click.IntRange(min=0), metavar="N", help="Make it a remark about step N.")
+@click.option("--clear", is_flag=True, help="Remove the note.")
+def note(run: str, text: str | None, log_dir: str, at_step: int | None, clear: bool) -> None:
+    """Write a note about a run, in Markdown; without TEXT, print it with all remarks about steps."""
+    from tachograph.catalog import annotate
+
+    if at_step is not None and text is None:
+        raise click.UsageError("--at-step needs a TEXT")
+    (row,) = select_runs(log_dir, [run], None)
+    if at_step is not None:
+        annotate(row.folder, [{"op": "mark", "global_step": at_step, "text": text}])
+    elif text is not None or clear:
+        annotate(row.folder, [{"op": "set", "field": "note", "value": None if clear else text}])
+    else:
+        lines = [safe(line, 100_000) for line in (row.get("note") or "").splitlines()]
+        lines += [f"step {mark.global_step}: {safe(mark.text, 10_000)}" for mark in row.annotations.marks]
+        Console().print(Text("\n".join(lines) or f'No note. Write one: tacho note {safe(row.id)} "…"'))
+
+
+@click.command()
+@run_argument
+@click.argument("name", required=False)
+@log_dir_option
+@click.option("--clear", is_flag=True, help="Show the name of the folder again.")
+def rename(run: str, name: str | None, log_dir: str, clear: bool) -> None:
+    """Give a run a name to show. Its folder keeps its own, by which commands find it."""
+    from tachograph.catalog import annotate
+
+    if (name is None) != clear:
+        raise click.UsageError("give the run a NAME, or use --clear")
+    (row,) = select_runs(log_dir, [run], None)
+    annotate(row.folder, [{"op": "set", "field": "display_name", "value": None if clear else name}])
+    click.echo(f"{safe(row.id)}: {'shown by its folder' if clear else f'shown as {safe(name)!r}'}")
+
+
+@click.command()
+@click.argument("words", metavar="[RUN]... NAME", nargs=-1, required=True)
+@log_dir_option
+@where_option
+def group(words: tuple[str, ...], log_dir: str, where: str | None) -> None:
+    """Put runs into the group NAME; "" removes them from their group. A group is a word to filter by."""
+    *runs, name = words
+    change = {"op": "set", "field": "group", "value": name}
+    _annotate_each(log_dir, runs, where, [change], f"in group {safe(name)!r}" if name else "in no group")
+
+
+@click.command()
+@_runs_argument
+@log_dir_option
+@where_option
+def archive(runs: tuple[str, ...], log_dir: str, where: str | None) -> None:
+    """Leave runs out of lists. Find them again with: tacho ls --archived"""
+    change = {"op": "set", "field": "archived", "value": True}
+    _annotate_each(log_dir, runs, where, [change], "archived")
+
+
+@click.command()
+@_runs_argument
+@log_dir_option
+@where_option
+def unarchive(runs: tuple[str, ...], log_dir: str, where: str | None) -> None:
+    """Show archived runs in lists again."""
+    change = {"op": "set", "field": "archived", "value": False}
+    _annotate_each(log_dir, runs, where, [change], "not archived")

@@ -1,0 +1,82 @@
+"""`tacho du`: the space that runs take on disk."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+from rich.console import Console
+from rich.text import Text
+
+from tachograph.cli._format import add_row, json_text, new_table, safe, size
+from tachograph.cli._options import json_option, log_dir_option
+
+if TYPE_CHECKING:
+    from tachograph.catalog import RunRow
+
+__all__ = ["du"]
+
+_MAX_SHOWN = 20
+
+
+@click.command()
+@click.argument("words", metavar="[EXPR]", nargs=-1)
+@log_dir_option
+@json_option
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=_MAX_SHOWN, show_default=True, help="Show the N largest runs."
+)
+def du(words: tuple[str, ...], log_dir: str, as_json: bool, limit: int) -> None:
+    """Show the space that runs take on disk, by part, project, tag and month; EXPR selects runs as in tacho ls."""
+    from tachograph.catalog import Catalog, disk_usage, list_trash
+    from tachograph.catalog import parse_query as parse
+
+    rows = Catalog(log_dir).select(parse(" ".join(words)), columns=["project"], archived=None)
+    used = {row.id: disk_usage(row.folder) for row in rows}
+    totals = {row.id: sum(used[row.id].values()) for row in rows}
+    sums = _sums(rows, used, totals)
+    if as_json:
+        runs = [{"name": name, "total": totals[name], **parts} for name, parts in used.items()]
+        click.echo(json_text({"total": sum(totals.values()), **sums, "runs": runs}))
+        return
+    console = Console()
+    if not rows:
+        console.print(Text(f"No runs in {log_dir!r}."))
+        return
+    table = new_table("run", "size", "mostly", right={"size"})
+    for name in sorted(totals, key=lambda name: -totals[name])[:limit]:
+        largest = max(used[name], key=lambda part: used[name][part])
+        add_row(table, safe(name, 60), size(totals[name]), largest)
+    if len(totals) > limit:
+        rest = sum(sorted(totals.values())[: len(totals) - limit])
+        add_row(table, Text(f"… and {len(totals) - limit} more", style="dim"), size(rest))
+    console.print(table)
+    for title, counts in sums.items():
+        shown = [(key, count) for key, count in sorted(counts.items(), key=lambda item: -item[1]) if count]
+        if len(shown) > (0 if title == "parts" else 1):
+            table = new_table(title.rstrip("s"), "size", right={"size"})
+            for key, count in shown[:limit]:
+                add_row(table, safe(key, 60), size(count))
+            console.print(Text(), table)
+    console.print(Text(f"\n{size(sum(totals.values()))} in total", style="bold"))
+    if num_trashed := len(list_trash(log_dir)):
+        console.print(Text(f"{num_trashed} more in the trash; delete with: tacho trash empty", style="dim"))
+
+
+def _sums(rows: list[RunRow], used: dict[str, dict[str, int]], totals: dict[str, int]) -> dict[str, dict[str, int]]:
+    """Return the bytes of each part, project, tag and month."""
+    parts: Counter[str] = Counter()
+    by: dict[str, Counter[str]] = {"projects": Counter(), "tags": Counter(), "months": Counter()}
+    for row in rows:
+        parts.update(used[row.id])
+        started: Any = row.get("started")
+        keys = {
+            "projects": [row.get("project") or "no project"],
+            "tags": row.get("tags") or ["no tag"],
+            "months": [time.strftime("%Y-%m", time.localtime(started)) if started else "unknown"],
+        }
+        for title, names in keys.items():
+            by[title].update(dict.fromkeys(names, totals[row.id]))
+    return {"parts": dict(parts), **{title: dict(counts) for title, counts in by.items()}}

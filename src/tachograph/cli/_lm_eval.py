@@ -1,0 +1,35 @@
+"""`tacho lm-eval`: evaluate a model with the LM Evaluation Harness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import rich_click as click
+
+from tachograph.exceptions import ConfigError
+from tachograph.settings import read_config
+
+__all__ = ["lm_eval"]
+
+
+@click.command("lm-eval")
+@click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
+def lm_eval(config: Path) -> None:
+    """Evaluate a model with the LM Evaluation Harness, as a training config says.
+
+    CONFIG is a YAML file. The keys lm_eval_tasks and other lm_eval_... keys say what is evaluated. The model is
+    lm_eval_model, else hub_model_id, else the one in output_dir. Prints a table and writes JSON to
+    lm_eval_results in output_dir. Other keys have no effect here.
+    """
+    values = read_config(config)
+    try:
+        from tachograph.plugins.lm_eval import evaluate_config
+    except ImportError as error:
+        raise ConfigError(
+            f"lm-eval needs {error.name}, which is not installed: pip install 'tachograph[plugins,lm-eval]'"
+        ) from error
+    from rich.console import Console
+
+    result, path = evaluate_config(values, origin=str(config))
+    Console().print(result.table())
+    click.echo(str(path))

@@ -1,0 +1,103 @@
+"""`tacho train`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import rich_click as click
+from rich.console import Console
+
+from tachograph._base import ranks
+from tachograph.cli._format import add_row, grid, new_table, number, safe
+from tachograph.exceptions import TachographError
+
+if TYPE_CHECKING:
+    from tachograph.train import TrainPlan, TrainResult
+
+__all__ = ["train"]
+
+_MAX_WAIT_S = 60
+
+
+@click.command()
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key of the config, such as learning_rate=1e-4 or datasets.0.path=other.jsonl. May be repeated.",
+)
+@click.option("--dry-run", is_flag=True, help="Check the config and the data, and print what would happen.")
+def train(config: str, overrides: tuple[str, ...], dry_run: bool) -> None:
+    """Train a language model from a config file, with plugins, and record the run.
+
+    Pre-training, SFT, DPO, KTO, ORPO and GRPO; full, LoRA and QLoRA. The keys are those of Axolotl. Config and data are
+    checked before the model is loaded. For several processes, run `torchrun -m tachograph train CONFIG` or
+    `accelerate launch -m tachograph train CONFIG`. Needs `pip install 'tachograph[train]'`.
+    """
+    try:
+        from tachograph.train import load
+    except ImportError as error:
+        raise click.ClickException(
+            f"training needs a package that is not installed ({error}): pip install 'tachograph[train]'"
+        ) from error
+    is_first = ranks.rank() == 0
+    if not is_first:
+        _silence_libraries()
+    try:
+        job = load(config, overrides)
+        if dry_run:
+            plan = job.plan()
+            job.close()
+            if is_first:
+                _print_plan(plan)
+            return
+        if is_first:
+            click.echo("[train] checking the config and the data", err=True)
+        checked = job.check()
+        if is_first:
+            for note in (*job.warnings, *checked.data.notes):
+                click.echo(f"[train] {safe(note, 1000)}", err=True)
+        result = job.run()
+    except TachographError:
+        if not is_first:
+            # Rank 0 finds the same and prints it. The launcher ends all ranks when the first one exits.
+            time.sleep(_MAX_WAIT_S)
+        raise
+    if is_first:
+        _print_result(result)
+
+
+def _silence_libraries() -> None:
+    """Let only rank 0 print warnings and progress bars."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
+
+def _print_plan(plan: TrainPlan) -> None:
+    console = Console()
+    console.print(grid([(name, safe(value, 400)) for name, value in plan.rows]))
+    if plan.plugins:
+        table = new_table("plugin", "would do", wraps=("would do",))
+        for name, lines in plan.plugins.items():
+            for line in lines or ["–"]:
+                add_row(table, safe(name), safe(line, 1000))
+        console.print()
+        console.print(table)
+    for note in plan.notes:
+        click.echo(f"note: {safe(note, 1000)}")
+    click.echo("nothing was trained (--dry-run)")
+
+
+def _print_result(result: TrainResult) -> None:
+    losses = [
+        f"{name} {number(result.metrics[name])}" for name in ("train_loss", "eval_loss") if name in result.metrics
+    ]
+    where = f", recorded in {os.path.relpath(result.run_dir)}" if result.run_dir is not None else ""
+    click.echo(
+        f"[train] {result.num_steps} steps, {', '.join(losses)}; saved in {safe(result.output_dir)}{where}", err=True
+    )

@@ -1,0 +1,100 @@
+"""`tacho rm` and `tacho trash`: remove runs, restore them, or delete them for good."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+import rich_click as click
+from rich.console import Console
+from rich.text import Text
+
+from tachograph.cli._format import add_row, ago, json_text, new_table, plural, safe
+from tachograph.cli._options import json_option, log_dir_option
+from tachograph.cli._select import for_each_run, select_runs, where_option
+
+if TYPE_CHECKING:
+    from tachograph.catalog import RunRow
+
+__all__ = ["rm", "trash"]
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+@click.command()
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@log_dir_option
+@where_option
+@click.option("--force", is_flag=True, help="Also runs that may still be recorded on another machine.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before removing what --where matches.")
+def rm(runs: tuple[str, ...], log_dir: str, where: str | None, force: bool, yes: bool) -> None:
+    """Move runs to the trash. Bring one back with: tacho trash restore RUN"""
+    from tachograph.catalog import trash_run
+
+    rows = select_runs(log_dir, runs, where, archived=None)
+    if where is not None and not yes:
+        names = ", ".join(safe(row.id) for row in rows[:5]) + (" …" if len(rows) > 5 else "")
+        click.confirm(f"Move {plural(len(rows), 'run')} to the trash ({names})?", abort=True)
+
+    def act(row: RunRow) -> str:
+        trash_run(log_dir, row.id, is_forced=force)
+        return "moved to the trash"
+
+    for_each_run(rows, act)
+
+
+@click.group()
+def trash() -> None:
+    """List, restore or delete removed runs."""
+
+
+@trash.command("list")
+@log_dir_option
+@json_option
+def list_(log_dir: str, as_json: bool) -> None:
+    """List the runs in the trash, latest first."""
+    from tachograph.catalog import list_trash
+
+    runs = list_trash(log_dir)
+    if as_json:
+        click.echo(json_text(msgspec.to_builtins(runs)))
+        return
+    if not runs:
+        Console().print(Text("The trash is empty."))
+        return
+    table = new_table("run", "removed", "by", wraps=("by",))
+    for run in runs:
+        add_row(table, safe(run.name, 60), ago(run.removed), safe(run.by, 60))
+    Console().print(table)
+
+
+@trash.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@log_dir_option
+def restore(runs: tuple[str, ...], log_dir: str) -> None:
+    """Move runs back from the trash. A run gets a number if its name is taken."""
+    from tachograph.catalog import restore_run
+
+    for run in runs:
+        name = restore_run(log_dir, run)
+        click.echo(f"{safe(run)}: restored" + (f" as {safe(name)}" if name != run else ""))
+
+
+@trash.command()
+@log_dir_option
+@click.option(
+    "--older-than", default="0s", metavar="AGE", help="Only runs removed at least this long ago, such as 30d."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def empty(log_dir: str, older_than: str, yes: bool) -> None:
+    """Delete the runs in the trash for good."""
+    from tachograph.catalog import empty_trash, list_trash
+
+    age = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", older_than)
+    if age is None:
+        raise click.UsageError(f"--older-than {older_than!r}: expected a number with s, m, h, d or w, such as 30d")
+    if not yes and (runs := list_trash(log_dir)):
+        click.confirm(f"Delete up to {plural(len(runs), 'run')} for good?", abort=True)
+    deleted = empty_trash(log_dir, older_than_s=float(age[1]) * _UNITS_S[age[2]])
+    click.echo(f"deleted {plural(len(deleted), 'run')}")

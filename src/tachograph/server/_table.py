@@ -1,0 +1,244 @@
+"""The table of runs over the API: rows, groups, fields, annotations and actions on several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tachograph.catalog import (
+    AGGREGATES,
+    FACTS,
+    Catalog,
+    FactKind,
+    Query,
+    QueryError,
+    RunRow,
+    annotate,
+    best_row,
+    differing_fields,
+    direction_of,
+    group_rows,
+    inverse_ops,
+    list_trash,
+    needs_full,
+    parse_query,
+    read_annotations,
+    restore_run,
+    sort_rows,
+    trash_run,
+)
+from tachograph.exceptions import TachographError
+from tachograph.server._errors import ApiError
+from tachograph.server._models import encode_number
+from tachograph.server._table_models import (
+    AnnotationChange,
+    AnnotationRequest,
+    AnnotationResult,
+    AnnotationsView,
+    BulkRequest,
+    BulkResult,
+    FieldsPage,
+    FieldView,
+    GroupCell,
+    GroupQuery,
+    MarkView,
+    QueryProblem,
+    RunResult,
+    TableColumn,
+    TableGroup,
+    TableGroupsPage,
+    TableLine,
+    TablePage,
+    TableQuery,
+    TrashPage,
+)
+
+__all__ = [
+    "act_on_runs",
+    "annotate_run",
+    "build_annotations",
+    "build_fields_page",
+    "build_groups_page",
+    "build_table_page",
+    "build_trash_page",
+]
+
+_MAX_S = 0.25
+"""A request computes missing summaries for at most this long."""
+_ARCHIVED = {"no": False, "only": True, "all": None}
+
+
+def build_table_page(catalog: Catalog, query: TableQuery) -> TablePage:
+    """Return the runs that match."""
+    sort_field = query.sort.removeprefix("-")
+    columns = list(dict.fromkeys(query.column))
+    rows, problems, indexed = _select(catalog, query.filter, [*columns, sort_field], query.archived)
+    if sort_field:
+        rows = sort_rows(rows, sort_field, is_descending=query.sort.startswith("-"))
+    shown = rows[query.offset : query.offset + query.limit]
+    differing = set(differing_fields(rows, columns))
+    return TablePage(
+        columns=[_column(rows, column, differs=column in differing) for column in columns],
+        rows=[
+            TableLine(row.id, row.summary.overview.state, [_cell(row.get(column)) for column in columns])
+            for row in shown
+        ],
+        num_matching=len(rows),
+        num_runs=catalog.num_runs,
+        problems=problems,
+        indexed=indexed,
+    )
+
+
+def build_groups_page(catalog: Catalog, query: GroupQuery) -> TableGroupsPage:
+    """Return groups of the runs that match."""
+    fields, columns = list(dict.fromkeys(query.by)), list(dict.fromkeys(query.column))
+    needed = [*columns, *(field for field in fields if field != "config"), "config.*"]
+    rows, problems, indexed = _select(catalog, query.filter, needed, query.archived)
+    groups = group_rows(rows, fields, columns)
+    return TableGroupsPage(
+        by=list(groups[0].key) if groups else fields,
+        columns=columns,
+        groups=[
+            TableGroup(
+                key=[_cell(value) for value in group.key.values()],
+                runs=group.runs,
+                cells=[GroupCell(**msgspec.structs.asdict(group.columns[column])) for column in columns],
+            )
+            for group in groups
+        ],
+        problems=problems,
+        indexed=indexed,
+    )
+
+
+def build_fields_page(catalog: Catalog) -> FieldsPage:
+    """Return all fields that some run has."""
+    rows = catalog.rows(is_full=True, max_s=_MAX_S)
+    counts: dict[str, int] = dict.fromkeys(FACTS, 0)
+    for row in rows:
+        for field in row.fields():
+            name, _, aggregate = field.rpartition(".")
+            if name not in row.summary.metrics or aggregate == "last":
+                counts[field] = counts.get(field, 0) + 1
+    known = [field for field, count in counts.items() if count]
+    differing = set(differing_fields(rows, known))
+    return FieldsPage(
+        fields=[FieldView(field, _kind(rows, field), counts[field], field in differing) for field in known],
+        aggregates=list(AGGREGATES),
+        indexed=catalog.indexed,
+    )
+
+
+def build_trash_page(catalog: Catalog) -> TrashPage:
+    """Return the removed runs of all log folders."""
+    return TrashPage([run for log_dir in catalog.log_dirs for run in list_trash(log_dir)])
+
+
+def build_annotations(row: RunRow) -> AnnotationsView:
+    """Return the annotations of a run."""
+    found = read_annotations(row.folder)
+    marks = [MarkView(**msgspec.structs.asdict(mark)) for mark in found.marks]
+    return AnnotationsView(found.values, found.merge_tags(row.summary.overview.tags), marks)
+
+
+def annotate_run(row: RunRow, request: AnnotationRequest) -> AnnotationResult:
+    """Change the annotations of a run."""
+    undo = _annotate(row, request.changes)
+    return AnnotationResult(build_annotations(row), undo)
+
+
+def act_on_runs(catalog: Catalog, request: BulkRequest) -> BulkResult:
+    """Annotate, remove or restore several runs; a failure does not stop the others."""
+    # An empty expression matches every run, which is hardly ever meant.
+    if bool(request.runs) == (request.filter is not None) or (
+        request.filter is not None and not request.filter.strip()
+    ):
+        raise ApiError(409, "incomplete", "give either `runs`, or a `filter` that is not empty")
+    if request.action == "annotate" and not request.changes:
+        raise ApiError(409, "incomplete", "`annotate` needs `changes`")
+    if request.filter is not None and request.action == "restore":
+        raise ApiError(409, "incomplete", "runs in the trash are restored by name or id: give `runs`")
+    names = request.runs if request.filter is None else _matching(catalog, request.filter)
+    results = [_act(catalog, request, name) for name in dict.fromkeys(names)]
+    return BulkResult(results, sum(result.error is not None for result in results))
+
+
+def _matching(catalog: Catalog, text: str) -> list[str]:
+    # All summaries must be known: an action on a part of the runs that match would be a surprise.
+    try:
+        return [row.id for row in catalog.select(text, archived=None)]
+    except QueryError as error:
+        raise ApiError(409, "bad_filter", error.reason) from None
+
+
+def _act(catalog: Catalog, request: BulkRequest, name: str) -> RunResult:
+    try:
+        if request.action == "restore":
+            return RunResult(name, name=_restore(catalog, name))
+        row = catalog.row(name)
+        if request.action == "trash":
+            return RunResult(name, name=trash_run(row.log_dir, name, is_forced=request.force).id)
+        return RunResult(name, undo=_annotate(row, request.changes))
+    except TachographError as error:
+        return RunResult(name, error=str(getattr(error, "strerror", None) or error))
+
+
+def _restore(catalog: Catalog, name: str) -> str:
+    for log_dir in catalog.log_dirs[:-1]:
+        if any(name in {run.name, run.id} for run in list_trash(log_dir)):
+            return restore_run(log_dir, name)
+    return restore_run(catalog.log_dirs[-1], name)
+
+
+def _annotate(row: RunRow, changes: Sequence[AnnotationChange]) -> list[AnnotationChange]:
+    """Write changes; return those that undo them."""
+    before = read_annotations(row.folder)
+    given = [
+        {name: value for name, value in msgspec.structs.asdict(change).items() if value is not None}
+        for change in changes
+    ]
+    for change in given:
+        if "global_step" in change:  # JSON does not distinguish 3 and 3.0
+            change["global_step"] = int(change["global_step"])
+    done = annotate(row.folder, given)
+    return [AnnotationChange(**change) for change in inverse_ops(before, row.summary.overview.tags, done)]
+
+
+def _select(
+    catalog: Catalog, text: str, columns: Sequence[str], archived: str
+) -> tuple[list[RunRow], list[QueryProblem], float]:
+    """Return the rows that match, problems with the expression and the columns, and the share of known rows."""
+    try:
+        query: Query = parse_query(text)
+        columns = [column for column in columns if column]
+        rows = catalog.select(query, columns=columns, archived=_ARCHIVED[archived], max_s=_MAX_S)
+    except QueryError as error:
+        catalog.rows()
+        return [], [QueryProblem(error.reason, error.position)], 1.0
+    indexed = catalog.indexed if any(map(needs_full, [*query.fields, *query.tested, *columns])) else 1.0
+    if indexed < 1.0:  # a field may be in the rest
+        return rows, [], indexed
+    unknown = catalog.unknown_fields(query, [column for column in columns if column != "config.*"])
+    problems = [QueryProblem(error.reason, error.position if error.text == text else None) for error in unknown]
+    return rows, problems, indexed
+
+
+def _column(rows: Sequence[RunRow], field: str, *, differs: bool) -> TableColumn:
+    best = best_row(rows, field) if len(rows) > 1 else None
+    return TableColumn(field, _kind(rows, field), direction_of(field), best.id if best else None, differs)
+
+
+def _kind(rows: Sequence[RunRow], field: str) -> FactKind:
+    if field in FACTS:
+        return FACTS[field].kind
+    value = next((value for row in rows if (value := row.get(field)) is not None), None)
+    if isinstance(value, bool):
+        return "bool"
+    return "number" if isinstance(value, (int, float)) else "list" if isinstance(value, list) else "text"
+
+
+def _cell(value: Any) -> Any:
+    return encode_number(value) if isinstance(value, float) else value
