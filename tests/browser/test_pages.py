@@ -14,7 +14,7 @@ from tests.browser.test_charts import OPTIONS, write_journal
 from tests.conftest import HANG_S
 from tests.foreign import connect_as_nobody
 
-TABS = ["overview", "charts", "timeline", "health", "events", "completions", "control"]
+TABS = ["charts", "overview", "timeline", "health", "events", "completions", "control"]
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
     "a&b=c#d?e",
@@ -119,7 +119,7 @@ def test_keyboard_shortcuts_work(page, dashboard, logs):
     for key, tab in zip("1234567", TABS, strict=True):
         page.keyboard.press(key)
         expect(page).to_have_url(re.compile(f"/{tab}"))
-    page.keyboard.press("2")
+    page.keyboard.press("1")
     expect(page.get_by_label("Search metrics")).to_be_visible()
     page.keyboard.press("/")
     page.keyboard.type("1l")  # shortcuts are inactive in a field
@@ -176,6 +176,28 @@ def test_overview_shows_results_and_origin(page, dashboard, logs, tmp_path):
     expect(page.get_by_role("heading", name="Imported from")).to_be_visible()
     expect(page.get_by_text("old.csv").last).to_be_visible()
     assert "{" not in page.get_by_role("main").inner_text()
+
+
+def test_overview_shows_what_plugins_did(page, dashboard, logs):
+    with tachograph.init("new", log_dir=str(logs), **OPTIONS) as run:
+        facts = {
+            "slots": ["trainable parameters"],
+            "options": {"spectrum_top_fraction": 0.5},
+            "changes": {"parameters frozen": {"count": 2, "names": ["model.norm.weight", "lm_head.weight"]}},
+            "hook_ms": {"post_model_build": 1500.0},
+        }
+        run.add_record("event", {"name": "plugin", "plugin": "spectrum", **facts})
+        run.add_record("event", {"name": "plugin", "plugin": "idle", "contributes": ["callback X"]})
+        run.log({"plugin/spectrum/active": 1.0, "plugin/spectrum/snr": 0.25, "plugin/idle/active": 0.0}, step=1)
+    page.goto(dashboard().url + "#/run/new/overview")
+    card = page.locator("section", has=page.get_by_role("heading", name="Plugins"))
+    first, second = card.locator("article").nth(0), card.locator("article").nth(1)
+    expect(first).to_contain_text("active")
+    expect(first).to_contain_text("Set-up 1.5 s")
+    expect(first).to_contain_text("0.25")
+    first.get_by_text("2 parameters frozen").click()
+    expect(first.get_by_text("lm_head.weight")).to_be_visible()
+    expect(second).to_contain_text("no effect")
 
 
 @pytest.mark.complains

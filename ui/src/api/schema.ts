@@ -54,7 +54,7 @@ export interface RunSummary {
 }
 
 /** The state of a run. */
-export type RunState = "crashed" | "failed" | "finished" | "running" | "stale";
+export type RunState = "crashed" | "failed" | "finished" | "interrupted" | "running" | "stale";
 
 /** A run with its config, attempts, goodput and environment, but without metrics. */
 export interface RunDetail {
@@ -99,6 +99,10 @@ export interface RunDetail {
   facts: JsonObject;
   system: JsonObject;
   git: JsonObject;
+  /** The training plugins of the last attempt. */
+  plugins: PluginUse[];
+  /** Why the run failed or crashed. */
+  failure: Failure | null;
   goodput: GoodputView | null;
   /** Seconds of the training loop by phase. */
   phases_s: Record<string, number>;
@@ -109,6 +113,8 @@ export interface RunDetail {
   num_lost_records: number;
   /** Unreadable journal lines. */
   num_bad_lines: number;
+  /** Logged data that no chart shows, such as arrays and values of unknown types. */
+  notices: NoticeView[];
   checkpoints: JournalRecord[];
 }
 
@@ -127,12 +133,60 @@ export interface AttemptView {
   reason: string | null;
 }
 
+/** A plugin of a run, and what it did. */
+export interface PluginUse {
+  name: string;
+  /** The class of the plugin. */
+  path: string;
+  /** The parts of the training that it replaces. */
+  slots: string[];
+  options: JsonObject;
+  changes: PluginChange[];
+  /** Parts that it adds to the trainer, such as callbacks. */
+  contributes: string[];
+  /** Total time per hook. */
+  hook_ms: Record<string, number>;
+  /** How often it acted in training; None while training runs, or if it does not count. */
+  num_effects: number | null;
+}
+
+/** One kind of change that a plugin made before training. */
+export interface PluginChange {
+  /** Such as `parameters frozen`. */
+  what: string;
+  count: number;
+  /** The first names of what was changed. */
+  names: string[];
+}
+
+/** Why the last attempt of a run failed, as far as it was recorded. */
+export interface Failure {
+  error_type: string | null;
+  message: string;
+  traceback: string;
+  /** The last step before the failure. */
+  step: number | null;
+  time: number | null;
+  exit_code: number | null;
+  /** The last lines that the process printed to each stream, if `tacho run` recorded them. */
+  output: Record<string, string>;
+}
+
 /** How the run's time was spent, in seconds. */
 export interface GoodputView {
   /** Productive training time divided by wall time. */
   share: number;
+  /** Whether the run is long enough for its share to say something: a minute. */
+  is_meaningful: boolean;
   wall_s: number;
   parts_s: Record<string, number>;
+}
+
+/** Data that the training code logged and that no chart shows. */
+export interface NoticeView {
+  /** The metric; null if it concerns whole records. */
+  field: string | null;
+  reason: string;
 }
 
 /** All metrics of a run, in order of first appearance. */
@@ -148,6 +202,10 @@ export interface MetricView {
   name: string;
   kind: string;
   count: number;
+  /** What it measures under any of its usual names: `loss`, `val_loss`, `lr`, `grad_norm`, `step_s`, … */
+  signal: string | null;
+  /** The metric that has the same values under its usual name; this one need not be shown. */
+  same_as: string | null;
   last: Num | null;
   last_step: number | null;
   low: number | null;
@@ -331,6 +389,8 @@ export interface ControlView {
   name: string;
   kind: "bool" | "float" | "int";
   value: number | boolean | null;
+  /** The value that the training code started with; it can be requested even if it is out of range. */
+  initial: number | boolean | null;
   min: number | null;
   max: number | null;
 }
@@ -376,6 +436,181 @@ export interface RequestIds {
 /** New values by control name; `true` for `checkpoint_now` and `stop`, a number of steps for `profile_steps`. */
 export interface ControlRequest {
   values: Record<string, boolean | number>;
+}
+
+/** The runs that match, in order, from `offset` on. */
+export interface TablePage {
+  columns: TableColumn[];
+  rows: TableLine[];
+  num_matching: number;
+  /** The number of all runs, also archived ones. */
+  num_runs: number;
+  /** If the expression is invalid there are no rows; an unknown field is reported here, too. */
+  problems: QueryProblem[];
+  /** The share of runs whose fields are all known; ask again while it is below 1. */
+  indexed: number;
+}
+
+/** A column of the table. */
+export interface TableColumn {
+  field: string;
+  kind: "bool" | "bytes" | "duration" | "list" | "number" | "share" | "text" | "time";
+  /** -1 if lower values are better, 1 if higher ones are, 0 if unknown. */
+  direction: number;
+  /** The run with the best value, among all that match. */
+  best: string | null;
+  /** Whether runs that match differ in this field. */
+  differs: boolean;
+}
+
+/** A run of the table. */
+export interface TableLine {
+  name: string;
+  state: RunState;
+  /** One value per column. NaN and infinities are strings, as in the journal. */
+  values: Json[];
+}
+
+/** Something wrong with the expression or a column. */
+export interface QueryProblem {
+  /** What was expected, or which names are similar to an unknown one. */
+  message: string;
+  /** The offset in the expression; null if it is about a column. */
+  position: number | null;
+}
+
+/** The groups, the largest first. */
+export interface TableGroupsPage {
+  /** The fields that the groups differ in. */
+  by: string[];
+  columns: string[];
+  groups: TableGroup[];
+  problems: QueryProblem[];
+  indexed: number;
+}
+
+/** Runs that agree in some fields. */
+export interface TableGroup {
+  /** One value per field. */
+  key: Json[];
+  runs: string[];
+  /** One per column. */
+  cells: GroupCell[];
+}
+
+/** The values of a column over the runs of a group. */
+export interface GroupCell {
+  num_values: number;
+  mean: number | null;
+  /** The standard deviation between runs; null for fewer than two. */
+  spread: number | null;
+  best: number | null;
+  best_run: string | null;
+}
+
+/** All fields that some run has: facts, then config and results, then metrics with their aggregates. */
+export interface FieldsPage {
+  fields: FieldView[];
+  /** The aggregates of a metric; `fields` has each metric with `last` only. */
+  aggregates: string[];
+  indexed: number;
+}
+
+/** A field that can be a column or part of an expression. */
+export interface FieldView {
+  field: string;
+  kind: "bool" | "bytes" | "duration" | "list" | "number" | "share" | "text" | "time";
+  /** The number of runs that have it. */
+  num_runs: number;
+  /** Whether runs differ in it. */
+  differs: boolean;
+}
+
+/** What people said about a run, next to its journal. */
+export interface AnnotationsView {
+  /** `display_name`, `note`, `archived`, `group`, `project`, `rating`, `color`, `pinned` and `custom.*`, if set. */
+  values: JsonObject;
+  /** The tags of the training code and those added later, without those removed. */
+  tags: string[];
+  marks: MarkView[];
+}
+
+/** A remark about a step. */
+export interface MarkView {
+  id: string;
+  global_step: number;
+  text: string;
+  by: string;
+  time: number;
+}
+
+/** The annotations after the changes. */
+export interface AnnotationResult {
+  annotations: AnnotationsView;
+  /** Changes that restore what was before. */
+  undo: AnnotationChange[];
+}
+
+/** One change of the annotations of a run. */
+export interface AnnotationChange {
+  /** Set a field; add or remove a tag; add a remark about a step, or remove it by its id. */
+  op: "add" | "mark" | "remove" | "set" | "unmark";
+  field: string;
+  /** The value, the tag, or the id of the remark to remove; null resets a field. */
+  value: Json;
+  global_step: number | null;
+  text: string;
+  /** Repeating a change with the same id has no further effect. */
+  id: string | null;
+}
+
+/** Changes of the annotations of a run. */
+export interface AnnotationRequest {
+  changes: AnnotationChange[];
+}
+
+/** The result for each run; a failure does not stop the others. */
+export interface BulkResult {
+  results: RunResult[];
+  num_failed: number;
+}
+
+/** What happened to one run. */
+export interface RunResult {
+  run: string;
+  /** Why it failed; null if it succeeded. */
+  error: string | null;
+  /** The name of a restored run, or the id in the trash of a removed one. */
+  name: string | null;
+  undo: AnnotationChange[];
+}
+
+/** An action on several runs, given by name or by an expression. */
+export interface BulkRequest {
+  action: "annotate" | "restore" | "trash";
+  /** At most 500, because a body has at most 64 KiB; ask again for the rest, or use `filter`. */
+  runs: string[];
+  /** Instead of `runs`: all runs that match, also archived ones. Not for `restore`. */
+  filter: string | null;
+  /** For `annotate`. */
+  changes: AnnotationChange[];
+  /** For `trash`: also runs that may still be recorded on another machine. */
+  force: boolean;
+}
+
+/** The removed runs, latest first. */
+export interface TrashPage {
+  runs: TrashedRun[];
+}
+
+/** The manifest of a run in the trash. */
+export interface TrashedRun {
+  id: string;
+  /** Its name before it was removed, relative to the log folder. */
+  name: string;
+  removed: number;
+  by: string;
+  size_bytes: number;
 }
 
 /** The body of every error response. */
@@ -518,6 +753,55 @@ export interface Routes {
     query: {};
     body: null;
     response: null;
+  };
+  /** Return the runs that match an expression, with any of their fields, sorted. */
+  "GET /api/v1/table": {
+    path: {};
+    query: { filter?: string | null; column?: string[] | null; sort?: string | null; limit?: number | null; offset?: number | null; archived?: "all" | "no" | "only" | null };
+    body: null;
+    response: TablePage;
+  };
+  /** Group the runs that match an expression; return mean, spread and best of fields. */
+  "GET /api/v1/table/groups": {
+    path: {};
+    query: { by: string[]; filter?: string | null; column?: string[] | null; archived?: "all" | "no" | "only" | null };
+    body: null;
+    response: TableGroupsPage;
+  };
+  /** List the fields of all runs. */
+  "GET /api/v1/table/fields": {
+    path: {};
+    query: {};
+    body: null;
+    response: FieldsPage;
+  };
+  /** Return the name, note, tags and remarks that people gave a run. */
+  "GET /api/v1/runs/{run}/annotations": {
+    path: { run: string };
+    query: {};
+    body: null;
+    response: AnnotationsView;
+  };
+  /** Change the annotations of a run. */
+  "POST /api/v1/runs/{run}/annotations": {
+    path: { run: string };
+    query: {};
+    body: AnnotationRequest;
+    response: AnnotationResult;
+  };
+  /** Annotate several runs, move them to the trash, or restore them. */
+  "POST /api/v1/bulk": {
+    path: {};
+    query: {};
+    body: BulkRequest;
+    response: BulkResult;
+  };
+  /** List removed runs. */
+  "GET /api/v1/trash": {
+    path: {};
+    query: {};
+    body: null;
+    response: TrashPage;
   };
   /** Stream changes as server-sent events named `changed` (`RunChanged`) and `gone` (`RunGone`). */
   "GET /api/v1/live": {

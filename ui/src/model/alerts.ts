@@ -1,6 +1,6 @@
 /** Texts, views and chart marks for alerts. */
 
-import type { AlertView, Json, RunState, RunSummary, Severity, XAxis } from "../api";
+import type { AlertsPage, AlertView, Json, MetricView, RunState, RunSummary, Severity, XAxis } from "../api";
 import { bytes, duration, number, plain, words } from "./format";
 import type { ChartView } from "./route";
 
@@ -24,6 +24,23 @@ export function alertBadge(run: Pick<RunSummary, "num_open_alerts" | "num_critic
   const count = run.num_open_alerts;
   if (!count) return null;
   return { text: `${number(count)} alert${count > 1 ? "s" : ""}`, tone: run.num_critical_alerts ? "bad" : "warn" };
+}
+
+/** What the rules found, as a sentence. */
+export function verdict(
+  { num_open, num_critical, alerts }: Pick<AlertsPage, "num_open" | "num_critical" | "alerts">,
+  metrics: Pick<MetricView, "name" | "signal">[],
+  state: RunState,
+): string {
+  if (num_open > 0) {
+    const critical = num_critical > 0 ? `, ${number(num_critical)} critical` : "";
+    const when = hasEnded(state) ? " when the run ended" : "";
+    return `${number(num_open)} open alert${num_open > 1 ? "s" : ""}${when}${critical}:`;
+  }
+  if (metrics.length > 0 && !metrics.some(({ name, signal }) => signal === "loss" || name === "window/latest_loss"))
+    return "No alerts, but most rules need a training loss, and no metric has one of its usual names.";
+  const closed = alerts.length > 0 ? `, ${number(alerts.length)} closed` : "";
+  return `No open alerts${closed}.`;
 }
 
 /** Give each alert a stable key. Ids in a journal are not guaranteed to be unique. */

@@ -44,6 +44,13 @@ test("points recorded with and between steps form one line", () => {
   expect(only?.points).toMatchObject({ x: [0, 0.5, 1, 1.5, 2], y: [0, 7, 1, 8, 2] });
 });
 
+test("the epoch has one line", () => {
+  const lines = [line(0, 50), line(0, 5, "epoch"), line(0, 5, "validation")];
+  expect(buildChartLines("epoch", ["run"], series("epoch", ...lines), 0)).toHaveLength(1);
+  expect(buildChartLines("epoch", ["run"], series("epoch", line(0, 5, "epoch")), 0)).toHaveLength(1);
+  expect(buildChartLines("val_loss", ["run"], series("val_loss", ...lines), 0)).toHaveLength(3);
+});
+
 test("runs without data have no lines", () => {
   expect(buildChartLines("loss", ["run", "other"], {}, 0.9)).toEqual([]);
 });

@@ -2,7 +2,7 @@
 
 import type { Line, SeriesView } from "../api";
 import { isSchedule } from "./metric-groups";
-import { joinLines, type Points, smooth } from "./series";
+import { defaultWeight, joinLines, type Points, smooth } from "./series";
 
 export interface ChartLine {
   run: string;
@@ -21,14 +21,15 @@ export function buildChartLines(
   name: string,
   runs: string[],
   series: Record<string, SeriesView>,
-  smoothing: number,
+  smoothing: number | null,
 ): ChartLine[] {
   return runs.flatMap((run) => {
     const { lines: recorded = [], marks = [] } = series[run] ?? {};
-    const lines = joinSampledLines(recorded);
+    const lines = joinSampledLines(name === "epoch" ? withoutRepeats(recorded) : recorded);
     const last = Math.max(...lines.map((line) => line.attempt));
     return lines.flatMap((line) => {
-      const isBehind = smoothing > 0 && isNoisy(name, line);
+      const weight = smoothing ?? defaultWeight(line.num_points);
+      const isBehind = weight > 0 && isNoisy(name, line);
       const raw = {
         run,
         label: `${run} ${line.stream} ${line.attempt}`,
@@ -40,10 +41,16 @@ export function buildChartLines(
       if (!isBehind) return [raw];
       return [
         raw,
-        { ...raw, label: `${raw.label} smooth`, points: smooth(line, smoothing, marks), isRaw: false, isBehind: false },
+        { ...raw, label: `${raw.label} smooth`, points: smooth(line, weight, marks), isRaw: false, isBehind: false },
       ];
     });
   });
+}
+
+/** The epoch is recorded with steps and again at the end of epochs and with validations: the steps say it all. */
+function withoutRepeats(lines: Line[]): Line[] {
+  const ofSteps = lines.filter((line) => line.stream === "step");
+  return ofSteps.length > 0 ? ofSteps : lines;
 }
 
 /** Join lines recorded with steps and between steps, such as memory in use, into one. */

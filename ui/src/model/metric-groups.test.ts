@@ -1,10 +1,30 @@
 import { expect, test } from "vitest";
 import type { MetricView } from "../api";
-import { filterMetrics, groupMetrics, isInvalidExpression, isSchedule } from "./metric-groups";
+import {
+  filterMetrics,
+  groupMetrics,
+  isFolded,
+  isInvalidExpression,
+  isSchedule,
+  isShown,
+  mergeMetrics,
+} from "./metric-groups";
+
+const signals: Record<string, string> = {
+  train_loss: "loss",
+  "train/loss": "loss",
+  training_loss: "loss",
+  val_loss: "val_loss",
+  "eval/loss": "val_loss",
+  lr: "lr",
+  "window/iteration_sec_mean": "step_s",
+};
 
 const metric = (name: string, kind = "step"): MetricView => ({
   name,
   kind,
+  signal: signals[name] ?? null,
+  same_as: null,
   count: 1,
   last: 1,
   last_step: 0,
@@ -39,6 +59,44 @@ test("a window's loss is a training metric if no loss is logged", () => {
   expect(groupMetrics([metric("window/latest_loss"), metric("train_loss")]).map((each) => each.title)).toEqual([
     "training",
     "windows",
+  ]);
+});
+
+test("the loss comes first under any of its names", () => {
+  const names = ["acc", "train/acc", "training_loss", "eval/loss", "eval/bleu", "epoch"];
+  expect(groupMetrics(names.map((name) => metric(name)))).toEqual([
+    { title: "training", names: ["training_loss", "eval/loss", "acc", "train/acc", "epoch"] },
+    { title: "validation", names: ["eval/bleu"] },
+  ]);
+});
+
+test("a window's metric does not replace one of the same signal", () => {
+  const names = ["window/latest_loss", "train/loss", "window/iteration_sec_mean"];
+  expect(groupMetrics(names.map((name) => metric(name)))).toEqual([
+    { title: "training", names: ["train/loss", "window/iteration_sec_mean"] },
+    { title: "windows", names: ["window/latest_loss"] },
+  ]);
+});
+
+test("a metric is hidden only if it repeats another one in every run", () => {
+  const copy = { ...metric("loss"), same_as: "train_loss" };
+  const shown = (...pages: MetricView[][]) =>
+    mergeMetrics(pages)
+      .filter(isShown)
+      .map(({ name }) => name);
+  expect(shown([metric("train_loss"), copy])).toEqual(["train_loss"]);
+  expect(shown([metric("train_loss"), copy], [metric("loss")])).toEqual(["train_loss", "loss"]);
+  expect(shown([metric("loss")], [metric("train_loss"), copy])).toEqual(["loss", "train_loss"]);
+});
+
+test("only groups about the training are open at first", () => {
+  const names = ["train_loss", "val_acc", "reward/mean", "window/sec", "gpu_mem_reserved", "profiling/step"];
+  const groups = groupMetrics(names.map((name) => metric(name)));
+  expect(groups.filter((group) => !isFolded(group)).map(({ title }) => title)).toEqual([
+    "training",
+    "validation",
+    "reward",
+    "profiling",
   ]);
 });
 

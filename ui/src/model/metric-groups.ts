@@ -7,23 +7,21 @@ export interface Group {
   names: string[];
 }
 
-const training = [
-  "train_loss",
-  "window/latest_loss",
-  "val_loss",
-  "lr",
-  "grad_norm",
-  "samples_per_sec",
-  "tokens_per_sec",
-  "sec_per_step",
-  "window/iteration_sec_mean",
-  "window/samples_per_sec",
-  "epoch",
-];
-const preferredMetric: Record<string, string> = {
-  "window/latest_loss": "train_loss",
-  "window/iteration_sec_mean": "sec_per_step",
-  "window/samples_per_sec": "samples_per_sec",
+/** The signals that belong to the training metrics under any name, the most important first. */
+const signals = ["loss", "val_loss", "lr", "grad_norm", "throughput", "step_s"];
+/** Metrics of windows that stand for a signal if the training code does not record it itself. */
+const windowSignals: Record<string, string> = {
+  "window/latest_loss": "loss",
+  "window/samples_per_sec": "throughput",
+  "window/iteration_sec_mean": "step_s",
+};
+const splits: Record<string, string> = {
+  train: "training",
+  training: "training",
+  val: "validation",
+  valid: "validation",
+  validation: "validation",
+  eval: "validation",
 };
 const order = [
   "training",
@@ -41,27 +39,62 @@ const order = [
 
 /** Group metrics: common training metrics first, then by the prefix of their names. */
 export function groupMetrics(metrics: MetricView[]): Group[] {
-  const groups = new Map<string, string[]>();
-  const known = new Set(metrics.map((metric) => metric.name));
+  const groups = new Map<string, [name: string, importance: number][]>();
+  const recorded = new Set(metrics.filter(({ name }) => !isOfWindow(name)).map((metric) => metric.signal));
   for (const metric of metrics) {
-    const title = titleOf(metric, known);
-    const names = groups.get(title);
-    if (names) names.push(metric.name);
-    else groups.set(title, [metric.name]);
+    const importance = importanceOf(metric, recorded);
+    const title = importance < signals.length ? "training" : titleOf(metric);
+    const entry: [string, number] = [metric.name, importance];
+    const entries = groups.get(title);
+    if (entries) entries.push(entry);
+    else groups.set(title, [entry]);
   }
-  for (const [title, names] of groups) names.sort(title === "training" ? byImportance : compareNatural);
   return [...groups]
-    .map(([title, names]) => ({ title, names }))
+    .map(([title, entries]) => ({
+      title,
+      names: entries.sort(([a, first], [b, second]) => first - second || compareNatural(a, b)).map(([name]) => name),
+    }))
     .sort((a, b) => rank(a.title) - rank(b.title) || compareNatural(a.title, b.title));
 }
 
-function titleOf({ name, kind }: MetricView, known: Set<string>): string {
-  // A window's metric is a training metric only if the metric itself was not logged.
-  const better = preferredMetric[name];
-  if (training.includes(name) && !(better && known.has(better))) return "training";
-  if (name.startsWith("window/")) return "windows";
+/** Groups about the machine or the loop rather than the training. */
+const foldedGroups = ["windows", "memory", "gpu", "cpu", "disk", "network", "system"];
+
+/** Whether a group is folded until it is opened. */
+export const isFolded = ({ title }: Group): boolean => foldedGroups.includes(title);
+
+/** Whether a metric gets a chart of its own: it does not repeat another one. */
+export const isShown = ({ same_as }: MetricView): boolean => same_as === null;
+
+/** The metrics of several runs. One that repeats another one in some runs only is shown. */
+export function mergeMetrics(pages: MetricView[][]): MetricView[] {
+  const byName = new Map<string, MetricView>();
+  for (const metric of pages.flat()) {
+    const known = byName.get(metric.name);
+    byName.set(metric.name, { ...metric, same_as: known ? known.same_as && metric.same_as : metric.same_as });
+  }
+  return [...byName.values()];
+}
+
+const isOfWindow = (name: string): boolean => name.startsWith("window/");
+
+/** The place of a metric among the training metrics; past the last signal if it is none of them. */
+function importanceOf({ name, signal }: MetricView, recorded: Set<string | null>): number {
+  if (isOfWindow(name)) {
+    const stand = windowSignals[name];
+    return stand && !recorded.has(stand) ? signals.indexOf(stand) : signals.length;
+  }
+  const index = signal === null ? -1 : signals.indexOf(signal);
+  if (index >= 0) return index;
+  return name === "epoch" ? signals.length + 1 : signals.length;
+}
+
+function titleOf({ name, kind }: MetricView): string {
+  if (isOfWindow(name)) return "windows";
+  const plugin = /^plugin\/([^/]+)\//.exec(name)?.[1];
+  if (plugin) return `plugin ${plugin}`;
   const slash = name.indexOf("/");
-  if (slash > 0) return name.slice(0, slash);
+  if (slash > 0) return splits[name.slice(0, slash)] ?? name.slice(0, slash);
   if (/^(gpu_mem|cpu_mem)/.test(name)) return "memory";
   if (kind === "system") return /^(gpu|cpu|disk|net)/.exec(name)?.[0].replace("net", "network") ?? "system";
   if (kind === "validation" || name.startsWith("val_")) return "validation";
@@ -75,17 +108,11 @@ function rank(title: string): number {
   return index < 3 ? index : index + 4;
 }
 
-function byImportance(a: string, b: string): number {
-  const [first, second] = [training.indexOf(a), training.indexOf(b)];
-  if (first >= 0 || second >= 0) return (first < 0 ? Infinity : first) - (second < 0 ? Infinity : second);
-  return compareNatural(a, b);
-}
-
 const collator = new Intl.Collator("en", { numeric: true });
 const compareNatural = (a: string, b: string): number => collator.compare(a, b);
 
 /** Return the metrics whose names contain every word of a search, or match a `/regular expression/`. */
-export function filterMetrics(metrics: MetricView[], search: string): MetricView[] {
+export function filterMetrics<Named extends { name: string }>(metrics: Named[], search: string): Named[] {
   const pattern = parseExpression(search);
   if (pattern !== null) {
     const expression = compileExpression(pattern);

@@ -24,7 +24,7 @@ test("invalid addresses and parameters fall back to defaults", () => {
   expect(route).toEqual({
     page: "run",
     run: "a",
-    tab: "overview",
+    tab: "charts",
     others: [],
     view: { ...defaultView, smoothing: 0.999 },
   });
@@ -32,5 +32,5 @@ test("invalid addresses and parameters fall back to defaults", () => {
 });
 
 test("an address omits default values", () => {
-  expect(runAddress("a b")).toBe("#/run/a%20b/overview");
+  expect(runAddress("a b")).toBe("#/run/a%20b/charts");
 });

@@ -2,7 +2,7 @@
 
 import type { XAxis } from "../api";
 
-export const tabs = ["overview", "charts", "timeline", "health", "events", "completions", "control"] as const;
+export const tabs = ["charts", "overview", "timeline", "health", "events", "completions", "control"] as const;
 export type Tab = (typeof tabs)[number];
 
 export type Route =
@@ -11,8 +11,8 @@ export type Route =
 
 export interface ChartView {
   x: XAxis;
-  /** The weight of the past in the moving average, 0 to 0.999. */
-  smoothing: number;
+  /** The weight of a neighbouring point, 0 to 0.999; null chooses it by the number of points. */
+  smoothing: number | null;
   isLog: boolean;
   search: string;
   low: number | null;
@@ -21,7 +21,7 @@ export interface ChartView {
 
 /** One colour per run. */
 export const maxComparedRuns = 12;
-export const defaultView: ChartView = { x: "step", smoothing: 0.9, isLog: false, search: "", low: null, high: null };
+export const defaultView: ChartView = { x: "step", smoothing: null, isLog: false, search: "", low: null, high: null };
 const axes: readonly string[] = ["step", "time", "relative", "epoch"];
 
 export function parse(hash: string): Route {
@@ -32,7 +32,7 @@ export function parse(hash: string): Route {
     return {
       page: "run",
       run: name,
-      tab: tabs.find((known) => known === tab) ?? "overview",
+      tab: tabs.find((known) => known === tab) ?? "charts",
       others: [...new Set(parameters.getAll("with"))].filter((other) => other !== name).slice(0, maxComparedRuns - 1),
       view: parseView(parameters),
     };
@@ -57,13 +57,16 @@ function parseView(parameters: URLSearchParams): ChartView {
   const axis = parameters.get("x") ?? "";
   return {
     x: axes.includes(axis) ? (axis as XAxis) : defaultView.x,
-    smoothing: Math.min(0.999, Math.max(0, parseNumber(parameters.get("smooth")) ?? defaultView.smoothing)),
+    smoothing: parseSmoothing(parseNumber(parameters.get("smooth"))),
     isLog: parameters.get("log") === "1",
     search: parameters.get("q") ?? "",
     low: parseNumber(parameters.get("low")),
     high: parseNumber(parameters.get("high")),
   };
 }
+
+const parseSmoothing = (value: number | null): number | null =>
+  value === null ? defaultView.smoothing : Math.min(0.999, Math.max(0, value));
 
 function parseNumber(text: string | null): number | null {
   const value = text === null || text === "" ? Number.NaN : Number(text);
@@ -94,6 +97,6 @@ function withQuery(path: string, parameters: URLSearchParams): string {
   return query ? `${path}?${query}` : path;
 }
 
-export function runAddress(run: string, tab: Tab = "overview", others: string[] = []): string {
+export function runAddress(run: string, tab: Tab = "charts", others: string[] = []): string {
   return format({ page: "run", run, tab, others, view: defaultView });
 }

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { Line, SeriesView } from "../api";
-import { align, merge, nearestPoint, smooth } from "./series";
+import { align, defaultWeight, merge, nearestPoint, smooth } from "./series";
 
 const line = (x: number[], y: (number | null)[], more: Partial<Line> = {}): Line => ({
   stream: "step",
@@ -15,19 +15,48 @@ const line = (x: number[], y: (number | null)[], more: Partial<Line> = {}): Line
 });
 const series = (...lines: Line[]): SeriesView => ({ name: "loss", last: 0, lines, marks: [] });
 
-test("smoothing is a moving average without bias towards 0", () => {
+const steps = (count: number): number[] => Array.from({ length: count }, (_, index) => index);
+
+test("a straight line stays where it is, at any weight and spacing", () => {
+  for (const weight of [0.3, 0.9, 0.999, defaultWeight(300)]) {
+    const x = steps(300).map((step) => 1.7e9 + step ** 1.3);
+    const y = x.map((at) => 3 - 0.02 * (at - 1.7e9));
+    const found = smooth(line(x, y), weight).y as number[];
+    expect(Math.max(...found.map((value, index) => Math.abs(value - (y[index] as number))))).toBeLessThan(1e-3);
+  }
   expect(smooth(line([0, 1, 2], [4, 4, 4]), 0.9).y).toEqual([4, 4, 4].map((value) => expect.closeTo(value)));
-  const [first, second] = smooth(line([0, 1], [0, 1]), 0.5).y;
-  expect(first).toBe(0);
-  expect(second).toBeCloseTo(2 / 3);
+});
+
+test("smoothing removes noise and keeps gaps", () => {
+  const noise = steps(2000).map((step) => Math.sin(step * 12.9898) * 43758.5453);
+  const y = noise.map((value) => value - Math.floor(value));
+  const found = smooth(line(steps(2000), y), defaultWeight(2000)).y as number[];
+  const spread = (values: number[]): number => Math.max(...values) - Math.min(...values);
+  expect(spread(found.slice(200, -200))).toBeLessThan(spread(y) / 3);
   expect(smooth(line([0, 1, 2], [1, null, 3]), 0.5).y[1]).toBeNull();
 });
 
-test("the mean of a bucket counts once per point", () => {
-  const each = smooth(line([0, 1, 2, 3], [1, 1, 5, 5]), 0.8).y.at(-1) as number;
-  const means = smooth(line([], [], { mean_x: [0.5, 2.5], mean_y: [1, 5], mean_count: [2, 2] }), 0.8);
-  expect(means.x).toEqual([0.5, 2.5]);
-  expect(means.y.at(-1)).toBeCloseTo(each);
+test("the default smooths over the same share of the points at any number", () => {
+  const reach = (count: number): number => -1 / Math.log(defaultWeight(count)) / count;
+  expect(reach(300)).toBeCloseTo(reach(1e6));
+  expect(defaultWeight(100)).toBeLessThan(0.5);
+});
+
+test("means of buckets are smoothed like their points", () => {
+  const values = steps(400).map((step) => Math.sin(step / 40));
+  const each = smooth(line(steps(400), values), 0.95).y as number[];
+  const halves = steps(200);
+  const means = smooth(
+    line([], [], {
+      mean_x: halves.map((half) => 2 * half + 0.5),
+      mean_y: halves.map((half) => ((values[2 * half] as number) + (values[2 * half + 1] as number)) / 2),
+      mean_count: halves.map(() => 2),
+    }),
+    0.95,
+  );
+  expect(means.x[100]).toBe(200.5);
+  for (const half of [0, 50, 100, 199])
+    expect(means.y[half]).toBeCloseTo(((each[2 * half] as number) + (each[2 * half + 1] as number)) / 2, 1);
 });
 
 test("new points are appended to their line", () => {

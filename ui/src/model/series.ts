@@ -8,19 +8,25 @@ export interface Points {
 }
 
 /**
- * Return the exponential moving average over every recorded point.
+ * Smooth a line: at each point, fit a straight line to its neighbours and take the value of the fit there.
  *
- * Where the server left out points, it sends the means of equal buckets: a mean of n points counts n times. The average
- * is corrected for its start, so that it is not pulled towards 0, and it has gaps where the recorded line has gaps.
+ * The weight of a neighbour falls by the factor `weight` with every point between them, on both sides. A fit of
+ * constants, such as a moving average of the past, would lag behind a line that rises or falls; this one leaves a
+ * straight line where it is, up to both ends. The sums that a fit needs are updated from point to point, in one pass
+ * over the line in each direction.
+ *
+ * Where the server left out points, it sends the means of equal buckets: a mean of n points counts n times. The smoothed
+ * line has gaps where the recorded line has gaps.
  */
 export function smooth(line: Line, weight: number, marks: Mark[] = []): Points {
-  const breaks = line.mean_x.length > 0 ? marks.map((mark) => mark.x).sort((a, b) => a - b) : [];
-  const means = line.mean_x.length > 0;
-  const x = means ? line.mean_x : line.x;
-  const y: (number | null)[] = means ? line.mean_y : line.y;
+  const hasMeans = line.mean_x.length > 0;
+  const x = hasMeans ? line.mean_x : line.x;
+  const y: (number | null)[] = hasMeans ? line.mean_y : line.y;
+  const counts = hasMeans ? line.mean_count : [];
+  const before = sumsTo(x, y, counts, weight, 0, 1);
+  const after = sumsTo(x, y, counts, weight, x.length - 1, -1);
+  const breaks = hasMeans ? marks.map((mark) => mark.x).sort((a, b) => a - b) : [];
   const result: Points = { x: [], y: [] };
-  let value = 0;
-  let known = 0;
   let next = 0;
   for (let index = 0; index < x.length; index++) {
     const position = x[index] as number;
@@ -30,16 +36,64 @@ export function smooth(line: Line, weight: number, marks: Mark[] = []): Points {
         put(result, breaks[next] as number, null);
       next++;
     }
-    if (point === null) {
-      put(result, position, null);
-      continue;
-    }
-    const kept = weight ** (means ? (line.mean_count[index] ?? 1) : 1);
-    value = kept * value + (1 - kept) * point;
-    known = kept * known + (1 - kept);
-    put(result, position, known > 0 ? value / known : point);
+    put(result, position, point === null ? null : fitAt(index, point, counts[index] ?? 1, weight, before, after));
   }
   return result;
+}
+
+/** The sums of w, w·dx, w·dx², w·y and w·dx·y over the points before each point, with dx from that point. */
+type Sums = [Float64Array, Float64Array, Float64Array, Float64Array, Float64Array];
+
+const massOf = (count: number, weight: number): number => (weight > 0 ? (1 - weight ** count) / (1 - weight) : 1);
+
+/** Sum over the points before each point, in the order given by `first` and `step`, without the point itself. */
+function sumsTo(
+  x: number[],
+  y: (number | null)[],
+  counts: number[],
+  weight: number,
+  first: number,
+  step: 1 | -1,
+): Sums {
+  const make = (): Float64Array => new Float64Array(x.length);
+  const sums: Sums = [make(), make(), make(), make(), make()];
+  let [s0, s1, s2, t0, t1] = [0, 0, 0, 0, 0];
+  for (let index = first; index >= 0 && index < x.length; index += step) {
+    const moved = index === first ? 0 : (x[index] as number) - (x[index - step] as number);
+    // Seen from the next point, all distances grow by `moved`.
+    t1 -= moved * t0;
+    s2 += moved * (moved * s0 - 2 * s1);
+    s1 -= moved * s0;
+    const kept = weight;
+    [s0, s1, s2, t0, t1] = [kept * s0, kept * s1, kept * s2, kept * t0, kept * t1];
+    sums[0][index] = s0;
+    sums[1][index] = s1;
+    sums[2][index] = s2;
+    sums[3][index] = t0;
+    sums[4][index] = t1;
+    const value = y[index] ?? null;
+    if (value === null) continue;
+    const count = counts[index] ?? 1;
+    // The points of a bucket also lie between its neighbours.
+    const across = weight ** (count - 1);
+    const mass = massOf(count, weight);
+    [s0, s1, s2, t0, t1] = [across * s0 + mass, across * s1, across * s2, across * t0 + mass * value, across * t1];
+  }
+  return sums;
+}
+
+function fitAt(index: number, value: number, count: number, weight: number, before: Sums, after: Sums): number {
+  const mass = massOf(count, weight);
+  const at = (which: 0 | 1 | 2 | 3 | 4): number => (before[which][index] as number) + (after[which][index] as number);
+  const [s0, s1, s2, t0, t1] = [mass + at(0), at(1), at(2), mass * value + at(3), at(4)];
+  const spread = s0 * s2 - s1 * s1;
+  // Without a spread of positions there is no slope to fit.
+  return spread > 1e-12 * s0 * s2 ? (s2 * t0 - s1 * t1) / spread : t0 / s0;
+}
+
+/** The weight that smooths over about a hundredth of the points on each side: gentle at any number of points. */
+export function defaultWeight(numPoints: number): number {
+  return Math.exp(-100 / Math.max(1, numPoints));
 }
 
 function put(points: Points, x: number, y: number | null): void {
@@ -86,6 +140,15 @@ function sorted(x: number[], y: (number | null)[]): [number[], (number | null)[]
 
 export function numPoints(series: SeriesView): number {
   return series.lines.reduce((sum, line) => sum + line.x.length, 0);
+}
+
+/** The points in a range of x. */
+export function pointsBetween(points: Points, low: number, high: number): Points {
+  const kept = points.x
+    .map((_, index) => index)
+    .filter((index) => (points.x[index] as number) >= low && (points.x[index] as number) <= high);
+  if (kept.length === points.x.length) return points;
+  return { x: kept.map((index) => points.x[index] as number), y: kept.map((index) => points.y[index] ?? null) };
 }
 
 export interface PlottedPoint {

@@ -19,16 +19,6 @@ export interface MarkGroup {
   marks: TimelineMark[];
 }
 
-/** Routine events that get no mark. */
-const routineEvents = new Set([
-  "one_logger_initialization",
-  "update_training_telemetry_config",
-  "training_metrics_update",
-  "validation_metrics_update",
-  "testing_metrics_update",
-  "sync_checkpoint_metrics_update",
-]);
-
 /** Return the marks of a run, sorted by time. */
 export function buildMarks(records: JournalRecord[]): TimelineMark[] {
   const found: TimelineMark[] = [];
@@ -43,7 +33,6 @@ export function buildMarks(records: JournalRecord[]): TimelineMark[] {
 
 function markKind(record: JournalRecord): MarkKind | null {
   const name = text(record["name"]);
-  if (record.event === "event" && routineEvents.has(name)) return null;
   if (record.event === "alert" && record["status"] === "updated") return null; // the record that opened it has a mark
   if (record.event === "event" && name === "save_checkpoint_success") return "checkpoint";
   return record.event === "test" ? "validation" : (markKinds.find((kind) => kind === record.event) ?? null);

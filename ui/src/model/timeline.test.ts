@@ -480,7 +480,6 @@ describe("marks", () => {
       record("alert", 4.2, { status: "updated", severity: "critical", title: "Spike at step 8: 9.1" }),
       record("alert", 4.3, { status: "resolved", severity: "critical", title: "Spike", global_step: 9 }),
       record("event", 5, { name: "curriculum_switch" }),
-      record("event", 6, { name: "training_metrics_update" }),
       record("event", 7, { name: "save_checkpoint_success" }),
       record("step", 8),
       record("event", NaN, { name: "x" }),

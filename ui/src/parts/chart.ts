@@ -17,6 +17,7 @@ import { isolatedPoints, positionLabels, valueLabel } from "../model/axis-labels
 import { isEqual } from "../model/equal";
 import { align, type Points } from "../model/series";
 import { tickSteps_s } from "../model/time-range";
+import type { ValueRange } from "../model/value-range";
 import { colour } from "../theme.svelte";
 
 export interface StyledLine {
@@ -36,6 +37,8 @@ export interface ChartContent {
   low: number | null;
   high: number | null;
   isLog: boolean;
+  /** The visible range of values; null fits all of them. */
+  values: ValueRange | null;
 }
 
 export interface ChartEvents {
@@ -133,7 +136,7 @@ export class Chart {
       legend: { show: false },
       scales: {
         x: { time: content.x === "time", range: (_, low, high) => this.#range(low, high) },
-        y: { distr: content.isLog ? 3 : 1, range: (_, low, high) => valueRange(low, high, content.isLog) },
+        y: { distr: content.isLog ? 3 : 1, range: (_, low, high) => this.#valueRange(low, high) },
       },
       axes: [
         {
@@ -200,6 +203,11 @@ export class Chart {
     const from = this.#content?.low ?? low ?? 0;
     const to = this.#content?.high ?? high ?? 1;
     return from === to ? [from - 0.5, to + 0.5] : [from, to];
+  }
+
+  #valueRange(low: number | null, high: number | null): [number, number] {
+    const { values = null, isLog = false } = this.#content ?? {};
+    return values && !isLog ? valueRange(values.low, values.high, false) : valueRange(low, high, isLog);
   }
 
   #zoomToSelection(plot: uPlot): void {
