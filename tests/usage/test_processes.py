@@ -147,7 +147,7 @@ print("imported", flush=True)
 
 def assert_only_main_process_sent(receiver, out):
     """Check that one event arrived although several processes imported the module."""
-    assert out.split().count("imported") >= 2
+    assert out.count("imported") >= 2  # two processes may print on one line
     assert [event["event"] for event in receiver.events()] == ["train-start"]
     assert [kept.state for kept in read_events(app_folder("greyjacket"))] == ["sent"]
 
