@@ -148,6 +148,53 @@ def test_columns_match_when_read_in_parts_and_segments(journal, chance, segment_
         check(opened(folder, segment_bytes), folder)
 
 
+@st.composite
+def long_journals(draw):
+    """Draw a journal that is mostly plain steps, whose names come and go, and whose values are sometimes odd."""
+    chance = draw(st.randoms(use_true_random=False))
+    ordinary = draw(st.sampled_from([["a"], ["a", "b", "deep/c"], ["a", "epoch", "flag", "text"]]))
+    found = [START] if draw(st.booleans()) else []
+    at = 0
+    for _ in range(draw(st.integers(1, 4))):
+        rare = draw(st.sampled_from(["", "", "b", "epoch", 'é \\ "', "late"]))
+        odd = draw(
+            st.sampled_from([None, None, math.nan, -math.inf, 7, 10**30, 10**301, "text", "NaN", True, None, [1]])
+        )
+        for _ in range(chance.choice([3, 9, 40])):
+            at += chance.choice([1, 1, 1, 2, 0])
+            values = {"a": at / 7, "b": -at, "deep/c": 1e-9 * at, "epoch": at // 10, "flag": at % 2 == 0, "text": "x"}
+            record = step(at, **{name: values[name] for name in ordinary})
+            if rare and chance.random() < 0.2:
+                record[rare] = float(at)
+            if odd is not None and chance.random() < 0.1:
+                record[chance.choice([*ordinary, "time"])] = odd
+            if odd == 7 and chance.random() < 0.05:
+                record["global_step"] = HUGE
+            found.append(record)
+        kinds = draw(st.lists(st.sampled_from(["system", "window", "start", "bad", "event"]), max_size=2))
+        found += [_record(kind, 1_000.0 + at, at, {"a": 0.5}, len(found)) for kind in kinds]
+    return found
+
+
+@settings(max_examples=150)
+@given(long_journals())
+def test_steps_are_the_same_however_they_are_decoded(journal):
+    compact = lines(journal)
+    with fresh_folder() as path, fresh_folder() as other:
+        folder = write(path, compact.split(b"\n")[:-1])
+        check(opened(folder), folder)
+        # Only lines as the recorder writes them are decoded as columns.
+        spaced = write(other, compact.replace(b'{"event":"step",', b'{"event": "step",').split(b"\n")[:-1])
+        found, expected = opened(folder), opened(spaced)
+        assert repr(found.metrics()) == repr(expected.metrics())
+        assert all_points(found) == all_points(expected)
+
+
+def all_points(run):
+    blocks = run.points(run.metric_names, axis="time", low=None, high=None)
+    return [repr(point) for block in blocks for point in block]
+
+
 def test_long_journal_is_split_into_segments(tmp_path):
     chance = random.Random(1)
     values = [chance.choice([chance.gauss(0, 1), math.nan, 3]) for _ in range(20_000)]

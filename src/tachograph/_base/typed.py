@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["convert", "decode_json", "decode_msgpack"]
+__all__ = ["convert", "decode_json", "decode_msgpack", "lines_decoder"]
 
 T = TypeVar("T")
 
@@ -43,6 +44,16 @@ def decode_msgpack(data: bytes, kind: type[T]) -> T:
     """
     _collect_fields(kind)
     return msgspec.msgpack.decode(data, type=kind)  # noqa: TID251
+
+
+def lines_decoder(kind: type[T]) -> Callable[[bytes], list[T]]:
+    """Return a function that decodes lines of JSON into a type that was made at run time.
+
+    The function raises:
+        msgspec.MsgspecError: if a line is not JSON, or not of this type.
+    """
+    with _locks[0]:
+        return msgspec.json.Decoder(kind).decode_lines  # noqa: TID251
 
 
 def convert(value: Any, kind: type[T], *, strict: bool = True) -> T:

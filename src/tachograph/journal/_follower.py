@@ -66,22 +66,33 @@ class JournalFollower:
 
     def poll_block(self) -> list[dict[str, Any]]:
         """Return the next block of records; empty if there are no new ones."""
+        while lines := self.poll_lines():
+            if records := self.parse(lines, self.offset - len(lines)):
+                return records  # a block with only invalid lines is not the end of the file
+        return []
+
+    def poll_lines(self) -> bytes:
+        """Return the next block of complete lines, to be parsed with `parse`; empty if there are no new ones."""
         try:
             with open(self._path, "rb", buffering=0) as file:
                 self._check_identity(file.fileno())
-                while True:
-                    block = self._complete_lines(file.fileno())
-                    if not block:
-                        return []
-                    start, self._offset = self._offset, self._offset + len(block)
-                    self._last_line = block[-256:]
-                    records = decode_block(block)
-                    if records is None:
-                        records = list(self._parse(block, start))
-                    if records:  # a block with only invalid lines is not the end of the file
-                        return records
+                lines = self._complete_lines(file.fileno())
         except FileNotFoundError:
-            return []
+            return b""
+        if lines:
+            self._offset += len(lines)
+            self._last_line = lines[-256:]
+        return lines
+
+    def parse(self, lines: bytes, start: int) -> list[dict[str, Any]]:
+        """Return the records in complete lines, and count invalid ones.
+
+        Args:
+            lines: the lines.
+            start: the offset of the first one.
+        """
+        records = decode_block(lines)
+        return list(self._parse(lines, start)) if records is None else records
 
     @classmethod
     def from_end(cls, path: str | os.PathLike[str], num_bytes: int) -> JournalFollower:

@@ -36,6 +36,7 @@ def batch_records(records: Iterable[dict[str, Any]]) -> Iterator[RecordBatch]:
     for key, group in itertools.groupby(records, key=lambda record: (record["event"], *record)):
         batch = list(group)
         is_plain = key[0] == "step" and len(batch) > 8 and "global_step" in key and "window/sec" not in key
+        is_plain = is_plain and finite_or_none(batch[0].get("time")) is not None  # the first may open an attempt
         yield RecordBatch(key[1:], batch, is_plain and all(step_of(record) is not None for record in batch))
 
 

@@ -90,16 +90,28 @@ class RunDigest:
         records = batch.records
         if not batch.are_plain_steps:
             return list(itertools.chain.from_iterable(map(self._add_record, records)))
-        # The first record may open an attempt and sets its first step; the ones in between change only the counters.
-        self._add_record(records[0])
-        num_between = len(records) - 2
-        self._counts["step"] += num_between
-        self._attempts[-1].num_records += num_between
-        self._attempts[-1].num_steps += num_between
         known = [time_s for time_s in times_of(records) if not math.isnan(time_s)]
-        self._attempts[-1].last_time = max([self._attempts[-1].last_time or 0.0, *known])
-        self._add_record(records[-1])  # sets the fields that depend on the latest record
+        self.add_plain_steps(records[0], records[-1], len(records), max(known, default=0.0))
         return []
+
+    def add_plain_steps(
+        self, first: dict[str, Any], last: dict[str, Any], num_steps: int, latest_time_s: float
+    ) -> None:
+        """Add consecutive plain steps.
+
+        Args:
+            first: the first one, which may open an attempt and sets its first step.
+            last: the last one, which sets the fields that depend on the latest record.
+            num_steps: how many there are, at least two. Those in between change only the counters.
+            latest_time_s: the latest time of any of them; 0 if they have none.
+        """
+        self._add_record(first)
+        attempt = self._attempts[-1]
+        self._counts["step"] += num_steps - 2
+        attempt.num_records += num_steps - 2
+        attempt.num_steps += num_steps - 2
+        attempt.last_time = max(attempt.last_time or 0.0, latest_time_s)
+        self._add_record(last)
 
     def restore(self, counts: dict[str, int], attempts: list[dict[str, Any]]) -> None:
         """Set the counts and the attempts' statistics that come from plain steps which were not added."""

@@ -65,25 +65,25 @@ class CompletionIndex:
         return [place for place in self._places if table in (None, place.table)]
 
 
-def replace_completions(journal: Path, records: list[dict[str, Any]], start: int, end: int) -> list[dict[str, Any]]:
-    """Return records read between two offsets of a journal, with `completions` records replaced by stubs."""
+def replace_completions(lines: bytes, start: int, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return records with `completions` replaced by stubs.
+
+    Args:
+        lines: the lines of the journal that the records are from.
+        start: the offset of the first line.
+        records: the records.
+    """
     if not any(record["event"] == "completions" for record in records):
         return records
-    lines = _line_offsets(journal, start, end, len(records))
+    places = _places_of(lines, start, len(records))
     return [
-        _stub(record, lines[index] if index < len(lines) else None) if record["event"] == "completions" else record
-        for index, record in enumerate(records)
+        _stub(record, place) if record["event"] == "completions" else record
+        for record, place in zip(records, places, strict=True)
     ]
 
 
-def _line_offsets(journal: Path, start: int, end: int, num_records: int) -> list[tuple[int, int]]:
-    """Return offset and length of each line between two offsets that is a record."""
-    try:
-        with open(journal, "rb") as file:
-            file.seek(start)
-            block = file.read(end - start)
-    except OSError:
-        return []
+def _places_of(block: bytes, start: int, num_records: int) -> list[tuple[int, int]]:
+    """Return offset and length of each line that is a record."""
     lines: list[tuple[int, int]] = []
     offset = 0
     for line in block.split(b"\n"):
@@ -103,10 +103,8 @@ def _decode_or_none(line: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _stub(record: dict[str, Any], line: tuple[int, int] | None) -> dict[str, Any]:
+def _stub(record: dict[str, Any], line: tuple[int, int]) -> dict[str, Any]:
     stub: dict[str, Any] = {name: record[name] for name in ("event", "time", "global_step") if name in record}
-    if line is None:
-        return stub
     rows = _rows_of(record)
     columns = record.get("columns") if isinstance(record.get("columns"), list) else []
     num_dropped = record.get("num_dropped")

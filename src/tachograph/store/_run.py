@@ -35,6 +35,7 @@ from tachograph.store._query import ColumnSource, Line, Mark, View, build_lines,
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
 from tachograph.store._segment_folder import SegmentFolder
 from tachograph.store._span_table import SpanTable, SpanView
+from tachograph.store._step_decoder import StepColumns, StepDecoder, split_lines
 from tachograph.store._tail import Tail
 
 __all__ = ["StoredRun"]
@@ -79,6 +80,7 @@ class StoredRun:
             end = segment.footer.end
         self._start_tail(end)
         self._follower = JournalFollower(self.folder.journal, end)
+        self._decoder = StepDecoder()
         self._num_restarts = 0
         self._next_commit = end + self._segment_bytes
 
@@ -145,16 +147,15 @@ class StoredRun:
             deadline_s = time.monotonic() + max_s
             before = self.version
             while True:
-                start = self._follower.offset
-                records = self._follower.poll_block()
+                lines = self._follower.poll_lines()
                 if self._follower.num_restarts != self._num_restarts:  # the file was replaced or truncated
                     self._restart()
                     continue
-                self._add_records(replace_completions(self.folder.journal, records, start, self._follower.offset))
-                if self._is_time_to_commit(is_end=not records):
+                self._add_lines(lines, self._follower.offset - len(lines))
+                if self._is_time_to_commit(is_end=not lines):
                     self._commit()
-                self._is_behind = bool(records)
-                if not records or time.monotonic() > deadline_s:
+                self._is_behind = bool(lines)
+                if not lines or time.monotonic() > deadline_s:
                     return self.version != before
 
     def _restart(self) -> None:
@@ -162,6 +163,26 @@ class StoredRun:
         self._num_replaced = (self._num_replaced + 1) % 4096
         self._cache.clear()
         self._open()
+
+    def _add_lines(self, lines: bytes, start: int) -> None:
+        for piece in split_lines(lines):
+            part = lines[piece.first : piece.end]
+            columns = self._decoder.decode(part, piece.num_steps) if piece.num_steps else None
+            if columns is not None:
+                self._add_steps(columns)
+                continue
+            records = self._follower.parse(part, start + piece.first)
+            if piece.num_steps:
+                self._decoder.learn(records)
+            self._add_records(replace_completions(part, start + piece.first, records))
+        for stream, name in self._tail.series_keys:
+            self._register_series(stream, name)
+
+    def _add_steps(self, columns: StepColumns) -> None:
+        if not self.digest.attempts:
+            self._kept.append(encode(columns.first))  # as below
+        self.digest.add_plain_steps(columns.first, columns.last, len(columns.steps), float(columns.times.max()))
+        self._tail.add_steps(columns, len(self.digest.attempts) - 1)
 
     def _add_records(self, records: list[dict[str, Any]]) -> None:
         for batch in batch_records(records):
@@ -173,8 +194,6 @@ class StoredRun:
                 self._kept += map(encode, batch.records[:1] if is_plain else batch.records)
             self._add_to_digest(batch)
             self._tail.add(batch, len(self.digest.attempts) - 1)
-        for stream, name in self._tail.series_keys:
-            self._register_series(stream, name)
 
     def _replay(self, record: dict[str, Any], attempts: list[AttemptStats]) -> None:
         """Add a kept record of a segment; before a `start`, restore the last time of the previous attempt."""

@@ -1,8 +1,8 @@
 """The tail: columns in memory for the records after the last segment.
 
 Values are appended to growing `array` objects. Queries need numpy arrays that do not change, so each stream and series
-builds a snapshot on demand and reuses it until the next append. A batch of plain steps is appended column by column; a
-column with only finite floats takes a fast path without checking each value.
+builds a snapshot on demand and reuses it until the next append. Plain steps arrive as columns, see `_step_decoder`;
+other records are appended column by column.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 
 from tachograph.reader import NOT_METRICS, RecordBatch, times_of
 from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
-from tachograph.store._columns import AttemptRange, SeriesPart, StreamRows
+from tachograph.store._columns import AttemptRange, Floats, Integers, SeriesPart, StreamRows
+from tachograph.store._step_decoder import StepColumns
 
 __all__ = ["SeriesStats", "Tail"]
 
@@ -54,6 +55,12 @@ class _StreamColumns:
         self.time.extend(times)
         self.epoch.extend(epochs)
         self._snapshot = None
+
+    def extend_arrays(self, attempt: int, steps: Integers, times: Floats, epochs: Floats) -> None:
+        self.extend(attempt, [], [], [])
+        self.step.frombytes(steps.tobytes())
+        self.time.frombytes(times.tobytes())
+        self.epoch.frombytes(epochs.tobytes())
 
     def snapshot(self) -> StreamRows:
         if self._snapshot is None:
@@ -99,6 +106,37 @@ class _SeriesColumns:
             for index, value in enumerate(column):
                 if is_number(value):
                     self._add(first_row + index, float(value), steps[index], order)
+        self._snapshot = None
+
+    def extend_array(
+        self, first_row: int, values: Floats, present: Integers | None, steps: Integers, order: int
+    ) -> None:
+        """Append numbers of any kind.
+
+        Args:
+            first_row: the row of the first position.
+            values: a value per position; those that are not present mean nothing.
+            present: the positions that have a value; None if all have.
+            steps: the step of each position.
+            order: see `SeriesStats`.
+        """
+        rows: Integers = np.arange(first_row, first_row + len(values), dtype=np.uint32)
+        if present is not None:
+            values, steps, rows = values[present], steps[present], rows[present]
+        stats = self.stats
+        stats.last, stats.last_step, stats.order = float(values[-1]), int(steps[-1]), order
+        is_finite = np.isfinite(values)
+        if not is_finite.all():
+            marks = values[~is_finite]
+            self.mark_rows.frombytes(rows[~is_finite].tobytes())
+            self.mark_kinds += np.where(np.isnan(marks), 0, np.where(marks > 0, 1, 2)).astype(np.uint8).tobytes()
+            stats.num_marks += len(marks)
+            values, rows = values[is_finite], rows[is_finite]
+        if len(values):
+            self.rows.frombytes(rows.tobytes())
+            self.values.frombytes(values.tobytes())
+            stats.num_values += len(values)
+            stats.low, stats.high = min(stats.low, float(values.min())), max(stats.high, float(values.max()))
         self._snapshot = None
 
     def _add(self, row: int, value: float, step: int | None, order: int) -> None:
@@ -161,6 +199,35 @@ class Tail:
                     continue
                 series = self._series[stream_name, name] = _SeriesColumns()
             series.extend(first_row, column, steps, self._order)
+
+    def add_steps(self, columns: StepColumns, attempt: int) -> None:
+        """Add plain steps."""
+        stream = self._streams.setdefault("step", _StreamColumns())
+        first_row = len(stream.step)
+        stream.extend_arrays(attempt, columns.steps, columns.times, self._epochs_of(columns))
+        self.step = int(columns.steps[-1])
+        self._order += 1
+        for index, name in enumerate(columns.names):
+            present = None
+            if columns.is_missing is not None and columns.is_missing[index].any():
+                present = np.flatnonzero(~columns.is_missing[index])
+                if not len(present):
+                    continue
+            series = self._series.get(("step", name))
+            if series is None:
+                series = self._series["step", name] = _SeriesColumns()
+            series.extend_array(first_row, columns.values[index], present, columns.steps, self._order)
+
+    def _epochs_of(self, columns: StepColumns) -> Floats:
+        """Return the last known epoch at each step."""
+        if "epoch" not in columns.names:
+            return np.full(len(columns.steps), self.epoch)
+        found = columns.values[list(columns.names).index("epoch")]
+        known = np.flatnonzero(np.isfinite(found))
+        last_known = np.searchsorted(known, np.arange(len(found)), side="right") - 1
+        epochs = np.where(last_known >= 0, found[known[last_known]] if len(known) else np.nan, self.epoch)
+        self.epoch = float(epochs[-1])
+        return epochs
 
     def _steps(self, batch: RecordBatch) -> list[int | None]:
         if batch.are_plain_steps:
