@@ -282,14 +282,20 @@ def make_folder(path: Path, *, below: Path, mode: int = 0o777) -> None:
                 raise _with_path(error, folder) from None
 
 
-def move_folder(source: Path, target: Path, *, below: Path) -> None:
+def move_folder(source: Path, target: Path, *, below: Path, target_below: Path | None = None) -> None:
     """Move a folder to a name that is not in use, atomically and within one file system.
+
+    Args:
+        source: the folder.
+        target: its new path.
+        below: see the module; for both paths, unless the target lies somewhere else.
+        target_below: the same for a target that lies somewhere else.
 
     Raises:
         FileExistsError: if there is anything at the target.
         OSError: if it cannot be moved; `UnsafeFileError` if the source or a folder above either one is a link.
     """
-    with _resolve(source, below) as old, _resolve(target, below) as new:
+    with _resolve(source, below) as old, _resolve(target, target_below or below) as new:
         _check_folder(old.lstat(), source)
         with contextlib.suppress(FileNotFoundError):
             new.lstat()

@@ -22,6 +22,7 @@ from tachograph.catalog._groups import (
 from tachograph.catalog._query import Query, parse_query
 from tachograph.catalog._row import AGGREGATES, FACTS, Fact, FactKind, RunRow, needs_full
 from tachograph.catalog._syntax import QueryError, print_field, print_query
+from tachograph.catalog._transfer import TransferError, copy_run, is_folder_target, move_run
 from tachograph.catalog._trash import TrashedRun, TrashError, empty_trash, list_trash, restore_run, trash_run
 from tachograph.catalog._usage import PARTS, disk_usage
 
@@ -42,10 +43,12 @@ __all__ = [
     "QueryError",
     "RunGroup",
     "RunRow",
+    "TransferError",
     "TrashError",
     "TrashedRun",
     "annotate",
     "best_row",
+    "copy_run",
     "differing_fields",
     "direction_of",
     "disk_usage",
@@ -53,8 +56,10 @@ __all__ = [
     "find_below",
     "group_rows",
     "inverse_ops",
+    "is_folder_target",
     "known_fields",
     "list_trash",
+    "move_run",
     "needs_full",
     "parse_query",
     "print_field",

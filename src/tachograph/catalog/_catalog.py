@@ -44,13 +44,14 @@ from tachograph.exceptions import RunNotFoundError, did_you_mean
 from tachograph.journal import RunFolder, RunState, infer_writer_state, read_heartbeat, this_process
 from tachograph.store import StoredRun
 
-__all__ = ["OWN_FOLDER", "Catalog", "find_below", "find_run_folders", "known_fields", "sort_rows"]
+__all__ = ["MAX_DEPTH", "OWN_FOLDER", "Catalog", "find_below", "find_run_folders", "known_fields", "sort_rows"]
 
 OWN_FOLDER = ".tachograph"
 """The folder inside a log folder for what belongs to all runs: index, trash and views."""
 _INDEX_VERSION = 1
 _MAX_INDEX_BYTES = 1 << 30
-_MAX_DEPTH = 6
+MAX_DEPTH = 6
+"""How many folders deep runs are looked for below a log folder."""
 _FOLDER_NAME = re.compile(r"(?!\.)[^/\\\x00\ud800-\udfff]{1,255}", re.DOTALL)
 _MAX_RUNNING = 16
 _REFRESH_SHARE = 0.1
@@ -342,7 +343,7 @@ def find_run_folders(log_dir: str) -> Iterator[tuple[str, str, os.stat_result]]:
                 journal = os.stat(path + "/metrics.jsonl")
             except (OSError, ValueError):
                 # A folder of runs, perhaps. Links are not followed further, because they may lead back.
-                if depth < _MAX_DEPTH and not os.path.islink(path):
+                if depth < MAX_DEPTH and not os.path.islink(path):
                     waiting.append((path, f"{prefix}{name}/", depth + 1))
                 continue
             if stat.S_ISREG(journal.st_mode):
@@ -352,7 +353,7 @@ def find_run_folders(log_dir: str) -> Iterator[tuple[str, str, os.stat_result]]:
 def find_below(log_dir: str, name: str) -> RunFolder | None:
     """Return the run of a name that `find_run_folders` gave, or None; never one outside of the folder."""
     parts = name.split("/")
-    if not 1 <= len(parts) <= _MAX_DEPTH + 1 or not all(map(_is_folder_name, parts)):
+    if not 1 <= len(parts) <= MAX_DEPTH + 1 or not all(map(_is_folder_name, parts)):
         return None
     folder = RunFolder(Path(log_dir, *parts))
     try:

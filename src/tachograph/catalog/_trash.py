@@ -29,8 +29,9 @@ from tachograph._base.files import UnsafeFileError, make_folder, move_folder, re
 from tachograph._base.typed import decode_json
 from tachograph.catalog._annotations import author
 from tachograph.catalog._catalog import OWN_FOLDER, find_below
+from tachograph.catalog._ended import why_not_ended
 from tachograph.exceptions import RunNotFoundError, TachographError, did_you_mean
-from tachograph.journal import RunFolder, RunState, current_state, lock_run_folder
+from tachograph.journal import RunFolder, lock_run_folder
 from tachograph.records import to_json
 
 __all__ = ["TrashError", "TrashedRun", "empty_trash", "list_trash", "restore_run", "trash_run"]
@@ -70,11 +71,8 @@ def trash_run(log_dir: str, name: str, *, is_forced: bool = False) -> TrashedRun
     if folder is None:
         raise RunNotFoundError(f"no run {name!r} in {log_dir!r}")
     root = Path(log_dir)
-    state = current_state(folder)
-    if state is RunState.RUNNING:
-        raise TrashError(f"{name!r} is still being recorded; stop it first, for example: tacho control {name} --stop")
-    if state is RunState.STALE and not is_forced:
-        raise TrashError(f"{name!r} may still be recorded on another machine; if it is not, repeat with --force")
+    if reason := why_not_ended(folder, name, is_forced=is_forced):
+        raise TrashError(reason)
     run = TrashedRun(
         id=f"{time.time_ns() // 1000:x}{secrets.token_hex(4)}",
         name=name,

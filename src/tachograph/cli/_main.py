@@ -24,6 +24,7 @@ from tachograph.cli._show import show
 from tachograph.cli._sync import sync
 from tachograph.cli._tail import tail
 from tachograph.cli._train import train
+from tachograph.cli._transfer import cp, mv
 from tachograph.cli._trash import rm, trash
 from tachograph.cli._ui import ui
 from tachograph.cli._usage import usage
@@ -66,7 +67,7 @@ def main() -> None:
 
 _COMMANDS = (
     *(run, train, ls, show, tail, export, import_, doctor, control, sync),
-    *(tag, note, rename, group, archive, unarchive, rm, trash, du),
+    *(tag, note, rename, group, archive, unarchive, mv, cp, rm, trash, du),
     *(notify, plugins, lm_eval, usage, ui, demo),
 )
 for command in _COMMANDS:
