@@ -41,7 +41,7 @@ from tachograph.catalog._summary import (
 )
 from tachograph.catalog._syntax import QueryError, print_field
 from tachograph.exceptions import RunNotFoundError, did_you_mean
-from tachograph.journal import RunFolder, RunState, infer_writer_state, read_heartbeat, this_process
+from tachograph.journal import RunFolder, RunState, infer_writer_state, read_heartbeat, stat_journal, this_process
 from tachograph.store import StoredRun
 
 __all__ = ["MAX_DEPTH", "OWN_FOLDER", "Catalog", "find_below", "find_run_folders", "known_fields", "sort_rows"]
@@ -186,7 +186,7 @@ class Catalog:
             for log_dir in self.log_dirs:
                 folder = find_below(log_dir, name)
                 if folder is not None:
-                    known = self._look_at(log_dir, name, os.fspath(folder.path), os.stat(folder.journal))
+                    known = self._look_at(log_dir, name, os.fspath(folder.path), stat_journal(folder.journal))
                     if known is not None:
                         self._known[log_dir][name] = known
                         return known.row
@@ -340,7 +340,7 @@ def find_run_folders(log_dir: str) -> Iterator[tuple[str, str, os.stat_result]]:
         for name in names:
             path = f"{folder}/{name}"
             try:
-                journal = os.stat(path + "/metrics.jsonl")
+                journal = stat_journal(path + "/metrics.jsonl")
             except (OSError, ValueError):
                 # A folder of runs, perhaps. Links are not followed further, because they may lead back.
                 if depth < MAX_DEPTH and not os.path.islink(path):
@@ -357,7 +357,7 @@ def find_below(log_dir: str, name: str) -> RunFolder | None:
         return None
     folder = RunFolder(Path(log_dir, *parts))
     try:
-        is_run = stat.S_ISREG(os.stat(folder.journal).st_mode)
+        is_run = stat.S_ISREG(stat_journal(folder.journal).st_mode)
     except (OSError, ValueError):
         return None
     return folder if is_run and not _is_linked_out(log_dir, folder) else None
@@ -381,7 +381,7 @@ def _is_linked_out(log_dir: str, folder: RunFolder) -> bool:
         root = Path(log_dir).resolve()
         return any(
             path.is_symlink() and not path.resolve(strict=True).is_relative_to(root)
-            for path in (folder.path, folder.journal, folder.private)
+            for path in (folder.path, folder.journal, folder.compressed_journal, folder.private)
         )
     except (OSError, RuntimeError):
         return True

@@ -15,7 +15,7 @@ import msgspec
 
 from tachograph._base.files import make_folder, read_small, replace_file
 from tachograph._base.typed import convert, decode_json
-from tachograph.journal import Heartbeat, RunFolder, read_heartbeat
+from tachograph.journal import Heartbeat, RunFolder, read_heartbeat, stat_journal
 from tachograph.reader import RunOverview, overview_with_heartbeat
 from tachograph.records import flatten, restore_non_finite, to_json
 from tachograph.store import MetricAggregates, StoredRun
@@ -75,7 +75,9 @@ def journal_key(found: os.stat_result) -> JournalKey:
 def brief_summary(folder: RunFolder, key: JournalKey, heartbeat: Heartbeat | None) -> CatalogSummary:
     """Return a summary from the two ends of the journal."""
     overview = overview_with_heartbeat(folder, heartbeat)
-    return CatalogSummary(journal=key, overview=overview, has_end=overview.state in {"finished", "failed"})
+    return CatalogSummary(
+        journal=key, overview=overview, has_end=overview.state in {"finished", "failed", "interrupted"}
+    )
 
 
 def full_summary(folder: RunFolder, run: StoredRun, brief: CatalogSummary | None = None) -> CatalogSummary:
@@ -89,7 +91,7 @@ def full_summary(folder: RunFolder, run: StoredRun, brief: CatalogSummary | None
     Raises:
         OSError: if the journal cannot be read.
     """
-    key = journal_key(os.stat(folder.journal))
+    key = journal_key(stat_journal(folder.journal))
     run.refresh()
     is_known = brief is not None and brief.journal == key
     summary = brief if brief and is_known else brief_summary(folder, key, read_heartbeat(folder.heartbeat))

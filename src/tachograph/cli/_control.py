@@ -13,7 +13,7 @@ from rich.console import Console
 from tachograph.cli._format import add_row, json_text, new_table, number, safe
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.exceptions import ControlError
-from tachograph.journal import LOG_EVERY_MAX, LOG_EVERY_MIN, PROFILE_STEPS_MAX, JournalFollower
+from tachograph.journal import LOG_EVERY_MAX, LOG_EVERY_MIN, PROFILE_STEPS_MAX, JournalFollower, journal_size
 from tachograph.reader import RunHistory, read, request_control
 
 __all__ = ["control"]
@@ -67,7 +67,7 @@ def control(
         _print_controls(history, as_json=as_json)
         return
     # Follow from the current end of the journal: answers are written after the request.
-    follower = JournalFollower(history.folder.journal, history.folder.journal.stat().st_size)
+    follower = JournalFollower(history.folder.journal, journal_size(history.folder.journal))
     ids = request_control(history, wanted, source="cli")
     answers = _wait_for_answers(follower, ids, wait_s)
     if as_json:

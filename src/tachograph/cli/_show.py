@@ -31,7 +31,7 @@ from tachograph.cli._format import (
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.cli._time import recorded_s, render_time, short_time, summarise_time
-from tachograph.journal import RunState, is_csv_current, rebuild_csv
+from tachograph.journal import RunState, is_csv_current, rebuild_csv, stat_journal
 from tachograph.reader import PluginUse, RankView, RunHistory, find_copies, read
 from tachograph.records import flatten, loss_names_in
 from tachograph.sinks import read_lags
@@ -188,7 +188,9 @@ def _run_details(history: RunHistory) -> list[tuple[str, Any]]:
     ]
     facts = history.facts
     rows += [(name, number(facts[name])) for name in _CONFIG_FIELDS if facts.get(name) is not None]
-    rows.append(("journal", f"{safe(history.folder.journal)} ({size(history.folder.journal.stat().st_size)})"))
+    folder = history.folder
+    path = folder.journal if folder.journal.exists() else folder.compressed_journal
+    rows.append(("journal", f"{safe(path)} ({size(stat_journal(folder.journal).st_size)})"))
     return rows
 
 

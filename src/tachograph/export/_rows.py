@@ -6,12 +6,11 @@ A `JournalSnapshot` is read as often as necessary and always has the same record
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from tachograph.exceptions import TableExportError
-from tachograph.journal import JournalFollower, RunFolder
+from tachograph.journal import JournalFollower, RunFolder, stat_journal
 from tachograph.reader import NOT_METRICS, RecordBatch, batch_records
 from tachograph.records import METRIC_KINDS, finite_or_none, is_number, step_of
 
@@ -90,7 +89,7 @@ class JournalSnapshot:
         self.num_bad_lines = follower.num_bad_lines
 
     def _identify(self) -> tuple[int, int]:
-        found = os.stat(self._path)
+        found = stat_journal(self._path)
         return found.st_dev, found.st_ino
 
     @contextlib.contextmanager

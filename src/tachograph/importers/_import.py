@@ -18,11 +18,11 @@ import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
-from tachograph._base.files import open_to_append, open_to_read, read_small, replace_file, write_all
+from tachograph._base.files import open_to_append, read_small, replace_file, write_all
 from tachograph._base.typed import decode_json
 from tachograph.exceptions import ConfigError, TachographError
 from tachograph.importers._read import find_runs
@@ -31,8 +31,12 @@ from tachograph.journal import (
     JournalFollower,
     RunFolder,
     claim_run_folder,
+    journal_size,
     list_runs,
     lock_run_folder,
+    open_journal,
+    restore_journal,
+    stat_journal,
 )
 from tachograph.records import (
     METRIC_KINDS,
@@ -186,7 +190,7 @@ def _import_run(
                 report.run = folder.name
         elif folder is None and RunFolder(Path(log_dir, report.run)).exists():
             report.notes.append(f"the name {report.run!r} is in use, so the run would get a number")
-        is_new = folder is None or not folder.exists() or not folder.journal.stat().st_size
+        is_new = folder is None or not folder.exists() or not stat_journal(folder.journal).st_size
         journal = _ImportedJournal(folder, cursor, report.run, stack, dry_run=dry_run)
         origin = {"format": report.format, "id": source.id, "path": str(source.path.resolve()), "name": source.name}
         while item is not None:
@@ -244,7 +248,7 @@ def _load_cursor(folder: RunFolder) -> _ImportCursor:
     """Return the stored cursor; without one, the whole source is read and compared with the journal."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         cursor = decode_json(read_small(_cursor_path(folder), _MAX_CURSOR_BYTES, below=folder.path), _ImportCursor)
-        if 0 <= cursor.journal_bytes <= folder.journal.stat().st_size:
+        if 0 <= cursor.journal_bytes <= journal_size(folder.journal):
             return cursor
     return _ImportCursor()
 
@@ -268,28 +272,26 @@ class _ImportedJournal:
         self._name = name
         self._dry_run = dry_run
         self._fd = -1
+        self._known: BinaryIO | None = None
         self._size = 0
         self._buffer = bytearray()
         self._stored = cursor.journal_bytes
         self._reached: tuple[int, Position] | None = None
-        if folder is not None and folder.exists() and folder.journal.stat().st_size:
-            if dry_run:
-                self._fd = stack.enter_context(open_to_read(folder.journal, below=folder.path)).fileno()
-            else:
-                self._open(folder)
-            self._size = os.fstat(self._fd).st_size
+        if folder is not None and folder.exists() and stat_journal(folder.journal).st_size:
+            self._known = stack.enter_context(open_journal(folder.journal))
+            self._size = journal_size(folder.journal)
 
     def add(self, line: bytes) -> bool:
         """Add a line; return False if the journal has it already."""
         if self.offset < self._size:
-            if os.pread(self._fd, len(line), self.offset) == line:
+            if self._read_known(len(line)) == line:
                 self.offset += len(line)
                 return False
             self._cut()
         self.offset += len(line)
         if self._folder is None or self._dry_run:
             return True
-        if self._fd < 0:
+        if self._fd < 0 and self._known is None:
             # All at once: the next import recognises the run by this line.
             replace_file(self._folder.journal, line, below=self._folder.path)
             self._open(self._folder)
@@ -299,7 +301,13 @@ class _ImportedJournal:
             self._flush()
         return True
 
+    def _read_known(self, num_bytes: int) -> bytes:
+        assert self._known is not None  # noqa: S101 - there are lines
+        self._known.seek(self.offset)
+        return self._known.read(num_bytes)
+
     def _open(self, folder: RunFolder) -> None:
+        restore_journal(folder.journal, below=folder.path)  # if it is compressed: it is continued now
         self._fd = open_to_append(folder.journal, below=folder.path)
         self._stack.callback(os.close, self._fd)
 
@@ -326,6 +334,8 @@ class _ImportedJournal:
 
     def _flush(self) -> None:
         if self._buffer:
+            if self._fd < 0 and self._folder is not None:
+                self._open(self._folder)
             write_all(self._fd, bytes(self._buffer))
             self._buffer.clear()
 
@@ -335,6 +345,8 @@ class _ImportedJournal:
             raise ConfigError(f"run {self._name!r} was continued after its import, so nothing can be added to it")
         self._size = self.offset
         if not self._dry_run:
+            if self._fd < 0 and self._folder is not None:
+                self._open(self._folder)
             os.ftruncate(self._fd, self.offset)
 
     def _find_other_start(self) -> dict[str, Any] | None:

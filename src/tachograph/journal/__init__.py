@@ -17,6 +17,14 @@ from tachograph.journal._control_file import (
 from tachograph.journal._csv import CsvMirror, is_csv_current, rebuild_csv
 from tachograph.journal._csv_main import complete_csv_later
 from tachograph.journal._ends import current_state
+from tachograph.journal._files import (
+    compress_journal,
+    compressed_path,
+    journal_size,
+    open_journal,
+    restore_journal,
+    stat_journal,
+)
 from tachograph.journal._folder import RunFolder, find_run, list_runs
 from tachograph.journal._follower import JournalFollower, count_records, read_records
 from tachograph.journal._jobs import find_job
@@ -50,6 +58,8 @@ __all__ = [
     "RunState",
     "claim_run_folder",
     "complete_csv_later",
+    "compress_journal",
+    "compressed_path",
     "count_records",
     "current_state",
     "find_job",
@@ -59,10 +69,14 @@ __all__ = [
     "infer_writer_state",
     "is_csv_current",
     "is_number_of_steps",
+    "journal_size",
     "list_runs",
+    "open_journal",
     "read_heartbeat",
     "read_records",
     "rebuild_csv",
+    "restore_journal",
+    "stat_journal",
     "state_at_end",
     "this_process",
     "uptime_s",

@@ -23,6 +23,7 @@ from pathlib import Path
 from tachograph._base.files import UnsafeFileError, check_file, is_trusted, make_folder, open_lock
 from tachograph.exceptions import LogDirError, RunNameError
 from tachograph.journal._ends import TAIL_BYTES, read_ends
+from tachograph.journal._files import restore_journal, stat_journal
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import RunState, read_heartbeat, this_process, writer_of
 from tachograph.records import check_run_name
@@ -86,7 +87,7 @@ def claim_run_folder(log_dir: str, name: str, *, resume: bool) -> Claim:
                 # Resume only the run with the exact name: a numbered one is a different run.
                 reason = _try_claim(folder, resume=resume and number == 1)
             if reason is None:
-                resumed = folder.exists() and folder.journal.stat().st_size > 0
+                resumed = folder.exists() and stat_journal(folder.journal).st_size > 0
                 if number > 1:
                     notes.append(f"{notes.pop()}; recording as {folder.name!r}")
                 return Claim(folder, resumed=resumed, notes=notes)
@@ -139,6 +140,7 @@ def _try_claim(folder: RunFolder, *, resume: bool) -> str | None:
         if reason is None:
             for path in (folder.journal, folder.csv):  # reject them now, and not in the writer thread
                 check_file(path, below=folder.path)
+            restore_journal(folder.journal, below=folder.path)  # if it is compressed: it is continued now
             _remove_leftovers(folder)
             return None
     except BaseException:
@@ -150,7 +152,7 @@ def _try_claim(folder: RunFolder, *, resume: bool) -> str | None:
 
 def _existing_run(folder: RunFolder, *, resume: bool) -> str | None:
     """Return why the run in a folder cannot be continued, or None if it can be or there is none."""
-    if not folder.exists() or folder.journal.stat().st_size == 0:
+    if not folder.exists() or stat_journal(folder.journal).st_size == 0:
         return None
     if not resume:
         return f"run {folder.name!r} already exists (pass resume=True to continue it)"

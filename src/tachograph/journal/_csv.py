@@ -40,6 +40,7 @@ from tachograph._base.files import (
 )
 from tachograph._base.typed import decode_json
 from tachograph.journal._claim import lock_run_folder
+from tachograph.journal._files import open_journal, stat_journal
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._follower import JournalFollower, count_records, read_records
 from tachograph.records import Encodable, StepTable, decode, to_json
@@ -363,7 +364,7 @@ def _locked(folder: RunFolder, wait_s: float) -> Iterator[bool]:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
+    found = stat_journal(path)
     return found.st_dev, found.st_ino
 
 
@@ -389,7 +390,11 @@ def _tail_checksum(path: Path, size: int) -> int:
     Raises:
         ValueError: if the offset is not the end of a line.
     """
-    with open_to_read(path) as file:
+    try:
+        file = open_to_read(path)
+    except FileNotFoundError:
+        file = open_journal(path)  # compressed
+    with file:
         start = max(0, size - 4096)
         file.seek(start)
         block = file.read(size - start)

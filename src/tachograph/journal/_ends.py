@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tachograph.journal._files import open_journal
 from tachograph.journal._folder import RunFolder
 from tachograph.journal._liveness import Heartbeat, RunState, infer_state, read_heartbeat, state_at_end
 from tachograph.records import decode, decode_block, is_loss
@@ -60,8 +61,9 @@ def read_ends(folder: RunFolder, num_bytes: int, heartbeat: Heartbeat | None) ->
     # The heartbeat states where the current attempt starts, which may be far from both ends.
     attempt_offset = heartbeat.start_bytes if heartbeat else 0
     try:
-        with open(folder.journal, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with open_journal(folder.journal) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
             head = _decode_complete_lines(file.readline(_HEAD_BYTES))
             attempt_head: list[dict[str, Any]] = []
             if 0 < attempt_offset < size - num_bytes:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tachograph.exceptions import RunNotFoundError, did_you_mean
+from tachograph.journal._files import compressed_path
 
 __all__ = ["RunFolder", "find_run", "list_runs"]
 
@@ -30,8 +31,13 @@ class RunFolder:
 
     @property
     def journal(self) -> Path:
-        """`metrics.jsonl`: all records, the single source of truth."""
+        """`metrics.jsonl`: all records, the single source of truth. Open it with `open_journal`."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def compressed_journal(self) -> Path:
+        """`metrics.jsonl.gz`: takes the place of the journal when it is compressed."""
+        return compressed_path(self.journal)
 
     @property
     def csv(self) -> Path:
@@ -87,8 +93,8 @@ class RunFolder:
         return self.private / "ranks" / f"{rank:05d}.json"
 
     def exists(self) -> bool:
-        """Return whether the folder has a journal."""
-        return self.journal.is_file()
+        """Return whether the folder has a journal, plain or compressed."""
+        return self.journal.is_file() or self.compressed_journal.is_file()
 
 
 def list_runs(log_dir: str | os.PathLike[str]) -> Iterator[RunFolder]:
@@ -115,7 +121,7 @@ def find_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[str] | None
     if os.sep in given:  # a path as a shell completes it, or a run in a folder below the log folder
         candidates.reverse()
     for path in candidates:
-        folder = RunFolder(path.parent if path.name == "metrics.jsonl" else path)
+        folder = RunFolder(path.parent if path.name in {"metrics.jsonl", "metrics.jsonl.gz"} else path)
         with contextlib.suppress(OSError, ValueError):
             if folder.exists():
                 return folder

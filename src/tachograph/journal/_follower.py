@@ -12,10 +12,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
+from tachograph.journal._files import MemberCache, open_journal
 from tachograph.records import decode, decode_block
 
 __all__ = ["JournalFollower", "count_records", "read_records"]
@@ -39,6 +40,7 @@ class JournalFollower:
         self._block_bytes = block_bytes
         self._identity: tuple[int, int, int] | None = None
         self._last_line = b""
+        self._members: MemberCache = {}
         self._offset = offset
         self.num_bad_lines = 0
         self.bad_offsets: list[int] = []
@@ -74,9 +76,9 @@ class JournalFollower:
     def poll_lines(self) -> bytes:
         """Return the next block of complete lines, to be parsed with `parse`; empty if there are no new ones."""
         try:
-            with open(self._path, "rb", buffering=0) as file:
-                self._check_identity(file.fileno())
-                lines = self._complete_lines(file.fileno())
+            with open_journal(self._path, is_raw=True, cache=self._members) as file:
+                self._check_identity(file)
+                lines = self._complete_lines(file)
         except FileNotFoundError:
             return b""
         if lines:
@@ -97,7 +99,7 @@ class JournalFollower:
     @classmethod
     def from_end(cls, path: str | os.PathLike[str], num_bytes: int) -> JournalFollower:
         """Return a follower that starts at the first line within the last `num_bytes` of the file."""
-        with open(path, "rb") as file:
+        with open_journal(path) as file:
             size = file.seek(0, os.SEEK_END)
             if num_bytes >= size:
                 return cls(path)
@@ -108,7 +110,7 @@ class JournalFollower:
     @staticmethod
     def complete_bytes(path: Path) -> int:
         """Return the offset after the last complete line."""
-        with open(path, "rb") as file:
+        with open_journal(path) as file:
             end = file.seek(0, os.SEEK_END)
             position = end
             while position > 0:
@@ -124,23 +126,24 @@ class JournalFollower:
         """Continue in another file with the same content."""
         self._path = Path(path)
 
-    def _check_identity(self, descriptor: int) -> None:
-        found = os.fstat(descriptor)
+    def _check_identity(self, file: BinaryIO) -> None:
+        found = os.fstat(file.fileno())
         identity = (found.st_dev, found.st_ino, found.st_size)
         if identity == self._identity:
             return
         if self._identity is None and self.offset and not self._last_line:  # started at an offset: trust it
-            self._last_line = os.pread(descriptor, min(256, self.offset), max(0, self.offset - 256))
+            self._last_line = _read_at(file, min(256, self.offset), max(0, self.offset - 256))
         size = len(self._last_line)
-        if found.st_size < self.offset or os.pread(descriptor, size, self.offset - size) != self._last_line:
+        is_shorter = file.seek(0, os.SEEK_END) < self.offset
+        if is_shorter or _read_at(file, size, self.offset - size) != self._last_line:
             self._offset, self._last_line = 0, b""
             self.num_restarts += 1
         self._identity = identity
 
-    def _complete_lines(self, descriptor: int) -> bytes:
+    def _complete_lines(self, file: BinaryIO) -> bytes:
         size = self._block_bytes
         while True:
-            block = os.pread(descriptor, max(0, min(size, self._end - self.offset)), self.offset)
+            block = _read_at(file, max(0, min(size, self._end - self.offset)), self.offset)
             end = block.rfind(b"\n") + 1
             if end:
                 return block[:end]
@@ -169,6 +172,11 @@ class JournalFollower:
             self.bad_offsets.append(offset)
 
 
+def _read_at(file: BinaryIO, size: int, offset: int) -> bytes:
+    file.seek(offset)
+    return file.read(size)
+
+
 def read_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """Yield all records that the journal contains now."""
     follower = JournalFollower(path)
@@ -179,7 +187,7 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 def count_records(path: str | os.PathLike[str], offset: int = 0) -> int:
     """Return how many lines the journal has from an offset on; much faster than reading the records."""
     num_lines = 0
-    with open(path, "rb") as file:
+    with open_journal(path) as file:
         file.seek(offset)
         while block := file.read(1 << 20):
             num_lines += block.count(b"\n")

@@ -208,7 +208,7 @@ def find_readable_run(run: str | os.PathLike[str], log_dir: str | os.PathLike[st
         RunNotFoundError: if there is no such run or its journal cannot be read.
     """
     folder = find_run(run, log_dir)
-    if not os.access(folder.journal, os.R_OK):
+    if not any(os.access(path, os.R_OK) for path in (folder.journal, folder.compressed_journal)):
         raise RunNotFoundError(f"{folder.journal} cannot be read; check its permissions")
     return folder
 

@@ -40,7 +40,8 @@ def read_ranks(folder: RunFolder) -> list[RankView]:
     """Return the ranks of a run, rank 0 first; empty for a run of one process."""
     ranks = []
     with contextlib.suppress(OSError):
-        ranks = sorted(int(path.stem) for path in folder.ranks.iterdir() if re.fullmatch(r"\d{5,9}\.jsonl", path.name))
+        found = (re.fullmatch(r"(\d{5,9})\.jsonl(\.gz)?", path.name) for path in folder.ranks.iterdir())
+        ranks = sorted({int(match[1]) for match in found if match})
     if not ranks:
         return []
     views = [_view(0, read_records(folder.journal), folder)]

@@ -24,6 +24,7 @@ from tachograph.journal import (
     Heartbeat,
     RunFolder,
     find_job,
+    restore_journal,
     this_process,
     uptime_s,
 )
@@ -105,6 +106,7 @@ class RankFiles:
         path = folder.rank_journal(self._rank)
         try:
             make_folder(path.parent, below=folder.path)
+            restore_journal(path, below=folder.path)  # if it is compressed: it is continued now
             self._appender = Appender(path, _MAX_PENDING_BYTES, below=folder.path)
         except OSError:  # retried at the next check
             return

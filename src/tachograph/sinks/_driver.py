@@ -44,7 +44,7 @@ import msgspec
 from tachograph._base.files import open_lock, read_small, replace_file
 from tachograph._base.guard import guard
 from tachograph._base.typed import decode_json
-from tachograph.journal import JournalFollower, RunFolder, count_records
+from tachograph.journal import JournalFollower, RunFolder, count_records, journal_size
 from tachograph.records import finite_or_none, mask_text
 from tachograph.sinks._sink import BackgroundSink, RejectingSink, ReplayingSink, Sink
 
@@ -139,7 +139,7 @@ class SinkDriver:
         self._cursor_path = folder.private / f"sink-{sink.name}.json"
         begin = self._background.load_cursor(folder) if self._background else self._load_cursor()
         if begin is None:
-            begin = 0 if from_start or not folder.journal.exists() else folder.journal.stat().st_size
+            begin = 0 if from_start or not folder.exists() else journal_size(folder.journal)
         self._follower = JournalFollower(folder.journal, begin, block_bytes=_BLOCK_BYTES)
         if self._background is None:
             # With from_start=False the starting point must survive a crash before the first write.

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from tachograph._base.typed import convert
+from tachograph.journal import open_journal
 from tachograph.records import decode, step_of
 
 __all__ = ["CompletionIndex", "CompletionPlace", "CompletionView", "read_rows", "replace_completions"]
@@ -169,7 +170,7 @@ def read_rows(
 def _read_record_rows(journal: Path, place: CompletionPlace) -> Iterator[dict[str, Any]]:
     """Yield the rows of a record, later steps first and rows of one step in recorded order."""
     try:
-        with open(journal, "rb") as file:
+        with open_journal(journal) as file:
             file.seek(place.at)
             record = _decode_or_none(file.read(place.size_bytes))
     except OSError:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tachograph.journal import JournalFollower, RunFolder
+from tachograph.journal import JournalFollower, RunFolder, journal_size, open_journal
 from tachograph.reader import MetricSummary, RecordBatch, RecordedSpan, RunDigest, accepts_requests, batch_records
 from tachograph.records import POINT_KINDS, decode, encode, finite_or_none
 from tachograph.store._aggregates import MetricAggregates, aggregate_series
@@ -106,7 +106,7 @@ class StoredRun:
     def generation(self) -> str:
         """Identifies the journal; changes if the file was replaced, which invalidates everything read before."""
         if not self._generation:
-            with contextlib.suppress(OSError), open(self.folder.journal, "rb") as file:
+            with contextlib.suppress(OSError), open_journal(self.folder.journal) as file:
                 line = file.readline(64 << 10)
                 self._generation = hashlib.blake2b(line, digest_size=6).hexdigest() if line.endswith(b"\n") else ""
         return (self._generation or "0") + (f"{self._num_replaced:x}" if self._num_replaced else "")
@@ -122,7 +122,7 @@ class StoredRun:
         if not self._is_behind:
             return 1.0
         try:
-            size = self.folder.journal.stat().st_size
+            size = journal_size(self.folder.journal)
         except OSError:
             return 1.0
         return min(1.0, self._follower.offset / size) if size else 1.0

@@ -39,6 +39,7 @@ import numpy.typing as npt
 
 from tachograph._base.files import add_file
 from tachograph._base.typed import decode_msgpack
+from tachograph.journal import open_journal
 from tachograph.store._columns import CHUNK, AttemptRange, SeriesPart, StreamRows, Summary, summarise
 from tachograph.store._tail import SeriesStats, Tail
 
@@ -122,7 +123,7 @@ def segment_path(folder: Path, start: int) -> Path:
 
 def fingerprint(journal: Path, end: int) -> bytes:
     """Return a hash of the journal bytes before an offset, to detect a replaced journal."""
-    with open(journal, "rb") as file:
+    with open_journal(journal) as file:
         file.seek(max(0, end - _FINGERPRINT_BYTES))
         return hashlib.blake2b(file.read(min(end, _FINGERPRINT_BYTES)), digest_size=16).digest()
 

@@ -25,6 +25,7 @@ from tachograph.journal import (
     RunState,
     infer_writer_state,
     read_heartbeat,
+    stat_journal,
     this_process,
 )
 from tachograph.reader import RunOverview, overview_with_heartbeat
@@ -110,7 +111,7 @@ class Store:
         return known._replace(overview=msgspec.structs.replace(known.overview, state=state))
 
     def _read_run(self, folder: RunFolder, signature: _Signature) -> _ListedRun | None:
-        if not self._is_inside(folder, (folder.path, folder.journal, folder.private)):
+        if not self._is_inside(folder, (folder.path, folder.journal, folder.compressed_journal, folder.private)):
             return None
         heartbeat = read_heartbeat(folder.heartbeat)
         found = overview_with_heartbeat(folder, heartbeat)
@@ -124,7 +125,8 @@ class Store:
         if not _is_folder_name(name):
             return None
         folder = RunFolder(self.log_dir / name)
-        paths = (folder.path, folder.journal, folder.private, folder.cache, folder.control)
+        journals = (folder.journal, folder.compressed_journal)
+        paths = (folder.path, *journals, folder.private, folder.cache, folder.control)
         return folder if self._is_inside(folder, paths) else None
 
     def _is_inside(self, folder: RunFolder, paths: tuple[Path, ...]) -> bool:
@@ -132,7 +134,7 @@ class Store:
             for path in paths:
                 if os.path.islink(path) and not path.resolve(strict=True).is_relative_to(self.log_dir.resolve()):
                     return False
-            return stat.S_ISREG(os.stat(folder.journal).st_mode)
+            return stat.S_ISREG(stat_journal(folder.journal).st_mode)
         except (OSError, ValueError, RuntimeError):
             return False
 
@@ -140,7 +142,7 @@ class Store:
 def _read_signature(path: str) -> _Signature | None:
     """Return the signature of a run folder, or None if it has no journal."""
     try:
-        journal = os.stat(f"{path}/metrics.jsonl")
+        journal = stat_journal(f"{path}/metrics.jsonl")
     except (OSError, ValueError):
         return None
     try:

@@ -11,7 +11,7 @@ from tachograph._base import ranks
 from tachograph._base.guard import guard, warn
 from tachograph._drop_in import run_to_join
 from tachograph._init import init as start
-from tachograph.journal import RunFolder, RunState, list_runs, read_records
+from tachograph.journal import RunFolder, RunState, list_runs, read_records, stat_journal
 from tachograph.reader import overview
 from tachograph.recorder import DisabledRun, Run
 from tachograph.records import suggest_run_name
@@ -242,7 +242,7 @@ def _id_of(folder: RunFolder) -> str | None:
 
 def _last_unfinished(log_dir: str) -> tuple[RunFolder, str] | None:
     """Return the newest run that crashed or failed."""
-    known = [(folder.journal.stat().st_mtime, folder, _id_of(folder)) for folder in list_runs(log_dir)]
+    known = [(stat_journal(folder.journal).st_mtime, folder, _id_of(folder)) for folder in list_runs(log_dir)]
     for _, folder, run_id in sorted(known, key=lambda item: -item[0]):
         if run_id is not None:
             is_open = overview(folder).state in (RunState.CRASHED, RunState.FAILED, RunState.INTERRUPTED)
