@@ -15,7 +15,7 @@ from typing import Any
 
 import rich_click as click
 
-from tachograph.catalog import AGGREGATES, FACTS, PARTS
+from tachograph.catalog import ACTIONS, AGGREGATES, FACTS, PARTS
 from tachograph.cli._main import main
 from tachograph.diagnostics import RULES, SIGNALS, Rule, threshold_table
 from tachograph.records import KINDS
@@ -228,6 +228,7 @@ def runs_page(page: str) -> str:
         "facts": ["| field | meaning |", "|---|---|", *facts],
         "aggregates": ["| aggregate | meaning |", "|---|---|", *aggregates],
         "parts": ["| part | content |", "|---|---|", *parts],
+        "actions": ["| action | does |", "|---|---|", *(f"| `{name}` | {does} |" for name, does in ACTIONS.items())],
     }
     return _replace_tables(page, tables)
 

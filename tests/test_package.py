@@ -38,7 +38,7 @@ ALLOWED = {
     "usage": {"base"},
     "export": {"base", "records", "journal", "reader"},
     "store": {"base", "records", "journal", "reader"},
-    "catalog": {"base", "records", "journal", "reader", "store"},
+    "catalog": {"base", "records", "journal", "reader", "store", "sinks"},
     "server": {"base", "records", "journal", "reader", "store", "catalog"},
     "cli": {
         "base",

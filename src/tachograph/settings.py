@@ -121,6 +121,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="Record unhandled exceptions and signals that end the process; other handlers still run."),
     ] = True
     git: Annotated[bool, Meta(description="Record the git commit when the run starts.")] = True
+    trash_keep_days: Annotated[
+        int,
+        Meta(
+            description=(
+                "`tacho rm` and `tacho prune` delete runs for good that have been in the trash for more days; 0 keeps "
+                "them until `tacho trash empty`."
+            ),
+            ge=0,
+            le=36_500,
+        ),
+    ] = 0
 
 
 class SettingRow(NamedTuple):

@@ -28,6 +28,7 @@ from typing import BinaryIO, NamedTuple
 __all__ = [
     "UnsafeFileError",
     "add_file",
+    "add_name",
     "check_file",
     "create_file",
     "is_trusted",
@@ -249,6 +250,27 @@ def write_all(descriptor: int, data: bytes | memoryview) -> int:
     while view:
         view = view[os.write(descriptor, view) :]
     return len(data)
+
+
+def add_name(source: Path, target: Path, *, below: Path) -> None:
+    """Give a file a second name, or copy it where that is not possible; nothing that exists is replaced.
+
+    Raises:
+        OSError: if it cannot be created; `UnsafeFileError` if the source is not a regular file.
+    """
+    with _resolve(source, below) as old, _resolve(target, below) as new:
+        _check_kind(old.lstat(), source)
+        with contextlib.suppress(OSError):  # a file system without hard links, or a file of another user
+            os.link(old.name, new.name, src_dir_fd=old.folder, dst_dir_fd=new.folder, follow_symlinks=False)
+            return
+    with open_to_read(source, below=below) as file:
+        descriptor = create_file(target, below=below)
+        try:
+            while block := file.read(1 << 20):
+                write_all(descriptor, block)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 # Folders -------------------------------------------------------------------------------------------------------------

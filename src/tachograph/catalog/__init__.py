@@ -1,5 +1,6 @@
 """The runs of a log folder as a table. Knows runs on disk, but nothing about the server or the terminal."""
 
+from tachograph.catalog._actions import ACTIONS, RunAction, parse_action
 from tachograph.catalog._annotations import (
     ANNOTATION_FIELDS,
     AnnotationError,
@@ -19,14 +20,33 @@ from tachograph.catalog._groups import (
     direction_of,
     group_rows,
 )
+from tachograph.catalog._prune import (
+    PruneError,
+    PruneRule,
+    PruneStep,
+    apply_step,
+    make_rule,
+    plan_prune,
+    prune_lock,
+    read_policy,
+)
 from tachograph.catalog._query import Query, parse_query
 from tachograph.catalog._row import AGGREGATES, FACTS, Fact, FactKind, RunRow, needs_full
 from tachograph.catalog._syntax import QueryError, print_field, print_query
 from tachograph.catalog._transfer import TransferError, copy_run, is_folder_target, move_run
-from tachograph.catalog._trash import TrashedRun, TrashError, empty_trash, list_trash, restore_run, trash_run
+from tachograph.catalog._trash import (
+    TrashedRun,
+    TrashError,
+    empty_trash,
+    list_trash,
+    restore_run,
+    trash_folder,
+    trash_run,
+)
 from tachograph.catalog._usage import PARTS, disk_usage
 
 __all__ = [
+    "ACTIONS",
     "AGGREGATES",
     "ANNOTATION_FIELDS",
     "AnnotationError",
@@ -39,14 +59,19 @@ __all__ = [
     "FactKind",
     "MarkedStep",
     "PARTS",
+    "PruneError",
+    "PruneRule",
+    "PruneStep",
     "Query",
     "QueryError",
+    "RunAction",
     "RunGroup",
     "RunRow",
     "TransferError",
     "TrashError",
     "TrashedRun",
     "annotate",
+    "apply_step",
     "best_row",
     "copy_run",
     "differing_fields",
@@ -59,13 +84,19 @@ __all__ = [
     "is_folder_target",
     "known_fields",
     "list_trash",
+    "make_rule",
     "move_run",
     "needs_full",
+    "parse_action",
     "parse_query",
+    "plan_prune",
     "print_field",
     "print_query",
+    "prune_lock",
     "read_annotations",
+    "read_policy",
     "restore_run",
     "sort_rows",
+    "trash_folder",
     "trash_run",
 ]

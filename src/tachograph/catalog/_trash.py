@@ -25,16 +25,25 @@ from pathlib import Path
 
 import msgspec
 
-from tachograph._base.files import UnsafeFileError, make_folder, move_folder, read_small, replace_file
+from tachograph._base.files import UnsafeFileError, add_name, make_folder, move_folder, read_small, replace_file
 from tachograph._base.typed import decode_json
 from tachograph.catalog._annotations import author
 from tachograph.catalog._catalog import OWN_FOLDER, find_below
 from tachograph.catalog._ended import why_not_ended
 from tachograph.exceptions import RunNotFoundError, TachographError, did_you_mean
-from tachograph.journal import RunFolder, lock_run_folder
+from tachograph.journal import RunFolder, lock_run_folder, stat_journal
 from tachograph.records import to_json
 
-__all__ = ["TrashError", "TrashedRun", "empty_trash", "list_trash", "restore_run", "trash_run"]
+__all__ = [
+    "TrashError",
+    "TrashedRun",
+    "empty_trash",
+    "list_trash",
+    "restore_run",
+    "trash_folder",
+    "trash_journal",
+    "trash_run",
+]
 
 _ID = re.compile(r"[0-9a-f]{8,40}")
 _DELETING = "deleting-"
@@ -73,13 +82,7 @@ def trash_run(log_dir: str, name: str, *, is_forced: bool = False) -> TrashedRun
     root = Path(log_dir)
     if reason := why_not_ended(folder, name, is_forced=is_forced):
         raise TrashError(reason)
-    run = TrashedRun(
-        id=f"{time.time_ns() // 1000:x}{secrets.token_hex(4)}",
-        name=name,
-        removed=time.time(),
-        by=author(),
-        size_bytes=folder.journal.stat().st_size,
-    )
+    run = _new_entry(name, stat_journal(folder.journal).st_size)
     place = root / OWN_FOLDER / "trash"
     try:
         with lock_run_folder(folder) as is_ours:
@@ -92,6 +95,33 @@ def trash_run(log_dir: str, name: str, *, is_forced: bool = False) -> TrashedRun
     except OSError as error:
         raise TrashError(_explain(f"cannot remove {name!r}", error)) from error
     return run
+
+
+def trash_journal(log_dir: str, name: str, journal: Path) -> TrashedRun:
+    """Put a journal that is about to be replaced into the trash, as a run with nothing else.
+
+    Raises:
+        OSError: if it cannot be put there.
+    """
+    root = Path(log_dir)
+    place = root / OWN_FOLDER / "trash"
+    run = _new_entry(name, journal.stat().st_size)
+    unfinished = place / f"{_DELETING}{run.id}"
+    make_folder(unfinished, below=root)
+    add_name(journal, unfinished / journal.name, below=root)
+    replace_file(place / f"{run.id}.json", to_json(msgspec.to_builtins(run)).encode(), below=root)
+    move_folder(unfinished, place / run.id, below=root)
+    return run
+
+
+def _new_entry(name: str, size_bytes: int) -> TrashedRun:
+    return TrashedRun(
+        id=f"{time.time_ns() // 1000:x}{secrets.token_hex(4)}",
+        name=name,
+        removed=time.time(),
+        by=author(),
+        size_bytes=size_bytes,
+    )
 
 
 def list_trash(log_dir: str) -> list[TrashedRun]:
@@ -192,6 +222,6 @@ def _explain(what: str, error: OSError) -> str:
     return f"{what}: {error if isinstance(error, UnsafeFileError) else error.strerror} ({error.filename}){remedy}"
 
 
-def folder_of(log_dir: str, run: TrashedRun) -> RunFolder:
+def trash_folder(log_dir: str, run: TrashedRun) -> RunFolder:
     """Return the folder of a run in the trash."""
     return RunFolder(Path(log_dir, OWN_FOLDER, "trash", run.id))

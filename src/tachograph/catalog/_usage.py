@@ -10,6 +10,7 @@ __all__ = ["PARTS", "disk_usage"]
 
 PARTS: dict[str, str] = {
     "journal": "the records",
+    "compressed": "the records, compressed by `tacho prune`",
     "csv": "`metrics.csv`, which can be made again",
     "ranks": "journals of the other ranks",
     "cache": "columns and summaries, which are made again when needed",
@@ -22,6 +23,7 @@ PARTS: dict[str, str] = {
 }
 _PART_OF = {
     "metrics.jsonl": "journal",
+    "metrics.jsonl.gz": "compressed",
     "metrics.csv": "csv",
     ".tacho": "cache",
     "ranks": "ranks",

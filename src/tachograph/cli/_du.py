@@ -30,16 +30,19 @@ _MAX_SHOWN = 20
 )
 def du(words: tuple[str, ...], log_dir: str, as_json: bool, limit: int) -> None:
     """Show the space that runs take on disk, by part, project, tag and month; EXPR selects runs as in tacho ls."""
-    from tachograph.catalog import Catalog, disk_usage, list_trash
+    from tachograph.catalog import Catalog, disk_usage, list_trash, trash_folder
     from tachograph.catalog import parse_query as parse
 
     rows = Catalog(log_dir).select(parse(" ".join(words)), columns=["project"], archived=None)
     used = {row.id: disk_usage(row.folder) for row in rows}
     totals = {row.id: sum(used[row.id].values()) for row in rows}
     sums = _sums(rows, used, totals)
+    trashed = list_trash(log_dir)
+    trash_bytes = sum(sum(disk_usage(trash_folder(log_dir, run)).values()) for run in trashed)
     if as_json:
         runs = [{"name": name, "total": totals[name], **parts} for name, parts in used.items()]
-        click.echo(json_text({"total": sum(totals.values()), **sums, "runs": runs}))
+        trash = {"num_runs": len(trashed), "total": trash_bytes}
+        click.echo(json_text({"total": sum(totals.values()), **sums, "trash": trash, "runs": runs}))
         return
     console = Console()
     if not rows:
@@ -61,8 +64,8 @@ def du(words: tuple[str, ...], log_dir: str, as_json: bool, limit: int) -> None:
                 add_row(table, safe(key, 60), size(count))
             console.print(Text(), table)
     console.print(Text(f"\n{size(sum(totals.values()))} in total", style="bold"))
-    if num_trashed := len(list_trash(log_dir)):
-        console.print(Text(f"{num_trashed} more in the trash; delete with: tacho trash empty", style="dim"))
+    if trashed:
+        console.print(Text(f"{size(trash_bytes)} more in the trash; delete with: tacho trash empty", style="dim"))
 
 
 def _sums(rows: list[RunRow], used: dict[str, dict[str, int]], totals: dict[str, int]) -> dict[str, dict[str, int]]:

@@ -19,6 +19,7 @@ from tachograph.cli._lm_eval import lm_eval
 from tachograph.cli._ls import ls
 from tachograph.cli._notify import notify
 from tachograph.cli._plugins import plugins
+from tachograph.cli._prune import prune
 from tachograph.cli._run import run
 from tachograph.cli._show import show
 from tachograph.cli._sync import sync
@@ -67,7 +68,7 @@ def main() -> None:
 
 _COMMANDS = (
     *(run, train, ls, show, tail, export, import_, doctor, control, sync),
-    *(tag, note, rename, group, archive, unarchive, mv, cp, rm, trash, du),
+    *(tag, note, rename, group, archive, unarchive, mv, cp, rm, trash, du, prune),
     *(notify, plugins, lm_eval, usage, ui, demo),
 )
 for command in _COMMANDS:

@@ -13,11 +13,12 @@ from rich.text import Text
 from tachograph.cli._format import add_row, ago, json_text, new_table, plural, safe
 from tachograph.cli._options import json_option, log_dir_option
 from tachograph.cli._select import for_each_run, select_runs, where_option
+from tachograph.settings import resolve_settings
 
 if TYPE_CHECKING:
     from tachograph.catalog import RunRow
 
-__all__ = ["rm", "trash"]
+__all__ = ["empty_old_trash", "rm", "trash"]
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
@@ -41,7 +42,26 @@ def rm(runs: tuple[str, ...], log_dir: str, where: str | None, force: bool, yes:
         trash_run(log_dir, row.id, is_forced=force)
         return "moved to the trash"
 
-    for_each_run(rows, act)
+    try:
+        for_each_run(rows, act)
+    finally:
+        empty_old_trash(log_dir)
+
+
+def empty_old_trash(log_dir: str) -> int:
+    """Delete what has been in the trash for longer than the setting `trash_keep_days`; return the number of runs."""
+    from tachograph.catalog import empty_trash
+
+    days = resolve_settings({}).trash_keep_days
+    if not days:
+        return 0
+    deleted = empty_trash(log_dir, older_than_s=days * _UNITS_S["d"])
+    if deleted:
+        num_days = plural(days, "day")
+        click.echo(
+            f"deleted {plural(len(deleted), 'run')} that had been in the trash for more than {num_days}", err=True
+        )
+    return len(deleted)
 
 
 @click.group()

@@ -17,7 +17,7 @@ from tachograph.reader import Attempt
 from tachograph.store._columns import MARK_KINDS, Floats, Integers
 from tachograph.store._query import ColumnSource
 
-__all__ = ["MetricAggregates", "aggregate_series"]
+__all__ = ["MetricAggregates", "aggregate_series", "with_window_extremes"]
 
 _TAIL_SHARE = 0.1
 _MARK_VALUES = np.array([float(kind) for kind in MARK_KINDS])
@@ -82,6 +82,27 @@ def aggregate_series(
         at_min=int(steps[low]),
         at_max=int(steps[high]),
     )
+
+
+def with_window_extremes(found: dict[str, MetricAggregates]) -> dict[str, MetricAggregates]:
+    """Return aggregates whose extremes cover all steps of a window, and not only the latest one, which is recorded.
+
+    With `log_every` above 1, or after thinning, ``loss/min`` and ``loss/max`` have the extremes of ``loss``.
+    """
+    if "window_steps" not in found:
+        return found
+    covered = dict(found)
+    for name, own in found.items():
+        low, high, bad = (found.get(f"{name}/{suffix}") for suffix in ("min", "max", "nonfinite"))
+        if low is not None and low.min is not None and (own.min is None or low.min < own.min):
+            own = msgspec.structs.replace(own, min=low.min, at_min=low.at_min)  # noqa: PLW2901
+        if high is not None and high.max is not None and (own.max is None or high.max > own.max):
+            own = msgspec.structs.replace(own, max=high.max, at_max=high.at_max)  # noqa: PLW2901
+        if bad is not None and bad.mean is not None:
+            total = round(bad.mean * (bad.num_points - bad.nonfinite))
+            own = msgspec.structs.replace(own, nonfinite=max(own.nonfinite, total))  # noqa: PLW2901
+        covered[name] = own
+    return covered
 
 
 def _mean(values: Floats) -> float | None:

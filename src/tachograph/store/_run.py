@@ -27,7 +27,7 @@ import msgspec
 from tachograph.journal import JournalFollower, RunFolder, journal_size, open_journal
 from tachograph.reader import MetricSummary, RecordBatch, RecordedSpan, RunDigest, accepts_requests, batch_records
 from tachograph.records import POINT_KINDS, decode, encode, finite_or_none
-from tachograph.store._aggregates import MetricAggregates, aggregate_series
+from tachograph.store._aggregates import MetricAggregates, aggregate_series, with_window_extremes
 from tachograph.store._columns import Axis
 from tachograph.store._completions import CompletionIndex, replace_completions
 from tachograph.store._epochs import with_epoch_axis
@@ -331,7 +331,7 @@ class StoredRun:
             each = (
                 (name, aggregate_series(self._sources, series, name, attempts)) for name, series in self._series.items()
             )
-            return {name: aggregates for name, aggregates in each if aggregates is not None}
+            return with_window_extremes({name: aggregates for name, aggregates in each if aggregates is not None})
 
         return self._run_query(found)
 

@@ -1,0 +1,264 @@
+"""The actions of `tacho prune` on one run: what each would free, and doing it.
+
+Each action does its work under temporary names and takes the lock of the run only to put the result in place, so a
+resume is hardly ever kept waiting. Killed at any moment, it has either happened or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tachograph.catalog._ended import why_not_ended
+from tachograph.catalog._summary import journal_key, load_summary, save_summary
+from tachograph.catalog._thin import StepThinner, thin_run
+from tachograph.catalog._trash import trash_run
+from tachograph.catalog._usage import disk_usage
+from tachograph.exceptions import TachographError
+from tachograph.journal import (
+    RunFolder,
+    RunState,
+    compress_journal,
+    current_state,
+    lock_run_folder,
+    open_journal,
+    stat_journal,
+)
+from tachograph.reader import read_ranks
+
+__all__ = ["ACTIONS", "ActionError", "Freed", "RunAction", "parse_action"]
+
+ACTIONS: dict[str, str] = {
+    "drop_rebuildable": "delete what can be made again: cached columns, `metrics.csv`, files of the TensorBoard sink",
+    "gzip": "compress the journals",
+    "drop_traces": "delete traces of torch's profiler and stacks",
+    "thin:N": "replace single steps by windows of N steps; the old journal goes to the trash",
+    "trash": "move the run to the trash",
+}
+_SAMPLE_BYTES = 1 << 20
+_MIN_WINDOW, _MAX_WINDOW = 2, 1_000_000
+
+
+class ActionError(TachographError):
+    """An action is unknown or cannot be done; the message says what to do."""
+
+
+class Freed(NamedTuple):
+    """What an action freed or would free."""
+
+    num_bytes: int
+    num_files: int
+
+
+class RunAction(NamedTuple):
+    """An action, such as ``gzip`` or ``thin:100``."""
+
+    name: str
+    window: int = 0
+    """The number of steps in a window, for ``thin``."""
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.window}" if self.window else self.name
+
+    @property
+    def frees_later(self) -> bool:
+        """Whether the space is free only once the trash is emptied."""
+        return self.name in {"trash", "thin"}
+
+    def estimate(self, folder: RunFolder) -> Freed:
+        """Return what the action would free, about."""
+        if self.name == "gzip":
+            found = [_sample_gzip(path) for path in _plain_journals(folder)]
+            return Freed(sum(found), len(found))
+        if self.name == "thin":
+            return Freed(_sample_thin(folder, self.window), 1)
+        if self.name == "trash":
+            return Freed(sum(disk_usage(folder).values()), 1)
+        return _sum_files(_rebuildable(folder) if self.name == "drop_rebuildable" else _traces(folder))
+
+    def apply(self, log_dir: str, folder: RunFolder, name: str, *, is_forced: bool = False) -> Freed:
+        """Do it.
+
+        Args:
+            log_dir: the log folder.
+            folder: the run.
+            name: the run, relative to the log folder.
+            is_forced: also if it is unknown whether the run is still being recorded.
+
+        Raises:
+            ActionError: if it cannot be done now.
+            OSError: if a file cannot be read or written.
+        """
+        if reason := why_not_ended(folder, name, is_forced=is_forced):
+            raise ActionError(reason)
+        if self.name == "trash":
+            freed = self.estimate(folder)
+            trash_run(log_dir, name, is_forced=is_forced)
+            return freed
+        if self.name == "gzip":
+            return _gzip(folder, name, is_forced=is_forced)
+        if self.name == "thin":
+            return _thin(log_dir, folder, name, self.window)
+        with _locked(folder, name):
+            return _delete(folder, _rebuildable(folder) if self.name == "drop_rebuildable" else _traces(folder))
+
+
+def parse_action(text: object) -> RunAction:
+    """Return the action of a text such as ``gzip`` or ``thin:100``.
+
+    Raises:
+        ActionError: if there is no such action.
+    """
+    name, _, number = str(text).strip().partition(":")
+    if name == "thin" and number.isdecimal() and _MIN_WINDOW <= int(number) <= _MAX_WINDOW:
+        return RunAction(name, int(number))
+    if number or name not in ACTIONS:
+        known = ", ".join(ACTIONS)
+        raise ActionError(
+            f"unknown action {str(text)[:100]!r}; expected one of: {known} (with a number, as in thin:100)"
+        )
+    return RunAction(name)
+
+
+# Deleting ------------------------------------------------------------------------------------------------------------
+
+
+def _rebuildable(folder: RunFolder) -> list[Path]:
+    """Return the files that can be made again from the journal."""
+    found = [path for part in ("cache", "thumbs") for path in _files_in(folder.private / part)]
+    found += [path for path in (folder.csv, folder.csv_cursor) if path.is_file() and not path.is_symlink()]
+    # Event files are ours if our sink has written the run, and only then `tacho sync` writes them again.
+    events, cursor = folder.path / "tensorboard", folder.private / "sink-tensorboard.json"
+    written = _files_in(events)
+    if cursor.is_file() and written and all("tfevents" in path.name for path in written):
+        found += [*written, cursor]
+    return found
+
+
+def _traces(folder: RunFolder) -> list[Path]:
+    stacks = [path for path in folder.path.glob("stacks-*.txt") if re.fullmatch(r"stacks-[\w.-]+\.txt", path.name)]
+    return [*_files_in(folder.traces), *(path for path in stacks if path.is_file() and not path.is_symlink())]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    if folder.is_symlink() or folder.parent.is_symlink():
+        return []
+    return sorted(Path(root, name) for root, _, names in os.walk(folder) for name in names)
+
+
+def _sum_files(paths: Iterable[Path]) -> Freed:
+    sizes = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            sizes.append(path.lstat().st_size)
+    return Freed(sum(sizes), len(sizes))
+
+
+def _delete(folder: RunFolder, paths: list[Path]) -> Freed:
+    freed = _sum_files(paths)
+    for path in paths:
+        path.unlink(missing_ok=True)
+    for place in {path.parent for path in paths} - {folder.path, folder.private}:
+        with contextlib.suppress(OSError):  # not empty
+            place.rmdir()
+    return freed
+
+
+# Journals ------------------------------------------------------------------------------------------------------------
+
+
+def _plain_journals(folder: RunFolder) -> list[Path]:
+    ranks = [path for path in _files_in(folder.ranks) if re.fullmatch(r"\d{5,9}\.jsonl", path.name)]
+    return [*ranks, *([folder.journal] if folder.journal.is_file() else [])]
+
+
+def _sample_gzip(path: Path) -> int:
+    """Return about how many bytes compressing a file would free, from two parts of it."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        sample = file.read(_SAMPLE_BYTES)
+        if size > 2 * _SAMPLE_BYTES:
+            file.seek(size // 2)
+            sample += file.read(_SAMPLE_BYTES)
+    return max(0, size - round(size * len(zlib.compress(sample, 6)) / len(sample))) if sample else 0
+
+
+def _gzip(folder: RunFolder, name: str, *, is_forced: bool) -> Freed:
+    _check_sinks(folder, name)
+    if any(rank.rank and rank.state is RunState.RUNNING for rank in read_ranks(folder)):
+        raise ActionError(f"a rank of {name!r} is still being recorded")
+    old_key = journal_key(stat_journal(folder.journal))
+    freed, num_files = 0, 0
+    for path in _plain_journals(folder):
+        _check_space(path, path.stat().st_size // 2)
+        sizes = compress_journal(
+            path, below=folder.path, publishing=lambda: _allowing(folder, name, is_forced=is_forced)
+        )
+        if sizes is not None:
+            freed, num_files = freed + sizes[0] - sizes[1], num_files + 1
+    # The summary belongs to the size of the file, but its content is still right.
+    summary = load_summary(folder, old_key)
+    if summary is not None and num_files:
+        save_summary(folder, msgspec.structs.replace(summary, journal=journal_key(stat_journal(folder.journal))))
+    return Freed(freed, num_files)
+
+
+def _sample_thin(folder: RunFolder, window: int) -> int:
+    """Return about how many bytes thinning would free, from the first part of the journal."""
+    thinner = StepThinner(window)
+    num_kept = num_read = 0
+    with open_journal(folder.journal) as file:
+        while num_read < _SAMPLE_BYTES and (line := file.readline(_SAMPLE_BYTES)):
+            num_read += len(line)
+            num_kept += sum(len(kept) + 1 for kept in thinner.add(line.rstrip(b"\n")))
+    num_kept += sum(len(kept) + 1 for kept in thinner.finish())
+    size = stat_journal(folder.journal).st_size
+    return max(0, size - round(size * num_kept / num_read)) if num_read else 0
+
+
+def _thin(log_dir: str, folder: RunFolder, name: str, window: int) -> Freed:
+    if current_state(folder) in {RunState.CRASHED, RunState.STALE}:
+        raise ActionError(f"{name!r} has no end, so it may be resumed; only ended runs are thinned")
+    _check_sinks(folder, name)
+    _check_space(folder.journal, stat_journal(folder.journal).st_size)
+    sizes = thin_run(folder, log_dir, name, window)
+    return Freed(0, 0) if sizes is None else Freed(max(0, sizes[0] - sizes[1]), 1)
+
+
+def _check_sinks(folder: RunFolder, name: str) -> None:
+    """Raise if a sink has not accepted every record: its cursor is needed as it is."""
+    from tachograph.sinks import read_lags  # only here: lists do not need it
+
+    for lag in read_lags(folder):
+        raise ActionError(
+            f"the sink {lag.sink!r} of {name!r} has not received {lag.num_records} records; send them first: "
+            f"tacho sync {name} --sink {lag.sink}"
+        )
+
+
+def _check_space(path: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if free < num_bytes + (1 << 20):
+        raise ActionError(f"{str(path.parent)!r} has {free / 1e6:,.0f} MB free, too little for a new journal")
+
+
+@contextlib.contextmanager
+def _allowing(folder: RunFolder, name: str, *, is_forced: bool) -> Iterator[bool]:
+    with lock_run_folder(folder) as is_ours:
+        yield is_ours and why_not_ended(folder, name, is_forced=is_forced) is None
+
+
+@contextlib.contextmanager
+def _locked(folder: RunFolder, name: str) -> Iterator[None]:
+    with lock_run_folder(folder) as is_ours:
+        if not is_ours:
+            raise ActionError(f"{name!r} is still being recorded; stop it first")
+        yield

@@ -1,0 +1,252 @@
+"""Free disk space by a policy: which runs, and what to do with them.
+
+A policy is a list of rules, ``{where: EXPR, do: [ACTION, …]}``. All expressions are evaluated before anything is done,
+so a rule never sees what an earlier one did. Every action on a run is recorded as an annotation. A lock keeps a second
+prune of the same log folder out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tachograph._base.config import parse_yaml
+from tachograph._base.files import make_folder, open_lock, read_small
+from tachograph._base.typed import convert
+from tachograph.catalog._actions import ActionError, Freed, RunAction, parse_action
+from tachograph.catalog._annotations import AnnotationError, annotate
+from tachograph.catalog._catalog import OWN_FOLDER, Catalog
+from tachograph.catalog._ended import why_not_ended
+from tachograph.catalog._query import Query, parse_query
+from tachograph.catalog._row import RunRow
+from tachograph.catalog._syntax import QueryError
+from tachograph.exceptions import TachographError
+from tachograph.journal import RunFolder, read_records
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing keeps a second prune out
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "KEEP_TAG",
+    "PruneError",
+    "PruneRule",
+    "PruneStep",
+    "apply_step",
+    "make_rule",
+    "plan_prune",
+    "prune_lock",
+    "read_policy",
+]
+
+KEEP_TAG = "keep"
+_MAX_POLICY_BYTES = 1 << 20
+
+
+class PruneError(TachographError):
+    """A policy is invalid, or another prune is running; the message says what to do."""
+
+
+class _RuleText(msgspec.Struct, forbid_unknown_fields=True):
+    where: str
+    do: list[str]
+
+
+class PruneRule(NamedTuple):
+    """Runs, and what to do with them."""
+
+    where: Query
+    actions: list[RunAction]
+
+
+class PruneStep(NamedTuple):
+    """An action on a run, or the reason why nothing is done with the run."""
+
+    row: RunRow
+    action: RunAction | None
+    freed: Freed
+    skipped: str = ""
+
+
+def read_policy(path: str) -> list[PruneRule]:
+    """Return the rules of a policy file, YAML or JSON.
+
+    Raises:
+        PruneError: if it cannot be read or a rule is invalid.
+    """
+    import yaml
+
+    try:
+        content = parse_yaml(read_small(Path(path), _MAX_POLICY_BYTES).decode("utf-8"))
+    except OSError as error:
+        raise PruneError(f"cannot read the policy {path!r}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise PruneError(f"{path!r} is not valid YAML or JSON: {error}") from error
+    try:
+        rules = convert(content, list[_RuleText])
+    except msgspec.ValidationError as error:
+        raise PruneError(f"{path!r}: {error}; expected a list of {{where: EXPR, do: [ACTION, …]}}") from error
+    return [make_rule(rule.where, rule.do, place=f"{path!r}, rule {number}: ") for number, rule in enumerate(rules, 1)]
+
+
+def make_rule(where: str, actions: Sequence[str], *, place: str = "") -> PruneRule:
+    """Return a rule.
+
+    Raises:
+        PruneError: if the expression or an action is invalid, or there is none.
+    """
+    if not where.strip():
+        raise PruneError(f"{place}an empty expression would match every run; to say so, write: has(name)")
+    try:
+        return PruneRule(parse_query(where), [parse_action(action) for action in _required(actions)])
+    except (QueryError, ActionError) as error:
+        raise PruneError(f"{place}{error}") from error
+
+
+def _required(actions: Sequence[str]) -> Sequence[str]:
+    if not actions:
+        raise ActionError("no action is given")
+    return actions
+
+
+def plan_prune(log_dir: str, rules: Sequence[PruneRule], *, is_forced: bool = False) -> list[PruneStep]:
+    """Return what rules would do, run by run in the order of the rules, with an estimate of the bytes freed.
+
+    Args:
+        log_dir: the log folder.
+        rules: the rules.
+        is_forced: also with runs that are pinned, have the tag ``keep``, are a parent or the baseline of others, or may
+            still be recorded on another machine.
+
+    Raises:
+        PruneError: if an expression has a field that no run has.
+    """
+    catalog = Catalog(log_dir)
+    steps: list[PruneStep] = []
+    done: dict[str, set[RunAction]] = {}
+    needed: set[str] | None = None
+    for rule in rules:
+        rows = catalog.select(rule.where, archived=None)
+        for error in catalog.unknown_fields(rule.where) if not rows else ():
+            raise PruneError(str(error)) from error
+        for row in rows:
+            if row.id not in done:
+                needed = _named_by_others(catalog.rows()) if needed is None and not is_forced else needed
+                skipped = _why_skipped(row, needed or set(), is_forced=is_forced)
+                done[row.id] = set()
+                if skipped:
+                    steps.append(PruneStep(row, None, Freed(0, 0), skipped))
+                    done[row.id].add(RunAction(""))
+            seen = done[row.id]
+            if RunAction("") in seen:
+                continue
+            for action in rule.actions:
+                if action not in seen and RunAction("trash") not in seen:
+                    seen.add(action)
+                    with contextlib.suppress(OSError):
+                        freed = action.estimate(row.folder)
+                        if freed.num_files:
+                            steps.append(PruneStep(row, action, freed))
+    return steps
+
+
+def _why_skipped(row: RunRow, needed: set[str], *, is_forced: bool) -> str:
+    if reason := why_not_ended(row.folder, row.id, is_forced=is_forced):
+        return reason
+    if is_forced:
+        return ""
+    if row.get("pinned"):
+        return "it is pinned"
+    if KEEP_TAG in (row.get("tags") or ()):
+        return f"it has the tag {KEEP_TAG!r}"
+    if not {row.id, row.folder.name, str(_run_id(row.folder))}.isdisjoint(needed):
+        return "it is a parent or the baseline of another run"
+    return ""
+
+
+def _named_by_others(rows: Sequence[RunRow]) -> set[str]:
+    """Return names and ids of runs that other runs state as a parent or baseline."""
+    found: set[str] = set()
+    for row in rows:
+        start = _first_record(row.folder)
+        parents = start.get("parents")
+        for parent in parents if isinstance(parents, list) else ():
+            if isinstance(parent, dict):
+                found |= {str(parent[name]) for name in ("run_id", "run_name") if parent.get(name)}
+        for baseline in (start.get("baseline"), row.annotations.values.get("custom.baseline")):
+            if isinstance(baseline, str) and baseline:
+                found.add(baseline)
+    return found
+
+
+def _first_record(folder: RunFolder) -> dict[str, Any]:
+    with contextlib.suppress(OSError):
+        return next(iter(read_records(folder.journal)), {})
+    return {}
+
+
+def _run_id(folder: RunFolder) -> Any:
+    return _first_record(folder).get("run_id")
+
+
+def apply_step(log_dir: str, step: PruneStep, *, is_forced: bool = False) -> Freed:
+    """Do one step of a plan, and record it as an annotation of the run.
+
+    Raises:
+        TachographError: if it cannot be done.
+    """
+    action = step.action
+    if action is None:
+        return Freed(0, 0)
+    try:
+        if action.name == "trash":  # recorded before it moves
+            _record(step.row.folder, action, step.freed)
+        freed = action.apply(log_dir, step.row.folder, step.row.id, is_forced=is_forced)
+        if action.name != "trash" and freed.num_files:
+            _record(step.row.folder, action, freed)
+    except AnnotationError:
+        raise
+    except OSError as error:
+        if isinstance(error, TachographError):
+            raise
+        raise PruneError(f"{action}: {error.strerror} ({error.filename})") from error
+    return freed
+
+
+def _record(folder: RunFolder, action: RunAction, freed: Freed) -> None:
+    day = time.strftime("%Y-%m-%d")
+    text = f"{day}: {action} freed {freed.num_bytes} bytes, {freed.num_files} files"
+    annotate(folder, [{"op": "set", "field": f"custom.pruned_{action.name}", "value": text}])
+
+
+@contextlib.contextmanager
+def prune_lock(log_dir: str) -> Iterator[None]:
+    """Keep other processes from pruning the same log folder.
+
+    Raises:
+        PruneError: if one does so now, or the folder cannot be written.
+    """
+    root = Path(log_dir)
+    try:
+        make_folder(root / OWN_FOLDER, below=root)
+        descriptor = open_lock(root / OWN_FOLDER / "prune.lock", below=root)
+    except OSError as error:
+        raise PruneError(f"cannot write the log folder {log_dir!r}: {error.strerror or error}") from error
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise PruneError(f"another tacho prune is working in {log_dir!r}; wait until it is done") from error
+            except OSError:  # a file system without locks
+                pass
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,147 @@
+"""`tacho prune`: free disk space by a policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+from rich.console import Console
+from rich.text import Text
+
+from tachograph.cli._format import add_row, json_text, new_table, plural, safe, size
+from tachograph.cli._options import json_option, log_dir_option
+from tachograph.cli._select import where_option
+from tachograph.cli._trash import empty_old_trash
+from tachograph.exceptions import TachographError
+
+if TYPE_CHECKING:
+    from tachograph.catalog import PruneRule, PruneStep, RunAction
+
+__all__ = ["prune"]
+
+_MAX_SHOWN = 50
+
+
+@click.command()
+@click.option("--policy", type=click.Path(dir_okay=False), help="A YAML or JSON list of {where: EXPR, do: [ACTION]}.")
+@where_option
+@click.option(
+    "--do",
+    "actions",
+    metavar="ACTION,...",
+    help="What to do with these runs: drop_rebuildable, gzip, drop_traces, thin:N or trash.",
+)
+@log_dir_option
+@click.option("--dry-run", is_flag=True, help="Only show what would be done; the default without --yes.")
+@click.option("-y", "--yes", is_flag=True, help="Do it.")
+@click.option("--force", is_flag=True, help="Also runs that are pinned, tagged keep, a parent, or perhaps recorded.")
+@json_option
+def prune(
+    policy: str | None,
+    where: str | None,
+    actions: str | None,
+    log_dir: str,
+    dry_run: bool,
+    yes: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Free disk space: compress, thin or remove old runs by a policy.
+
+    Without --yes, shows what would be done and how much space that would free.
+    """
+    from tachograph.catalog import apply_step, plan_prune, prune_lock
+
+    if dry_run and yes:
+        raise click.UsageError("--dry-run and --yes exclude each other")
+    rules = _rules(policy, where, actions)
+    if not yes:
+        _print_plan(plan_prune(log_dir, rules, is_forced=force), as_json=as_json)
+        return
+    num_failed = num_bytes = 0
+    results: list[dict[str, Any]] = []
+    with prune_lock(log_dir):
+        for step in plan_prune(log_dir, rules, is_forced=force):
+            result: dict[str, Any] = {"run": step.row.id, "action": str(step.action or "")}
+            try:
+                freed = apply_step(log_dir, step, is_forced=force)
+            except TachographError as error:
+                num_failed += 1
+                result["error"] = str(getattr(error, "strerror", None) or error)
+            else:
+                result |= {"freed_bytes": freed.num_bytes, "num_files": freed.num_files, "skipped": step.skipped}
+                num_bytes += freed.num_bytes if step.action and not step.action.frees_later else 0
+            results.append(result)
+            if not as_json:
+                _print_result(result)
+        num_emptied = empty_old_trash(log_dir)
+    if as_json:
+        click.echo(json_text({"freed_bytes": num_bytes, "num_emptied": num_emptied, "steps": results}))
+    else:
+        click.echo(f"freed {size(num_bytes)}")
+    if num_failed:
+        raise SystemExit(1)
+
+
+def _rules(policy: str | None, where: str | None, actions: str | None) -> list[PruneRule]:
+    from tachograph.catalog import make_rule, read_policy
+
+    if (policy is None) == (where is None and actions is None) or (where is None) != (actions is None):
+        raise click.UsageError("pass --policy FILE, or --where EXPR with --do ACTION")
+    if policy is not None:
+        return read_policy(policy)
+    return [make_rule(where or "", [action for action in (actions or "").split(",") if action.strip()])]
+
+
+def _print_plan(steps: list[PruneStep], *, as_json: bool) -> None:
+    if as_json:
+        plan = [
+            {
+                "run": step.row.id,
+                "action": str(step.action or ""),
+                "freed_bytes": step.freed.num_bytes,
+                "num_files": step.freed.num_files,
+                "skipped": step.skipped,
+            }
+            for step in steps
+        ]
+        click.echo(json_text({"dry_run": True, "steps": plan}))
+        return
+    console = Console()
+    todo = [step for step in steps if step.action is not None]
+    table = new_table("run", "action", "frees about", right={"frees about"})
+    for step in todo[:_MAX_SHOWN]:
+        add_row(table, safe(step.row.id, 60), str(step.action), size(step.freed.num_bytes))
+    if len(todo) > _MAX_SHOWN:
+        add_row(table, Text(f"… and {len(todo) - _MAX_SHOWN} more", style="dim"))
+    if todo:
+        console.print(table)
+    by_action: Counter[RunAction] = Counter()
+    for step in todo:
+        if step.action is not None:
+            by_action[step.action] += step.freed.num_bytes
+    for action, num_bytes in by_action.items():
+        where = ", once the trash is emptied" if action.frees_later else ""
+        console.print(Text(f"{action}: about {size(num_bytes)}{where}", style="bold"))
+    for step in steps:
+        if step.skipped:
+            console.print(Text(f"{safe(step.row.id, 60)}: left alone: {safe(step.skipped, 300)}", style="dim"))
+    if todo:
+        console.print(Text("Nothing was changed. To do it, add --yes"))
+    else:
+        console.print(Text("Nothing to do."))
+
+
+def _print_result(result: dict[str, Any]) -> None:
+    name, action = safe(result["run"], 200), result["action"]
+    if "error" in result:
+        click.echo(f"{name}: {action}: {safe(result['error'], 1_000)}", err=True)
+    elif result["skipped"]:
+        click.echo(f"{name}: left alone: {safe(result['skipped'], 1_000)}")
+    elif not result["num_files"]:
+        click.echo(f"{name}: {action}: nothing to gain")
+    elif action == "trash":
+        click.echo(f"{name}: moved to the trash ({size(result['freed_bytes'])})")
+    else:
+        click.echo(f"{name}: {action}: freed {size(result['freed_bytes'])} ({plural(result['num_files'], 'file')})")

@@ -1,0 +1,381 @@
+"""Pruning: what a policy does, what it leaves alone, and that every reader still understands the result."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+
+import pytest
+
+import tachograph
+from tachograph.catalog import (
+    Catalog,
+    PruneError,
+    annotate,
+    apply_step,
+    disk_usage,
+    list_trash,
+    make_rule,
+    parse_action,
+    plan_prune,
+    read_annotations,
+    read_policy,
+    restore_run,
+)
+from tachograph.journal import JournalFollower, RunFolder, journal_size, open_journal, read_records
+from tests.cli.test_catalog_commands import listed, tacho
+from tests.store import END, START, answers, append, hears, opened, step, write
+
+
+def values(num_steps, seed=1):
+    chance = random.Random(seed)
+    found = [1 / (1 + number / 100) + chance.random() for number in range(num_steps)]
+    found[num_steps // 3] = 50.0  # a spike of a single step
+    found[num_steps // 2] = math.nan
+    return found
+
+
+def make_run(logs, name="a", num_steps=2_000, **start):
+    records = [{**START, "run_id": f"id-{name}", **start}]
+    for number, loss in enumerate(values(num_steps)):
+        records.append(step(number, loss=loss, epoch=number / 1_000, sec_per_step=0.5, nan_inf_detected=loss != loss))
+        if number % 500 == 7:
+            records += [{"event": "event", "time": 1_000.0 + number, "name": "note"}, b'{"torn']
+            records += [{"event": "validation", "time": 1_000.0 + number, "global_step": number, "val_loss": 0.3}]
+    folder = write(logs / name, [*records, END])
+    folder.csv.write_text("event\n" * 1_000)
+    folder.traces.mkdir()
+    (folder.traces / "trace-1.json.gz").write_bytes(b"x" * 5_000)
+    os.utime(folder.journal, ns=(10**18, 10**18))
+    return folder
+
+
+def act(logs, action, name="a", *, is_forced=False):
+    steps = plan_prune(str(logs), [make_rule(f"name={name}", [action])], is_forced=is_forced)
+    return [apply_step(str(logs), item, is_forced=is_forced) for item in steps]
+
+
+def test_policy_does_each_action_once(logs, monkeypatch):
+    monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
+    for name in ("a", "b", "c"):
+        folder = make_run(logs, name)
+        opened(folder)
+    (logs / "policy.yaml").write_text(
+        "- {where: 'name in (a, b)', do: [drop_rebuildable, gzip]}\n- {where: steps>1, do: [gzip, drop_traces]}\n"
+        "- where: 'name:c'\n  do: [trash, gzip]\n"
+    )
+    arguments = ("prune", "--policy", str(logs / "policy.yaml"))
+    before = {path: path.stat().st_size for path in logs.rglob("*") if path.is_file() and ".tacho" not in path.parts}
+    plan = json.loads(tacho(*arguments, "--json"))["steps"]
+    shown = tacho(*arguments)
+    assert "Nothing was changed" in shown
+    assert "gzip: about" in shown
+    after = {path: path.stat().st_size for path in logs.rglob("*") if path.is_file() and ".tacho" not in path.parts}
+    assert {path for path in after if OWN not in path.parts} == set(before)
+    assert sorted((item["run"], item["action"]) for item in plan) == [
+        *(("a", action) for action in ("drop_rebuildable", "drop_traces", "gzip")),
+        *(("b", action) for action in ("drop_rebuildable", "drop_traces", "gzip")),
+        *(("c", action) for action in ("drop_traces", "gzip", "trash")),
+    ]
+    done = json.loads(tacho(*arguments, "--yes", "--json"))
+    for expected, found in zip(plan, done["steps"], strict=True):
+        assert expected["action"] == found["action"]
+        assert found["num_files"] > 0
+        if found["action"] != "trash":  # its size has changed meanwhile
+            assert found["freed_bytes"] == pytest.approx(expected["freed_bytes"], rel=0.2, abs=100)
+    assert sorted(listed()) == ["a", "b"]
+    assert [run.name for run in list_trash(str(logs))] == ["c"]
+    folder = RunFolder(logs / "a")
+    assert not folder.csv.exists()
+    assert not folder.traces.exists()
+    assert folder.compressed_journal.exists()
+    notes = read_annotations(folder).values
+    assert "gzip freed" in notes["custom.pruned_gzip"]
+    assert "drop_traces freed 5000 bytes, 1 files" in notes["custom.pruned_drop_traces"]
+    assert "Nothing to do" in tacho(*arguments)
+
+
+OWN = ".tachograph"
+
+
+def test_every_command_reads_a_compressed_run(logs, monkeypatch, tmp_path):
+    monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
+    folder = make_run(logs)
+    commands = [
+        ("ls", "--columns", "state,loss.min,loss.max,loss.at_max,steps,duration,run_id", "--json"),
+        ("ls", "loss.max>49", "--json"),
+        ("show", "a", "--json"),
+        ("tail", "a", "-n", "7", "--json"),
+        ("tail", "a", "-e", "validation", "--json"),
+        ("export", "a", "--to", "csv"),
+        ("doctor", "a", "--json"),
+    ]
+    before = [tacho(*command) for command in commands]
+    shown = tacho("show", "a")
+    assert "metrics.jsonl.gz" not in shown
+    journal_bytes = disk_usage(folder)["journal"]
+    (freed,) = act(logs, "gzip")
+    assert freed.num_bytes > 0
+    assert [tacho(*command) for command in commands] == before
+    assert "metrics.jsonl.gz" in tacho("show", "a")
+    used = disk_usage(folder)
+    assert used["journal"] == 0 < used["compressed"] < journal_bytes
+    assert json.loads(tacho("du", "--json"))["parts"]["compressed"] == used["compressed"]
+    assert "compressed" in tacho("du")
+    tacho("show", "a", "--rebuild-csv")
+    assert len(folder.csv.read_text().splitlines()) > 2_000
+    tacho("mv", "a", "b")
+    tacho("rm", "b")
+    assert json.loads(tacho("du", "--json"))["trash"]["total"] >= used["compressed"]
+    tacho("trash", "restore", "b")
+    assert len(tachograph.read("b", log_dir=str(logs)).series("loss").steps) == 2_000
+
+
+def test_server_shows_a_compressed_run(logs):
+    from tachograph.store import Store
+
+    make_run(logs)
+    store = Store(logs)
+    (line,) = store.runs()
+    run = store.open("a")
+    run.refresh()
+    before, version = answers(run), run.version
+    act(logs, "gzip")
+    run.refresh()
+    (found,) = store.runs()
+    assert (found.state, found.size_bytes) == (line.state, line.size_bytes)
+    assert (answers(run), run.version, run.indexed) == (before, version, 1.0)
+    fresh = Store(logs).open("a")
+    fresh.refresh()
+    assert answers(fresh) == before
+
+
+def test_guards_leave_runs_alone(logs):
+    make_run(logs, "pinned", num_steps=100)
+    annotate(RunFolder(logs / "pinned"), [{"op": "set", "field": "pinned", "value": True}])
+    make_run(logs, "kept", num_steps=100, tags=["keep"])
+    make_run(logs, "parent", num_steps=100)
+    make_run(logs, "child", num_steps=100, parents=[{"run_id": "id-parent", "how": "resume"}])
+    write(logs / "stale", [START, step(0, loss=1.0)])
+    rules = [make_rule("has(name)", ["gzip"])]
+    with tachograph.init("live", log_dir=str(logs), console=False, system_interval_s=0, git=False):
+        skipped = {item.row.id: item.skipped for item in plan_prune(str(logs), rules)}
+        forced = {item.row.id: item.skipped for item in plan_prune(str(logs), rules, is_forced=True)}
+    assert skipped["child"] == ""
+    assert skipped["pinned"] == "it is pinned"
+    assert skipped["kept"] == "it has the tag 'keep'"
+    assert "parent" in skipped["parent"]
+    assert "--force" in skipped["stale"]
+    assert "still being recorded" in skipped["live"]
+    assert {name for name, reason in forced.items() if reason} == {"live"}
+
+
+def test_run_whose_sinks_lag_is_not_changed(logs, monkeypatch):
+    monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
+    folder = make_run(logs)
+    folder.private.mkdir(exist_ok=True)
+    cursor = folder.private / "sink-wandb.json"
+    cursor.write_text('{"journal_bytes":1000}')
+    for action in ("gzip", "thin:100"):
+        out = tacho("prune", "--where", "name=a", "--do", action, "--yes", code=1)
+        assert "tacho sync a --sink wandb" in out
+    cursor.write_text(json.dumps({"journal_bytes": journal_size(folder.journal)}))
+    act(logs, "thin:100")
+    assert json.loads(cursor.read_text())["journal_bytes"] == journal_size(folder.journal)
+
+
+def test_second_prune_leaves(logs, monkeypatch, script):
+    monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
+    make_run(logs)
+    running = script(
+        "import sys\nfrom tachograph.catalog import prune_lock\n"
+        'with prune_lock(sys.argv[1]):\n    print("locked", flush=True)\n    sys.stdin.readline()',
+        logs,
+    )
+    hears(running, "locked")
+    assert "another tacho prune" in tacho("prune", "--where", "name=a", "--do", "gzip", "--yes", code=1)
+    running.process.communicate("\n")
+    tacho("prune", "--where", "name=a", "--do", "gzip", "--yes")
+
+
+def test_invalid_policies_name_the_rule(tmp_path):
+    path = tmp_path / "policy.yaml"
+    for text, message in (
+        ("- {where: 'steps<<1', do: [gzip]}", "rule 1: "),
+        ("- {where: steps<1, do: [zip]}", "unknown action 'zip'"),
+        ("- {where: steps<1, do: [thin]}", "thin:100"),
+        ("- {where: steps<1, do: ['thin:1']}", "thin:100"),
+        ("- {where: steps<1, do: []}", "no action"),
+        ("- {where: '', do: [gzip]}", "every run"),
+        ("- {where: steps<1, then: [gzip]}", "expected a list"),
+        ("[", "not valid YAML"),
+    ):
+        path.write_text(text)
+        with pytest.raises(PruneError, match=message.replace("[", r"\[")):
+            read_policy(str(path))
+    with pytest.raises(PruneError, match="cannot read"):
+        read_policy(str(tmp_path / "missing"))
+    path.write_text(json.dumps([{"where": "ended<-90d -tag:keep", "do": ["drop_rebuildable", "gzip"]}]))
+    assert [str(action) for action in read_policy(str(path))[0].actions] == ["drop_rebuildable", "gzip"]
+
+
+def test_trash_is_emptied_after_the_days_of_the_setting(logs, monkeypatch):
+    monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
+    for name in ("a", "b", "c", "d"):
+        make_run(logs, name, num_steps=10)
+    tacho("rm", "a")
+    (run,) = list_trash(str(logs))
+    manifest = logs / OWN / "trash" / f"{run.id}.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "removed": 1_000.0}))
+    tacho("rm", "b")
+    assert len(list_trash(str(logs))) == 2
+    monkeypatch.setenv("TACHO_TRASH_KEEP_DAYS", "30")
+    tacho("trash", "list")
+    tacho("ls")
+    assert len(list_trash(str(logs))) == 2
+    tacho("rm", "c")
+    assert [run.name for run in list_trash(str(logs))] == ["c", "b"]
+
+
+# Thinning ------------------------------------------------------------------------------------------------------------
+
+
+def test_thinned_run_keeps_every_extreme(logs):
+    folder = make_run(logs)
+    original = folder.journal.read_bytes()
+    (before,) = Catalog(logs, uses_index=False).rows(is_full=True)
+    others = [record for record in read_records(folder.journal) if record["event"] not in {"step", "start"}]
+    (freed,) = act(logs, "thin:100")
+    thinned = folder.journal.read_bytes()
+    assert freed.num_bytes == len(original) - len(thinned) > 0.9 * len(original)
+    records = list(read_records(folder.journal))
+    assert [record for record in records if record["event"] not in {"step", "start"}] == others
+    assert thinned.count(b'{"torn\n') == 4
+    start = records[0]
+    assert start["thinned_from"]["bytes"] == len(original)
+    assert start["thinned_from"]["window"] == 100
+    windows = [record for record in records if record["event"] == "step"]
+    assert [record["global_step"] for record in windows] == [0, *range(100, 2_000, 100), 1_999]
+    assert sum(record.get("window_steps", 1) for record in windows) == 2_000
+    assert sum(record.get("nan_inf_detected", False) for record in windows) == 1
+
+    # The same as `log_every=100` would have written.
+    with tachograph.init("b", log_dir=str(logs), log_every=100, console=False, system_interval_s=0, git=False) as run:
+        for number, loss in enumerate(values(2_000)):
+            run.log(loss=loss, step=number)
+    recorded = [record for record in read_records(logs / "b" / "metrics.jsonl") if record["event"] == "step"]
+    for mine, theirs in zip(windows, recorded, strict=True):
+        for name in ("global_step", "window_steps", "loss", "loss/min", "loss/max", "loss/mean", "loss/nonfinite"):
+            expected = theirs.get(name, 1 if name == "window_steps" else None)
+            found = mine.get(name, 1 if name == "window_steps" else None)
+            assert found == (expected if expected is None else pytest.approx(expected, nan_ok=True)), name
+
+    lines, _ = opened(folder).series("loss/max")
+    assert max(y for line in lines for y in line.y if y is not None) == 50.0
+    (after,) = [row for row in Catalog(logs, uses_index=False).rows(is_full=True) if row.id == "a"]
+    for name in ("loss.min", "loss.max", "loss.nonfinite", "loss.last", "val_loss.min", "steps", "duration"):
+        assert after.get(name) == before.get(name), name
+    assert after.get("loss.at_max") == 700  # the window of step 666
+
+    # The old journal is in the trash.
+    assert restore_run(str(logs), "a") == "a-2"
+    assert (logs / "a-2" / "metrics.jsonl").read_bytes() == original
+
+
+def test_windows_are_thinned_to_longer_windows(logs):
+    folder = make_run(logs)
+    act(logs, "thin:10")
+    first = folder.journal.read_bytes()
+    act(logs, "gzip")
+    assert act(logs, "thin:10")[0].num_files == 0  # it has such windows already
+    act(logs, "thin:200")
+    assert not folder.compressed_journal.exists()
+    twice = [record for record in read_records(folder.journal) if record["event"] == "step"]
+    start = next(read_records(folder.journal))
+    assert start["thinned_from"]["earlier"]["window"] == 10
+    other = make_run(logs, "b")
+    act(logs, "thin:200", "b")
+    once = [record for record in read_records(other.journal) if record["event"] == "step"]
+    assert len(once) == len(twice)
+    for one, two in zip(once, twice, strict=True):
+        assert one == pytest.approx(two, nan_ok=True)
+    assert restore_run(str(logs), "a") == "a-2"
+    with open_journal(logs / "a-2" / "metrics.jsonl") as file:
+        assert file.read() == first
+
+
+def test_run_without_end_is_not_thinned(logs, monkeypatch):
+    monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
+    write(logs / "a", [START, *(step(number, loss=1.0) for number in range(100))])
+    before = (logs / "a" / "metrics.jsonl").read_bytes()
+    out = tacho("prune", "--where", "name=a", "--do", "thin:10", "--yes", "--force", code=1)
+    assert "no end" in out
+    assert (logs / "a" / "metrics.jsonl").read_bytes() == before
+
+
+def test_follower_of_a_thinned_run_starts_again(logs):
+    folder = make_run(logs)
+    run = opened(folder)
+    follower = JournalFollower(folder.journal)
+    follower.poll()
+    generation = run.generation
+    act(logs, "thin:100")
+    run.refresh()
+    assert follower.poll()[0]["event"] == "start"
+    assert run.generation != generation
+    assert answers(run) == answers(opened(folder))
+
+
+def test_resumed_run_continues_after_thinning(logs):
+    folder = make_run(logs)
+    act(logs, "thin:100")
+    act(logs, "gzip")
+    options = {"log_dir": str(logs), "console": False, "system_interval_s": 0, "git": False}
+    with tachograph.init("a", resume=True, **options) as run:
+        run.log(loss=-1.0, step=2_000)
+    assert opened(folder).last_value("loss") == -1.0
+    append(folder, [])
+    assert len(folder.csv.read_text().splitlines()) > 20
+
+
+THIN = """
+import sys
+from tachograph.catalog import apply_step, make_rule, plan_prune
+print("ready", flush=True)
+sys.stdin.readline()
+for action in sys.argv[2:]:
+    for step in plan_prune(sys.argv[1], [make_rule("name=a", [action])]):
+        apply_step(sys.argv[1], step)
+        print(".", flush=True)
+"""
+
+
+def test_kill_while_thinning_loses_nothing(logs, script):
+    folder = make_run(logs)
+    original = folder.journal.read_bytes()
+    chance = random.Random(5)
+    for _ in range(5):
+        running = script(THIN, logs, "gzip", "thin:10", "gzip", "thin:100", "gzip")
+        hears(running, "ready")
+        running.process.stdin.write("\n")
+        running.process.stdin.flush()
+        for _ in range(chance.randrange(5)):
+            running.process.stdout.readline()
+        running.process.send_signal(signal.SIGKILL)
+        running.process.wait()
+        (row,) = Catalog(logs, uses_index=False).rows(is_full=True)
+        assert (row.get("loss.max"), row.get("loss.nonfinite"), row.get("state")) == (50.0, 1, "finished")
+        kept = [folder.path, *(logs / OWN / "trash" / run.id for run in list_trash(str(logs)))]
+        contents = []
+        for path in kept:
+            with open_journal(path / "metrics.jsonl") as file:
+                contents.append(file.read())
+        assert original in contents
+
+
+def test_parse_action():
+    assert str(parse_action("thin:100")) == "thin:100"
+    assert str(parse_action(" gzip ")) == "gzip"
