@@ -79,7 +79,7 @@ def type_of(schema: dict[str, Any]) -> str:
         return "JournalRecord"
     kind = schema.get("type")
     if kind == "array":
-        item = type_of(schema["items"])
+        item = type_of(schema.get("items", {}))
         return f"({item})[]" if " " in item else f"{item}[]"
     if kind == "object":
         values = schema.get("additionalProperties")

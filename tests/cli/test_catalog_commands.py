@@ -56,6 +56,40 @@ def test_ls_shows_chosen_columns_and_marks_the_best(runs):
     assert found == [{"name": "run-1", "config.lr": 1e-3, "val_loss.at_min": 4}]
 
 
+def test_view_is_saved_and_shown(runs):
+    options = ("--columns", "config.lr,val_loss.min", "--sort", "-val_loss.min")
+    out = tacho("ls", "config.lr=1e-3", *options, "--save-view", "Good runs")
+    assert "tacho ls --view good-runs" in out
+    assert listed("--view", "good-runs") == ["run-1", "run-0"]
+    assert json.loads(tacho("ls", "--view", "good-runs", "--json"))[0].keys() == {"name", "config.lr", "val_loss.min"}
+    assert listed("--view", "good-runs", "config.seed=1") == ["run-0"]
+    assert listed("--view", "good-runs", "--sort", "val_loss.min") == ["run-0", "run-1"]
+    tacho("ls", "--view", "good-runs", "--state", "finished", "--save-view", "Finished")
+    assert listed("--view", "finished") == ["run-1", "run-0"]
+    assert "did you mean 'good-runs'" in tacho("ls", "--view", "good-run", code=1)
+
+
+def test_view_with_unknown_fields_still_opens(runs):
+    path = runs / ".tachograph" / "views" / "old.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"columns": ["val_los.min", "config.lr"], "shape": 1, "pinned_runs": ["run-0"]}')
+    out = CliRunner().invoke(main, ["ls", "--view", "old"], env={"COLUMNS": "100"})
+    assert out.exit_code == 0
+    assert re.search(r"run-0\s+–\s+0\.001", out.stdout)
+    assert out.stdout.index("run-0") < out.stdout.index("run-2")
+    assert "'shape' is unknown" in out.stderr
+    assert "val_loss.min" in out.stderr
+
+
+def test_ls_prints_csv(runs):
+    tacho("note", "run-0", "=1+1")
+    assert tacho("ls", "--csv", "--columns", "config.lr,note", "config.lr=1e-3") == (
+        "name,config.lr,note\nrun-1,0.001,\nrun-0,0.001,'=1+1\n"
+    )
+    assert tacho("ls", "--csv").splitlines()[0].startswith("name,state,")
+    assert "cannot be combined" in CliRunner().invoke(main, ["ls", "--csv", "--json"]).output
+
+
 def test_ls_groups_by_everything_but_the_seed(runs):
     groups = json.loads(tacho("ls", "--group", "config", "--columns", "val_loss.min", "--json"))
     assert [(group["key"], group["runs"]) for group in groups] == [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import time
 
 import pytest
 
 from tests.conftest import HANG_S
+from tests.server.conftest import check_error
 from tests.store import END, START, step, write
 
 
@@ -160,6 +163,64 @@ def test_bulk_trash_is_undone_by_restore(client):
 def test_incomplete_bulk_requests_are_refused(client, body):
     assert client.post("/api/v1/bulk", json=body).status_code in {400, 409}
     assert len(names(full_table(client))) == 4
+
+
+def test_pinned_runs_come_first(client):
+    post(client, "runs/run-1/annotations", {"changes": [{"field": "pinned", "value": True}]})
+    assert names(full_table(client)) == ["run-1", "run-3", "run-2", "run-0"]
+    assert names(full_table(client, sort="val_loss.max", pin=["run-2"])) == ["run-1", "run-2", "run-0", "run-3"]
+    assert names(full_table(client, pinned_first="false")) == ["run-3", "run-2", "run-1", "run-0"]
+
+
+def test_table_is_downloaded_as_csv(client):
+    changes = [{"field": "note", "value": '=HYPERLINK("x"),\n2'}, {"op": "add", "field": "tags", "value": "paper"}]
+    post(client, "runs/run-0/annotations", {"changes": changes})
+    wanted = ["val_loss.min", "val_loss.last", "config.lr", "note", "tags", "archived", "nothing"]
+    response = client.get("/api/v1/table.csv", params={"column": wanted, "sort": "config.seed", "filter": "run"})
+    assert response.status_code == 200
+    assert response.headers["content-disposition"] == 'attachment; filename="runs.csv"'
+    assert response.headers["content-type"] == "text/csv; charset=utf-8"
+    assert list(csv.reader(io.StringIO(response.text))) == [
+        ["name", *wanted],
+        ["run-2", "2.0", "3.5", "0.0001", "", "base", "false", ""],
+        ["run-0", "1.0", "1.5", "0.001", '\'=HYPERLINK("x"),\n2', "base, paper", "false", ""],
+        ["run-3", "2.0", "nan", "0.0001", "", "base", "false", ""],
+        ["run-1", "2.0", "2.5", "0.001", "", "base", "false", ""],
+    ]
+    facts = client.get("/api/v1/table.csv", params={"limit": 1}).text.splitlines()
+    assert facts[0].startswith("name,state,")
+    assert len(facts) == 2
+    bad = client.get("/api/v1/table.csv", params={"filter": "steps >"})
+    assert "expected a value" in check_error(bad, 409, "bad_filter")
+
+
+def test_view_is_saved_changed_and_deleted(client):
+    assert get(client, "views") == {"views": []}
+    body = {"name": "Best", "filter": "val_loss.min<2", "columns": ["config.lr"], "sort": "-steps", "widths": {"a": 1}}
+    saved = client.put("/api/v1/views/best", json=body)
+    assert saved.status_code == 200, saved.text
+    view = saved.json()
+    assert view["slug"] == "best"
+    assert "widths" in view["problems"][0]
+    assert {key: view[key] for key in body} == body
+    assert get(client, "views/best") == view
+    # A client can change and send back what it got.
+    assert client.put("/api/v1/views/best", json={**view, "sort": ""}).json() == {**view, "sort": ""}
+    assert [found["slug"] for found in get(client, "views")["views"]] == ["best"]
+    assert client.delete("/api/v1/views/best").json()["filter"] == "val_loss.min<2"
+    check_error(client.get("/api/v1/views/best"), 404, "no_such_view")
+    check_error(client.delete("/api/v1/views/best"), 404, "no_such_view")
+
+
+def test_view_must_be_json_of_our_own_pages(client):
+    check_error(client.put("/api/v1/views/v", json={"columns": "x"}), 400, "bad_body")
+    check_error(client.put("/api/v1/views/V", json={}), 409, "not_saved")
+    check_error(client.put("/api/v1/views/v", content=b"{}"), 415, "not_json")
+    foreign = {"Origin": "https://elsewhere.example"}
+    check_error(client.put("/api/v1/views/v", json={}, headers=foreign), 403, "wrong_origin")
+    client.put("/api/v1/views/v", json={})
+    check_error(client.delete("/api/v1/views/v", headers=foreign), 403, "wrong_origin")
+    assert len(get(client, "views")["views"]) == 1
 
 
 def test_page_of_another_site_cannot_change_runs(client):

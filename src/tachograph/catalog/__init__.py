@@ -11,7 +11,8 @@ from tachograph.catalog._annotations import (
     inverse_ops,
     read_annotations,
 )
-from tachograph.catalog._catalog import Catalog, find_below, known_fields, sort_rows
+from tachograph.catalog._catalog import Catalog, find_below, known_fields, pinned_first, sort_rows
+from tachograph.catalog._csv import csv_blocks
 from tachograph.catalog._groups import (
     ColumnSpread,
     RunGroup,
@@ -44,6 +45,16 @@ from tachograph.catalog._trash import (
     trash_run,
 )
 from tachograph.catalog._usage import PARTS, disk_usage
+from tachograph.catalog._views import (
+    SavedView,
+    ViewError,
+    delete_view,
+    list_views,
+    load_view,
+    save_view,
+    slug_of,
+    view_from,
+)
 
 __all__ = [
     "ACTIONS",
@@ -68,12 +79,16 @@ __all__ = [
     "RunGroup",
     "RunRow",
     "TransferError",
+    "SavedView",
     "TrashError",
     "TrashedRun",
+    "ViewError",
     "annotate",
     "apply_step",
     "best_row",
     "copy_run",
+    "csv_blocks",
+    "delete_view",
     "differing_fields",
     "direction_of",
     "disk_usage",
@@ -86,17 +101,23 @@ __all__ = [
     "list_trash",
     "make_rule",
     "move_run",
+    "list_views",
+    "load_view",
     "needs_full",
     "parse_action",
     "parse_query",
     "plan_prune",
+    "pinned_first",
     "print_field",
     "print_query",
     "prune_lock",
     "read_annotations",
     "read_policy",
     "restore_run",
+    "save_view",
+    "slug_of",
     "sort_rows",
     "trash_folder",
     "trash_run",
+    "view_from",
 ]

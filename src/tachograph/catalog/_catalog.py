@@ -44,7 +44,16 @@ from tachograph.exceptions import RunNotFoundError, did_you_mean
 from tachograph.journal import RunFolder, RunState, infer_writer_state, read_heartbeat, stat_journal, this_process
 from tachograph.store import StoredRun
 
-__all__ = ["MAX_DEPTH", "OWN_FOLDER", "Catalog", "find_below", "find_run_folders", "known_fields", "sort_rows"]
+__all__ = [
+    "Catalog",
+    "MAX_DEPTH",
+    "OWN_FOLDER",
+    "find_below",
+    "find_run_folders",
+    "known_fields",
+    "pinned_first",
+    "sort_rows",
+]
 
 OWN_FOLDER = ".tachograph"
 """The folder inside a log folder for what belongs to all runs: index, trash and views."""
@@ -409,3 +418,9 @@ def sort_rows(rows: Iterable[RunRow], field: str, *, is_descending: bool = False
     rows = list(rows)
     present = [row for row in rows if not is_missing(row)]
     return sorted(present, key=key, reverse=is_descending) + [row for row in rows if is_missing(row)]
+
+
+def pinned_first(rows: Iterable[RunRow], names: Iterable[str] = ()) -> list[RunRow]:
+    """Return rows with those first that are pinned, or named here; else in the same order."""
+    named = set(names)
+    return sorted(rows, key=lambda row: not (row.id in named or row.get("pinned") is True))

@@ -25,13 +25,13 @@ from tachograph.cli._format import (
     size,
     state_text,
 )
-from tachograph.cli._options import json_option, log_dirs_option
+from tachograph.cli._options import given_log_dirs, json_option, log_dirs_option
 from tachograph.cli._select import parse_columns
 from tachograph.journal import RunState
 from tachograph.reader import RunOverview
 
 if TYPE_CHECKING:
-    from tachograph.catalog import RunGroup, RunRow
+    from tachograph.catalog import Catalog, RunGroup, RunRow, SavedView
 
 __all__ = ["ls"]
 
@@ -41,6 +41,15 @@ _MEDIUM_HEADINGS = ("run", "state", "step", "progress", "loss", "started")
 _NARROW_HEADINGS = ("run", "state", "loss", "step")
 _GROUPED_COLUMN = "loss.min"
 _MAX_CELL_CHARS = 60
+_ARCHIVED = {"no": False, "only": True, "all": None}
+
+
+def _complete_view(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the slugs of views that start with the text before the cursor."""
+    from tachograph.catalog import list_views
+
+    views = list_views(given_log_dirs(context))
+    return [view.slug for view in views if view.slug.startswith(incomplete)]
 
 
 @click.command()
@@ -64,6 +73,14 @@ _MAX_CELL_CHARS = 60
 )
 @click.option("--archived", is_flag=True, help="Show archived runs, and only these.")
 @click.option("--all", "show_all", is_flag=True, help="Show archived runs, too.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, without --columns with all facts of the runs.")
+@click.option(
+    "--view",
+    metavar="SLUG",
+    shell_complete=_complete_view,
+    help="Show a saved view; EXPR selects among its runs, and other options replace its own.",
+)
+@click.option("--save-view", metavar="NAME", help="Save expression, columns, order and groups as a view.")
 def ls(
     words: tuple[str, ...],
     log_dirs: tuple[str, ...],
@@ -75,38 +92,133 @@ def ls(
     group: str | None,
     archived: bool,
     show_all: bool,
+    as_csv: bool,
+    view: str | None,
+    save_view: str | None,
 ) -> None:
     """List the runs in the log folder, newest first.
 
     EXPR selects runs, for example: 'state:crashed tag:paper config.lr>=1e-4 loss.min<0.3 started>-14d'. A word is
     looked for in names, tags and notes. See the page on runs for all fields and operators.
     """
-    from tachograph.catalog import Catalog, parse_query, sort_rows
+    from tachograph.catalog import Catalog, parse_query
 
-    query = parse_query(" ".join(words))
-    shown, grouped_by = parse_columns(columns or ""), parse_columns(group or "")
-    sort_field = (sort or "").removeprefix("-").strip("`")
-    fields = [*shown, *grouped_by, *([sort_field] if sort_field else [])]
+    if as_csv and (as_json or group):
+        raise click.UsageError(f"--csv cannot be combined with {'--json' if as_json else '--group'}")
+    wanted = _wanted_view(words, states, columns, sort, group, archived, show_all)
+    saved = None if view is None else _load_view(log_dirs, view)
+    wanted = wanted if saved is None else _combined(saved, wanted)
+    if save_view is not None:
+        parse_query(wanted.filter)
+        _save_view(log_dirs, save_view, wanted)
     catalog = Catalog(*log_dirs)
-    needed = [*fields, _GROUPED_COLUMN] if group else fields
-    rows = catalog.select(query, columns=needed, archived=None if show_all else archived)
-    for error in catalog.unknown_fields(query, [field for field in fields if field != "config"]):
-        raise error
-    rows = [row for row in rows if not states or row.get("state") in states]
-    num_hidden = 0 if archived or show_all or rows else len(catalog.select(query, archived=True))
-    if sort_field:
-        rows = sort_rows(rows, sort_field, is_descending=(sort or "").startswith("-"))
-    rows = rows[:limit]
-    if group:
-        _print_groups(rows, grouped_by, shown or [_GROUPED_COLUMN], as_json=as_json)
+    rows = _select_rows(catalog, wanted, is_saved=saved is not None, shows_facts=as_csv)[:limit]
+    if as_csv:
+        _print_csv(rows, wanted.columns)
+    elif wanted.group:
+        _print_groups(rows, wanted.group, wanted.columns or [_GROUPED_COLUMN], as_json=as_json)
     elif as_json:
-        click.echo(json_text([_json_row(row, shown) for row in rows]))
+        click.echo(json_text([_json_row(row, wanted.columns) for row in rows]))
     elif not rows:
-        _print_nothing(log_dirs, query.text or states, num_hidden)
-    elif shown:
-        Console().print(_chosen_columns(rows, shown))
+        num_hidden = len(catalog.select(wanted.filter, archived=True)) if wanted.archived == "no" else 0
+        _print_nothing(log_dirs, wanted.filter, num_hidden)
+    elif wanted.columns:
+        Console().print(_chosen_columns(rows, wanted.columns))
     else:
         Console().print(_default_columns(rows))
+
+
+def _select_rows(catalog: Catalog, view: SavedView, *, is_saved: bool, shows_facts: bool) -> list[RunRow]:
+    """Return the runs of a view in its order. Fields that no run has are an error, in a saved view a warning."""
+    from tachograph.catalog import FACTS, parse_query, pinned_first, sort_rows
+
+    query = parse_query(view.filter)
+    sort_field = view.sort.removeprefix("-")
+    fields = [*view.columns, *view.group, *([sort_field] if sort_field else [])]
+    needed = (
+        [*fields, _GROUPED_COLUMN] if view.group else [*fields, *FACTS] if shows_facts and not view.columns else fields
+    )
+    rows = catalog.select(query, columns=needed, archived=_ARCHIVED[view.archived])
+    for error in catalog.unknown_fields(query, [field for field in fields if field != "config"]):
+        if not is_saved:
+            raise error
+        click.echo(f"view {view.slug}: {safe(error.reason, 1_000)}", err=True)
+    if sort_field:
+        rows = sort_rows(rows, sort_field, is_descending=view.sort.startswith("-"))
+    # A script that sorts without a view expects the first one first.
+    return pinned_first(rows, view.pinned_runs) if is_saved or not sort_field else rows
+
+
+def _print_csv(rows: Sequence[RunRow], columns: Sequence[str]) -> None:
+    from tachograph.catalog import csv_blocks
+
+    for block in csv_blocks(rows, columns):
+        click.echo(block, nl=False)
+
+
+# Views ---------------------------------------------------------------------------------------------------------------
+
+
+def _wanted_view(
+    words: Sequence[str],
+    states: Sequence[str],
+    columns: str | None,
+    sort: str | None,
+    group: str | None,
+    archived: bool,
+    show_all: bool,
+) -> SavedView:
+    """Return the options as a view without a name."""
+    from tachograph.catalog import SavedView
+
+    parts = [" ".join(words)] if words else []
+    parts = [f"({parts[0]})" if parts and states else "".join(parts)]
+    if states:
+        parts.append(f"state in ({', '.join(states)})")
+    return SavedView(
+        slug="",
+        filter=" ".join(part for part in parts if part),
+        columns=parse_columns(columns or ""),
+        sort=(sort or "").replace("`", ""),
+        group=parse_columns(group or ""),
+        archived="all" if show_all else "only" if archived else "no",
+    )
+
+
+def _load_view(log_dirs: Sequence[str], slug: str) -> SavedView:
+    from tachograph.catalog import load_view
+
+    saved = load_view(log_dirs, slug)
+    for problem in saved.problems:
+        click.echo(f"view {saved.slug}: {safe(problem, 1_000)}", err=True)
+    return saved
+
+
+def _combined(saved: SavedView, wanted: SavedView) -> SavedView:
+    """Return a saved view with other options: both expressions must match, and the rest replaces that of the view."""
+    expressions = [text for text in (saved.filter, wanted.filter) if text.strip()]
+    return msgspec.structs.replace(
+        saved,
+        filter=" ".join(f"({text})" for text in expressions) if len(expressions) > 1 else "".join(expressions),
+        columns=wanted.columns or saved.columns,
+        sort=wanted.sort or saved.sort,
+        group=wanted.group or saved.group,
+        archived=wanted.archived if wanted.archived != "no" else saved.archived,
+    )
+
+
+def _save_view(log_dirs: Sequence[str], name: str, wanted: SavedView) -> None:
+    """Save a view; one that exists keeps what these options do not describe, such as its charts."""
+    from tachograph.catalog import ViewError, load_view, save_view, slug_of
+
+    slug = slug_of(name)
+    try:
+        known = load_view(log_dirs, slug)
+    except ViewError:
+        known = wanted
+    changed = {key: getattr(wanted, key) for key in ("filter", "columns", "sort", "group", "archived", "pinned_runs")}
+    is_new = save_view(log_dirs, msgspec.structs.replace(known, slug=slug, name=name, **changed))
+    click.echo(f"{'Saved' if is_new else 'Replaced'} the view; show it with: tacho ls --view {slug}", err=True)
 
 
 def _print_nothing(log_dirs: Sequence[str], is_selected: object, num_hidden: int) -> None:

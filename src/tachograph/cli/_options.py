@@ -11,7 +11,7 @@ import rich_click as click
 from tachograph.journal import list_runs
 from tachograph.settings import Settings
 
-__all__ = ["json_option", "log_dir_option", "log_dirs_option", "run_argument"]
+__all__ = ["given_log_dirs", "json_option", "log_dir_option", "log_dirs_option", "run_argument"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -52,7 +52,13 @@ def run_argument(command: Command) -> Command:
     return click.argument("run", shell_complete=_complete_run)(command)
 
 
+def given_log_dirs(context: click.Context) -> list[str]:
+    """Return the log folders of an incomplete command line."""
+    given = context.params.get("log_dirs") or context.params.get("log_dir") or os.environ.get("TACHO_LOG_DIR")
+    return [given] if isinstance(given, str) else list(given or [Settings().log_dir])
+
+
 def _complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of runs that start with the text before the cursor."""
-    log_dir = context.params.get("log_dir") or os.environ.get("TACHO_LOG_DIR") or Settings().log_dir
+    (log_dir, *_) = given_log_dirs(context)
     return [folder.name for folder in list_runs(log_dir) if folder.name.startswith(incomplete)]

@@ -4,6 +4,7 @@
    could point its own domain at this server (DNS rebinding) and read responses as same-origin. An IP address is safe
    because no name was resolved; without a token only loopback addresses are accepted.
 2. **Size and type.** A body has a size limit, and a `POST` must be JSON, which a cross-site HTML form cannot send.
+   A form can send neither `PUT` nor `DELETE`.
 3. **Origin.** A request that changes state must come from this server's own pages (`Origin` equals `Host`) or from a
    program that sends no `Origin` at all.
 4. **User.** `/api/` requires the token, as a bearer header or a cookie, unless the connection comes from a process of
@@ -32,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tachograph.server._errors import ApiError, error_response
 from tachograph.server._peer import PEER_UID
 
-__all__ = ["Access", "AccessGate", "is_loopback", "set_token_cookie"]
+__all__ = ["Access", "AccessGate", "check_json", "is_loopback", "set_token_cookie"]
 
 MAX_BODY_BYTES = 64 << 10
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
@@ -185,11 +186,17 @@ class AccessGate:
             raise _body_too_large()
         if scope["method"] not in _SAFE_METHODS:
             _check_origin(headers)
-        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if scope["method"] == "POST" and media_type != "application/json":
-            raise ApiError(415, "not_json", "send the body as JSON, with Content-Type: application/json")
+        if scope["method"] == "POST":
+            check_json(headers)
         if scope["path"].startswith("/api/") and scope["path"] not in _OPEN_PATHS:
             self._access.check_user(scope, headers)
+
+
+def check_json(headers: Headers) -> None:
+    """Raise `ApiError` if a body is not declared to be JSON."""
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ApiError(415, "not_json", "send the body as JSON, with Content-Type: application/json")
 
 
 def _check_origin(headers: Headers) -> None:

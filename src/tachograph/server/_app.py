@@ -30,7 +30,7 @@ from starlette.types import ASGIApp
 from tachograph._base.typed import convert, decode_json
 from tachograph.catalog import Catalog
 from tachograph.exceptions import did_you_mean
-from tachograph.server._access import Access, AccessGate, set_token_cookie
+from tachograph.server._access import Access, AccessGate, check_json, set_token_cookie
 from tachograph.server._errors import ApiError, error_response
 from tachograph.server._live import watch
 from tachograph.server._models import LoginRequest
@@ -115,8 +115,12 @@ def _api_endpoint(routes: dict[str, Route], store: Store, catalog: Catalog) -> E
     async def endpoint(request: Request) -> Response:
         route = routes["GET" if request.method == "HEAD" else request.method]
         query = _parse_query(route.query, request)
-        body = _parse_body(route.body, await request.body()) if route.body else None
-        context = RequestContext(store, catalog, dict(request.path_params), query, body)
+        data, body = b"", None
+        if route.body:
+            check_json(request.headers)
+            data = await request.body()
+            body = _parse_body(route.body, data)
+        context = RequestContext(store, catalog, dict(request.path_params), query, body, data)
         result = await run_in_threadpool(handle_request, route, context)
         if isinstance(result, Response):
             return result
@@ -126,7 +130,7 @@ def _api_endpoint(routes: dict[str, Route], store: Store, catalog: Catalog) -> E
 
 
 def _json_response(request: Request, data: bytes, status: int = 200) -> Response:
-    if request.method == "POST":
+    if request.method not in {"GET", "HEAD"}:
         return Response(data, status, media_type="application/json")
     return _etag_response(request, data, "application/json", status)
 

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from tachograph._base.text import csv_text
 from tachograph._version import __version__
-from tachograph.catalog import AnnotationError, Catalog, RunRow
+from tachograph.catalog import AnnotationError, Catalog, RunRow, ViewError
 from tachograph.exceptions import ConfigError, ControlError, RunNotFoundError
 from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page
@@ -46,6 +46,7 @@ from tachograph.server._table import (
     build_annotations,
     build_fields_page,
     build_groups_page,
+    build_table_csv,
     build_table_page,
     build_trash_page,
 )
@@ -57,11 +58,16 @@ from tachograph.server._table_models import (
     BulkResult,
     FieldsPage,
     GroupQuery,
+    TableCsvQuery,
     TableGroupsPage,
     TablePage,
     TableQuery,
     TrashPage,
+    ViewDetail,
+    ViewRequest,
+    ViewsPage,
 )
+from tachograph.server._table_views import build_view, build_views_page, remove_view, store_view
 from tachograph.server._traces import build_traces_page, download_trace
 from tachograph.store import Store, StoredRun
 
@@ -79,6 +85,8 @@ class RequestContext(NamedTuple):
     path: dict[str, str]
     query: Any
     body: Any
+    data: bytes = b""
+    """The body as it was sent, for keys that its model does not have."""
 
     def run(self) -> StoredRun:
         """Open the run named in the path and refresh it.
@@ -125,6 +133,8 @@ def handle_request(route: Route, context: RequestContext) -> Response | msgspec.
         return result
     except AnnotationError as error:
         raise ApiError(409, "not_annotated", str(error)) from error
+    except ViewError as error:
+        raise ApiError(409, "not_saved", str(error)) from error
     except ControlError as error:
         raise ApiError(409, "not_steerable", str(error)) from error
     except ConfigError as error:
@@ -302,6 +312,15 @@ ROUTES = [
     ),
     Route(
         "GET",
+        "/api/v1/table.csv",
+        "Download the same as CSV: the name of each run, then its columns, or without columns all facts.",
+        lambda context: build_table_csv(context.catalog, context.query),
+        None,
+        TableCsvQuery,
+        media_types=("text/csv",),
+    ),
+    Route(
+        "GET",
         "/api/v1/table/groups",
         "Group the runs that match an expression; return mean, spread and best of fields.",
         lambda context: build_groups_page(context.catalog, context.query),
@@ -337,6 +356,35 @@ ROUTES = [
         lambda context: act_on_runs(context.catalog, context.body),
         BulkResult,
         body=BulkRequest,
+    ),
+    Route(
+        "GET",
+        "/api/v1/views",
+        "List the saved views of the table.",
+        lambda context: build_views_page(context.catalog),
+        ViewsPage,
+    ),
+    Route(
+        "GET",
+        "/api/v1/views/{slug}",
+        "Return a saved view.",
+        lambda context: build_view(context.catalog, context.path["slug"]),
+        ViewDetail,
+    ),
+    Route(
+        "PUT",
+        "/api/v1/views/{slug}",
+        "Save a view, in place of the one with this slug if there is one.",
+        lambda context: store_view(context.catalog, context.path["slug"], context.data),
+        ViewDetail,
+        body=ViewRequest,
+    ),
+    Route(
+        "DELETE",
+        "/api/v1/views/{slug}",
+        "Delete a view and return it.",
+        lambda context: remove_view(context.catalog, context.path["slug"]),
+        ViewDetail,
     ),
     Route("GET", "/api/v1/trash", "List removed runs.", lambda context: build_trash_page(context.catalog), TrashPage),
 ]

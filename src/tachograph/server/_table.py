@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from starlette.responses import Response, StreamingResponse
 
 from tachograph.catalog import (
     AGGREGATES,
@@ -17,6 +18,7 @@ from tachograph.catalog import (
     RunRow,
     annotate,
     best_row,
+    csv_blocks,
     differing_fields,
     direction_of,
     group_rows,
@@ -24,6 +26,7 @@ from tachograph.catalog import (
     list_trash,
     needs_full,
     parse_query,
+    pinned_first,
     read_annotations,
     restore_run,
     sort_rows,
@@ -47,6 +50,7 @@ from tachograph.server._table_models import (
     QueryProblem,
     RunResult,
     TableColumn,
+    TableCsvQuery,
     TableGroup,
     TableGroupsPage,
     TableLine,
@@ -61,6 +65,7 @@ __all__ = [
     "build_annotations",
     "build_fields_page",
     "build_groups_page",
+    "build_table_csv",
     "build_table_page",
     "build_trash_page",
 ]
@@ -75,8 +80,7 @@ def build_table_page(catalog: Catalog, query: TableQuery) -> TablePage:
     sort_field = query.sort.removeprefix("-")
     columns = list(dict.fromkeys(query.column))
     rows, problems, indexed = _select(catalog, query.filter, [*columns, sort_field], query.archived)
-    if sort_field:
-        rows = sort_rows(rows, sort_field, is_descending=query.sort.startswith("-"))
+    rows = _ordered(rows, query)
     shown = rows[query.offset : query.offset + query.limit]
     differing = set(differing_fields(rows, columns))
     return TablePage(
@@ -90,6 +94,40 @@ def build_table_page(catalog: Catalog, query: TableQuery) -> TablePage:
         problems=problems,
         indexed=indexed,
     )
+
+
+def build_table_csv(catalog: Catalog, query: TableCsvQuery) -> Response:
+    """Return the runs that match as a file."""
+    fields = [*query.column, query.sort.removeprefix("-")]
+    try:
+        parsed = parse_query(query.filter)
+        wanted = [*parsed.fields, *parsed.tested, *(field for field in fields if field)]
+        if not query.column or any(map(needs_full, wanted)):
+            _complete_summaries(catalog)
+        rows = catalog.select(parsed, columns=wanted, archived=_ARCHIVED[query.archived], max_s=_MAX_S)
+    except QueryError as error:
+        raise ApiError(409, "bad_filter", f"{error.reason} (at character {error.position} of the filter)") from None
+    rows = _ordered(rows, query)[query.offset : query.offset + query.limit]
+    blocks = (block.encode() for block in csv_blocks(rows, query.column))
+    headers = {"Content-Disposition": 'attachment; filename="runs.csv"'}
+    return StreamingResponse(blocks, 200, headers, "text/csv; charset=utf-8")
+
+
+def _complete_summaries(catalog: Catalog) -> None:
+    """Compute all missing summaries: a file cannot be completed later. Other requests get their turn in between."""
+    known = -1.0
+    while True:
+        catalog.rows(is_full=True, max_s=_MAX_S)
+        before, known = known, catalog.indexed
+        if known >= 1.0 or known <= before:  # a journal that cannot be read never gets a summary
+            return
+
+
+def _ordered(rows: list[RunRow], query: TableQuery) -> list[RunRow]:
+    """Return rows as they are shown: sorted, and pinned ones first."""
+    if query.sort.removeprefix("-"):
+        rows = sort_rows(rows, query.sort.removeprefix("-"), is_descending=query.sort.startswith("-"))
+    return pinned_first(rows, query.pin) if query.pinned_first else rows
 
 
 def build_groups_page(catalog: Catalog, query: GroupQuery) -> TableGroupsPage:

@@ -23,6 +23,7 @@ __all__ = [
     "QueryProblem",
     "RunResult",
     "TableColumn",
+    "TableCsvQuery",
     "TableGroup",
     "TableGroupsPage",
     "TableLine",
@@ -31,6 +32,9 @@ __all__ = [
     "TrashPage",
     "GroupQuery",
     "GroupCell",
+    "ViewDetail",
+    "ViewRequest",
+    "ViewsPage",
 ]
 
 Field = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -52,6 +56,16 @@ class TableQuery(msgspec.Struct):
     offset: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     archived: Archived = "no"
     """Whether archived runs are left out, returned alone, or returned with the others."""
+    pinned_first: bool = True
+    """Whether pinned runs come before the others, in any order."""
+    pin: Annotated[list[Field], Meta(max_length=100)] = []
+    """A run to treat as pinned, as the pinned runs of a view; can be repeated."""
+
+
+class TableCsvQuery(TableQuery):
+    """Which runs and columns of the table to download."""
+
+    limit: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000_000
 
 
 class GroupQuery(msgspec.Struct):
@@ -248,3 +262,51 @@ class TrashPage(msgspec.Struct):
     """The removed runs, latest first."""
 
     runs: list[TrashedRun]
+
+
+class ViewRequest(msgspec.Struct):
+    """A view to save. Other keys are stored, too."""
+
+    name: Annotated[str, Meta(max_length=200)] = ""
+    """The name to show; by default the slug."""
+    filter: Expression = ""
+    """The expression that selects runs."""
+    columns: Annotated[list[Field], Meta(max_length=500)] = []
+    sort: Annotated[str, Meta(max_length=513)] = ""
+    """A field to sort by; a minus in front means highest first."""
+    group: Annotated[list[Field], Meta(max_length=3)] = []
+    """The fields to group by."""
+    archived: Archived = "no"
+    pinned_columns: Annotated[list[Field], Meta(max_length=500)] = []
+    pinned_runs: Annotated[list[Field], Meta(max_length=500)] = []
+    charts: list[Any] = []
+    """The charts of the view, in the form that the dashboard gives them."""
+    colors: dict[str, Any] = {}
+    """The colors of the view, in the form that the dashboard gives them."""
+    x: Annotated[str, Meta(max_length=200)] = ""
+    """The axis of the charts."""
+
+
+class ViewDetail(msgspec.Struct):
+    """A saved view, and all other keys that its file has."""
+
+    slug: str
+    name: str
+    filter: str
+    columns: list[str]
+    sort: str
+    group: list[str]
+    archived: Archived
+    pinned_columns: list[str]
+    pinned_runs: list[str]
+    charts: list[Any]
+    colors: dict[str, Any]
+    x: str
+    problems: list[str]
+    """Keys that are unknown to this version or have wrong values; the rest of the view works."""
+
+
+class ViewsPage(msgspec.Struct):
+    """The saved views, by name."""
+
+    views: list[ViewDetail]

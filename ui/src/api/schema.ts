@@ -598,6 +598,51 @@ export interface BulkRequest {
   force: boolean;
 }
 
+/** The saved views, by name. */
+export interface ViewsPage {
+  views: ViewDetail[];
+}
+
+/** A saved view, and all other keys that its file has. */
+export interface ViewDetail {
+  slug: string;
+  name: string;
+  filter: string;
+  columns: string[];
+  sort: string;
+  group: string[];
+  archived: "all" | "no" | "only";
+  pinned_columns: string[];
+  pinned_runs: string[];
+  charts: Json[];
+  colors: JsonObject;
+  x: string;
+  /** Keys that are unknown to this version or have wrong values; the rest of the view works. */
+  problems: string[];
+}
+
+/** A view to save. Other keys are stored, too. */
+export interface ViewRequest {
+  /** The name to show; by default the slug. */
+  name: string;
+  /** The expression that selects runs. */
+  filter: string;
+  columns: string[];
+  /** A field to sort by; a minus in front means highest first. */
+  sort: string;
+  /** The fields to group by. */
+  group: string[];
+  archived: "all" | "no" | "only";
+  pinned_columns: string[];
+  pinned_runs: string[];
+  /** The charts of the view, in the form that the dashboard gives them. */
+  charts: Json[];
+  /** The colors of the view, in the form that the dashboard gives them. */
+  colors: JsonObject;
+  /** The axis of the charts. */
+  x: string;
+}
+
 /** The removed runs, latest first. */
 export interface TrashPage {
   runs: TrashedRun[];
@@ -757,9 +802,16 @@ export interface Routes {
   /** Return the runs that match an expression, with any of their fields, sorted. */
   "GET /api/v1/table": {
     path: {};
-    query: { filter?: string | null; column?: string[] | null; sort?: string | null; limit?: number | null; offset?: number | null; archived?: "all" | "no" | "only" | null };
+    query: { filter?: string | null; column?: string[] | null; sort?: string | null; limit?: number | null; offset?: number | null; archived?: "all" | "no" | "only" | null; pinned_first?: boolean | null; pin?: string[] | null };
     body: null;
     response: TablePage;
+  };
+  /** Download the same as CSV: the name of each run, then its columns, or without columns all facts. */
+  "GET /api/v1/table.csv": {
+    path: {};
+    query: { filter?: string | null; column?: string[] | null; sort?: string | null; limit?: number | null; offset?: number | null; archived?: "all" | "no" | "only" | null; pinned_first?: boolean | null; pin?: string[] | null };
+    body: null;
+    response: null;
   };
   /** Group the runs that match an expression; return mean, spread and best of fields. */
   "GET /api/v1/table/groups": {
@@ -795,6 +847,34 @@ export interface Routes {
     query: {};
     body: BulkRequest;
     response: BulkResult;
+  };
+  /** List the saved views of the table. */
+  "GET /api/v1/views": {
+    path: {};
+    query: {};
+    body: null;
+    response: ViewsPage;
+  };
+  /** Return a saved view. */
+  "GET /api/v1/views/{slug}": {
+    path: { slug: string };
+    query: {};
+    body: null;
+    response: ViewDetail;
+  };
+  /** Save a view, in place of the one with this slug if there is one. */
+  "PUT /api/v1/views/{slug}": {
+    path: { slug: string };
+    query: {};
+    body: ViewRequest;
+    response: ViewDetail;
+  };
+  /** Delete a view and return it. */
+  "DELETE /api/v1/views/{slug}": {
+    path: { slug: string };
+    query: {};
+    body: null;
+    response: ViewDetail;
   };
   /** List removed runs. */
   "GET /api/v1/trash": {
