@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tachograph
-from tachograph.catalog import Catalog, QueryError, annotate, known_fields, sort_rows
+from tachograph.catalog import Catalog, QueryError, annotate, known_fields, parse_query, sort_rows
 from tachograph.exceptions import RunNotFoundError
 from tachograph.journal import RunFolder, this_process
 from tests.store import END, START, append, files_opened, step, write
@@ -71,6 +71,46 @@ def test_aggregates_leave_out_repeated_steps(tmp_path):
     assert (found.num_points, found.max, found.min, found.first, found.last) == (20, 104.0, 5.0, 100.0, 19.0)
     assert found.mean == pytest.approx(np.mean(kept))
     assert found.tail == pytest.approx(np.mean([18.0, 19.0]))
+
+
+def test_best_follows_the_direction_of_the_name(tmp_path):
+    values = [{"val_loss": 1.0 + i, "top5/accuracy": i / 10, "width": i} for i in range(3)]
+    write(tmp_path / "a", [START, *(step(i, **found) for i, found in enumerate(values)), END])
+    (row,) = Catalog(tmp_path).rows(is_full=True)
+    fields = ("val_loss.best", "val_loss.at_best", "top5/accuracy.best", "top5/accuracy.at_best", "width.best")
+    assert [row.get(field) for field in fields] == [1.0, 0, 0.2, 2, None]
+
+
+def test_value_at_a_step_is_the_nearest_one_before(tmp_path):
+    first = [step(10 * i, **{"train/loss": 100.0 + i, "recall@20": 0.5}) for i in range(1, 6)]
+    second = [{**START, "resumed": True}, *(step(10 * i, **{"train/loss": float(i)}) for i in range(3, 9))]
+    write(tmp_path / "a", [START, *first, *second, step(1_000, **{"train/loss": math.nan}), END])
+    wanted = {
+        "loss@10": 101.0, "train/loss@29": 102.0, "loss@30": 3.0, "loss@79": 7.0, "loss@9": None, "nothing@10": None,
+        "recall@20": 0.5, "recall@20@15": 0.5, "loss@10.min": None,
+    }  # fmt: skip
+    catalog = Catalog(tmp_path)
+    (row,) = catalog.select(columns=[*wanted, "loss@10k"])
+    assert {field: row.get(field) for field in wanted} == wanted
+    assert math.isnan(row.get("loss@10k"))
+    assert math.isnan(row.get("loss@10000"))
+    assert names(catalog.select("loss@30<4 loss@1M is nan")) == ["a"]
+    assert not catalog.unknown_fields(parse_query("loss@5>1 recall@20>0"))
+    assert catalog.unknown_fields(parse_query("los@5>1"))
+
+
+def test_values_at_steps_are_kept_with_the_summary(tmp_path):
+    for number in range(20):
+        make_run(tmp_path / f"run-{number:02}", number=number)
+    catalog = Catalog(tmp_path)
+    catalog.select(columns=["loss@1"])
+    assert len(catalog.select("loss@1=0.5 loss@2=0.25")) == 20
+    for again in (catalog, Catalog(tmp_path)):
+        with files_opened(tmp_path) as opened:
+            assert len(again.select("loss@1=0.5 loss@2=0.25")) == 20
+        assert not [path for path in opened if path.endswith((".jsonl", ".seg"))]
+    append(RunFolder(tmp_path / "run-00"), [{**START, "resumed": True}, step(1, loss=9.0), {**END, "time": 2e6}])
+    assert names(catalog.select("loss@1=9")) == ["run-00"]
 
 
 def test_unchanged_runs_are_not_read_again(tmp_path):

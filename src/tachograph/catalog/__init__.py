@@ -13,12 +13,12 @@ from tachograph.catalog._annotations import (
 )
 from tachograph.catalog._catalog import Catalog, find_below, known_fields, pinned_first, sort_rows
 from tachograph.catalog._csv import csv_blocks
+from tachograph.catalog._direction import direction_of
 from tachograph.catalog._groups import (
     ColumnSpread,
     RunGroup,
     best_row,
     differing_fields,
-    direction_of,
     group_rows,
 )
 from tachograph.catalog._prune import (

@@ -29,7 +29,7 @@ from tachograph._base.files import make_folder, read_small, replace_file
 from tachograph._base.typed import decode_msgpack
 from tachograph.catalog._annotations import Annotations, read_annotations
 from tachograph.catalog._query import Query, parse_query
-from tachograph.catalog._row import AGGREGATES, FACTS, RunRow, needs_full
+from tachograph.catalog._row import AGGREGATES, FACTS, RunRow, StepValue, needs_full, step_value_of
 from tachograph.catalog._summary import (
     CatalogSummary,
     JournalKey,
@@ -63,6 +63,8 @@ MAX_DEPTH = 6
 """How many folders deep runs are looked for below a log folder."""
 _FOLDER_NAME = re.compile(r"(?!\.)[^/\\\x00\ud800-\udfff]{1,255}", re.DOTALL)
 _MAX_RUNNING = 16
+_MAX_STEP_VALUES = 1_000
+"""The number of values at steps that are kept of a run, those asked for last."""
 _REFRESH_SHARE = 0.1
 """The share of time that a running run may be summarised."""
 
@@ -107,11 +109,14 @@ class Catalog:
 
     # Rows
 
-    def rows(self, *, is_full: bool = False, max_s: float | None = None) -> list[RunRow]:
+    def rows(
+        self, *, is_full: bool = False, step_values: Iterable[StepValue] = (), max_s: float | None = None
+    ) -> list[RunRow]:
         """Return the rows of all runs, newest first.
 
         Args:
             is_full: compute full summaries that are missing.
+            step_values: also compute these values at steps.
             max_s: after this time, leave the remaining summaries brief; the next call continues.
         """
         with self._lock:
@@ -125,7 +130,7 @@ class Catalog:
                 looked_at = ((name, self._look_at(log_dir, name, path, journal)) for name, path, journal in found)
                 self._known[log_dir] = {name: known for name, known in looked_at if known is not None}
             if is_full:
-                self._complete(deadline_s)
+                self._complete(list(step_values), deadline_s)
             if self._uses_index:
                 for log_dir in self.log_dirs:
                     self._save_index(log_dir)
@@ -140,10 +145,19 @@ class Catalog:
     @property
     def indexed(self) -> float:
         """The share of runs with a full summary; those that are being recorded count as known."""
+        return self.indexed_for(())
+
+    def indexed_for(self, fields: Iterable[str]) -> float:
+        """Return the share of runs with a full summary, and with the values at steps among some fields."""
         with self._lock:
-            known = [known.row.summary for runs in self._known.values() for known in runs.values()]
-        num_full = sum(found.is_full or found.overview.state is RunState.RUNNING for found in known)
-        return num_full / len(known) if known else 1.0
+            rows = [known.row for runs in self._known.values() for known in runs.values()]
+            wanted = _step_values(fields, rows)
+        known = (
+            row.summary.overview.state is RunState.RUNNING
+            or (row.summary.is_full and not (wanted and row.missing_values(wanted)))
+            for row in rows
+        )
+        return sum(known) / len(rows) if rows else 1.0
 
     def select(
         self,
@@ -171,7 +185,8 @@ class Catalog:
             archived = None
         fields = {*query.fields, *columns, *query.tested}
         matches = query.matcher(now)
-        rows = self.rows(is_full=any(map(needs_full, fields)), max_s=max_s)
+        wanted = [found for found in map(step_value_of, fields) if found is not None]
+        rows = self.rows(is_full=any(map(needs_full, fields)), step_values=wanted, max_s=max_s)
         return [row for row in rows if (archived is None or row.get("archived") is archived) and matches(row)]
 
     def unknown_fields(self, query: Query, columns: Iterable[str] = ()) -> list[QueryError]:
@@ -182,6 +197,11 @@ class Catalog:
         rows = self.rows(is_full=True)
         known = {*known_fields(rows), *(name for row in rows for name in row.summary.metrics)} if rows else set()
         known |= {f"loss.{aggregate}" for aggregate in AGGREGATES}
+        known |= {
+            field
+            for field in (*query.fields, *columns)
+            if (at := step_value_of(field)) is not None and any(row.metric_name(at.metric) for row in rows)
+        }
         listed = parse_query(" ".join(f"{print_field(column)}=0" for column in columns))
         return [*query.unknown_fields(known), *listed.unknown_fields(known)] if rows else []
 
@@ -251,28 +271,38 @@ class Catalog:
             return summary
         return msgspec.structs.replace(summary, overview=msgspec.structs.replace(summary.overview, state=state))
 
-    def _complete(self, deadline_s: float | None) -> None:
-        """Compute the full summaries that are missing, those of ended runs first: they are computed only once."""
-        everything = (known for runs in self._known.values() for known in runs.values())
-        waiting = [known for known in everything if not known.row.summary.is_full]
+    def _complete(self, step_values: list[StepValue], deadline_s: float | None) -> None:
+        """Compute what summaries lack, those of ended runs first: they are computed only once."""
+        everything = [known for runs in self._known.values() for known in runs.values()]
+        wanted = _without_names(step_values, (known.row for known in everything))[:_MAX_STEP_VALUES]
+        waiting = [
+            known
+            for known in everything
+            if not known.row.summary.is_full or (wanted and known.row.missing_values(wanted))
+        ]
         waiting.sort(key=lambda known: (not known.row.summary.has_end, -(known.row.summary.overview.started or 0.0)))
         for known in waiting:
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 return
             with contextlib.suppress(OSError):
-                self._complete_run(known)
+                self._complete_run(known, wanted)
 
-    def _complete_run(self, known: _Known) -> None:
+    def _complete_run(self, known: _Known, wanted: list[StepValue]) -> None:
         row = known.row
         folder, key = row.folder, row.summary.journal
         may_change = row.summary.overview.state in {RunState.RUNNING, RunState.STALE}
         path = os.fspath(folder.path)
         running = self._running.get(path)
         began_s = time.monotonic()
-        if running is not None and may_change and began_s < running.next_s:
+        if running is not None and may_change and not row.summary.is_full and began_s < running.next_s:
             return
         run = StoredRun(folder) if running is None else running.run
-        summary = full_summary(folder, run, row.summary)
+        if row.summary.is_full:
+            run.refresh()
+            summary = row.summary
+        else:
+            summary = full_summary(folder, run, row.summary)
+        summary = _with_step_values(RunRow(row.id, row.log_dir, summary, row.annotations), run, wanted)
         if may_change:
             # Following is cheap, but the aggregates are computed over all points.
             took_s = time.monotonic() - began_s
@@ -316,6 +346,31 @@ class Catalog:
             replace_file(path, msgspec.msgpack.encode(_Index(_INDEX_VERSION, entries)), below=below)
             for known in ended:
                 known.is_saved = True
+
+
+def _step_values(fields: Iterable[str], rows: Iterable[RunRow]) -> list[StepValue]:
+    """Return the values at steps among fields."""
+    found = [found for found in map(step_value_of, fields) if found is not None]
+    return _without_names(found, rows) if found else []
+
+
+def _without_names(step_values: list[StepValue], rows: Iterable[RunRow]) -> list[StepValue]:
+    """Return values at steps without those that are the names of metrics, such as ``recall@5``."""
+    keys = {at.key for at in step_values}
+    names = {name for row in rows for name in keys & row.summary.metrics.keys()} if keys else set()
+    return [at for at in dict.fromkeys(step_values) if at.key not in names]
+
+
+def _with_step_values(row: RunRow, run: StoredRun, wanted: list[StepValue]) -> CatalogSummary:
+    """Return the summary of a row with values at steps, those that it has and more, from its columns."""
+    known = [at for at in map(step_value_of, row.summary.step_values) if at is not None and at not in wanted]
+    names = {at: name for at in [*known, *wanted] if (name := row.metric_name(at.metric)) is not None}
+    latest = list(names)[-_MAX_STEP_VALUES:]
+    if not latest:
+        return row.summary
+    found = run.values_at((names[at], at.step) for at in latest)
+    values = {at.key: found[names[at], at.step] for at in latest}
+    return msgspec.structs.replace(row.summary, step_values=values)
 
 
 def _index_path(log_dir: str) -> Path:

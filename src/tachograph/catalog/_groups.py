@@ -13,32 +13,14 @@ from typing import Any
 
 import msgspec
 
+from tachograph.catalog._direction import direction_of
 from tachograph.catalog._row import RunRow
 from tachograph.exceptions import ConfigError
 
-__all__ = ["MAX_GROUP_FIELDS", "ColumnSpread", "RunGroup", "best_row", "differing_fields", "direction_of", "group_rows"]
+__all__ = ["MAX_GROUP_FIELDS", "ColumnSpread", "RunGroup", "best_row", "differing_fields", "group_rows"]
 
 MAX_GROUP_FIELDS = 3
 _NOT_DESCRIBING = ("seed", "name", "path", "dir", "folder", "file", "port", "host", "device", "rank", "id", "output")
-_LOWER_IS_BETTER = (
-    "loss",
-    "error",
-    "perplexity",
-    "ppl",
-    "time",
-    "sec",
-    "memory",
-    "mem",
-    "mae",
-    "mse",
-    "rmse",
-    "wer",
-    "fid",
-)
-_HIGHER_IS_BETTER = (
-    *("accuracy", "acc", "reward", "f1", "auc", "bleu", "rouge", "precision", "recall", "map", "iou", "psnr", "ssim"),
-    *("throughput", "goodput", "score", "return", "r2"),
-)
 
 
 class ColumnSpread(msgspec.Struct, frozen=True):
@@ -59,20 +41,6 @@ class RunGroup(msgspec.Struct, frozen=True):
     key: dict[str, Any]
     runs: list[str]
     columns: dict[str, ColumnSpread]
-
-
-def direction_of(field: str) -> int:
-    """Return -1 if lower values of a field are better, 1 if higher ones are, and 0 if its name does not tell."""
-    name, _, aggregate = field.rpartition(".")
-    if aggregate in {"at_min", "at_max"} or field.startswith(("config.", "git.", "custom.")):
-        return 0
-    if aggregate == "nonfinite":
-        return -1
-    last = (name if name and aggregate in {"last", "first", "min", "max", "mean", "median", "tail"} else field).lower()
-    words = last.replace("/", "_").replace("-", "_").replace(".", "_").split("_")
-    if any(word in _LOWER_IS_BETTER for word in words):
-        return -1
-    return 1 if any(word in _HIGHER_IS_BETTER for word in words) else 0
 
 
 def best_row(rows: Iterable[RunRow], field: str) -> RunRow | None:

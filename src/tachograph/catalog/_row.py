@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import re
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 from tachograph.catalog._annotations import Annotations
+from tachograph.catalog._direction import direction_of
 from tachograph.catalog._summary import CatalogSummary
 from tachograph.journal import RunFolder
-from tachograph.records import LOSS_NAMES
+from tachograph.records import loss_names_in
 from tachograph.store import MetricAggregates
 
-__all__ = ["AGGREGATES", "FACTS", "FULL_FACTS", "Fact", "FactKind", "RunRow", "needs_full"]
+__all__ = [
+    "AGGREGATES",
+    "FACTS",
+    "FULL_FACTS",
+    "Fact",
+    "FactKind",
+    "RunRow",
+    "StepValue",
+    "needs_full",
+    "step_value_of",
+]
 
 FactKind = Literal["text", "number", "time", "duration", "share", "bytes", "bool", "list"]
 
@@ -25,14 +38,38 @@ AGGREGATES: dict[str, str] = {
     "tail": "the mean over the last tenth of the steps",
     "at_min": "the step of the lowest value",
     "at_max": "the step of the highest value",
+    "best": "the lowest or the highest value, if the name of the metric tells what is better",
+    "at_best": "the step of the best value",
     "nonfinite": "the number of NaN and infinite values",
 }
+_STEP_VALUE = re.compile(r"(.+)@(\d{1,15})([kKM]?)", re.DOTALL)
+
+
+class StepValue(NamedTuple):
+    """The value of a metric at a step, as a field: ``loss@1000``."""
+
+    metric: str
+    step: int
+
+    @property
+    def key(self) -> str:
+        """The field, always written in the same way."""
+        return f"{self.metric}@{self.step}"
+
+
+@functools.lru_cache(maxsize=10_000)
+def step_value_of(field: str) -> StepValue | None:
+    """Return the metric and the step of a field such as ``loss@1000`` or ``loss@10k``; None for other fields."""
+    found = None if field in FACTS else _STEP_VALUE.fullmatch(field)
+    if found is None or field.startswith(("config.", "summary.", "git.", "custom.")):
+        return None
+    return StepValue(found[1], int(found[2]) * {"": 1, "M": 1_000_000}.get(found[3], 1_000))
 
 
 class RunRow:
     """The row of a run. The same object as long as nothing about the run changes."""
 
-    __slots__ = ("annotations", "id", "log_dir", "summary")
+    __slots__ = ("_loss_name", "annotations", "id", "log_dir", "summary")
 
     def __init__(self, row_id: str, log_dir: str, summary: CatalogSummary, notes: Annotations) -> None:
         self.id = row_id
@@ -40,6 +77,7 @@ class RunRow:
         self.log_dir = log_dir
         self.summary = summary
         self.annotations = notes
+        self._loss_name: str | None = ""
 
     def __repr__(self) -> str:
         return f"RunRow({self.id!r})"
@@ -68,17 +106,36 @@ class RunRow:
     def _aggregate(self, field: str) -> Any:
         name, dot, aggregate = field.rpartition(".")
         if dot and aggregate in AGGREGATES and (found := self.metric(name)) is not None:
-            return getattr(found, aggregate)
+            if aggregate in {"best", "at_best"}:
+                side = {-1: "min", 1: "max"}.get(direction_of(name))
+                aggregate = aggregate.replace("best", side) if side else ""
+            return getattr(found, aggregate) if aggregate else None
         found = self.metric(field)
-        return None if found is None else found.last
+        if found is not None:
+            return found.last
+        at = step_value_of(field)
+        return None if at is None else self.summary.step_values.get(at.key)
 
     def metric(self, name: str) -> MetricAggregates | None:
         """Return the aggregates of a metric; ``loss`` also means the other usual names of the training loss."""
-        metrics = self.summary.metrics
-        found = metrics.get(name)
-        if found is None and name == "loss":
-            found = next((metrics[usual] for usual in LOSS_NAMES if usual in metrics), None)
-        return found
+        found = self.metric_name(name)
+        return None if found is None else self.summary.metrics[found]
+
+    def metric_name(self, name: str) -> str | None:
+        """Return the name of a metric in this run, or None if it has none of that name."""
+        return name if name in self.summary.metrics else self.loss_name if name == "loss" else None
+
+    @property
+    def loss_name(self) -> str | None:
+        """The name of the training loss, the best one if there are several."""
+        if self._loss_name == "":
+            self._loss_name = next(iter(loss_names_in(self.summary.metrics)), None)
+        return self._loss_name
+
+    def missing_values(self, wanted: Iterable[StepValue]) -> list[StepValue]:
+        """Return the values at steps that this run has, but that were not computed yet."""
+        summary = self.summary
+        return [at for at in wanted if at.key not in summary.step_values and self.metric_name(at.metric) is not None]
 
     @property
     def config_fields(self) -> list[str]:
@@ -103,8 +160,8 @@ def _annotated(field: str, base: Callable[[RunRow], Any] = lambda row: None) -> 
 
 
 def _loss(row: RunRow) -> float | None:
-    found = row.metric("loss")
-    return row.summary.overview.train_loss if found is None else found.last
+    name = row.loss_name
+    return row.summary.overview.train_loss if name is None else row.summary.metrics[name].last
 
 
 def _num_alerts(row: RunRow) -> int:

@@ -58,6 +58,8 @@ class CatalogSummary(msgspec.Struct, kw_only=True):
     results: dict[str, Any] = {}
     """The flattened results that the training code stated with `log_summary`."""
     metrics: dict[str, MetricAggregates] = {}
+    step_values: dict[str, float | None] = {}
+    """Values at steps that somebody asked for, such as ``loss@1000``; None before the first step with a value."""
     step_time_s: float | None = None
     """The median time of a step."""
     goodput: float | None = None

@@ -103,7 +103,7 @@ def build_table_csv(catalog: Catalog, query: TableCsvQuery) -> Response:
         parsed = parse_query(query.filter)
         wanted = [*parsed.fields, *parsed.tested, *(field for field in fields if field)]
         if not query.column or any(map(needs_full, wanted)):
-            _complete_summaries(catalog)
+            _complete_summaries(catalog, wanted)
         rows = catalog.select(parsed, columns=wanted, archived=_ARCHIVED[query.archived], max_s=_MAX_S)
     except QueryError as error:
         raise ApiError(409, "bad_filter", f"{error.reason} (at character {error.position} of the filter)") from None
@@ -113,12 +113,12 @@ def build_table_csv(catalog: Catalog, query: TableCsvQuery) -> Response:
     return StreamingResponse(blocks, 200, headers, "text/csv; charset=utf-8")
 
 
-def _complete_summaries(catalog: Catalog) -> None:
+def _complete_summaries(catalog: Catalog, fields: Sequence[str]) -> None:
     """Compute all missing summaries: a file cannot be completed later. Other requests get their turn in between."""
     known = -1.0
     while True:
-        catalog.rows(is_full=True, max_s=_MAX_S)
-        before, known = known, catalog.indexed
+        catalog.select("", columns=[*fields, "loss"], max_s=_MAX_S)
+        before, known = known, catalog.indexed_for(fields)
         if known >= 1.0 or known <= before:  # a journal that cannot be read never gets a summary
             return
 
@@ -256,7 +256,8 @@ def _select(
     except QueryError as error:
         catalog.rows()
         return [], [QueryProblem(error.reason, error.position)], 1.0
-    indexed = catalog.indexed if any(map(needs_full, [*query.fields, *query.tested, *columns])) else 1.0
+    wanted = [*query.fields, *query.tested, *columns]
+    indexed = catalog.indexed_for(wanted) if any(map(needs_full, wanted)) else 1.0
     if indexed < 1.0:  # a field may be in the rest
         return rows, [], indexed
     unknown = catalog.unknown_fields(query, [column for column in columns if column != "config.*"])

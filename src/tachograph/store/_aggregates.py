@@ -17,7 +17,13 @@ from tachograph.reader import Attempt
 from tachograph.store._columns import MARK_KINDS, Floats, Integers
 from tachograph.store._query import ColumnSource
 
-__all__ = ["MetricAggregates", "aggregate_series", "with_window_extremes"]
+__all__ = [
+    "MetricAggregates",
+    "aggregate_series",
+    "series_points",
+    "value_at",
+    "with_window_extremes",
+]
 
 _TAIL_SHARE = 0.1
 _MARK_VALUES = np.array([float(kind) for kind in MARK_KINDS])
@@ -42,11 +48,10 @@ class MetricAggregates(msgspec.Struct, array_like=True, frozen=True):
     at_max: int | None = None
 
 
-@np.errstate(over="ignore", invalid="ignore")  # a journal may have any number
-def aggregate_series(
+def series_points(
     sources: Sequence[ColumnSource], streams: Sequence[str], name: str, attempts: Sequence[Attempt]
-) -> MetricAggregates | None:
-    """Return the aggregates of a metric, or None if all of its points were repeated by a later attempt."""
+) -> tuple[Integers, Floats] | None:
+    """Return step and value of each point of a metric, or None if all were repeated by a later attempt."""
     found = [_points(source, stream, name) for stream in streams for source in sources]
     known = [points for points in found if points is not None]
     if not known:
@@ -60,8 +65,28 @@ def aggregate_series(
         order = np.argsort(time, kind="stable")
         step, value, keep = step[order], value[order], keep[order]
     step, value = step[keep], value[keep]
-    if not len(value):
+    return (step, value) if len(value) else None
+
+
+def value_at(points: tuple[Integers, Floats], step: int) -> float | None:
+    """Return the value at the nearest recorded step that is not after a step, also if it is NaN; None before all."""
+    steps, values = points
+    before = np.flatnonzero(steps <= step)
+    if not len(before):
         return None
+    nearest = before[steps[before] == steps[before].max()]
+    return float(values[nearest[-1]])
+
+
+@np.errstate(over="ignore", invalid="ignore")  # a journal may have any number
+def aggregate_series(
+    sources: Sequence[ColumnSource], streams: Sequence[str], name: str, attempts: Sequence[Attempt]
+) -> MetricAggregates | None:
+    """Return the aggregates of a metric, or None if all of its points were repeated by a later attempt."""
+    points = series_points(sources, streams, name, attempts)
+    if points is None:
+        return None
+    step, value = points
     is_finite = np.isfinite(value)
     num_points, first, last = len(value), float(value[0]), float(value[-1])
     if not is_finite.any():

@@ -18,7 +18,7 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,13 @@ import msgspec
 from tachograph.journal import JournalFollower, RunFolder, journal_size, open_journal
 from tachograph.reader import MetricSummary, RecordBatch, RecordedSpan, RunDigest, accepts_requests, batch_records
 from tachograph.records import POINT_KINDS, decode, encode, finite_or_none
-from tachograph.store._aggregates import MetricAggregates, aggregate_series, with_window_extremes
+from tachograph.store._aggregates import (
+    MetricAggregates,
+    aggregate_series,
+    series_points,
+    value_at,
+    with_window_extremes,
+)
 from tachograph.store._columns import Axis
 from tachograph.store._completions import CompletionIndex, replace_completions
 from tachograph.store._epochs import with_epoch_axis
@@ -333,6 +339,24 @@ class StoredRun:
             )
             return with_window_extremes({name: aggregates for name, aggregates in each if aggregates is not None})
 
+        return self._run_query(found)
+
+    def values_at(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], float | None]:
+        """Return the values of metrics at steps: those of the nearest recorded steps before, or None before the first.
+
+        Points that a later attempt repeated are left out.
+        """
+
+        def found() -> dict[tuple[str, int], float | None]:
+            points: dict[str, Any] = {}
+            for name in names:
+                points[name] = series_points(self._sources, self._series.get(name, []), name, self.digest.attempts)
+            return {
+                (name, step): None if points[name] is None else value_at(points[name], step) for name, step in pairs
+            }
+
+        pairs = list(wanted)
+        names = dict.fromkeys(name for name, _ in pairs)
         return self._run_query(found)
 
     def last_value(self, name: str) -> float | None:
