@@ -11,7 +11,7 @@ from tachograph.catalog._annotations import (
     inverse_ops,
     read_annotations,
 )
-from tachograph.catalog._catalog import Catalog, find_below, known_fields, pinned_first, sort_rows
+from tachograph.catalog._catalog import Catalog, known_fields, pinned_first, sort_rows
 from tachograph.catalog._csv import csv_blocks
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._groups import (
@@ -93,7 +93,6 @@ __all__ = [
     "direction_of",
     "disk_usage",
     "empty_trash",
-    "find_below",
     "group_rows",
     "inverse_ops",
     "is_folder_target",

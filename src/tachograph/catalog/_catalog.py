@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import stat
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,27 +39,24 @@ from tachograph.catalog._summary import (
 )
 from tachograph.catalog._syntax import QueryError, print_field
 from tachograph.exceptions import RunNotFoundError, did_you_mean
-from tachograph.journal import RunFolder, RunState, infer_writer_state, read_heartbeat, stat_journal, this_process
+from tachograph.journal import (
+    LogFolders,
+    RunFolder,
+    RunState,
+    infer_writer_state,
+    is_linked_out,
+    read_heartbeat,
+    stat_journal,
+    this_process,
+)
 from tachograph.store import StoredRun
 
-__all__ = [
-    "Catalog",
-    "MAX_DEPTH",
-    "OWN_FOLDER",
-    "find_below",
-    "find_run_folders",
-    "known_fields",
-    "pinned_first",
-    "sort_rows",
-]
+__all__ = ["OWN_FOLDER", "Catalog", "known_fields", "pinned_first", "sort_rows"]
 
 OWN_FOLDER = ".tachograph"
 """The folder inside a log folder for what belongs to all runs: index, trash and views."""
 _INDEX_VERSION = 1
 _MAX_INDEX_BYTES = 1 << 30
-MAX_DEPTH = 6
-"""How many folders deep runs are looked for below a log folder."""
-_FOLDER_NAME = re.compile(r"(?!\.)[^/\\\x00\ud800-\udfff]{1,255}", re.DOTALL)
 _MAX_RUNNING = 16
 _MAX_STEP_VALUES = 1_000
 """The number of values at steps that are kept of a run, those asked for last."""
@@ -99,7 +94,8 @@ class Catalog:
     """The runs below some log folders. Thread-safe."""
 
     def __init__(self, *log_dirs: str | os.PathLike[str], uses_index: bool = True) -> None:
-        self.log_dirs = [os.fspath(log_dir) for log_dir in log_dirs]
+        self.folders = LogFolders(*log_dirs)
+        self.log_dirs = self.folders.log_dirs
         self._uses_index = uses_index
         self._lock = threading.RLock()
         self._known: dict[str, dict[str, _Known]] = {log_dir: {} for log_dir in self.log_dirs}
@@ -125,10 +121,13 @@ class Catalog:
                 for log_dir in self.log_dirs:
                     self._load_index(log_dir)
             self._is_loaded = True
-            for log_dir in self.log_dirs:
-                found = find_run_folders(log_dir)
-                looked_at = ((name, self._look_at(log_dir, name, path, journal)) for name, path, journal in found)
-                self._known[log_dir] = {name: known for name, known in looked_at if known is not None}
+            current: dict[str, dict[str, _Known]] = {log_dir: {} for log_dir in self.log_dirs}
+            for run in self.folders.find():
+                known = self._look_at(run.log_dir, run.name, run.path, run.journal)
+                if known is not None:
+                    known.row.id = run.id
+                    current[run.log_dir][run.name] = known
+            self._known = current
             if is_full:
                 self._complete(list(step_values), deadline_s)
             if self._uses_index:
@@ -205,23 +204,24 @@ class Catalog:
         listed = parse_query(" ".join(f"{print_field(column)}=0" for column in columns))
         return [*query.unknown_fields(known), *listed.unknown_fields(known)] if rows else []
 
-    def row(self, name: str) -> RunRow:
-        """Return the row of a run by its name, looking at this run only.
+    def row(self, run_id: str) -> RunRow:
+        """Return the row of a run by its id, looking at this run only.
 
         Raises:
-            RunNotFoundError: if there is no such run.
+            RunNotFoundError: if there is no such run, or several log folders have one of this name.
         """
         with self._lock:
-            for log_dir in self.log_dirs:
-                folder = find_below(log_dir, name)
-                if folder is not None:
-                    known = self._look_at(log_dir, name, os.fspath(folder.path), stat_journal(folder.journal))
-                    if known is not None:
-                        self._known[log_dir][name] = known
-                        return known.row
-            names = {other for log_dir in self.log_dirs for other, _, _ in find_run_folders(log_dir)}
-        hint = did_you_mean(name, names) if len(name) <= 200 else ""
-        raise RunNotFoundError(f"no run {name[:200]!r} in {', '.join(map(repr, self.log_dirs))}{hint}")
+            found = self.folders.resolve(run_id)
+            if found is not None:
+                log_dir, name, folder = found
+                known = self._look_at(log_dir, name, os.fspath(folder.path), stat_journal(folder.journal))
+                if known is not None:
+                    known.row.id = self.folders.id_of(log_dir, name)
+                    self._known[log_dir][name] = known
+                    return known.row
+            ids = {run.id for run in self.folders.find()}
+        hint = did_you_mean(run_id, ids) if len(run_id) <= 200 else ""
+        raise RunNotFoundError(f"no run {run_id[:200]!r} in {', '.join(map(repr, self.log_dirs))}{hint}")
 
     # Reading
 
@@ -242,11 +242,12 @@ class Catalog:
             annotations = read_annotations(row.folder) if annotated_ns else Annotations()
         if summary is row.summary and annotations is row.annotations:
             return known
-        changed = RunRow(name, log_dir, summary, annotations)
-        return _Known(changed, annotated_ns, known.is_saved and known.annotated_ns == annotated_ns)
+        return _Known(
+            row.with_summary(summary, annotations), annotated_ns, known.is_saved and known.annotated_ns == annotated_ns
+        )
 
     def _read(self, log_dir: str, name: str, folder: RunFolder, key: JournalKey, annotated_ns: int) -> _Known | None:
-        if _is_linked_out(log_dir, folder):
+        if is_linked_out(log_dir, folder):
             return None
         summary = load_summary(folder, key)
         if summary is None:
@@ -302,7 +303,7 @@ class Catalog:
             summary = row.summary
         else:
             summary = full_summary(folder, run, row.summary)
-        summary = _with_step_values(RunRow(row.id, row.log_dir, summary, row.annotations), run, wanted)
+        summary = _with_step_values(row.with_summary(summary), run, wanted)
         if may_change:
             # Following is cheap, but the aggregates are computed over all points.
             took_s = time.monotonic() - began_s
@@ -314,7 +315,7 @@ class Catalog:
             self._running.pop(path, None)
             if summary.journal == key:
                 save_summary(folder, summary)
-        known.row = RunRow(row.id, row.log_dir, summary, row.annotations)
+        known.row = row.with_summary(summary)
         known.is_saved = False
 
     # The index
@@ -338,7 +339,7 @@ class Catalog:
         if num_new <= max(16, len(ended) // 20):
             return
         entries = [
-            _IndexEntry(known.row.id, known.row.summary, known.annotated_ns, known.row.annotations) for known in ended
+            _IndexEntry(known.row.name, known.row.summary, known.annotated_ns, known.row.annotations) for known in ended
         ]
         path, below = _index_path(log_dir), Path(log_dir)
         with contextlib.suppress(OSError):  # a read-only folder
@@ -389,66 +390,6 @@ def known_fields(rows: Sequence[RunRow]) -> list[str]:
         others.update(dict.fromkeys(name for name in row.annotations.values if name.startswith("custom.")))
     aggregates = [f"{name}.{aggregate}" for name in metrics for aggregate in AGGREGATES]
     return [*FACTS, *others, *config, *aggregates]
-
-
-def find_run_folders(log_dir: str) -> Iterator[tuple[str, str, os.stat_result]]:
-    """Yield name, path and status of the journal of each run below a folder, also in nested folders."""
-    waiting = [(log_dir, "", 0)]
-    while waiting:
-        folder, prefix, depth = waiting.pop()
-        try:
-            with os.scandir(folder) as entries:
-                names = sorted(entry.name for entry in entries if _may_be_run(entry))
-        except OSError:
-            continue
-        for name in names:
-            path = f"{folder}/{name}"
-            try:
-                journal = stat_journal(path + "/metrics.jsonl")
-            except (OSError, ValueError):
-                # A folder of runs, perhaps. Links are not followed further, because they may lead back.
-                if depth < MAX_DEPTH and not os.path.islink(path):
-                    waiting.append((path, f"{prefix}{name}/", depth + 1))
-                continue
-            if stat.S_ISREG(journal.st_mode):
-                yield f"{prefix}{name}", path, journal
-
-
-def find_below(log_dir: str, name: str) -> RunFolder | None:
-    """Return the run of a name that `find_run_folders` gave, or None; never one outside of the folder."""
-    parts = name.split("/")
-    if not 1 <= len(parts) <= MAX_DEPTH + 1 or not all(map(_is_folder_name, parts)):
-        return None
-    folder = RunFolder(Path(log_dir, *parts))
-    try:
-        is_run = stat.S_ISREG(stat_journal(folder.journal).st_mode)
-    except (OSError, ValueError):
-        return None
-    return folder if is_run and not _is_linked_out(log_dir, folder) else None
-
-
-def _may_be_run(entry: os.DirEntry[str]) -> bool:
-    try:
-        return _is_folder_name(entry.name) and entry.is_dir()
-    except OSError:
-        return False
-
-
-def _is_folder_name(name: str) -> bool:
-    """Return whether a text is a folder name that is not hidden and that JSON can represent."""
-    return _FOLDER_NAME.fullmatch(name) is not None
-
-
-def _is_linked_out(log_dir: str, folder: RunFolder) -> bool:
-    """Return whether a run, or a file of it that is read, is a link to somewhere outside of the log folder."""
-    try:
-        root = Path(log_dir).resolve()
-        return any(
-            path.is_symlink() and not path.resolve(strict=True).is_relative_to(root)
-            for path in (folder.path, folder.journal, folder.compressed_journal, folder.private)
-        )
-    except (OSError, RuntimeError):
-        return True
 
 
 def _is_continued(old: CatalogSummary, new: CatalogSummary) -> bool:

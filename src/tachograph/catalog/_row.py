@@ -69,11 +69,15 @@ def step_value_of(field: str) -> StepValue | None:
 class RunRow:
     """The row of a run. The same object as long as nothing about the run changes."""
 
-    __slots__ = ("_loss_name", "annotations", "id", "log_dir", "summary")
+    __slots__ = ("_loss_name", "annotations", "id", "log_dir", "name", "summary")
 
-    def __init__(self, row_id: str, log_dir: str, summary: CatalogSummary, notes: Annotations) -> None:
-        self.id = row_id
-        """The name of the run: its folder relative to the log folder, such as ``sweep-3/run-12``."""
+    def __init__(
+        self, name: str, log_dir: str, summary: CatalogSummary, notes: Annotations, row_id: str | None = None
+    ) -> None:
+        self.id = name if row_id is None else row_id
+        """The name, with the label of the log folder in front if several folders have a run of this name."""
+        self.name = name
+        """The folder of the run relative to its log folder, such as ``sweep-3/run-12``."""
         self.log_dir = log_dir
         self.summary = summary
         self.annotations = notes
@@ -85,7 +89,11 @@ class RunRow:
     @property
     def folder(self) -> RunFolder:
         """The folder of the run."""
-        return RunFolder(f"{self.log_dir}/{self.id}")
+        return RunFolder(f"{self.log_dir}/{self.name}")
+
+    def with_summary(self, summary: CatalogSummary, annotations: Annotations | None = None) -> RunRow:
+        """Return a row of the same run with something changed."""
+        return RunRow(self.name, self.log_dir, summary, annotations or self.annotations, self.id)
 
     def get(self, field: str, /) -> Any:
         """Return the value of a field, or None if the run lacks it."""
@@ -182,7 +190,7 @@ class Fact(NamedTuple):
 
 
 FACTS: dict[str, Fact] = {
-    "name": Fact("text", "the folder of the run, relative to the log folder", lambda row: row.id),
+    "name": Fact("text", "the folder of the run, relative to the log folder", lambda row: row.name),
     "display_name": Fact("text", "the name given with `tacho rename`", _annotated("display_name")),
     "state": Fact("text", "running, finished, failed, crashed or stale", lambda row: str(row.summary.overview.state)),
     "project": Fact("text", "the project", _annotated("project", lambda row: row.summary.project)),

@@ -36,10 +36,9 @@ from tachograph._base.files import (
     write_all,
 )
 from tachograph.catalog._annotations import annotate
-from tachograph.catalog._catalog import MAX_DEPTH, find_below
 from tachograph.catalog._ended import why_not_ended
 from tachograph.exceptions import RunNotFoundError, TachographError
-from tachograph.journal import RunFolder, lock_run_folder
+from tachograph.journal import MAX_RUN_DEPTH, RunFolder, find_below, lock_run_folder
 from tachograph.records import check_run_name
 
 __all__ = ["TransferError", "copy_run", "is_folder_target", "move_run"]
@@ -142,8 +141,8 @@ def _resolve_target(log_dir: str, source: RunFolder, target: str) -> _Target:
     if given.is_absolute():
         raise TransferError(f"the folder {str(given.parent)!r} does not exist; create it first")
     parts = target.split("/")
-    if len(parts) > MAX_DEPTH + 1:
-        raise TransferError(f"{target!r} has more than {MAX_DEPTH} folders, so lists would not find the run")
+    if len(parts) > MAX_RUN_DEPTH + 1:
+        raise TransferError(f"{target!r} has more than {MAX_RUN_DEPTH} folders, so lists would not find the run")
     for part in parts:
         check_run_name(part)
     return _Target(Path(log_dir, target), Path(log_dir))

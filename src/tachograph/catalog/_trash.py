@@ -28,10 +28,10 @@ import msgspec
 from tachograph._base.files import UnsafeFileError, add_name, make_folder, move_folder, read_small, replace_file
 from tachograph._base.typed import decode_json
 from tachograph.catalog._annotations import author
-from tachograph.catalog._catalog import OWN_FOLDER, find_below
+from tachograph.catalog._catalog import OWN_FOLDER
 from tachograph.catalog._ended import why_not_ended
 from tachograph.exceptions import RunNotFoundError, TachographError, did_you_mean
-from tachograph.journal import RunFolder, lock_run_folder, stat_journal
+from tachograph.journal import RunFolder, find_below, lock_run_folder, stat_journal
 from tachograph.records import to_json
 
 __all__ = [

@@ -63,7 +63,7 @@ def _train_and_serve(log_dir: str, options: list[str], *, port: int, open_browse
     command = [sys.executable, "-m", "tachograph", "demo", "--log-dir", log_dir, *options]
     trainer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
     try:
-        run_dashboard(log_dir, port=port, open_browser=open_browser)
+        run_dashboard([log_dir], port=port, open_browser=open_browser)
     finally:
         # As Ctrl-C in its terminal would: the run ends as interrupted, not as failed.
         trainer.terminate() if sys.platform == "win32" else trainer.send_signal(signal.SIGINT)

@@ -33,9 +33,9 @@ def log_dirs_option(command: Command) -> Command:
     return click.option(
         "--log-dir",
         "log_dirs",
-        envvar="TACHO_LOG_DIR",
-        default=[Settings().log_dir],
-        show_default=True,
+        # Not `envvar`: it would split a path at colons.
+        default=lambda: [os.environ.get("TACHO_LOG_DIR") or Settings().log_dir],
+        show_default=Settings().log_dir,
         multiple=True,
         type=click.Path(file_okay=False),
         help="Folder that contains the runs, also in folders below it; repeatable.",

@@ -39,7 +39,7 @@ def rm(runs: tuple[str, ...], log_dir: str, where: str | None, force: bool, yes:
         click.confirm(f"Move {plural(len(rows), 'run')} to the trash ({names})?", abort=True)
 
     def act(row: RunRow) -> str:
-        trash_run(log_dir, row.id, is_forced=force)
+        trash_run(row.log_dir, row.name, is_forced=force)
         return "moved to the trash"
 
     try:

@@ -11,7 +11,7 @@ from typing import TextIO
 import rich_click as click
 
 from tachograph.cli._format import safe
-from tachograph.cli._options import log_dir_option
+from tachograph.cli._options import log_dirs_option
 from tachograph.importers import LogWatcher, WatchedLog
 
 __all__ = ["run_dashboard", "ui"]
@@ -20,7 +20,7 @@ _MAX_TOKEN_CHARS = 4096
 
 
 @click.command()
-@log_dir_option
+@log_dirs_option
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -55,10 +55,10 @@ _MAX_TOKEN_CHARS = 4096
     multiple=True,
     metavar="FORMAT:PATH",
     help="Also show the runs in a log of another tool, such as tensorboard:lightning_logs, and follow them as they "
-    "grow. They are imported into the log folder, as tacho import does. Can be repeated.",
+    "grow. They are imported into the (first) log folder, as tacho import does. Can be repeated.",
 )
 def ui(
-    log_dir: str,
+    log_dirs: tuple[str, ...],
     host: str,
     port: int,
     open_browser: bool,
@@ -80,12 +80,12 @@ def ui(
             raise click.UsageError(f"--token-file {token_file.name}: the file is empty")
     logs = [WatchedLog.parse(text) for text in also]
     run_dashboard(
-        log_dir, host=host, port=port, open_browser=open_browser, token=token, allow_hosts=allow_hosts, also=logs
+        log_dirs, host=host, port=port, open_browser=open_browser, token=token, allow_hosts=allow_hosts, also=logs
     )
 
 
 def run_dashboard(
-    log_dir: str,
+    log_dirs: Sequence[str],
     *,
     host: str = "127.0.0.1",
     port: int = 8501,
@@ -101,9 +101,12 @@ def run_dashboard(
 
         def on_ready(url: str) -> None:
             if also:
-                watcher = LogWatcher(list(also), log_dir, lambda problem: click.echo(safe(problem, 1_000), err=True))
+                watcher = LogWatcher(
+                    list(also), log_dirs[0], lambda problem: click.echo(safe(problem, 1_000), err=True)
+                )
                 cleanup.callback(watcher.close)
-            click.echo(f"Dashboard for {safe(os.fspath(log_dir))!r}: {url}  (press Ctrl-C to stop)")
+            places = ", ".join(repr(safe(log_dir)) for log_dir in log_dirs)
+            click.echo(f"Dashboard for {places}: {url}  (press Ctrl-C to stop)")
             if not open_browser:
                 return
             if "#" in url:  # other users can read command lines, so the browser must not get the token in its own
@@ -112,4 +115,4 @@ def run_dashboard(
                 url = page.as_uri()
             webbrowser.open(url)
 
-        serve(log_dir, host=host, port=port, token=token, allow_hosts=allow_hosts, on_ready=on_ready)
+        serve(log_dirs, host=host, port=port, token=token, allow_hosts=allow_hosts, on_ready=on_ready)

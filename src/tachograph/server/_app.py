@@ -12,10 +12,10 @@ import hashlib
 import importlib.resources
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import anyio.to_thread
 import msgspec
@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tachograph._base.typed import convert, decode_json
 from tachograph.catalog import Catalog
@@ -38,7 +38,7 @@ from tachograph.server._openapi import openapi
 from tachograph.server._routes import ROUTES, RequestContext, Route, handle_request
 from tachograph.store import Store
 
-__all__ = ["create_app"]
+__all__ = ["LogDirs", "create_app"]
 
 _MEDIA_TYPES = {
     "css": "text/css; charset=utf-8",
@@ -57,22 +57,27 @@ in the source folder.</p>
 <p>The <a href="/api/v1/openapi.json">API</a> works without it.</p></html>"""
 
 
+LogDirs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A log folder, or several."""
+
+
 def create_app(
-    log_dir: str | os.PathLike[str],
+    log_dir: LogDirs,
     access: Access | None = None,
     *,
     static: Path | None = None,
     is_closing: Callable[[], bool] = lambda: False,
 ) -> ASGIApp:
-    """Return an application that serves the runs in a log folder.
+    """Return an application that serves the runs in a log folder, or in several.
 
     Args:
-        log_dir: The folder that holds the runs.
+        log_dir: The folder that holds the runs, or several folders.
         access: The access policy; by default every request for a local host name is allowed.
         static: The folder of the built user interface; defaults to the one in the package.
         is_closing: Returns True once the server shuts down; live streams end then.
     """
-    store, catalog = Store(log_dir), Catalog(log_dir)
+    log_dirs = [log_dir] if isinstance(log_dir, (str, os.PathLike)) else log_dir
+    store, catalog = Store(*log_dirs), Catalog(*log_dirs)
     access = access or Access()
     # One Starlette route per path: only then does it answer a wrong method with 405 and all allowed methods.
     by_path: dict[str, dict[str, Route]] = {}
@@ -96,7 +101,26 @@ def create_app(
         ClientDisconnect: _handle_disconnect,
         Exception: _handle_unexpected_error,
     }
-    return AccessGate(Starlette(routes=routes, exception_handlers=handlers, lifespan=_limit_threads), access)
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=_limit_threads)
+    return AccessGate(_keep_encoded_slashes(app), access)
+
+
+_SLASH = "\0"
+"""Stands for a slash inside of a path segment; no name of a run has this character."""
+
+
+def _keep_encoded_slashes(app: ASGIApp) -> ASGIApp:
+    """Let `%2F` be part of a path segment, as in the id of a nested run: the server decodes it before routes match."""
+
+    async def with_segments(scope: Scope, receive: Receive, send: Send) -> None:
+        raw = scope.get("raw_path", b"") if scope["type"] == "http" else b""
+        if b"%2f" in raw.lower() or b"%00" in raw:
+            segments = [unquote(part.decode("latin-1")) for part in raw.partition(b"?")[0].split(b"/")]
+            path = "/".join(segment.replace(_SLASH, "\ufffd").replace("/", _SLASH) for segment in segments)
+            scope = {**scope, "path": path}
+        await app(scope, receive, send)
+
+    return with_segments
 
 
 @contextlib.asynccontextmanager
@@ -120,7 +144,8 @@ def _api_endpoint(routes: dict[str, Route], store: Store, catalog: Catalog) -> E
             check_json(request.headers)
             data = await request.body()
             body = _parse_body(route.body, data)
-        context = RequestContext(store, catalog, dict(request.path_params), query, body, data)
+        path = {name: value.replace(_SLASH, "/") for name, value in request.path_params.items()}
+        context = RequestContext(store, catalog, path, query, body, data)
         result = await run_in_threadpool(handle_request, route, context)
         if isinstance(result, Response):
             return result

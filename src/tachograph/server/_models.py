@@ -142,6 +142,9 @@ class RunsPage(msgspec.Struct):
     """The runs in the log folder, newest first."""
 
     log_dir: str
+    """The log folder, to be shown; several are joined with commas."""
+    log_dirs: list[str]
+    """All log folders."""
     runs: list[RunSummary]
 
 

@@ -24,7 +24,7 @@ import uvicorn
 from tachograph.exceptions import ServeError
 from tachograph.journal import RunFolder
 from tachograph.server._access import Access, is_loopback
-from tachograph.server._app import create_app
+from tachograph.server._app import LogDirs, create_app
 from tachograph.server._peer import is_peer_known
 from tachograph.server._protocol import LimitedProtocol
 from tachograph.server._token import TOKEN_PATTERN, load_token, token_path
@@ -35,7 +35,7 @@ _SEND_BUFFER_BYTES = 256 << 10
 
 
 def serve(
-    log_dir: str | os.PathLike[str],
+    log_dir: LogDirs,
     *,
     host: str = "127.0.0.1",
     port: int = 8501,
@@ -46,7 +46,7 @@ def serve(
     """Serve the dashboard until interrupted.
 
     Args:
-        log_dir: The folder that holds the runs.
+        log_dir: The folder that holds the runs, or several folders.
         host: The address to listen on. An address that other machines can reach requires a token; the user's own is
             loaded or generated if none is given.
         port: The port; 0 picks a free one.
@@ -58,11 +58,12 @@ def serve(
     Raises:
         ServeError: The address cannot be bound, the token is invalid, or the folder is a single run.
     """
-    folder = RunFolder(log_dir)
-    if folder.exists():
-        raise ServeError(
-            f"{folder.path} is a single run; serve its parent folder: --log-dir {folder.path.resolve().parent}"
-        )
+    for each in [log_dir] if isinstance(log_dir, (str, os.PathLike)) else log_dir:
+        folder = RunFolder(each)
+        if folder.exists():
+            raise ServeError(
+                f"{folder.path} is a single run; serve its parent folder: --log-dir {folder.path.resolve().parent}"
+            )
     if token is not None and not TOKEN_PATTERN.fullmatch(token):
         raise ServeError("invalid token: use 1 to 256 printable ASCII characters without spaces")
     # Bound before uvicorn starts: the cookie name and the printed URL need the port, which may be chosen by the system.
@@ -87,11 +88,11 @@ def _choose_access(token: str | None, hosts: tuple[str, ...], port: int, *, is_l
     return Access(token, hosts, port)
 
 
-def create_server(log_dir: str | os.PathLike[str], access: Access, **options: Any) -> uvicorn.Server:
-    """Return a server for a log folder, with the limits of `LimitedProtocol`.
+def create_server(log_dir: LogDirs, access: Access, **options: Any) -> uvicorn.Server:
+    """Return a server for a log folder or several, with the limits of `LimitedProtocol`.
 
     Args:
-        log_dir: The folder that holds the runs.
+        log_dir: The folder that holds the runs, or several folders.
         access: The access policy.
         options: More arguments of `create_app`.
     """

@@ -218,17 +218,17 @@ def _act(catalog: Catalog, request: BulkRequest, name: str) -> RunResult:
             return RunResult(name, name=_restore(catalog, name))
         row = catalog.row(name)
         if request.action == "trash":
-            return RunResult(name, name=trash_run(row.log_dir, name, is_forced=request.force).id)
+            return RunResult(name, name=trash_run(row.log_dir, row.name, is_forced=request.force).id)
         return RunResult(name, undo=_annotate(row, request.changes))
     except TachographError as error:
         return RunResult(name, error=str(getattr(error, "strerror", None) or error))
 
 
 def _restore(catalog: Catalog, name: str) -> str:
-    for log_dir in catalog.log_dirs[:-1]:
-        if any(name in {run.name, run.id} for run in list_trash(log_dir)):
-            return restore_run(log_dir, name)
-    return restore_run(catalog.log_dirs[-1], name)
+    """Restore a run from the trash that has it; return its id."""
+    homes = [home for home in catalog.log_dirs if any(name in {run.name, run.id} for run in list_trash(home))]
+    home = homes[0] if homes else catalog.log_dirs[0]
+    return catalog.folders.id_of(home, restore_run(home, name))
 
 
 def _annotate(row: RunRow, changes: Sequence[AnnotationChange]) -> list[AnnotationChange]:

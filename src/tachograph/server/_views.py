@@ -129,6 +129,7 @@ def build_run_summary(run: RunOverview) -> RunSummary:
 def build_open_run_summary(run: StoredRun) -> RunSummary:
     """Return the summary of an open run. Its index covers more than the head and tail of the journal."""
     found = build_run_summary(overview(run.folder))
+    found.name = run.id
     if found.train_loss is None:
         known = (run.last_value(name) for name in loss_names_in(run.metric_names))
         found.train_loss = encode_number(next((value for value in known if value is not None), None))
@@ -142,7 +143,8 @@ def build_open_run_summary(run: StoredRun) -> RunSummary:
 
 def build_runs_page(store: Store) -> RunsPage:
     """Return the list of runs, newest first."""
-    return RunsPage(os.path.abspath(store.log_dir), [build_run_summary(run) for run in store.runs()])
+    log_dirs = [os.path.abspath(log_dir) for log_dir in store.folders.log_dirs]
+    return RunsPage(", ".join(log_dirs), log_dirs, [build_run_summary(run) for run in store.runs()])
 
 
 def build_run_detail(run: StoredRun) -> RunDetail:

@@ -59,6 +59,8 @@ class StoredRun:
 
     def __init__(self, folder: RunFolder, *, segment_bytes: int = _SEGMENT_BYTES) -> None:
         self.folder = folder
+        self.id = folder.name
+        """The id of the run among those of a `Store`."""
         self.lock = threading.RLock()
         """Held while the run is read or refreshed."""
         self._segment_bytes = segment_bytes

@@ -19,7 +19,10 @@ export interface ServerHealth {
 
 /** The runs in the log folder, newest first. */
 export interface RunsPage {
+  /** The log folder, to be shown; several are joined with commas. */
   log_dir: string;
+  /** All log folders. */
+  log_dirs: string[];
   runs: RunSummary[];
 }
 
