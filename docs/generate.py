@@ -55,7 +55,7 @@ def settings_page() -> str:
 _COMPLETION = """
 ## Shell completion
 
-Your shell can complete commands, options and the names of runs. Add one of these lines to its start-up file:
+Your shell can complete commands, options and the names of runs and views. Add one of these lines to its start-up file:
 
 ```console
 $ eval "$(_TACHO_COMPLETE=bash_source tacho)"    # ~/.bashrc

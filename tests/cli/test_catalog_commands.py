@@ -6,10 +6,11 @@ import json
 import re
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from tachograph.cli._main import main
-from tests.store import END, START, step, write
+from tests.store import END, START, files_opened, step, write
 
 CONFIGS = [
     {"lr": 1e-3, "seed": 1},
@@ -244,3 +245,40 @@ def test_du_divides_space_by_part_project_and_tag(runs):
 def test_run_can_be_named_by_its_path(runs):
     tacho("tag", f"{runs}/run-1/", "+here")
     assert listed("tag:here") == ["run-1"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("show", "tail", "export", "doctor", "control", "sync"),
+        *("tag", "note", "rename", "group", "archive", "unarchive", "rm"),
+    ],
+)
+def test_every_command_completes_run_names(runs, command):
+    write(runs / "sweep" / "run-3", [START, END])
+    shell = ShellComplete(main, {}, "tacho", "_TACHO_COMPLETE")
+
+    def completed(*arguments):
+        return [item.value for item in shell.get_completions([command, *arguments[:-1]], arguments[-1])]
+
+    with files_opened(runs) as opened:
+        assert completed("r") == ["run-0", "run-1", "run-2"]
+        assert completed("sw") == ["sweep/run-3"]
+        assert [item.type for item in shell.get_completions([command], "./no")] == ["file"]
+    assert not [path for path in opened if path.endswith(".jsonl")]
+    if command in {"export", "tag", "rm"}:
+        assert completed("run-0", "run") == ["run-1", "run-2"]
+
+
+def test_views_and_removed_runs_are_completed(runs):
+    tacho("ls", "--save-view", "Mine")
+    tacho("rm", "run-1")
+    shell = ShellComplete(main, {}, "tacho", "_TACHO_COMPLETE")
+    assert [item.value for item in shell.get_completions(["ls", "--view"], "m")] == ["mine"]
+    assert [item.value for item in shell.get_completions(["trash", "restore"], "")] == ["run-1"]
+
+
+def test_log_folder_in_the_environment_is_one_path(runs, tmp_path, monkeypatch):
+    write(tmp_path / "a:b" / "x", [START, END])
+    monkeypatch.setenv("TACHO_LOG_DIR", str(tmp_path / "a:b"))
+    assert listed() == ["x"]

@@ -92,15 +92,24 @@ def test_groups_have_mean_spread_and_best(client):
 
 
 def test_fields_are_listed_for_completion(client):
+    changes = [{"op": "add", "field": "tags", "value": "paper"}, {"field": "note", "value": "x"}]
+    post(client, "runs/run-0/annotations", {"changes": changes})
     full_table(client, column=["config.lr"])
     page = get(client, "table/fields")
     fields = {field["field"]: field for field in page["fields"]}
-    assert fields["config.lr"] == {"field": "config.lr", "kind": "number", "num_runs": 4, "differs": True}
+    assert fields["config.lr"] == {
+        "field": "config.lr", "kind": "number", "num_runs": 4, "differs": True, "values": [],
+    }  # fmt: skip
+    assert fields["state"]["values"] == ["finished"]
+    assert fields["tags"]["values"] == ["base", "paper"]
+    assert (fields["tags"]["kind"], fields["tags"]["differs"]) == ("list", True)
+    assert fields["note"]["num_runs"] == 1
+    assert fields["note"]["differs"]
     assert not fields["config.same"]["differs"]
     assert "val_loss.last" in fields
     assert "val_loss.min" not in fields
     assert "at_min" in page["aggregates"]
-    assert "note" not in fields
+    assert "goodput" not in fields
 
 
 def test_annotations_are_changed_and_undone(client):

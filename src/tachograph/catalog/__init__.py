@@ -14,6 +14,7 @@ from tachograph.catalog._annotations import (
 from tachograph.catalog._catalog import Catalog, known_fields, pinned_first, sort_rows
 from tachograph.catalog._csv import csv_blocks
 from tachograph.catalog._direction import direction_of
+from tachograph.catalog._fields import FieldDescription, describe_fields
 from tachograph.catalog._groups import (
     ColumnSpread,
     RunGroup,
@@ -68,6 +69,7 @@ __all__ = [
     "FACTS",
     "Fact",
     "FactKind",
+    "FieldDescription",
     "MarkedStep",
     "PARTS",
     "PruneError",
@@ -89,6 +91,7 @@ __all__ = [
     "copy_run",
     "csv_blocks",
     "delete_view",
+    "describe_fields",
     "differing_fields",
     "direction_of",
     "disk_usage",

@@ -17,7 +17,7 @@ from tachograph.catalog._direction import direction_of
 from tachograph.catalog._row import RunRow
 from tachograph.exceptions import ConfigError
 
-__all__ = ["MAX_GROUP_FIELDS", "ColumnSpread", "RunGroup", "best_row", "differing_fields", "group_rows"]
+__all__ = ["MAX_GROUP_FIELDS", "ColumnSpread", "RunGroup", "best_row", "differing_fields", "group_rows", "value_key"]
 
 MAX_GROUP_FIELDS = 3
 _NOT_DESCRIBING = ("seed", "name", "path", "dir", "folder", "file", "port", "host", "device", "rank", "id", "output")
@@ -52,7 +52,7 @@ def best_row(rows: Iterable[RunRow], field: str) -> RunRow | None:
 
 def differing_fields(rows: Sequence[RunRow], fields: Iterable[str]) -> list[str]:
     """Return the fields in which some rows differ; a missing value differs from any other."""
-    return [field for field in fields if len({_key(row.get(field)) for row in rows}) > 1]
+    return [field for field in fields if len({value_key(row.get(field)) for row in rows}) > 1]
 
 
 def group_rows(rows: Sequence[RunRow], fields: Sequence[str], columns: Sequence[str]) -> list[RunGroup]:
@@ -68,7 +68,7 @@ def group_rows(rows: Sequence[RunRow], fields: Sequence[str], columns: Sequence[
     )
     members: dict[tuple[Any, ...], list[RunRow]] = {}
     for row in rows:
-        members.setdefault(tuple(_key(row.get(name)) for name in names), []).append(row)
+        members.setdefault(tuple(value_key(row.get(name)) for name in names), []).append(row)
     groups = [
         RunGroup(
             key={name: found[0].get(name) for name in names},
@@ -109,7 +109,7 @@ def _number(value: Any) -> float | None:
     return float(value) if is_number else None
 
 
-def _key(value: Any) -> Any:
+def value_key(value: Any) -> Any:
     """Return a value that can be compared and hashed; NaN equals itself."""
     if isinstance(value, list):
         return tuple(sorted(map(str, value)))

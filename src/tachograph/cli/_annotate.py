@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.text import Text
 
 from tachograph.cli._format import safe
-from tachograph.cli._options import log_dir_option, run_argument
+from tachograph.cli._options import complete_run, log_dir_option, run_argument
 from tachograph.cli._select import for_each_run, select_runs, where_option
 
 __all__ = ["archive", "group", "note", "rename", "tag", "unarchive"]
 
-_runs_argument = click.argument("runs", metavar="[RUN]...", nargs=-1)
+_runs_argument = click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=complete_run)
 
 
 def _annotate_each(
@@ -31,7 +31,9 @@ def _annotate_each(
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("words", metavar="[RUN]... [+TAG|-TAG]...", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "words", metavar="[RUN]... [+TAG|-TAG]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_run
+)
 @log_dir_option
 @where_option
 def tag(words: tuple[str, ...], log_dir: str, where: str | None) -> None:
@@ -99,7 +101,7 @@ def rename(run: str, name: str | None, log_dir: str, clear: bool) -> None:
 
 
 @click.command()
-@click.argument("words", metavar="[RUN]... NAME", nargs=-1, required=True)
+@click.argument("words", metavar="[RUN]... NAME", nargs=-1, required=True, shell_complete=complete_run)
 @log_dir_option
 @where_option
 def group(words: tuple[str, ...], log_dir: str, where: str | None) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import rich_click as click
+from click.shell_completion import CompletionItem
 
-from tachograph.journal import list_runs
+from tachograph.journal import find_run_folders
 from tachograph.settings import Settings
 
-__all__ = ["given_log_dirs", "json_option", "log_dir_option", "log_dirs_option", "run_argument"]
+__all__ = ["complete_run", "given_log_dirs", "json_option", "log_dir_option", "log_dirs_option", "run_argument"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -49,7 +50,7 @@ def json_option(command: Command) -> Command:
 
 def run_argument(command: Command) -> Command:
     """Add the `RUN` argument: a name in the log folder, or a path."""
-    return click.argument("run", shell_complete=_complete_run)(command)
+    return click.argument("run", shell_complete=complete_run)(command)
 
 
 def given_log_dirs(context: click.Context) -> list[str]:
@@ -58,7 +59,13 @@ def given_log_dirs(context: click.Context) -> list[str]:
     return [given] if isinstance(given, str) else list(given or [Settings().log_dir])
 
 
-def _complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of runs that start with the text before the cursor."""
-    (log_dir, *_) = given_log_dirs(context)
-    return [folder.name for folder in list_runs(log_dir) if folder.name.startswith(incomplete)]
+def complete_run(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the names of runs that start with the text before the cursor, also nested ones; else complete a path.
+
+    Looks at folders only, so that it is fast with thousands of runs.
+    """
+    given = {value for value in context.params.values() if isinstance(value, str)}
+    given |= {word for value in context.params.values() if isinstance(value, tuple) for word in value}
+    names = (name for log_dir in given_log_dirs(context) for name, _, _ in find_run_folders(log_dir))
+    found = [CompletionItem(name) for name in names if name.startswith(incomplete) and name not in given]
+    return found or [CompletionItem(incomplete, type="file")]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tachograph.cli._format import add_row, ago, json_text, new_table, plural, safe
-from tachograph.cli._options import json_option, log_dir_option
+from tachograph.cli._options import complete_run, given_log_dirs, json_option, log_dir_option
 from tachograph.cli._select import for_each_run, select_runs, where_option
 from tachograph.settings import resolve_settings
 
@@ -23,8 +23,15 @@ __all__ = ["empty_old_trash", "rm", "trash"]
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 
 
+def _complete_trashed(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from tachograph.catalog import list_trash
+
+    names = (run.name for log_dir in given_log_dirs(context) for run in list_trash(log_dir))
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
 @click.command()
-@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=complete_run)
 @log_dir_option
 @where_option
 @click.option("--force", is_flag=True, help="Also runs that may still be recorded on another machine.")
@@ -90,7 +97,7 @@ def list_(log_dir: str, as_json: bool) -> None:
 
 
 @trash.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=_complete_trashed)
 @log_dir_option
 def restore(runs: tuple[str, ...], log_dir: str) -> None:
     """Move runs back from the trash. A run gets a number if its name is taken."""

@@ -19,6 +19,7 @@ from tachograph.catalog import (
     annotate,
     best_row,
     csv_blocks,
+    describe_fields,
     differing_fields,
     direction_of,
     group_rows,
@@ -155,16 +156,17 @@ def build_groups_page(catalog: Catalog, query: GroupQuery) -> TableGroupsPage:
 def build_fields_page(catalog: Catalog) -> FieldsPage:
     """Return all fields that some run has."""
     rows = catalog.rows(is_full=True, max_s=_MAX_S)
-    counts: dict[str, int] = dict.fromkeys(FACTS, 0)
-    for row in rows:
-        for field in row.fields():
-            name, _, aggregate = field.rpartition(".")
-            if name not in row.summary.metrics or aggregate == "last":
-                counts[field] = counts.get(field, 0) + 1
-    known = [field for field, count in counts.items() if count]
-    differing = set(differing_fields(rows, known))
     return FieldsPage(
-        fields=[FieldView(field, _kind(rows, field), counts[field], field in differing) for field in known],
+        fields=[
+            FieldView(
+                field=found.field,
+                kind=FACTS[found.field].kind if found.field in FACTS else _kind_of(found.example),
+                num_runs=found.num_runs,
+                differs=found.differs,
+                values=found.texts,
+            )
+            for found in describe_fields(rows)
+        ],
         aggregates=list(AGGREGATES),
         indexed=catalog.indexed,
     )
@@ -273,7 +275,10 @@ def _column(rows: Sequence[RunRow], field: str, *, differs: bool) -> TableColumn
 def _kind(rows: Sequence[RunRow], field: str) -> FactKind:
     if field in FACTS:
         return FACTS[field].kind
-    value = next((value for row in rows if (value := row.get(field)) is not None), None)
+    return _kind_of(next((value for row in rows if (value := row.get(field)) is not None), None))
+
+
+def _kind_of(value: Any) -> FactKind:
     if isinstance(value, bool):
         return "bool"
     return "number" if isinstance(value, (int, float)) else "list" if isinstance(value, list) else "text"

@@ -167,6 +167,8 @@ class FieldView(msgspec.Struct):
     """The number of runs that have it."""
     differs: bool
     """Whether runs differ in it."""
+    values: list[str]
+    """Its texts, the most frequent first, if there are at most 20 different ones; of a list, its items."""
 
 
 class FieldsPage(msgspec.Struct):
@@ -174,7 +176,7 @@ class FieldsPage(msgspec.Struct):
 
     fields: list[FieldView]
     aggregates: list[str]
-    """The aggregates of a metric; `fields` has each metric with `last` only."""
+    """The aggregates of a metric; `fields` has each metric with `last` only. `METRIC@STEP` is its value at a step."""
     indexed: float
 
 

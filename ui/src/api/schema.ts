@@ -514,7 +514,7 @@ export interface GroupCell {
 /** All fields that some run has: facts, then config and results, then metrics with their aggregates. */
 export interface FieldsPage {
   fields: FieldView[];
-  /** The aggregates of a metric; `fields` has each metric with `last` only. */
+  /** The aggregates of a metric; `fields` has each metric with `last` only. `METRIC@STEP` is its value at a step. */
   aggregates: string[];
   indexed: number;
 }
@@ -527,6 +527,8 @@ export interface FieldView {
   num_runs: number;
   /** Whether runs differ in it. */
   differs: boolean;
+  /** Its texts, the most frequent first, if there are at most 20 different ones; of a list, its items. */
+  values: string[];
 }
 
 /** What people said about a run, next to its journal. */
