@@ -74,6 +74,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
         if name.startswith(("TACHO_", "SLURM_", "OMPI_", "PMI_")) or name in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}:
             monkeypatch.delenv(name)
     monkeypatch.setenv("TACHO_EXIT_TIMEOUT_S", "60")
+    monkeypatch.setenv("TACHO_CODE", "0")  # a process per run; the tests of capturing turn it on
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ TachographError
 ├── NoRunError         `tachograph.log` or a similar function was called before `tachograph.init`
 ├── RunNotFoundError   no run has that name or lies at that path
 ├── ControlError       a control cannot be registered or requested
+├── CodeError          captured code is missing, or cannot be compared or rebuilt
 ├── ServeError         the dashboard cannot listen on the given address
 └── TableExportError   there is nothing to export, or the table cannot be written
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 __all__ = [
+    "CodeError",
     "ConfigError",
     "ControlError",
     "LogDirError",
@@ -68,6 +70,10 @@ class RunNotFoundError(TachographError, FileNotFoundError):
 
 class ControlError(TachographError, ValueError):
     """A control cannot be registered or requested."""
+
+
+class CodeError(TachographError):
+    """Captured code is missing, or cannot be compared or rebuilt; also raised where git fails."""
 
 
 class ServeError(TachographError, OSError):

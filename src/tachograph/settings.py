@@ -132,6 +132,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             le=36_500,
         ),
     ] = 0
+    code: Annotated[
+        bool,
+        Meta(
+            description=(
+                "Capture uncommitted changes, source files, packages and other facts that are needed to repeat the "
+                "run; see [code](code.md). Without `git`, nothing of the repository is captured."
+            )
+        ),
+    ] = True
 
 
 class SettingRow(NamedTuple):

@@ -32,6 +32,7 @@ __all__ = [
     "check_file",
     "create_file",
     "is_trusted",
+    "link_file",
     "make_folder",
     "make_link",
     "make_temporary_folder",
@@ -284,6 +285,24 @@ def make_link(path: Path, target: Path, *, below: Path) -> None:
     """
     with _resolve(path, below) as place:
         os.symlink(target, place.name, dir_fd=place.folder)
+
+
+def link_file(path: Path, new: Path, *, below: Path) -> None:
+    """Give a file a second name (a hard link) in another folder; do nothing if there is a file of that name.
+
+    Raises:
+        OSError: if the file system has no hard links, or a folder above either one is a symbolic link.
+    """
+    with _resolve(path, below) as source, _resolve(new, below) as target:
+        _check_kind(source.lstat(), path)
+        with contextlib.suppress(FileExistsError):
+            os.link(
+                source.name,
+                target.name,
+                src_dir_fd=source.folder,
+                dst_dir_fd=target.folder,
+                follow_symlinks=False,
+            )
 
 
 def make_folder(path: Path, *, below: Path, mode: int = 0o777) -> None:

@@ -31,6 +31,10 @@ class GpuProbe:
         """Return the model name of each GPU."""
         return [_decode(self._nvml.nvmlDeviceGetName(handle)) for _index, handle in self._visible_handles()]
 
+    def driver_version(self) -> str | None:
+        """Return the version of the driver; None without a GPU."""
+        return _decode(self._nvml.nvmlSystemGetDriverVersion()) if self._visible_handles() else None
+
     def devices(self) -> list[tuple[str, int]]:
         """Return the model name of each GPU and its memory in bytes."""
         total = [int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total) for _index, handle in self._visible_handles()]

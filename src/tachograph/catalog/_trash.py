@@ -32,6 +32,7 @@ from tachograph.catalog._catalog import OWN_FOLDER
 from tachograph.catalog._ended import why_not_ended
 from tachograph.exceptions import RunNotFoundError, TachographError, did_you_mean
 from tachograph.journal import RunFolder, find_below, lock_run_folder, stat_journal
+from tachograph.provenance import remove_unused_blobs
 from tachograph.records import to_json
 
 __all__ = [
@@ -191,6 +192,7 @@ def empty_trash(log_dir: str, *, older_than_s: float = 0.0) -> list[TrashedRun]:
                 _unlink(place / f"{run.id}.json")
     except OSError as error:
         raise TrashError(_explain("cannot empty the trash", error)) from error
+    remove_unused_blobs(log_dir)
     return deleted
 
 

@@ -55,6 +55,11 @@ class RunFolder:
         return self.path / "traces"
 
     @property
+    def code(self) -> Path:
+        """`code`: captured code, by the hash of its content."""
+        return self.path / "code"
+
+    @property
     def private(self) -> Path:
         """`.tacho`: cursors, lock and heartbeat; may be deleted at any time."""
         return self.path / ".tacho"

@@ -16,6 +16,7 @@ from tachograph.diagnostics import RuleSettings, SignalNames
 from tachograph.exceptions import ConfigError, NoRunError
 from tachograph.journal import Claim, claim_run_folder, read_records, this_process
 from tachograph.reader import overview
+from tachograph.recorder._code import CodeCollector
 from tachograph.recorder._facts import config_facts, git_facts, samples_per_step, system_facts
 from tachograph.recorder._files import ReportError, RunFiles
 from tachograph.recorder._live_diagnostics import LiveDiagnostics
@@ -149,6 +150,8 @@ def _start_recording(
     _print_dashboard_hint(run, settings.log_dir)
     writer.flush(settings.flush_interval_s)
     run._choose_path()
+    if settings.code:
+        run.collectors.append(CodeCollector(run, str(facts.get("cwd") or os.curdir)))
     if settings.system_interval_s:
         run._sampler = SystemSampler(str(folder.path), settings.system_interval_s, run._add_system_sample)
         run._sampler.start()

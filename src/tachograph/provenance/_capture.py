@@ -1,0 +1,263 @@
+"""Capture code and environment: the content of a `code` record, and the files it refers to.
+
+Each part of the record either has its content or says why it is missing. Whatever is left out because of a limit is
+listed. Everything that is stored is masked first. A masked patch still consists of the same lines, so that the rest of
+it can be applied; a file in which that is not possible is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tachograph._base.files import UnsafeFileError, read_small
+from tachograph._base.nvml import GpuProbe
+from tachograph.exceptions import CodeError
+from tachograph.journal import RunFolder
+from tachograph.provenance._blobs import write_blob
+from tachograph.provenance._environment import interpreter, requirements
+from tachograph.provenance._git import GitStatus, diff_sections, find_root, read_status
+from tachograph.provenance._sources import project_files
+from tachograph.records import mask_text
+
+__all__ = ["CaptureRequest", "SourceFile", "capture"]
+
+_MAX_DIFF_BYTES = 1 << 20
+_MAX_SECTION_BYTES = 100 << 10
+_CODE_LIMITS = (1 << 20, 5 << 20, 2_000)
+"""Bytes of a file, bytes and number of all files, for the script and its modules."""
+_EXTRA_LIMITS = (100 << 10, 1 << 20, 200)
+"""The same for untracked files that are not modules, which may be data."""
+_MAX_LISTED = 50
+_PACKAGES_S = 5.0
+_SOURCE_SUFFIXES = (".py", ".yaml", ".yml", ".toml", ".json", ".sh", ".md", ".cfg", ".ini")
+
+
+class CaptureRequest(msgspec.Struct, frozen=True):
+    """What the training process knows."""
+
+    run_folder: str
+    cwd: str
+    files: list[str]
+    """The files of loaded modules, the script first."""
+    git: bool = True
+    """Whether to read the repository."""
+
+
+class SourceFile(msgspec.Struct, omit_defaults=True):
+    """A stored source file."""
+
+    path: str
+    """Relative to the root of the project, or absolute if it lies elsewhere."""
+    file: str
+    """The name of the stored file in the folder `code`."""
+    size_bytes: int
+    is_untracked: bool = False
+    """Whether git does not know the file."""
+    is_executable: bool = False
+    is_masked: bool = False
+    """Whether secrets were masked in it."""
+
+
+class _LeftOut:
+    """Files that were not stored, with the reasons; only the first ones are listed."""
+
+    def __init__(self) -> None:
+        self.listed: list[dict[str, str]] = []
+        self.num_files = 0
+
+    def add(self, path: bytes | str, reason: str) -> None:
+        self.num_files += 1
+        if len(self.listed) < _MAX_LISTED:
+            text = path if isinstance(path, str) else path.decode("utf-8", "backslashreplace")
+            self.listed.append({"path": text.encode("utf-8", "backslashreplace").decode(), "reason": reason})
+
+    def fields(self) -> dict[str, Any]:
+        if not self.num_files:
+            return {}
+        more = self.num_files - len(self.listed)
+        return {"left_out": self.listed, **({"num_more_left_out": more} if more else {})}
+
+
+def capture(request: CaptureRequest) -> dict[str, Any]:
+    """Store the code and return the fields of a `code` record."""
+    folder = RunFolder(request.run_folder)
+    root: str | None = None
+    untracked: list[bytes] = []
+    diff: dict[str, Any] | None = None
+    try:
+        root = _find_root(request) if request.git else None
+        if root is None:
+            git: dict[str, Any] = {"missing": "not in a git repository" if request.git else "the setting git is off"}
+        else:
+            status = read_status(root, without=os.path.dirname(request.run_folder))
+            untracked = status.untracked
+            git = _git_fields(root, status)
+            diff = _part(lambda: _store_diff(folder, git["root"])) if status.commit else {"missing": "no commit yet"}
+    except CodeError as error:
+        git = {"missing": str(error)}
+    found = {
+        "git": git,
+        "diff": diff,
+        "files": _part(lambda: _store_files(folder, root, request, untracked)),
+        "packages": _part(lambda: _store_packages(folder)),
+        "interpreter": {**interpreter(), **_driver()},
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _find_root(request: CaptureRequest) -> str | None:
+    """Return the root of the repository of the working folder, else of the script."""
+    root = find_root(request.cwd)
+    return root if root is not None or not request.files else find_root(os.path.dirname(request.files[0]))
+
+
+def _git_fields(root: str, status: GitStatus) -> dict[str, Any]:
+    fields = {
+        "root": root,
+        "commit": status.commit,
+        "branch": status.branch,
+        "remote": status.remote,
+        "dirty": status.num_changed > 0,
+        "submodules": [each._asdict() for each in status.submodules] or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _part(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return a part of the record, or why it is missing."""
+    try:
+        return make()
+    except (CodeError, OSError) as error:
+        return {"missing": mask_text(str(error))}
+
+
+def _store_diff(folder: RunFolder, root: str) -> dict[str, Any]:
+    sections, is_complete = diff_sections(root)
+    left_out, masked = _LeftOut(), []
+    parts: list[bytes] = []
+    num_bytes = 0
+    for path, section in sections:
+        if len(section) > _MAX_SECTION_BYTES:
+            left_out.add(path, f"its diff is larger than {_MAX_SECTION_BYTES >> 10} KB")
+        elif num_bytes + len(section) > _MAX_DIFF_BYTES:
+            left_out.add(path, f"the diff is larger than {_MAX_DIFF_BYTES >> 20} MB")
+        elif (safe := _mask_section(section)) is None:
+            left_out.add(path, "a secret in it has several lines")
+        else:
+            parts.append(safe)
+            num_bytes += len(section)
+            if safe != section:
+                masked.append(path.decode("utf-8", "backslashreplace"))
+    fields: dict[str, Any] = {"num_files": len(parts), "size_bytes": sum(map(len, parts)), **left_out.fields()}
+    if parts:
+        fields["file"] = write_blob(folder, b"".join(parts), ".patch")
+    if masked:
+        fields["masked"] = masked[:_MAX_LISTED]
+    if not is_complete:
+        fields["incomplete"] = "the diff of all files together is too large; later files are missing"
+    return fields
+
+
+def _mask_section(section: bytes) -> bytes | None:
+    """Mask the diff of one file; return None if it would not be a diff afterwards."""
+    if b"\nGIT binary patch\n" in section:
+        return section  # compressed
+    text = section.decode("utf-8", "surrogateescape")
+    masked = mask_text(text)
+    if masked == text:
+        return section
+    before, after = text.split("\n"), masked.split("\n")
+    if len(before) != len(after) or any(old[:1] != new[:1] for old, new in zip(before, after, strict=True)):
+        return None
+    return masked.encode("utf-8", "surrogateescape")
+
+
+def _store_files(
+    folder: RunFolder, root: str | None, request: CaptureRequest, untracked: list[bytes]
+) -> dict[str, Any]:
+    """Store the script, the modules of the project and the untracked sources."""
+    base = root or request.cwd
+    left_out, stored = _LeftOut(), []
+    wanted: dict[str, bool] = {}
+    for name in untracked:
+        path = os.path.join(base, os.fsdecode(name))
+        if path.endswith(_SOURCE_SUFFIXES):
+            wanted[path] = True
+        elif b"__pycache__/" not in name:
+            left_out.add(name, "not a source file")
+    loaded = dict.fromkeys([*request.files[:1], *project_files(request.files, [base, request.cwd])])
+    # The code comes first: of two files that do not fit, it is the more important one.
+    paths = {path: wanted.get(path, False) for path in [*loaded, *wanted]}
+    num_bytes = {False: 0, True: 0}
+    num_files = {False: 0, True: 0}
+    for path, is_untracked in paths.items():
+        inside = path.startswith(os.path.join(base, ""))
+        shown = os.path.relpath(path, base) if inside else path
+        is_extra = is_untracked and path not in loaded
+        max_bytes, max_total, max_files = _EXTRA_LIMITS if is_extra else _CODE_LIMITS
+        try:
+            shown.encode()
+            # Git treats a link as a file of its own; the source of a module may well be one.
+            data = read_small(Path(path if is_extra else os.path.realpath(path)), max_bytes)
+        except (OSError, ValueError) as error:
+            reason = "its name is not valid UTF-8" if isinstance(error, UnicodeError) else _reason(error)
+            left_out.add(os.fsencode(shown), reason)
+            continue
+        if num_bytes[is_extra] + len(data) > max_total or num_files[is_extra] >= max_files:
+            left_out.add(shown, f"more than {max_total >> 20} MB or {max_files} files of this kind")
+            continue
+        num_bytes[is_extra] += len(data)
+        num_files[is_extra] += 1
+        text = data.decode("utf-8", "surrogateescape")
+        safe = mask_text(text).encode("utf-8", "surrogateescape")
+        stored.append(
+            SourceFile(
+                path=shown.replace(os.sep, "/"),
+                file=write_blob(folder, safe),
+                size_bytes=len(safe),
+                is_untracked=is_untracked,
+                is_executable=os.access(path, os.X_OK),
+                is_masked=safe != data,
+            )
+        )
+    fields: dict[str, Any] = {
+        "num_files": len(stored),
+        "num_untracked": sum(each.is_untracked for each in stored),
+        "size_bytes": sum(each.size_bytes for each in stored),
+        "num_masked": sum(each.is_masked for each in stored),
+        **left_out.fields(),
+    }
+    if stored:
+        fields["root"] = base
+        fields["file"] = write_blob(folder, msgspec.json.encode(stored), ".json")
+    else:
+        fields["missing"] = "no source files in the project: an interactive session, or code of installed packages"
+    return fields
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnsafeFileError):
+        return "not a regular file"
+    return str(getattr(error, "strerror", None) or error)
+
+
+def _store_packages(folder: RunFolder) -> dict[str, Any]:
+    lines, is_complete = requirements(_PACKAGES_S)
+    fields: dict[str, Any] = {"num_packages": len(lines)}
+    fields["file"] = write_blob(folder, "".join(f"{line}\n" for line in lines).encode(), ".txt")
+    if not is_complete:
+        fields["incomplete"] = f"listing the packages took longer than {_PACKAGES_S:g} s"
+    return fields
+
+
+def _driver() -> dict[str, str]:
+    with contextlib.suppress(Exception):  # no GPU, or a driver that does not answer
+        if version := GpuProbe().driver_version():
+            return {"gpu_driver": version}
+    return {}

@@ -1,0 +1,33 @@
+"""The process that captures the code of a run, so that the work takes no time from the training."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from typing import BinaryIO
+
+import msgspec
+
+from tachograph._base.detached import ReplyChannel
+from tachograph.provenance._capture import capture
+from tachograph.records import mask_text
+
+__all__ = ["MAX_S", "main"]
+
+MAX_S = 60.0
+"""When the process gives up. Each step has its own limit, which is shorter."""
+
+
+def main(requests: BinaryIO, replies: ReplyChannel) -> None:
+    """Capture what the first request names, and reply with the fields of the record as JSON."""
+    timer = threading.Timer(MAX_S, os._exit, (1,))  # a network disk may hang in a way that no limit can end
+    timer.daemon = True
+    timer.start()
+    if hasattr(os, "nice"):
+        os.nice(10)  # nobody waits for it
+    try:
+        fields = capture(pickle.load(requests))  # noqa: S301 - from the process that started this one
+    except Exception as error:  # noqa: BLE001 - reported in the record
+        fields = {"missing": mask_text(f"{type(error).__name__}: {error}")[:500]}
+    replies.write(msgspec.json.encode(fields) + b"\n")

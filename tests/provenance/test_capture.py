@@ -1,0 +1,197 @@
+"""Capturing code and environment."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tachograph
+from tachograph.exceptions import CodeError
+from tachograph.journal import RunFolder
+from tachograph.provenance import CaptureRequest, capture, read_blob, remove_unused_blobs
+from tachograph.provenance._git import run_git
+from tachograph.provenance._read import read_sources
+from tests.conftest import HANG_S, lines_of
+
+TRAIN = """
+import helper, os, time
+import tachograph
+
+code = os.environ["TACHO_CODE"] == "1"
+
+with tachograph.init("x", log_dir="logs", console=False, system_interval_s=0) as run:
+    run.log(train_loss=1.0)
+    while code and '"event":"code"' not in run.folder.journal.read_text():
+        time.sleep(0.02)
+"""
+
+
+def git(repository: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "protocol.file.allow=always"]
+    done = subprocess.run([*command, *arguments], cwd=repository, capture_output=True, check=True, timeout=HANG_S)
+    return done.stdout.decode()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "project"
+    path.mkdir()
+    git(path, "init", "-q", "-b", "trunk")
+    (path / "train.py").write_text(TRAIN)
+    (path / "helper.py").write_text("value = 1\n")
+    git(path, "add", ".")
+    git(path, "commit", "-q", "-m", "first")
+    return path
+
+
+def capture_in(
+    folder: Path, *files: Path, logs: Path | None = None, **options: Any
+) -> tuple[RunFolder, dict[str, Any]]:
+    run = RunFolder((logs or folder / "logs") / "x")
+    run.path.mkdir(parents=True, exist_ok=True)
+    return run, capture(CaptureRequest(str(run.path), str(folder), [str(path) for path in files], **options))
+
+
+def reasons(part: dict[str, Any]) -> dict[str, str]:
+    return {entry["path"]: entry["reason"] for entry in part["left_out"]}
+
+
+def test_a_run_captures_its_code(repository: Path):
+    (repository / "helper.py").write_text("value = 2\napi_key = 'hunter2-0123456789'\n")
+    (repository / "notes.yaml").write_text("lr: 1\n")
+    (repository / "data.bin").write_bytes(b"\0" * 10)
+    environment = {**os.environ, "NCCL_DEBUG": "INFO", "MY_SECRET": "hunter2", "TACHO_CODE": "1", "PYTHONHASHSEED": "7"}
+    for _ in range(2):
+        command = [sys.executable, "train.py", "--token", "hunter2"]
+        subprocess.run(command, cwd=repository, env=environment, check=True, timeout=HANG_S)
+    journals = map(lines_of, sorted((repository / "logs").glob("x*")))
+    first, second = (next(line for line in lines if line["event"] == "code") for lines in journals)
+    assert first["git"]["commit"] == git(repository, "rev-parse", "HEAD").strip()
+    assert (first["git"]["branch"], first["git"]["dirty"]) == ("trunk", True)
+    assert first["environment"] == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "7"}
+    assert first["command"][1:] == ["train.py", "--token", "[masked]"]
+    assert (first["diff"]["num_files"], first["diff"]["masked"]) == (1, ["helper.py"])
+    assert reasons(first["files"]) == {"data.bin": "not a source file"}
+    run = RunFolder(repository / "logs" / "x")
+    patch = read_blob(run, first["diff"]["file"])
+    assert b"+value = 2" in patch and b"hunter2" not in patch
+    sources = {source.path: source for source in read_sources(run, first)}
+    assert [path for path in sources if not path.startswith("/")] == ["train.py", "helper.py", "notes.yaml"]
+    assert sources["notes.yaml"].is_untracked and sources["helper.py"].is_masked
+    assert b"hunter2" not in read_blob(run, sources["helper.py"].file)
+    packages = read_blob(run, first["packages"]["file"]).decode()
+    assert "msgspec==" in packages and "\nPyJWT==[masked]" not in packages
+    # The second run captured the same, and shares the files.
+    assert all(second[name] == first[name] for name in ("git", "diff", "packages"))
+    shared = os.stat(repository / "logs" / "x-2" / "code" / first["diff"]["file"])
+    assert shared.st_nlink == 3 and shared.st_ino == os.stat(run.code / first["diff"]["file"]).st_ino
+    # Nothing of the capture remains once the runs are gone.
+    assert remove_unused_blobs(repository / "logs") == 0
+    for name in ("x", "x-2"):
+        subprocess.run(["rm", "-r", str(repository / "logs" / name)], check=True)
+    assert remove_unused_blobs(repository / "logs") > 0
+    assert list((repository / "logs" / ".tachograph" / "code").iterdir()) == []
+
+
+def test_code_can_be_turned_off(repository: Path):
+    environment = {**os.environ, "TACHO_CODE": "0"}
+    subprocess.run([sys.executable, "train.py"], cwd=repository, env=environment, check=True, timeout=HANG_S)
+    assert [line["event"] for line in lines_of(repository / "logs" / "x")] == ["start", "step", "end"]
+    assert not (repository / "logs" / ".tachograph").exists()
+
+
+def test_a_hanging_git_delays_nothing(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "git").write_text("#!/bin/sh\nsleep 1000\n")
+    (tools / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.chdir(repository)
+    run = tachograph.init("x", log_dir="logs", code=True, git=True, console=False, system_interval_s=0)
+    run.log(train_loss=1.0)
+    run.finish(timeout_s=HANG_S)
+    code = [line for line in lines_of(repository / "logs" / "x") if line["event"] == "code"]
+    assert [line["missing"] for line in code] == ["the run ended before its code was captured"]
+    with pytest.raises(CodeError, match="git status took longer than 0.1 s"):
+        run_git("status", cwd=str(repository), timeout_s=0.1)
+
+
+def test_missing_parts_have_a_reason(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    _, found = capture_in(outside)
+    assert found["git"] == {"missing": "not in a git repository"} and "interactive" in found["files"]["missing"]
+    git(outside, "init", "-q")
+    _, found = capture_in(outside)
+    assert found["diff"] == {"missing": "no commit yet"}
+    _, found = capture_in(repository, repository / "train.py", git=False)
+    assert found["git"] == {"missing": "the setting git is off"} and "diff" not in found
+    monkeypatch.setenv("PATH", str(tmp_path))
+    _, found = capture_in(repository, repository / "train.py")
+    assert found["git"] == {"missing": "git is not installed"}
+    assert found["files"]["num_files"] == 1
+
+
+def test_large_and_odd_files_are_listed(repository: Path):
+    (repository / "helper.py").write_text("".join(f"value_{number} = {number}\n" for number in range(20_000)))
+    (repository / "big.json").write_text("1" * 200_000)
+    (repository / "small.json").write_text("{}")
+    (repository / "link.json").symlink_to("/etc/passwd")
+    with open(os.fsencode(repository) + b"/bad\xff.py", "w") as file:
+        file.write("x = 1\n")
+    (repository / "key.py").write_text(
+        "KEY = '''\n-----BEGIN PRIVATE KEY-----\nabc\nabc\n-----END PRIVATE KEY-----\n'''\n"
+    )
+    git(repository, "add", "key.py")
+    run, found = capture_in(repository, repository / "train.py", repository / "helper.py")
+    assert reasons(found["diff"]) == {
+        "helper.py": "its diff is larger than 100 KB",
+        "key.py": "a secret in it has several lines",
+    }
+    assert reasons(found["files"]) == {
+        "bad\\xff.py": "its name is not valid UTF-8",
+        "big.json": "is larger than 102400 bytes",
+        "link.json": "not a regular file",
+    }
+    assert {source.path for source in read_sources(run, found)} == {"train.py", "helper.py", "small.json"}
+
+
+def test_worktrees_and_submodules_are_captured(repository: Path, tmp_path: Path):
+    library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "-q")
+    (library / "part.py").write_text("x = 1\n")
+    git(library, "add", ".")
+    git(library, "commit", "-q", "-m", "first")
+    git(repository, "submodule", "--quiet", "add", str(library), "library")
+    git(repository, "commit", "-q", "-m", "add the library")
+    git(repository, "worktree", "add", "-q", "-b", "other", str(tmp_path / "tree"))
+    (repository / "library" / "part.py").write_text("x = 2\n")
+    _, found = capture_in(repository, repository / "train.py")
+    commit = git(library, "rev-parse", "HEAD").strip()
+    assert found["git"]["submodules"] == [{"path": "library", "commit": commit, "is_dirty": True}]
+    assert found["diff"]["num_files"] == 0
+    (tmp_path / "tree" / "sub").mkdir()
+    (tmp_path / "tree" / "train.py").write_text("changed = 1\n")
+    run, found = capture_in(tmp_path / "tree" / "sub", tmp_path / "tree" / "train.py")
+    assert found["git"]["branch"] == "other" and found["diff"]["num_files"] == 1
+    assert [source.path for source in read_sources(run, found)] == ["train.py"]
+
+
+def test_changed_blobs_are_rejected(repository: Path):
+    run, found = capture_in(repository, repository / "train.py")
+    path = run.code / found["packages"]["file"]
+    path.chmod(path.stat().st_mode | stat.S_IWUSR)
+    path.write_text("torch==6.6.6\n")
+    with pytest.raises(CodeError, match="was changed"):
+        read_blob(run, found["packages"]["file"])
+    for name in ("../metrics.jsonl", "/etc/passwd", "", "a" * 40 + "/.."):
+        with pytest.raises(CodeError, match="not the name"):
+            read_blob(run, name)
