@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
+from tachograph.journal import RunFolder
+from tachograph.provenance._blobs import write_blob
 from tachograph.server._openapi import openapi
 from tachograph.server._routes import ROUTES
 from tests.conftest import HANG_S
@@ -54,7 +56,10 @@ def url(tmp_path_factory):
         "min": 0,
         "max": 2,
     }
-    write(logs / "r", [{**START, "config": {"lr": math.inf}}, knob, *records, SPAN, ALERT, END])
+    write(logs / "r", [])
+    patch = write_blob(RunFolder(logs / "r"), b"diff --git a/x b/x\n", ".patch")
+    code = {"event": "code", "time": 1_001.0, "diff": {"file": patch, "num_files": 1}}
+    write(logs / "r", [{**START, "config": {"lr": math.inf}}, code, knob, *records, SPAN, ALERT, END])
     (logs / "r" / "traces").mkdir()
     (logs / "r" / "traces" / TRACE).write_bytes(b"\x1f\x8b")
     write(logs / "waiting", [START, knob, *records])  # no exit record: it accepts control requests
@@ -95,6 +100,8 @@ def test_responses_of_existing_run_match_document(url, operation):
         case.path_parameters["run"] = "waiting" if case.method == "POST" else "r"
         if "span" in case.path_parameters:
             case.path_parameters["span"] = SPAN["span_id"]
+        if "other" in case.path_parameters:
+            case.path_parameters["other"] = "waiting"
         if "trace" in case.path_parameters:
             case.path_parameters["trace"] = TRACE
         answer = case.call_and_validate(base_url=url, excluded_checks=EXCLUDED_CHECKS, timeout=HANG_S)

@@ -8,6 +8,7 @@ import rich_click as click
 
 from tachograph._version import __version__
 from tachograph.cli._annotate import archive, group, note, rename, tag, unarchive
+from tachograph.cli._code import diff, reproduce
 from tachograph.cli._control import control
 from tachograph.cli._demo import demo
 from tachograph.cli._doctor import doctor
@@ -67,7 +68,7 @@ def main() -> None:
 
 
 _COMMANDS = (
-    *(run, train, ls, show, tail, export, import_, doctor, control, sync),
+    *(run, train, ls, show, diff, reproduce, tail, export, import_, doctor, control, sync),
     *(tag, note, rename, group, archive, unarchive, mv, cp, rm, trash, du, prune),
     *(notify, plugins, lm_eval, usage, ui, demo),
 )

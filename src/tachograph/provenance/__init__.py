@@ -2,18 +2,33 @@
 
 from tachograph.provenance._blobs import blob_path, read_blob, remove_unused_blobs
 from tachograph.provenance._capture import CaptureRequest, SourceFile, capture
+from tachograph.provenance._compare import CodeChange, ComparedRun, Difference, RunComparison, compare_runs
 from tachograph.provenance._environment import determinism, environment, torch_build
+from tachograph.provenance._read import last_code, read_patch, read_sources, section_of
+from tachograph.provenance._reproduce import Rebuilt, rebuild, reproduction_script
 from tachograph.provenance._sources import loaded_files
 
 __all__ = [
     "CaptureRequest",
+    "CodeChange",
+    "ComparedRun",
+    "Difference",
+    "Rebuilt",
+    "RunComparison",
     "SourceFile",
     "blob_path",
     "capture",
+    "compare_runs",
     "determinism",
     "environment",
+    "last_code",
     "loaded_files",
     "read_blob",
+    "read_patch",
+    "read_sources",
+    "rebuild",
     "remove_unused_blobs",
+    "reproduction_script",
+    "section_of",
     "torch_build",
 ]

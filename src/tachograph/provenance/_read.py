@@ -12,8 +12,17 @@ from tachograph.exceptions import CodeError
 from tachograph.journal import RunFolder
 from tachograph.provenance._blobs import read_blob
 from tachograph.provenance._capture import SourceFile
+from tachograph.reader import RunDigest
+from tachograph.records import finite_or_none
 
-__all__ = ["missing_reason", "read_packages", "read_patch", "read_sources", "section_of"]
+__all__ = ["last_code", "missing_reason", "read_packages", "read_patch", "read_sources", "section_of"]
+
+
+def last_code(run: RunDigest) -> Mapping[str, Any]:
+    """Return the `code` record of the last attempt of a run; empty if there is none."""
+    started = finite_or_none(run.attempts[-1].start.get("time")) if run.attempts else None
+    last: dict[str, Any] = next(reversed(run.latest("code")), {})
+    return last if started is None or (finite_or_none(last.get("time")) or 0.0) >= started else {}
 
 
 def section_of(code: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -201,6 +201,8 @@ class RunDetail(RunSummary, kw_only=True):
     """Other facts about the run, such as model and LoRA settings."""
     system: dict[str, Any] = {}
     git: dict[str, Any] = {}
+    code: dict[str, Any] = {}
+    """What was captured of the code of the last attempt: `git`, `diff`, `files`, `packages` and so on."""
     plugins: list[PluginUse] = []
     """The training plugins of the last attempt."""
     failure: Failure | None = None

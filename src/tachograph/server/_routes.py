@@ -14,8 +14,10 @@ from tachograph._base.text import csv_text
 from tachograph._version import __version__
 from tachograph.catalog import AnnotationError, Catalog, RunRow, ViewError
 from tachograph.exceptions import ConfigError, ControlError, RunNotFoundError
+from tachograph.provenance import RunComparison
 from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page
+from tachograph.server._code import build_comparison, download_patch
 from tachograph.server._completions import build_completions_page
 from tachograph.server._errors import ApiError
 from tachograph.server._models import (
@@ -88,13 +90,13 @@ class RequestContext(NamedTuple):
     data: bytes = b""
     """The body as it was sent, for keys that its model does not have."""
 
-    def run(self) -> StoredRun:
+    def run(self, parameter: str = "run") -> StoredRun:
         """Open the run named in the path and refresh it.
 
         A long journal is read in slices: the response then covers the part read so far, given by `indexed`.
         """
         try:
-            run = self.store.open(self.path["run"])
+            run = self.store.open(self.path[parameter])
             run.refresh(_MAX_REFRESH_S)
         except RunNotFoundError as error:
             raise ApiError(404, "no_such_run", str(error)) from error
@@ -277,6 +279,21 @@ ROUTES = [
         "List the run's controls and the answers to earlier requests.",
         lambda context: views.build_controls_page(context.run()),
         ControlsPage,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/diff/{other}",
+        "Compare two runs: config, git, packages, environment and code; only what differs.",
+        lambda context: build_comparison(context.run(), context.run("other")),
+        RunComparison,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/patch",
+        "Download the uncommitted changes of the run's repository as a patch.",
+        lambda context: download_patch(context.run()),
+        None,
+        media_types=("text/x-diff",),
     ),
     Route(
         "GET",

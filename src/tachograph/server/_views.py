@@ -10,6 +10,7 @@ import msgspec
 
 from tachograph.exceptions import ConfigError
 from tachograph.journal import REQUESTS, RunState, state_at_end
+from tachograph.provenance import last_code
 from tachograph.reader import (
     Attempt,
     Failure,
@@ -168,6 +169,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             facts=mark_non_finite(facts),
             system=mark_non_finite({name: start[name] for name in _SYSTEM_FIELDS if start.get(name) is not None}),
             git=mark_non_finite(start["git"]) if isinstance(start.get("git"), dict) else {},
+            code=mark_non_finite({name: value for name, value in last_code(digest).items() if name != "event"}),
             plugins=[_build_plugin(plugin) for plugin in digest.plugins],
             failure=_build_failure(digest),
             goodput=None if goodput is None else _build_goodput(goodput),

@@ -102,6 +102,8 @@ export interface RunDetail {
   facts: JsonObject;
   system: JsonObject;
   git: JsonObject;
+  /** What was captured of the code of the last attempt: `git`, `diff`, `files`, `packages` and so on. */
+  code: JsonObject;
   /** The training plugins of the last attempt. */
   plugins: PluginUse[];
   /** Why the run failed or crashed. */
@@ -409,6 +411,36 @@ export interface ControlAnswer {
   reason: string | null;
   /** Seconds until a pending request is applied. */
   wait_s: number | null;
+}
+
+/** The differences between two runs. */
+export interface RunComparison {
+  runs: string[];
+  config: Difference[];
+  git: Difference[];
+  packages: Difference[];
+  /** Environment variables, the interpreter, seeds and switches, and facts about the machine. */
+  environment: Difference[];
+  code: CodeChange[];
+  /** What could not be compared, and why. */
+  notes: string[];
+}
+
+/** A value that differs; null where a run lacks it. */
+export interface Difference {
+  name: string;
+  first: Json;
+  second: Json;
+}
+
+/** A file that differs. */
+export interface CodeChange {
+  path: string;
+  kind: "added" | "changed" | "removed";
+  /** A unified diff; empty if the file is too large to compare. */
+  diff: string;
+  /** Whether the uncommitted changes of the file are compared, because the file itself was not stored. */
+  is_patch: boolean;
 }
 
 /** The traces of a run, newest first. Request one with the control `profile_steps`. */
@@ -789,6 +821,20 @@ export interface Routes {
     query: {};
     body: ControlRequest;
     response: RequestIds;
+  };
+  /** Compare two runs: config, git, packages, environment and code; only what differs. */
+  "GET /api/v1/runs/{run}/diff/{other}": {
+    path: { run: string; other: string };
+    query: {};
+    body: null;
+    response: RunComparison;
+  };
+  /** Download the uncommitted changes of the run's repository as a patch. */
+  "GET /api/v1/runs/{run}/patch": {
+    path: { run: string };
+    query: {};
+    body: null;
+    response: null;
   };
   /** List the stored traces of the PyTorch profiler, newest first. */
   "GET /api/v1/runs/{run}/traces": {

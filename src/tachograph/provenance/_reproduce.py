@@ -1,0 +1,259 @@
+"""Rebuild the code of a run: as a shell script to read and run, or as a folder.
+
+The journal is not trusted. In a script every word from it is quoted, and comments contain no control characters. A
+folder is made by git from a local repository and by writing stored files below the folder, never through a link.
+Nothing from the run is executed: hooks are off, and the command of the run is only printed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tachograph._base.files import add_file, make_folder
+from tachograph.exceptions import CodeError
+from tachograph.provenance._blobs import blob_path, read_blob
+from tachograph.provenance._capture import SourceFile
+from tachograph.provenance._git import find_root, run_git
+from tachograph.provenance._read import last_code, missing_reason, read_patch, read_sources, section_of
+from tachograph.reader import RunDigest
+from tachograph.records import MASK
+
+__all__ = ["Rebuilt", "rebuild", "reproduction_script"]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_CHECKOUT_S = 600.0
+
+
+class Rebuilt(NamedTuple):
+    """The result of `rebuild`."""
+
+    notes: list[str]
+    """What is missing, or differs from the code of the run."""
+    command: str
+    """The command of the run, quoted for a shell."""
+
+
+def reproduction_script(run: RunDigest, folder: str | None = None) -> str:
+    """Return a shell script that rebuilds the code and the packages of a run and then starts it.
+
+    Args:
+        run: the run.
+        folder: the folder that the script creates; named after the run by default.
+
+    Raises:
+        CodeError: if the run has neither a commit nor stored files.
+    """
+    code = last_code(run)
+    git = _git_of(run, code)
+    sources = _stored_sources(run, code)
+    target = folder or f"{run.name}-code"
+    patch = section_of(code, "diff").get("file")
+    lines = [
+        "#!/bin/sh",
+        f"# Rebuilds the code of the run {_comment(run.name)}, then starts it. Read it before you run it.",
+        *(f"# Note: {_comment(note)}" for note in _notes(code, sources)),
+        "set -eu",
+        "",
+        f"folder={shlex.quote(target)}",
+        "# The code",
+    ]
+    if git is not None:
+        origin = str(git.get("remote") or "")
+        source = _placeholder(origin) if origin else str(git.get("root") or "<repository>")
+        lines += [f"# The run was started in {_comment(git['root'])}."] if origin and git.get("root") else []
+        lines += [
+            f'git clone --no-checkout -- {shlex.quote(source)} "$folder"',
+            f'git -C "$folder" checkout --quiet --detach {git["commit"]}',
+        ]
+        if patch is not None:
+            path = os.path.abspath(blob_path(run.folder, patch))
+            lines.append(f'git -C "$folder" apply --index --binary --whitespace=nowarn {shlex.quote(path)}')
+    else:
+        lines.append('mkdir -p -- "$folder"')
+    for source_file in _to_write(sources, has_git=git is not None):
+        place = f'"$folder"/{shlex.quote(source_file.path)}'
+        stored = shlex.quote(os.path.abspath(blob_path(run.folder, source_file.file)))
+        if "/" in source_file.path:
+            lines.append(f'mkdir -p -- "$folder"/{shlex.quote(os.path.dirname(source_file.path))}')
+        lines.append(f"cp -- {stored} {place}")
+        lines += [f"chmod +x -- {place}"] if source_file.is_executable else []
+    packages = section_of(code, "packages").get("file")
+    if packages is not None:
+        path = os.path.abspath(blob_path(run.folder, packages))
+        python = re.match(r"\d+\.\d+", str(section_of(code, "interpreter").get("version") or ""))
+        lines += [
+            "",
+            "# The packages",
+            f'python{python[0] if python else "3"} -m venv "$folder"/.venv',
+            f'"$folder"/.venv/bin/python -m pip install -r {shlex.quote(path)}',
+            'PATH="$PWD/$folder/.venv/bin:$PATH"' if not os.path.isabs(target) else 'PATH="$folder/.venv/bin:$PATH"',
+        ]
+    lines += ["", "# The run", *_command_lines(run, code, git)]
+    return "\n".join(lines) + "\n"
+
+
+def rebuild(run: RunDigest, folder: Path, repository: str | None = None) -> Rebuilt:
+    """Create a folder with the code of a run: the commit as a worktree of a repository, the patch, untracked files.
+
+    Args:
+        run: the run.
+        folder: the folder to create; it must not exist, or be empty.
+        repository: a local repository that has the commit; the one that the run was started in by default.
+
+    Raises:
+        CodeError: if the folder is in use, the repository lacks the commit, or the patch does not apply.
+    """
+    code = last_code(run)
+    git = _git_of(run, code)
+    sources = _stored_sources(run, code)
+    notes = _notes(code, sources)
+    folder = Path(os.path.abspath(folder))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CodeError(f"{folder} exists already; choose another folder")
+    if not folder.parent.is_dir():
+        raise CodeError(f"{folder.parent} does not exist; create it first")
+    if git is not None:
+        _add_worktree(folder, git, repository)
+        patch = read_patch(run.folder, code)
+        if patch:
+            _apply(run, code, folder)
+    else:
+        folder.mkdir(exist_ok=True)
+    for source in _to_write(sources, has_git=git is not None):
+        path = folder / source.path
+        try:
+            make_folder(path.parent, below=folder)
+            if not add_file(
+                path, read_blob(run.folder, source.file), below=folder, mode=0o777 if source.is_executable else 0o666
+            ):
+                notes.append(f"{source.path} exists already and was left as it is")
+        except OSError as error:
+            raise CodeError(f"cannot write {path}: {error.strerror}") from error
+    return Rebuilt(notes, "\n".join(_command_lines(run, code, git, folder=str(folder))))
+
+
+def _git_of(run: RunDigest, code: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the git facts of a run with a valid commit, or None."""
+    start = run.attempts[-1].start.get("git") if run.attempts else None
+    git = {**(start if isinstance(start, Mapping) else {}), **section_of(code, "git")}
+    return git if _COMMIT.fullmatch(str(git.get("commit"))) else None
+
+
+def _stored_sources(run: RunDigest, code: Mapping[str, Any]) -> list[SourceFile]:
+    sources = read_sources(run.folder, code)
+    if not sources and _git_of(run, code) is None:
+        raise CodeError(f"the code of {run.name!r} is unknown: {missing_reason(code, 'files')}")
+    return sources
+
+
+def _to_write(sources: list[SourceFile], *, has_git: bool) -> list[SourceFile]:
+    """Return the files that git does not restore; a path that would leave the folder is never used."""
+    return [source for source in sources if (source.is_untracked or not has_git) and _is_inside(source.path)]
+
+
+def _is_inside(path: str) -> bool:
+    parts = path.split("/")
+    return not any(part in {"", ".", ".."} or "\0" in part for part in parts) and parts[0] != ".git"
+
+
+def _add_worktree(folder: Path, git: Mapping[str, Any], repository: str | None) -> None:
+    place = repository or str(git.get("root") or "")
+    remedy = "clone it, and pass its folder with --repository"
+    root = find_root(place) if os.path.isdir(place) else None
+    if root is None:
+        remote = f" ({git['remote']})" if git.get("remote") else ""
+        raise CodeError(f"there is no repository at {place!r}{remote}: {remedy}")
+    commit = str(git["commit"])
+    try:
+        run_git("cat-file", "-e", f"{commit}^{{commit}}", cwd=root)
+    except CodeError as error:
+        raise CodeError(f"{root} has no commit {commit}: fetch it, or {remedy}") from error
+    run_git("worktree", "add", "--detach", "--", str(folder), commit, cwd=root, timeout_s=_CHECKOUT_S)
+
+
+def _apply(run: RunDigest, code: Mapping[str, Any], folder: Path) -> None:
+    patch = os.path.abspath(blob_path(run.folder, section_of(code, "diff")["file"]))
+    try:
+        run_git(
+            *("apply", "--index", "--binary", "--whitespace=nowarn", "--", patch),
+            cwd=str(folder),
+            timeout_s=_CHECKOUT_S,
+        )
+    except CodeError as error:
+        masked = section_of(code, "diff").get("masked")
+        why = f"; secrets in it were masked ({', '.join(map(str, masked))})" if masked else ""
+        raise CodeError(f"{folder} has the commit, but the patch {patch} does not apply{why}: {error}") from error
+
+
+def _notes(code: Mapping[str, Any], sources: list[SourceFile]) -> list[str]:
+    """Return what is missing from the captured code."""
+    notes = []
+    diff = section_of(code, "diff")
+    if not code or diff.get("missing"):
+        notes.append(f"uncommitted changes are unknown: {missing_reason(code, 'diff')}")
+    for part in (diff, section_of(code, "files")):
+        left_out = part.get("left_out")
+        for entry in left_out if isinstance(left_out, list) else ():
+            if isinstance(entry, Mapping):
+                notes.append(f"not captured: {entry.get('path')}: {entry.get('reason')}")
+        notes += [str(part["incomplete"])] if part.get("incomplete") else []
+    if isinstance(diff.get("masked"), list):
+        notes += [f"secrets in the changes of {path} were replaced by {MASK}" for path in diff["masked"]]
+    notes += [
+        f"secrets in {source.path} were replaced by {MASK}"
+        for source in sources
+        if source.is_masked and source.is_untracked
+    ]
+    submodules = section_of(code, "git").get("submodules")
+    for entry in submodules if isinstance(submodules, list) else ():
+        if isinstance(entry, Mapping):
+            state = " with uncommitted changes" if entry.get("is_dirty") else ""
+            notes.append(f"submodule {entry.get('path')} was at {entry.get('commit')}{state}")
+    return notes
+
+
+def _command_lines(
+    run: RunDigest, code: Mapping[str, Any], git: Mapping[str, Any] | None, folder: str | None = None
+) -> list[str]:
+    """Return the command of the run, in the same folder of the project, with its environment."""
+    start = run.attempts[-1].start if run.attempts else {}
+    command = code.get("command") or start.get("command")
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    if code.get("command") and words:
+        words[0] = "python"  # the interpreter of the environment
+    elif words:
+        words.insert(0, "python")
+    root = str((git or {}).get("root") or section_of(code, "files").get("root") or "")
+    cwd = str(start.get("cwd") or "")
+    inside = os.path.relpath(cwd, root) if root and cwd else os.curdir
+    place = shlex.quote(folder) if folder is not None else '"$folder"'
+    if inside != os.curdir and not inside.startswith(os.pardir):
+        place = f"{place}/{shlex.quote(inside)}"
+    variables = [
+        f"{name}={shlex.quote(_placeholder(str(value)))}"
+        for name, value in section_of(code, "environment").items()
+        if re.fullmatch(r"PYTHONHASHSEED|CUBLAS_\w+|TORCH_\w+|PYTORCH_\w+|NCCL_\w+|OMP_\w+", str(name))
+    ]
+    moved = [_relocate(word, root, folder) for word in words]
+    return [f"cd -- {place}", " ".join([*variables, *(shlex.quote(_placeholder(word)) for word in moved)])]
+
+
+def _relocate(word: str, root: str, folder: str | None) -> str:
+    """Return a word of the command, relative to the new folder if it is a path inside the old one."""
+    if root and word.startswith(os.path.join(root, "")):
+        return os.path.join(folder, os.path.relpath(word, root)) if folder else os.path.relpath(word, root)
+    return word
+
+
+def _placeholder(word: str) -> str:
+    return word.replace(MASK, "<…>")
+
+
+def _comment(text: str) -> str:
+    """Return a text for a comment, in which a line break would start a command."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in str(text))[:300]
