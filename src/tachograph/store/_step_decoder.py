@@ -124,7 +124,7 @@ class StepDecoder:
         self._sorts: dict[str, str] = {}
         """The names of the steps, and the sort of their values."""
         self._num_failures = 0
-        self._layout: _Layout | None = None
+        self._layout: _RowLayout | None = None
 
     def decode(self, lines: bytes, num_lines: int) -> StepColumns | None:
         """Decode lines of steps, or return None if they must be read as records; then pass those to `learn`."""
@@ -182,7 +182,7 @@ def _has_large(table: Floats) -> bool:
     return bool(is_large.any() and np.isfinite(table[is_large]).any())
 
 
-class _Layout(NamedTuple):
+class _RowLayout(NamedTuple):
     names: list[str]
     """The names of the metrics."""
     has_texts: bool
@@ -203,7 +203,7 @@ class _Layout(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _layout_of(sorts: tuple[tuple[str, str], ...]) -> _Layout:
+def _layout_of(sorts: tuple[tuple[str, str], ...]) -> _RowLayout:
     """Return the decoder of steps with these names; the runs of a folder often have the same."""
     values = {f"value_{number}": pair for number, pair in enumerate(sorts) if pair[0] not in NOT_METRICS}
     row_type = msgspec.defstruct(
@@ -223,4 +223,4 @@ def _layout_of(sorts: tuple[tuple[str, str], ...]) -> _Layout:
     # With one name, `attrgetter` returns a value and not a tuple.
     get_numbers = attrgetter("time", *metrics) if metrics else lambda row: (row.time,)
     has_texts = any(sort == "other" for _, sort in values.values())
-    return _Layout(list(metrics.values()), has_texts, lines_decoder(row_type), get_numbers)
+    return _RowLayout(list(metrics.values()), has_texts, lines_decoder(row_type), get_numbers)
