@@ -1,5 +1,7 @@
 """Build hook: builds the dashboard from ``ui/`` into the package, for a wheel, an sdist or an editable install.
 
+A wheel also gets the documentation, which the dashboard shows as its help.
+
 The build is skipped if the stamp next to the built files matches the hash of the sources, or if there are built files
 but no sources, as in an sdist. Run ``python hatch_build.py`` to build by hand.
 """
@@ -17,6 +19,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 STATIC = Path("src", "tachograph", "server", "static")
+HELP = Path("tachograph", "server", "help")
 NOT_SOURCES = {"node_modules", "coverage", "dist", ".DS_Store"}
 REMEDY = "install Node.js 20.19 or newer with npm (https://nodejs.org), then run the command again"
 
@@ -39,6 +42,12 @@ class DashboardBuildHook(BuildHookInterface[Any]):
             if version != "editable":
                 self.app.abort(str(error))
             self.app.display_warning(f"Warning: {error}")
+        if self.target_name == "wheel" and version != "editable":  # in a checkout, the dashboard reads `docs`
+            docs = Path(self.root, "docs")
+            pages = {path: path.relative_to(docs) for path in docs.rglob("*.md")}
+            pages[Path(self.root, "README.md")] = Path("README.md")
+            for path, name in pages.items():
+                build_data["force_include"][str(path)] = str(HELP / name)
 
 
 def build_dashboard(root: Path) -> None:

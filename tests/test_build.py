@@ -89,8 +89,14 @@ def test_archives_contain_dashboard_and_no_npm_packages(sources: Sources):
     package = sources.ui / "node_modules" / "uplot" / "index.js"
     package.parent.mkdir(parents=True)
     package.write_text("export {};")
+    page = sources.root / "docs" / "rules" / "page.md"
+    page.parent.mkdir(parents=True)
+    page.write_text("# A page")
+    (sources.root / "docs" / "picture.png").touch()
     in_wheel, in_sdist = names_in(sources.build_archive("wheel")), names_in(sources.build_archive("sdist"))
     assert "tachograph/server/static/index.html" in in_wheel
+    in_help = {name for name in in_wheel if name.startswith("tachograph/server/help/")}
+    assert in_help == {"tachograph/server/help/README.md", "tachograph/server/help/rules/page.md"}
     assert {"src/tachograph/server/static/index.html", "src/tachograph/server/static/.stamp"} <= in_sdist
     assert {"hatch_build.py", "ui/index.html", "ui/package.json", "ui/package-lock.json", "ui/.npmrc"} <= in_sdist
     assert [name for name in in_wheel if name.endswith(".stamp") or "ui/" in name] == []

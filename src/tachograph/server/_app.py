@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,6 +32,7 @@ from tachograph.catalog import Catalog
 from tachograph.exceptions import did_you_mean
 from tachograph.server._access import Access, AccessGate, check_json, set_token_cookie
 from tachograph.server._errors import ApiError, error_response
+from tachograph.server._help import send_help
 from tachograph.server._live import watch
 from tachograph.server._models import LoginRequest
 from tachograph.server._openapi import openapi
@@ -93,6 +94,8 @@ def create_app(
         StarletteRoute("/api/v1/login", _login_endpoint(access), methods=["POST"]),
         StarletteRoute("/api/v1/login", _reject_get, methods=["GET"]),  # or the static files would answer it with 404
         StarletteRoute("/api/v1/openapi.json", _send_openapi),
+        StarletteRoute("/help", lambda request: RedirectResponse("help/")),
+        StarletteRoute("/help/{page:path}", send_help),
         StarletteRoute("/{path:path}", _static_endpoint(static)),
     ]
     handlers: dict[Any, Any] = {

@@ -1,0 +1,9 @@
+import { expect, test } from "vitest";
+import { helpAddress } from "./help";
+import { parse } from "./route";
+
+test("each page of the dashboard links to what explains it", () => {
+  expect(helpAddress(parse("#/"))).toBe("help/runs");
+  expect(helpAddress(parse("#/run/a/health"))).toBe("help/diagnosis");
+  expect(helpAddress(parse("#/run/a"))).toBe("help/dashboard");
+});
