@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tachograph.exceptions import TachographError
     from tachograph.integrations.torch import track, watch
     from tachograph.journal import RunState
+    from tachograph.notebook import show
     from tachograph.reader import RunHistory, Series, read
     from tachograph.recorder import Completions, Control, Run, current_run, log
     from tachograph.spans import (
@@ -86,6 +87,7 @@ __all__ = [
     "profile_function",
     "read",
     "set_training_config",
+    "show",
     "testing_iteration",
     "testing_loop",
     "timed_span",
@@ -105,6 +107,7 @@ _MODULES = {
     "tachograph.exceptions": {"TachographError"},
     "tachograph.integrations.torch": {"track", "watch"},
     "tachograph.journal": {"RunState"},
+    "tachograph.notebook": {"show"},
     "tachograph.reader": {"RunHistory", "Series", "read"},
     "tachograph.recorder": {"Completions", "Control", "Run", "current_run", "log"},
     "tachograph.spans": {

@@ -6,7 +6,7 @@ from tachograph.reader._control_requests import accepts_requests, request_contro
 from tachograph.reader._digest import Attempt, ControlState, RunDigest
 from tachograph.reader._failure import Failure
 from tachograph.reader._goodput import Goodput
-from tachograph.reader._history import RunHistory, Series, find_readable_run, read
+from tachograph.reader._history import HasPath, RunHistory, Series, find_readable_run, read
 from tachograph.reader._metrics import NOT_METRICS, MetricSummary, find_copies
 from tachograph.reader._overview import RunOverview, overview, overview_with_heartbeat
 from tachograph.reader._plugins import PluginChange, PluginUse
@@ -36,6 +36,7 @@ __all__ = [
     "TraceFile",
     "accepts_requests",
     "batch_records",
+    "HasPath",
     "find_copies",
     "find_readable_run",
     "list_traces",
