@@ -1,45 +1,33 @@
-"""List, filter and sort many ended runs: ``python -m benchmarks.catalog [NUM_RUNS]``.
+"""List, filter and sort many ended runs: ``python -m benchmarks.catalog [--runs N] [--peer-runs N]``.
 
-Everything is compared with the calls of `stat` that any correct listing needs, two per run, in alternating rounds.
+Everything is compared with the calls of `stat` that any correct listing needs, two per run, in alternating rounds. Then
+other tools get fewer runs of the same kind, because some need minutes to write them, next to ours with as many.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
-import random
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.child import temporary_folder
+from benchmarks.catalog.peers import NUM_KEYS, NUM_METRICS, PEERS, make_runs, time_s
+from benchmarks.child import ChildError, measure_in_child, temporary_folder
 from benchmarks.measure import Spread
 from benchmarks.report import Report, time_text
-from tachograph.catalog import Catalog, sort_rows
-from tachograph.records import encode
+from tachograph.catalog import Catalog, describe_fields, sort_rows
 
-_NUM_RUNS = 10_000
 _NUM_ROUNDS = 9
-_NUM_KEYS = 40
-_NUM_METRICS = 10
-_NUM_STEPS = 20
-
-
-def _make_runs(logs: Path, num_runs: int) -> None:
-    chance = random.Random(0)
-    for number in range(num_runs):
-        folder = logs / f"run-{number:05}"
-        folder.mkdir()
-        config = {f"key{index}": chance.random() for index in range(_NUM_KEYS)}
-        records = [{"event": "start", "time": 1e9 + number, "run_id": f"{number:x}", "config": config, "tags": ["a"]}]
-        for step in range(_NUM_STEPS):
-            metrics = {f"metric{index}": chance.random() for index in range(_NUM_METRICS)}
-            records.append({"event": "step", "time": 1e9 + number + step, "global_step": step, **metrics})
-        records.append({"event": "end", "time": 1e9 + number + _NUM_STEPS, "status": "finished"})
-        (folder / "metrics.jsonl").write_bytes(b"".join(encode(record) + b"\n" for record in records))
+_QUESTIONS = {
+    "cold": "read all runs, no cache",
+    "new process": "list in a new process",
+    "again": "list again",
+    "filter": "filter by a metric",
+    "sort": "sort by a metric",
+}
 
 
 def _call_stat(logs: Path) -> None:
@@ -50,40 +38,64 @@ def _call_stat(logs: Path) -> None:
                 os.stat(entry.path + "/annotations")  # noqa: PTH116
 
 
-def _time_s(call: Callable[[], object]) -> float:
-    start_s = time.perf_counter()
-    call()
-    return time.perf_counter() - start_s
-
-
-def _main() -> None:
-    num_runs = int(sys.argv[1]) if len(sys.argv) > 1 else _NUM_RUNS
-    report = Report()
-    report.add_section(f"{num_runs:,} ended runs, {_NUM_KEYS} config keys and {_NUM_METRICS} metrics each")
+def _measure_ours(report: Report, num_runs: int) -> None:
+    report.add_section(f"{num_runs:,} ended runs, {NUM_KEYS} config keys and {NUM_METRICS} metrics each")
     with temporary_folder() as name:
         logs = Path(name, "logs")
-        logs.mkdir()
-        _make_runs(logs, num_runs)
+        make_runs(logs, num_runs)
         catalog = Catalog(logs)
-        brief_s = _time_s(catalog.rows)
-        report.add_row("list, no cache", time_text(1e9 * brief_s))
-        report.add_row("read all metrics once, no cache", time_text(1e9 * _time_s(lambda: catalog.rows(is_full=True))))
+        report.add_row("list, no cache", time_text(1e9 * time_s(catalog.rows)))
+        report.add_row("read all metrics once, no cache", time_text(1e9 * time_s(lambda: catalog.rows(is_full=True))))
+        at_step_s = time_s(lambda: catalog.select("metric3@10<0.03"))
+        report.add_row("filter by a value at a step, the first time", time_text(1e9 * at_step_s))
         subjects: dict[str, Callable[[], object]] = {
             "list again": catalog.rows,
             "filter by config and metric": lambda: catalog.select("metric3.min<0.03 config.key1>0.5"),
+            "filter by a value at a step": lambda: catalog.select("metric3@10<0.03"),
             "sort by a metric": lambda: sort_rows(catalog.rows(is_full=True), "metric3.mean"),
+            "list all fields with their values": lambda: describe_fields(catalog.rows(is_full=True)),
             "list in a new process, from the index": lambda: Catalog(logs).rows(),
             "list without the index, from summaries": lambda: Catalog(logs, uses_index=False).rows(),
         }
         for title, subject in subjects.items():
             times, ratios = [], []
             for _ in range(_NUM_ROUNDS):
-                stat_s = _time_s(lambda: _call_stat(logs))
-                times.append(_time_s(subject))
+                stat_s = time_s(lambda: _call_stat(logs))
+                times.append(time_s(subject))
                 ratios.append(times[-1] / stat_s)
             ratio = Spread.of(ratios)
             budget = report.check_budget(title, ratio.median, 3, "×") if title == "list again" else ""
             report.add_row(title, time_text(1e9 * Spread.of(times).median), ratio, "stat, twice per run", budget=budget)
+
+
+def _measure_peers(report: Report, num_runs: int) -> None:
+    found: dict[str, dict[str, float]] = {}
+    for name in PEERS:
+        try:
+            found[name] = measure_in_child("catalog.peers", name, str(num_runs))
+        except ChildError as error:
+            report.add_failure(name, error)
+    ours = found.get("Tachograph", {})
+    for question, title in _QUESTIONS.items():
+        report.add_section(f"{title}, {num_runs:,} runs")
+        for name, times_s in found.items():
+            if question in times_s:
+                is_peer = name != "Tachograph" and question in ours
+                ratio = Spread.of([times_s[question] / ours[question]]) if is_peer else None
+                report.add_row(name, time_text(1e9 * times_s[question]), ratio, "Tachograph" if is_peer else "")
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.catalog")
+    parser.add_argument("--runs", type=int, default=10_000, metavar="N", help="number of runs")
+    parser.add_argument(
+        "--peer-runs", type=int, default=500, metavar="N", help="number of runs for other tools; 0: none"
+    )
+    given = parser.parse_args()
+    report = Report()
+    _measure_ours(report, given.runs)
+    if given.peer_runs:
+        _measure_peers(report, given.peer_runs)
     report.print(Console())
 
 
