@@ -76,10 +76,10 @@ def test_view_with_unknown_fields_still_opens(runs):
     path.write_text('{"columns": ["val_los.min", "config.lr"], "shape": 1, "pinned_runs": ["run-0"]}')
     out = CliRunner().invoke(main, ["ls", "--view", "old"], env={"COLUMNS": "100"})
     assert out.exit_code == 0
-    assert re.search(r"run-0\s+–\s+0\.001", out.stdout)
-    assert out.stdout.index("run-0") < out.stdout.index("run-2")
-    assert "'shape' is unknown" in out.stderr
-    assert "val_loss.min" in out.stderr
+    assert re.search(r"run-0\s+–\s+0\.001", out.output)
+    assert out.output.index("run-0") < out.output.index("run-2")
+    assert "'shape' is unknown" in out.output
+    assert "did you mean val_loss.min" in out.output
 
 
 def test_ls_prints_csv(runs):

@@ -49,7 +49,7 @@ from tachograph.journal import (
     stat_journal,
     this_process,
 )
-from tachograph.store import StoredRun
+from tachograph.store import SegmentError, StoredRun
 
 __all__ = ["OWN_FOLDER", "Catalog", "known_fields", "pinned_first", "sort_rows"]
 
@@ -100,6 +100,7 @@ class Catalog:
         self._lock = threading.RLock()
         self._known: dict[str, dict[str, _Known]] = {log_dir: {} for log_dir in self.log_dirs}
         self._running: OrderedDict[str, _Running] = OrderedDict()
+        self._unreadable: dict[tuple[str, str], JournalKey] = {}
         self._here = this_process()
         self._is_loaded = False
 
@@ -143,7 +144,7 @@ class Catalog:
 
     @property
     def indexed(self) -> float:
-        """The share of runs with a full summary; those that are being recorded count as known."""
+        """The share of runs with a full summary; those that are recorded or cannot be read count as known."""
         return self.indexed_for(())
 
     def indexed_for(self, fields: Iterable[str]) -> float:
@@ -152,8 +153,9 @@ class Catalog:
             rows = [known.row for runs in self._known.values() for known in runs.values()]
             wanted = _step_values(fields, rows)
         known = (
-            row.summary.overview.state is RunState.RUNNING
-            or (row.summary.is_full and not (wanted and row.missing_values(wanted)))
+            (row.summary.is_full and not (wanted and row.missing_values(wanted)))
+            or row.summary.overview.state is RunState.RUNNING
+            or self._unreadable.get((row.log_dir, row.name)) == row.summary.journal
             for row in rows
         )
         return sum(known) / len(rows) if rows else 1.0
@@ -285,8 +287,11 @@ class Catalog:
         for known in waiting:
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 return
-            with contextlib.suppress(OSError):
+            try:
                 self._complete_run(known, wanted)
+            except (OSError, SegmentError):
+                # Asking again would not help, unless the journal changes; it is tried again in any case.
+                self._unreadable[known.row.log_dir, known.row.name] = known.row.summary.journal
 
     def _complete_run(self, known: _Known, wanted: list[StepValue]) -> None:
         row = known.row

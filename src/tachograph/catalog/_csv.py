@@ -35,4 +35,5 @@ def _cell(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return repr(value)
-    return csv_text(", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
+    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return csv_text(text.encode("utf-8", "replace").decode())  # a config may have texts that are not valid Unicode

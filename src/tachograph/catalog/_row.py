@@ -150,14 +150,6 @@ class RunRow:
         """The fields of the config and of the stated results."""
         return [*(f"config.{key}" for key in self.summary.config), *(f"summary.{key}" for key in self.summary.results)]
 
-    def fields(self) -> list[str]:
-        """Return all fields that this run has, except ``<metric>`` without an aggregate."""
-        facts = [name for name in FACTS if self.get(name) is not None]
-        git = [f"git.{name}" for name in self.summary.git]
-        custom = [name for name in self.annotations.values if name.startswith("custom.")]
-        metrics = [f"{name}.{aggregate}" for name in self.summary.metrics for aggregate in AGGREGATES]
-        return [*facts, *git, *self.config_fields, *custom, *metrics]
-
 
 def _annotated(field: str, base: Callable[[RunRow], Any] = lambda row: None) -> Callable[[RunRow], Any]:
     def found(row: RunRow) -> Any:

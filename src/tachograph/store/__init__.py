@@ -5,6 +5,7 @@ from tachograph.store._columns import Axis
 from tachograph.store._completions import CompletionPlace, CompletionView, read_rows
 from tachograph.store._query import Line, Mark
 from tachograph.store._run import StoredRun
+from tachograph.store._segment import SegmentError
 from tachograph.store._span_table import SpanCluster, SpanView
 from tachograph.store._store import Store
 
@@ -16,6 +17,7 @@ __all__ = [
     "Line",
     "Mark",
     "MetricAggregates",
+    "SegmentError",
     "SpanView",
     "Store",
     "StoredRun",
