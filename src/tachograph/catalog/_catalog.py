@@ -195,16 +195,17 @@ class Catalog:
         columns = [column for column in columns if column not in FACTS]
         if not columns and all(field in FACTS for field in query.fields):
             return []
-        rows = self.rows(is_full=True)
-        known = {*known_fields(rows), *(name for row in rows for name in row.summary.metrics)} if rows else set()
-        known |= {f"loss.{aggregate}" for aggregate in AGGREGATES}
-        known |= {
-            field
-            for field in (*query.fields, *columns)
-            if (at := step_value_of(field)) is not None and any(row.metric_name(at.metric) for row in rows)
-        }
+        with self._lock:
+            rows = [known.row for runs in self._known.values() for known in runs.values()]
+        if not rows or not all(row.summary.is_full for row in rows):
+            rows = self.rows(is_full=True)
+        asked = dict.fromkeys([*query.fields, *columns])
+        found = {field for field in asked if any(row.has(field) for row in rows)}
+        if not rows or len(found) == len(asked):
+            return []
+        known = {*known_fields(rows), *(name for row in rows for name in row.summary.metrics), *found}
         listed = parse_query(" ".join(f"{print_field(column)}=0" for column in columns))
-        return [*query.unknown_fields(known), *listed.unknown_fields(known)] if rows else []
+        return [*query.unknown_fields(known), *listed.unknown_fields(known)]
 
     def row(self, run_id: str) -> RunRow:
         """Return the row of a run by its id, looking at this run only.

@@ -46,13 +46,20 @@ class RunGroup(msgspec.Struct, frozen=True):
 def best_row(rows: Iterable[RunRow], field: str) -> RunRow | None:
     """Return the row with the best finite value of a field; None if the direction is unknown or no row has one."""
     direction = direction_of(field)
+    if not direction:
+        return None
     known = [(row, value) for row in rows if (value := _number(row.get(field))) is not None]
-    return max(known, key=lambda item: direction * item[1])[0] if known and direction else None
+    return max(known, key=lambda item: direction * item[1])[0] if known else None
 
 
 def differing_fields(rows: Sequence[RunRow], fields: Iterable[str]) -> list[str]:
     """Return the fields in which some rows differ; a missing value differs from any other."""
-    return [field for field in fields if len({value_key(row.get(field)) for row in rows}) > 1]
+    return [field for field in fields if _differs(rows, field)]
+
+
+def _differs(rows: Sequence[RunRow], field: str) -> bool:
+    first = value_key(rows[0].get(field)) if rows else None
+    return any(value_key(row.get(field)) != first for row in rows)
 
 
 def group_rows(rows: Sequence[RunRow], fields: Sequence[str], columns: Sequence[str]) -> list[RunGroup]:

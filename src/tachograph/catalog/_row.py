@@ -124,6 +124,15 @@ class RunRow:
         at = step_value_of(field)
         return None if at is None else self.summary.step_values.get(at.key)
 
+    def has(self, field: str) -> bool:
+        """Return whether the run has a field, also if an aggregate of its metric has no value."""
+        if field in FACTS or self.get(field) is not None:
+            return True
+        name, dot, aggregate = field.rpartition(".")
+        at = step_value_of(field)
+        names = [name] if dot and aggregate in AGGREGATES else [] if at is None else [at.metric]
+        return any(self.metric_name(name) is not None for name in names)
+
     def metric(self, name: str) -> MetricAggregates | None:
         """Return the aggregates of a metric; ``loss`` also means the other usual names of the training loss."""
         found = self.metric_name(name)
