@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
@@ -13,6 +14,7 @@ import pytest
 import tachograph
 from tachograph.exceptions import ConfigError
 from tachograph.importers import import_runs
+from tachograph.journal import RunFolder, compress_journal
 from tachograph.store import Store
 from tests.cli.test_cli import tacho
 from tests.conftest import lines_of
@@ -185,6 +187,20 @@ def check_killed_import(script, format_name, source, folder, kill, commit_bytes)
 @pytest.mark.parametrize("kill", KILLS)
 def test_killed_import_continues_to_the_same_journal(tmp_path, script, kill):
     check_killed_import(script, "jsonl", write_jsonl(tmp_path / "a.jsonl", 3_000), tmp_path, kill, 25_000)
+
+
+def test_import_continues_a_compressed_journal(tmp_path, logs):
+    source = write_jsonl(tmp_path / "log.jsonl", 500)
+    import_runs("jsonl", [source], str(logs))
+    folder = RunFolder(logs / "log")
+    compress_journal(folder.journal, below=folder.path, publishing=lambda: contextlib.nullcontext(True))
+    for dry_run in (True, False):  # without anything new, it stays compressed
+        assert only(import_runs("jsonl", [source], str(logs), dry_run=dry_run)).num_records == 0
+        assert not folder.journal.exists()
+    write_jsonl(source, 10, begin=500)
+    assert only(import_runs("jsonl", [source], str(logs))).num_records == 10
+    assert steps_of(logs / "log") == list(range(510))
+    assert not folder.compressed_journal.exists()
 
 
 def test_lost_cursor_and_journal_are_restored(tmp_path, logs):

@@ -27,7 +27,8 @@ from tachograph.catalog._query import Query, parse_query
 from tachograph.catalog._row import RunRow
 from tachograph.catalog._syntax import QueryError
 from tachograph.exceptions import TachographError
-from tachograph.journal import RunFolder, read_records
+from tachograph.journal import RunFolder, open_journal
+from tachograph.records import decode
 
 try:
     import fcntl
@@ -48,6 +49,7 @@ __all__ = [
 
 KEEP_TAG = "keep"
 _MAX_POLICY_BYTES = 1 << 20
+_MAX_START_BYTES = 8 << 20
 
 
 class PruneError(TachographError):
@@ -152,7 +154,8 @@ def plan_prune(log_dir: str, rules: Sequence[PruneRule], *, is_forced: bool = Fa
                     seen.add(action)
                     with contextlib.suppress(OSError):
                         freed = action.estimate(row.folder)
-                        if freed.num_files:
+                        is_thinned = any(other.name == "thin" for other in seen)
+                        if freed.num_files or (action.name == "gzip" and is_thinned):  # thinning makes a plain file
                             steps.append(PruneStep(row, action, freed))
     return steps
 
@@ -187,9 +190,11 @@ def _named_by_others(rows: Sequence[RunRow]) -> set[str]:
 
 
 def _first_record(folder: RunFolder) -> dict[str, Any]:
-    with contextlib.suppress(OSError):
-        return next(iter(read_records(folder.journal)), {})
-    return {}
+    try:
+        with open_journal(folder.journal) as file:
+            return decode(file.readline(_MAX_START_BYTES))
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+        return {}
 
 
 def _run_id(folder: RunFolder) -> Any:
@@ -222,7 +227,8 @@ def apply_step(log_dir: str, step: PruneStep, *, is_forced: bool = False) -> Fre
 
 def _record(folder: RunFolder, action: RunAction, freed: Freed) -> None:
     day = time.strftime("%Y-%m-%d")
-    text = f"{day}: {action} freed {freed.num_bytes} bytes, {freed.num_files} files"
+    files = "1 file" if freed.num_files == 1 else f"{freed.num_files} files"
+    text = f"{day}: {action} freed {freed.num_bytes} bytes in {files}"
     annotate(folder, [{"op": "set", "field": f"custom.pruned_{action.name}", "value": text}])
 
 
