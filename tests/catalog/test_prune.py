@@ -222,6 +222,16 @@ def test_invalid_policies_name_the_rule(tmp_path):
     assert [str(action) for action in read_policy(str(path))[0].actions] == ["drop_rebuildable", "gzip"]
 
 
+def test_misspelled_field_is_an_error_or_a_warning(logs, monkeypatch):
+    monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
+    make_run(logs, num_steps=300)
+    assert "did you mean" in tacho("prune", "--where", "val_lossy.min<1", "--do", "gzip", code=1)
+    (logs / "policy.yaml").write_text("- {where: later.min<1, do: [trash]}\n- {where: steps>1, do: [gzip]}\n")
+    out = tacho("prune", "--policy", str(logs / "policy.yaml"), "--yes")
+    assert "no run has the field 'later.min'" in out
+    assert "a: gzip: freed" in out
+
+
 def test_trash_is_emptied_after_the_days_of_the_setting(logs, monkeypatch):
     monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
     for name in ("a", "b", "c", "d"):

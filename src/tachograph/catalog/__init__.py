@@ -31,6 +31,7 @@ from tachograph.catalog._prune import (
     plan_prune,
     prune_lock,
     read_policy,
+    unknown_rule_fields,
 )
 from tachograph.catalog._query import Query, parse_query
 from tachograph.catalog._row import AGGREGATES, FACTS, Fact, FactKind, RunRow, needs_full
@@ -122,4 +123,5 @@ __all__ = [
     "trash_folder",
     "trash_run",
     "view_from",
+    "unknown_rule_fields",
 ]

@@ -45,6 +45,7 @@ __all__ = [
     "plan_prune",
     "prune_lock",
     "read_policy",
+    "unknown_rule_fields",
 ]
 
 KEEP_TAG = "keep"
@@ -126,9 +127,6 @@ def plan_prune(log_dir: str, rules: Sequence[PruneRule], *, is_forced: bool = Fa
         rules: the rules.
         is_forced: also with runs that are pinned, have the tag ``keep``, are a parent or the baseline of others, or may
             still be recorded on another machine.
-
-    Raises:
-        PruneError: if an expression has a field that no run has.
     """
     catalog = Catalog(log_dir)
     steps: list[PruneStep] = []
@@ -136,8 +134,6 @@ def plan_prune(log_dir: str, rules: Sequence[PruneRule], *, is_forced: bool = Fa
     needed: set[str] | None = None
     for rule in rules:
         rows = catalog.select(rule.where, archived=None)
-        for error in catalog.unknown_fields(rule.where) if not rows else ():
-            raise PruneError(str(error)) from error
         for row in rows:
             if row.id not in done:
                 needed = _named_by_others(catalog.rows()) if needed is None and not is_forced else needed
@@ -158,6 +154,12 @@ def plan_prune(log_dir: str, rules: Sequence[PruneRule], *, is_forced: bool = Fa
                         if freed.num_files or (action.name == "gzip" and is_thinned):  # thinning makes a plain file
                             steps.append(PruneStep(row, action, freed))
     return steps
+
+
+def unknown_rule_fields(log_dir: str, rules: Sequence[PruneRule]) -> list[QueryError]:
+    """Return an error for each field in a rule that no run has: perhaps it is misspelled."""
+    catalog = Catalog(log_dir)
+    return [error for rule in rules for error in catalog.unknown_fields(rule.where)]
 
 
 def _why_skipped(row: RunRow, needed: set[str], *, is_forced: bool) -> str:

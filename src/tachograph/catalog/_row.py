@@ -243,7 +243,7 @@ FACTS: dict[str, Fact] = {
     "perf_tag": Fact("text", "see [tags](tags.md)", lambda row: row.summary.perf_tag),
     "reason": Fact("text", "why the run ended", lambda row: row.summary.overview.reason),
     "run_id": Fact("text", "the id, which a copy of the folder keeps", lambda row: row.summary.run_id),
-    "size": Fact("bytes", "the size of the journal", lambda row: row.summary.overview.size_bytes),
+    "size": Fact("bytes", "the size of the journal before compression", lambda row: row.summary.overview.size_bytes),
     "folder": Fact("text", "the log folder", lambda row: row.log_dir),
 }
 """The facts of a run; the rest of its fields are ``git.*``, ``config.*``, ``summary.*``, ``custom.*`` and metrics."""

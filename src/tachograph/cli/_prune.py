@@ -51,11 +51,15 @@ def prune(
 
     Without --yes, shows what would be done and how much space that would free.
     """
-    from tachograph.catalog import apply_step, plan_prune, prune_lock
+    from tachograph.catalog import apply_step, plan_prune, prune_lock, unknown_rule_fields
 
     if dry_run and yes:
         raise click.UsageError("--dry-run and --yes exclude each other")
     rules = _rules(policy, where, actions)
+    for error in unknown_rule_fields(log_dir, rules):
+        if policy is None:
+            raise error
+        click.echo(f"{safe(policy)}: {safe(error, 1_000)}", err=True)  # a later run may have the field
     if not yes:
         _print_plan(plan_prune(log_dir, rules, is_forced=force), as_json=as_json)
         return
