@@ -290,6 +290,9 @@ def test_thinned_run_keeps_every_extreme(logs):
         assert after.get(name) == before.get(name), name
     assert after.get("loss.at_max") == 700  # the window of step 666
 
+    for metrics in (tachograph.read("a", log_dir=str(logs)).metrics, opened(folder).metrics()):
+        assert (metrics["loss"].low, metrics["loss"].high) == (before.get("loss.min"), 50.0)
+
     # The old journal is in the trash.
     assert restore_run(str(logs), "a") == "a-2"
     assert (logs / "a-2" / "metrics.jsonl").read_bytes() == original

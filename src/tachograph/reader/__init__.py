@@ -7,7 +7,7 @@ from tachograph.reader._digest import Attempt, ControlState, RunDigest
 from tachograph.reader._failure import Failure
 from tachograph.reader._goodput import Goodput
 from tachograph.reader._history import HasPath, RunHistory, Series, find_readable_run, read
-from tachograph.reader._metrics import NOT_METRICS, MetricSummary, find_copies
+from tachograph.reader._metrics import NOT_METRICS, MetricSummary, cover_windows, find_copies
 from tachograph.reader._overview import RunOverview, overview, overview_with_heartbeat
 from tachograph.reader._plugins import PluginChange, PluginUse
 from tachograph.reader._ranks import RankView, read_ranks
@@ -37,6 +37,7 @@ __all__ = [
     "accepts_requests",
     "batch_records",
     "HasPath",
+    "cover_windows",
     "find_copies",
     "find_readable_run",
     "list_traces",

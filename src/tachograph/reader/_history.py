@@ -13,7 +13,7 @@ from tachograph.journal._follower import JournalFollower, read_records
 from tachograph.journal._liveness import RunState
 from tachograph.reader._batches import batch_records, time_of
 from tachograph.reader._digest import Attempt, RunDigest
-from tachograph.reader._metrics import MetricSummaries, MetricSummary
+from tachograph.reader._metrics import MetricSummaries, MetricSummary, cover_windows
 from tachograph.reader._ranks import RankView, read_ranks
 from tachograph.reader._spans import RecordedSpan, SpanTreeBuilder, sort_depth_first
 from tachograph.records import METRIC_KINDS, clock_jump_s, finite_or_none, is_number, step_of
@@ -83,7 +83,7 @@ class RunHistory(RunDigest):
     @property
     def metrics(self) -> dict[str, MetricSummary]:
         """A summary of each metric, in order of appearance; `series` returns the values."""
-        return self._metrics.summaries
+        return cover_windows(self._metrics.summaries)
 
     def spans(self, name: str | None = None) -> list[RecordedSpan]:
         """Return the spans, all or those with one name: parents before children, otherwise by start time."""

@@ -10,7 +10,7 @@ import msgspec
 from tachograph.reader._batches import RecordBatch
 from tachograph.records import METRIC_KINDS, SIGNALS, is_number, signal_of, step_of
 
-__all__ = ["NOT_METRICS", "MetricSummaries", "MetricSummary", "find_copies"]
+__all__ = ["NOT_METRICS", "MetricSummaries", "MetricSummary", "cover_windows", "find_copies"]
 
 NOT_METRICS = frozenset({"event", "time", "global_step"})
 """Fields of a metric record that locate a point but are not metrics."""
@@ -51,6 +51,22 @@ class MetricSummary(msgspec.Struct):
             self.low = min(self.low, *finite)
             self.high = max(self.high, *finite)
         self.add(last, step)
+
+
+def cover_windows(summaries: dict[str, MetricSummary]) -> dict[str, MetricSummary]:
+    """Return summaries whose extremes cover all steps of a window, and not only the latest one, which is recorded.
+
+    With `log_every` above 1, or after thinning, ``loss/min`` and ``loss/max`` have the extremes of ``loss``.
+    """
+    if "window_steps" not in summaries:
+        return summaries
+    covered = dict(summaries)
+    for name, own in summaries.items():
+        low, high = summaries.get(f"{name}/min"), summaries.get(f"{name}/max")
+        if low is not None and high is not None:
+            extremes = {"low": min(own.low, low.low), "high": max(own.high, high.high)}
+            covered[name] = msgspec.structs.replace(own, **extremes)
+    return covered
 
 
 _COPIED_SIGNALS = ("loss", "val_loss", "lr", "grad_norm")

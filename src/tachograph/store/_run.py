@@ -25,7 +25,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from tachograph.journal import JournalFollower, RunFolder, journal_size, open_journal
-from tachograph.reader import MetricSummary, RecordBatch, RecordedSpan, RunDigest, accepts_requests, batch_records
+from tachograph.reader import (
+    MetricSummary,
+    RecordBatch,
+    RecordedSpan,
+    RunDigest,
+    accepts_requests,
+    batch_records,
+    cover_windows,
+)
 from tachograph.records import POINT_KINDS, decode, encode, finite_or_none
 from tachograph.store._aggregates import (
     MetricAggregates,
@@ -329,7 +337,7 @@ class StoredRun:
                     summary.num_not_finite += stats.num_marks
                     summary.low, summary.high = min(summary.low, stats.low), max(summary.high, stats.high)
                     summary.last, summary.last_step = stats.last, stats.last_step
-            return summaries
+            return cover_windows(summaries)
 
     def aggregates(self) -> dict[str, MetricAggregates]:
         """Return the aggregates of every metric, without points that a later attempt repeated."""
