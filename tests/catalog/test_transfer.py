@@ -98,6 +98,12 @@ def test_copy_names_its_original(tmp_path):
     assert rows["b"].get("custom.copied_from") == os.path.realpath(folder.path)
 
 
+def test_run_with_an_unusual_name_can_be_moved(tmp_path):
+    make_run(tmp_path / "logs", "con:fig?")
+    (tmp_path / "other").mkdir()
+    assert move_run(str(tmp_path / "logs"), "con:fig?", str(tmp_path / "other")).name == "con:fig?"
+
+
 def test_bad_targets_are_refused(tmp_path):
     logs = tmp_path / "logs"
     make_run(logs, "a")

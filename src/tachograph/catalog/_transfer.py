@@ -114,7 +114,8 @@ def _check(log_dir: str, name: str, target: str, *, is_forced: bool) -> tuple[Ru
     if source is None:
         raise RunNotFoundError(f"no run {name!r} in {log_dir!r}")
     place = _resolve_target(log_dir, source, target)
-    check_run_name(place.path.name)
+    if place.path.name != source.name:
+        check_run_name(place.path.name)
     if os.path.lexists(place.path):
         raise TransferError(f"{str(place.path)!r} exists already; choose another name")
     parent = place.path.parent
