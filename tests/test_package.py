@@ -26,9 +26,10 @@ ALLOWED = {
     "recorder": {"base", "records", "journal", "reader", "diagnostics", "provenance"},
     "importers": {"base", "records", "journal"},
     "sinks": {"base", "records", "journal"},
-    "_init": {"base", "records", "diagnostics", "recorder", "sinks"},
+    "_init": {"base", "records", "diagnostics", "provenance", "recorder", "sinks"},
     "spans": {"base", "records", "recorder", "_init"},
-    "integrations": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init", "_drop_in"},
+    "integrations": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init", "_drop_in"}
+    | {"provenance"},
     "one_logger": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "integrations", "_init"},
     "plugins": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "_init"},
     "train": {"base", "records", "journal", "reader", "recorder", "spans", "sinks", "integrations", "plugins", "_init"},

@@ -42,6 +42,7 @@ def init(
     resume: bool = False,
     tags: Iterable[str] = (),
     facts: Mapping[str, Any] | None = None,
+    parent: str | os.PathLike[str] | None = None,
     any_rank: bool = False,
     notify: Mapping[str, Any] | bool | None = None,
     rules: Mapping[str, Any] | None = None,
@@ -60,6 +61,7 @@ def init(
         resume: continue the run of that name if it exists, whether it finished, failed or crashed.
         tags: words to find the run by.
         facts: fields for the `start` record, such as ``{"trainable_params": 12_345, "max_steps": 5000}``.
+        parent: a run that this one starts from: its name, its folder, or the path of a checkpoint; see `docs/code.md`.
         any_rank: record in this process of a distributed job even if its rank is not 0.
         notify: the channels to notify and when, such as ``{"slack": {"url": …}, "milestones": ["train_loss < 0.5"]}``;
             see `docs/notifications.md`. False turns notifications off, whatever the environment says.
@@ -92,6 +94,7 @@ def init(
     if name is not None:
         check_run_name(name)
     channels = _open_channels(notify, notify_section) if chosen.enabled else None
+    parents = _find_parents(parent, chosen)
     rules = _select(rules, "TACHO_RULES", rules_section, """{"plateau": false}""")
     signals = _select(signals, "TACHO_SIGNALS", signals_section, """{"loss": "my/objective"}""")
     thresholds, signal_names = resolve_rules(rules) if chosen.diagnose else None, resolve_signals(signals)
@@ -109,7 +112,7 @@ def init(
             config=config,
             resume=resume,
             tags=tags,
-            facts=facts,
+            facts={**(facts or {}), **parents},
             any_rank=any_rank,
             rules=thresholds,
             signals=signal_names,
@@ -127,6 +130,21 @@ def init(
         if len(loggers) + len(sinks) > 1:
             watch_loggers(run, loggers, {sink.name: sink.pid for sink in sinks})
     return run
+
+
+def _find_parents(parent: str | os.PathLike[str] | None, settings: Settings) -> dict[str, Any]:
+    """Return the field `parents` of the start record, if a parent is given."""
+    if parent is None or not settings.enabled:
+        return {}
+    if not isinstance(parent, (str, os.PathLike)):
+        raise ConfigError(f"parent={parent!r:.80}: expected the name of a run, or the path of a run or a checkpoint")
+    from tachograph.provenance import find_parent
+
+    found = find_parent(parent, settings.log_dir, "init")
+    if found is None:
+        where = f"no run of that name in {settings.log_dir!r}, and no file or folder at that path"
+        raise ConfigError(f"parent={os.fspath(parent)!r}: {where}")
+    return {"parents": [{name: value for name, value in msgspec.structs.asdict(found).items() if value is not None}]}
 
 
 def _attach(run: Run, sinks: Iterable[SinkProcess]) -> None:

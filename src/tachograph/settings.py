@@ -116,6 +116,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = True
     completions_every: Annotated[int, Meta(description="Steps between two records of samples.", ge=1)] = 100
     completions_buffer: Annotated[int, Meta(description="Maximum number of samples in such a record.", ge=1)] = 128
+    checkpoint_stamp: Annotated[
+        bool,
+        Meta(
+            description=(
+                "Write `<checkpoint>.tacho.json` beside each checkpoint, so that `tacho whence` knows its run even "
+                "after it was moved."
+            )
+        ),
+    ] = False
     hooks: Annotated[
         bool,
         Meta(description="Record unhandled exceptions and signals that end the process; other handlers still run."),

@@ -10,9 +10,12 @@ from playwright.sync_api import expect
 
 import tachograph
 from tachograph.importers import import_runs
+from tachograph.journal import RunFolder
+from tachograph.provenance._blobs import write_blob
 from tests.browser.test_charts import OPTIONS, write_journal
 from tests.conftest import HANG_S
 from tests.foreign import connect_as_nobody
+from tests.store import END, START, write
 
 TABS = ["charts", "overview", "timeline", "health", "events", "completions", "control"]
 HOSTILE = [
@@ -226,3 +229,30 @@ def test_server_stops_at_once_with_open_page(page, dashboard, logs):
     page.goto("about:blank")
     start.process.send_signal(signal.SIGINT)
     start.process.wait(timeout=HANG_S)
+
+
+def test_overview_shows_code_and_parents(page, dashboard, logs):
+    write(logs / "base", [START, END])
+    write(logs / "fork", [])
+    patch = write_blob(RunFolder(logs / "fork"), b"diff --git a/x b/x\n", ".patch")
+    code = {
+        "event": "code",
+        "time": 1_001.0,
+        "git": {"commit": "0123abc", "branch": "<b>trunk</b>", "dirty": True},
+        "diff": {"file": patch, "num_files": 1, "size_bytes": 19},
+        "files": {"num_files": 2},
+        "packages": {"missing": "listing them took longer than 5 s"},
+    }
+    parents = [{"run_id": "1", "run_name": "base", "global_step": 40, "how": "resume"}]
+    write(logs / "fork", [{**START, "parents": parents}, code, END])
+    page.goto(dashboard().url + "#/run/fork/overview")
+    card = page.locator("[data-code]")
+    expect(card).to_contain_text("0123abc")
+    expect(card).to_contain_text("<b>trunk</b>")
+    expect(card).to_contain_text("No packages: listing them took longer than 5 s.")
+    with page.expect_download() as download:
+        card.get_by_role("link", name="Download the patch").click()
+    assert download.value.path().read_bytes() == b"diff --git a/x b/x\n"
+    expect(card).to_contain_text("at step 40, resume")
+    card.get_by_role("link", name="base").click()
+    expect(page.get_by_role("heading", name="base")).to_be_visible()

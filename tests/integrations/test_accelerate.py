@@ -373,6 +373,16 @@ def test_loading_checkpoint_restores_step(logs, tmp_path):
     assert spans == ["application", "training_loop", "checkpoint_save_sync", "checkpoint_load", "training_loop"]
     loops = of_kind(records, "span_start", name="training_loop")
     assert [loop["attributes"]["train_iterations_start"] for loop in loops] == [0, 10]
+    assert of_kind(records, "event", name="parent") == []  # the run itself
+    tracker = tracker_for(logs)
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    tracker.attach(accelerator)
+    accelerator.init_trackers("project")
+    accelerator.prepare(*parts())
+    accelerator.load_state(str(tmp_path / "saved"))
+    accelerator.end_training()
+    (parent,) = of_kind(lines_of(logs / "grey-2"), "event", name="parent")
+    assert (parent["run_name"], parent["global_step"], parent["how"]) == ("grey", 10, "resume")
 
 
 def test_automatically_named_checkpoints(logs, tmp_path):

@@ -18,7 +18,7 @@ from tachograph.exceptions import ConfigError, LogDirError, RunNameError
 from tachograph.integrations._common.governor import OverheadGovernor
 from tachograph.integrations.lightning import TachographCallback, TachographLogger
 from tachograph.journal import RunFolder, write_requests
-from tachograph.reader import read, read_ranks
+from tachograph.reader import parents_of, read, read_ranks
 from tests.conftest import HANG_S, lines_of
 
 pytestmark = [
@@ -460,6 +460,8 @@ def test_other_name_or_other_run_id_is_not_resumed(tmp_path, logs):
     trainer_of(tmp_path, other, max_epochs=2).fit(module_of(), loader(), ckpt_path=path)
     other.finish()
     assert [record["global_step"] for record in steps(lines_of(logs / "fine-tuned"))] == list(range(6, 12))
+    (parent,) = parents_of(tachograph.read("fine-tuned", logs))
+    assert (parent.run_name, parent.run_id, parent.checkpoint_path) == ("grey", first.run.id, path)
 
     (logs / "grey").rename(logs / "elsewhere")
     tachograph.init("grey", log_dir=str(logs), **FAST).finish()  # not the run that saved the checkpoint

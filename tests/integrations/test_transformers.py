@@ -14,7 +14,7 @@ import pytest
 
 import tachograph as tacho
 from tachograph.exceptions import LogDirError, TachographError
-from tachograph.reader import read, request_control
+from tachograph.reader import parents_of, read, request_control
 from tests.conftest import HANG_S, lines_of, wait_for
 
 torch = pytest.importorskip("torch")
@@ -195,6 +195,7 @@ def test_resumed_training_continues_its_run(tmp_path, logs):
     assert list(history.series("train_loss", overlap="latest").steps) == list(range(1, 11))
     assert [span.name for span in history.spans()].count("checkpoint_load") == 1
     assert [path.name for path in logs.iterdir()] == ["resumed"]
+    assert parents_of(history) == []  # the same run
 
 
 def test_other_run_of_same_name_is_not_resumed(tmp_path, logs):
@@ -210,6 +211,22 @@ def test_other_run_of_same_name_is_not_resumed(tmp_path, logs):
     second.finish()
     assert sorted(path.name for path in logs.iterdir()) == ["hf", "hf-2", "older"]
     assert len(read("hf", logs).attempts) == 1
+    assert [(each.run_name, each.global_step, each.how) for each in parents_of(read("hf-2", logs))] == [
+        ("hf", 2, "resume")
+    ]
+
+
+def test_model_of_another_run_is_its_parent(tmp_path, logs):
+    first = callback_into(logs, "pretrained")
+    trainer_in(tmp_path, first, max_steps=2, save_strategy="steps", save_steps=2).train()
+    first.finish()
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out" / "checkpoint-2")
+    second = callback_into(logs, "tuned")
+    trainer_in(tmp_path, second, model=model, max_steps=2).train()
+    second.finish()
+    (parent,) = parents_of(read("tuned", logs))
+    assert (parent.run_name, parent.run_id, parent.how) == ("pretrained", first.run.id, "finetune")
+    assert parents_of(read("pretrained", logs)) == []
 
 
 def test_checkpoint_without_run_file_can_be_resumed(tmp_path, logs):

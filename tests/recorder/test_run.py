@@ -47,7 +47,7 @@ def test_log_calls_produce_exact_records():
         {"event": "epoch", "time": t0 + 1.5, "epoch": 1, "val_loss": 0.7},
         {"event": "validation", "time": t0 + 1.5, "global_step": 2, "val_loss": 0.7, "val_accuracy": 0.9},
         {"event": "checkpoint", "time": t0 + 1.5, "checkpoint_path": "out/model.safetensors", "is_best": True,
-         "size_bytes": None, "global_step": 2},
+         "size_bytes": None, "modified": None, "global_step": 2},
         {"event": "event", "time": t0 + 1.5, "name": "curriculum_switch", "stage": 2},
         {"event": "end", "time": t0 + 1.5, "status": "finished"},
     ]  # fmt: skip
@@ -437,7 +437,8 @@ def test_checkpoint_takes_any_metadata():
     record = run.records[-1]
     ours = {"event": "checkpoint", "global_step": 3, "checkpoint_path": "x.pt", "is_best": False}
     theirs = {"val/loss": 0.5, "ema": True, "format": "safetensors", "lora/rank": 16, "lora/targets": ["q", "v"]}
-    assert {name: value for name, value in record.items() if name not in {"time", "size_bytes"}} == {**ours, **theirs}
+    found = {name: value for name, value in record.items() if name not in {"time", "size_bytes", "modified"}}
+    assert found == {**ours, **theirs}
 
 
 def test_checkpoint_metadata_does_not_replace_fields():

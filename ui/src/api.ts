@@ -103,6 +103,7 @@ export const api = {
     post("/api/v1/runs/{run}/controls", { run }, { values }),
   listTraces: (run: string) => get("/api/v1/runs/{run}/traces", { run }, {}),
   login: (token: string) => post("/api/v1/login", {}, { token }),
+  patchUrl: (run: string) => buildUrl("/api/v1/runs/{run}/patch", { run }),
   traceUrl: (run: string, trace: string) => buildUrl("/api/v1/runs/{run}/traces/{trace}", { run, trace }),
   exportUrl: (run: string, query: ExportQuery) => buildUrl("/api/v1/runs/{run}/export", { run }, query),
 

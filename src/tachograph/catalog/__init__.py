@@ -22,6 +22,12 @@ from tachograph.catalog._groups import (
     differing_fields,
     group_rows,
 )
+from tachograph.catalog._lineage import (
+    Ancestor,
+    Origin,
+    ancestors_of,
+    find_origins,
+)
 from tachograph.catalog._prune import (
     PruneError,
     PruneRule,
@@ -62,6 +68,7 @@ __all__ = [
     "ACTIONS",
     "AGGREGATES",
     "ANNOTATION_FIELDS",
+    "Ancestor",
     "AnnotationError",
     "AnnotationOp",
     "Annotations",
@@ -72,6 +79,7 @@ __all__ = [
     "FactKind",
     "FieldDescription",
     "MarkedStep",
+    "Origin",
     "PARTS",
     "PruneError",
     "PruneRule",
@@ -86,6 +94,7 @@ __all__ = [
     "TrashError",
     "TrashedRun",
     "ViewError",
+    "ancestors_of",
     "annotate",
     "apply_step",
     "best_row",
@@ -97,6 +106,7 @@ __all__ = [
     "direction_of",
     "disk_usage",
     "empty_trash",
+    "find_origins",
     "group_rows",
     "inverse_ops",
     "is_folder_target",

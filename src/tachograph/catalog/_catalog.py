@@ -55,7 +55,7 @@ __all__ = ["OWN_FOLDER", "Catalog", "known_fields", "pinned_first", "sort_rows"]
 
 OWN_FOLDER = ".tachograph"
 """The folder inside a log folder for what belongs to all runs: index, trash and views."""
-_INDEX_VERSION = 1
+_INDEX_VERSION = 2
 _MAX_INDEX_BYTES = 1 << 30
 _MAX_RUNNING = 16
 _MAX_STEP_VALUES = 1_000

@@ -178,6 +178,15 @@ def _num_alerts(row: RunRow) -> int:
     return row.summary.overview.num_open_alerts if known is None else known
 
 
+def _parent_names(row: RunRow) -> list[str]:
+    names = (parent.run_name or parent.checkpoint_path or parent.run_id for parent in row.summary.parents)
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def _parent(row: RunRow) -> str | None:
+    return next(iter(_parent_names(row)[::-1]), None)
+
+
 def _ended(row: RunRow) -> float | None:
     return row.summary.overview.updated if row.summary.has_end else None
 
@@ -230,6 +239,8 @@ FACTS: dict[str, Fact] = {
     ),
     "checkpoints": Fact("number", "the number of checkpoints", lambda row: row.summary.num_checkpoints),
     "attempts": Fact("number", "how many processes recorded the run", lambda row: row.summary.num_attempts),
+    "parent": Fact("text", "the run that this one started from; of several, the last one", _parent),
+    "parents": Fact("list", "all runs that this one started from", lambda row: _parent_names(row) or None),
     "host": Fact("text", "the machine", lambda row: row.summary.host),
     "gpus": Fact(
         "number",
@@ -250,7 +261,7 @@ FACTS: dict[str, Fact] = {
 
 FULL_FACTS = frozenset(
     {"project", "group", "job_type", "step_time", "goodput", "alerts", "checkpoints", "attempts", "host", "gpus", "gpu"}
-    | {"world_size", "command", "perf_tag", "run_id", "loss"}
+    | {"world_size", "command", "perf_tag", "run_id", "loss", "parent", "parents"}
 )
 """The facts that need a full summary; the others are read from the ends of the journal."""
 

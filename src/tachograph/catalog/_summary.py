@@ -15,18 +15,32 @@ import msgspec
 
 from tachograph._base.files import make_folder, read_small, replace_file
 from tachograph._base.typed import convert, decode_json
-from tachograph.journal import Heartbeat, RunFolder, read_heartbeat, stat_journal
-from tachograph.reader import RunOverview, overview_with_heartbeat
+from tachograph.journal import (
+    Heartbeat,
+    RunFolder,
+    read_heartbeat,
+    stat_journal,
+)
+from tachograph.reader import (
+    ParentRun,
+    RunOverview,
+    SavedCheckpoint,
+    overview_with_heartbeat,
+    parents_of,
+    saved_checkpoints,
+)
 from tachograph.records import flatten, restore_non_finite, to_json
 from tachograph.store import MetricAggregates, StoredRun
 
 __all__ = ["JournalKey", "CatalogSummary", "brief_summary", "full_summary", "load_summary", "save_summary"]
 
-_VERSION = 1
+_VERSION = 2
 _MAX_SUMMARY_BYTES = 16 << 20
 _MAX_METRICS = 2_000
 _MAX_CONFIG_KEYS = 2_000
 _MAX_TEXT_CHARS = 1_000
+_MAX_PARENTS = 20
+_MAX_CHECKPOINTS = 200
 
 JournalKey = tuple[int, int]
 """Size and modification time in nanoseconds of a journal."""
@@ -67,6 +81,9 @@ class CatalogSummary(msgspec.Struct, kw_only=True):
     num_alerts: int | None = None
     num_checkpoints: int | None = None
     num_attempts: int | None = None
+    parents: list[ParentRun] = []
+    checkpoints: list[SavedCheckpoint] = []
+    """The latest checkpoints."""
 
 
 def journal_key(found: os.stat_result) -> JournalKey:
@@ -102,6 +119,7 @@ def full_summary(folder: RunFolder, run: StoredRun, brief: CatalogSummary | None
         facts, metrics = digest.facts, run.aggregates()
         goodput = digest.goodput
         tag = digest.perf_tag
+        checkpoints = saved_checkpoints(digest)
         return msgspec.structs.replace(
             summary,
             is_full=True,
@@ -122,8 +140,10 @@ def full_summary(folder: RunFolder, run: StoredRun, brief: CatalogSummary | None
             step_time_s=_step_time_s(metrics),
             goodput=None if goodput is None else round(goodput.share, 6),
             num_alerts=digest.num_alerts,
-            num_checkpoints=digest.counts.get("checkpoint", 0),
+            num_checkpoints=digest.counts.get("checkpoint", 0) or len(checkpoints),
             num_attempts=len(digest.attempts),
+            parents=parents_of(digest)[-_MAX_PARENTS:],
+            checkpoints=checkpoints[-_MAX_CHECKPOINTS:],
         )
 
 

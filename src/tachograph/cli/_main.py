@@ -30,6 +30,7 @@ from tachograph.cli._transfer import cp, mv
 from tachograph.cli._trash import rm, trash
 from tachograph.cli._ui import ui
 from tachograph.cli._usage import usage
+from tachograph.cli._whence import whence
 from tachograph.exceptions import TachographError
 
 __all__ = ["main"]
@@ -68,7 +69,7 @@ def main() -> None:
 
 
 _COMMANDS = (
-    *(run, train, ls, show, diff, reproduce, tail, export, import_, doctor, control, sync),
+    *(run, train, ls, show, diff, reproduce, whence, tail, export, import_, doctor, control, sync),
     *(tag, note, rename, group, archive, unarchive, mv, cp, rm, trash, du, prune),
     *(notify, plugins, lm_eval, usage, ui, demo),
 )

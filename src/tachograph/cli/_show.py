@@ -13,6 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from tachograph.cli._checkpoints import print_best_checkpoint
 from tachograph.cli._doctor import alert_lines
 from tachograph.cli._format import (
     Sparkline,
@@ -31,8 +32,26 @@ from tachograph.cli._format import (
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
 from tachograph.cli._time import recorded_s, render_time, short_time, summarise_time
-from tachograph.journal import RunState, is_csv_current, rebuild_csv, stat_journal
-from tachograph.reader import PluginUse, RankView, RunHistory, find_copies, read
+from tachograph.journal import (
+    RunState,
+    is_csv_current,
+    rebuild_csv,
+    stat_journal,
+)
+from tachograph.provenance import (
+    last_code,
+    section_of,
+)
+from tachograph.reader import (
+    ParentRun,
+    PluginUse,
+    RankView,
+    RunHistory,
+    checkpoint_records,
+    find_copies,
+    parents_of,
+    read,
+)
 from tachograph.records import flatten, loss_names_in
 from tachograph.sinks import read_lags
 
@@ -61,9 +80,17 @@ _MAX_OUTPUT_LINES = 15
 @log_dir_option
 @json_option
 @click.option("--rebuild-csv", is_flag=True, help="Rebuild metrics.csv from the journal first.")
-def show(run: str, log_dir: str, as_json: bool, rebuild_csv: bool) -> None:
+@click.option(
+    "--best-checkpoint",
+    metavar="METRIC",
+    help="Print only the path of the checkpoint with the best value; METRIC:min or METRIC:max says which is best.",
+)
+def show(run: str, log_dir: str, as_json: bool, rebuild_csv: bool, best_checkpoint: str | None) -> None:
     """Show a run: state, metrics, attempts, checkpoints, goodput and telemetry faults."""
     history = read(run, log_dir)
+    if best_checkpoint is not None:
+        print_best_checkpoint(history, best_checkpoint, as_json=as_json)
+        return
     if rebuild_csv:
         _rebuild_csv(history)
     if as_json:
@@ -84,7 +111,8 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "num_records": history.counts,
         "metrics": {name: msgspec.to_builtins(metric) for name, metric in history.metrics.items()},
         "alerts": msgspec.to_builtins(history.alerts),
-        "checkpoints": history.latest("checkpoint"),
+        "parents": msgspec.to_builtins(parents_of(history)),
+        "checkpoints": checkpoint_records(history),
         "plugins": msgspec.to_builtins(history.plugins),
         "ranks": msgspec.to_builtins(history.ranks),
         **summarise_time(history),
@@ -120,7 +148,7 @@ def render(history: RunHistory) -> RenderableType:
     ranks = history.ranks
     if ranks:
         parts += [Text(), _ranks_table(ranks)]
-    checkpoints = history.latest("checkpoint")
+    checkpoints = checkpoint_records(history)
     if checkpoints:
         parts += [Text(), _checkpoints_table(checkpoints)]
     parts += render_time(history)
@@ -184,6 +212,8 @@ def _run_details(history: RunHistory) -> list[tuple[str, Any]]:
         ("host", safe(start.get("host", ""))),
         ("gpus", _join(start.get("gpus"))),
         ("git", _git_line(git) if isinstance(git, Mapping) else None),
+        ("code", _code_line(history)),
+        ("parents", ", ".join(map(_parent_text, parents_of(history)))),
         ("command", _join(start.get("command"), " ")),
     ]
     facts = history.facts
@@ -220,6 +250,29 @@ def _origin_line(origin: Any) -> str:
 def _git_line(git: Mapping[str, Any]) -> str:
     changed = " + uncommitted changes" if git.get("dirty") else ""
     return f"{safe(str(git.get('commit', ''))[:10])} on {safe(git.get('branch', '?'))}{changed}"
+
+
+def _code_line(history: RunHistory) -> str:
+    """Return what was captured of the code; empty if nothing was."""
+    code = last_code(history)
+    if code.get("missing"):
+        return f"not captured: {safe(code['missing'])}"
+    nouns = {"diff": "changed file", "files": "stored file", "packages": "package"}
+    parts = []
+    for part, noun in nouns.items():
+        found = section_of(code, part)
+        count = found.get("num_packages" if part == "packages" else "num_files")
+        if found.get("missing"):
+            parts.append(f"{part} missing: {safe(found['missing'])}")
+        elif isinstance(count, int):
+            parts.append(plural(count, noun) + (" with masked secrets" if found.get("masked") else ""))
+    return ", ".join(parts)
+
+
+def _parent_text(parent: ParentRun) -> str:
+    name = safe(parent.run_name or parent.checkpoint_path or parent.run_id or "?", 100)
+    step = f" at step {parent.global_step}" if parent.global_step is not None else ""
+    return f"{name}{step}{f' ({safe(parent.how, 20)})' if parent.how else ''}"
 
 
 def _metrics_table(history: RunHistory) -> RenderableType:

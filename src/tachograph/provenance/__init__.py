@@ -4,6 +4,7 @@ from tachograph.provenance._blobs import blob_path, read_blob, remove_unused_blo
 from tachograph.provenance._capture import CaptureRequest, SourceFile, capture
 from tachograph.provenance._compare import CodeChange, ComparedRun, Difference, RunComparison, compare_runs
 from tachograph.provenance._environment import determinism, environment, torch_build
+from tachograph.provenance._lineage import RUN_FILE, find_parent, read_stamp, stamp_path, write_stamp
 from tachograph.provenance._read import last_code, read_patch, read_sources, section_of
 from tachograph.provenance._reproduce import Rebuilt, rebuild, reproduction_script
 from tachograph.provenance._sources import loaded_files
@@ -13,6 +14,7 @@ __all__ = [
     "CodeChange",
     "ComparedRun",
     "Difference",
+    "RUN_FILE",
     "Rebuilt",
     "RunComparison",
     "SourceFile",
@@ -21,14 +23,18 @@ __all__ = [
     "compare_runs",
     "determinism",
     "environment",
+    "find_parent",
     "last_code",
     "loaded_files",
     "read_blob",
     "read_patch",
     "read_sources",
+    "read_stamp",
     "rebuild",
     "remove_unused_blobs",
     "reproduction_script",
     "section_of",
+    "stamp_path",
     "torch_build",
+    "write_stamp",
 ]

@@ -30,7 +30,7 @@ class Difference(msgspec.Struct):
     second: Any
 
 
-class CodeChange(msgspec.Struct, omit_defaults=True):
+class CodeChange(msgspec.Struct):
     """A file that differs."""
 
     path: str

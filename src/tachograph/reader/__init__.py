@@ -6,8 +6,26 @@ from tachograph.reader._control_requests import accepts_requests, request_contro
 from tachograph.reader._digest import Attempt, ControlState, RunDigest
 from tachograph.reader._failure import Failure
 from tachograph.reader._goodput import Goodput
-from tachograph.reader._history import HasPath, RunHistory, Series, find_readable_run, read
-from tachograph.reader._metrics import NOT_METRICS, MetricSummary, cover_windows, find_copies
+from tachograph.reader._history import (
+    HasPath,
+    RunHistory,
+    Series,
+    find_readable_run,
+    read,
+)
+from tachograph.reader._lineage import (
+    ParentRun,
+    SavedCheckpoint,
+    checkpoint_records,
+    parents_of,
+    saved_checkpoints,
+)
+from tachograph.reader._metrics import (
+    NOT_METRICS,
+    MetricSummary,
+    cover_windows,
+    find_copies,
+)
 from tachograph.reader._overview import RunOverview, overview, overview_with_heartbeat
 from tachograph.reader._plugins import PluginChange, PluginUse
 from tachograph.reader._ranks import RankView, read_ranks
@@ -23,6 +41,7 @@ __all__ = [
     "Goodput",
     "MetricSummary",
     "NOT_METRICS",
+    "ParentRun",
     "PluginChange",
     "PluginUse",
     "RankView",
@@ -31,6 +50,7 @@ __all__ = [
     "RunDigest",
     "RunHistory",
     "RunOverview",
+    "SavedCheckpoint",
     "Series",
     "SpanGroup",
     "TraceFile",
@@ -38,15 +58,18 @@ __all__ = [
     "batch_records",
     "HasPath",
     "cover_windows",
+    "checkpoint_records",
     "find_copies",
     "find_readable_run",
     "list_traces",
     "open_trace",
     "overview",
     "overview_with_heartbeat",
+    "parents_of",
     "read",
     "read_ranks",
     "request_control",
+    "saved_checkpoints",
     "times_of",
     "trace_name",
     "worst_first",

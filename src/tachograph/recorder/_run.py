@@ -21,10 +21,13 @@ from time import perf_counter
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal
 
+import msgspec
+
 from tachograph._base.clock import Clock, SystemClock
 from tachograph._base.guard import guard, warn
 from tachograph._base.paths import absolute_path
 from tachograph.journal import RunFolder
+from tachograph.reader import ParentRun
 from tachograph.recorder._after_exit import append_after_exit
 from tachograph.recorder._backend import Backend, Collector, Follower, SpanRecorder
 from tachograph.recorder._buffer_items import BACKPRESSURE_SIZE, LARGE_STEP_BYTES, size_bytes
@@ -34,6 +37,7 @@ from tachograph.recorder._errors import error_fields
 from tachograph.recorder._system import SystemSampler
 from tachograph.records import (
     CONFIG_CHANGED,
+    PARENT,
     SUMMARY,
     LazyValue,
     ValueProblem,
@@ -325,8 +329,54 @@ class Run:
         with guard("logging a checkpoint"):
             place = absolute_path(path)  # the size is read later, when the loop may have changed its folder
             size_bytes = LazyValue(lambda: os.path.getsize(place) if os.path.isfile(place) else None)
-            fields = {"checkpoint_path": os.fspath(path), "is_best": is_best, "size_bytes": size_bytes}
+            modified = LazyValue(lambda: os.path.getmtime(place) if os.path.exists(place) else None)
+            fields = {
+                "checkpoint_path": os.fspath(path),
+                "is_best": is_best,
+                "size_bytes": size_bytes,
+                "modified": modified,
+            }
             self._add_metrics("checkpoint", fields, metrics, step, metadata)
+            self.stamp_checkpoint(place, step)
+
+    def stamp_checkpoint(self, path: str, step: int | None) -> None:
+        """Write beside a checkpoint which run saved it, if the setting `checkpoint_stamp` is on."""
+        if not self._settings.checkpoint_stamp or self.backend is None or self.folder is None:
+            return
+        from tachograph.provenance import write_stamp
+
+        try:
+            write_stamp(path, self.id, self.name, step)
+        except OSError as error:
+            self.report_error("stamp_not_written", path, str(error))
+
+    def log_parent(self, parent: str | os.PathLike[str], *, how: str = "init") -> None:
+        """Record that the run started from another run or from its checkpoint.
+
+        A path of which no run is known is recorded, too; one that does not exist is not.
+
+        Args:
+            parent: the name of a run in the log folder, the path of its folder, or the path of a checkpoint.
+            how: `resume`, `init`, `finetune`, `merge` or `distill`.
+        """
+        with guard("recording a parent"):
+            if self.backend is None or self.folder is None:
+                return
+            from tachograph.provenance import find_parent
+
+            found = find_parent(parent, str(self.folder.path.parent), how)
+            if found is None:
+                self.report_error(
+                    "parent_not_found", os.fspath(parent), "there is no run and no checkpoint of that name"
+                )
+            else:
+                self.add_parent(found)
+
+    def add_parent(self, parent: ParentRun) -> None:
+        """Record a parent that is known already, unless it is this run itself, which was resumed."""
+        if self.backend is not None and (parent.run_id is None or parent.run_id != self.id):
+            known = {name: value for name, value in msgspec.structs.asdict(parent).items() if value is not None}
+            self.add_record("event", {"name": PARENT, **known})
 
     def event(self, name: str, /, *, step: int | None = None, **attributes: Any) -> None:
         """Record an event: ``run.event("curriculum_switch", stage=2)``."""

@@ -43,6 +43,9 @@ CONFIG_CHANGED = "config_changed"
 SUMMARY = "summary"
 """Name of the event that states results of the whole run."""
 
+PARENT = "parent"
+"""Name of the event that states a run or checkpoint which the run started from."""
+
 METRIC_KINDS = ("step", "epoch", "validation", "test", "system", "profile")
 """Kinds whose numeric fields are metrics."""
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from tachograph.journal import RunState
-from tachograph.reader import Failure, PluginUse
+from tachograph.reader import Failure, ParentRun, PluginUse
 from tachograph.store import Line, Mark, SpanView
 
 __all__ = [
@@ -203,6 +203,8 @@ class RunDetail(RunSummary, kw_only=True):
     git: dict[str, Any] = {}
     code: dict[str, Any] = {}
     """What was captured of the code of the last attempt: `git`, `diff`, `files`, `packages` and so on."""
+    parents: list[ParentRun] = []
+    """The runs or checkpoints that the run started from."""
     plugins: list[PluginUse] = []
     """The training plugins of the last attempt."""
     failure: Failure | None = None

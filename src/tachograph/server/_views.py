@@ -18,8 +18,10 @@ from tachograph.reader import (
     RunDigest,
     RunOverview,
     accepts_requests,
+    checkpoint_records,
     find_copies,
     overview,
+    parents_of,
     request_control,
 )
 from tachograph.records import POINT_KINDS, finite_or_none, loss_names_in, mark_non_finite, signal_of
@@ -81,7 +83,7 @@ _SYSTEM_FIELDS = (
 _NON_FACT_FIELDS = {
     *_SYSTEM_FIELDS,
     *("event", "time", "run_name", "run_id", "schema", "resumed", "session_tag", "perf_tag", "tags", "config", "git"),
-    *("process", "log_every", "max_steps", "tachograph"),
+    *("process", "log_every", "max_steps", "tachograph", "parents"),
 }
 _MAX_CHECKPOINTS = 50
 _MAX_TEXT_CHARS = 40_000
@@ -170,6 +172,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             system=mark_non_finite({name: start[name] for name in _SYSTEM_FIELDS if start.get(name) is not None}),
             git=mark_non_finite(start["git"]) if isinstance(start.get("git"), dict) else {},
             code=mark_non_finite({name: value for name, value in last_code(digest).items() if name != "event"}),
+            parents=parents_of(digest),
             plugins=[_build_plugin(plugin) for plugin in digest.plugins],
             failure=_build_failure(digest),
             goodput=None if goodput is None else _build_goodput(goodput),
@@ -179,26 +182,8 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             num_lost_records=digest.num_lost_records,
             num_bad_lines=run.num_bad_lines,
             notices=_list_notices(digest),
-            checkpoints=mark_non_finite(_list_checkpoints(digest)[-_MAX_CHECKPOINTS:]),
+            checkpoints=mark_non_finite(checkpoint_records(digest)[-_MAX_CHECKPOINTS:]),
         )
-
-
-def _list_checkpoints(digest: RunDigest) -> list[dict[str, Any]]:
-    """Return the checkpoint records; if there are none, build them from the events of checkpoint spans."""
-    logged = digest.latest("checkpoint")
-    if logged:
-        return logged
-    return [
-        {
-            "event": "checkpoint",
-            "time": record.get("time"),
-            "global_step": record.get("current_iteration"),
-            "checkpoint_path": record.get("checkpoint_directory"),
-            "size_bytes": record.get("checkpoint_size"),
-        }
-        for record in digest.latest("event", "save_checkpoint_success")
-        if record.get("checkpoint_directory")
-    ]
 
 
 def _build_attempt(attempt: Attempt, digest: RunDigest) -> AttemptView:

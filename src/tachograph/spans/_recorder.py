@@ -462,6 +462,8 @@ class TrainingRecorder:
         place = absolute_path(path) if path is not None else None
         size = LazyValue(lambda: _size_bytes(place)) if place is not None else None
         text = os.fspath(path) if path is not None else None
+        if place is not None and self.run is not None:
+            self.run.stamp_checkpoint(place, step)
         self.put(AggregatorTask(lambda: self.aggregator.saved(span, base, step, now_s, text, size)))
 
     # The end -------------------------------------------------------------------------------------------------------

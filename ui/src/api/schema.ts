@@ -104,6 +104,8 @@ export interface RunDetail {
   git: JsonObject;
   /** What was captured of the code of the last attempt: `git`, `diff`, `files`, `packages` and so on. */
   code: JsonObject;
+  /** The runs or checkpoints that the run started from. */
+  parents: ParentRun[];
   /** The training plugins of the last attempt. */
   plugins: PluginUse[];
   /** Why the run failed or crashed. */
@@ -136,6 +138,16 @@ export interface AttemptView {
   num_steps: number;
   num_records: number;
   reason: string | null;
+}
+
+/** A run, or a checkpoint of it, that another run started from. */
+export interface ParentRun {
+  run_id: string | null;
+  run_name: string | null;
+  checkpoint_path: string | null;
+  global_step: number | null;
+  /** `resume`, `init`, `finetune`, `merge` or `distill`. */
+  how: string | null;
 }
 
 /** A plugin of a run, and what it did. */

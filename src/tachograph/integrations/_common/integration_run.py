@@ -46,7 +46,6 @@ from tachograph.spans import (
 
 __all__ = [
     "SYNC_REQUESTS_EVERY",
-    "RUN_FILE",
     "IntegrationRun",
     "LaunchHooks",
     "Names",
@@ -65,9 +64,6 @@ _MAX_STARTUP_S = 3600.0
 
 SYNC_REQUESTS_EVERY = 50
 """Maximum number of steps between two times at which the ranks of a job synchronise requests."""
-
-RUN_FILE = "tachograph.json"
-"""The file in a checkpoint folder that names the run that saved it."""
 
 _run_owners: list[IntegrationRun] = []
 """The integrations that started a run themselves and have not ended it."""

@@ -31,8 +31,9 @@ from accelerate import Accelerator
 from tachograph._base.files import replace_file
 from tachograph._base.guard import guard
 from tachograph._base.patching import Patches
-from tachograph.integrations._common.integration_run import RUN_FILE, IntegrationRun, Names
+from tachograph.integrations._common.integration_run import IntegrationRun, Names
 from tachograph.integrations._common.phases import PhaseMarks
+from tachograph.provenance import RUN_FILE
 from tachograph.recorder import Run
 from tachograph.spans import checkpoint_load, checkpoint_save
 
@@ -302,6 +303,8 @@ class AcceleratorObserver:
             folder = os.path.join(str(self.accelerator.project_dir), "checkpoints")
             found = [name for name in os.listdir(folder) if name.rpartition("_")[2].isdecimal()]
             input_dir = os.path.join(folder, max(found, key=lambda name: int(name.rpartition("_")[2])))
+        if self._job.run is not None:
+            self._job.run.log_parent(os.path.expanduser(input_dir), how="resume")
         try:
             with open(os.path.join(os.path.expanduser(input_dir), RUN_FILE), encoding="utf-8") as file:
                 step = json.load(file).get("step")

@@ -15,7 +15,9 @@ from tachograph._base.guard import guard
 from tachograph.integrations._common.integration_run import IntegrationRun, Names, RunOptions, is_run
 from tachograph.integrations.lightning._facts import trainer_config, trainer_facts, trainer_version
 from tachograph.integrations.lightning._step_timer import StepTimer
+from tachograph.reader import ParentRun
 from tachograph.recorder import Run, latest_run
+from tachograph.records import step_of
 from tachograph.settings import resolve_settings
 from tachograph.spans import Span, checkpoint_load, checkpoint_save, recorder_of
 
@@ -50,8 +52,8 @@ class TrainerRun:
         self._trainer: weakref.ref[Any] | None = None
         self._resumed_from: dict[str, Any] = {}
         """The entry that a run has left in the checkpoint loaded last."""
-        self._pending_load: tuple[float, float, str] | None = None
-        """Start, end and path of a load that happened before the run was started."""
+        self._pending_load: tuple[float, float, str, ParentRun | None] | None = None
+        """Start, end, path and, for a resume, run of a load that happened before the run was started."""
         self._is_async = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -185,7 +187,11 @@ class TrainerRun:
         """
         stored = checkpoint.get(CHECKPOINT_KEY) if isinstance(checkpoint, Mapping) else None
         self._resumed_from = dict(stored) if isinstance(stored, Mapping) and is_resume else {}
-        self._pending_load = (start_s, stop_s, path)
+        parent = ParentRun(checkpoint_path=os.path.abspath(path), how="resume") if is_resume else None
+        if parent is not None and isinstance(stored, Mapping) and stored.get("run_id"):
+            parent.run_id, parent.run_name = str(stored["run_id"]), str(stored.get("run_name") or "") or None
+            parent.global_step = step_of({"global_step": stored.get("steps")})
+        self._pending_load = (start_s, stop_s, path, parent)
         if self.is_open:
             self._record_load()
 
@@ -198,9 +204,14 @@ class TrainerRun:
         load, self._pending_load = self._pending_load, None
         if load is None or self._has_open_span(Names.CHECKPOINT_LOAD):
             return
-        start_s, stop_s, path = load
+        start_s, stop_s, path, parent = load
         span = self.job.begin_span(checkpoint_load(), start_s)
         self.job.end_span(span, at_s=stop_s, attributes={"checkpoint_directory": path})
+        run = self.job.run
+        if run is not None and parent is not None and parent.run_id is not None:
+            run.add_parent(parent)
+        elif run is not None and parent is not None:
+            run.log_parent(path, how="resume")  # saved without this integration
 
     def begin_save(self, path: Any, *, is_async: bool) -> Span | None:
         """Start the span of a save."""

@@ -27,7 +27,7 @@ from tachograph.integrations._common.phases import NO_MARKS
 from tachograph.integrations.transformers._call_stack import find_trainer, is_called_by
 from tachograph.integrations.transformers._facts import argument_facts, build_config, global_batch_size, run_name
 from tachograph.integrations.transformers._loggers import time_loggers
-from tachograph.integrations.transformers._resume import plan_run, read_run_file, write_run_file
+from tachograph.integrations.transformers._resume import log_parents, plan_run, read_run_file, write_run_file
 from tachograph.recorder import Run
 from tachograph.settings import resolve_settings
 from tachograph.spans import (
@@ -186,6 +186,8 @@ class TachographCallback(TrainerCallback):
         self._is_training = self._has_trained = True
         self._poll_every = min(max(1, int(state.logging_steps or 1)), SYNC_REQUESTS_EVERY)
         run = self._begin_run(args, state, kwargs.get("model"), trainer)
+        with guard("finding the parents of a run"):
+            log_parents(run, args, state, kwargs.get("model"), trainer)
         job = self._job
         self._batch_size = global_batch_size(args, state)
         job.configure(
@@ -452,7 +454,7 @@ class TachographCallback(TrainerCallback):
         path = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         span = self._job.begin_span(checkpoint_save(state.global_step, path=path), self._last_event_s)
         self._job.end_span(span)
-        write_run_file(run, path, self._plan.name)
+        write_run_file(run, path, self._plan.name, state.global_step)
         self._last_event_s = perf_counter()
 
     @_hook

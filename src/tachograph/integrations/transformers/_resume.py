@@ -15,14 +15,15 @@ from typing import Any
 from transformers import TrainerState, TrainingArguments
 
 from tachograph._base.files import replace_file
-from tachograph.integrations._common.integration_run import RUN_FILE, IntegrationRun, RunOptions, is_run
+from tachograph.integrations._common.integration_run import IntegrationRun, RunOptions, is_run
 from tachograph.integrations.transformers._call_stack import resume_arguments
+from tachograph.provenance import RUN_FILE, find_parent
 from tachograph.recorder import Run
 
-__all__ = ["plan_run", "read_run_file", "write_run_file"]
+__all__ = ["log_parents", "plan_run", "read_run_file", "write_run_file"]
 
 
-def write_run_file(run: Run, checkpoint: str, requested_name: str | None) -> None:
+def write_run_file(run: Run, checkpoint: str, requested_name: str | None, step: int) -> None:
     """Write into a checkpoint which run saved it."""
     if run.folder is None or not os.path.isdir(checkpoint):
         return
@@ -31,17 +32,14 @@ def write_run_file(run: Run, checkpoint: str, requested_name: str | None) -> Non
         "run_id": run.id,
         "asked_name": requested_name or "",
         "log_dir": os.path.relpath(run.folder.path.parent, checkpoint),
+        "step": step,
     }
     replace_file(Path(checkpoint, RUN_FILE), json.dumps(content).encode(), below=Path(checkpoint))
 
 
 def read_run_file(args: TrainingArguments, state: TrainerState, trainer: Any) -> dict[str, str]:
     """Return the run file of the checkpoint that training is resumed from; empty if it has none."""
-    checkpoints = resume_arguments(trainer)
-    if isinstance(args.resume_from_checkpoint, str):
-        checkpoints.append(args.resume_from_checkpoint)
-    checkpoints.append(os.path.join(args.output_dir or ".", f"checkpoint-{state.global_step}"))
-    for checkpoint in checkpoints:
+    for checkpoint in _checkpoints(args, state, trainer):
         try:
             with open(os.path.join(checkpoint, RUN_FILE), encoding="utf-8") as file:
                 content = json.load(file)
@@ -51,6 +49,28 @@ def read_run_file(args: TrainingArguments, state: TrainerState, trainer: Any) ->
             saved = {str(name): str(value) for name, value in content.items()}
             return {**saved, "log_dir": os.path.normpath(os.path.join(checkpoint, saved.get("log_dir", "")))}
     return {}
+
+
+def log_parents(run: Run, args: TrainingArguments, state: TrainerState, model: Any, trainer: Any) -> None:
+    """Record the checkpoint that training is resumed from, and the run that saved the model before it was loaded."""
+    if state.global_step:
+        for checkpoint in _checkpoints(args, state, trainer):
+            if os.path.isdir(checkpoint):
+                run.log_parent(checkpoint, how="resume")
+                break
+    source = getattr(model, "name_or_path", None)
+    if isinstance(source, str) and os.path.isdir(source) and run.folder is not None:
+        found = find_parent(source, str(run.folder.path.parent), "finetune")
+        if found is not None and found.run_id is not None:  # any other folder is a model of unknown origin
+            run.log_parent(source, how="finetune")
+
+
+def _checkpoints(args: TrainingArguments, state: TrainerState, trainer: Any) -> list[str]:
+    """Return the folders that training may be resumed from, the most likely one first."""
+    checkpoints = resume_arguments(trainer)
+    if isinstance(args.resume_from_checkpoint, str):
+        checkpoints.append(args.resume_from_checkpoint)
+    return [*checkpoints, os.path.join(args.output_dir or ".", f"checkpoint-{state.global_step}")]
 
 
 def plan_run(plan: RunOptions, job: IntegrationRun, saved: Mapping[str, str] | None) -> tuple[RunOptions, bool]:

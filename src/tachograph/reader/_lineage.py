@@ -1,0 +1,107 @@
+"""The checkpoints that a run saved, and the runs that it continues."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tachograph.reader._digest import RunDigest
+from tachograph.records import PARENT, finite_or_none, step_of
+
+__all__ = ["ParentRun", "SavedCheckpoint", "checkpoint_records", "parents_of", "saved_checkpoints"]
+
+
+class SavedCheckpoint(msgspec.Struct, omit_defaults=True):
+    """A checkpoint that a run saved."""
+
+    path: str
+    """The absolute path at the time of saving."""
+    global_step: int | None = None
+    time: float | None = None
+    """When it was recorded."""
+    size_bytes: int | None = None
+    modified: float | None = None
+    """The modification time of the file or folder."""
+    is_best: bool = False
+
+
+class ParentRun(msgspec.Struct):
+    """A run, or a checkpoint of it, that another run started from."""
+
+    run_id: str | None = None
+    run_name: str | None = None
+    checkpoint_path: str | None = None
+    global_step: int | None = None
+    how: str | None = None
+    """`resume`, `init`, `finetune`, `merge` or `distill`."""
+
+
+def checkpoint_records(run: RunDigest) -> list[dict[str, Any]]:
+    """Return the checkpoint records; if there are none, build them from the events of checkpoint spans."""
+    logged = run.latest("checkpoint")
+    if logged:
+        return logged
+    return [
+        {
+            "event": "checkpoint",
+            "time": record.get("time"),
+            "global_step": record.get("current_iteration"),
+            "checkpoint_path": record.get("checkpoint_directory"),
+            "size_bytes": record.get("checkpoint_size"),
+        }
+        for record in run.latest("event", "save_checkpoint_success")
+        if record.get("checkpoint_directory")
+    ]
+
+
+def saved_checkpoints(run: RunDigest) -> list[SavedCheckpoint]:
+    """Return the checkpoints of a run, oldest first."""
+    found = []
+    for record in checkpoint_records(run):
+        path = record.get("checkpoint_path")
+        if isinstance(path, str) and path:
+            num_bytes = record.get("size_bytes")
+            time = finite_or_none(record.get("time"))
+            found.append(
+                SavedCheckpoint(
+                    path=os.path.normpath(os.path.join(_folder_at(run, time), path)),
+                    global_step=step_of(record),
+                    time=time,
+                    size_bytes=num_bytes if type(num_bytes) is int else None,
+                    modified=finite_or_none(record.get("modified")),
+                    is_best=record.get("is_best") is True,
+                )
+            )
+    return found
+
+
+def _folder_at(run: RunDigest, time: float | None) -> str:
+    """Return the working folder of the attempt that was recorded at a time."""
+    folder = ""
+    for attempt in run.attempts:
+        started = finite_or_none(attempt.start.get("time"))
+        if not folder or (time is not None and started is not None and started <= time):
+            folder = str(attempt.start.get("cwd") or folder)
+    return folder
+
+
+def parents_of(run: RunDigest) -> list[ParentRun]:
+    """Return the runs that a run started from, in order, without the run itself and without repetitions."""
+    given: list[Any] = []
+    for attempt in run.attempts:
+        listed = attempt.start.get("parents")
+        given += listed if isinstance(listed, list) else []
+    given += run.latest("event", PARENT)
+    own = run.attempts[-1].start.get("run_id") if run.attempts else None
+    found: list[ParentRun] = []
+    for entry in given:
+        if isinstance(entry, Mapping):
+            texts = {name: entry.get(name) for name in ("run_id", "run_name", "checkpoint_path", "how")}
+            known = {name: value for name, value in texts.items() if isinstance(value, str) and value}
+            parent = ParentRun(**known, global_step=step_of(dict(entry)))
+            if known and parent not in found and (parent.run_id is None or parent.run_id != own):
+                found.append(parent)
+    return found
