@@ -94,7 +94,7 @@ def init(
     if name is not None:
         check_run_name(name)
     channels = _open_channels(notify, notify_section) if chosen.enabled else None
-    parents = _find_parents(parent, chosen)
+    parents = _find_parents(parent, chosen) if any_rank or ranks.rank() == 0 else {}
     rules = _select(rules, "TACHO_RULES", rules_section, """{"plateau": false}""")
     signals = _select(signals, "TACHO_SIGNALS", signals_section, """{"loss": "my/objective"}""")
     thresholds, signal_names = resolve_rules(rules) if chosen.diagnose else None, resolve_signals(signals)

@@ -55,7 +55,8 @@ def capture_in(
 ) -> tuple[RunFolder, dict[str, Any]]:
     run = RunFolder((logs or folder / "logs") / "x")
     run.path.mkdir(parents=True, exist_ok=True)
-    return run, capture(CaptureRequest(str(run.path), str(folder), [str(path) for path in files], **options))
+    script, *modules = map(str, files) if files else (None,)
+    return run, capture(CaptureRequest(str(run.path), str(folder), script, modules, **options))
 
 
 def reasons(part: dict[str, Any]) -> dict[str, str]:

@@ -70,7 +70,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def train(project: Path, logs: Path, name: str, lr: str = "0.1") -> None:
-    command = [sys.executable, "train.py", lr, name, str(logs), "--api-key", "hunter2"]
+    command = [sys.executable, str(project / "jobs" / "train.py"), lr, name, str(logs), "--api-key", "hunter2"]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "5"}
     subprocess.run(command, cwd=project / "jobs", env=environment, check=True, timeout=HANG_S)
 
@@ -152,8 +152,10 @@ def test_reproduce_writes_only_into_its_folder(logs: Path, tmp_path: Path):
         names = ["../outside.py", "/tmp/tacho-outside.py", "a/../../outside.py", ".git/hooks/x", "fine.py"]
         files = [SourceFile(name, blob, 5, is_untracked=True) for name in names]
         listed = write_blob(folder, msgspec.json.encode(files), ".json")
-        run.add_record("code", {"files": {"file": listed, "root": "/"}, "command": ["python", "x.py"]})
-    rebuild(tachograph.read(run), tmp_path / "into")
+        lacks = {"missing": "git status took longer than 5 s"}
+        run.add_record("code", {"files": {"file": listed, "root": "/"}, "diff": lacks, "command": ["python", "x.py"]})
+    rebuilt = rebuild(tachograph.read(run), tmp_path / "into")
+    assert rebuilt.notes == ["uncommitted changes are unknown: git status took longer than 5 s"]
     assert [path.name for path in (tmp_path / "into").rglob("*")] == ["fine.py"]
     assert not (tmp_path / "outside.py").exists() and not Path("/tmp/tacho-outside.py").exists()
 

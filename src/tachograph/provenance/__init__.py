@@ -7,7 +7,7 @@ from tachograph.provenance._environment import determinism, environment, torch_b
 from tachograph.provenance._lineage import RUN_FILE, find_parent, read_stamp, stamp_path, write_stamp
 from tachograph.provenance._read import last_code, read_patch, read_sources, section_of
 from tachograph.provenance._reproduce import Rebuilt, rebuild, reproduction_script
-from tachograph.provenance._sources import loaded_files
+from tachograph.provenance._sources import loaded_files, script_file
 
 __all__ = [
     "CaptureRequest",
@@ -33,6 +33,7 @@ __all__ = [
     "rebuild",
     "remove_unused_blobs",
     "reproduction_script",
+    "script_file",
     "section_of",
     "stamp_path",
     "torch_build",

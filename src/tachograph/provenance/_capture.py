@@ -43,8 +43,10 @@ class CaptureRequest(msgspec.Struct, frozen=True):
 
     run_folder: str
     cwd: str
+    script: str | None
+    """The file that the process was started with; None in an interactive session."""
     files: list[str]
-    """The files of loaded modules, the script first."""
+    """The files of loaded modules."""
     git: bool = True
     """Whether to read the repository."""
 
@@ -101,6 +103,7 @@ def capture(request: CaptureRequest) -> dict[str, Any]:
             diff = _part(lambda: _store_diff(folder, git["root"])) if status.commit else {"missing": "no commit yet"}
     except CodeError as error:
         git = {"missing": str(error)}
+        diff = {"missing": str(error)}
     found = {
         "git": git,
         "diff": diff,
@@ -114,7 +117,7 @@ def capture(request: CaptureRequest) -> dict[str, Any]:
 def _find_root(request: CaptureRequest) -> str | None:
     """Return the root of the repository of the working folder, else of the script."""
     root = find_root(request.cwd)
-    return root if root is not None or not request.files else find_root(os.path.dirname(request.files[0]))
+    return root if root is not None or request.script is None else find_root(os.path.dirname(request.script))
 
 
 def _git_fields(root: str, status: GitStatus) -> dict[str, Any]:
@@ -184,6 +187,7 @@ def _store_files(
     """Store the script, the modules of the project and the untracked sources."""
     base = root or request.cwd
     left_out, stored = _LeftOut(), []
+    script = [] if request.script is None else [request.script]
     wanted: dict[str, bool] = {}
     for name in untracked:
         path = os.path.join(base, os.fsdecode(name))
@@ -191,7 +195,7 @@ def _store_files(
             wanted[path] = True
         elif b"__pycache__/" not in name:
             left_out.add(name, "not a source file")
-    loaded = dict.fromkeys([*request.files[:1], *project_files(request.files, [base, request.cwd])])
+    loaded = dict.fromkeys([*script, *project_files(request.files, [base, request.cwd])])
     # The code comes first: of two files that do not fit, it is the more important one.
     paths = {path: wanted.get(path, False) for path in [*loaded, *wanted]}
     num_bytes = {False: 0, True: 0}

@@ -19,7 +19,7 @@ __all__ = ["CodeChange", "ComparedRun", "Difference", "RunComparison", "compare_
 _FACTS = ("command", "cwd", "host", "platform", "python", "torch", "tachograph", "num_cpus", "gpus", "world_size")
 _MAX_DIFF_BYTES = 200 << 10
 _MAX_DIFF_LINES = 4_000
-_MAX_DIFFS = 200
+_MAX_DIFFS = 50
 
 
 class Difference(msgspec.Struct):

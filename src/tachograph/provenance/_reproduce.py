@@ -194,7 +194,7 @@ def _notes(code: Mapping[str, Any], sources: list[SourceFile]) -> list[str]:
     """Return what is missing from the captured code."""
     notes = []
     diff = section_of(code, "diff")
-    if not code or diff.get("missing"):
+    if not code or code.get("missing") or diff.get("missing"):
         notes.append(f"uncommitted changes are unknown: {missing_reason(code, 'diff')}")
     for part in (diff, section_of(code, "files")):
         left_out = part.get("left_out")
@@ -232,22 +232,17 @@ def _command_lines(
     cwd = str(start.get("cwd") or "")
     inside = os.path.relpath(cwd, root) if root and cwd else os.curdir
     place = shlex.quote(folder) if folder is not None else '"$folder"'
-    if inside != os.curdir and not inside.startswith(os.pardir):
+    if inside.startswith(os.pardir):
+        inside, cwd = os.curdir, root
+    if inside != os.curdir:
         place = f"{place}/{shlex.quote(inside)}"
     variables = [
         f"{name}={shlex.quote(_placeholder(str(value)))}"
         for name, value in section_of(code, "environment").items()
         if re.fullmatch(r"PYTHONHASHSEED|CUBLAS_\w+|TORCH_\w+|PYTORCH_\w+|NCCL_\w+|OMP_\w+", str(name))
     ]
-    moved = [_relocate(word, root, folder) for word in words]
+    moved = [os.path.relpath(word, cwd) if root and word.startswith(os.path.join(root, "")) else word for word in words]
     return [f"cd -- {place}", " ".join([*variables, *(shlex.quote(_placeholder(word)) for word in moved)])]
-
-
-def _relocate(word: str, root: str, folder: str | None) -> str:
-    """Return a word of the command, relative to the new folder if it is a path inside the old one."""
-    if root and word.startswith(os.path.join(root, "")):
-        return os.path.join(folder, os.path.relpath(word, root)) if folder else os.path.relpath(word, root)
-    return word
 
 
 def _placeholder(word: str) -> str:

@@ -8,27 +8,29 @@ import sysconfig
 import types
 from collections.abc import Iterable
 
-__all__ = ["loaded_files", "project_files"]
+__all__ = ["loaded_files", "project_files", "script_file"]
 
 _FOREIGN_FOLDERS = {"site-packages", "dist-packages", "node_modules", "__pycache__"}
 
 
 def loaded_files() -> list[str]:
-    """Return the files of the modules that this process has loaded, the script first.
+    """Return the source files of the modules that this process has loaded."""
+    found = map(_file_of, list(sys.modules.values()))
+    return list(dict.fromkeys(os.path.abspath(path) for path in found if path and path.endswith((".py", ".pyw"))))
 
-    The dict of a module is read past its class: a module that is loaded on first use must not be loaded by this.
-    """
-    files: dict[str, None] = {}
-    for name in ("__main__", *list(sys.modules)):
-        module = sys.modules.get(name)
-        if not isinstance(module, types.ModuleType):
-            continue
-        path = object.__getattribute__(module, "__dict__").get("__file__")
-        if type(path) is str and path.endswith((".py", ".pyw")):
-            files[os.path.abspath(path)] = None
-        elif type(path) is str and name == "__main__":
-            files[os.path.abspath(path)] = None  # a script may have any name
-    return list(files)
+
+def script_file() -> str | None:
+    """Return the file that this process was started with; None in an interactive session."""
+    path = _file_of(sys.modules.get("__main__"))
+    return os.path.abspath(path) if path else None
+
+
+def _file_of(module: object) -> str | None:
+    """Return the file of a module. Its dict is read past its class, which may load the module on first use."""
+    if not isinstance(module, types.ModuleType):
+        return None
+    path = object.__getattribute__(module, "__dict__").get("__file__")
+    return path if type(path) is str else None
 
 
 def project_files(files: Iterable[str], roots: Iterable[str]) -> list[str]:

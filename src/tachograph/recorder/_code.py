@@ -18,7 +18,8 @@ from tachograph.recorder._run import Run
 __all__ = ["CodeCollector"]
 
 _MAX_WAIT_S = 2.0
-"""How long the end of a short run waits for the process."""
+_MAX_WAIT_SHARE = 0.2
+"""How long the end of a short run waits for the process, in seconds and as a share of `exit_timeout_s`."""
 
 
 class CodeCollector:
@@ -37,7 +38,7 @@ class CodeCollector:
 
     def close(self) -> None:
         """Wait a moment for the result; without one, record that it is missing."""
-        self._thread.join(min(_MAX_WAIT_S, self._run.settings.exit_timeout_s))
+        self._thread.join(min(_MAX_WAIT_S, _MAX_WAIT_SHARE * self._run.settings.exit_timeout_s))
         if self._thread.is_alive():
             self._record({"missing": "the run ended before its code was captured"})
 
@@ -57,12 +58,13 @@ class CodeCollector:
     def _ask(self) -> dict[str, Any] | None:
         from tachograph._base.detached import DetachedProcess
         from tachograph._base.typed import decode_json
-        from tachograph.provenance import CaptureRequest, loaded_files
+        from tachograph.provenance import CaptureRequest, loaded_files, script_file
 
         assert self._run.folder is not None  # noqa: S101 - only recorded runs have a collector
         request = CaptureRequest(
             run_folder=os.path.abspath(self._run.folder.path),
             cwd=self._cwd,
+            script=script_file(),
             files=loaded_files(),
             git=self._run.settings.git,
         )

@@ -20,6 +20,8 @@ export function eventTitle(record: JournalRecord): string {
       return `${name} ${plain(record["old"])} → ${plain(record["new"])}`;
     case "start":
       return record["resumed"] === true ? "resumed" : "started";
+    case "code":
+      return typeof record["missing"] === "string" ? `code not captured: ${record["missing"]}` : "code captured";
     case "end":
       return text(record["status"]) || "ended";
     case "log":

@@ -304,7 +304,7 @@ class AcceleratorObserver:
             found = [name for name in os.listdir(folder) if name.rpartition("_")[2].isdecimal()]
             input_dir = os.path.join(folder, max(found, key=lambda name: int(name.rpartition("_")[2])))
         if self._job.run is not None:
-            self._job.run.log_parent(os.path.expanduser(input_dir), how="resume")
+            self._job.run.log_parent(os.path.abspath(os.path.expanduser(input_dir)), how="resume")
         try:
             with open(os.path.join(os.path.expanduser(input_dir), RUN_FILE), encoding="utf-8") as file:
                 step = json.load(file).get("step")

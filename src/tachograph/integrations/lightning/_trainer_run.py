@@ -211,7 +211,7 @@ class TrainerRun:
         if run is not None and parent is not None and parent.run_id is not None:
             run.add_parent(parent)
         elif run is not None and parent is not None:
-            run.log_parent(path, how="resume")  # saved without this integration
+            run.log_parent(os.path.abspath(path), how="resume")  # saved without this integration
 
     def begin_save(self, path: Any, *, is_async: bool) -> Span | None:
         """Start the span of a save."""

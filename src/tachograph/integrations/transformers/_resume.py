@@ -56,13 +56,13 @@ def log_parents(run: Run, args: TrainingArguments, state: TrainerState, model: A
     if state.global_step:
         for checkpoint in _checkpoints(args, state, trainer):
             if os.path.isdir(checkpoint):
-                run.log_parent(checkpoint, how="resume")
+                run.log_parent(os.path.abspath(checkpoint), how="resume")
                 break
     source = getattr(model, "name_or_path", None)
     if isinstance(source, str) and os.path.isdir(source) and run.folder is not None:
-        found = find_parent(source, str(run.folder.path.parent), "finetune")
+        found = find_parent(os.path.abspath(source), str(run.folder.path.parent), "finetune")
         if found is not None and found.run_id is not None:  # any other folder is a model of unknown origin
-            run.log_parent(source, how="finetune")
+            run.add_parent(found)
 
 
 def _checkpoints(args: TrainingArguments, state: TrainerState, trainer: Any) -> list[str]:
