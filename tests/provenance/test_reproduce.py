@@ -140,6 +140,22 @@ def test_reproduce_names_what_it_lacks(project: Path, logs: Path, tmp_path: Path
         rebuild(tachograph.read(bare), tmp_path / "never")
 
 
+def test_masked_changes_are_left_for_the_user(project: Path, logs: Path, tmp_path: Path):
+    lines = ["API_KEY = 'hunter2-hunter2'", *(f"x{number} = 1" for number in range(30))]
+    (project / "jobs" / "helper.py").write_text("\n".join(lines))
+    git(project, "commit", "-q", "-a", "-m", "add a secret")
+    lines[1], lines[-2] = "x0 = 2", "last = 2"
+    (project / "jobs" / "helper.py").write_text("\n".join(lines))
+    (project / "run.sh").write_text("echo changed\n")
+    train(project, logs, "x")
+    rebuilt = rebuild(tachograph.read("x", logs), tmp_path / "into")
+    text = (tmp_path / "into" / "jobs" / "helper.py").read_text()
+    assert "last = 2" in text and "x0 = 1" in text
+    assert "[masked]" in (tmp_path / "into" / "jobs" / "helper.py.rej").read_text()
+    assert (tmp_path / "into" / "run.sh").read_text() == "echo changed\n"
+    assert "changes next to a masked secret could not be applied: see the .rej files" in rebuilt.notes
+
+
 def test_reproduce_writes_only_into_its_folder(logs: Path, tmp_path: Path):
     """The list of files comes from the log folder, which others may write."""
     from tachograph.journal import RunFolder

@@ -7,6 +7,7 @@ Nothing from the run is executed: hooks are off, and the command of the run is o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -119,9 +120,8 @@ def rebuild(run: RunDigest, folder: Path, repository: str | None = None) -> Rebu
         raise CodeError(f"{folder.parent} does not exist; create it first")
     if git is not None:
         _add_worktree(folder, git, repository)
-        patch = read_patch(run.folder, code)
-        if patch:
-            _apply(run, code, folder)
+        if read_patch(run.folder, code):
+            notes += _apply(run, code, folder)
     else:
         folder.mkdir(exist_ok=True)
     for source in _to_write(sources, has_git=git is not None):
@@ -176,18 +176,23 @@ def _add_worktree(folder: Path, git: Mapping[str, Any], repository: str | None) 
     run_git("worktree", "add", "--detach", "--", str(folder), commit, cwd=root, timeout_s=_CHECKOUT_S)
 
 
-def _apply(run: RunDigest, code: Mapping[str, Any], folder: Path) -> None:
+def _apply(run: RunDigest, code: Mapping[str, Any], folder: Path) -> list[str]:
+    """Apply the patch; return what did not work because secrets were masked.
+
+    A masked line does not fit the commit, unless the patch adds it. Then git applies the other parts, and writes those
+    that do not fit to files that end in `.rej`.
+    """
     patch = os.path.abspath(blob_path(run.folder, section_of(code, "diff")["file"]))
+    command = ("apply", "--index", "--binary", "--whitespace=nowarn")
     try:
-        run_git(
-            *("apply", "--index", "--binary", "--whitespace=nowarn", "--", patch),
-            cwd=str(folder),
-            timeout_s=_CHECKOUT_S,
-        )
+        run_git(*command, "--", patch, cwd=str(folder), timeout_s=_CHECKOUT_S)
     except CodeError as error:
-        masked = section_of(code, "diff").get("masked")
-        why = f"; secrets in it were masked ({', '.join(map(str, masked))})" if masked else ""
-        raise CodeError(f"{folder} has the commit, but the patch {patch} does not apply{why}: {error}") from error
+        if not section_of(code, "diff").get("masked"):
+            raise CodeError(f"{folder} has the commit, but the patch {patch} does not apply: {error}") from error
+        with contextlib.suppress(CodeError):  # it exits with 1 if a part does not fit
+            run_git(*command, "--reject", "--", patch, cwd=str(folder), timeout_s=_CHECKOUT_S)
+        return ["changes next to a masked secret could not be applied: see the .rej files"]
+    return []
 
 
 def _notes(code: Mapping[str, Any], sources: list[SourceFile]) -> list[str]:
