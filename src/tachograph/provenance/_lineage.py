@@ -27,7 +27,7 @@ __all__ = ["RUN_FILE", "find_parent", "read_stamp", "stamp_path", "write_stamp"]
 RUN_FILE = "tachograph.json"
 """The file in a checkpoint folder that names the run that saved it."""
 _MAX_STAMP_BYTES = 64 << 10
-_MAX_SEARCH_S = 1.0
+_MAX_SEARCH_S = 0.5
 
 
 def stamp_path(checkpoint: str | os.PathLike[str]) -> Path:
@@ -102,12 +102,18 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def _modified_s(folder: RunFolder) -> float:
+    with contextlib.suppress(OSError):
+        return folder.journal.stat().st_mtime
+    return 0.0
+
+
 def _search(path: str, log_dir: str) -> dict[str, Any] | None:
     """Return the run whose journal names a checkpoint; of several runs, that of the latest record."""
     deadline_s = time.monotonic() + _MAX_SEARCH_S
     name = os.path.basename(path).encode()
     best: tuple[float, dict[str, Any]] | None = None
-    for folder in list_runs(log_dir):
+    for folder in sorted(list_runs(log_dir), key=_modified_s, reverse=True):
         if time.monotonic() > deadline_s:
             break
         with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):  # such as a torn line
