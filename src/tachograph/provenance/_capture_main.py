@@ -27,7 +27,8 @@ def main(requests: BinaryIO, replies: ReplyChannel) -> None:
     if hasattr(os, "nice"):
         os.nice(10)  # nobody waits for it
     try:
-        fields = capture(pickle.load(requests))  # noqa: S301 - from the process that started this one
-    except Exception as error:  # noqa: BLE001 - reported in the record
-        fields = {"missing": mask_text(f"{type(error).__name__}: {error}")[:500]}
-    replies.write(msgspec.json.encode(fields) + b"\n")
+        reply = msgspec.json.encode(capture(pickle.load(requests)))  # noqa: S301 - from the process that started it
+    except Exception as error:  # noqa: BLE001 - reported in the record; such as a folder whose name is not UTF-8
+        reason = mask_text(f"{type(error).__name__}: {error!a}")[:500]
+        reply = msgspec.json.encode({"missing": reason})
+    replies.write(reply + b"\n")
