@@ -98,6 +98,9 @@ export const api = {
   listAlerts: (run: string) => get("/api/v1/runs/{run}/alerts", { run }, {}),
   getCompletions: (run: string, query: GetRoute<"/api/v1/runs/{run}/completions">["query"]) =>
     get("/api/v1/runs/{run}/completions", { run }, query),
+  getOutput: (run: string, query: GetRoute<"/api/v1/runs/{run}/output">["query"]) =>
+    get("/api/v1/runs/{run}/output", { run }, query),
+  outputUrl: (run: string) => buildUrl("/api/v1/runs/{run}/output/text", { run }),
   listControls: (run: string) => get("/api/v1/runs/{run}/controls", { run }, {}),
   requestControls: (run: string, values: ControlRequest["values"]) =>
     post("/api/v1/runs/{run}/controls", { run }, { values }),

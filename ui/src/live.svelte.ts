@@ -23,6 +23,8 @@ class Live {
   versions = $state<Record<string, string>>({});
   /** The fraction of each watched run's journal that the server has read. */
   indexed = $state<Record<string, number>>({});
+  /** The version of each watched run's console output. */
+  outputs = $state<Record<string, string>>({});
   /** Watched runs that no longer exist. */
   goneRuns = $state<string[]>([]);
   /** Counts reconnections. Requests that failed meanwhile may succeed now. */
@@ -82,10 +84,11 @@ class Live {
     this.#stop = null;
     if (document.hidden || this.needsToken) return;
     this.#stop = api.watchRuns(this.#watched, {
-      changed: ({ line, version, indexed, now }) => {
+      changed: ({ line, version, indexed, output, now }) => {
         this.#clockOffset_s = now - Date.now() / 1000;
         this.#update(line);
         if (version !== null) this.versions[line.name] = version;
+        if (output !== null) this.outputs[line.name] = output;
         if (indexed !== null) this.indexed[line.name] = indexed;
       },
       gone: (name) => {

@@ -17,6 +17,7 @@ from tachograph.cli._export import export
 from tachograph.cli._import import import_
 from tachograph.cli._installed import InstalledCommand, installed_commands
 from tachograph.cli._lm_eval import lm_eval
+from tachograph.cli._logs import logs
 from tachograph.cli._ls import ls
 from tachograph.cli._notify import notify
 from tachograph.cli._plugins import plugins
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 _COMMANDS = (
-    *(run, train, ls, show, diff, reproduce, whence, tail, export, import_, doctor, control, sync),
+    *(run, train, ls, show, diff, reproduce, whence, tail, logs, export, import_, doctor, control, sync),
     *(tag, note, rename, group, archive, unarchive, mv, cp, rm, trash, du, prune),
     *(notify, plugins, lm_eval, usage, ui, demo),
 )

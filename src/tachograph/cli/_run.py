@@ -45,7 +45,7 @@ class _NotFound(click.ClickException):
     type=click.Choice(["wandb"]),
     help="Let Tachograph stand in for this tracker: `import wandb` gives the script `tachograph.wandb`.",
 )
-@click.option("--no-output", is_flag=True, help="Do not capture the output: its last lines are not recorded.")
+@click.option("--no-output", is_flag=True, help="Do not capture the output: it is not recorded.")
 def run(
     command: tuple[str, ...],
     log_dir: str,

@@ -46,6 +46,14 @@ from tachograph.journal._log_folders import (
     find_run_folders,
     is_linked_out,
 )
+from tachograph.journal._output import (
+    OUTPUT_MAX_BYTES,
+    OutputSegment,
+    OutputWriter,
+    list_output_segments,
+    output_line,
+    partial_output,
+)
 
 __all__ = [
     "MAX_RUN_DEPTH",
@@ -61,6 +69,9 @@ __all__ = [
     "LOG_EVERY_MIN",
     "LogFolders",
     "NOT_CONTROLS",
+    "OUTPUT_MAX_BYTES",
+    "OutputSegment",
+    "OutputWriter",
     "PROFILE_STEPS_MAX",
     "ProcessIdentity",
     "REQUESTS",
@@ -86,6 +97,9 @@ __all__ = [
     "journal_size",
     "list_runs",
     "open_journal",
+    "list_output_segments",
+    "output_line",
+    "partial_output",
     "read_heartbeat",
     "read_records",
     "rebuild_csv",

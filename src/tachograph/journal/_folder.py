@@ -60,6 +60,11 @@ class RunFolder:
         return self.path / "code"
 
     @property
+    def output(self) -> Path:
+        """`output`: what the program printed, in segments; see `_output`."""
+        return self.path / "output"
+
+    @property
     def private(self) -> Path:
         """`.tacho`: cursors, lock and heartbeat; may be deleted at any time."""
         return self.path / ".tacho"

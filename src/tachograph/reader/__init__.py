@@ -26,6 +26,14 @@ from tachograph.reader._metrics import (
     cover_windows,
     find_copies,
 )
+from tachograph.reader._output import (
+    OutputFollower,
+    OutputLine,
+    OutputPart,
+    output_text,
+    output_version,
+    read_output,
+)
 from tachograph.reader._overview import RunOverview, overview, overview_with_heartbeat
 from tachograph.reader._plugins import PluginChange, PluginUse
 from tachograph.reader._ranks import RankView, read_ranks
@@ -42,6 +50,9 @@ __all__ = [
     "MetricSummary",
     "NOT_METRICS",
     "ParentRun",
+    "OutputFollower",
+    "OutputLine",
+    "OutputPart",
     "PluginChange",
     "PluginUse",
     "RankView",
@@ -63,10 +74,13 @@ __all__ = [
     "find_readable_run",
     "list_traces",
     "open_trace",
+    "output_text",
+    "output_version",
     "overview",
     "overview_with_heartbeat",
     "parents_of",
     "read",
+    "read_output",
     "read_ranks",
     "request_control",
     "saved_checkpoints",

@@ -25,7 +25,7 @@ import msgspec
 from starlette.concurrency import run_in_threadpool
 
 from tachograph.journal import RunState
-from tachograph.reader import RunOverview
+from tachograph.reader import RunOverview, output_version
 from tachograph.server import _views as views
 from tachograph.server._models import RunSummary
 from tachograph.store import Store, StoredRun
@@ -57,6 +57,8 @@ class RunChanged(msgspec.Struct, kw_only=True):
     """The run's current version; only set for runs watched by name."""
     indexed: float | None = None
     """Fraction of the journal read so far, 0 to 1; only set for runs watched by name."""
+    output: str | None = None
+    """Changes with the console output; only set for runs watched by name."""
     now: float
     """The server's clock, in Unix time."""
 
@@ -137,7 +139,7 @@ async def _watch_runs(store: Store, names: list[str]) -> AsyncIterator[tuple[str
         if any(isinstance(data, RunChanged) and data.indexed is not None and data.indexed < 1.0 for _, data in found):
             await asyncio.sleep(0)
             continue
-        if found or any(summary.state in _ALIVE for _, _, summary in seen.values()):
+        if found or any(summary.state in _ALIVE for *_, summary in seen.values()):
             active_s = time.monotonic()
         is_quiet = time.monotonic() - active_s > _QUIET_AFTER_S
         await asyncio.sleep(_QUIET_INTERVAL_S if is_quiet else _RUN_INTERVAL_S)
@@ -149,7 +151,8 @@ def _poll_runs(store: Store, names: list[str], seen: dict[str, Any], is_first: b
     Args:
         store: The store that holds the runs.
         names: The runs to refresh.
-        seen: By name the version, the time of the last state check and the summary that were sent last; updated.
+        seen: By name the version, the version of the output, the time of the last state check and the summary that
+            were sent last; updated.
         is_first: Whether to report missing runs that were never seen.
     """
     events: list[tuple[str, Any]] = []
@@ -161,20 +164,22 @@ def _poll_runs(store: Store, names: list[str], seen: dict[str, Any], is_first: b
             if seen.pop(name, None) is not None or is_first:
                 events.append(("gone", RunGone(name)))
             continue
-        version, checked_s, summary = seen.get(name, (None, 0.0, None))
+        version, output, checked_s, summary = seen.get(name, (None, None, 0.0, None))
+        latest_output = output_version(run.folder)
         now_s = time.monotonic()
         # The state can change without a new record: a killed process only stops its heartbeat. After the last record
         # of a run only a last heartbeat can follow.
         is_alive = summary is None or summary.state in _ALIVE
         interval_s = _STATE_INTERVAL_S if is_alive else _ENDED_STATE_INTERVAL_S
-        if not changed and version == run.version and now_s - checked_s < interval_s:
+        is_same = version == run.version and output == latest_output
+        if not changed and is_same and now_s - checked_s < interval_s:
             continue
         latest = views.build_open_run_summary(run)
-        if run.version != version or latest != summary:
-            events.append(("changed", _changed_event(run, latest)))
-        seen[name] = (run.version, now_s, latest)
+        if not is_same or latest != summary:
+            events.append(("changed", _changed_event(run, latest, latest_output)))
+        seen[name] = (run.version, latest_output, now_s, latest)
     return events
 
 
-def _changed_event(run: StoredRun, summary: RunSummary) -> RunChanged:
-    return RunChanged(line=summary, version=run.version, indexed=run.indexed, now=time.time())
+def _changed_event(run: StoredRun, summary: RunSummary, output: str) -> RunChanged:
+    return RunChanged(line=summary, version=run.version, indexed=run.indexed, output=output, now=time.time())

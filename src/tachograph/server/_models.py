@@ -37,6 +37,10 @@ __all__ = [
     "MetricsPage",
     "NoticeView",
     "Number",
+    "OutputPage",
+    "OutputQuery",
+    "OutputRange",
+    "OutputRow",
     "RecordQuery",
     "RecordsPage",
     "RequestIds",
@@ -439,6 +443,56 @@ class TracesPage(msgspec.Struct, kw_only=True):
 
     version: str
     traces: list[TraceView]
+
+
+LineNumber = Annotated[int, Meta(ge=0, le=10**12)]
+
+
+class OutputQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Select lines of the console output."""
+
+    offset: Annotated[
+        LineNumber | None, Meta(description="Number of the first line; defaults to the last `limit` lines.")
+    ] = None
+    limit: Annotated[int, Meta(ge=0, le=2_000, description="Maximum number of lines.")] = 500
+    search: Annotated[str, Meta(max_length=500, description="Text to find in all lines; case-insensitive.")] = ""
+
+
+class OutputRow(msgspec.Struct, kw_only=True):
+    """A line that the program printed."""
+
+    number: int
+    """Counted from the start of the run. Lines that were not kept count, too."""
+    time: float | None
+    stream: str
+    """`stdout`, `stderr`, `output` if both went to the same place, or `notice` for a remark of Tachograph."""
+    text: str
+
+
+class OutputRange(msgspec.Struct):
+    """Consecutive lines."""
+
+    first: int
+    """The number of the first line."""
+    end: int
+    """The number after the last line."""
+
+
+class OutputPage(msgspec.Struct, kw_only=True):
+    """The console output of a program under `tacho run`, with secrets masked."""
+
+    version: str
+    """Changes with the output; empty if none was recorded."""
+    ranges: list[OutputRange]
+    """The lines that are kept, in order. Those between two ranges were deleted to make room for newer ones."""
+    rows: list[OutputRow]
+    """The requested lines; fewer if they are very long."""
+    partial: list[OutputRow]
+    """Lines that are not complete yet, such as a progress bar."""
+    num_matches: int
+    """How many lines contain the text searched for."""
+    matches: list[int]
+    """Their numbers; the newest ones if there are very many."""
 
 
 class ControlAnswer(msgspec.Struct, kw_only=True):

@@ -14,7 +14,12 @@ from tachograph._base.text import csv_text
 from tachograph._version import __version__
 from tachograph.catalog import AnnotationError, Catalog, RunRow, ViewError
 from tachograph.exceptions import ConfigError, ControlError, RunNotFoundError
-from tachograph.provenance import RunComparison
+from tachograph.journal import (
+    RunFolder,
+)
+from tachograph.provenance import (
+    RunComparison,
+)
 from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page
 from tachograph.server._code import build_comparison, download_patch
@@ -28,6 +33,8 @@ from tachograph.server._models import (
     ControlsPage,
     ExportQuery,
     MetricsPage,
+    OutputPage,
+    OutputQuery,
     RecordQuery,
     RecordsPage,
     RequestIds,
@@ -42,6 +49,7 @@ from tachograph.server._models import (
     TracesPage,
     encode_number,
 )
+from tachograph.server._output import build_output_page, download_output
 from tachograph.server._table import (
     act_on_runs,
     annotate_run,
@@ -103,6 +111,13 @@ class RequestContext(NamedTuple):
         except OSError as error:
             raise ApiError(503, "unreadable", f"cannot read the journal: {error.strerror or error}") from error
         return run
+
+    def folder(self) -> RunFolder:
+        """Return the folder of the run named in the path, without reading its journal."""
+        try:
+            return self.store.open(self.path["run"]).folder
+        except RunNotFoundError as error:
+            raise ApiError(404, "no_such_run", str(error)) from error
 
     def row(self) -> RunRow:
         """Return the run named in the path as a row of the table."""
@@ -309,6 +324,22 @@ ROUTES = [
         lambda context: download_trace(context.run(), context.path["trace"]),
         None,
         media_types=("application/gzip",),
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/output",
+        "Return lines of the console output of a program under `tacho run`, and search it.",
+        lambda context: build_output_page(context.folder(), context.query),
+        OutputPage,
+        OutputQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/output/text",
+        "Download the console output.",
+        lambda context: download_output(context.folder(), context.path["run"]),
+        None,
+        media_types=("text/plain",),
     ),
     Route(
         "POST",

@@ -474,6 +474,40 @@ export interface TraceView {
   duration_s: number | null;
 }
 
+/** The console output of a program under `tacho run`, with secrets masked. */
+export interface OutputPage {
+  /** Changes with the output; empty if none was recorded. */
+  version: string;
+  /** The lines that are kept, in order. Those between two ranges were deleted to make room for newer ones. */
+  ranges: OutputRange[];
+  /** The requested lines; fewer if they are very long. */
+  rows: OutputRow[];
+  /** Lines that are not complete yet, such as a progress bar. */
+  partial: OutputRow[];
+  /** How many lines contain the text searched for. */
+  num_matches: number;
+  /** Their numbers; the newest ones if there are very many. */
+  matches: number[];
+}
+
+/** Consecutive lines. */
+export interface OutputRange {
+  /** The number of the first line. */
+  first: number;
+  /** The number after the last line. */
+  end: number;
+}
+
+/** A line that the program printed. */
+export interface OutputRow {
+  /** Counted from the start of the run. Lines that were not kept count, too. */
+  number: number;
+  time: number | null;
+  /** `stdout`, `stderr`, `output` if both went to the same place, or `notice` for a remark of Tachograph. */
+  stream: string;
+  text: string;
+}
+
 /** The request was written to the control file. The answer will carry the same id. */
 export interface RequestIds {
   /** Request id by control name. */
@@ -732,6 +766,8 @@ export interface RunChanged {
   version: string | null;
   /** Fraction of the journal read so far, 0 to 1; only set for runs watched by name. */
   indexed: number | null;
+  /** Changes with the console output; only set for runs watched by name. */
+  output: string | null;
   /** The server's clock, in Unix time. */
   now: number;
 }
@@ -858,6 +894,20 @@ export interface Routes {
   /** Download a trace; ui.perfetto.dev opens it. */
   "GET /api/v1/runs/{run}/traces/{trace}": {
     path: { run: string; trace: string };
+    query: {};
+    body: null;
+    response: null;
+  };
+  /** Return lines of the console output of a program under `tacho run`, and search it. */
+  "GET /api/v1/runs/{run}/output": {
+    path: { run: string };
+    query: { offset?: number | null; limit?: number | null; search?: string | null };
+    body: null;
+    response: OutputPage;
+  };
+  /** Download the console output. */
+  "GET /api/v1/runs/{run}/output/text": {
+    path: { run: string };
     query: {};
     body: null;
     response: null;

@@ -2,7 +2,7 @@
 
 import type { XAxis } from "../api";
 
-export const tabs = ["charts", "overview", "timeline", "health", "events", "completions", "control"] as const;
+export const tabs = ["charts", "overview", "timeline", "health", "log", "events", "completions", "control"] as const;
 export type Tab = (typeof tabs)[number];
 
 export type Route =

@@ -74,7 +74,7 @@ def launch(
         tags: tags of the run.
         settings: settings of the run, for all processes of the program.
         stand_ins: trackers that the program gets from Tachograph instead of the installed package: "wandb".
-        captures: whether to keep the last lines of its output. If so, the output passes through this process.
+        captures: whether to record its output. If so, the output passes through this process.
 
     Raises:
         ProgramNotFoundError: if there is no such program.
@@ -88,15 +88,23 @@ def launch(
         check_run_name(name)
     command = _resolve_command(command)
     _check_writable(settings["log_dir"])
-    output = ProgramOutput() if captures else None
-    with _reports_folder() as reports:
+    with _reports_folder() as reports, contextlib.ExitStack() as stack:
+        pids: list[int] = []
+        output = ProgramOutput(lambda: _find_run_folder(reports, pids)) if captures else None
+        if output is not None:
+            stack.callback(output.finish_recording, None)  # unless it is finished with a run
         spec = LaunchSpec(reports, name, _derive_name(command), resume, tuple(tags), tuple(stand_ins))
-        pid, returncode = _run(command, _build_environment(spec, settings), output)
+        returncode = _run(command, _build_environment(spec, settings), output, pids)
+        pid = pids[0]
         kinds = ("run", "rank", "error", "fault", "values")
         runs, ranks, errors, faults, values = (read_child_reports(reports, kind) for kind in kinds)
+        if not ranks or runs:
+            stack.pop_all()
     run_fields = _select_report(runs, pid)
     if run_fields is not None:
         folder = RunFolder(run_fields["folder"])
+        if output is not None:
+            output.finish_recording(folder)
         _append_end(folder, _end_fields(returncode), output)
         return LaunchResult(returncode, str(folder.path), has_training=True)
     if ranks:
@@ -109,6 +117,15 @@ def launch(
     except (TachographError, OSError) as error:  # the program has run: its exit code must be preserved
         return LaunchResult(returncode, None, has_training=False, reason=str(error))
     return LaunchResult(returncode, run, has_training=bool(told.get("rows")), reason=reason)
+
+
+def _find_run_folder(reports: str, pids: Sequence[int]) -> str | None:
+    """Return the folder of the run that the program, or else one of its processes, started last."""
+    try:
+        found = _select_report(read_child_reports(reports, "run"), pids[0]) if pids else None
+    except OSError:  # the program has ended
+        return None
+    return str(found["folder"]) if found is not None else None
 
 
 def _select_report(reports: Sequence[ChildReport], pid: int) -> dict[str, Any] | None:
@@ -208,8 +225,8 @@ def _build_environment(spec: LaunchSpec, settings: Mapping[str, Any]) -> dict[st
     return environment
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], output: ProgramOutput | None) -> tuple[int, int]:
-    """Run the program to its end and forward signals to it; return its process id and exit code."""
+def _run(command: Sequence[str], environment: Mapping[str, str], output: ProgramOutput | None, pids: list[int]) -> int:
+    """Run the program to its end and forward signals to it; add its process id to `pids` and return its exit code."""
     program: subprocess.Popen[bytes] | None = None
     pending_signals: list[int] = []  # received before the program has started
 
@@ -233,6 +250,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], output: Program
             program = subprocess.Popen(command, env=environment, stdout=ends[0], stderr=ends[1])  # noqa: S603
         except OSError as error:
             raise ConfigError(f"cannot start {command[0]!r}: {error.strerror}") from error
+        pids.append(program.pid)
         if output is not None:
             output.close_ends()
         for number in pending_signals:
@@ -240,7 +258,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], output: Program
         returncode = program.wait()
         if output is not None:
             output.wait(_CAPTURE_TIMEOUT_S)
-        return program.pid, returncode
+        return returncode
 
 
 def _handle(stack: contextlib.ExitStack, name: str, handler: Callable[[int, FrameType | None], None]) -> None:
@@ -305,6 +323,8 @@ def _record_without_training(
         run.add_record(event, fields)
     run.finish(end["status"], reason=end["reason"])
     if run.folder is not None:
+        if output is not None:
+            output.finish_recording(run.folder)
         append_after_exit(run.folder, [("end", end)])
     return run.path
 

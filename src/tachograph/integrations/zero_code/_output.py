@@ -1,8 +1,9 @@
-"""Passes the output of a program through to ours, and keeps the last lines.
+"""Passes the output of a program through to ours, records it while it is printed, and keeps the last lines.
 
 The program writes into a pipe, or into a pseudo-terminal if our stream is a terminal, so that it formats its output the
-same way. One thread per stream copies the bytes unchanged to our descriptor and keeps the tail. If both of our streams
-go to the same place, so do the program's: with two pipes, lines of one stream could overtake those of the other.
+same way. One thread per stream copies the bytes unchanged to our descriptor, keeps the tail, and hands the bytes to the
+thread that records them (`_output_recorder`). If both of our streams go to the same place, so do the program's: with
+two pipes, lines of one stream could overtake those of the other.
 
 If our reader goes away, the thread closes the pipe, and the program gets the same error as it would without us. At the
 end we wait for output that is still being written, but not for a background process that keeps the stream open.
@@ -12,21 +13,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from tachograph.integrations.zero_code._output_recorder import OutputRecorder, strip_escapes
+from tachograph.journal import RunFolder
 
 __all__ = ["ProgramOutput", "tee_output"]
 
 _MAX_LINES = 200
 _MAX_BYTES = 16 << 10
 _BLOCK_BYTES = 64 << 10
-
-_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
 class _OutputTail:
@@ -48,7 +49,7 @@ class _OutputTail:
 
     def text(self) -> str:
         """Return the last lines as a terminal shows them: without escape codes and overwritten text."""
-        text = _ESCAPES.sub("", b"".join(self._blocks).decode("utf-8", "backslashreplace"))
+        text = strip_escapes(b"".join(self._blocks).decode("utf-8", "backslashreplace"))
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
         kept: deque[str] = deque()
         num_chars = 0
@@ -64,8 +65,9 @@ class _OutputTail:
 class _StreamTee:
     """Copies one stream of the program to a descriptor of ours."""
 
-    def __init__(self, name: str, ours: int) -> None:
+    def __init__(self, name: str, ours: int, recorder: OutputRecorder) -> None:
         self.name = name
+        self._recorder = recorder
         self.tail = _OutputTail()
         self._ours = ours
         self._source, self.end = _open_terminal(ours) if os.isatty(ours) else os.pipe()
@@ -97,6 +99,7 @@ class _StreamTee:
                 self._is_writing = True
                 _write(self._ours, data)
                 self._is_writing = False
+                self._recorder.add(self.name, data)
         except OSError:  # the program has ended, or our reader has: closing the pipe lets the program notice
             pass
         finally:
@@ -106,10 +109,16 @@ class _StreamTee:
 
 
 class ProgramOutput:
-    """The output of a program: passed through unchanged, with the last lines kept."""
+    """The output of a program: passed through unchanged, recorded, with the last lines kept.
 
-    def __init__(self) -> None:
+    Args:
+        find_run: returns the folder of the run that the program records at present, or None if there is none yet.
+    """
+
+    def __init__(self, find_run: Callable[[], str | None]) -> None:
         self._tees: list[_StreamTee] = []
+        self._recorder = OutputRecorder(find_run)
+        self._is_recording = True
 
     def open(self) -> tuple[int, int]:
         """Return the descriptors for the program's standard output and error."""
@@ -117,9 +126,9 @@ class ProgramOutput:
             if stream is not None:
                 stream.flush()
         if _is_same(1, 2):
-            self._tees = [_StreamTee("output", 1)]
+            self._tees = [_StreamTee("output", 1, self._recorder)]
         else:
-            self._tees = [_StreamTee("stdout", 1), _StreamTee("stderr", 2)]
+            self._tees = [_StreamTee("stdout", 1, self._recorder), _StreamTee("stderr", 2, self._recorder)]
         return self._tees[0].end, self._tees[-1].end
 
     def close_ends(self) -> None:
@@ -139,6 +148,12 @@ class ProgramOutput:
         """Wait until all output is written; see `_StreamTee.wait`."""
         for tee in self._tees:
             tee.wait(timeout_s)
+
+    def finish_recording(self, folder: RunFolder | None) -> None:
+        """Record what is left of the output, into the run of the program or into this one if it had none."""
+        if self._is_recording:
+            self._is_recording = False
+            self._recorder.close(folder)
 
     def tails(self) -> list[dict[str, Any]]:
         """Return the fields of a `log` record for each stream that has output."""

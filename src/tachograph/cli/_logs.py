@@ -1,0 +1,65 @@
+"""`tacho logs`: print the console output of a run and follow it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import rich_click as click
+
+from tachograph.cli._format import format_time, json_text
+from tachograph.cli._options import json_option, log_dir_option, run_argument
+from tachograph.journal import RunFolder, RunState, find_run
+from tachograph.reader import OutputFollower, OutputLine, overview, read_output
+
+__all__ = ["logs"]
+
+_POLL_S = 0.2
+_STYLES = {"stderr": "red", "notice": "yellow"}
+
+
+@click.command()
+@run_argument
+@log_dir_option
+@json_option
+@click.option(
+    "-n", "--lines", default=200, show_default=True, type=click.IntRange(0), help="Number of past lines to print."
+)
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the run ends.")
+@click.option("-t", "--time", "with_time", is_flag=True, help="Print the time of each line.")
+def logs(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, with_time: bool) -> None:
+    """Print what a program printed under `tacho run`, with secrets masked."""
+    if follow and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to tidy up
+    folder = find_run(run, log_dir)
+    follower = OutputFollower(folder, lines)
+    num_printed = _print(follower.poll(), as_json=as_json, with_time=with_time)
+    while follow:
+        # Check the state before polling: lines written in between are then read before the loop ends.
+        ended = overview(folder).state not in {RunState.RUNNING, RunState.STALE}
+        num_printed += _print(follower.poll(), as_json=as_json, with_time=with_time)
+        if ended:
+            break
+        time.sleep(_POLL_S)
+    num_printed += _print(read_output(folder, limit=0).partial, as_json=as_json, with_time=with_time)
+    if not num_printed and lines and not as_json:
+        _explain(folder)
+
+
+def _print(lines: list[OutputLine], *, as_json: bool, with_time: bool) -> int:
+    for line in lines:
+        if as_json:
+            click.echo(json_text(line._asdict()))
+            continue
+        text = "".join(char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in line.text)
+        before = f"{format_time(line.time, '%H:%M:%S'):8} " if with_time else ""
+        click.echo(before + (click.style(text, fg=_STYLES[line.stream]) if line.stream in _STYLES else text))
+    return len(lines)
+
+
+def _explain(folder: RunFolder) -> None:
+    click.echo(
+        f"No output was recorded in {folder.name!r}. Start the program with `tacho run -- COMMAND` to record it.",
+        err=True,
+    )
