@@ -24,6 +24,7 @@ import tachograph as tacho  # noqa: E402
 from tachograph.cli._show import render, summary  # noqa: E402
 from tachograph.exceptions import ConfigError  # noqa: E402
 from tachograph.integrations._common.loop_observer import active_observer, set_active_observer  # noqa: E402
+from tachograph.reader import overview  # noqa: E402
 from tests.conftest import lines_of  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -330,7 +331,8 @@ def test_two_watches_share_one_loop(run):
     watches[1].close()
     records = recorded(run)
     assert num_iterations(records) == 2 * NUM_BATCHES
-    assert [step["train_loss"] for step in steps(records)][NUM_BATCHES:] == losses
+    assert [step["loss/1"] for step in steps(records)][NUM_BATCHES:] == losses
+    assert not any("train_loss" in step for step in steps(records))
     assert named(records, "instrumented")[0]["total_params"] == 98
 
 
@@ -342,6 +344,26 @@ def test_several_optimizers_in_one_watch(run):
             train_step(model, first, batch)
             train_step(model, second, batch)
     assert len(steps(recorded(run))) == NUM_BATCHES
+
+
+def test_optimizers_have_names(run):
+    """Each optimizer has its own loss and learning rate, also in iterations in which another one does not step."""
+    model, first, loader = parts()
+    second = torch.optim.Adam(model.parameters(), lr=0.5)
+    losses: dict[str, list[float]] = {"critic": [], "actor": []}
+    with tacho.watch(None, {"critic": first, "actor": second}):
+        for number, batch in enumerate(tacho.track(loader)):
+            losses["critic"].append(train_step(model, first, batch))
+            if number:
+                losses["actor"].append(train_step(model, second, batch))
+    records = steps(recorded(run))
+    for name, own in losses.items():
+        assert [step[f"loss/{name}"] for step in records if f"loss/{name}" in step] == own
+    assert "loss/actor" not in records[0] and "train_loss" not in records[0]
+    assert records[1]["lr/actor"] == 0.5 and "lr" not in records[1]
+    assert overview(run.folder).train_loss == losses["actor"][-1]
+    with pytest.raises(ConfigError, match="expected names as keys"):
+        tacho.watch(None, {1: first})
 
 
 def test_watch_records_into_the_given_run(run, logs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -125,7 +125,7 @@ class Watch:
 
 def watch(
     model: torch.nn.Module | None,
-    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer],
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer],
     *,
     run: Run | None = None,
     logs: bool = True,
@@ -138,7 +138,9 @@ def watch(
 
     Args:
         model: the model, to record its size; may be None.
-        optimizer: the optimizer, or several. An iteration is one step of each.
+        optimizer: the optimizer, or several, as a list or by name. An iteration is one step of each. If each steps on
+            a loss of its own, as in a GAN, these are recorded as `loss/0` and `loss/1`, or as `loss/generator` and
+            `loss/discriminator` for ``{"generator": …, "discriminator": …}``; so are their learning rates, as `lr/0` …
         run: the run to record into; the current one if not given. If there is none, one is started.
         logs: whether to record `train_loss`, `lr` and `grad_norm`. Pass False if your loop logs them itself.
         grad_norm_every: compute the gradient norm every this many steps if gradients are not clipped; 0: never. This
@@ -152,7 +154,11 @@ def watch(
         >>> tacho.watch(model, optimizer)
         >>> for inputs, labels in tacho.track(loader): ...
     """
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(_iterable(optimizer))
+    named = dict(optimizer) if isinstance(optimizer, Mapping) else {}
+    if not all(isinstance(name, str) and name for name in named):
+        raise ConfigError(f"optimizer={list(named)!r}: expected names as keys, such as 'generator'")
+    given = named.values() if named else optimizer
+    optimizers = [given] if isinstance(given, torch.optim.Optimizer) else list(_iterable(given))
     for one in optimizers:
         if not isinstance(one, torch.optim.Optimizer):
             raise ConfigError(f"optimizer={type(one).__name__}: expected a torch.optim.Optimizer or a list of them")
@@ -166,6 +172,7 @@ def watch(
     observer.logs_into_any = logs
     observer.norm_every = grad_norm_every
     observer.expect_steps()
+    observer.names.update((id(one), name) for name, one in named.items())
     if not observer.has_started:
         observer.method = "watch"
     facts = model_facts(model)

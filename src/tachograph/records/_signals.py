@@ -33,6 +33,9 @@ SIGNALS: dict[str, tuple[str, ...]] = {
         "loss/mean",
         "total_loss",
         "train/total_loss",
+        "loss/generator",
+        "loss/actor",
+        "loss/0",
     ),
     "grad_norm": (
         "grad_norm",
@@ -203,7 +206,7 @@ and verl.
 LOSS_NAMES = SIGNALS["loss"]
 """Names of the training loss; if a run has several of them, the first one counts."""
 
-_LR_PREFIXES = ("lr_", "optim/lr_")
+_LR_PREFIXES = ("lr_", "lr/", "optim/lr_")
 _SEPARATORS = re.compile(r"[^a-z0-9/]+")
 
 

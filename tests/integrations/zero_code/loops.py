@@ -132,32 +132,90 @@ def halved_after_scaling(model: nn.Module, expected: Expected) -> None:
 def adversarial(model: nn.Module, expected: Expected) -> None:
     other = model_of(6)
     optimizers = [torch.optim.Adam(one.parameters(), lr=lr) for one, lr in ((other, 0.02), (model, 0.01))]
+    losses: list[list[float]] = [[], []]
     for batch in data():
-        total = 0.0
-        for one, optimizer in zip((other, model), optimizers, strict=True):
+        for one, optimizer, own in zip((other, model), optimizers, losses, strict=True):
             optimizer.zero_grad()
             loss = loss_of(one, batch)
             loss.backward()
             optimizer.step()
-            total += loss.item()
-        expected["losses"].append(total)
-    expected["epochs"] = 1
+            own.append(loss.item())
+    expected |= {"epochs": 1, "losses": None, "losses_by_optimizer": losses, "num_iterations": 6}
+    expected["lrs_by_optimizer"] = [0.02, 0.01]
+
+
+@loop
+def critic_steps_more_often(model: nn.Module, expected: Expected) -> None:
+    """The critic steps on two losses, and the generator only every third time."""
+    other = model_of(6)
+    critic, generator = (torch.optim.Adam(one.parameters()) for one in (other, model))
+    losses: list[list[float | None]] = [[], []]
+    for number, batch in enumerate(data()):
+        critic.zero_grad()
+        real, fake = loss_of(other, batch), loss_of(other, [batch[0] + 1, batch[1]])
+        real.backward()
+        fake.backward()
+        critic.step()
+        losses[0].append(real.item() + fake.item())
+        losses[1].append(None)
+        if number % 3 == 0:
+            generator.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            generator.step()
+            losses[1][-1] = loss.item()
+    expected |= {"epochs": 1, "losses": None, "losses_by_optimizer": losses, "num_iterations": 6}
+
+
+@loop
+def losses_before_steps(model: nn.Module, expected: Expected) -> None:
+    other = model_of(6)
+    optimizers = [torch.optim.Adam(one.parameters()) for one in (other, model)]
+    losses: list[list[float]] = [[], []]
+    for batch in data():
+        for one, own in zip((other, model), losses, strict=True):
+            one.zero_grad()
+            loss = loss_of(one, batch)
+            loss.backward()
+            own.append(loss.item())
+        for optimizer in optimizers:
+            optimizer.step()
+    expected |= {"epochs": 1, "losses": None, "losses_by_optimizer": losses, "num_iterations": 6}
+
+
+@loop
+def two_optimizers_for_one_loss(model: nn.Module, expected: Expected) -> None:
+    """As one for matrices and one for the other parameters, here with accumulated gradients."""
+    matrices = torch.optim.SGD([one for one in model.parameters() if one.ndim > 1], lr=0.02)
+    others = torch.optim.Adam([one for one in model.parameters() if one.ndim < 2], lr=0.01)
+    total = 0.0
+    for number, batch in enumerate(data()):
+        loss = loss_of(model, batch) / 2
+        loss.backward()
+        total += loss.item()
+        if number % 2:
+            matrices.step()
+            others.step()
+            model.zero_grad()
+            expected["losses"].append(total)
+            total = 0.0
+    expected |= {"epochs": 1, "lrs_by_optimizer": [0.02, 0.01]}
 
 
 @loop
 def adversarial_without_loader(model: nn.Module, expected: Expected) -> None:
     other = model_of(6)
     optimizers = [torch.optim.Adam(one.parameters()) for one in (other, model)]
+    losses: list[list[float]] = [[], []]
     for _ in range(4):
         batch = (torch.randn(4, 4), torch.zeros(4, 1))
-        total = 0.0
-        for one, optimizer in zip((other, model), optimizers, strict=True):
+        for one, optimizer, own in zip((other, model), optimizers, losses, strict=True):
             optimizer.zero_grad()
             loss = loss_of(one, batch)
             loss.backward()
             optimizer.step()
-            total += loss.item()
-        expected["losses"].append(total)
+            own.append(loss.item())
+    expected |= {"losses": None, "losses_by_optimizer": losses, "num_iterations": 4}
 
 
 @loop

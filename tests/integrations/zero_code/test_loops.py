@@ -64,6 +64,12 @@ def test_loop_is_recorded_as_it_ran(results, name):
     else:
         assert [step["train_loss"] for step in steps] == pytest.approx(expected["losses"], rel=1e-12)
         assert [step["global_step"] for step in steps] == list(range(num_iterations))
+    for place, losses in enumerate(expected.get("losses_by_optimizer", ())):
+        recorded = {step["global_step"]: step[f"loss/{place}"] for step in steps if f"loss/{place}" in step}
+        assert recorded == {number: pytest.approx(loss, rel=1e-12) for number, loss in enumerate(losses) if loss}
+    for place, lr in enumerate(expected.get("lrs_by_optimizer", ())):
+        assert {step[f"lr/{place}"] for step in steps} == {lr}
+        assert not any("lr" in step for step in steps)
     if expected["lrs"]:
         assert [step["lr"] for step in steps] == expected["lrs"]
     if expected["norms"]:

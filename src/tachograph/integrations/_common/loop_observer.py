@@ -109,6 +109,12 @@ class LoopObserver:
         self.compiled = CompiledState()
         self.watched: set[int] | None = None
         """The ids of the watched optimizers; None if all are watched."""
+        self.names: dict[int, str] = {}
+        """The names of optimizers, by their ids, where they are known."""
+        self._places: dict[int, int] = {}
+        """The optimizers in the order of their first steps."""
+        self._has_several_losses = False
+        """Whether several optimizers have stepped in one iteration, each on a loss of its own."""
         self.facts: dict[str, Any] = {}
         """Facts about the model for the `instrumented` event."""
         self.norm_every = 0
@@ -511,14 +517,53 @@ class LoopObserver:
     def _values_of(self, iteration: Iteration) -> dict[str, Any]:
         """Return the metrics of an iteration that the script does not log itself."""
         values: dict[str, Any] = {}
-        if iteration.records_values and (loss := sum_losses(iteration.losses)) is not None:
-            values["train_loss"] = loss
-        if iteration.lr is not None:
-            values["lr"] = iteration.lr
+        parts = iteration.parts
+        if len(parts) > 1 or (parts and (self._has_several_losses or len(self.names) > 1)):
+            values = self._values_of_optimizers(iteration)
+        else:
+            if iteration.records_values and (loss := sum_losses(iteration.losses)) is not None:
+                values["train_loss"] = loss
+            if iteration.lr is not None:
+                values["lr"] = iteration.lr
         if iteration.norm is not None:
             values["grad_norm"] = iteration.norm
         if self.logged_by_script:
-            values = {name: value for name, value in values.items() if name not in self.logged_by_script}
+            values = {name: value for name, value in values.items() if not self._is_logged_by_script(name)}
+        return values
+
+    def _is_logged_by_script(self, name: str) -> bool:
+        general = {"loss": "train_loss", "lr": "lr"}.get(name.partition("/")[0], name)
+        return general in self.logged_by_script
+
+    def _values_of_optimizers(self, iteration: Iteration) -> dict[str, Any]:
+        """Return the loss and the learning rate of each optimizer: `loss/0`, or `loss/generator` if it has a name.
+
+        Optimizers that step on the same loss, such as one for matrices and one for the rest, have one `train_loss`.
+        """
+        values: dict[str, Any] = {}
+        own: dict[str, list[Any]] = {}
+        start = 0
+        for part in iteration.parts:
+            name = self.names.get(part.optimizer)
+            if name is None:
+                name = str(self._places.setdefault(part.optimizer, len(self._places)))
+            own[name] = iteration.losses[start : part.num_losses]
+            start = part.num_losses
+            if part.lr is not None:
+                values[f"lr/{name}"] = part.lr
+        if not iteration.records_values:
+            return values
+        if 1 <= len(iteration.waits) < len(iteration.losses) == len(own) == len(next(iter(own.values()))):
+            # All backward passes came first, several on one batch: these are not accumulated but different losses.
+            own = {name: [loss] for name, loss in zip(own, iteration.losses, strict=True)}
+        num_with_loss = sum(1 for losses in own.values() if losses)
+        self._has_several_losses = self._has_several_losses or num_with_loss > 1
+        if self._has_several_losses or (len(own) < len(self.names)):
+            for name, losses in own.items():
+                if (loss := sum_losses(losses)) is not None:
+                    values[f"loss/{name}"] = loss
+        elif (loss := sum_losses(iteration.losses)) is not None:
+            values["train_loss"] = loss
         return values
 
     def _start_run(self, optimizer: Any = None) -> None:

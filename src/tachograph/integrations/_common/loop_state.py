@@ -13,7 +13,7 @@ How the loop is found:
   into the current iteration or becomes the next one.
 - **Gradient accumulation.** Batches and backward passes without a step extend the iteration; their losses are summed.
 - **Several optimizers** (a GAN) that step once each are one iteration. Three steps of one optimizer on the same batch
-  are three iterations.
+  are three iterations. A loss belongs to the optimizer that steps next.
 - **Phases.** Waiting for a batch is data loading; from its arrival to `backward` is the forward pass; then backward;
   then the optimizer, from the start of `step` to its end. Modules have no hooks: their cost outweighs the benefit.
 - **Losses.** A loss is the argument of a backward pass. An optimizer that evaluates its closure several times in one
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tachograph.integrations._common.phases import PhaseMarks
 from tachograph.spans import StandardTrainingJobSpanName as Names
@@ -44,6 +44,7 @@ __all__ = [
     "EpochFinished",
     "Iteration",
     "LoopState",
+    "OptimizerPart",
     "Output",
     "RunNeeded",
     "StepSkipped",
@@ -54,6 +55,15 @@ __all__ = [
 
 MAX_PARTS = 4096
 """Maximum number of batches and losses kept per iteration: a program may never step an optimizer."""
+
+
+class OptimizerPart(NamedTuple):
+    """The step of one optimizer in an iteration."""
+
+    optimizer: int
+    lr: Any
+    num_losses: int
+    """How many losses of the iteration were known when it stepped; those since the step before are its own."""
 
 
 class Iteration:
@@ -68,6 +78,7 @@ class Iteration:
         "marks",
         "norm",
         "num_backwards",
+        "parts",
         "records_values",
         "step",
         "step_s",
@@ -88,6 +99,8 @@ class Iteration:
         self.num_backwards = 0
         """Backward passes that did not fail."""
         self.losses: list[Any] = []
+        self.parts: list[OptimizerPart] = []
+        """The steps of its optimizers, in order."""
         self.norm: Any = None
         self.lr: Any = None
         self.marks = marks
@@ -401,7 +414,7 @@ class LoopState:
         if not self.has_seen_backward:
             return _NOTHING
         self.current.marks.mark(Names.OPTIMIZER_UPDATE, now_s)
-        return self._add_step(optimizer, now_s, is_manual)
+        return self._add_step(optimizer, now_s, is_manual, self.current.lr)
 
     def compiled_step_seen(self, optimizer: int, now_s: float, is_manual: bool) -> Sequence[Output]:
         """Handle that compiled code contained an optimizer step."""
@@ -426,8 +439,9 @@ class LoopState:
         self.latest = self.current
         return _NOTHING
 
-    def _add_step(self, optimizer: int, now_s: float, is_manual: bool) -> Sequence[Output]:
+    def _add_step(self, optimizer: int, now_s: float, is_manual: bool, lr: Any = None) -> Sequence[Output]:
         current = self.current
+        current.parts.append(OptimizerPart(optimizer, lr, len(current.losses)))
         current.stepped.add(optimizer)
         current.step_s = now_s
         current.is_manual = current.is_manual or is_manual
