@@ -148,10 +148,12 @@ def check_release(folder: Path) -> None:
         version and version[1] in _call([tacho, "--version"], folder, env), "`tacho --version` differs from the wheel"
     )
     shown = _call([tacho, "demo", "--log-dir", folder / "logs", "--steps", "300"], folder, env)
-    _require("finished" in shown and "goodput" in shown, f"`tacho demo` printed:\n{shown}")
+    _require("finished" in shown and "productive training" in shown, f"`tacho demo` printed:\n{shown}")
     runs = json.loads(_call([tacho, "ls", "--log-dir", folder / "logs", "--json"], folder, env))
     _require(
-        [(run["name"], run["state"], run["step"]) for run in runs] == [("demo", "finished", 299)], f"`tacho ls`: {runs}"
+        {run["name"]: (run["state"], run["step"]) for run in runs}
+        == dict.fromkeys(("demo", "demo-low-lr", "demo-high-lr"), ("finished", 299)),
+        f"`tacho ls`: {runs}",
     )
     _check_dashboard(tacho, folder, env)
     print(f"{sdist.name} and {wheel.name} work.")

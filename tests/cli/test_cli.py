@@ -304,6 +304,13 @@ def test_demo_trains_and_records_a_model(logs):
     assert losses[-50:].mean() < 0.25 * losses[:50].mean()
     assert history.metrics["val_accuracy"].last > 0.9
     assert history.counts["checkpoint"] >= 2
+    rows = {row["name"]: row for row in json.loads(tacho("ls", "--log-dir", logs, "--json"))}
+    assert rows.keys() == {"spirals", "spirals-low-lr", "spirals-high-lr"}
+    assert all(row["state"] == "finished" for row in rows.values())
+    rules = {name: {record["rule"] for record in lines_of(logs / name) if record["event"] == "alert"} for name in rows}
+    assert rules["spirals"] == rules["spirals-low-lr"] == set()
+    assert "divergence" in rules["spirals-high-lr"] and len(rules["spirals-high-lr"]) <= 3
+    assert "learning rate is too low" in tacho("note", "spirals-low-lr", "--log-dir", logs)
 
 
 def test_version_and_help_list_commands():

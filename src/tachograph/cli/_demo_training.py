@@ -1,6 +1,6 @@
-"""The training job of `tacho demo`: a three-layer network on two spirals, with Adam, in plain numpy.
+"""The training jobs of `tacho demo`: a three-layer network on two spirals, with Adam, in plain numpy.
 
-The labels of one batch are inverted on purpose. The loss spikes there, so diagnostics have something to report.
+The jobs differ in their learning rate. With the highest one the training diverges, and diagnostics say so.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +30,40 @@ from tachograph.spans import (
     validation_loop,
 )
 
-__all__ = ["train"]
+__all__ = ["HIGH", "LOW", "Schedule", "train"]
 
 Array = npt.NDArray[np.float64]
 
-_BATCH_SIZE = 256
-_HIDDEN = 128
+_BATCH_SIZE = 128
+_HIDDEN = 64
+_STEPS_PER_EPOCH = 100
+_LABEL_NOISE = 0.01
+# A step takes a millisecond, so its time says more about the machine than about the training.
+_SPEED_RULES = [
+    "checkpoint_interval",
+    "data_stall",
+    "hang",
+    "step_outliers",
+    "step_time_change",
+    "throughput_regression",
+]
+
+
+class Schedule(NamedTuple):
+    """A learning rate that rises to its peak and then falls to zero along a cosine."""
+
+    peak: float = 3e-3
+    warmup_share: float = 0.05
+    """The share of the steps in which it rises."""
+
+    def at(self, step: int, num_steps: int) -> float:
+        """Return the learning rate of a step."""
+        warmup = min(1.0, (step + 1) / max(1.0, self.warmup_share * num_steps))
+        return self.peak * warmup * 0.5 * (1 + math.cos(math.pi * step / num_steps))
+
+
+LOW, HIGH = Schedule(5e-4), Schedule(1.0, 0.5)
+"""Too low: the loss falls slowly. Too high: it falls at first, then the learning rate is too high and it diverges."""
 
 
 def train(
@@ -45,14 +73,17 @@ def train(
     num_steps: int = 2000,
     log_every: int = 1,
     seed: int = 0,
+    schedule: Schedule = Schedule(),  # noqa: B008 - it is immutable
+    console: bool = True,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> str:
     """Train the model, record the run and return its folder."""
     config = {
-        "model": "mlp-2-128-128-1",
+        "model": f"mlp-2-{_HIDDEN}-{_HIDDEN}-1",
         "optimizer": "adam",
-        "learning_rate": 3e-3,
+        "learning_rate": schedule.peak,
         "lr_scheduler": "cosine",
+        "warmup_steps": round(schedule.warmup_share * num_steps),
         "batch_size": _BATCH_SIZE,
         "max_steps": num_steps,
         "seed": seed,
@@ -60,7 +91,18 @@ def train(
     random = np.random.default_rng(seed)
     held_out = _spirals(random, 1024)
     with (
-        init(name, config=config, log_dir=log_dir, log_every=log_every, tags=["demo"], perf_tag="demo-numpy") as run,
+        init(
+            name,
+            config=config,
+            log_dir=log_dir,
+            log_every=log_every,
+            console=console,
+            tags=["demo"],
+            perf_tag="demo-numpy",
+            project="demo",
+            group="learning rate",
+            rules=dict.fromkeys(_SPEED_RULES, False),
+        ) as run,
         application(),
     ):
         with model_init() as span:
@@ -69,24 +111,25 @@ def train(
         set_training_config(flops_per_sample=6 * model.num_params)
         lr_scale = run.control("lr_scale", 1.0, min=0.1, max=10.0)
         best = math.inf
-        # At step 3000 at the latest, so that someone who watches a long demo sees the alert soon.
-        inverted_step = min(3 * num_steps // 5, 3000)
         with training_loop(train_iterations_start=0):
             for step in range(num_steps):
                 # Read the control at every step: a request then takes effect at the next one.
-                lr = 3e-3 * lr_scale.value * 0.5 * (1 + math.cos(math.pi * step / num_steps))
+                lr = schedule.at(step, num_steps) * lr_scale.value
                 with data_loading():
                     points, labels = _spirals(random, _BATCH_SIZE)
-                    labels = 1 - labels if step == inverted_step else labels
                 with training_iteration():
                     loss, grad_norm = model.step(points, labels, lr)
-                    run.log({"train_loss": loss, "lr": lr, "grad_norm": grad_norm}, step=step)
-                on_step(step, loss)
-                if step % 250 == 249 or step == num_steps - 1:
+                    values = {"train_loss": loss, "lr": lr, "grad_norm": grad_norm}
+                    run.log({**values, **model.weight_norms()}, step=step)
+                    on_step(step, loss)
+                if step % _STEPS_PER_EPOCH == _STEPS_PER_EPOCH - 1:
+                    run.log_epoch((step + 1) // _STEPS_PER_EPOCH, step=step)
+                if step % _STEPS_PER_EPOCH == _STEPS_PER_EPOCH - 1 or step == num_steps - 1:
                     with validation_loop():
                         val_loss, accuracy = model.evaluate(*held_out)
                     run.log_validation({"loss": val_loss, "accuracy": accuracy}, step=step)
-                    _save(model, run, step, is_best=val_loss < best)
+                    if val_loss < best or step == num_steps - 1:
+                        _save(model, run, step, is_best=val_loss < best)
                     best = min(best, val_loss)
                 if run.should_checkpoint:
                     _save(model, run, step)
@@ -106,6 +149,7 @@ def _spirals(random: np.random.Generator, num_points: int) -> tuple[Array, Array
     radius = np.sqrt(random.random(num_points)) * 3 * np.pi
     angle = radius + labels * np.pi
     points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1) / 5
+    labels = np.where(random.random(num_points) < _LABEL_NOISE, 1 - labels, labels)
     return points + random.normal(0, 0.03, points.shape), labels.astype(np.float64)
 
 
@@ -125,6 +169,10 @@ class _Network:
     @property
     def num_params(self) -> int:
         return sum(param.size for param in self.params)
+
+    def weight_norms(self) -> dict[str, float]:
+        """Return the norm of the weights of each layer."""
+        return {f"weight_norm/layer{layer + 1}": float(np.linalg.norm(self.params[2 * layer])) for layer in range(3)}
 
     def step(self, points: Array, labels: Array, lr: float) -> tuple[float, float]:
         """Run one Adam step and return the loss and the gradient norm."""
