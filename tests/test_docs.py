@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "tachograph"
@@ -49,6 +51,31 @@ def test_readme_shows_the_printed_lines(tmp_path):
     printed = re.findall(r"```\n(\[telemetry\].*?)```", text, re.DOTALL)[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(printed)
+
+
+def test_quickstart_and_comparison_work(tmp_path, monkeypatch):
+    """Follow both pages from an empty folder, without what installs, serves or trains for long."""
+    from tachograph.cli._main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    quickstart, comparing = ((ROOT / "docs" / name).read_text("utf-8") for name in ("quickstart.md", "comparing.md"))
+    Path("train.py").write_text(re.findall(r"```python\n(.*?)```", quickstart, re.DOTALL)[0])
+    blocks = re.findall(r"```console\n(.*?)```", quickstart + comparing, re.DOTALL)
+    commands = [command for block in blocks for command in re.findall(r"^\$ (.+)$", block, re.MULTILINE)]
+    skipped = [one for one in commands if re.match(r"pip |tacho (ui|demo)\b|.*--steps 20000", one)]
+    assert len(skipped) == 4
+    for command in commands:
+        if command in skipped:
+            continue
+        words = shlex.split(command.partition(" > ")[0])
+        if words[0] == "tacho":
+            done = CliRunner().invoke(main, words[1:])
+            assert done.exit_code == 0, f"{command}: {done.output}"
+        else:
+            subprocess.run(command, shell=True, check=True, capture_output=True)
+    best = CliRunner().invoke(main, shlex.split("ls --view small-lr")).output.splitlines()
+    assert [line.split()[0] for line in best] == ["run", "lr-0.1", "lr-0.01", "lr-0.001"]
 
 
 def test_generated_pages_are_current():
