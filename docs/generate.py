@@ -1,14 +1,15 @@
 """Generate the reference pages from the code: `make docs`.
 
-Whole pages (settings, commands, rules) are written from scratch. On the other pages only the text between a pair of
-markers such as `<!-- kinds -->` and `<!-- /kinds -->` is replaced, so hand-written prose and generated tables share a
-page. `tests/test_docs.py` fails if a page is out of date.
+Whole pages (settings, commands, rules, Python reference) are written from scratch. On the other pages only the text
+between a pair of markers such as `<!-- kinds -->` and `<!-- /kinds -->` is replaced, so hand-written prose and
+generated tables share a page. `tests/test_docs.py` fails if a page is out of date.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,7 @@ def pages() -> dict[Path, str]:
         train: train_page(train.read_text(encoding="utf-8")),
         DOCS / "settings.md": settings_page(),
         DOCS / "commands.md": commands_page(),
+        DOCS / "reference.md": runpy.run_path(str(DOCS / "reference.py"))["reference_page"](),
         journal: journal_page(journal.read_text(encoding="utf-8")),
         api: api_page(api.read_text(encoding="utf-8")),
         notifications: notifications_page(notifications.read_text(encoding="utf-8")),

@@ -58,7 +58,7 @@ def init(
             with secrets masked, and searched for facts about the model, LoRA and the training. Its `telemetry` section
             sets settings that neither an argument nor the environment sets, and so do its options for SwanLab, such as
             `swanlab_project`.
-        resume: continue the run of that name if it exists, whether it finished, failed or crashed.
+        resume: continue the run of that name if it exists, however it ended.
         tags: words to find the run by.
         facts: fields for the `start` record, such as ``{"trainable_params": 12_345, "max_steps": 5000}``.
         parent: a run that this one starts from: its name, its folder, or the path of a checkpoint; see `docs/code.md`.

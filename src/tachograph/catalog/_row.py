@@ -202,7 +202,9 @@ class Fact(NamedTuple):
 FACTS: dict[str, Fact] = {
     "name": Fact("text", "the folder of the run, relative to the log folder", lambda row: row.name),
     "display_name": Fact("text", "the name given with `tacho rename`", _annotated("display_name")),
-    "state": Fact("text", "running, finished, failed, crashed or stale", lambda row: str(row.summary.overview.state)),
+    "state": Fact(
+        "text", "running, finished, failed, interrupted, crashed or stale", lambda row: str(row.summary.overview.state)
+    ),
     "project": Fact("text", "the project", _annotated("project", lambda row: row.summary.project)),
     "group": Fact("text", "the group", _annotated("group", lambda row: row.summary.group)),
     "job_type": Fact("text", "the kind of job, such as train or eval", lambda row: row.summary.job_type),

@@ -102,7 +102,7 @@ class BasePlugin:
         requires: packages that it needs, by the name that is imported.
         extra: the extra of Tachograph that installs those packages.
         measured: what it costs and saves, as measured, for `tacho plugins show`.
-        options: the validated `Options`, from `register` on None, afterwards set.
+        options: the validated `Options`; None until the config is validated.
         report: records what the plugin changes and does.
         patches: patches that are undone when the training ends.
     """

@@ -122,7 +122,7 @@ class RunDigest:
 
     @property
     def state(self) -> RunState:
-        """The current state: running, finished, failed, crashed or stale."""
+        """The current state: running, finished, failed, interrupted, crashed or stale."""
         last = self._attempts[-1] if self._attempts else None
         if last is not None and last.end is not None:
             return state_at_end(last.end)

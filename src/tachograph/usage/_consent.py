@@ -109,7 +109,7 @@ class ConsentGate:
 def decide(
     app: str, env_prefix: str, policy: Policy, *, choice: ChoiceLike = None, environ: Mapping[str, str] | None = None
 ) -> Decision:
-    """Decide what an app may do. The module's docstring lists the order.
+    """Decide what an app may do, from the choice, the environment, the stored choice and the policy, in this order.
 
     Args:
         app: name of the app.
