@@ -38,7 +38,7 @@ GROUPS = (
         "Read and diagnose runs",
         "See [reading](reading.md) and [diagnosis](diagnosis.md).",
         "tachograph",
-        "read RunHistory Series RunState diagnose",
+        "read show RunHistory Series RunState diagnose",
     ),
     Group(
         "Parts of a run that was read",

@@ -20,7 +20,7 @@ def test_card_of_a_live_run_draws_important_metrics_first(tmp_path):
     with tachograph.init("a & c", log_dir=tmp_path, console=False) as run:
         for step in range(50):
             loss = math.nan if step == 20 else 1 / (step + 1)
-            run.log({"z<&\"": 1.0, "lr": 1e-3, "train_loss": loss, "val_loss": 2.0}, step=step)
+            run.log({'z<&"': 1.0, "lr": 1e-3, "train_loss": loss, "val_loss": 2.0}, step=step)
         card = tachograph.show()
         html, tree = html_of(card)
     assert [each.get("aria-label") for each in tree.iter("svg")][:3] == ["train_loss", "val_loss", "lr"]
@@ -34,7 +34,7 @@ def test_card_of_a_live_run_draws_important_metrics_first(tmp_path):
 def test_card_shows_the_failure_and_chosen_metrics(tmp_path):
     with pytest.raises(ZeroDivisionError), tachograph.init("r", log_dir=tmp_path, console=False) as run:
         run.log({"a": 1.0, "b": 2.0}, step=0)
-        1 / 0
+        raise ZeroDivisionError("division by zero")
     html, tree = html_of(tachograph.show("r", "b", "typo", log_dir=tmp_path))
     assert [each.get("aria-label") for each in tree.iter("svg")] == ["b"]
     assert "failed" in html and "ZeroDivisionError: division by zero" in html
