@@ -70,9 +70,10 @@ def test_run_name_is_quoted_in_link():
 @pytest.mark.parametrize(
     "config", [{"project": "p"}, {"wandb_project": "p"}, {"project": {"no": 1}, "project_name": "p"}]
 )
-def test_project_is_read_from_config(config):
+def test_project_is_read_from_run_or_config(config):
     assert build(make_builder(), start(config=config))[0].project == "p"
-    assert build(make_builder(project="mine"), start(config=config))[0].project == "mine"
+    assert build(make_builder(), start(config=config, project="run"))[0].project == "run"
+    assert build(make_builder(project="mine"), start(config=config, project="run"))[0].project == "mine"
 
 
 def test_failure_message_has_reason():

@@ -127,7 +127,8 @@ class MessageBuilder:
         was_open, state.is_open = state.is_open, True
         state.run_id = str(record.get("run_id", ""))
         state.host = single_line(record.get("host") or "")
-        state.project = single_line(self._settings.project or _config_project(record.get("config")))
+        project = self._settings.project or record.get("project") or _config_project(record.get("config"))
+        state.project = single_line(project)
         state.started_s = finite_or_none(record.get("time"))
         max_steps = finite_or_none(record.get("max_steps"))
         state.max_steps = int(max_steps) if max_steps else None

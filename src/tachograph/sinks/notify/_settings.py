@@ -110,7 +110,7 @@ class NotifySettings(msgspec.Struct, frozen=True, kw_only=True):
         "lr",
         "grad_norm",
     )
-    project: Annotated[str, Meta(description="Name of the project; the config's `project` if not given.")] = ""
+    project: Annotated[str, Meta(description="Name of the project; that of the run or its config if not given.")] = ""
     dashboard_url: Annotated[str, Meta(description="Address of the dashboard, for a link to the run.")] = ""
     timeout_s: Annotated[float, Meta(description="Maximum time of one attempt to send.", ge=0.1, le=60)] = 10.0
     burst: Annotated[
