@@ -152,7 +152,8 @@ def watch(
     Example:
         >>> tacho.init("greyjacket")
         >>> tacho.watch(model, optimizer)
-        >>> for inputs, labels in tacho.track(loader): ...
+        >>> for inputs, labels in tacho.track(loader):
+        ...     ...
     """
     named = dict(optimizer) if isinstance(optimizer, Mapping) else {}
     if not all(isinstance(name, str) and name for name in named):
