@@ -101,6 +101,20 @@ def test_links_resolve():
         assert not missing, f"{page.name}: {missing}"
 
 
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_anchors_resolve():
+    for page in PAGES:
+        for link, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+            target = (page.parent / link).resolve() if link else page
+            assert anchor in anchors_of(target), f"{page.name}: {link}#{anchor}"
+
+
 def test_every_page_is_linked():
     linked = set().union(*(links_of(page) - {page} for page in PAGES))
     pages = {page.resolve() for page in PAGES} - {ROOT / "README.md"}

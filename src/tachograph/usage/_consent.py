@@ -109,7 +109,7 @@ class ConsentGate:
 def decide(
     app: str, env_prefix: str, policy: Policy, *, choice: ChoiceLike = None, environ: Mapping[str, str] | None = None
 ) -> Decision:
-    """Decide what an app may do, from the choice, the environment, the stored choice and the policy, in this order.
+    """Decide what an app may do: by choice, environment, stored choice, circumstances or policy, the first that is set.
 
     Args:
         app: name of the app.
