@@ -10,12 +10,14 @@ import rich_click as click
 
 from tachograph.cli._format import format_time, json_text
 from tachograph.cli._options import json_option, log_dir_option, run_argument
-from tachograph.journal import RunFolder, RunState, find_run
+from tachograph.journal import RunFolder, RunState, find_run, partial_output
 from tachograph.reader import OutputFollower, OutputLine, overview, read_output
 
 __all__ = ["logs"]
 
 _POLL_S = 0.2
+_MAX_WAIT_S = 10.0
+"""The last lines are recorded after the run has ended, unless the launcher was killed."""
 _STYLES = {"stderr": "red", "notice": "yellow"}
 
 
@@ -35,11 +37,17 @@ def logs(run: str, log_dir: str, as_json: bool, lines: int, follow: bool, with_t
     folder = find_run(run, log_dir)
     follower = OutputFollower(folder, lines)
     num_printed = _print(follower.poll(), as_json=as_json, with_time=with_time)
+    deadline_s: float | None = None
     while follow:
         # Check the state before polling: lines written in between are then read before the loop ends.
         ended = overview(folder).state not in {RunState.RUNNING, RunState.STALE}
+        is_recorded = partial_output(folder).exists()
         num_printed += _print(follower.poll(), as_json=as_json, with_time=with_time)
-        if ended:
+        if not ended:
+            deadline_s = None
+        elif deadline_s is None:
+            deadline_s = time.monotonic() + _MAX_WAIT_S
+        if deadline_s is not None and (not is_recorded or time.monotonic() > deadline_s):
             break
         time.sleep(_POLL_S)
     num_printed += _print(read_output(folder, limit=0).partial, as_json=as_json, with_time=with_time)

@@ -8,7 +8,7 @@ codes and with secrets masked:
 
 If a run prints more than `OUTPUT_MAX_BYTES`, the first lines and the newest ones are kept, and segments between them
 are deleted. Readers see that from the numbers. `partial.log` has the last line of each stream as long as it is not
-complete, such as a progress bar.
+complete, such as a progress bar. It exists as long as the output is recorded.
 
 A process that is killed loses at most what it read within the last fraction of a second. A torn last line is a line.
 """
@@ -95,7 +95,8 @@ class OutputWriter:
         self._next = _end_of(self._segments[-1], folder) if self._segments else 0
         self._descriptor = -1
         self._size_bytes = 0
-        self._partial = b""
+        self._partial: bytes | None = None
+        self.set_partial([])
 
     def append(self, lines: Iterable[bytes]) -> None:
         """Append encoded lines.
@@ -122,8 +123,11 @@ class OutputWriter:
             self._segments.append(OutputSegment(self._next, path, 0, 0))
         try:
             self._size_bytes += write_all(self._descriptor, b"".join(lines))
-        except OSError:
-            self._close_segment()  # it may end with a part of a line
+        except OSError:  # a full disk: the segment may end with a part of a line, or be empty
+            self._size_bytes = os.fstat(self._descriptor).st_size
+            self._close_segment()
+            if not self._size_bytes:
+                self._segments.pop().path.unlink()
             raise
         self._next += len(lines)
         if self._size_bytes >= _SEGMENT_BYTES:

@@ -164,3 +164,27 @@ def test_first_and_newest_lines_are_kept(folder):
     resumed.close()
     line = read_output(folder, limit=1).lines[0]
     assert (line.number, line.stream, line.text) == (400_000, "stderr", "resumed")
+
+
+def test_full_disk_is_survived_and_counted(folder, script):
+    """The limit for the size of files has the same effect as a full disk."""
+    source = """
+        import resource, sys, time
+        from tachograph.integrations.zero_code._output_recorder import OutputRecorder
+        from tachograph.journal import RunFolder
+        folder = RunFolder(sys.argv[1])
+        recorder = OutputRecorder(lambda: sys.argv[1])
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        recorder.add("stdout", b"lost\\n")
+        while not recorder._num_unwritten:
+            time.sleep(0.01)
+        recorder.add("stdout", b"lost\\n")
+        while recorder._num_unwritten < 2:
+            time.sleep(0.01)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        recorder.add("stdout", b"written\\n")
+        recorder.close(folder)
+        """
+    script(source, folder.path).ok()
+    assert texts_of(folder) == ["2 lines or more could not be written", "written"]

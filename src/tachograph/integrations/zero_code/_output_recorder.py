@@ -95,6 +95,7 @@ class OutputRecorder:
         self._folder: str | None = None
         self._writer: OutputWriter | None = None
         self._found_s = 0.0
+        self._num_unwritten = 0
         self._thread = threading.Thread(target=self._run, name="tacho-output", daemon=True)
         self._thread.start()
 
@@ -201,7 +202,7 @@ class OutputRecorder:
             self._writer.close()
         self._folder, self._writer = path, None
         waiting, self._waiting = self._waiting, _WaitingLines()
-        with contextlib.suppress(OSError):  # a full disk or a deleted folder: the program must not notice
+        with contextlib.suppress(OSError):
             self._writer = OutputWriter(RunFolder(path))
         self._append(waiting.lines())
 
@@ -209,8 +210,14 @@ class OutputRecorder:
         if self._folder is None:
             self._waiting.add(lines)
         elif self._writer is not None:
-            with contextlib.suppress(OSError):
-                self._writer.append(lines)
+            lines = list(lines)
+            missing = f"{self._num_unwritten:,} lines or more could not be written"
+            notice = [output_line(time.time(), "notice", missing)] if self._num_unwritten else []
+            try:
+                self._writer.append([*notice, *lines])
+                self._num_unwritten = 0
+            except OSError:  # a full disk or a deleted folder: the program must not notice
+                self._num_unwritten += len(lines)
 
     def _write_partial(self) -> None:
         if self._writer is not None:
