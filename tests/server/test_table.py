@@ -59,6 +59,7 @@ def test_table_filters_sorts_and_returns_columns(client):
     columns = {column["field"]: column for column in page["columns"]}
     assert columns["val_loss.min"] == {
         "field": "val_loss.min", "kind": "number", "direction": -1, "best": "run-0", "differs": True,
+        "low": 1.0, "high": 2.0,
     }  # fmt: skip
     assert columns["started"]["kind"] == "time"
     assert not columns["config.same"]["differs"]

@@ -5,12 +5,24 @@
  * responses are checked against its table of routes, so a client that does not match the server does not compile.
  */
 
-import type { ControlRequest, ErrorBody, Routes, RunChanged, RunGone } from "./api/schema";
+import type {
+  AnnotationChange,
+  BulkRequest,
+  ControlRequest,
+  ErrorBody,
+  Routes,
+  RunChanged,
+  RunGone,
+  ViewDetail,
+  ViewRequest,
+} from "./api/schema";
 
 export type * from "./api/schema";
 
 type GetPath = keyof { [Route in keyof Routes as Route extends `GET ${infer Path}` ? Path : never]: never };
 type PostPath = keyof { [Route in keyof Routes as Route extends `POST ${infer Path}` ? Path : never]: never };
+type PutPath = keyof { [Route in keyof Routes as Route extends `PUT ${infer Path}` ? Path : never]: never };
+type DeletePath = keyof { [Route in keyof Routes as Route extends `DELETE ${infer Path}` ? Path : never]: never };
 type GetRoute<Path extends GetPath> = Routes[`GET ${Path}`];
 type PostRoute<Path extends PostPath> = Routes[`POST ${Path}`];
 
@@ -19,6 +31,8 @@ export type XAxis = NonNullable<SeriesQuery["x"]>;
 export type Severity = GetRoute<"/api/v1/runs/{run}/alerts">["response"]["alerts"][number]["severity"];
 /** A sampled row; it omits the columns it has no value for. */
 export type CompletionRow = GetRoute<"/api/v1/runs/{run}/completions">["response"]["rows"][number];
+export type TableQuery = GetRoute<"/api/v1/table">["query"];
+export type GroupQuery = GetRoute<"/api/v1/table/groups">["query"];
 type ExportQuery = GetRoute<"/api/v1/runs/{run}/export">["query"];
 
 /** A failed request. The message is meant for people. */
@@ -34,7 +48,7 @@ export class ApiError extends Error {
 }
 
 /** Fill in a path and append the query, without parameters that are null. */
-function buildUrl(path: GetPath | PostPath, parameters: object, query: object = {}): string {
+function buildUrl(path: GetPath | PostPath | PutPath | DeletePath, parameters: object, query: object = {}): string {
   const filled = Object.entries(parameters).reduce(
     (url, [name, value]) => url.replace(`{${name}}`, () => encodeURIComponent(value)),
     path as string,
@@ -80,9 +94,10 @@ function post<Path extends PostPath>(
   parameters: PostRoute<Path>["path"],
   body: PostRoute<Path>["body"],
 ): Promise<PostRoute<Path>["response"]> {
-  const headers = { "Content-Type": "application/json" };
-  return send(buildUrl(path, parameters), { method: "POST", headers, body: JSON.stringify(body) });
+  return send(buildUrl(path, parameters), { method: "POST", headers: jsonHeaders, body: JSON.stringify(body) });
 }
+
+const jsonHeaders = { "Content-Type": "application/json" };
 
 export const api = {
   listRuns: () => get("/api/v1/runs", {}, {}),
@@ -105,6 +120,23 @@ export const api = {
   requestControls: (run: string, values: ControlRequest["values"]) =>
     post("/api/v1/runs/{run}/controls", { run }, { values }),
   listTraces: (run: string) => get("/api/v1/runs/{run}/traces", { run }, {}),
+  getTable: (query: TableQuery, signal?: AbortSignal) => get("/api/v1/table", {}, query, signal),
+  getGroups: (query: GroupQuery) => get("/api/v1/table/groups", {}, query),
+  listFields: () => get("/api/v1/table/fields", {}, {}),
+  getAnnotations: (run: string) => get("/api/v1/runs/{run}/annotations", { run }, {}),
+  annotate: (run: string, changes: AnnotationChange[]) => post("/api/v1/runs/{run}/annotations", { run }, { changes }),
+  actOnRuns: (request: BulkRequest) => post("/api/v1/bulk", {}, request),
+  listTrash: () => get("/api/v1/trash", {}, {}),
+  listViews: () => get("/api/v1/views", {}, {}),
+  saveView: (slug: string, view: ViewRequest): Promise<ViewDetail> =>
+    send(buildUrl("/api/v1/views/{slug}", { slug }), {
+      method: "PUT",
+      headers: jsonHeaders,
+      body: JSON.stringify(view),
+    }),
+  deleteView: (slug: string): Promise<ViewDetail> =>
+    send(buildUrl("/api/v1/views/{slug}", { slug }), { method: "DELETE" }),
+  tableCsvUrl: (query: GetRoute<"/api/v1/table.csv">["query"]) => buildUrl("/api/v1/table.csv", {}, query),
   login: (token: string) => post("/api/v1/login", {}, { token }),
   patchUrl: (run: string) => buildUrl("/api/v1/runs/{run}/patch", { run }),
   traceUrl: (run: string, trace: string) => buildUrl("/api/v1/runs/{run}/traces/{trace}", { run, trace }),

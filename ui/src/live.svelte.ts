@@ -27,6 +27,8 @@ class Live {
   outputs = $state<Record<string, string>>({});
   /** Watched runs that no longer exist. */
   goneRuns = $state<string[]>([]);
+  /** Counts changes of the list. */
+  numChanges = $state(0);
   /** Counts reconnections. Requests that failed meanwhile may succeed now. */
   numReconnects = $state(0);
   /** The server's clock in Unix time, updated every second. */
@@ -87,12 +89,14 @@ class Live {
       changed: ({ line, version, indexed, output, now }) => {
         this.#clockOffset_s = now - Date.now() / 1000;
         this.#update(line);
+        this.numChanges++;
         if (version !== null) this.versions[line.name] = version;
         if (output !== null) this.outputs[line.name] = output;
         if (indexed !== null) this.indexed[line.name] = indexed;
       },
       gone: (name) => {
         this.runs = this.runs.filter((run) => run.name !== name);
+        this.numChanges++;
         if (!this.goneRuns.includes(name)) this.goneRuns.push(name);
       },
       connection: (isConnected, isFinal) => this.#onConnection(isConnected, isFinal),

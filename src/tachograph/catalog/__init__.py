@@ -12,6 +12,7 @@ from tachograph.catalog._annotations import (
     read_annotations,
 )
 from tachograph.catalog._catalog import Catalog, known_fields, pinned_first, sort_rows
+from tachograph.catalog._columns import ColumnFacts, kind_of_value
 from tachograph.catalog._csv import csv_blocks
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._fields import FieldDescription, describe_fields
@@ -73,6 +74,7 @@ __all__ = [
     "AnnotationOp",
     "Annotations",
     "Catalog",
+    "ColumnFacts",
     "ColumnSpread",
     "FACTS",
     "Fact",
@@ -110,6 +112,7 @@ __all__ = [
     "group_rows",
     "inverse_ops",
     "is_folder_target",
+    "kind_of_value",
     "known_fields",
     "list_trash",
     "make_rule",

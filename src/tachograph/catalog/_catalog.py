@@ -26,6 +26,7 @@ import msgspec
 from tachograph._base.files import make_folder, read_small, replace_file
 from tachograph._base.typed import decode_msgpack
 from tachograph.catalog._annotations import Annotations, read_annotations
+from tachograph.catalog._columns import ColumnFactsCache
 from tachograph.catalog._query import Query, parse_query
 from tachograph.catalog._row import AGGREGATES, FACTS, RunRow, StepValue, needs_full, step_value_of
 from tachograph.catalog._summary import (
@@ -103,6 +104,7 @@ class Catalog:
         self._unreadable: dict[tuple[str, str], JournalKey] = {}
         self._here = this_process()
         self._is_loaded = False
+        self.column_facts = ColumnFactsCache()
 
     # Rows
 

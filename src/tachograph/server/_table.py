@@ -12,18 +12,16 @@ from tachograph.catalog import (
     AGGREGATES,
     FACTS,
     Catalog,
-    FactKind,
     Query,
     QueryError,
     RunRow,
     annotate,
-    best_row,
     csv_blocks,
     describe_fields,
-    differing_fields,
     direction_of,
     group_rows,
     inverse_ops,
+    kind_of_value,
     list_trash,
     needs_full,
     parse_query,
@@ -80,12 +78,15 @@ def build_table_page(catalog: Catalog, query: TableQuery) -> TablePage:
     """Return the runs that match."""
     sort_field = query.sort.removeprefix("-")
     columns = list(dict.fromkeys(query.column))
-    rows, problems, indexed = _select(catalog, query.filter, [*columns, sort_field], query.archived)
-    rows = _ordered(rows, query)
+    matching, problems, indexed = _select(catalog, query.filter, [*columns, sort_field], query.archived)
+    rows = _ordered(matching, query)
     shown = rows[query.offset : query.offset + query.limit]
-    differing = set(differing_fields(rows, columns))
+    facts = catalog.column_facts.get(matching, columns)
     return TablePage(
-        columns=[_column(rows, column, differs=column in differing) for column in columns],
+        columns=[
+            TableColumn(column, found.kind, direction_of(column), found.best, found.differs, found.low, found.high)
+            for column, found in zip(columns, facts, strict=True)
+        ],
         rows=[
             TableLine(row.id, row.summary.overview.state, [_cell(row.get(column)) for column in columns])
             for row in shown
@@ -160,7 +161,7 @@ def build_fields_page(catalog: Catalog) -> FieldsPage:
         fields=[
             FieldView(
                 field=found.field,
-                kind=FACTS[found.field].kind if found.field in FACTS else _kind_of(found.example),
+                kind=FACTS[found.field].kind if found.field in FACTS else kind_of_value(found.example),
                 num_runs=found.num_runs,
                 differs=found.differs,
                 values=found.texts,
@@ -265,23 +266,6 @@ def _select(
     unknown = catalog.unknown_fields(query, [column for column in columns if column != "config.*"])
     problems = [QueryProblem(error.reason, error.position if error.text == text else None) for error in unknown]
     return rows, problems, indexed
-
-
-def _column(rows: Sequence[RunRow], field: str, *, differs: bool) -> TableColumn:
-    best = best_row(rows, field) if len(rows) > 1 else None
-    return TableColumn(field, _kind(rows, field), direction_of(field), best.id if best else None, differs)
-
-
-def _kind(rows: Sequence[RunRow], field: str) -> FactKind:
-    if field in FACTS:
-        return FACTS[field].kind
-    return _kind_of(next((value for row in rows if (value := row.get(field)) is not None), None))
-
-
-def _kind_of(value: Any) -> FactKind:
-    if isinstance(value, bool):
-        return "bool"
-    return "number" if isinstance(value, (int, float)) else "list" if isinstance(value, list) else "text"
 
 
 def _cell(value: Any) -> Any:

@@ -101,6 +101,9 @@ class TableColumn(msgspec.Struct):
     """The run with the best value, among all that match."""
     differs: bool
     """Whether runs that match differ in this field."""
+    low: float | None
+    """The lowest finite number, among all runs that match."""
+    high: float | None
 
 
 class TableLine(msgspec.Struct):

@@ -542,6 +542,9 @@ export interface TableColumn {
   best: string | null;
   /** Whether runs that match differ in this field. */
   differs: boolean;
+  /** The lowest finite number, among all runs that match. */
+  low: number | null;
+  high: number | null;
 }
 
 /** A run of the table. */

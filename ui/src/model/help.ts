@@ -5,12 +5,13 @@ import type { Route, Tab } from "./route";
 const pages: Partial<Record<Tab, string>> = {
   timeline: "spans",
   health: "diagnosis",
+  log: "zero_code",
   events: "journal",
   completions: "completions",
   control: "control",
 };
 
 export function helpAddress(route: Route): string {
-  if (route.page === "runs") return "help/runs";
+  if (route.page !== "run") return "help/runs";
   return `help/${pages[route.tab] ?? "dashboard"}`;
 }

@@ -1,9 +1,15 @@
 import { expect, test } from "vitest";
+import { defaultTable } from "./table-view";
 import { defaultView, format, parse, type Route, runAddress } from "./route";
 
 test("every route survives a round trip through its address", () => {
   const routes: Route[] = [
-    { page: "runs", search: 'lora & "quotes"', states: ["running", "crashed"], sort: "train_loss" },
+    {
+      page: "runs",
+      table: { ...defaultTable, filter: 'lora & "quotes"', sort: "train_loss", columns: ["a/b", "c d"] },
+    },
+    { page: "trash" },
+    { page: "run", run: "sweep/nested/run-1", tab: "charts", others: ["sweep/run 2"], view: defaultView },
     {
       page: "run",
       run: "greyjacket",

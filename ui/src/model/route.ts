@@ -1,12 +1,14 @@
 /** Routes and their addresses. The address contains the whole view, so that it can be shared. */
 
 import type { XAxis } from "../api";
+import { defaultTable, readTable, type TableView, writeTable } from "./table-view";
 
 export const tabs = ["charts", "overview", "timeline", "health", "log", "events", "completions", "control"] as const;
 export type Tab = (typeof tabs)[number];
 
 export type Route =
-  | { page: "runs"; search: string; states: string[]; sort: string }
+  | { page: "runs"; table: TableView }
+  | { page: "trash" }
   | { page: "run"; run: string; tab: Tab; others: string[]; view: ChartView };
 
 export interface ChartView {
@@ -37,12 +39,8 @@ export function parse(hash: string): Route {
       view: parseView(parameters),
     };
   }
-  return {
-    page: "runs",
-    search: parameters.get("q") ?? "",
-    states: parameters.getAll("state"),
-    sort: parameters.get("sort") ?? "-started",
-  };
+  if (first === "trash") return { page: "trash" };
+  return { page: "runs", table: readTable(parameters) };
 }
 
 function decode(text: string): string {
@@ -75,12 +73,8 @@ function parseNumber(text: string | null): number | null {
 
 export function format(route: Route): string {
   const parameters = new URLSearchParams();
-  if (route.page === "runs") {
-    if (route.search) parameters.set("q", route.search);
-    for (const state of route.states) parameters.append("state", state);
-    if (route.sort !== "-started") parameters.set("sort", route.sort);
-    return withQuery("#/", parameters);
-  }
+  if (route.page === "trash") return "#/trash";
+  if (route.page === "runs") return withQuery("#/", writeTable(route.table));
   for (const other of route.others) parameters.append("with", other);
   const { view } = route;
   if (view.x !== defaultView.x) parameters.set("x", view.x);
@@ -96,6 +90,8 @@ function withQuery(path: string, parameters: URLSearchParams): string {
   const query = parameters.toString();
   return query ? `${path}?${query}` : path;
 }
+
+export const runsPage: Route = { page: "runs", table: defaultTable };
 
 export function runAddress(run: string, tab: Tab = "charts", others: string[] = []): string {
   return format({ page: "run", run, tab, others, view: defaultView });

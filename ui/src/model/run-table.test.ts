@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { RunSummary } from "../api";
-import { nextSort, select, stalled_s } from "./run-table";
+import { runWarnings, stalled_s } from "./run-table";
 
 const run = (name: string, more: Partial<RunSummary> = {}): RunSummary => ({
   name,
@@ -26,20 +26,6 @@ const run = (name: string, more: Partial<RunSummary> = {}): RunSummary => ({
   ...more,
 });
 
-test("runs are filtered by name, tag, host and state", () => {
-  const runs = [run("a", { tags: ["lora"] }), run("b", { host: "gpu7", state: "running" }), run("lora-2")];
-  expect(select(runs, "lora", [], "name").map((each) => each.name)).toEqual(["a", "lora-2"]);
-  expect(select(runs, "GPU", [], "name").map((each) => each.name)).toEqual(["b"]);
-  expect(select(runs, "", ["running"], "name")).toHaveLength(1);
-});
-
-test("missing values sort last, and a NaN loss sorts highest", () => {
-  const runs = [run("none"), run("low", { train_loss: 1 }), run("nan", { train_loss: "NaN" })];
-  expect(select(runs, "", [], "train_loss").map((each) => each.name)).toEqual(["low", "nan", "none"]);
-  expect(select(runs, "", [], "-train_loss").map((each) => each.name)).toEqual(["nan", "low", "none"]);
-  expect(select([run("r10"), run("r9")], "", [], "name").map((each) => each.name)).toEqual(["r9", "r10"]);
-});
-
 test("a running loop without steps is stalled", () => {
   const hung = run("a", { state: "running", stepped: 100, steps_per_sec: 50 });
   expect(stalled_s(hung, 110)).toBeNull();
@@ -48,8 +34,8 @@ test("a running loop without steps is stalled", () => {
   expect(stalled_s({ ...hung, state: "finished" }, 1000)).toBeNull();
 });
 
-test("clicking a column sorts by it, then reverses", () => {
-  expect(nextSort("name", "train_loss")).toBe("-train_loss");
-  expect(nextSort("-train_loss", "train_loss")).toBe("train_loss");
-  expect(nextSort("train_loss", "train_loss")).toBe("-train_loss");
+test("warnings name what is wrong", () => {
+  expect(runWarnings(run("a"), 100)).toEqual([]);
+  const odd = run("a", { train_loss: "NaN", num_dropped: 2, state: "running", stepped: 0, steps_per_sec: 1 });
+  expect(runWarnings(odd, 100)).toEqual(["loss is NaN", "2 records lost", "last step 1 min 40 s ago"]);
 });

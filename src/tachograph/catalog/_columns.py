@@ -1,0 +1,81 @@
+"""What is known about a column of a table over all of its rows.
+
+A folder may have 10,000 runs, and a dashboard asks for columns again whenever it scrolls. So facts about a column are
+kept as long as the rows are the same objects, which they are while no run changes.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from tachograph.catalog._direction import direction_of
+from tachograph.catalog._groups import value_key
+from tachograph.catalog._row import FACTS, FactKind, RunRow, step_value_of
+
+__all__ = ["ColumnFacts", "ColumnFactsCache", "kind_of_value"]
+
+
+class ColumnFacts(NamedTuple):
+    """What is known about a column over all rows."""
+
+    kind: FactKind
+    best: str | None
+    """The row with the best finite value; None if the direction is unknown or there is only one row."""
+    differs: bool
+    low: float | None
+    """The lowest finite number."""
+    high: float | None
+
+
+class ColumnFactsCache:
+    """Facts about columns of the rows that were asked for last. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: list[RunRow] = []
+        self._known: dict[str, ColumnFacts] = {}
+
+    def get(self, rows: list[RunRow], fields: Iterable[str]) -> list[ColumnFacts]:
+        """Return facts about columns of rows."""
+        with self._lock:
+            if rows != self._rows:  # compares identities
+                self._rows, self._known = rows, {}
+            known = self._known
+        found = []
+        for field in fields:
+            facts = known.get(field)
+            if facts is None:
+                facts = _column_facts(rows, field)
+                if step_value_of(field) is None:  # those are added to a row later
+                    known[field] = facts
+            found.append(facts)
+        return found
+
+
+def _column_facts(rows: Sequence[RunRow], field: str) -> ColumnFacts:
+    values = [row.get(field) for row in rows]
+    numbers = [
+        (float(value), row)
+        for value, row in zip(values, rows, strict=True)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    ]
+    example = next((value for value in values if value is not None), None)
+    direction = direction_of(field)
+    best = max(numbers, key=lambda item: direction * item[0])[1].id if numbers and direction and len(rows) > 1 else None
+    return ColumnFacts(
+        kind=FACTS[field].kind if field in FACTS else kind_of_value(example),
+        best=best,
+        differs=len(set(map(value_key, values))) > 1,
+        low=min((value for value, _ in numbers), default=None),
+        high=max((value for value, _ in numbers), default=None),
+    )
+
+
+def kind_of_value(value: Any) -> FactKind:
+    """Return the kind of a field that is not a fact, from one of its values."""
+    if isinstance(value, bool):
+        return "bool"
+    return "number" if isinstance(value, (int, float)) else "list" if isinstance(value, list) else "text"

@@ -1,0 +1,43 @@
+/** Saved views of the table as the API has them. */
+
+import type { ViewDetail, ViewRequest } from "../api";
+import { maxGroupFields, newestFirst, type TableView } from "./table-view";
+
+/** The name of a view's file: lower-case letters, digits and dashes; empty if the name has none of them. */
+export function slugOf(name: string): string {
+  const plain = name
+    .normalize("NFKD")
+    .toLowerCase()
+    .replace(/[^a-z0-9]+/g, "-");
+  return plain.replace(/^-+/, "").slice(0, 64).replace(/-+$/, "");
+}
+
+export function fromSaved(saved: ViewDetail): TableView {
+  return {
+    filter: saved.filter,
+    columns: saved.columns.length ? saved.columns : null,
+    pinned: saved.pinned_columns,
+    sort: saved.sort || newestFirst,
+    group: saved.group.slice(0, maxGroupFields),
+    archived: saved.archived,
+    isOnlyDifferent: false,
+    isColored: saved.colors["scale"] === true,
+  };
+}
+
+/** A view to save; what the table does not know, such as charts, is kept from the one that it replaces. */
+export function toSaved(name: string, view: TableView, columns: string[], replaced?: ViewDetail): ViewRequest {
+  return {
+    name,
+    filter: view.filter,
+    columns: view.columns ?? columns,
+    sort: view.sort,
+    group: view.group,
+    archived: view.archived,
+    pinned_columns: view.pinned,
+    pinned_runs: replaced?.pinned_runs ?? [],
+    charts: replaced?.charts ?? [],
+    colors: { ...replaced?.colors, scale: view.isColored },
+    x: replaced?.x ?? "",
+  };
+}
