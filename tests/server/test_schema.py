@@ -87,7 +87,11 @@ def test_responses_match_openapi_document(url, operation, mode):
     @FEW
     @given(operation.as_strategy(generation_mode=mode))
     def check(case):
-        case.call_and_validate(base_url=url, excluded_checks=EXCLUDED_CHECKS, timeout=HANG_S)
+        answer = case.call(base_url=url, timeout=HANG_S)
+        # A body that is too large is rejected before it is parsed, valid or not.
+        unparsed = [checks.negative_data_rejection, checks.positive_data_acceptance]
+        excluded = [*EXCLUDED_CHECKS, *unparsed] if answer.status_code == 413 else EXCLUDED_CHECKS
+        case.validate_response(answer, excluded_checks=excluded)
 
     check()
 
