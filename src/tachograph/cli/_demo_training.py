@@ -102,6 +102,7 @@ def train(
             project="demo",
             group="learning rate",
             rules=dict.fromkeys(_SPEED_RULES, False),
+            code=False,  # of Tachograph itself
         ) as run,
         application(),
     ):

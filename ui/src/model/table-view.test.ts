@@ -47,13 +47,14 @@ test("default columns are facts, validation and the config that differs", () => 
     field("started"),
     field("loss"),
     field("note", { differs: false }),
+    field("config.optimizer", { kind: "text" }),
     field("config.lr"),
     field("config.same", { differs: false }),
     field("val/loss.last"),
     field("val/accuracy.last"),
     field("lr.last"),
   ];
-  const expected = ["state", "started", "loss", "val/loss.min", "val/accuracy.max", "config.lr"];
+  const expected = ["state", "started", "loss", "val/loss.min", "val/accuracy.max", "config.lr", "config.optimizer"];
   expect(defaultColumns(fields, false)).toEqual(expected);
   expect(defaultColumns(fields, true)).toContain("tags");
   expect(defaultColumns([], false)).toEqual(["state", "started", "duration", "steps", "loss"]);

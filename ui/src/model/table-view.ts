@@ -96,7 +96,12 @@ export function defaultColumns(fields: FieldView[], hasTags: boolean): string[] 
   const isValidation = (name: string): boolean => /^(val|valid|validation|eval|dev|test)([_/.-]|$)/i.test(name);
   const losses = metrics.filter((name) => isValidation(name) && /loss/i.test(name));
   const accuracies = metrics.filter((name) => isValidation(name) && /acc|f1|reward/i.test(name));
-  const config = fields.filter((each) => each.field.startsWith("config.") && each.differs).map((each) => each.field);
+  const differing = fields.filter((each) => each.field.startsWith("config.") && each.differs);
+  const isNumber = (each: FieldView): boolean => each.kind === "number";
+  // What people vary is a number more often than a text.
+  const config = [...differing.filter(isNumber), ...differing.filter((each) => !isNumber(each))].map(
+    (each) => each.field,
+  );
   return [
     ...facts,
     ...losses.slice(0, 1).map((name) => `${name}.min`),
@@ -146,10 +151,10 @@ export function nextSort(sort: string, field: string, kind: Kind, direction: num
 
 /** The width of a column in pixels, before anyone has changed it. */
 export function columnWidth(field: string, kind: Kind): number {
-  const fixed: Record<string, number> = { state: 114, tags: 140, note: 240, command: 260, steps: 80, loss: 80 };
+  const fixed: Record<string, number> = { state: 114, tags: 140, note: 240, command: 260, steps: 80, loss: 108 };
   const byKind: Record<Kind, number> = {
     text: 120,
-    number: 88,
+    number: 104,
     time: 104,
     duration: 104,
     share: 80,
