@@ -28,6 +28,8 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 # Several tests run at once, so the threads of a matrix product would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Capturing code takes a process per run. The tests of it turn it on; fixtures of modules need this before any test.
+os.environ["TACHO_CODE"] = "0"
 
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -74,7 +76,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
         if name.startswith(("TACHO_", "SLURM_", "OMPI_", "PMI_")) or name in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}:
             monkeypatch.delenv(name)
     monkeypatch.setenv("TACHO_EXIT_TIMEOUT_S", "60")
-    monkeypatch.setenv("TACHO_CODE", "0")  # a process per run; the tests of capturing turn it on
+    monkeypatch.setenv("TACHO_CODE", "0")
 
 
 @pytest.fixture
