@@ -3,6 +3,7 @@ import type { AlertView } from "../api";
 import {
   mergeBands,
   recurrenceSteps,
+  remarkMarks,
   chartViewFor,
   alertBadge,
   closedAs,
@@ -152,7 +153,7 @@ describe("alert marks", () => {
     alerts: AlertView[],
     x: "step" | "time" | "relative" | "epoch" = "step",
     started: number | null = 990,
-  ) => alertMarks({ run: "r", alerts, started }, "train_loss", x);
+  ) => alertMarks({ run: "r", alerts, remarks: [], started }, "train_loss", x);
 
   test("appear on their metric, or everywhere above info", () => {
     const others = [alert({ evidence: { metric: "grad_norm" } }), alert({ evidence: {}, severity: "info" })];
@@ -169,6 +170,13 @@ describe("alert marks", () => {
     expect(marks([resolved()], "epoch")).toEqual([]);
     expect(marks([alert({ opened_step: null })])).toEqual([]);
     expect(marks([alert({ is_open: false, updated_step: 1100 })])).toMatchObject([{ x: 1200, end: 1200 }]);
+  });
+
+  test("include remarks about steps, on the step axis only", () => {
+    const remark = { id: "1", global_step: 40, text: "lr too high here", by: "ana", time: 1 };
+    const run = { run: "r", alerts: [], remarks: [remark], started: 990 };
+    expect(remarkMarks(run, "step")).toEqual([{ run: "r", title: "lr too high here", tone: "", x: 40, end: 40 }]);
+    expect(remarkMarks(run, "time")).toEqual([]);
   });
 
   test("merge into bands and are found near the cursor", () => {

@@ -1,6 +1,6 @@
 /** Texts, views and chart marks for alerts. */
 
-import type { AlertsPage, AlertView, Json, MetricView, RunState, RunSummary, Severity, XAxis } from "../api";
+import type { AlertsPage, AlertView, Json, MarkView, MetricView, RunState, RunSummary, Severity, XAxis } from "../api";
 import { bytes, duration, number, plain, words } from "./format";
 import type { ChartView } from "./route";
 
@@ -145,7 +145,7 @@ export function chartViewFor(alert: AlertView, view: ChartView, lastStep: number
 const known = (values: (Json | undefined)[]): number[] =>
   values.filter((value) => typeof value === "number" && Number.isFinite(value)) as number[];
 
-/** An alert on the x axis of a chart. */
+/** An alert, or what somebody remarked about a step, on the x axis of a chart. */
 export interface AlertMark {
   run: string;
   title: string;
@@ -158,7 +158,14 @@ export interface AlertMark {
 export interface RunAlerts {
   run: string;
   alerts: AlertView[];
+  remarks: MarkView[];
   started: number | null;
+}
+
+/** The marks for remarks about steps, in every chart; they have no place on other axes. */
+export function remarkMarks({ run, remarks }: RunAlerts, x: XAxis): AlertMark[] {
+  if (x !== "step") return [];
+  return remarks.map(({ text, global_step }) => ({ run, title: text, tone: "", x: global_step, end: global_step }));
 }
 
 /** The marks for the chart of a metric: alerts that name it, and alerts above `info` that name no metric. */
