@@ -17,7 +17,7 @@ from tests.conftest import HANG_S
 from tests.foreign import connect_as_nobody
 from tests.store import END, START, write
 
-TABS = ["charts", "overview", "timeline", "health", "events", "completions", "control"]
+TABS = ["charts", "overview", "timeline", "health", "log", "events", "completions", "control"]
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
     "a&b=c#d?e",
@@ -119,7 +119,7 @@ def test_keyboard_shortcuts_work(page, dashboard, logs):
     write_journal(logs, "run", [{"train_loss": 1.0 + step} for step in range(9)])
     page.goto(dashboard().url + "#/run/run/overview")
     expect(page.get_by_role("heading", level=1)).to_have_text("run")
-    for key, tab in zip("1234567", TABS, strict=True):
+    for key, tab in zip("12345678", TABS, strict=True):
         page.keyboard.press(key)
         expect(page).to_have_url(re.compile(f"/{tab}"))
     page.keyboard.press("1")

@@ -115,12 +115,12 @@ def test_every_command_reads_a_compressed_run(logs, monkeypatch, tmp_path):
     ]
     before = [tacho(*command) for command in commands]
     shown = tacho("show", "a")
-    assert "metrics.jsonl.gz" not in shown
+    assert "metrics.jsonl.gz" not in "".join(shown.split())
     journal_bytes = disk_usage(folder)["journal"]
     (freed,) = act(logs, "gzip")
     assert freed.num_bytes > 0
     assert [tacho(*command) for command in commands] == before
-    assert "metrics.jsonl.gz" in tacho("show", "a")
+    assert "metrics.jsonl.gz" in "".join(tacho("show", "a").split())  # a long path is broken into lines
     used = disk_usage(folder)
     assert used["journal"] == 0 < used["compressed"] < journal_bytes
     assert json.loads(tacho("du", "--json"))["parts"]["compressed"] == used["compressed"]

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tachograph.journal import RunFolder
 from tachograph.provenance import CaptureRequest, capture, read_blob, remove_unused_blobs
 from tachograph.provenance._git import run_git
 from tachograph.provenance._read import read_sources
+from tachograph.provenance._sources import loaded_files
 from tests.conftest import HANG_S, lines_of
 
 TRAIN = """
@@ -67,7 +69,9 @@ def test_a_run_captures_its_code(repository: Path):
     (repository / "helper.py").write_text("value = 2\napi_key = 'hunter2-0123456789'\n")
     (repository / "notes.yaml").write_text("lr: 1\n")
     (repository / "data.bin").write_bytes(b"\0" * 10)
-    environment = {**os.environ, "NCCL_DEBUG": "INFO", "MY_SECRET": "hunter2", "TACHO_CODE": "1", "PYTHONHASHSEED": "7"}
+    # torch sets variables of its own in a process that ran other tests
+    environment = {name: value for name, value in os.environ.items() if "TORCH" not in name}
+    environment |= {"NCCL_DEBUG": "INFO", "MY_SECRET": "hunter2", "TACHO_CODE": "1", "PYTHONHASHSEED": "7"}
     for _ in range(2):
         command = [sys.executable, "train.py", "--token", "hunter2"]
         subprocess.run(command, cwd=repository, env=environment, check=True, timeout=HANG_S)
@@ -122,6 +126,15 @@ def test_a_hanging_git_delays_nothing(repository: Path, tmp_path: Path, monkeypa
     assert reason == "the run ended before its code was captured" or "took longer than" in reason
     with pytest.raises(CodeError, match="git status took longer than 0.1 s"):
         run_git("status", cwd=str(repository), timeout_s=0.1)
+
+
+def test_what_only_looks_like_a_module_is_skipped(monkeypatch: pytest.MonkeyPatch):
+    class Library:  # cffi puts such objects into `sys.modules`
+        __slots__ = ()
+        __class__ = property(lambda self: types.ModuleType)
+
+    monkeypatch.setitem(sys.modules, "a_library", Library())
+    assert __file__ in loaded_files()
 
 
 def test_missing_parts_have_a_reason(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -29,7 +29,10 @@ def _file_of(module: object) -> str | None:
     """Return the file of a module. Its dict is read past its class, which may load the module on first use."""
     if not isinstance(module, types.ModuleType):
         return None
-    path = object.__getattribute__(module, "__dict__").get("__file__")
+    try:
+        path = object.__getattribute__(module, "__dict__").get("__file__")
+    except AttributeError:  # something else that calls itself a module
+        return None
     return path if type(path) is str else None
 
 
