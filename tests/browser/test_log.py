@@ -21,6 +21,8 @@ run = tachograph.init("train", console=False)
 for number in range(3000):
     print("line", number)
 print("needle in a haystack of <b>lines</b>", flush=True)
+while not Path("seen").exists():  # the order of lines of two streams is not certain
+    time.sleep(0.05)
 print("something is odd", file=sys.stderr, flush=True)
 print("\\r 10 %", end="", file=sys.stderr, flush=True)
 print("\\r 20 %", end="", file=sys.stderr, flush=True)
@@ -45,6 +47,8 @@ def test_log_follows_searches_and_downloads(logs: Path, tmp_path: Path, dashboar
     page.get_by_role("link", name="train", exact=True).click()
     page.get_by_role("link", name="log", exact=True).click()
     output = page.get_by_role("log", name="Output")
+    expect(output.get_by_text("needle in a haystack")).to_be_visible()
+    (tmp_path / "seen").touch()
     expect(output.get_by_text("something is odd")).to_be_visible()
     expect(output.locator(".stderr", has_text="something is odd")).to_be_visible()
     expect(output.get_by_text("20 %")).to_be_visible()  # a line that is not complete
