@@ -194,7 +194,7 @@ class BasePlugin:
         return None
 
     def post_lora_load(self, cfg: PluginConfig, model: Any) -> None:
-        """Called after adapters are added, also if there are none."""
+        """Called after adapters are added, or would have been: a full fine-tuning calls it, too."""
 
     def post_model_load(self, cfg: PluginConfig, model: Any) -> None:
         """Called when the model is complete."""

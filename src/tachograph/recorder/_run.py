@@ -353,7 +353,7 @@ class Run:
     def log_parent(self, parent: str | os.PathLike[str], *, how: str = "init") -> None:
         """Record that the run started from another run or from its checkpoint.
 
-        A path of which no run is known is recorded, too; one that does not exist is not.
+        A path that no known run saved is recorded, too. A path that does not exist is not.
 
         Args:
             parent: the name of a run in the log folder, the path of its folder, or the path of a checkpoint.
