@@ -49,7 +49,7 @@ from tachograph.store._query import ColumnSource, Line, Mark, View, build_lines,
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
 from tachograph.store._segment_folder import SegmentFolder
 from tachograph.store._span_table import SpanTable, SpanView
-from tachograph.store._step_decoder import StepColumns, StepDecoder, split_lines
+from tachograph.store._step_decoder import LinesPiece, StepColumns, StepDecoder, split_lines
 from tachograph.store._tail import Tail
 
 __all__ = ["StoredRun"]
@@ -181,18 +181,24 @@ class StoredRun:
         self._open()
 
     def _add_lines(self, lines: bytes, start: int) -> None:
-        for piece in split_lines(lines):
-            part = lines[piece.first : piece.end]
-            columns = self._decoder.decode(part, piece.num_steps) if piece.num_steps else None
-            if columns is not None:
-                self._add_steps(columns)
-                continue
-            records = self._follower.parse(part, start + piece.first)
-            if piece.num_steps:
-                self._decoder.learn(records)
-            self._add_records(replace_completions(part, start + piece.first, records))
+        columns = self._decoder.decode_block(lines) if lines else None
+        if columns is not None:
+            self._add_steps(columns)
+        else:
+            for piece in split_lines(lines):
+                self._add_piece(piece, lines[piece.first : piece.end], start + piece.first)
         for stream, name in self._tail.series_keys:
             self._register_series(stream, name)
+
+    def _add_piece(self, piece: LinesPiece, lines: bytes, start: int) -> None:
+        columns = self._decoder.decode(piece, lines)
+        if columns is not None:
+            self._add_steps(columns)
+            return
+        records = self._follower.parse(lines, start)
+        if piece.num_steps:
+            self._decoder.learn(records)
+        self._add_records(replace_completions(lines, start, records))
 
     def _add_steps(self, columns: StepColumns) -> None:
         if not self.digest.attempts:

@@ -11,6 +11,7 @@ The result is the same either way; see `Tail.add` and `Tail.add_steps`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
@@ -28,7 +29,7 @@ from tachograph.reader import NOT_METRICS
 from tachograph.records import decode, is_number
 from tachograph.store._columns import Floats, Integers
 
-__all__ = ["LinesPiece", "StepColumns", "StepDecoder", "split_lines"]
+__all__ = ["LinesPiece", "StepColumns", "StepDecoder", "count_steps", "split_lines"]
 
 _PREFIX = b'{"event":"step",'
 _OTHER_LINE = re.compile(rb"\n(?!" + re.escape(_PREFIX) + rb"|\Z)")
@@ -52,7 +53,7 @@ _TYPES: dict[str, tuple[Any, Any]] = {
     "other": (str | dict[str, Any] | list[Any] | None, None),
 }
 """The type and the default of values of each sort."""
-_get_step = attrgetter("global_step")
+_INVALID = (msgspec.MsgspecError, ValueError, RecursionError)
 _Step = Annotated[int, msgspec.Meta(gt=-_MAX_STEP, lt=_MAX_STEP)]
 
 
@@ -80,12 +81,17 @@ class StepColumns(NamedTuple):
     """Which values a step does not have; None if each has all of them."""
 
 
+def count_steps(block: bytes) -> int:
+    """Return how many complete lines are steps."""
+    return block.count(b"\n" + _PREFIX) + block.startswith(_PREFIX)
+
+
 def split_lines(block: bytes) -> Iterator[LinesPiece]:
     """Divide complete lines into runs of plain steps and the lines between them."""
     num_lines = block.count(b"\n")
     starts_with_step = block.startswith(_PREFIX)
     others: list[int] = []  # the offsets of lines that are no plain steps
-    if block.count(b"\n" + _PREFIX) + starts_with_step < num_lines:
+    if count_steps(block) < num_lines:
         others = [*([] if starts_with_step else [0]), *(found.end() for found in _OTHER_LINE.finditer(block))]
     if (at := block.find(_WINDOW)) >= 0:
         others = sorted({*others, *_lines_with(block, _WINDOW, at)})
@@ -124,43 +130,61 @@ class StepDecoder:
         self._sorts: dict[str, str] = {}
         """The names of the steps, and the sort of their values."""
         self._num_failures = 0
+        self._was_plain = False
         self._layout: _RowLayout | None = None
 
-    def decode(self, lines: bytes, num_lines: int) -> StepColumns | None:
-        """Decode lines of steps, or return None if they must be read as records; then pass those to `learn`."""
-        if self._num_failures > _MAX_FAILURES:
+    def decode_block(self, lines: bytes) -> StepColumns | None:
+        """Decode a block if all of it is plain steps and the one before was, or return None."""
+        if not self._was_plain:
             return None
+        columns = self._decode(lines, count_steps(lines))
+        self._was_plain = columns is not None
+        return columns
+
+    def decode(self, piece: LinesPiece, lines: bytes) -> StepColumns | None:
+        """Decode the lines of a piece, or return None if they must be read as records; then pass those to `learn`."""
+        if not piece.num_steps or self._num_failures > _MAX_FAILURES:
+            return None
+        if self._layout is None:
+            with contextlib.suppress(*_INVALID):
+                self._learn_from([decode(lines[: lines.index(b"\n")])])
+        columns = self._decode(lines, piece.num_steps)
+        self._was_plain = columns is not None
+        return columns
+
+    def _decode(self, lines: bytes, num_lines: int) -> StepColumns | None:
+        layout = self._layout
+        if layout is None or (layout.has_texts and (b'NaN"' in lines or b'Infinity"' in lines)):
+            return None  # a text may be one of the markers of NaN and infinity, which are numbers
         try:
             first, last = decode(lines[: lines.index(b"\n")]), decode(lines[lines.rindex(b"\n", 0, -1) + 1 :])
-            if self._layout is None:
-                self.learn([first])
-            if self._layout is None or (self._layout.has_texts and (b'NaN"' in lines or b'Infinity"' in lines)):
-                return None  # a text may be one of the markers of NaN and infinity, which are numbers
-            rows = self._layout.decode_lines(lines)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            self._num_failures += 1
+            rows = layout.decode_lines(lines)
+        except _INVALID:
             return None
-        if len(rows) != num_lines:  # there is an empty line
+        if len(rows) != num_lines:  # a line is no step, which the decoder takes for one if it has no kind
             return None
-        table = np.ascontiguousarray(self._layout.numbers(rows).T)
+        table = layout.table(rows)
+        times, values = table[0], table[2:]
         if _has_large(table):  # a record tells whether it was written as an integer, which does not count
             return None
-        times, values = table[0], table[1:]
         is_missing = values.view(np.uint64) == _MISSING_BITS
         return StepColumns(
             first,
             last,
-            np.array(list(map(_get_step, rows)), dtype=np.int64),
+            table[1].astype(np.int64),
             times,
-            self._layout.names,
+            layout.names,
             values,
             is_missing if is_missing.any() else None,
         )
 
     def learn(self, records: Sequence[dict[str, Any]]) -> None:
         """Learn names and sorts of values from steps that could not be decoded."""
-        if self._num_failures > _MAX_FAILURES:
-            return
+        self._num_failures += 1
+        if self._num_failures <= _MAX_FAILURES:
+            self._learn_from(records)
+
+    def _learn_from(self, records: Sequence[dict[str, Any]]) -> None:
         num_known = len(self._sorts)
         for record in records:
             for name, value in record.items():
@@ -188,18 +212,22 @@ class _RowLayout(NamedTuple):
     has_texts: bool
     """Whether there are values that are neither numbers nor truth values."""
     decode_lines: Callable[[bytes], list[Any]]
-    get_numbers: Callable[[Any], tuple[float | str, ...]]
-    """Returns the time and the metrics of a row."""
+    get_values: Callable[[Any], tuple[float | str, ...]]
+    """Returns values of a row."""
+    num_values: int
+    places: list[int]
+    """The places of the time, the step and the metrics among those values."""
 
-    def numbers(self, rows: list[Any]) -> Floats:
-        """Return the time and the metrics of each row."""
-        size = len(rows) * (1 + len(self.names))
+    def table(self, rows: list[Any]) -> Floats:
+        """Return the times, the steps and the values of each metric."""
+        size = len(rows) * self.num_values
         try:  # several times as fast as numpy
-            flat = np.frombuffer(struct.pack(f"{size}d", *itertools.chain.from_iterable(map(self.get_numbers, rows))))
+            flat = np.frombuffer(struct.pack(f"{size}d", *itertools.chain.from_iterable(map(self.get_values, rows))))
         except struct.error:  # a marker of NaN or infinity
-            each = itertools.chain.from_iterable(map(self.get_numbers, rows))
+            each = itertools.chain.from_iterable(map(self.get_values, rows))
             flat = np.fromiter(map(float, each), np.float64, size)
-        return flat.reshape(len(rows), 1 + len(self.names))
+        table: Floats = flat.reshape(len(rows), self.num_values).T[self.places]
+        return table
 
 
 @functools.lru_cache(maxsize=64)
@@ -208,19 +236,22 @@ def _layout_of(sorts: tuple[tuple[str, str], ...]) -> _RowLayout:
     values = {f"value_{number}": pair for number, pair in enumerate(sorts) if pair[0] not in NOT_METRICS}
     row_type = msgspec.defstruct(
         "StepRow",
-        [
-            ("event", Literal["step"], "step"),
-            ("global_step", _Step, msgspec.field()),
+        [  # in the order in which they are written, which is the fastest to decode
             ("time", float, msgspec.field()),
+            ("global_step", _Step, msgspec.field()),
             *((field, *_TYPES[sort]) for field, (_, sort) in values.items()),
         ],
         rename={field: name for field, (name, _) in values.items()},
         forbid_unknown_fields=True,
         kw_only=True,
         gc=False,
+        tag_field="event",
+        tag="step",
     )
     metrics = {field: name for field, (name, sort) in values.items() if sort == "number"}
-    # With one name, `attrgetter` returns a value and not a tuple.
-    get_numbers = attrgetter("time", *metrics) if metrics else lambda row: (row.time,)
+    wanted = ["time", "global_step", *metrics]
     has_texts = any(sort == "other" for _, sort in values.values())
-    return _RowLayout(list(metrics.values()), has_texts, lines_decoder(row_type), get_numbers)
+    fields = wanted if has_texts else ["time", "global_step", *values]
+    get_values: Callable[[Any], tuple[Any, ...]] = attrgetter(*wanted) if has_texts else msgspec.structs.astuple
+    places = [fields.index(field) for field in wanted]
+    return _RowLayout(list(metrics.values()), has_texts, lines_decoder(row_type), get_values, len(fields), places)
