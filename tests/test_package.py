@@ -42,10 +42,12 @@ ALLOWED = {
     "export": {"base", "records", "journal", "reader"},
     "store": {"base", "records", "journal", "reader"},
     "catalog": {"base", "records", "journal", "reader", "store", "sinks", "provenance"},
-    "server": {"base", "records", "journal", "reader", "store", "catalog", "provenance"},
+    "comparison": {"base", "records", "journal", "reader", "store", "catalog", "provenance"},
+    "server": {"base", "records", "journal", "reader", "store", "catalog", "comparison", "provenance"},
     "cli": {
         "base",
         "catalog",
+        "comparison",
         "records",
         "journal",
         "reader",

@@ -42,6 +42,7 @@ from tachograph.catalog._prune import (
 )
 from tachograph.catalog._query import Query, parse_query
 from tachograph.catalog._row import AGGREGATES, FACTS, Fact, FactKind, RunRow, needs_full
+from tachograph.catalog._summary import flatten_config
 from tachograph.catalog._syntax import QueryError, print_field, print_query
 from tachograph.catalog._transfer import TransferError, copy_run, is_folder_target, move_run
 from tachograph.catalog._trash import (
@@ -109,6 +110,7 @@ __all__ = [
     "disk_usage",
     "empty_trash",
     "find_origins",
+    "flatten_config",
     "group_rows",
     "inverse_ops",
     "is_folder_target",

@@ -3,6 +3,7 @@
 from tachograph.provenance._blobs import blob_path, read_blob, remove_unused_blobs
 from tachograph.provenance._capture import CaptureRequest, SourceFile, capture
 from tachograph.provenance._compare import CodeChange, ComparedRun, Difference, RunComparison, compare_runs
+from tachograph.provenance._config_keys import describes_training, is_seed
 from tachograph.provenance._environment import determinism, environment, torch_build
 from tachograph.provenance._lineage import RUN_FILE, find_parent, read_stamp, stamp_path, write_stamp
 from tachograph.provenance._read import last_code, read_patch, read_sources, section_of
@@ -21,9 +22,11 @@ __all__ = [
     "blob_path",
     "capture",
     "compare_runs",
+    "describes_training",
     "determinism",
     "environment",
     "find_parent",
+    "is_seed",
     "last_code",
     "loaded_files",
     "read_blob",

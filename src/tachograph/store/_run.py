@@ -42,7 +42,7 @@ from tachograph.store._aggregates import (
     value_at,
     with_window_extremes,
 )
-from tachograph.store._columns import Axis
+from tachograph.store._columns import Axis, Floats, Integers
 from tachograph.store._completions import CompletionIndex, replace_completions
 from tachograph.store._epochs import with_epoch_axis
 from tachograph.store._query import ColumnSource, Line, Mark, View, build_lines, build_marks, iter_points
@@ -373,6 +373,17 @@ class StoredRun:
 
         pairs = list(wanted)
         names = dict.fromkeys(name for name, _ in pairs)
+        return self._run_query(found)
+
+    def latest_points(self, name: str) -> tuple[Integers, Floats] | None:
+        """Return step and value of each point of a metric, without those that a later attempt repeated; None if none.
+
+        NaN and infinities are included. The arrays belong to the caller.
+        """
+
+        def found() -> tuple[Integers, Floats] | None:
+            return series_points(self._sources, self._series.get(name, []), name, self.digest.attempts)
+
         return self._run_query(found)
 
     def last_value(self, name: str) -> float | None:

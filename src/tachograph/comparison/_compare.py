@@ -1,0 +1,498 @@
+"""Compare two groups of runs, and put what was found into words that need no statistics to read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from tachograph.comparison._comparable import Comparability, ConfigChange, check_comparable
+from tachograph.comparison._evidence import Points, RunEvidence
+from tachograph.comparison._groups import independent_runs
+from tachograph.comparison._judge import Judgement, Noise, judge
+from tachograph.comparison._loss import Agreement, LossLevels, agree, have_same_batches, measure_final, measure_loss
+from tachograph.comparison._progress import Progress, measure_progress
+from tachograph.comparison._speed import SpeedLevels, TooShort, measure_speed
+
+__all__ = ["GATED", "ComparisonReport", "ComparedGroup", "MetricVerdict", "Verdict", "compare_groups"]
+
+Verdict = Literal[
+    "slower",
+    "faster",
+    "more",
+    "less",
+    "worse",
+    "better",
+    "equal",
+    "identical",
+    "rounding",
+    "identical_until",
+    "unknown",
+    "not_comparable",
+    "",
+]
+"""Without a verdict, a quantity is only reported."""
+
+GATED = ("step_time", "device_memory", "train_loss", "val_loss")
+"""The quantities that can fail a check."""
+_REGRESSIONS = frozenset({"slower", "more", "worse"})
+_SETTLED = frozenset({"equal", "identical", "rounding", "identical_until", "faster", "less", "better"})
+
+_MEMORY: Mapping[str, tuple[str, str, float]] = {
+    "device_allocated": ("device_memory", "device memory, allocated", 0.0005),
+    "device_reserved": ("device_memory_reserved", "device memory, reserved", 0.005),
+    "host": ("host_memory", "host memory", 0.01),
+}
+"""The name, the title and the assumed noise of each kind of memory."""
+DEFAULT_MARGINS: Mapping[str, float] = {"step_time": 0.01, "memory": 0.01}
+_ROUNDING = 1e-5
+
+
+class MetricVerdict(msgspec.Struct, kw_only=True):
+    """What is known about one quantity."""
+
+    name: str
+    title: str
+    unit: Literal["seconds", "bytes", "share", "ratio", ""] = ""
+    a: float | None = None
+    b: float | None = None
+    effect: float | None = None
+    """The relative difference: 0.05 means that the second group is 5 % higher."""
+    low: float | None = None
+    high: float | None = None
+    """The interval of the effect."""
+    confidence: float | None = None
+    verdict: Verdict = ""
+    runs_a: int = 0
+    runs_b: int = 0
+    noise: float | None = None
+    """The spread between runs that was assumed or observed."""
+    noise_source: str = ""
+    runs_needed: int | None = None
+    """How many runs per group would probably settle it."""
+    onset_step: float | None = None
+    """From which step on the groups differ."""
+    reason: str = ""
+    """Why there is no verdict."""
+    notes: list[str] = []
+    is_relative: bool = True
+    """Whether the effect is a ratio. Values below 0 are compared by their difference, in ranges of the first run."""
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the second group is worse."""
+        return self.verdict in _REGRESSIONS
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is an answer: different or equal."""
+        return self.is_regression or self.verdict in _SETTLED
+
+
+class ComparedGroup(msgspec.Struct, kw_only=True):
+    """The runs of a group."""
+
+    runs: list[str]
+    commits: list[str] = []
+    states: list[str] = []
+
+
+class ComparisonReport(msgspec.Struct, kw_only=True):
+    """The result of comparing two groups of runs; `a` is the one to compare with."""
+
+    schema: int = 1
+    a: ComparedGroup
+    b: ComparedGroup
+    headline: str
+    first: list[str] = []
+    """What matters more than any number: a run that failed, NaN, or a run that ended early."""
+    comparable: str
+    """What makes the runs comparable, or not."""
+    metrics: list[MetricVerdict]
+    config_diff: list[ConfigChange] = []
+    num_more_changes: int = 0
+    warnings: list[str] = []
+    has_failed: bool = False
+    """Whether a run of the second group failed."""
+
+    def metric(self, name: str) -> MetricVerdict | None:
+        """Return what is known about a quantity."""
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+
+def compare_groups(
+    first: Sequence[RunEvidence],
+    second: Sequence[RunEvidence],
+    *,
+    earlier: Sequence[RunEvidence] = (),
+    margins: Mapping[str, float] | None = None,
+    confidence: float = 0.99,
+) -> ComparisonReport:
+    """Compare two groups of repeated runs, often of one run each.
+
+    Args:
+        first: the runs to compare with.
+        second: the runs to judge.
+        earlier: other runs of the same kind, to learn the spread between runs from.
+        margins: the ratio minus one that matters, by the name of the quantity.
+        confidence: of a difference.
+    """
+    margins = {**DEFAULT_MARGINS, **(margins or {})}
+    a, notes_a = independent_runs(first)
+    b, notes_b = independent_runs(second)
+    comparable = check_comparable(a, b)
+    first_lines = _first_lines(a, b)
+    maker = _Maker(a, b, comparable, confidence, margins)
+    metrics = [*maker.speed(earlier), *maker.memory(), *maker.losses(), *maker.extras()]
+    failed = [run for run in b if run.has_failed]
+    return ComparisonReport(
+        a=_group(a),
+        b=_group(b),
+        headline=_headline(metrics, first_lines, len(a) == len(b) == 1),
+        first=first_lines,
+        comparable=_comparable_text(comparable),
+        metrics=metrics,
+        config_diff=comparable.changes,
+        num_more_changes=comparable.num_more_changes,
+        warnings=[*notes_a, *notes_b, *comparable.warnings],
+        has_failed=bool(failed),
+    )
+
+
+def _group(runs: Sequence[RunEvidence]) -> ComparedGroup:
+    commits = dict.fromkeys(str(commit) for run in runs if (commit := run.facts.get("git.commit")))
+    return ComparedGroup(runs=[run.name for run in runs], commits=list(commits), states=[run.state for run in runs])
+
+
+class _Maker:
+    """Makes the verdicts of one comparison."""
+
+    def __init__(
+        self,
+        a: Sequence[RunEvidence],
+        b: Sequence[RunEvidence],
+        comparable: Comparability,
+        confidence: float,
+        margins: Mapping[str, float],
+    ) -> None:
+        self._a, self._b = a, b
+        self._comparable = comparable
+        self._confidence = confidence
+        self._margins = margins
+
+    def _metric(self, name: str, title: str, **fields: Any) -> MetricVerdict:
+        return MetricVerdict(name=name, title=title, runs_a=len(self._a), runs_b=len(self._b), **fields)
+
+    def _judged(
+        self, metric: MetricVerdict, judgement: Judgement, noise: Noise, words: tuple[Verdict, Verdict]
+    ) -> None:
+        """Fill in a judgement; the words are those for *higher* and *lower*."""
+        scaled: Callable[[float], float] = math.expm1 if metric.is_relative else float
+        metric.effect, metric.low, metric.high = map(scaled, (judgement.difference, judgement.low, judgement.high))
+        metric.confidence = judgement.confidence
+        metric.noise, metric.noise_source = judgement.sd, noise.source
+        verdicts: dict[str, Verdict] = {"higher": words[0], "lower": words[1], "equal": "equal", "unknown": "unknown"}
+        metric.verdict = verdicts[judgement.direction]
+        metric.runs_needed = judgement.runs_needed
+        if judgement.direction == "equal" and judgement.is_certain and metric.effect:
+            metric.notes.append(f"a difference of {abs(metric.effect):.2%} is certain, but too small to matter")
+
+    # Speed -----------------------------------------------------------------------------------------------------------
+
+    def speed(self, earlier: Sequence[RunEvidence]) -> list[MetricVerdict]:
+        metric = self._metric("step_time", "typical step", unit="seconds")
+        margin = self._margins["step_time"]
+        try:
+            found = measure_speed(
+                self._a, self._b, is_same_machine=self._comparable.is_same_machine, margin=margin, earlier=earlier
+            )
+        except TooShort as missing:
+            metric.verdict, metric.reason = "unknown", str(missing)
+            return [metric]
+        metric.a, metric.b = found.seconds
+        if self._comparable.speed_refusal is not None:
+            metric.verdict, metric.reason = "not_comparable", self._comparable.speed_refusal
+            metric.effect = math.expm1(float(np.mean(found.second) - np.mean(found.first)))
+            return [metric]
+        self._judged(
+            metric,
+            judge(found.first, found.second, found.noise, margin, self._confidence),
+            found.noise,
+            ("slower", "faster"),
+        )
+        _add_onset(metric, found, margin)
+        if metric.verdict == "unknown" and found.has_other_schedule:
+            metric.notes.append("the ratio changes by over 10 % within the runs: their schedules may differ")
+        invalid = sum(run.clock.num_invalid for run in (*self._a, *self._b))
+        if invalid:
+            metric.notes.append(f"{invalid:,} steps without a valid time were left out")
+        return [metric, *self._overall(found, metric, margin)]
+
+    def _overall(self, found: SpeedLevels, typical: MetricVerdict, margin: float) -> list[MetricVerdict]:
+        difference = float(np.mean(found.second) - np.mean(found.first))
+        overall = self._metric("overall_time", "step with stalls", unit="seconds", effect=math.expm1(found.overall))
+        if typical.onset_step is None and found.overall - difference > math.log1p(margin):
+            text = f"stalls cost a further {math.expm1(found.overall - difference):.1%}"
+            uses = _uses_text(self._a, self._b)
+            typical.notes.append(f"{text} ({uses})" if uses else text)
+        tails = self._metric("tail_ratio", "p95 / median of steps", unit="ratio", a=found.tails[0], b=found.tails[1])
+        return [overall, *([tails] if None not in found.tails else [])]
+
+    # Memory ----------------------------------------------------------------------------------------------------------
+
+    def memory(self) -> list[MetricVerdict]:
+        metrics = []
+        for kind, (name, title, sd) in _MEMORY.items():
+            sides = [[run.memory[kind] for run in runs if kind in run.memory] for runs in (self._a, self._b)]
+            if not any(sides):
+                continue
+            metric = self._metric(name, title, unit="bytes")
+            metrics.append(metric)
+            if not all(sides):
+                metric.verdict, metric.reason = "unknown", "a group has no readings over at least 50 steps"
+                continue
+            metric.a, metric.b = (float(np.mean(side)) for side in sides)
+            metric.runs_a, metric.runs_b = map(len, sides)
+            if self._comparable.speed_refusal is not None:
+                metric.verdict, metric.reason = "not_comparable", self._comparable.speed_refusal
+                continue
+            noise = Noise(sd, "assumed")
+            levels_a, levels_b = (np.log(side).tolist() for side in sides)
+            margin = self._margins.get(name, self._margins["memory"])
+            self._judged(metric, judge(levels_a, levels_b, noise, margin, self._confidence), noise, ("more", "less"))
+        known = {metric.name: metric for metric in metrics}
+        allocated, reserved = known.get("device_memory"), known.get("device_memory_reserved")
+        if allocated is not None and reserved is not None and allocated.verdict == "equal" and reserved.is_regression:
+            reserved.notes.append("fragmentation or cached blocks: the allocated memory is equal")
+        return metrics
+
+    # Loss ------------------------------------------------------------------------------------------------------------
+
+    def losses(self) -> list[MetricVerdict]:
+        curves = ([run.loss for run in self._a], [run.loss for run in self._b])
+        metrics = []
+        is_same = False
+        if any(len(curve.steps) for curve in (*curves[0], *curves[1])):
+            scaled = self._at_equal_samples(curves)
+            is_same = all(len(curve.steps) for curve in (*scaled[0], *scaled[1])) and have_same_batches(
+                [*scaled[0], *scaled[1]]
+            )
+            metric = self._metric("train_loss", "final training loss")
+            metrics.append(metric)
+            self._judge_loss(metric, scaled, lambda: measure_loss(*scaled))
+            if self._comparable.samples_per_step and scaled is not curves:
+                metric.notes.append("compared at equal numbers of samples, because the batch sizes differ")
+        validations = ([run.val_loss for run in self._a], [run.val_loss for run in self._b])
+        if any(len(curve.steps) for curve in (*validations[0], *validations[1])):
+            metric = self._metric("val_loss", "final validation loss")
+            metrics.append(metric)
+            self._judge_loss(metric, validations, lambda: measure_final(*validations, is_same_data=is_same))
+        return metrics
+
+    def _at_equal_samples(self, curves: tuple[list[Points], list[Points]]) -> tuple[list[Points], list[Points]]:
+        sizes = self._comparable.samples_per_step
+        if sizes is None:
+            return curves
+        first, second = (
+            [Points(curve.steps * size, curve.values) for curve in side]
+            for side, size in zip(curves, sizes, strict=True)
+        )
+        return first, second
+
+    def _judge_loss(
+        self, metric: MetricVerdict, curves: tuple[list[Points], list[Points]], measure: Callable[[], LossLevels]
+    ) -> None:
+        broken = _broken_losses(self._a, curves[0]), _broken_losses(self._b, curves[1])
+        if broken[1] and not broken[0]:
+            metric.verdict, metric.reason = "worse", broken[1][0]
+            return
+        if self._comparable.loss_refusal is not None:
+            metric.verdict, metric.reason = "not_comparable", self._comparable.loss_refusal
+            return
+        is_single = len(curves[0]) == len(curves[1]) == 1
+        agreement = agree(curves[0][0], curves[1][0]) if is_single else None
+        try:
+            found = measure()
+        except TooShort as missing:
+            metric.verdict, metric.reason = "unknown", str(missing)
+            found = None
+        if found is not None:
+            metric.a, metric.b = found.values
+            metric.is_relative = found.is_logarithm
+            if not found.is_logarithm:
+                metric.notes.append(
+                    "values are not all above 0, so differences are divided by the range of the first run"
+                )
+            margin = self._margins.get(metric.name, found.margin)
+            judgement = judge(found.first, found.second, found.noise, margin, self._confidence)
+            self._judged(metric, judgement, found.noise, ("worse", "better"))
+            if metric.verdict in {"worse", "better"} and found.onset is not None:
+                metric.onset_step = found.onset.step
+                grows = " and the distance grows" if found.onset.is_growing else ""
+                metric.notes.append(f"apart from step {found.onset.step:,.0f} on{grows}")
+        if agreement is not None:
+            _add_agreement(metric, agreement)
+
+    # What is only reported -------------------------------------------------------------------------------------------
+
+    def extras(self) -> list[MetricVerdict]:
+        metrics = []
+        goodput = [[run.goodput for run in runs if run.goodput is not None] for runs in (self._a, self._b)]
+        if all(goodput):
+            a, b = (float(np.mean(side)) for side in goodput)
+            metrics.append(self._metric("goodput", "goodput", unit="share", a=a, b=b))
+        progress = None if self._comparable.loss_refusal else measure_progress(self._a, self._b)
+        if progress is not None:
+            metrics += self._progress(progress)
+        return metrics
+
+    def _progress(self, progress: Progress) -> list[MetricVerdict]:
+        at_time = self._metric(
+            "loss_at_equal_time", "loss at equal training time", a=progress.losses[0], b=progress.losses[1]
+        )
+        at_time.notes.append(f"after {progress.seconds:,.0f} s of training")
+        to_target = self._metric("time_to_target", "time to target loss", unit="seconds")
+        to_target.a, to_target.b = progress.seconds_to_target
+        if to_target.a and to_target.b:
+            to_target.effect = to_target.b / to_target.a - 1
+        to_target.notes.append(f"until the loss stays at or below {progress.target:.4g}")
+        return [at_time, to_target]
+
+
+def _add_onset(metric: MetricVerdict, found: SpeedLevels, margin: float) -> None:
+    """Say from where on the speed differs, if the first part is equal.
+
+    A difference in less than half of the blocks does not show in the typical speed.
+    """
+    onset = found.onset
+    if onset is None or not found.is_first_part_equal or abs(onset.difference) < math.log1p(margin):
+        return
+    metric.verdict = "slower" if onset.difference > 0 else "faster"
+    metric.onset_step = onset.step
+    metric.runs_needed = None
+    metric.notes.append(f"{metric.verdict} by {abs(math.expm1(onset.difference)):.1%} from step {onset.step:,.0f} on")
+
+
+def _add_agreement(metric: MetricVerdict, agreement: Agreement) -> None:
+    """Say how far two single curves agree, which is stronger than any statistics."""
+    if agreement.kind == "identical":
+        metric.verdict, metric.effect, metric.reason = "identical", 0.0, ""
+        metric.low = metric.high = None
+        metric.runs_needed = None
+        if agreement.num_digits < 12:
+            metric.notes.append(f"the logged values have {agreement.num_digits} digits")
+        return
+    is_harmless = agreement.largest_difference <= _ROUNDING
+    if agreement.kind == "identical_until" and agreement.step is not None:
+        metric.notes.insert(
+            0,
+            f"identical until step {agreement.step:,.0f}; then {agreement.first_difference:.1e} apart, "
+            f"{agreement.last_difference:.1e} at the end",
+        )
+    if is_harmless or (agreement.kind == "identical_until" and metric.verdict in {"unknown", "equal"}):
+        metric.verdict = "identical_until" if agreement.kind == "identical_until" else "rounding"
+        metric.reason, metric.runs_needed = "", None
+        metric.onset_step = agreement.step if agreement.kind == "identical_until" else None
+    if metric.verdict == "rounding":
+        metric.notes.append(f"differences up to {agreement.largest_difference:.1e}")
+
+
+def _broken_losses(runs: Sequence[RunEvidence], curves: Sequence[Points]) -> list[str]:
+    """Return which curves end with NaN or infinity, and since when."""
+    found = []
+    for run, curve in zip(runs, curves, strict=True):
+        is_bad = ~np.isfinite(curve.values)
+        if is_bad.any() and is_bad[-max(1, len(is_bad) // 20) :].all():
+            last_good = np.flatnonzero(~is_bad)
+            since = run.loss.steps[last_good[-1] + 1] if len(last_good) and len(run.loss.steps) == len(is_bad) else None
+            where = "" if since is None else f" from step {since:,.0f} on"
+            found.append(f"the loss of {run.name!r} is not finite{where}")
+    return found
+
+
+def _uses_text(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> str:
+    parts = []
+    for use in ("data", "checkpoint", "validation"):
+        sides = [[run.uses[use] for run in runs if use in run.uses] for runs in (a, b)]
+        if all(sides) and max(map(max, sides)) > 0.001:
+            parts.append(f"{use} {np.mean(sides[0]):.1%} → {np.mean(sides[1]):.1%}")
+    return ", ".join(parts)
+
+
+def _first_lines(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> list[str]:
+    lines = []
+    for run in (*a, *b):
+        if run.has_failed:
+            lines.append(f"{run.name!r} {run.state}" + (f": {run.failure}" if run.failure else ""))
+        is_bad = ~np.isfinite(run.loss.values)
+        if is_bad.any():
+            step = run.loss.steps[int(np.argmax(is_bad))]
+            lines.append(f"{run.name!r} has a loss that is not finite, first at step {step:,.0f}")
+    longest = max((run.num_steps for run in (*a, *b)), default=0)
+    for run in (*a, *b):
+        if run.num_steps < 0.9 * longest:
+            lines.append(f"{run.name!r} ended at step {run.num_steps:,} and others at {longest:,}: common steps count")
+    return lines
+
+
+def _comparable_text(found: Comparability) -> str:
+    if found.common_tag is not None:
+        return f"same perf_tag {found.common_tag!r}: equal speed and memory are expected"
+    if found.is_expected_to_differ:
+        return "different perf tags: speed and memory are expected to differ"
+    if found.speed_refusal is not None:
+        return f"speed and memory are not comparable: {found.speed_refusal}"
+    return "comparable by their facts; no common perf_tag"
+
+
+_PHRASES: Mapping[str, str] = {
+    "step_time": "{verdict} by {effect}",
+    "device_memory": "{effect} {verdict} device memory",
+    "device_memory_reserved": "{effect} {verdict} reserved device memory",
+    "host_memory": "{effect} {verdict} host memory",
+    "train_loss": "{verdict} training loss ({effect})",
+    "val_loss": "{verdict} validation loss ({effect})",
+}
+
+
+def _headline(metrics: Sequence[MetricVerdict], first_lines: Sequence[str], is_single: bool) -> str:
+    """Return one sentence: what differs, else what is equal, else that there is not enough evidence."""
+    losses = {metric.name: metric.verdict for metric in metrics if metric.name in {"train_loss", "val_loss"}}
+    disagree = {"worse", "better"} <= set(losses.values())
+    judged = [metric for metric in metrics if metric.verdict]
+    differing = [metric for metric in judged if metric.verdict in _REGRESSIONS | {"faster", "less", "better"}]
+    parts = [
+        _PHRASES[metric.name].format(verdict=metric.verdict, effect=_effect_text(metric))
+        for metric in differing
+        if not (disagree and metric.name in losses)
+    ]
+    if disagree:
+        parts.append("training and validation loss disagree")
+    if not parts:
+        same = [metric.title for metric in judged if metric.verdict in _SETTLED]
+        open_questions = [metric.title for metric in judged if not metric.is_settled]
+        if same and not open_questions:
+            parts.append("no difference: " + ", ".join(f"{metric.title} {_plain(metric.verdict)}" for metric in judged))
+        elif same:
+            parts.append(f"the same {', '.join(same)}; not enough evidence for {', '.join(open_questions)}")
+        else:
+            parts.append("not enough evidence" + (" (one run each)" if is_single else ""))
+    text = "; ".join([*first_lines[:1], *parts])
+    return text[:1].upper() + text[1:]
+
+
+def _plain(verdict: str) -> str:
+    return {"rounding": "equal up to rounding", "identical_until": "identical at first"}.get(verdict, verdict)
+
+
+def _effect_text(metric: MetricVerdict) -> str:
+    if metric.effect is None:
+        return metric.reason
+    if not metric.is_relative:
+        return f"{abs(metric.effect):.2g} ranges"
+    if metric.onset_step is not None and metric.notes and metric.name == "step_time":
+        return metric.notes[0].partition(" by ")[2]
+    return f"{abs(metric.effect):.1%}"

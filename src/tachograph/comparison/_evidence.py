@@ -1,0 +1,96 @@
+"""What is known of a run that can be compared: levels of speed, memory and loss need nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Floats", "Points", "RunEvidence", "StepClock", "no_points"]
+
+Floats = npt.NDArray[np.float64]
+
+
+class Points(NamedTuple):
+    """A metric over the steps of a run, each step once and in order; NaN and infinities included."""
+
+    steps: Floats
+    values: Floats
+
+    def between(self, low: float, high: float) -> Points:
+        """Return the points in a range of steps."""
+        first, end = np.searchsorted(self.steps, (low, high), side="left")
+        end = int(np.searchsorted(self.steps, high, side="right"))
+        return Points(self.steps[first:end], self.values[first:end])
+
+    @property
+    def finite(self) -> Points:
+        """The points with a finite value."""
+        is_finite = np.isfinite(self.values)
+        return self if is_finite.all() else Points(self.steps[is_finite], self.values[is_finite])
+
+
+class StepClock(NamedTuple):
+    """The training time that had passed at each recorded step, in seconds."""
+
+    steps: Floats
+    passed_s: Floats
+    num_invalid: int = 0
+    """Steps whose recorded time was not a positive number."""
+
+    def at(self, steps: Floats) -> Floats:
+        """Return the time that had passed at any steps, linear between records."""
+        return np.interp(steps, self.steps, self.passed_s)
+
+    @staticmethod
+    def of(times: Points) -> StepClock:
+        """Sum up the seconds per step; a record covers the steps since the one before."""
+        if len(times.steps) < 2:
+            return StepClock(np.empty(0), np.empty(0))
+        sizes, each = np.diff(times.steps), times.values[1:]
+        is_valid = np.isfinite(each) & (each > 0)
+        typical = float(np.median(each[is_valid])) if is_valid.any() else 0.0
+        passed = np.concatenate([[0.0], np.cumsum(np.where(is_valid, each, typical) * sizes)])
+        return StepClock(times.steps, passed, int(len(each) - is_valid.sum()))
+
+
+def no_points() -> Points:
+    """Return a metric without points."""
+    return Points(np.empty(0), np.empty(0))
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """What is compared of a run."""
+
+    name: str
+    run_id: str = ""
+    started: float = 0.0
+    state: str = "finished"
+    failure: str | None = None
+    """Why the run failed."""
+    perf_tags: tuple[str, ...] = ()
+    session_tag: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Facts about the machine, the code and the training."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The config, with dotted names."""
+    clock: StepClock = field(default_factory=lambda: StepClock(np.empty(0), np.empty(0)))
+    loss: Points = field(default_factory=no_points)
+    val_loss: Points = field(default_factory=no_points)
+    memory: Mapping[str, float] = field(default_factory=dict)
+    """`device_allocated`, `device_reserved` and `host`, in bytes."""
+    num_steps: int = 0
+    goodput: float | None = None
+    uses: Mapping[str, float] = field(default_factory=dict)
+    """The share of the wall time spent waiting for data, saving checkpoints and validating."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds per step of each phase of the training loop."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run ended with an error or died."""
+        return self.state in {"failed", "crashed"}

@@ -1,0 +1,114 @@
+"""Read what is compared of a run from its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tachograph.catalog import flatten_config
+from tachograph.comparison._evidence import Points, RunEvidence, StepClock, no_points
+from tachograph.reader import Goodput
+from tachograph.records import loss_names_in, signal_of
+from tachograph.store import StoredRun
+
+__all__ = ["load_evidence"]
+
+_MEMORY = {
+    "device_allocated": ("gpu_mem_allocated", 1 << 30),
+    "device_reserved": ("gpu_mem_reserved", 1 << 30),
+    "host": ("cpu_mem_rss_mb", 1 << 20),
+}
+"""The metric of each kind of memory, and its unit in bytes."""
+_MIN_MEMORY_STEPS = 50
+_MAX_CONFIG_KEYS = 2_000
+
+
+def load_evidence(run: StoredRun) -> RunEvidence:
+    """Read what is compared of a run.
+
+    Raises:
+        OSError: if the journal cannot be read.
+        SegmentError: if its columns are damaged while they are read.
+    """
+    run.refresh()
+    with run.lock:
+        digest = run.digest
+        facts = _facts(digest.facts)
+        names = run.metric_names
+        losses = loss_names_in(names)
+        loss = _points(run, losses[0]) if losses else no_points()
+        validation = _first_named(names, "val_loss")
+        failure, goodput = digest.failure, digest.goodput
+        num_steps = int(loss.steps[-1]) if len(loss.steps) else digest.counts.get("step", 0)
+        return RunEvidence(
+            name=run.id,
+            run_id=str(digest.facts.get("run_id") or ""),
+            started=run.started,
+            state=str(digest.state),
+            failure=None if failure is None else f"{failure.error_type or 'error'}: {failure.message}"[:200],
+            perf_tags=tuple(digest.perf_tags[-1:] if isinstance(digest.perf_tag, str) else digest.perf_tag or ()),
+            session_tag=digest.session_tag,
+            facts=facts,
+            config=flatten_config(digest.config, _MAX_CONFIG_KEYS),
+            clock=_clock(run, names),
+            loss=loss,
+            val_loss=_points(run, validation) if validation else no_points(),
+            memory=_memory(run, names),
+            num_steps=num_steps,
+            goodput=None if goodput is None or not goodput.is_meaningful else goodput.share,
+            uses={} if goodput is None else _uses(goodput),
+            phases_s={name: total / num_steps for name, total in digest.phases.items()} if num_steps else {},
+        )
+
+
+def _uses(goodput: Goodput) -> dict[str, float]:
+    seconds = {"data": goodput.data_s, "checkpoint": goodput.checkpoint_s, "validation": goodput.validation_s}
+    return {use: each / goodput.wall_s for use, each in seconds.items()} if goodput.wall_s > 0 else {}
+
+
+def _facts(found: Mapping[str, Any]) -> dict[str, Any]:
+    git = found.get("git")
+    facts = {name: value for name, value in found.items() if name not in {"config", "git"}}
+    if isinstance(git, Mapping):
+        facts |= {f"git.{name}": git.get(name) for name in ("commit", "dirty")}
+    return facts
+
+
+def _first_named(names: list[str], signal: str) -> str | None:
+    ranked = [(found[1], name) for name in names if (found := signal_of(name)) is not None and found[0] == signal]
+    return min(ranked)[1] if ranked else None
+
+
+def _points(run: StoredRun, name: str) -> Points:
+    """Return the points of a metric in the order of their steps; of several at one step, the last one."""
+    found = run.latest_points(name)
+    if found is None:
+        return no_points()
+    steps, values = found[0].astype(np.float64), found[1]
+    if len(steps) > 1 and (np.diff(steps) <= 0).any():
+        order = np.argsort(steps, kind="stable")
+        is_last = np.append(np.diff(steps[order]) > 0, True)
+        steps, values = steps[order][is_last], values[order][is_last]
+    return Points(steps, values)
+
+
+def _clock(run: StoredRun, names: list[str]) -> StepClock:
+    name = _first_named(names, "step_s")
+    if name is None:
+        return StepClock(np.empty(0), np.empty(0))
+    times = _points(run, name)
+    return StepClock.of(Points(times.steps, times.values / 1000) if name.endswith("_ms") else times)
+
+
+def _memory(run: StoredRun, names: list[str]) -> dict[str, float]:
+    memory: dict[str, float] = {}
+    for kind, (name, unit) in _MEMORY.items():
+        points = _points(run, name).finite if name in names else no_points()
+        if len(points.steps) and points.steps[-1] - points.steps[0] >= _MIN_MEMORY_STEPS:
+            # Peaks of resident memory are those of the start.
+            value = np.median(points.values[len(points.values) // 2 :]) if kind == "host" else points.values.max()
+            if value > 0:
+                memory[kind] = float(value) * unit
+    return memory
