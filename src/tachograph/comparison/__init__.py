@@ -10,14 +10,26 @@ from tachograph.comparison._compare import (
     compare_groups,
 )
 from tachograph.comparison._evidence import Points, RunEvidence, StepClock
+from tachograph.comparison._html import html_report
 from tachograph.comparison._judge import Judgement, Noise, judge
-from tachograph.comparison._load import load_evidence
+from tachograph.comparison._load import load_evidence, load_folder
 from tachograph.comparison._loss import agree, have_same_batches, measure_final, measure_loss
+from tachograph.comparison._markdown import MARKER, markdown_report
 from tachograph.comparison._speed import TooShort, measure_speed
 from tachograph.comparison._student import student_quantile
+from tachograph.comparison._words import (
+    VerdictRow,
+    change_texts,
+    group_name,
+    noise_line,
+    runs_text,
+    verdict_rows,
+    verdict_text,
+)
 
 __all__ = [
     "GATED",
+    "MARKER",
     "Comparability",
     "ComparedGroup",
     "ComparisonReport",
@@ -30,14 +42,24 @@ __all__ = [
     "StepClock",
     "TooShort",
     "Verdict",
+    "VerdictRow",
     "agree",
+    "change_texts",
     "check_comparable",
     "compare_groups",
+    "group_name",
     "have_same_batches",
+    "html_report",
     "judge",
     "load_evidence",
+    "load_folder",
+    "markdown_report",
     "measure_final",
     "measure_loss",
     "measure_speed",
+    "noise_line",
+    "runs_text",
     "student_quantile",
+    "verdict_rows",
+    "verdict_text",
 ]

@@ -15,7 +15,7 @@ from tachograph.comparison._groups import independent_runs
 from tachograph.comparison._judge import Judgement, Noise, judge
 from tachograph.comparison._loss import Agreement, LossLevels, agree, have_same_batches, measure_final, measure_loss
 from tachograph.comparison._progress import Progress, measure_progress
-from tachograph.comparison._speed import SpeedLevels, TooShort, measure_speed
+from tachograph.comparison._speed import SpeedLevels, TooShort, measure_speed, share_text
 
 __all__ = ["GATED", "ComparisonReport", "ComparedGroup", "MetricVerdict", "Verdict", "compare_groups"]
 
@@ -42,8 +42,8 @@ _REGRESSIONS = frozenset({"slower", "more", "worse"})
 _SETTLED = frozenset({"equal", "identical", "rounding", "identical_until", "faster", "less", "better"})
 
 _MEMORY: Mapping[str, tuple[str, str, float]] = {
-    "device_allocated": ("device_memory", "device memory, allocated", 0.0005),
-    "device_reserved": ("device_memory_reserved", "device memory, reserved", 0.005),
+    "device_allocated": ("device_memory", "GPU memory", 0.0005),
+    "device_reserved": ("device_memory_reserved", "GPU mem. reserved", 0.005),
     "host": ("host_memory", "host memory", 0.01),
 }
 """The name, the title and the assumed noise of each kind of memory."""
@@ -198,12 +198,14 @@ class _Maker:
         metric.verdict = verdicts[judgement.direction]
         metric.runs_needed = judgement.runs_needed
         if judgement.direction == "equal" and judgement.is_certain and metric.effect:
-            metric.notes.append(f"a difference of {abs(metric.effect):.2%} is certain, but too small to matter")
+            metric.notes.append(
+                f"a difference of {share_text(abs(metric.effect), 2)} is certain, but too small to matter"
+            )
 
     # Speed -----------------------------------------------------------------------------------------------------------
 
     def speed(self, earlier: Sequence[RunEvidence]) -> list[MetricVerdict]:
-        metric = self._metric("step_time", "typical step", unit="seconds")
+        metric = self._metric("step_time", "step time", unit="seconds")
         margin = self._margins["step_time"]
         try:
             found = measure_speed(
@@ -233,12 +235,13 @@ class _Maker:
 
     def _overall(self, found: SpeedLevels, typical: MetricVerdict, margin: float) -> list[MetricVerdict]:
         difference = float(np.mean(found.second) - np.mean(found.first))
-        overall = self._metric("overall_time", "step with stalls", unit="seconds", effect=math.expm1(found.overall))
+        overall = self._metric("overall_time", "step time overall", unit="seconds", effect=math.expm1(found.overall))
+        overall.a, overall.b = found.overall_seconds
         if typical.onset_step is None and found.overall - difference > math.log1p(margin):
-            text = f"stalls cost a further {math.expm1(found.overall - difference):.1%}"
+            text = f"stalls cost a further {share_text(math.expm1(found.overall - difference))}"
             uses = _uses_text(self._a, self._b)
             typical.notes.append(f"{text} ({uses})" if uses else text)
-        tails = self._metric("tail_ratio", "p95 / median of steps", unit="ratio", a=found.tails[0], b=found.tails[1])
+        tails = self._metric("tail_ratio", "p95 / median step", unit="ratio", a=found.tails[0], b=found.tails[1])
         return [overall, *([tails] if None not in found.tails else [])]
 
     # Memory ----------------------------------------------------------------------------------------------------------
@@ -280,14 +283,14 @@ class _Maker:
             is_same = all(len(curve.steps) for curve in (*scaled[0], *scaled[1])) and have_same_batches(
                 [*scaled[0], *scaled[1]]
             )
-            metric = self._metric("train_loss", "final training loss")
+            metric = self._metric("train_loss", "training loss")
             metrics.append(metric)
             self._judge_loss(metric, scaled, lambda: measure_loss(*scaled))
             if self._comparable.samples_per_step and scaled is not curves:
                 metric.notes.append("compared at equal numbers of samples, because the batch sizes differ")
         validations = ([run.val_loss for run in self._a], [run.val_loss for run in self._b])
         if any(len(curve.steps) for curve in (*validations[0], *validations[1])):
-            metric = self._metric("val_loss", "final validation loss")
+            metric = self._metric("val_loss", "validation loss")
             metrics.append(metric)
             self._judge_loss(metric, validations, lambda: measure_final(*validations, is_same_data=is_same))
         return metrics
@@ -350,11 +353,9 @@ class _Maker:
         return metrics
 
     def _progress(self, progress: Progress) -> list[MetricVerdict]:
-        at_time = self._metric(
-            "loss_at_equal_time", "loss at equal training time", a=progress.losses[0], b=progress.losses[1]
-        )
+        at_time = self._metric("loss_at_equal_time", "loss at same time", a=progress.losses[0], b=progress.losses[1])
         at_time.notes.append(f"after {progress.seconds:,.0f} s of training")
-        to_target = self._metric("time_to_target", "time to target loss", unit="seconds")
+        to_target = self._metric("time_to_target", "time to target", unit="seconds")
         to_target.a, to_target.b = progress.seconds_to_target
         if to_target.a and to_target.b:
             to_target.effect = to_target.b / to_target.a - 1
@@ -373,7 +374,9 @@ def _add_onset(metric: MetricVerdict, found: SpeedLevels, margin: float) -> None
     metric.verdict = "slower" if onset.difference > 0 else "faster"
     metric.onset_step = onset.step
     metric.runs_needed = None
-    metric.notes.append(f"{metric.verdict} by {abs(math.expm1(onset.difference)):.1%} from step {onset.step:,.0f} on")
+    metric.notes.append(
+        f"{metric.verdict} by {share_text(abs(math.expm1(onset.difference)))} from step {onset.step:,.0f} on"
+    )
 
 
 def _add_agreement(metric: MetricVerdict, agreement: Agreement) -> None:
@@ -418,7 +421,7 @@ def _uses_text(a: Sequence[RunEvidence], b: Sequence[RunEvidence]) -> str:
     for use in ("data", "checkpoint", "validation"):
         sides = [[run.uses[use] for run in runs if use in run.uses] for runs in (a, b)]
         if all(sides) and max(map(max, sides)) > 0.001:
-            parts.append(f"{use} {np.mean(sides[0]):.1%} → {np.mean(sides[1]):.1%}")
+            parts.append(f"{use} {share_text(float(np.mean(sides[0])))} → {share_text(float(np.mean(sides[1])))}")
     return ", ".join(parts)
 
 
@@ -450,8 +453,8 @@ def _comparable_text(found: Comparability) -> str:
 
 _PHRASES: Mapping[str, str] = {
     "step_time": "{verdict} by {effect}",
-    "device_memory": "{effect} {verdict} device memory",
-    "device_memory_reserved": "{effect} {verdict} reserved device memory",
+    "device_memory": "{effect} {verdict} GPU memory",
+    "device_memory_reserved": "{effect} {verdict} reserved GPU memory",
     "host_memory": "{effect} {verdict} host memory",
     "train_loss": "{verdict} training loss ({effect})",
     "val_loss": "{verdict} validation loss ({effect})",
@@ -472,14 +475,12 @@ def _headline(metrics: Sequence[MetricVerdict], first_lines: Sequence[str], is_s
     if disagree:
         parts.append("training and validation loss disagree")
     if not parts:
-        same = [metric.title for metric in judged if metric.verdict in _SETTLED]
+        same = [f"{metric.title} {_plain(metric.verdict)}" for metric in judged if metric.verdict in _SETTLED]
         open_questions = [metric.title for metric in judged if not metric.is_settled]
-        if same and not open_questions:
-            parts.append("no difference: " + ", ".join(f"{metric.title} {_plain(metric.verdict)}" for metric in judged))
-        elif same:
-            parts.append(f"the same {', '.join(same)}; not enough evidence for {', '.join(open_questions)}")
-        else:
-            parts.append("not enough evidence" + (" (one run each)" if is_single else ""))
+        if same:
+            parts.append(f"no difference: {', '.join(same)}")
+        if open_questions:
+            parts.append(f"not enough evidence{' from one run each' if is_single else ''}: {', '.join(open_questions)}")
     text = "; ".join([*first_lines[:1], *parts])
     return text[:1].upper() + text[1:]
 
@@ -495,4 +496,4 @@ def _effect_text(metric: MetricVerdict) -> str:
         return f"{abs(metric.effect):.2g} ranges"
     if metric.onset_step is not None and metric.notes and metric.name == "step_time":
         return metric.notes[0].partition(" by ")[2]
-    return f"{abs(metric.effect):.1%}"
+    return share_text(abs(metric.effect))

@@ -9,11 +9,12 @@ import numpy as np
 
 from tachograph.catalog import flatten_config
 from tachograph.comparison._evidence import Points, RunEvidence, StepClock, no_points
+from tachograph.journal import RunFolder
 from tachograph.reader import Goodput
 from tachograph.records import loss_names_in, signal_of
 from tachograph.store import StoredRun
 
-__all__ = ["load_evidence"]
+__all__ = ["load_evidence", "load_folder"]
 
 _MEMORY = {
     "device_allocated": ("gpu_mem_allocated", 1 << 30),
@@ -23,6 +24,11 @@ _MEMORY = {
 """The metric of each kind of memory, and its unit in bytes."""
 _MIN_MEMORY_STEPS = 50
 _MAX_CONFIG_KEYS = 2_000
+
+
+def load_folder(folder: RunFolder) -> RunEvidence:
+    """Read what is compared of the run in a folder; see `load_evidence`."""
+    return load_evidence(StoredRun(folder))
 
 
 def load_evidence(run: StoredRun) -> RunEvidence:

@@ -21,7 +21,7 @@ from tachograph.comparison._blocks import Onset, find_onset, mad
 from tachograph.comparison._evidence import Floats, RunEvidence
 from tachograph.comparison._judge import Noise
 
-__all__ = ["NUM_BLOCKS", "SpeedLevels", "TooShort", "measure_speed", "steady_edges"]
+__all__ = ["NUM_BLOCKS", "SpeedLevels", "TooShort", "measure_speed", "share_text", "steady_edges"]
 
 NUM_BLOCKS = 20
 _MIN_FILLED = 16
@@ -37,6 +37,11 @@ class TooShort(Exception):  # noqa: N818 - an answer, not a fault
     """There is not enough of a run to compare; the text says what is missing."""
 
 
+def share_text(share: float, places: int = 1) -> str:
+    """Return a share as a percentage."""
+    return f"{100 * share:.{places}f} %"
+
+
 class SpeedLevels(NamedTuple):
     """The speed of two groups of runs over their common steps."""
 
@@ -45,6 +50,7 @@ class SpeedLevels(NamedTuple):
     """The level of each run: the logarithm of its time per step relative to the profile."""
     overall: float
     """The logarithm of the ratio of mean times per step, with all stalls."""
+    overall_seconds: tuple[float, float]
     seconds: tuple[float, float]
     """Typical seconds per step of both groups."""
     noise: Noise
@@ -136,6 +142,7 @@ def measure_speed(
         levels_a.tolist(),
         levels_b.tolist(),
         float(total_b.mean() - total_a.mean()),
+        (float(np.exp(total_a.mean())), float(np.exp(total_b.mean()))),
         (float(np.exp(np.median(a))), float(np.exp(np.median(b)))),
         noise,
         onset,

@@ -1,0 +1,211 @@
+"""`tacho compare`: whether runs differ in speed, memory and loss."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import rich_click as click
+from rich.console import Console
+from rich.text import Text
+
+from tachograph._base.files import replace_file
+from tachograph.cli._format import add_row, json_text, new_table, safe
+from tachograph.cli._options import complete_run, json_option, log_dir_option
+from tachograph.cli._select import select_runs, where_option
+from tachograph.reader import find_readable_run
+
+if TYPE_CHECKING:
+    from tachograph.comparison import ComparisonReport, RunEvidence
+
+    Pair = tuple[list[RunEvidence], list[RunEvidence]]
+
+__all__ = ["compare", "load_runs", "print_report", "write_file"]
+
+_STYLES = {"good": "green", "bad": "bold red", "open": "yellow", "same": "cyan", "": ""}
+_MAX_COMPARISONS = 50
+
+
+class _CompareCommand(click.RichCommand):
+    """Accepts several runs after one `--against`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, list(_repeat_option(args, "--against")))
+
+
+def _repeat_option(arguments: Iterable[str], option: str) -> Iterable[str]:
+    is_inside = is_first = False
+    for argument in arguments:
+        if argument == option:
+            is_inside = is_first = True
+            continue
+        if argument.startswith("-") and len(argument) > 1:
+            if is_first:
+                yield option
+            is_inside = is_first = False
+        if is_inside:
+            yield option
+            is_first = False
+        yield argument
+    if is_first:
+        yield option
+
+
+@click.command(cls=_CompareCommand)
+@click.argument("runs", metavar="RUN...", nargs=-1, shell_complete=complete_run)
+@click.option(
+    "--against",
+    metavar="RUN...",
+    multiple=True,
+    shell_complete=complete_run,
+    help="Runs to compare with, as a group of repeats; those before this option are the other group.",
+)
+@click.option("--group", metavar="FIELD", help="Compare groups of runs that agree in this field, such as config.lr.")
+@where_option
+@log_dir_option
+@json_option
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a comment on a pull request.")
+@click.option("--html", "html_file", metavar="FILE", type=click.Path(dir_okay=False), help="Write a page with charts.")
+def compare(
+    runs: tuple[str, ...],
+    against: tuple[str, ...],
+    group: str | None,
+    where: str | None,
+    log_dir: str,
+    as_json: bool,
+    as_markdown: bool,
+    html_file: str | None,
+) -> None:
+    """Judge whether runs differ in speed, memory and loss.
+
+    The first run is the one to compare with; every other one is judged. Repeated runs, with other seeds or at other
+    times, are compared as groups with --against or --group, which finds smaller differences:
+
+    tacho compare new-1 new-2 new-3 --against old-1 old-2 old-3
+    """
+    pairs = _make_pairs(runs, against, group, where, log_dir)
+    from tachograph.comparison import compare_groups, html_report, markdown_report
+
+    reports = [compare_groups(first, second) for first, second in pairs]
+    if html_file is not None:
+        write_file(html_file, html_report(reports, pairs))
+    if as_json:
+        found = [msgspec.to_builtins(report) for report in reports]
+        click.echo(json_text(found[0] if len(found) == 1 else {"schema": 1, "comparisons": found}))
+    elif as_markdown:
+        click.echo(markdown_report(reports), nl=False)
+    else:
+        console = Console()
+        for report in reports:
+            print_report(console, report, is_brief=len(reports) > 1)
+        if len(reports) > 1:
+            console.print(Text(f"Compare two of them for details: tacho compare {safe(reports[0].a.runs[0])} OTHER"))
+
+
+def _make_pairs(
+    runs: Sequence[str], against: Sequence[str], group: str | None, where: str | None, log_dir: str
+) -> list[Pair]:
+    """Return what is compared: for each comparison the runs of both sides."""
+    if against:
+        if group is not None or where is not None:
+            raise click.UsageError("--against names both groups; it cannot be combined with --group or --where")
+        if not runs:
+            raise click.UsageError("name the runs to judge before --against")
+        return [(load_runs(against, log_dir), load_runs(runs, log_dir))]
+    if group is not None:
+        return _grouped_pairs(runs, where, group, log_dir)
+    names = [row.id for row in select_runs(log_dir, (), where, archived=False)] if where is not None else list(runs)
+    if where is not None and runs:
+        raise click.UsageError("name the runs, or select them with --where EXPR")
+    if len(names) < 2:
+        raise click.UsageError("name at least two runs: the one to compare with, then those to judge")
+    if len(names) > _MAX_COMPARISONS:
+        raise click.UsageError(f"{len(names)} runs; compare at most {_MAX_COMPARISONS} at once, or use --group FIELD")
+    first, *others = load_runs(names, log_dir)
+    return [([first], [other]) for other in others]
+
+
+def _grouped_pairs(runs: Sequence[str], where: str | None, field: str, log_dir: str) -> list[Pair]:
+    from tachograph.catalog import Catalog, group_rows, parse_query
+
+    catalog = Catalog(log_dir)
+    query = parse_query(where or "")
+    rows = catalog.select(query, columns=[field], archived=None if runs else False)
+    if runs:
+        named = {catalog.row(name.rstrip("/")).id: number for number, name in enumerate(runs)}
+        rows = sorted((row for row in rows if row.id in named), key=lambda row: named[row.id])
+    for error in catalog.unknown_fields(query, [] if field == "config" else [field]):
+        raise error
+    if not rows:
+        raise click.ClickException(f"no run in {log_dir!r} matches")
+    groups = group_rows(rows, [field], [])
+    first_run = rows[0].id
+    groups.sort(key=lambda found: first_run not in found.runs)
+    if len(groups) < 2:
+        raise click.ClickException(f"all {len(rows)} runs agree in {field!r}; there is nothing to compare")
+    if len(groups) > _MAX_COMPARISONS:
+        raise click.ClickException(f"{field!r} has {len(groups)} values; group by a field with fewer")
+    members = [load_runs(found.runs, log_dir) for found in groups]
+    return [(members[0], other) for other in members[1:]]
+
+
+def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
+    """Read what is compared of runs, by name or path.
+
+    Raises:
+        TachographError: if there is no such run, or it cannot be read.
+    """
+    from tachograph.comparison import load_folder
+
+    folders = {name.rstrip("/"): find_readable_run(name, log_dir) for name in names}
+    return [replace(load_folder(folder), name=name) for name, folder in folders.items()]
+
+
+def write_file(path: str, text: str) -> None:
+    """Write a file that the user named; print an error that names it if that fails."""
+    try:
+        real = Path(os.path.realpath(path))
+        replace_file(real, text.encode(), below=real.parent)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {safe(path)}: {error.strerror or error}") from error
+
+
+def print_report(console: Console, report: ComparisonReport, *, is_brief: bool = False) -> None:
+    """Print a comparison; a brief one has only the headline and the quantities with a verdict."""
+    from tachograph.comparison import change_texts, group_name, noise_line, runs_text, verdict_rows
+
+    names = [safe(group_name(runs), 60) for runs in (report.a.runs, report.b.runs)]
+    console.print(Text(f"{names[1]} compared with {names[0]}: {runs_text(report)}", style="dim"))
+    rows = [row for row in verdict_rows(report) if row.sign or not is_brief]
+    table = new_table("", "before", "after", "difference", "verdict", right={"before", "after"}, wraps={"verdict"})
+    table.columns[0].min_width = max(len(row.title) for row in rows)
+    for row in rows:
+        verdict = Text(safe(row.verdict, 300), style=_STYLES[row.sign])
+        add_row(table, row.title, row.a, row.b, row.effect, verdict)
+    console.print(table)
+    if not is_brief:
+        notes = [noise_line(report), *(f"{row.title}: {note}" for row in rows for note in row.notes)]
+        _print_details(console, report, notes, change_texts)
+    for line in report.first:
+        console.print(Text(safe(line, 300), style="bold red"))
+    console.print(Text(safe(report.headline, 500), style="bold"), Text())
+
+
+def _print_details(console: Console, report: ComparisonReport, notes: list[str], texts: Any) -> None:
+    if report.config_diff:
+        table = new_table("config", "before", "after", wraps={"before", "after"})
+        for change in report.config_diff:
+            add_row(table, safe(change.name, 80), *(safe(text) for text in texts(change)))
+        console.print(Text(), table)
+        if report.num_more_changes:
+            console.print(Text(f"{report.num_more_changes} more keys differ: tacho diff shows all", style="dim"))
+    console.print(Text())
+    for line in filter(None, (report.comparable, *notes)):
+        console.print(Text(safe(line, 1_000), style="dim"))
+    for warning in report.warnings:
+        console.print(Text(f"note: {safe(warning, 300)}", style="yellow"))
+    console.print(Text())

@@ -1,0 +1,90 @@
+"""Small charts for reports: lines of two groups of runs as SVG."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tachograph.comparison._evidence import Floats, Points, RunEvidence
+
+__all__ = ["overlay_svg", "step_times"]
+
+_WIDTH, _HEIGHT = 640.0, 240.0
+_LEFT, _BOTTOM, _TOP, _RIGHT = 56.0, 28.0, 10.0, 10.0
+_MAX_POINTS = 400
+_COLORS = ("#3b6fb6", "#d9632a")
+
+
+def step_times(run: RunEvidence) -> Points:
+    """Return the time of each step in milliseconds."""
+    steps = run.clock.steps
+    if len(steps) < 2:
+        return Points(np.empty(0), np.empty(0))
+    return Points(steps[1:], 1000 * np.diff(run.clock.passed_s) / np.diff(steps))
+
+
+def overlay_svg(title: str, groups: Sequence[Sequence[Points]], names: Sequence[str], *, x_title: str) -> str:
+    """Draw the curves of groups: each run as a thin line through the means of equal parts of its steps."""
+    lines = [[(_binned(curve.finite)) for curve in curves if len(curve.finite.steps) > 1] for curves in groups]
+    every = [line for side in lines for line in side]
+    if not every:
+        return ""
+    x_low, x_high = min(line.steps[0] for line in every), max(line.steps[-1] for line in every)
+    values = np.concatenate([line.values for line in every])
+    y_low, y_high = np.quantile(values, (0.005, 0.995))
+    gap = 0.05 * (y_high - y_low) or abs(y_high) * 0.05 or 1.0
+    y_low, y_high = float(y_low - gap), float(y_high + gap)
+
+    def x_of(steps: Floats) -> Floats:
+        return np.asarray(_LEFT + (steps - x_low) / (x_high - x_low or 1.0) * (_WIDTH - _LEFT - _RIGHT))
+
+    def y_of(found: Floats) -> Floats:
+        share = np.clip((found - y_low) / (y_high - y_low), 0.0, 1.0)
+        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _BOTTOM - _TOP)
+
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{html.escape(title, quote=True)}">',
+        f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_HEIGHT - _BOTTOM - _TOP}" '
+        'fill="none" stroke="currentColor" opacity="0.2"/>',
+    ]
+    for value in np.linspace(y_low, y_high, 4):
+        y = float(y_of(np.array([value]))[0])
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(float(value))}</text>')
+    for value in np.linspace(x_low, x_high, 5):
+        x = float(x_of(np.array([value]))[0])
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_short(float(value))}</text>')
+    for number, side in enumerate(lines):
+        for line in side:
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(x_of(line.steps), y_of(line.values), strict=True))
+            parts.append(
+                f'<polyline points="{points}" fill="none" stroke="{_COLORS[number % 2]}" stroke-width="1.2" '
+                f'opacity="{0.9 if len(side) == 1 else 0.5}"/>'
+            )
+    parts.append("</svg>")
+    legend = " ".join(
+        f'<span style="color:{_COLORS[number % 2]}">■</span> {html.escape(name)}' for number, name in enumerate(names)
+    )
+    caption = f"{html.escape(title)}, by {html.escape(x_title)} — {legend}"
+    return f"<figure><figcaption>{caption}</figcaption>{''.join(parts)}</figure>"
+
+
+def _binned(curve: Points) -> Points:
+    """Return the mean of each of at most 400 parts of a curve."""
+    count = len(curve.steps)
+    if count <= _MAX_POINTS:
+        return curve
+    starts = np.linspace(0, count, _MAX_POINTS + 1).astype(int)[:-1]
+    sizes = np.diff(np.append(starts, count))
+    return Points(np.add.reduceat(curve.steps, starts) / sizes, np.add.reduceat(curve.values, starts) / sizes)
+
+
+def _short(value: float) -> str:
+    if not math.isfinite(value):
+        return ""
+    size = abs(value)
+    if size >= 1e6:
+        return f"{value / 1e6:.3g} M"
+    return f"{value / 1e3:.3g} k" if size >= 1e4 else f"{value:.4g}"
