@@ -1,5 +1,6 @@
 /** The current route, kept in the URL's hash. */
 
+import type { CompareView } from "./model/compare-view";
 import { type ChartView, format, parse, type Route } from "./model/route";
 
 class Router {
@@ -18,6 +19,10 @@ class Router {
   replace(route: Route): void {
     history.replaceState(null, "", format(route));
     this.route = route;
+  }
+
+  replaceCompareView(change: Partial<CompareView>): void {
+    if (this.route.page === "compare") this.replace({ ...this.route, view: { ...this.route.view, ...change } });
   }
 
   replaceView(change: Partial<ChartView>): void {

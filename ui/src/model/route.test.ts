@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import { defaultTable } from "./table-view";
-import { defaultView, format, parse, type Route, runAddress } from "./route";
+import { defaultCompareView } from "./compare-view";
+import { compareAddress, defaultView, format, parse, type Route, runAddress } from "./route";
 
 test("every route survives a round trip through its address", () => {
   const routes: Route[] = [
@@ -9,6 +10,7 @@ test("every route survives a round trip through its address", () => {
       table: { ...defaultTable, filter: 'lora & "quotes"', sort: "train_loss", columns: ["a/b", "c d"] },
     },
     { page: "trash" },
+    { page: "compare", tab: "sweep", runs: ["a/b", "c d&e"], view: { ...defaultCompareView, search: "loss" } },
     { page: "run", run: "sweep/nested/run-1", tab: "charts", others: ["sweep/run 2"], view: defaultView },
     {
       page: "run",
@@ -38,5 +40,6 @@ test("invalid addresses and parameters fall back to defaults", () => {
 });
 
 test("an address omits default values", () => {
+  expect(compareAddress(["a", "b/c"])).toBe("#/compare/charts?run=a&run=b%2Fc");
   expect(runAddress("a b")).toBe("#/run/a%20b/charts");
 });

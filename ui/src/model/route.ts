@@ -1,6 +1,14 @@
 /** Routes and their addresses. The address contains the whole view, so that it can be shared. */
 
 import type { XAxis } from "../api";
+import {
+  type CompareTab,
+  compareTabs,
+  type CompareView,
+  defaultCompareView,
+  readCompareView,
+  writeCompareView,
+} from "./compare-view";
 import { defaultTable, readTable, type TableView, writeTable } from "./table-view";
 
 export const tabs = ["charts", "overview", "timeline", "health", "log", "events", "completions", "control"] as const;
@@ -9,6 +17,7 @@ export type Tab = (typeof tabs)[number];
 export type Route =
   | { page: "runs"; table: TableView }
   | { page: "trash" }
+  | { page: "compare"; tab: CompareTab; runs: string[]; view: CompareView }
   | { page: "run"; run: string; tab: Tab; others: string[]; view: ChartView };
 
 export interface ChartView {
@@ -21,7 +30,7 @@ export interface ChartView {
   high: number | null;
 }
 
-/** One colour per run. */
+/** The most runs in the charts of a run; the compare page has no limit. */
 export const maxComparedRuns = 12;
 export const defaultView: ChartView = { x: "step", smoothing: null, isLog: false, search: "", low: null, high: null };
 const axes: readonly string[] = ["step", "time", "relative", "epoch"];
@@ -37,6 +46,14 @@ export function parse(hash: string): Route {
       tab: tabs.find((known) => known === tab) ?? "charts",
       others: [...new Set(parameters.getAll("with"))].filter((other) => other !== name).slice(0, maxComparedRuns - 1),
       view: parseView(parameters),
+    };
+  }
+  if (first === "compare") {
+    return {
+      page: "compare",
+      tab: compareTabs.find((known) => known === name) ?? "charts",
+      runs: [...new Set(parameters.getAll("run"))].filter(Boolean),
+      view: readCompareView(parameters),
     };
   }
   if (first === "trash") return { page: "trash" };
@@ -75,6 +92,11 @@ export function format(route: Route): string {
   const parameters = new URLSearchParams();
   if (route.page === "trash") return "#/trash";
   if (route.page === "runs") return withQuery("#/", writeTable(route.table));
+  if (route.page === "compare") {
+    for (const run of route.runs) parameters.append("run", run);
+    writeCompareView(route.view, parameters);
+    return withQuery(`#/compare/${route.tab}`, parameters);
+  }
   for (const other of route.others) parameters.append("with", other);
   const { view } = route;
   if (view.x !== defaultView.x) parameters.set("x", view.x);
@@ -95,4 +117,8 @@ export const runsPage: Route = { page: "runs", table: defaultTable };
 
 export function runAddress(run: string, tab: Tab = "charts", others: string[] = []): string {
   return format({ page: "run", run, tab, others, view: defaultView });
+}
+
+export function compareAddress(runs: string[], tab: CompareTab = "charts"): string {
+  return format({ page: "compare", tab, runs, view: defaultCompareView });
 }
