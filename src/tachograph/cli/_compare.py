@@ -161,8 +161,8 @@ def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
     """
     from tachograph.comparison import load_folder
 
-    folders = {name.rstrip("/"): find_readable_run(name, log_dir) for name in names}
-    return [replace(load_folder(folder), name=name) for name, folder in folders.items()]
+    folders = [(name.rstrip("/"), find_readable_run(name, log_dir)) for name in names]
+    return [replace(load_folder(folder), name=name) for name, folder in folders]
 
 
 def write_file(path: str, text: str) -> None:
