@@ -197,3 +197,9 @@ def test_diff_shows_only_what_differs(project: Path, logs: Path):
         pass
     text = tacho("diff", "a", "bare", "--log-dir", logs)
     assert "not compared: bare: no packages: the run has no captured code" in text
+    found = msgspec.json.decode(tacho("diff", "a", "b", "bare", "--log-dir", logs, "--json"))
+    assert {each["name"]: each["values"] for each in found["config"]}["lr"] == [0.1, 0.2, None]
+    assert found["files"] == [{"path": "jobs/helper.py", "versions": [1, 2, None]}]
+    assert "bare: no code: the run has no captured code" in found["notes"]
+    text = tacho("diff", "--where", "config.lr>0", "--log-dir", logs, "--columns", "steps")
+    assert "b: version 1, a: version 2" in text and "bare" not in text

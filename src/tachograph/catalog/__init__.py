@@ -13,6 +13,7 @@ from tachograph.catalog._annotations import (
 )
 from tachograph.catalog._catalog import Catalog, known_fields, pinned_first, sort_rows
 from tachograph.catalog._columns import ColumnFacts, kind_of_value
+from tachograph.catalog._compare import DiffKey, DiffResult, DiffRun, RunsDiff, compare_rows
 from tachograph.catalog._csv import csv_blocks
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._fields import FieldDescription, describe_fields
@@ -23,6 +24,7 @@ from tachograph.catalog._groups import (
     differing_fields,
     group_rows,
 )
+from tachograph.catalog._importance import KeyImportance, KeyRanking, UnrankedKey, rank_keys
 from tachograph.catalog._lineage import (
     Ancestor,
     Origin,
@@ -41,6 +43,7 @@ from tachograph.catalog._prune import (
     unknown_rule_fields,
 )
 from tachograph.catalog._query import Query, parse_query
+from tachograph.catalog._results import default_results
 from tachograph.catalog._row import AGGREGATES, FACTS, Fact, FactKind, RunRow, needs_full
 from tachograph.catalog._summary import flatten_config
 from tachograph.catalog._syntax import QueryError, print_field, print_query
@@ -77,10 +80,15 @@ __all__ = [
     "Catalog",
     "ColumnFacts",
     "ColumnSpread",
+    "DiffKey",
+    "DiffResult",
+    "DiffRun",
     "FACTS",
     "Fact",
     "FactKind",
     "FieldDescription",
+    "KeyImportance",
+    "KeyRanking",
     "MarkedStep",
     "Origin",
     "PARTS",
@@ -92,17 +100,21 @@ __all__ = [
     "RunAction",
     "RunGroup",
     "RunRow",
+    "RunsDiff",
     "TransferError",
     "SavedView",
     "TrashError",
     "TrashedRun",
+    "UnrankedKey",
     "ViewError",
     "ancestors_of",
     "annotate",
     "apply_step",
     "best_row",
+    "compare_rows",
     "copy_run",
     "csv_blocks",
+    "default_results",
     "delete_view",
     "describe_fields",
     "differing_fields",
@@ -129,6 +141,7 @@ __all__ = [
     "print_field",
     "print_query",
     "prune_lock",
+    "rank_keys",
     "read_annotations",
     "read_policy",
     "restore_run",

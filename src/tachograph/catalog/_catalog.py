@@ -149,10 +149,11 @@ class Catalog:
         """The share of runs with a full summary; those that are recorded or cannot be read count as known."""
         return self.indexed_for(())
 
-    def indexed_for(self, fields: Iterable[str]) -> float:
-        """Return the share of runs with a full summary, and with the values at steps among some fields."""
+    def indexed_for(self, fields: Iterable[str], rows: Sequence[RunRow] | None = None) -> float:
+        """Return the share of all or some runs with a full summary, and with the values at steps among some fields."""
         with self._lock:
-            rows = [known.row for runs in self._known.values() for known in runs.values()]
+            if rows is None:
+                rows = [known.row for runs in self._known.values() for known in runs.values()]
             wanted = _step_values(fields, rows)
         known = (
             (row.summary.is_full and not (wanted and row.missing_values(wanted)))
@@ -228,6 +229,27 @@ class Catalog:
         hint = did_you_mean(run_id, ids) if len(run_id) <= 200 else ""
         raise RunNotFoundError(f"no run {run_id[:200]!r} in {', '.join(map(repr, self.log_dirs))}{hint}")
 
+    def full_rows(
+        self, run_ids: Iterable[str], *, columns: Iterable[str] = (), max_s: float | None = None
+    ) -> list[RunRow]:
+        """Return full rows of some runs by their ids, looking at these runs only.
+
+        Args:
+            run_ids: the runs.
+            columns: fields that will be read from the rows.
+            max_s: after this time, leave the remaining summaries brief; the next call continues.
+
+        Raises:
+            RunNotFoundError: if there is no such run.
+        """
+        wanted = [found for found in map(step_value_of, columns) if found is not None]
+        with self._lock:
+            rows = [self.row(run_id) for run_id in run_ids]
+            chosen = [self._known[row.log_dir][row.name] for row in rows]
+            if chosen:
+                self._complete(wanted, None if max_s is None else time.monotonic() + max_s, chosen)
+            return [known.row for known in chosen]
+
     # Reading
 
     def _look_at(self, log_dir: str, name: str, path: str, journal: os.stat_result) -> _Known | None:
@@ -277,9 +299,11 @@ class Catalog:
             return summary
         return msgspec.structs.replace(summary, overview=msgspec.structs.replace(summary.overview, state=state))
 
-    def _complete(self, step_values: list[StepValue], deadline_s: float | None) -> None:
+    def _complete(
+        self, step_values: list[StepValue], deadline_s: float | None, chosen: list[_Known] | None = None
+    ) -> None:
         """Compute what summaries lack, those of ended runs first: they are computed only once."""
-        everything = [known for runs in self._known.values() for known in runs.values()]
+        everything = chosen or [known for runs in self._known.values() for known in runs.values()]
         wanted = _without_names(step_values, (known.row for known in everything))[:_MAX_STEP_VALUES]
         waiting = [
             known

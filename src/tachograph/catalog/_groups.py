@@ -1,7 +1,8 @@
 """Groups of runs that agree in some fields, with mean, spread and best of their values.
 
 The usual question is: the same config with several seeds. So ``config`` as a field stands for every key of the config
-in which the runs differ, except those that do not describe the training: seeds, names, paths, hosts and ports.
+in which the runs differ, except seeds, devices and those that do not describe the training, such as names of runs,
+paths, hosts and ports.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import msgspec
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._row import RunRow
 from tachograph.exceptions import ConfigError
+from tachograph.provenance import describes_training, is_repeat_key
 
 __all__ = ["MAX_GROUP_FIELDS", "ColumnSpread", "RunGroup", "best_row", "differing_fields", "group_rows", "value_key"]
 
 MAX_GROUP_FIELDS = 3
-_NOT_DESCRIBING = ("seed", "name", "path", "dir", "folder", "file", "port", "host", "device", "rank", "id", "output")
 
 
 class ColumnSpread(msgspec.Struct, frozen=True):
@@ -88,13 +89,9 @@ def group_rows(rows: Sequence[RunRow], fields: Sequence[str], columns: Sequence[
 
 
 def _config_fields(rows: Sequence[RunRow]) -> list[str]:
-    keys = dict.fromkeys(f"config.{key}" for row in rows for key in row.summary.config)
-    describing = [key for key in keys if not any(word in _NOT_DESCRIBING for word in _words(key))]
+    keys = dict.fromkeys(key for row in rows for key in row.summary.config)
+    describing = [f"config.{key}" for key in keys if describes_training(key) and not is_repeat_key(key)]
     return differing_fields(rows, describing)
-
-
-def _words(field: str) -> list[str]:
-    return field.lower().replace(".", "_").replace("-", "_").split("_")
 
 
 def _spread(rows: Sequence[RunRow], column: str) -> ColumnSpread:

@@ -1,4 +1,4 @@
-"""`tacho diff` and `tacho reproduce`: how two runs differ, and the code of a run."""
+"""`tacho diff` and `tacho reproduce`: how runs differ, and the code of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
-from tachograph.cli._format import add_row, json_text, new_table, number, safe
+from tachograph.cli._differences import cell_text, print_differences
+from tachograph.cli._format import add_row, json_text, new_table, safe
 from tachograph.cli._options import complete_run, json_option, log_dir_option, run_argument
+from tachograph.cli._select import parse_columns, select_runs, where_option
 from tachograph.reader import read
 
 if TYPE_CHECKING:
@@ -20,17 +22,37 @@ if TYPE_CHECKING:
 
 __all__ = ["diff", "reproduce"]
 
-_MAX_CELL_CHARS = 200
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 @click.command()
-@click.argument("first", metavar="RUN", shell_complete=complete_run)
-@click.argument("second", metavar="OTHER", shell_complete=complete_run)
+@click.argument("runs", metavar="RUN OTHER...", nargs=-1, shell_complete=complete_run)
+@where_option
 @log_dir_option
+@click.option("--columns", metavar="FIELDS", help="Results to show with three or more runs; default: the best losses.")
 @json_option
-def diff(first: str, second: str, log_dir: str, as_json: bool) -> None:
-    """Show how two runs differ: config, git, packages, environment and code."""
+def diff(runs: tuple[str, ...], where: str | None, log_dir: str, columns: str | None, as_json: bool) -> None:
+    """Show how runs differ: config, git, packages, environment and code.
+
+    Of two runs, all differences are shown, with the changed lines of their code. Three or more runs are compared in one
+    table beside their results; config keys that do not describe the training, such as output paths, are only counted.
+    """
+    if where is None and len(runs) < 2:
+        raise click.UsageError("name at least two runs, or select them with --where EXPR")
+    if where is None and len(runs) == 2 and columns is None:
+        _diff_two(*runs, log_dir, as_json=as_json)
+        return
+    from tachograph.catalog import compare_rows
+
+    rows = select_runs(log_dir, runs, where, columns=[*parse_columns(columns or ""), "config.*"], archived=False)
+    found = compare_rows(rows, parse_columns(columns or ""))
+    if as_json:
+        click.echo(json_text(msgspec.to_builtins(found)))
+    else:
+        print_differences(Console(), found)
+
+
+def _diff_two(first: str, second: str, log_dir: str, *, as_json: bool) -> None:
     from tachograph.provenance import ComparedRun, compare_runs
 
     found = compare_runs(*(ComparedRun.of(read(run, log_dir)) for run in (first, second)))
@@ -55,15 +77,9 @@ def diff(first: str, second: str, log_dir: str, as_json: bool) -> None:
 def _table(title: str, names: list[str], differences: list[Difference]) -> Any:
     table = new_table(title, *names, wraps=names)
     for each in differences:
-        cells = [_cell(value) for value in (each.first, each.second)]
+        cells = [cell_text(value) for value in (each.first, each.second)]
         add_row(table, safe(each.name, 80), *cells)
     return table
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return safe(" ".join(map(str, value)), _MAX_CELL_CHARS)
-    return safe(value, _MAX_CELL_CHARS) if isinstance(value, str) else number(value)
 
 
 def _print_change(console: Console, change: CodeChange) -> None:

@@ -26,8 +26,22 @@ def where_option(command: Command) -> Command:
     )
 
 
-def select_runs(log_dir: str, names: Iterable[str], where: str | None, *, archived: bool | None = None) -> list[RunRow]:
+def select_runs(
+    log_dir: str,
+    names: Iterable[str],
+    where: str | None,
+    *,
+    archived: bool | None = None,
+    columns: Iterable[str] = (),
+) -> list[RunRow]:
     """Return the rows of runs by name, or of those that match an expression.
+
+    Args:
+        log_dir: the log folder.
+        names: the runs.
+        where: the expression, if no runs are named.
+        archived: see `Catalog.select`.
+        columns: fields that will be read from the rows.
 
     Raises:
         TachographError: if there is no such run, or the expression is invalid.
@@ -39,9 +53,12 @@ def select_runs(log_dir: str, names: Iterable[str], where: str | None, *, archiv
     if bool(names) == (where is not None):
         raise click.UsageError("name the runs, or select them with --where EXPR")
     if where is None:
-        return [catalog.row(_relative_name(name, log_dir)) for name in names]
+        ids = [_relative_name(name, log_dir) for name in names]
+        return (
+            catalog.full_rows(dict.fromkeys(ids), columns=columns) if columns else [catalog.row(name) for name in ids]
+        )
     query = parse_query(where)
-    rows = catalog.select(query, archived=archived)
+    rows = catalog.select(query, columns=columns, archived=archived)
     if not rows:
         for error in catalog.unknown_fields(query):
             raise error

@@ -14,7 +14,7 @@ from tachograph.provenance._blobs import read_blob
 from tachograph.provenance._read import last_code, missing_reason, read_packages, read_patch, read_sources, section_of
 from tachograph.reader import RunDigest
 
-__all__ = ["CodeChange", "ComparedRun", "Difference", "RunComparison", "compare_runs"]
+__all__ = ["CodeChange", "ComparedRun", "Difference", "RunComparison", "compare_runs", "environment_of", "git_of"]
 
 _FACTS = ("command", "cwd", "host", "platform", "python", "torch", "tachograph", "num_cpus", "gpus", "world_size")
 _MAX_DIFF_BYTES = 200 << 10
@@ -77,9 +77,9 @@ def compare_runs(first: ComparedRun, second: ComparedRun) -> RunComparison:
     return RunComparison(
         runs=[first.name, second.name],
         config=_differences(_dotted(first.config), _dotted(second.config)),
-        git=_differences(*map(_git_of, runs)),
+        git=_differences(*map(git_of, runs)),
         packages=_compare_packages(runs, notes),
-        environment=_differences(*map(_environment_of, runs)),
+        environment=_differences(*map(environment_of, runs)),
         code=_compare_code(runs, notes),
         notes=notes,
     )
@@ -114,14 +114,16 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _git_of(run: ComparedRun) -> dict[str, Any]:
+def git_of(run: ComparedRun) -> dict[str, Any]:
+    """Return the state of the repository of a run."""
     known = {**section_of(run.start, "git"), **section_of(run.code, "git")}
     diff = section_of(run.code, "diff")
     found = {name: known.get(name) for name in ("commit", "branch", "remote", "dirty", "submodules")}
     return {**found, "patch": str(diff["file"])[:12] if diff.get("file") else None}
 
 
-def _environment_of(run: ComparedRun) -> dict[str, Any]:
+def environment_of(run: ComparedRun) -> dict[str, Any]:
+    """Return environment variables, interpreter, seeds and switches of a run, and facts about its machine."""
     found = {name: run.start.get(name) for name in _FACTS}
     found.update(section_of(run.code, "environment"))
     for part in ("interpreter", "torch_build", "determinism"):

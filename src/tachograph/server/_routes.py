@@ -24,6 +24,8 @@ from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page
 from tachograph.server._code import build_comparison, download_patch
 from tachograph.server._completions import build_completions_page
+from tachograph.server._diff import build_diff_page, build_importance_page
+from tachograph.server._diff_models import DiffPage, DiffQuery, ImportancePage, ImportanceQuery
 from tachograph.server._errors import ApiError
 from tachograph.server._models import (
     AlertsPage,
@@ -381,6 +383,22 @@ ROUTES = [
         "List the fields of all runs.",
         lambda context: build_fields_page(context.catalog),
         FieldsPage,
+    ),
+    Route(
+        "GET",
+        "/api/v1/diff",
+        "Compare any number of runs: config beside results, git, packages, environment and code; only what differs.",
+        lambda context: build_diff_page(context.catalog, context.query),
+        DiffPage,
+        DiffQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/importance",
+        "Rank the config keys that vary between runs by their rank correlation with a result.",
+        lambda context: build_importance_page(context.catalog, context.query),
+        ImportancePage,
+        ImportanceQuery,
     ),
     Route(
         "GET",

@@ -612,6 +612,119 @@ export interface FieldView {
   values: string[];
 }
 
+/** How runs differ, beside their results. */
+export interface DiffPage {
+  runs: DiffRun[];
+  config: DiffKey[];
+  /** The number of config keys in which all runs agree. */
+  num_equal: number;
+  /** The number of config keys that differ, but do not describe the training. */
+  num_ignored: number;
+  results: DiffResult[];
+  /** The metrics that some run has. */
+  metrics: string[];
+  git: Variation[];
+  packages: Variation[];
+  environment: Variation[];
+  files: FileVersions[];
+  /** What could not be compared, and why. */
+  notes: string[];
+  /** The number of runs that match the filter; more than are returned if they are too many. */
+  num_matching: number;
+  /** The share of runs whose summary is known; ask again if it is below 1. */
+  indexed: number;
+}
+
+/** A compared run. */
+export interface DiffRun {
+  name: string;
+  /** The name that people gave it, or else the same name. */
+  title: string;
+  state: RunState;
+  /** Whether uncommitted changes were captured; only known if code was compared. */
+  has_patch: boolean;
+}
+
+/** A config key; nested keys are joined by dots. */
+export interface DiffKey {
+  name: string;
+  /** The value of each run; null where a run lacks it. */
+  values: Json[];
+  differs: boolean;
+  /** Whether it differs, but does not describe the training: run names, output paths, times, ports and the like. */
+  is_ignored: boolean;
+}
+
+/** A result of each run. */
+export interface DiffResult {
+  field: string;
+  /** -1 if lower is better, 1 if higher is better, 0 if unknown. */
+  direction: number;
+  /** The run with the best finite value; null if the direction is unknown or there is only one run. */
+  best: string | null;
+  /** The value of each run; null where a run lacks it. */
+  values: Json[];
+}
+
+/** A name and its value in each of several runs, in their order; null where a run lacks it. */
+export interface Variation {
+  name: string;
+  values: Json[];
+}
+
+/** A source file that differs between runs. */
+export interface FileVersions {
+  path: string;
+  /** For each run the number of its version, in the order of appearance from 1; null where a run lacks the file. */
+  versions: (number | null)[];
+}
+
+/** Which config keys go with a result. */
+export interface ImportancePage {
+  ranking: KeyRanking;
+  /** -1 if lower results are better, 1 if higher ones are, 0 if unknown. */
+  direction: number;
+  num_matching: number;
+  indexed: number;
+}
+
+/** The config keys that vary, by their rank correlation with a result. */
+export interface KeyRanking {
+  field: string;
+  /** The number of runs with a finite result. */
+  num_runs: number;
+  num_missing: number;
+  /** The number of keys that could be ranked. */
+  num_keys: number;
+  /** The strongest correlation first; empty if there are too few runs. */
+  keys: KeyImportance[];
+  not_ranked: UnrankedKey[];
+  /** Why there is no ranking, or null if there is one. */
+  too_few: string | null;
+}
+
+/** The rank correlation of a config key with a result. */
+export interface KeyImportance {
+  key: string;
+  /** The number of runs that have both. */
+  num_runs: number;
+  /** Spearman's rank correlation: 1 if the result always rises with the key, -1 if it always falls. */
+  rho: number;
+  /** The lower end of its 95 % interval; null if the ranks agree perfectly. */
+  low: number | null;
+  high: number | null;
+  /** Other keys with a rank correlation above 0.8 with this one: their effects cannot be told apart. */
+  together: string[];
+  /** For a key with two texts: the text that counts as 1; the other one counts as 0. */
+  one: string | null;
+}
+
+/** A config key that varies, but is not ranked. */
+export interface UnrankedKey {
+  key: string;
+  reason: string;
+}
+
 /** What people said about a run, next to its journal. */
 export interface AnnotationsView {
   /** `display_name`, `note`, `archived`, `group`, `project`, `rating`, `color`, `pinned` and `custom.*`, if set. */
@@ -942,6 +1055,20 @@ export interface Routes {
     query: {};
     body: null;
     response: FieldsPage;
+  };
+  /** Compare any number of runs: config beside results, git, packages, environment and code; only what differs. */
+  "GET /api/v1/diff": {
+    path: {};
+    query: { run?: string[] | null; filter?: string | null; column?: string[] | null; all?: boolean | null; code?: boolean | null };
+    body: null;
+    response: DiffPage;
+  };
+  /** Rank the config keys that vary between runs by their rank correlation with a result. */
+  "GET /api/v1/importance": {
+    path: {};
+    query: { run?: string[] | null; filter?: string | null; metric?: string | null };
+    body: null;
+    response: ImportancePage;
   };
   /** Return the name, note, tags and remarks that people gave a run. */
   "GET /api/v1/runs/{run}/annotations": {

@@ -1,0 +1,30 @@
+"""The results of runs that a comparison shows unless others are chosen."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from tachograph.catalog._direction import direction_of
+from tachograph.catalog._row import RunRow
+from tachograph.records import loss_names_in
+
+__all__ = ["default_results"]
+
+_MAX_RESULTS = 3
+_EVALUATED = {"val", "valid", "validation", "eval", "evaluation", "test", "dev"}
+_SEPARATOR = re.compile(r"[/._\-]")
+
+
+def default_results(rows: Sequence[RunRow]) -> list[str]:
+    """Return the best values of the validation loss, the training loss and further evaluated metrics.
+
+    Only metrics that at least half of the runs have, and whose names tell whether lower or higher values are better.
+    """
+    counts = Counter(name for row in rows for name in row.summary.metrics)
+    usual = [name for name, count in counts.items() if 2 * count >= len(rows) and direction_of(name)]
+    evaluated = [name for name in usual if _EVALUATED & set(_SEPARATOR.split(name.lower()))]
+    losses = [name for name in evaluated if "loss" in _SEPARATOR.split(name.lower())]
+    order = dict.fromkeys([*losses[:1], *loss_names_in(usual)[:1], *evaluated])
+    return [f"{name}.best" for name in order][:_MAX_RESULTS]

@@ -1,0 +1,51 @@
+"""Which config keys are compared, and how keys are ranked."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from tachograph.catalog._importance import spearman
+from tachograph.provenance import describes_training, is_repeat_key
+
+IGNORED = (
+    *(
+        "name",
+        "run_name",
+        "runName",
+        "wandb.run_id",
+        "experiment-name",
+        "output_dir",
+        "paths.log_dir",
+        "checkpoint_dir",
+    ),
+    *(
+        "data.cache_dir",
+        "train.output_dir",
+        "config_file",
+        "timestamp",
+        "start_time",
+        "dist.master_port",
+        "pid",
+        "host",
+    ),
+    *("local_rank", "rank", "logging.dir"),
+)
+COMPARED = (
+    *("lr", "model.name", "model_name_or_path", "dataset.path", "train_file", "optimizer.name", "lora.rank", "lora_r"),
+    *("output_dim", "num_nodes", "seed", "time_limit", "resume_from", "tokenizer.id", "profile", "hostess"),
+)
+
+
+def test_keys_that_do_not_describe_the_training():
+    assert [key for key in IGNORED if describes_training(key)] == []
+    assert [key for key in COMPARED if not describes_training(key)] == []
+    assert is_repeat_key("train.seed") and is_repeat_key("device") and not is_repeat_key("seeding_rate")
+
+
+def test_rank_correlation_by_hand():
+    # Ranks differ by 1 1 1 1 0: 1 - 6 * 4 / (5 * 24).
+    assert spearman(numpy.array([1.0, 2, 3, 4, 5]), numpy.array([20.0, 10, 40, 30, 99])) == pytest.approx(0.8)
+    # Ties share ranks: 1.5 1.5 3 against 1 2 3 is 1.5 / sqrt(1.5 * 2).
+    assert spearman(numpy.array([0.0, 0, 1]), numpy.array([1.0, 2, 3])) == pytest.approx(1.5 / 3**0.5)
+    assert numpy.isnan(spearman(numpy.array([1.0, 1, 1]), numpy.array([1.0, 2, 3])))

@@ -1,0 +1,132 @@
+"""How several runs differ, and which config keys go with a result, over the API."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from tachograph.journal import RunFolder
+from tachograph.provenance._blobs import write_blob
+from tests.conftest import HANG_S
+from tests.server.conftest import check_error
+from tests.store import END, START, step, write
+
+
+def get(client, path, **parameters):
+    """Ask until all summaries are computed."""
+    deadline_s = time.monotonic() + HANG_S
+    while True:
+        response = client.get(f"/api/v1/{path}", params=parameters)
+        assert response.status_code == 200, response.text
+        if (page := response.json())["indexed"] >= 1:
+            return page
+        assert time.monotonic() < deadline_s
+
+
+def write_run(path, config, loss, *, packages="", patch=b""):
+    folder = write(path, [])
+    code = {"event": "code", "time": 1_001.0}
+    if packages:
+        code["packages"] = {"file": write_blob(folder, packages.encode(), ".txt")}
+    if patch:
+        code["diff"] = {"file": write_blob(folder, patch, ".patch"), "num_files": 1}
+    write(path, [{**START, "config": config}, code, step(1, val_loss=loss), END])
+
+
+def test_diff_shows_config_beside_results(logs, client):
+    common = {"model": {"layers": 2, "width": 64}, "data_path": "/data/a"}
+    write_run(logs / "a", {**common, "lr": 0.1, "output_dir": "/out/a"}, 2.0, packages="numpy==1.26\ntorch==2.1\n")
+    write_run(
+        logs / "b",
+        {**common, "lr": math.nan, "run_name": "b"},
+        1.0,
+        packages="numpy==1.26\ntorch==2.2\n",
+        patch=b"diff --git a/x b/x\n",
+    )
+    write_run(logs / "c", {"model": {"layers": 4, "width": 64}, "data_path": "/data/b", "lr": 0.1}, math.inf)
+    page = get(client, "diff", run=["a", "b", "c"])
+    assert [(run["name"], run["has_patch"]) for run in page["runs"]] == [("a", False), ("b", True), ("c", False)]
+    assert {key["name"]: key["values"] for key in page["config"]} == {
+        "model.layers": [2, 2, 4],
+        "data_path": ["/data/a", "/data/a", "/data/b"],
+        "lr": [0.1, "NaN", 0.1],
+    }
+    assert (page["num_equal"], page["num_ignored"]) == (1, 2)
+    assert page["results"] == [
+        {"field": "val_loss.best", "direction": -1, "best": "b", "values": [2.0, 1.0, None]},
+    ]
+    # A run of which the packages are unknown differs in none.
+    assert page["packages"] == [{"name": "torch", "values": ["2.1", "2.2", None]}]
+    assert "c: no packages: it was not captured" in page["notes"]
+    assert [each["name"] for each in page["git"]] == ["patch"]
+
+    page = get(client, "diff", filter="config.model.layers=2", all=True, code=False, column=["val_loss", "steps"])
+    assert [run["name"] for run in page["runs"]] == ["a", "b"] and page["packages"] == []
+    keys = {key["name"]: key for key in page["config"]}
+    assert keys["output_dir"] == {"name": "output_dir", "values": ["/out/a", None], "differs": True, "is_ignored": True}
+    assert keys["model.width"] == {"name": "model.width", "values": [64], "differs": False, "is_ignored": False}
+    assert [each["field"] for each in page["results"]] == ["val_loss", "steps"]
+    check_error(client.get("/api/v1/diff", params={"run": ["a", "nosuch"]}), 404, "no_such_run")
+    check_error(client.get("/api/v1/diff", params={"run": "a", "filter": "b"}), 409, "incomplete")
+    check_error(client.get("/api/v1/diff", params={"filter": "lr>>"}), 409, "bad_filter")
+
+
+def test_diff_of_source_files_counts_versions(logs, client):
+    for name, text in (("a", b"x = 1\n"), ("b", b"x = 2\n"), ("c", b"x = 1\n")):
+        folder = write(logs / name, [])
+        file = write_blob(RunFolder(logs / name), text, ".py")
+        source = b'[{"path":"train.py","file":"%s","size_bytes":6}]' % file.encode()
+        listed = write_blob(folder, source, ".json")
+        write(logs / name, [START, {"event": "code", "time": 1_001.0, "files": {"file": listed}}, END])
+    page = get(client, "diff", run=["a", "b", "c"])
+    assert page["files"] == [{"path": "train.py", "versions": [1, 2, 1]}]
+
+
+@pytest.fixture
+def sweep(logs):
+    """Write 32 runs: the loss follows `lr`, except that neighbours are swapped; one of them has no finite loss."""
+    for number in range(32):
+        rank = number + 1 if number % 2 == 0 else number - 1
+        config = {
+            "lr": 10.0 ** (number / 10),
+            "steps": 1_000 - number,
+            "optimizer": "sgd" if number % 2 else "adam",
+            "schedule": ("a", "b", "c")[number % 3],
+            "seed": number,
+            "output_dir": f"/out/{number}",
+        }
+        loss = math.nan if number == 31 else 1.0 + rank
+        write(logs / f"run-{number:02d}", [{**START, "config": config}, step(1, val_loss=loss), END])
+
+
+def test_importance_is_rank_correlation(sweep, client):
+    page = get(client, "importance", filter="config.lr>0", metric="val_loss.min")
+    ranking = page["ranking"]
+    assert (ranking["num_runs"], ranking["num_missing"], ranking["num_keys"]) == (31, 1, 3)
+    assert ranking["too_few"] is None and page["direction"] == -1
+    keys = {key["key"]: key for key in ranking["keys"]}
+    assert [*keys] == ["lr", "steps", "optimizer"]
+    # The 31 runs have the ranks 2 1 4 3 … 30 29 31: 30 differences of 1, so rho = 1 - 6 * 30 / (31 * (31² - 1)).
+    rho = 1 - 180 / (31 * 960)
+    assert keys["lr"]["rho"] == pytest.approx(rho, abs=1e-12)
+    assert keys["steps"]["rho"] == pytest.approx(-rho, abs=1e-12)
+    error = math.sqrt((1 + rho**2 / 2) / 28)
+    low = math.tanh(math.atanh(rho) - 1.959964 * error)
+    assert keys["lr"]["low"] == pytest.approx(low, abs=1e-6) and rho < keys["lr"]["high"] < 1
+    assert (keys["lr"]["together"], keys["steps"]["together"]) == (["steps"], ["lr"])
+    assert (keys["optimizer"]["one"], keys["optimizer"]["together"]) == ("sgd", [])
+    reasons = {each["key"]: each["reason"] for each in ranking["not_ranked"]}
+    assert reasons == {"schedule": "3 texts have no order", "seed": "a seed is a label"}
+
+
+def test_importance_needs_enough_runs(sweep, client):
+    names = [f"run-{number:02d}" for number in range(29)]
+    ranking = get(client, "importance", run=names)["ranking"]
+    assert (ranking["field"], ranking["keys"]) == ("val_loss.best", [])
+    assert ranking["too_few"] == (
+        "Too few runs to rank keys: 29 have a result and 3 keys vary; a ranking needs 30 runs "
+        "(at least 30, and 5 for each key)."
+    )
+    check_error(client.get("/api/v1/importance", params={"run": names, "metric": "nosuch.min"}), 404, "no_such_metric")
