@@ -50,7 +50,7 @@ _MEDIA_TYPES = {
 }
 _MAX_WATCHED_RUNS = 64
 _MAX_THREADS = 8
-_MAX_PARAMETERS = 500
+_MAX_PARAMETERS = 600
 _MISSING_UI_PAGE = """<!doctype html><html lang="en"><title>Tachograph</title>
 <h1>The dashboard was not built</h1>
 <p>This installation has no user interface. To build it, install Node.js 20.19 or newer and run <code>make ui</code>
@@ -149,12 +149,17 @@ def _api_endpoint(routes: dict[str, Route], store: Store, catalog: Catalog) -> E
             body = _parse_body(route.body, data)
         path = {name: value.replace(_SLASH, "/") for name, value in request.path_params.items()}
         context = RequestContext(store, catalog, path, query, body, data)
-        result = await run_in_threadpool(handle_request, route, context)
-        if isinstance(result, Response):
-            return result
-        return _json_response(request, msgspec.json.encode(result), route.status)
+        return await run_in_threadpool(_respond, request, route, context)
 
     return endpoint
+
+
+def _respond(request: Request, route: Route, context: RequestContext) -> Response:
+    """Handle a request and encode the result: several megabytes of points take a while, too."""
+    result = handle_request(route, context)
+    return (
+        result if isinstance(result, Response) else _json_response(request, msgspec.json.encode(result), route.status)
+    )
 
 
 def _json_response(request: Request, data: bytes, status: int = 200) -> Response:
@@ -193,9 +198,11 @@ def _parse_query(model: type[msgspec.Struct] | None, request: Request) -> Any:
         query = convert(values, model, strict=False)
     except msgspec.ValidationError as error:
         raise ApiError(400, "bad_query", str(error)) from None
-    # msgspec parses "nan" and "inf" as floats.
-    for name in fields:
+    # msgspec parses "null" as None, and "nan" and "inf" as floats.
+    for name, text in values.items():
         value = getattr(query, name)
+        if value is None:
+            raise ApiError(400, "bad_query", f"{name}: expected a value, got {text!r}")
         if isinstance(value, float) and not math.isfinite(value):
             raise ApiError(400, "bad_query", f"{name}: expected a finite number, got {value!r}")
     return query

@@ -57,13 +57,21 @@ __all__ = [
     "SpanView",
     "TraceView",
     "TracesPage",
+    "XAxis",
     "encode_number",
 ]
 
 Number = float | Literal["NaN", "Infinity", "-Infinity"]
 """JSON has no NaN and no infinities: they are strings, as in the journal."""
 Severity = Literal["info", "warning", "critical"]
-XAxis = Literal["step", "time", "relative", "epoch"]
+XAxis = Annotated[
+    Literal["step", "relative_step", "samples", "tokens", "epoch", "training_time", "relative", "time"],
+    Meta(
+        description="X axis: step, step counted from the first recorded one (`relative_step`), samples or tokens seen, "
+        "epoch, seconds spent in training steps (`training_time`), seconds since the run started (`relative`), or "
+        "Unix time."
+    ),
+]
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 CURSOR_PATTERN = "([0-9a-f]{1,16})((?:-[a-z_]{1,32}:[0-9]{1,15})*)"
 """The journal's generation, then the number of rows already sent of each stream."""
@@ -258,9 +266,7 @@ class SeriesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Select metrics and a range of the x axis."""
 
     name: Annotated[list[Name], Meta(min_length=1, max_length=64, description="Metric name; can be repeated.")]
-    x: Annotated[
-        XAxis, Meta(description="X axis: step, Unix time, seconds since the run started (`relative`), or epoch.")
-    ] = "step"
+    x: XAxis = "step"
     low: Annotated[AxisValue | None, Meta(description="Start of the range; defaults to the start of the run.")] = None
     high: Annotated[AxisValue | None, Meta(description="End of the range; defaults to the end of the run.")] = None
     points: Annotated[int, Meta(ge=16, le=20_000, description="Approximate maximum number of points per line.")] = 2_000
@@ -280,6 +286,8 @@ class SeriesView(msgspec.Struct, kw_only=True):
     """One line per attempt and stream."""
     marks: list[Mark]
     """Values that are NaN or infinite."""
+    reason: str | None = None
+    """Why there are no points: the run lacks the metric, or what the x axis needs."""
 
 
 class SeriesPage(msgspec.Struct, kw_only=True):
@@ -302,7 +310,13 @@ class ExportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: Annotated[list[Name], Meta(min_length=1, max_length=64, description="Metric name; can be repeated.")]
     format: Annotated[Literal["csv", "json"], Meta(description="CSV, or JSON with one object per line.")] = "csv"
-    x: Annotated[XAxis, Meta(description="X axis of `low` and `high`.")] = "step"
+    x: Annotated[
+        XAxis,
+        Meta(
+            description="X axis of `low` and `high`. With `samples`, `tokens` and `training_time`, the file has a "
+            "column with the positions."
+        ),
+    ] = "step"
     low: Annotated[AxisValue | None, Meta(description="Start of the range; defaults to the start of the run.")] = None
     high: Annotated[AxisValue | None, Meta(description="End of the range; defaults to the end of the run.")] = None
 

@@ -52,6 +52,8 @@ from tachograph.server._models import (
     encode_number,
 )
 from tachograph.server._output import build_output_page, download_output
+from tachograph.server._overlay import build_grouped_series_page, build_overlay_page
+from tachograph.server._overlay_models import GroupedSeriesPage, GroupedSeriesQuery, OverlayPage, OverlayQuery
 from tachograph.server._table import (
     act_on_runs,
     annotate_run,
@@ -173,25 +175,31 @@ def _export_points(context: RequestContext) -> Response:
     unknown = [name for name in query.name if name not in run.metric_names]
     if unknown:
         raise ApiError(404, "no_such_metric", f"no metric {unknown[0]!r} in this run")
+    problem = run.axis_problem(axis)
+    if problem is not None:
+        raise ApiError(409, "no_such_axis", problem)
     points = run.points(list(dict.fromkeys(query.name)), axis=axis, low=low, high=high)
     # The file name goes into a header: keep only characters that need no quoting.
     stem = re.sub(r"[^A-Za-z0-9.]+", "_", f"{context.path['run']}-{query.name[0]}").strip("._")[:100] or "points"
     file_name = f"{stem}.{'csv' if query.format == 'csv' else 'jsonl'}"
     headers = {"Content-Disposition": f'attachment; filename="{file_name}"'}
     media_type = "text/csv; charset=utf-8" if query.format == "csv" else "application/x-ndjson"
-    lines = _csv_lines(points) if query.format == "csv" else _json_lines(points)
+    columns = [*_COLUMNS[:-1], *([axis] if axis in _COMPUTED_AXES else []), "value"]
+    lines = _csv_lines(columns, points) if query.format == "csv" else _json_lines(columns, points)
     return StreamingResponse(lines, 200, headers, media_type)
 
 
 _COLUMNS = ("name", "attempt", "step", "time", "epoch", "value")
+_COMPUTED_AXES = ("samples", "tokens", "training_time")
+"""Axes whose positions no other column has."""
 
 
-def _csv_lines(points: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
-    yield (",".join(_COLUMNS) + "\n").encode()
+def _csv_lines(columns: list[str], points: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
+    yield (",".join(columns) + "\n").encode()
     for block in points:
         rows = (
-            f"{csv_text(name)},{attempt},{step},{time!r},{_csv_epoch(epoch)},{value!r}\n"
-            for name, attempt, step, time, epoch, value in block
+            f"{csv_text(name)},{attempt},{step},{time!r},{_csv_epoch(epoch)},{','.join(map(repr, rest))}\n"
+            for name, attempt, step, time, epoch, *rest in block
         )
         yield "".join(rows).encode()
 
@@ -200,12 +208,12 @@ def _csv_epoch(epoch: float) -> str:
     return "" if math.isnan(epoch) else repr(epoch)
 
 
-def _json_lines(points: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
+def _json_lines(columns: list[str], points: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
     for block in points:
         rows = [
             {
-                **dict(zip(_COLUMNS, row, strict=True)),
-                "value": encode_number(row[5]),
+                **dict(zip(columns, row, strict=True)),
+                "value": encode_number(row[-1]),
                 "epoch": None if math.isnan(row[4]) else row[4],
             }
             for row in block
@@ -249,6 +257,22 @@ ROUTES = [
         lambda context: views.build_series_page(context.run(), context.query),
         SeriesPage,
         SeriesQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/series",
+        "Return the points of one or more metrics of several runs; a run that has none states why.",
+        lambda context: build_overlay_page(context.store, context.query),
+        OverlayPage,
+        OverlayQuery,
+    ),
+    Route(
+        "GET",
+        "/api/v1/series/groups",
+        "Group runs; return mean and range of a metric in each group.",
+        lambda context: build_grouped_series_page(context.store, context.catalog, context.query),
+        GroupedSeriesPage,
+        GroupedSeriesQuery,
     ),
     Route(
         "GET",

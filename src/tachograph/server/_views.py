@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -60,6 +60,7 @@ __all__ = [
     "build_run_detail",
     "build_run_summary",
     "build_runs_page",
+    "build_series",
     "build_series_page",
     "build_span_detail",
     "build_spans",
@@ -96,6 +97,8 @@ _ROUTINE_EVENT = re.compile(
     "_metrics_update$|^control_(ack|registered)$|^one_logger_initialization$|^update_training_telemetry_config$"
 )
 _CURSOR = re.compile(CURSOR_PATTERN)
+_MOVING_AXES = {"epoch", "samples", "tokens", "training_time"}
+"""Axes on which new records can move earlier points."""
 
 
 def build_run_summary(run: RunOverview) -> RunSummary:
@@ -269,20 +272,10 @@ def build_series_page(run: StoredRun, query: SeriesQuery) -> SeriesPage:
     """Return the points of metrics in a range, or only those recorded since an earlier response."""
     with run.lock:
         after = _parse_cursor(query.after, run.generation)
-        axis, low, high, shift = resolve_range(run, query)
-        if axis == "epoch":
+        if query.x in _MOVING_AXES:
             after = None  # a new step may move earlier ones: the length of an epoch is known when it ends
         # The lock is held throughout: all series and the cursor must be of the same moment.
-        found = []
-        for name in dict.fromkeys(query.name):
-            lines, marks = run.series(name, axis=axis, low=low, high=high, num_points=query.points, after=after)
-            if shift:
-                for item in lines:
-                    item.x = [place - shift for place in item.x]
-                    item.mean_x = [place - shift for place in item.mean_x]
-                for mark in marks:
-                    mark.x -= shift
-            found.append(SeriesView(name=name, last=encode_number(run.last_value(name)), lines=lines, marks=marks))
+        found = build_series(run, query, query.points, after)
         return SeriesPage(
             version=run.version,
             indexed=run.indexed,
@@ -293,20 +286,47 @@ def build_series_page(run: StoredRun, query: SeriesQuery) -> SeriesPage:
         )
 
 
-def resolve_range(run: StoredRun, query: Any) -> tuple[Axis, float | None, float | None, float]:
-    """Return the stored axis, the range on it, and the offset to subtract from its values.
+def build_series(run: StoredRun, query: Any, num_points: int, after: dict[str, int] | None = None) -> list[SeriesView]:
+    """Return the points of metrics in a range.
 
-    The store has no axis of relative times: it is Unix time minus the start of the run.
+    Args:
+        run: the run.
+        query: has the names of the metrics, the axis and the range.
+        num_points: the approximate number of points per line.
+        after: the number of rows of each stream to skip.
     """
-    if query.x != "relative":
+    with run.lock:
+        axis, low, high, shift = resolve_range(run, query)
+        problem = run.axis_problem(axis)
+        found = []
+        for name in dict.fromkeys(query.name):
+            lines, marks = run.series(name, axis=axis, low=low, high=high, num_points=num_points, after=after)
+            if shift:
+                for item in lines:
+                    item.x = [place - shift for place in item.x]
+                    item.mean_x = [place - shift for place in item.mean_x]
+                for mark in marks:
+                    mark.x -= shift
+            reason = problem if name in run.metric_names else f"no metric {name!r} in this run"
+            last = encode_number(run.last_value(name))
+            found.append(SeriesView(name=name, last=last, lines=lines, marks=marks, reason=reason))
+        return found
+
+
+def resolve_range(run: StoredRun, query: Any) -> tuple[Axis, float | None, float | None, float]:
+    """Return the axis of the store, the range on it, and the offset to subtract from its values.
+
+    The store has no axes that start at 0: `relative` is Unix time minus the start of the run, and `relative_step` is
+    the step minus the first one.
+    """
+    if query.x == "relative":
+        axis, shift = "time", run.started
+    elif query.x == "relative_step":
+        axis, shift = "step", float(run.first_step)
+    else:
         return query.x, query.low, query.high, 0.0
-    shift = run.started
-    return (
-        "time",
-        None if query.low is None else query.low + shift,
-        None if query.high is None else query.high + shift,
-        shift,
-    )
+    low, high = (None if limit is None else limit + shift for limit in (query.low, query.high))
+    return cast(Axis, axis), low, high, shift
 
 
 def _encode_cursor(run: StoredRun) -> str:

@@ -1,8 +1,9 @@
 """Runs as columns, for fast charts. Knows records and journals, but nothing about the server."""
 
 from tachograph.store._aggregates import MetricAggregates
-from tachograph.store._columns import Axis
+from tachograph.store._columns import Axis, Floats
 from tachograph.store._completions import CompletionPlace, CompletionView, read_rows
+from tachograph.store._group_lines import GroupCurve, average_lines
 from tachograph.store._query import Line, Mark
 from tachograph.store._run import StoredRun
 from tachograph.store._segment import SegmentError
@@ -13,6 +14,8 @@ __all__ = [
     "Axis",
     "CompletionPlace",
     "CompletionView",
+    "Floats",
+    "GroupCurve",
     "SpanCluster",
     "Line",
     "Mark",
@@ -21,5 +24,6 @@ __all__ = [
     "SpanView",
     "Store",
     "StoredRun",
+    "average_lines",
     "read_rows",
 ]

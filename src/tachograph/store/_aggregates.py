@@ -14,13 +14,14 @@ import msgspec
 import numpy as np
 
 from tachograph.reader import Attempt
-from tachograph.store._columns import MARK_KINDS, Floats, Integers
+from tachograph.store._columns import MARK_KINDS, Column, Floats, Integers
 from tachograph.store._query import ColumnSource
 
 __all__ = [
     "MetricAggregates",
     "aggregate_series",
     "series_points",
+    "sort_points",
     "value_at",
     "with_window_extremes",
 ]
@@ -49,26 +50,62 @@ class MetricAggregates(msgspec.Struct, array_like=True, frozen=True):
 
 
 def series_points(
-    sources: Sequence[ColumnSource], streams: Sequence[str], name: str, attempts: Sequence[Attempt]
-) -> tuple[Integers, Floats] | None:
-    """Return step and value of each point of a metric, or None if all were repeated by a later attempt."""
-    found = [_points(source, stream, name) for stream in streams for source in sources]
+    sources: Sequence[ColumnSource],
+    streams: Sequence[str],
+    name: str,
+    attempts: Sequence[Attempt],
+    column: Column = "step",
+) -> tuple[Integers | Floats, Floats] | None:
+    """Return step and value of each point of a metric, or None if all were repeated by a later attempt.
+
+    Args:
+        sources: the recorded columns.
+        streams: the streams that have the metric.
+        name: the metric.
+        attempts: the attempts of the run.
+        column: the positions to return in place of steps.
+    """
+    found = [_points(source, stream, name, column) for stream in streams for source in sources]
     known = [points for points in found if points is not None]
     if not known:
         return None
-    attempt, step, time, value = (np.concatenate(column) for column in zip(*known, strict=True))
+    attempt, step, time, place, value = (np.concatenate(each) for each in zip(*known, strict=True))
     keep = np.ones(len(value), dtype=bool)
     for later in attempts:
         if later.index > 0 and later.first_step is not None:
             keep &= ~((attempt < later.index) & (step >= later.first_step))
     if len(streams) > 1:  # for example validations inside of and after the loop
         order = np.argsort(time, kind="stable")
-        step, value, keep = step[order], value[order], keep[order]
-    step, value = step[keep], value[keep]
-    return (step, value) if len(value) else None
+        place, value, keep = place[order], value[order], keep[order]
+    if not keep.all():
+        place, value = place[keep], value[keep]
+    return (place, value) if len(value) else None
 
 
-def value_at(points: tuple[Integers, Floats], step: int) -> float | None:
+def sort_points(
+    places: Integers | Floats, values: Floats, low: float | None, high: float | None
+) -> tuple[Floats, Floats]:
+    """Return the finite points in a range, sorted by position; of several at one position, only the last."""
+    x: Floats = np.asarray(places, dtype=np.float64)
+    keep = np.isfinite(values) & np.isfinite(x)
+    if low is not None:
+        keep &= x >= low
+    if high is not None:
+        keep &= x <= high
+    if not keep.all():
+        x, values = x[keep], values[keep]
+    gaps = np.diff(x)
+    if (gaps < 0).any():
+        order = np.argsort(x, kind="stable")
+        x, values = x[order], values[order]
+        gaps = np.diff(x)
+    if (gaps == 0).any():
+        is_last = np.append(gaps > 0, True)
+        x, values = x[is_last], values[is_last]
+    return x, values
+
+
+def value_at(points: tuple[Integers | Floats, Floats], step: int) -> float | None:
     """Return the value at the nearest recorded step that is not after a step, also if it is NaN; None before all."""
     steps, values = points
     before = np.flatnonzero(steps <= step)
@@ -138,8 +175,10 @@ def _mean(values: Floats) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _points(source: ColumnSource, stream: str, name: str) -> tuple[Integers, Integers, Floats, Floats] | None:
-    """Return attempt, step, time and value of each point in a source, in the order in which they were recorded."""
+def _points(
+    source: ColumnSource, stream: str, name: str, column: Column
+) -> tuple[Integers, Integers, Floats, Integers | Floats, Floats] | None:
+    """Return attempt, step, time, position and value of each point in a source, in the order of their records."""
     part = source.series_part(stream, name)
     if part is None:
         return None
@@ -153,4 +192,4 @@ def _points(source: ColumnSource, stream: str, name: str) -> tuple[Integers, Int
     firsts = np.array([attempt_range.first for attempt_range in rows.ranges])
     numbers = np.array([attempt_range.attempt for attempt_range in rows.ranges])
     attempt = numbers[np.searchsorted(firsts, row, side="right") - 1]
-    return attempt, rows.step[row], rows.time[row], value
+    return attempt, rows.step[row], rows.time[row], rows.column(column)[row], value

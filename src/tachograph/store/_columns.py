@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "AXES",
     "CHUNK",
+    "COLUMNS",
     "MARK_KINDS",
     "Axis",
+    "Column",
     "Floats",
     "Integers",
     "StreamRows",
@@ -29,8 +30,10 @@ __all__ = [
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.integer]
-Axis = Literal["step", "time", "epoch"]
-AXES: tuple[Axis, ...] = ("step", "time", "epoch")
+Axis = Literal["step", "time", "epoch", "samples", "tokens", "training_time"]
+Column = Literal["step", "time", "epoch", "position"]
+"""Where the positions of rows on an axis are: those on an axis that is not recorded are computed as `position`."""
+COLUMNS: tuple[Column, ...] = ("step", "time", "epoch", "position")
 
 CHUNK = 128
 """The number of points summarised as one for wide views."""
@@ -43,8 +46,8 @@ class AttemptRange(NamedTuple):
     attempt: int
     first: int
     """The first row; the range ends at the first row of the next one."""
-    sorted_by: tuple[bool, bool, bool]
-    """Whether step, time and epoch never decrease within the range."""
+    sorted_by: tuple[bool, ...]
+    """Whether step, time, epoch and position never decrease within the range; the last one only if it is computed."""
 
 
 class StreamRows(NamedTuple):
@@ -55,13 +58,13 @@ class StreamRows(NamedTuple):
     epoch: Floats | None
     """The last recorded epoch, NaN before the first; in queries, the position on the epoch axis."""
     ranges: list[AttemptRange]
+    position: Floats | None = None
+    """In queries, the position on a computed axis."""
 
-    def axis(self, axis: Axis) -> Floats | Integers:
-        """Return the positions on an axis."""
-        if axis == "epoch" and self.epoch is None:
-            return np.full(len(self.step), np.nan)
-        positions: Floats | Integers = getattr(self, axis)
-        return positions
+    def column(self, column: Column) -> Floats | Integers:
+        """Return the positions in a column; NaN if there are none."""
+        positions: Floats | Integers | None = getattr(self, column)
+        return np.full(len(self.step), np.nan) if positions is None else positions
 
 
 class Summary(NamedTuple):
@@ -76,6 +79,7 @@ class Summary(NamedTuple):
     """The position of the first point of each chunk, on each axis."""
     time: Floats
     epoch: Floats
+    position: Floats | None = None
 
 
 class SeriesPart(NamedTuple):

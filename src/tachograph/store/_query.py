@@ -27,11 +27,11 @@ import numpy.typing as npt
 from tsdownsample import MinMaxDownsampler
 
 from tachograph.store._columns import (
-    AXES,
     CHUNK,
+    COLUMNS,
     MARK_KINDS,
     AttemptRange,
-    Axis,
+    Column,
     Floats,
     Integers,
     SeriesPart,
@@ -39,7 +39,7 @@ from tachograph.store._columns import (
 )
 from tachograph.store._tail import SeriesStats
 
-__all__ = ["Line", "Mark", "ColumnSource", "View", "build_lines", "build_marks", "iter_points"]
+__all__ = ["Line", "Mark", "ColumnSource", "View", "build_lines", "build_marks", "choose_extremes", "iter_points"]
 
 _MAX_RAW_POINTS = 1 << 18
 _MAX_MARKS = 500
@@ -90,7 +90,7 @@ class ColumnSource(Protocol):
 class View(NamedTuple):
     """The visible range of a series, and the number of points to return."""
 
-    axis: Axis = "step"
+    column: Column = "step"
     low: float | None = None
     high: float | None = None
     num_points: int = 2_000
@@ -159,7 +159,7 @@ def build_lines(sources: Sequence[ColumnSource], stream: str, name: str, view: V
         series = source.series_part(stream, name) if num_rows and base + num_rows > view.after_row else None
         if series is not None:
             for attempt_range, piece in _slices(source.rows(stream), series, view, view.after_row - base, num_marks):
-                attempts.setdefault(attempt_range.attempt, _AttemptSlices()).add(attempt_range, piece, view.axis)
+                attempts.setdefault(attempt_range.attempt, _AttemptSlices()).add(attempt_range, piece, view.column)
             num_marks += len(series.mark_rows)
         base += num_rows
     lines = []
@@ -179,9 +179,9 @@ class _AttemptSlices:
         self.is_sorted = True
         self._last_x = -np.inf
 
-    def add(self, attempt_range: AttemptRange, piece: _Slice, axis: Axis) -> None:
-        x = piece.rows.axis(axis)
-        self.is_sorted &= attempt_range.sorted_by[AXES.index(axis)] and self._last_x <= float(x[piece.first_row])
+    def add(self, attempt_range: AttemptRange, piece: _Slice, column: Column) -> None:
+        x = piece.rows.column(column)
+        self.is_sorted &= attempt_range.sorted_by[COLUMNS.index(column)] and self._last_x <= float(x[piece.first_row])
         self._last_x = float(x[piece.end_row - 1])
         self.slices.append(piece)
 
@@ -190,11 +190,11 @@ def _slices(
     rows: StreamRows, series: SeriesPart, view: View, after_row: int, num_marks_before: int
 ) -> Iterator[tuple[AttemptRange, _Slice]]:
     """Yield the slices of a series in one source, one for each attempt."""
-    x = rows.axis(view.axis)
+    x = rows.column(view.column)
     ends = [attempt_range.first for attempt_range in rows.ranges[1:]] + [len(x)]
     for attempt_range, end_row in zip(rows.ranges, ends, strict=True):
         first_row = max(attempt_range.first, after_row)
-        if view.axis == "epoch":
+        if view.column == "epoch":
             first_row = _first_known_epoch(x, first_row, end_row)
         if first_row < end_row:
             bounds = _value_bounds(series, x, first_row, end_row, view)
@@ -212,7 +212,7 @@ def build_marks(sources: Sequence[ColumnSource], stream: str, name: str, view: V
         series = source.series_part(stream, name) if num_rows and base + num_rows > view.after_row else None
         if series is not None and len(series.mark_rows):
             is_new = series.mark_rows >= view.after_row - base
-            positions.append(source.rows(stream).axis(view.axis)[series.mark_rows[is_new]])
+            positions.append(source.rows(stream).column(view.column)[series.mark_rows[is_new]])
             kinds.append(series.mark_kinds[is_new])
         base += num_rows
     if not positions:
@@ -232,10 +232,11 @@ def build_marks(sources: Sequence[ColumnSource], stream: str, name: str, view: V
 
 
 def iter_points(
-    name: str, rows: StreamRows, series: SeriesPart, axis: Axis, low: float | None, high: float | None
-) -> Iterator[list[tuple[str, int, int, float, float, float]]]:
+    name: str, rows: StreamRows, series: SeriesPart, column: Column, low: float | None, high: float | None
+) -> Iterator[list[tuple[Any, ...]]]:
     """Yield all points of a series in one source in blocks, including NaN and infinite values.
 
+    A point is its name, attempt, step, time, epoch and value; with computed positions, its position precedes its value.
     Holds one block at a time: the consumer may take a long time, or stop before the end.
     """
     firsts = np.array([attempt_range.first for attempt_range in rows.ranges])
@@ -258,17 +259,18 @@ def iter_points(
         order = np.argsort(row, kind="stable")
         row, values = row[order], values[order]
         epochs = np.full(len(row), np.nan) if rows.epoch is None else rows.epoch[row]
-        x = epochs if axis == "epoch" else rows.axis(axis)[row]
+        x = epochs if column == "epoch" else rows.column(column)[row]
         keep = _within(x, low, high)
         row, values, epochs = row[keep], values[keep], epochs[keep]
         if not len(row):
             continue
-        columns = (
+        columns: tuple[list[Any], ...] = (
             [name] * len(row),
             attempts[np.searchsorted(firsts, row, side="right") - 1].tolist(),
             rows.step[row].tolist(),
             rows.time[row].tolist(),
             epochs.tolist(),
+            *([x[keep].tolist()] if column == "position" else []),
             values.tolist(),
         )
         yield list(zip(*columns, strict=True))
@@ -323,9 +325,11 @@ def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) ->
     if not num_points:
         return None
     is_coarse = num_points > _MAX_RAW_POINTS
-    candidates = [_candidates(piece, view.axis, is_coarse=is_coarse) for piece in slices]
-    chosen = _choose(
-        np.concatenate([found.x for found in candidates]), np.concatenate([found.y for found in candidates]), view
+    candidates = [_candidates(piece, view.column, is_coarse=is_coarse) for piece in slices]
+    chosen = choose_extremes(
+        np.concatenate([found.x for found in candidates]),
+        np.concatenate([found.y for found in candidates]),
+        view.num_points,
     )
     xs, ys, gaps = [], [], []
     begin = 0
@@ -333,7 +337,7 @@ def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) ->
         own = chosen[(chosen >= begin) & (chosen < begin + len(found.y))] - begin
         begin += len(found.y)
         row = piece.part.rows_at(found.position[own])
-        xs.append(piece.rows.axis(view.axis)[row].astype(np.float64))
+        xs.append(piece.rows.column(view.column)[row].astype(np.float64))
         ys.append(found.y[own])
         gaps.append(np.searchsorted(piece.part.mark_rows, row) + piece.num_marks_before)
     means = _means(slices, candidates, view) if len(chosen) < num_points else ([], [], [])
@@ -356,7 +360,7 @@ def _unsorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) 
     """Return a line whose positions decrease somewhere, such as steps that restart each epoch."""
     x = np.concatenate(
         [
-            piece.rows.axis(view.axis)[piece.part.rows_at(np.arange(piece.first, piece.last))].astype(np.float64)
+            piece.rows.column(view.column)[piece.part.rows_at(np.arange(piece.first, piece.last))].astype(np.float64)
             for piece in slices
         ]
     )
@@ -367,9 +371,9 @@ def _unsorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) 
         return None
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
-    chosen = _choose(x, y, view)
+    chosen = choose_extremes(x, y, view.num_points)
     means = _bucket_means(x, y, np.ones(len(x), dtype=np.int64), view) if len(chosen) < len(x) else ([], [], [])
-    marks = [piece.rows.axis(view.axis)[piece.part.mark_rows] for piece in slices]
+    marks = [piece.rows.column(view.column)[piece.part.mark_rows] for piece in slices]
     line_x, line_y = _break_at_marks(x[chosen], y[chosen], np.searchsorted(np.sort(np.concatenate(marks)), x[chosen]))
     return Line(stream, attempt, line_x, line_y, means[0], means[1], means[2], len(x))
 
@@ -392,13 +396,13 @@ def _with_neighbours(slices: list[_Slice]) -> list[_Slice]:
     return [piece for piece in slices if piece.end > piece.begin]
 
 
-def _candidates(piece: _Slice, axis: Axis, *, is_coarse: bool) -> _Candidates:
+def _candidates(piece: _Slice, column: Column, *, is_coarse: bool) -> _Candidates:
     part, summary = piece.part, piece.part.summary
     # Exclude the chunks of the first and last point, so the line starts and ends exactly there.
     first_chunk, last_chunk = piece.begin // CHUNK + 1, (piece.end - 1) // CHUNK
     if not is_coarse or summary is None or last_chunk <= first_chunk:
         positions = np.arange(piece.begin, piece.end)
-        x = piece.rows.axis(axis)[part.rows_at(positions)]
+        x = piece.rows.column(column)[part.rows_at(positions)]
         return _Candidates(x, part.values[piece.begin : piece.end], positions, None, 0)
     chunks = slice(first_chunk, last_chunk)
     starts = np.arange(first_chunk, last_chunk) * CHUNK
@@ -408,19 +412,19 @@ def _candidates(piece: _Slice, axis: Axis, *, is_coarse: bool) -> _Candidates:
     low, high = summary.low[chunks], summary.high[chunks]
     values = np.stack([np.where(low_first, low, high), np.where(low_first, high, low)], axis=1).ravel()
     head, tail = np.arange(piece.begin, first_chunk * CHUNK), np.arange(last_chunk * CHUNK, piece.end)
-    position = piece.rows.axis(axis)
+    position = piece.rows.column(column)
     x = np.concatenate(
-        [position[part.rows_at(head)], np.repeat(getattr(summary, axis)[chunks], 2), position[part.rows_at(tail)]]
+        [position[part.rows_at(head)], np.repeat(getattr(summary, column)[chunks], 2), position[part.rows_at(tail)]]
     )
     y = np.concatenate([part.values[head], values, part.values[tail]])
     return _Candidates(x, y, np.concatenate([head, ordered, tail]), chunks, len(head))
 
 
-def _choose(x: npt.NDArray[Any], y: Floats, view: View) -> Integers:
+def choose_extremes(x: npt.NDArray[Any], y: Floats, num_points: int) -> Integers:
     """Return the indexes of the points to draw: all, or the minimum and maximum of each bucket and both ends."""
-    if len(y) <= max(8, view.num_points):
+    if len(y) <= max(8, num_points):
         return np.arange(len(y))
-    num_points = max(8, view.num_points // 2 * 2)  # the downsampler needs an even number
+    num_points = max(8, num_points // 2 * 2)  # the downsampler needs an even number
     x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
     # Buckets of equal width need an x range; points at one position are divided by count.
     if x[-1] > x[0]:
@@ -445,7 +449,7 @@ def _means(slices: list[_Slice], candidates: list[_Candidates], view: View) -> M
         assert summary is not None  # noqa: S101 - the chunks come from it
         num_chunks = found.chunks.stop - found.chunks.start
         behind = found.num_before + 2 * num_chunks
-        xs += [found.x[: found.num_before], getattr(summary, view.axis)[found.chunks], found.x[behind:]]
+        xs += [found.x[: found.num_before], getattr(summary, view.column)[found.chunks], found.x[behind:]]
         means += [found.y[: found.num_before], summary.mean[found.chunks], found.y[behind:]]
         counts += [np.full(len(part), size) for part, size in zip(xs[-3:], (1, CHUNK, 1), strict=True)]
     return _bucket_means(np.concatenate(xs), np.concatenate(means), np.concatenate(counts), view)

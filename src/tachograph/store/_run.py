@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from tachograph.journal import JournalFollower, RunFolder, journal_size, open_journal
 from tachograph.reader import (
@@ -39,12 +40,13 @@ from tachograph.store._aggregates import (
     MetricAggregates,
     aggregate_series,
     series_points,
+    sort_points,
     value_at,
     with_window_extremes,
 )
-from tachograph.store._columns import Axis, Floats, Integers
+from tachograph.store._axis_sources import AxisSources, place_sources
+from tachograph.store._columns import Axis, Column, Floats, Integers
 from tachograph.store._completions import CompletionIndex, replace_completions
-from tachograph.store._epochs import with_epoch_axis
 from tachograph.store._query import ColumnSource, Line, Mark, View, build_lines, build_marks, iter_points
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
 from tachograph.store._segment_folder import SegmentFolder
@@ -84,7 +86,7 @@ class StoredRun:
         self._spans = SpanTable()
         self._segments: list[Segment] = []
         self._series: dict[str, list[str]] = {}
-        self._epoch_sources: tuple[str, list[ColumnSource]] | None = None
+        self._placed: tuple[object, AxisSources] | None = None
         self._generation = ""
         end = 0
         while True:
@@ -147,6 +149,11 @@ class StoredRun:
     def started(self) -> float:
         """The start time of the run in unix time, or 0 if it is unknown."""
         return finite_or_none(self.digest.attempts[0].start.get("time")) or 0.0 if self.digest.attempts else 0.0
+
+    @property
+    def first_step(self) -> int:
+        """The first recorded step, or 0 if there is none."""
+        return next((each.first_step for each in self.digest.attempts if each.first_step is not None), 0)
 
     @property
     def num_bad_lines(self) -> int:
@@ -306,8 +313,13 @@ class StoredRun:
             finally:
                 # Mapped pages count as memory of this process until they are released.
                 if sum(segment.size_bytes for segment in self._segments) > _MAX_MAPPED_BYTES:
-                    for segment in self._segments:
-                        segment.release_pages()
+                    self.release_pages()
+
+    def release_pages(self) -> None:
+        """Release the mapped pages of the segments: a reader of many runs would keep them all in its memory."""
+        with self.lock:
+            for segment in self._segments:
+                segment.release_pages()
 
     def _notice_changes(self) -> bool:
         """Return whether a source was changed since the last call; asks all of them."""
@@ -318,13 +330,18 @@ class StoredRun:
     def _sources(self) -> list[ColumnSource]:
         return [*self._segments, self._tail]
 
-    def _sources_on(self, axis: Axis) -> list[ColumnSource]:
-        """Return the sources with positions on an axis. Those on the epoch axis are reused until there are new rows."""
-        if axis != "epoch":
-            return self._sources
-        if self._epoch_sources is None or self._epoch_sources[0] != self.version:
-            self._epoch_sources = (self.version, with_epoch_axis(self._sources))
-        return self._epoch_sources[1]
+    def _sources_on(self, axis: Axis) -> AxisSources:
+        """Return the sources with positions on an axis; the same as before until there are new rows or another axis."""
+        if axis in {"step", "time"}:
+            return place_sources(self._sources, axis, self.digest)
+        state = (axis, self.version, sum(source.num_changes for source in self._sources))
+        if self._placed is None or self._placed[0] != state:
+            self._placed = (state, place_sources(self._sources, axis, self.digest))
+        return self._placed[1]
+
+    def axis_problem(self, axis: Axis) -> str | None:
+        """Return why the run has no positions on an axis; None if it has."""
+        return self._run_query(lambda: self._sources_on(axis).problem)
 
     @property
     def metric_names(self) -> list[str]:
@@ -425,9 +442,9 @@ class StoredRun:
         def found() -> tuple[list[Line], list[Mark]]:
             lines: list[Line] = []
             marks: list[Mark] = []
-            sources = self._sources_on(axis)
-            for stream in self._series.get(name, []):
-                view = View(axis, low, high, num_points, (after or {}).get(stream, 0))
+            sources, column, problem = self._sources_on(axis)
+            for stream in self._series.get(name, []) if problem is None else []:
+                view = View(column, low, high, num_points, (after or {}).get(stream, 0))
                 lines += build_lines(sources, stream, name, view)
                 marks += build_marks(sources, stream, name, view)
             return lines, marks
@@ -436,33 +453,50 @@ class StoredRun:
 
     def points(
         self, names: list[str], *, axis: Axis, low: float | None, high: float | None
-    ) -> Iterator[list[tuple[str, int, int, float, float, float]]]:
+    ) -> Iterator[list[tuple[Any, ...]]]:
         """Yield all points of some metrics in blocks: name, attempt, step, time, epoch (NaN if unknown) and value.
+
+        On an axis that is computed and not the epoch, the position precedes the value.
 
         Raises:
             SegmentError: if a segment is damaged while its points are read. Points already yielded are correct.
         """
 
-        def found() -> list[tuple[str, ColumnSource, str]]:
+        def found() -> list[tuple[str, ColumnSource, str, Column]]:
+            placed = self._sources_on(axis)
             return [
-                (name, source, stream)
+                (name, source, stream, placed.column)
                 for name in names
-                for source in self._sources_on(axis)
+                for source in (placed.sources if placed.problem is None else [])
                 for stream in self._series.get(name, [])
                 if source.series_part(stream, name) is not None and source.rows(stream)  # verifies their checksums
             ]
 
-        for name, source, stream in self._run_query(found):
+        for name, source, stream, column in self._run_query(found):
             with self.lock:
                 source.is_changed()
                 num_changes, series, rows = source.num_changes, source.series_part(stream, name), source.rows(stream)
             assert series is not None  # noqa: S101 - found above
-            for block in iter_points(name, rows, series, axis, low, high):
+            for block in iter_points(name, rows, series, column, low, high):
                 with self.lock:
                     source.is_changed()
                     if source.num_changes != num_changes:  # another query may have noticed it first
                         raise SegmentError(f"a segment of {self.folder.name!r} was changed while it was exported")
                 yield block
+
+    def points_on(self, name: str, *, axis: Axis, low: float | None, high: float | None) -> tuple[Floats, Floats]:
+        """Return position and value of the finite points of a metric in a range, sorted, one for each position.
+
+        Points that a later attempt repeated are left out, and of several at one position all but the last.
+        """
+
+        def found() -> tuple[Floats, Floats]:
+            sources, column, problem = self._sources_on(axis)
+            streams = self._series.get(name, []) if problem is None else []
+            points = series_points(sources, streams, name, self.digest.attempts, column)
+            return (np.empty(0), np.empty(0)) if points is None else sort_points(*points, low, high)
+
+        return self._run_query(found)
 
     def spans(self, low: float | None, high: float | None, *, num_points: int, most: int) -> SpanView:
         """Return the spans between two times; at most `most` are returned individually."""

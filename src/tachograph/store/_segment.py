@@ -207,7 +207,7 @@ def _write_series(writer: _SegmentBuffer, tail: Tail, stream: str, name: str) ->
         values=writer.array(part.values),
         mark_rows=writer.array(part.mark_rows),
         mark_kinds=writer.array(part.mark_kinds),
-        summary=[writer.array(column) for column in summary],
+        summary=[writer.array(column) for column in summary if column is not None],
     )
 
 

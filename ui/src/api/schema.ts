@@ -253,6 +253,8 @@ export interface SeriesView {
   lines: Line[];
   /** Values that are NaN or infinite. */
   marks: Mark[];
+  /** Why there are no points: the run lacks the metric, or what the x axis needs. */
+  reason: string | null;
 }
 
 /** The points of one line, all of one attempt. */
@@ -275,6 +277,62 @@ export interface Mark {
   x: number;
   kind: string;
   count: number;
+}
+
+/** The points of several runs, in the order of the request. */
+export interface OverlayPage {
+  runs: RunSeries[];
+  /** The approximate maximum number of points per line. */
+  points: number;
+}
+
+/** The points of one run. */
+export interface RunSeries {
+  run: string;
+  /** Changes whenever a record is added. */
+  version: string;
+  /** Fraction of the journal read so far, 0 to 1. */
+  indexed: number;
+  /** Unix time at which the run started. */
+  start: number;
+  series: SeriesView[];
+  /** Why the run could not be read; null if it was. */
+  reason: string | null;
+}
+
+/** The groups, the largest first. */
+export interface GroupedSeriesPage {
+  /** The fields that the runs were grouped by; for `config`, the keys in which they differ. */
+  by: string[];
+  groups: SeriesGroup[];
+  /** Why a run has no points, by its name: it does not exist, lacks the metric, or what the x axis needs. */
+  reasons: Record<string, string>;
+  /** Fraction of the runs whose journals and configs were read, 0 to 1. */
+  indexed: number;
+}
+
+/** Runs that agree in the fields. */
+export interface SeriesGroup {
+  /** The value of each field of `by`. */
+  key: Json[];
+  /** The fields and their values as text. */
+  label: string;
+  runs: string[];
+  /** How many of the runs have points of the metric in the range. */
+  num_with_points: number;
+  lines: GroupLine;
+}
+
+/** Mean and range of the runs of a group, as parallel lists.
+
+    `x` has positions that runs recorded, at least two of them unless only one run of the group has points. */
+export interface GroupLine {
+  x: number[];
+  mean: number[];
+  min: number[];
+  max: number[];
+  /** The number of runs with a value at each position. */
+  count: number[];
 }
 
 /** The spans between two times, as parallel lists. */
@@ -926,14 +984,28 @@ export interface Routes {
   /** Return the points of one or more metrics, downsampled so that every extreme is kept. */
   "GET /api/v1/runs/{run}/series": {
     path: { run: string };
-    query: { name: string[]; x?: "epoch" | "relative" | "step" | "time" | null; low?: number | null; high?: number | null; points?: number | null; after?: string | null };
+    query: { name: string[]; x?: "epoch" | "relative" | "relative_step" | "samples" | "step" | "time" | "tokens" | "training_time" | null; low?: number | null; high?: number | null; points?: number | null; after?: string | null };
     body: null;
     response: SeriesPage;
+  };
+  /** Return the points of one or more metrics of several runs; a run that has none states why. */
+  "GET /api/v1/series": {
+    path: {};
+    query: { run: string[]; name: string[]; x?: "epoch" | "relative" | "relative_step" | "samples" | "step" | "time" | "tokens" | "training_time" | null; low?: number | null; high?: number | null; points?: number | null };
+    body: null;
+    response: OverlayPage;
+  };
+  /** Group runs; return mean and range of a metric in each group. */
+  "GET /api/v1/series/groups": {
+    path: {};
+    query: { run: string[]; by: string[]; name: string; x?: "epoch" | "relative" | "relative_step" | "samples" | "step" | "time" | "tokens" | "training_time" | null; low?: number | null; high?: number | null; points?: number | null };
+    body: null;
+    response: GroupedSeriesPage;
   };
   /** Download every point of one or more metrics. */
   "GET /api/v1/runs/{run}/export": {
     path: { run: string };
-    query: { name: string[]; format?: "csv" | "json" | null; x?: "epoch" | "relative" | "step" | "time" | null; low?: number | null; high?: number | null };
+    query: { name: string[]; format?: "csv" | "json" | null; x?: "epoch" | "relative" | "relative_step" | "samples" | "step" | "time" | "tokens" | "training_time" | null; low?: number | null; high?: number | null };
     body: null;
     response: null;
   };

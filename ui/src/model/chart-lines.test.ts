@@ -7,7 +7,7 @@ const line = (attempt: number, count: number, stream = "step"): Line => {
   return { stream, attempt, x, y: x, mean_x: [], mean_y: [], mean_count: [], num_points: count };
 };
 const series = (name: string, ...lines: Line[]): Record<string, SeriesView> => ({
-  run: { name, last: 0, lines, marks: [] },
+  run: { name, last: 0, lines, marks: [], reason: null },
 });
 
 test("a noisy line gets a smoothed line per attempt", () => {

@@ -7,7 +7,9 @@ import { defaultView } from "./route";
 const x = [0, 1, 2];
 const line = { stream: "step", attempt: 0, x, y: [3, -2, 0], mean_x: [], mean_y: [], mean_count: [], num_points: 3 };
 const resumed = { ...line, attempt: 1, x: [2, 3, 4], y: [7, 8, 9] };
-const series: Record<string, SeriesView> = { a: { name: "loss", last: "NaN", lines: [line, resumed], marks: [] } };
+const series: Record<string, SeriesView> = {
+  a: { name: "loss", last: "NaN", lines: [line, resumed], marks: [], reason: null },
+};
 const lines = buildChartLines("loss", ["a", "b"], series, 0);
 
 test("the legend shows the latest values without a cursor", () => {

@@ -13,7 +13,7 @@ const line = (x: number[], y: (number | null)[], more: Partial<Line> = {}): Line
   num_points: x.length,
   ...more,
 });
-const series = (...lines: Line[]): SeriesView => ({ name: "loss", last: 0, lines, marks: [] });
+const series = (...lines: Line[]): SeriesView => ({ name: "loss", last: 0, lines, marks: [], reason: null });
 
 const steps = (count: number): number[] => Array.from({ length: count }, (_, index) => index);
 

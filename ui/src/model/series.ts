@@ -110,7 +110,7 @@ export function merge(known: SeriesView, more: SeriesView): SeriesView {
     if (!line) lines.push(added);
     else lines[index] = joinLines(line, added);
   }
-  return { name: known.name, last: more.last, lines, marks: [...known.marks, ...more.marks] };
+  return { name: known.name, last: more.last, lines, marks: [...known.marks, ...more.marks], reason: more.reason };
 }
 
 /** Join two lines, sorted by x. */

@@ -1,0 +1,159 @@
+"""The series of several runs in one response: one by one, or as means of groups.
+
+Such a request may name hundreds of runs, most of which nobody has looked at before. New records of all of them are read
+for a limited time: what is left is read by the next requests, and `indexed` tells the client to ask again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tachograph.catalog import Catalog, RunRow, group_rows
+from tachograph.exceptions import RunNotFoundError
+from tachograph.server._models import encode_number
+from tachograph.server._overlay_models import (
+    GroupedSeriesPage,
+    GroupedSeriesQuery,
+    GroupLine,
+    OverlayPage,
+    OverlayQuery,
+    RunSeries,
+    SeriesGroup,
+)
+from tachograph.server._views import build_series, resolve_range
+from tachograph.store import Floats, SegmentError, Store, StoredRun, average_lines
+
+__all__ = ["build_grouped_series_page", "build_overlay_page"]
+
+_MAX_REFRESH_S = 0.25
+"""New records of one run are read for at most this long …"""
+_MAX_TOTAL_REFRESH_S = 1.0
+"""… and those of all runs for this long."""
+_MAX_MAPPED_RUNS = 16
+_MAX_POINTS = 100_000
+"""The number of points of all lines together, unless the request states how many each should have."""
+_CONTINUOUS_AXES = {"time", "relative", "training_time"}
+
+
+class _OpenRun(NamedTuple):
+    name: str
+    run: StoredRun | None
+    reason: str | None = None
+    """Why the run could not be read."""
+
+
+def build_overlay_page(store: Store, query: OverlayQuery) -> OverlayPage:
+    """Return the points of several runs."""
+    names = list(dict.fromkeys(query.run))
+    num_lines = len(names) * len(set(query.name))
+    num_points = query.points or min(2_000, max(100, _MAX_POINTS // num_lines))
+    found = []
+    for name, run, reason in _open_runs(store, names):
+        if run is None:
+            found.append(RunSeries(run=name, reason=reason))
+            continue
+        try:
+            with run.lock:
+                series = build_series(run, query, num_points)
+                page = RunSeries(run=name, version=run.version, indexed=run.indexed, start=run.started, series=series)
+            found.append(page)
+        except SegmentError as error:
+            found.append(RunSeries(run=name, reason=str(error)))
+    return OverlayPage(runs=found, points=num_points)
+
+
+def _open_runs(store: Store, names: list[str]) -> Iterator[_OpenRun]:
+    """Yield runs with their new records, as far as time allows."""
+    deadline_s = time.monotonic() + _MAX_TOTAL_REFRESH_S
+    for name in names:
+        try:
+            run = store.open(name)
+            left_s = deadline_s - time.monotonic()
+            if left_s > 0:
+                run.refresh(min(left_s, _MAX_REFRESH_S))
+        except RunNotFoundError as error:
+            yield _OpenRun(name, None, str(error))
+        except OSError as error:
+            yield _OpenRun(name, None, f"cannot read the journal: {error.strerror or error}")
+        else:
+            yield _OpenRun(name, run)
+            if len(names) > _MAX_MAPPED_RUNS:
+                run.release_pages()
+
+
+def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeriesQuery) -> GroupedSeriesPage:
+    """Return mean and range of a metric in each group of runs."""
+    names = list(dict.fromkeys(query.run))
+    points: dict[str, tuple[Floats, Floats]] = {}
+    reasons: dict[str, str] = {}
+    indexed: list[float] = []
+    for name, run, reason in _open_runs(store, names):
+        if run is None:
+            reasons[name] = reason or ""
+            continue
+        with run.lock:
+            axis, low, high, shift = resolve_range(run, query)
+            problem = (
+                run.axis_problem(axis) if query.name in run.metric_names else f"no metric {query.name!r} in this run"
+            )
+            x, y = run.points_on(query.name, axis=axis, low=low, high=high)
+            points[run.id] = (x - shift if shift else x, y)
+            indexed.append(run.indexed)
+        if problem is not None:
+            reasons[name] = problem
+    rows = _rows_of(catalog, list(points), query.by)
+    groups = group_rows(rows, list(dict.fromkeys(query.by)), [])
+    is_continuous = query.x in _CONTINUOUS_AXES
+    found = []
+    for group in groups:
+        members = [points[run_id] for run_id in group.runs]
+        curve = average_lines(members, is_continuous=is_continuous, num_points=query.points)
+        line = GroupLine(
+            x=curve.x.tolist(),
+            mean=curve.mean.tolist(),
+            min=curve.low.tolist(),
+            max=curve.high.tolist(),
+            count=curve.num_runs.tolist(),
+        )
+        found.append(
+            SeriesGroup(
+                key=[_key_value(value) for value in group.key.values()],
+                label=_label(group.key),
+                runs=group.runs,
+                num_with_points=sum(len(x) > 0 for x, _ in members),
+                lines=line,
+            )
+        )
+    return GroupedSeriesPage(
+        by=list(groups[0].key) if groups else query.by,
+        groups=found,
+        reasons=reasons,
+        indexed=min([*indexed, catalog.indexed_for(query.by)]),
+    )
+
+
+def _rows_of(catalog: Catalog, ids: list[str], fields: list[str]) -> list[RunRow]:
+    """Return the rows of runs with the fields to group them by."""
+    wanted = set(ids)
+    rows = catalog.select("", columns=["config.*", *fields], archived=None, max_s=_MAX_REFRESH_S)
+    return [row for row in rows if row.id in wanted]
+
+
+def _label(key: dict[str, Any]) -> str:
+    return ", ".join(f"{name.removeprefix('config.')}={_text(value)}" for name, value in key.items())
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _key_value(value: Any) -> Any:
+    return encode_number(value) if isinstance(value, float) else value

@@ -1,0 +1,125 @@
+"""The JSON models of the series of several runs; see `_models` for the rules."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from tachograph.server._models import AxisValue, Name, SeriesView, XAxis
+from tachograph.server._table_models import CellValue
+
+__all__ = [
+    "GroupLine",
+    "GroupedSeriesPage",
+    "GroupedSeriesQuery",
+    "OverlayPage",
+    "OverlayQuery",
+    "RunSeries",
+    "SeriesGroup",
+]
+
+MAX_OVERLAY_RUNS = 500
+RunNames = Annotated[
+    list[Name], Meta(min_length=1, max_length=MAX_OVERLAY_RUNS, description="Name of a run; can be repeated.")
+]
+Points = Annotated[
+    Annotated[int, Meta(ge=16, le=20_000)] | None,
+    Meta(description="Approximate maximum number of points per line; defaults to fewer points for more lines."),
+]
+
+
+class OverlayQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Select runs, metrics and a range of the x axis."""
+
+    run: RunNames
+    name: Annotated[list[Name], Meta(min_length=1, max_length=64, description="Metric name; can be repeated.")]
+    x: XAxis = "step"
+    low: Annotated[AxisValue | None, Meta(description="Start of the range; defaults to the start of each run.")] = None
+    high: Annotated[AxisValue | None, Meta(description="End of the range; defaults to the end of each run.")] = None
+    points: Points = None
+
+
+class RunSeries(msgspec.Struct, kw_only=True):
+    """The points of one run."""
+
+    run: str
+    version: str = ""
+    """Changes whenever a record is added."""
+    indexed: float = 1.0
+    """Fraction of the journal read so far, 0 to 1."""
+    start: float = 0.0
+    """Unix time at which the run started."""
+    series: list[SeriesView] = []
+    reason: str | None = None
+    """Why the run could not be read; null if it was."""
+
+
+class OverlayPage(msgspec.Struct, kw_only=True):
+    """The points of several runs, in the order of the request."""
+
+    runs: list[RunSeries]
+    points: int
+    """The approximate maximum number of points per line."""
+
+
+class GroupedSeriesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Select runs, the fields to group them by, a metric and a range of the x axis."""
+
+    run: RunNames
+    by: Annotated[
+        list[Name],
+        Meta(
+            min_length=1,
+            max_length=3,
+            description="Field to group by; can be repeated. `config` stands for the whole config except seeds, names "
+            "and paths.",
+        ),
+    ]
+    name: Annotated[Name, Meta(description="Metric name.")]
+    x: XAxis = "step"
+    low: Annotated[AxisValue | None, Meta(description="Start of the range; defaults to the start of each run.")] = None
+    high: Annotated[AxisValue | None, Meta(description="End of the range; defaults to the end of each run.")] = None
+    points: Annotated[int, Meta(ge=16, le=20_000, description="Approximate maximum number of points per group.")] = (
+        1_000
+    )
+
+
+class GroupLine(msgspec.Struct, kw_only=True):
+    """Mean and range of the runs of a group, as parallel lists.
+
+    `x` has positions that runs recorded, at least two of them unless only one run of the group has points.
+    """
+
+    x: list[float]
+    mean: list[float]
+    min: list[float]
+    max: list[float]
+    count: list[int]
+    """The number of runs with a value at each position."""
+
+
+class SeriesGroup(msgspec.Struct, kw_only=True):
+    """Runs that agree in the fields."""
+
+    key: list[CellValue]
+    """The value of each field of `by`."""
+    label: str
+    """The fields and their values as text."""
+    runs: list[str]
+    num_with_points: int
+    """How many of the runs have points of the metric in the range."""
+    lines: GroupLine
+
+
+class GroupedSeriesPage(msgspec.Struct, kw_only=True):
+    """The groups, the largest first."""
+
+    by: list[str]
+    """The fields that the runs were grouped by; for `config`, the keys in which they differ."""
+    groups: list[SeriesGroup]
+    reasons: dict[str, str]
+    """Why a run has no points, by its name: it does not exist, lacks the metric, or what the x axis needs."""
+    indexed: float
+    """Fraction of the runs whose journals and configs were read, 0 to 1."""

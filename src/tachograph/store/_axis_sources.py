@@ -1,0 +1,65 @@
+"""The sources of a run with positions on any axis."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tachograph.reader import RunDigest
+from tachograph.records import finite_or_none
+from tachograph.store._amounts import amount_knots
+from tachograph.store._axes import Knots, PlacedSource, has_increasing_steps
+from tachograph.store._columns import Axis, Column
+from tachograph.store._epochs import epoch_knots
+from tachograph.store._query import ColumnSource
+from tachograph.store._training_time import training_time_knots
+
+__all__ = ["AxisSources", "place_sources"]
+
+_MISSING = {
+    "samples": "no number of samples: log `num_samples` or `global_batch_size`, or state `global_batch_size` in the "
+    "config",
+    "tokens": "no number of tokens: log `num_tokens` or `num_tokens_per_step`, or state `global_batch_size` and "
+    "`sequence_length` in the config",
+    "training_time": "no time per step",
+}
+
+
+class AxisSources(NamedTuple):
+    """Sources whose rows have positions on an axis."""
+
+    sources: list[ColumnSource]
+    column: Column
+    """The column of the positions."""
+    problem: str | None = None
+    """Why there are no positions."""
+
+
+def place_sources(sources: list[ColumnSource], axis: Axis, digest: RunDigest) -> AxisSources:
+    """Return the sources of a run with positions on an axis."""
+    if axis == "step" or axis == "time":  # noqa: PLR1714 - mypy understands it
+        return AxisSources(sources, axis)
+    if axis == "epoch":
+        epochs = epoch_knots(sources)
+        # Without knots, the last recorded epoch is the position.
+        return AxisSources(sources if epochs is None else _place(sources, {0: epochs}, "epoch"), "epoch")
+    if not all(has_increasing_steps(sources, stream) for stream in ("step", "window")):
+        return AxisSources(sources, "position", "steps decrease within an attempt, so the axis has no place for them")
+    if axis == "training_time":
+        checkpoints = [finite_or_none(record.get("time")) for record in digest.latest("checkpoint")]
+        knots = training_time_knots(sources, [time_s for time_s in checkpoints if time_s is not None])
+    else:
+        knots = amount_knots(sources, axis, _facts_by_attempt(digest))
+    if not knots:
+        return AxisSources(sources, "position", f"the run has {_MISSING[axis]}")
+    return AxisSources(_place(sources, knots, "position"), "position")
+
+
+def _place(sources: list[ColumnSource], knots: dict[int, Knots], column: Column) -> list[ColumnSource]:
+    return [PlacedSource(source, knots, column) for source in sources]
+
+
+def _facts_by_attempt(digest: RunDigest) -> dict[int, dict[str, Any]]:
+    facts = {attempt.index: attempt.start for attempt in digest.attempts}
+    if facts:  # the last attempt has what was found out after its start
+        facts[digest.attempts[-1].index] = {**digest.facts, "config": digest.config}
+    return facts

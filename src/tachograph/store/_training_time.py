@@ -1,0 +1,69 @@
+"""The axis of training time: the seconds that a run spent in training steps until each step.
+
+Windows of marked iterations state it: their seconds without checkpoints, validation and testing. Otherwise it is the
+sum of the recorded time per step, in which two sorts of steps count as long as the median step of their attempt:
+
+- steps with a validation, a test or a checkpoint between their record and the one before, if they took longer;
+- steps that took more than a minute and more than 50 times as long: the process was paused.
+
+The first record of an attempt has no time per step; its steps count as long as those of the next record.
+
+Time between attempts does not count. A resumed run continues at the training time of the attempt before, so the steps
+that it repeats come later than they did: the time of lost work is not subtracted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tachograph.store._amounts import window_training_s
+from tachograph.store._axes import AttemptSteps, Knots, RecordedValues, attempt_steps, build_knots, rows_of, series_of
+from tachograph.store._columns import Floats
+from tachograph.store._query import ColumnSource
+
+__all__ = ["training_time_knots"]
+
+_PAUSE_S = 60.0
+_PAUSE_FACTOR = 50.0
+
+
+def training_time_knots(sources: Sequence[ColumnSource], checkpoint_times: Iterable[float]) -> dict[int, Knots] | None:
+    """Return the knots of each attempt; None if the run has no times of steps.
+
+    Args:
+        sources: the recorded columns.
+        checkpoint_times: when checkpoints were recorded.
+    """
+    windows = window_training_s(sources)
+    paces = series_of(sources, "step", "sec_per_step")
+    interruptions = [rows.time for stream in ("validation", "test") for rows in rows_of(sources, stream)]
+    interruption_times = np.sort(np.concatenate([*interruptions, np.array(list(checkpoint_times), dtype=np.float64)]))
+    knots: dict[int, Knots] = {}
+    spent_s = 0.0
+    for attempt, own in attempt_steps(sources).items():
+        if attempt in windows:
+            steps, training_s = windows[attempt]
+        elif attempt in paces:
+            steps, training_s = _step_times(own, paces[attempt], interruption_times)
+        else:
+            continue
+        knots[attempt] = build_knots(own, spent_s, steps, spent_s + np.cumsum(training_s))
+        spent_s = float(knots[attempt].positions[-1])
+    return knots or None
+
+
+def _step_times(own: AttemptSteps, pace: RecordedValues, interruption_times: Floats) -> tuple[Floats, Floats]:
+    """Return steps and the seconds of training since the record before each of them."""
+    steps, times, sec = pace.steps, pace.times, np.maximum(0.0, pace.values)
+    num_steps = own.num_steps(steps)
+    interrupted = np.zeros(len(sec), dtype=bool)
+    if bool((np.diff(times) >= 0).all()):
+        since = interruption_times[interruption_times > times[0] - sec[0] * num_steps[0]]
+        place = np.searchsorted(times, since, side="right")  # what is recorded at the time of a step follows it
+        interrupted[place[place < len(sec)]] = True
+    typical_s = float(np.median(sec if interrupted.all() else sec[~interrupted]))
+    is_paused = (sec * num_steps > _PAUSE_S) & (sec > _PAUSE_FACTOR * typical_s)
+    is_too_long = is_paused | (interrupted & (sec > typical_s))
+    return steps, np.where(is_too_long, typical_s, sec) * num_steps
