@@ -9,7 +9,8 @@ import msgspec
 from playwright.sync_api import expect
 
 from tachograph.catalog._annotations import Annotations
-from tachograph.catalog._catalog import _INDEX_VERSION, _Index, _index_path, _IndexEntry
+from tachograph.catalog._catalog import OWN_FOLDER
+from tachograph.catalog._index import IndexEntry, index_path, save_index
 from tachograph.catalog._summary import CatalogSummary, brief_summary, journal_key
 from tachograph.journal import RunFolder
 from tachograph.store import MetricAggregates
@@ -246,10 +247,8 @@ def write_summaries(logs, num_runs, num_keys):
             config={f"key_{key_number:03d}": number * 1_000 + key_number for key_number in range(num_keys)},
             metrics={"loss": MetricAggregates(1, 0, 1.0, float(number), 1.0)},
         )
-        entries.append(_IndexEntry(name, summary, 0, Annotations()))
-    path = _index_path(str(logs))
-    path.parent.mkdir(parents=True)
-    path.write_bytes(msgspec.msgpack.encode(_Index(_INDEX_VERSION, entries)))
+        entries.append(IndexEntry(name, summary, 0, Annotations()))
+    save_index(index_path(logs / OWN_FOLDER), entries, below=logs)
 
 
 def test_many_runs_and_columns_need_few_elements(page, dashboard, logs):

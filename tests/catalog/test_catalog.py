@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import tachograph
-from tachograph.catalog import Catalog, QueryError, annotate, known_fields, parse_query, sort_rows
+from tachograph.catalog import Catalog, QueryError, annotate, describe_fields, known_fields, parse_query, sort_rows
 from tachograph.exceptions import RunNotFoundError
 from tachograph.journal import RunFolder, this_process
+from tachograph.store import Store
 from tests.store import END, START, append, files_opened, step, write
 
 
@@ -139,6 +140,73 @@ def test_new_process_reads_the_index_and_no_journal(tmp_path):
     assert not [path for path in opened if path.endswith((".jsonl", ".seg"))]
 
 
+def test_index_keeps_all_values_by_column(tmp_path):
+    for number in range(30):
+        losses = (math.nan, 0.5) if number == 7 else (1.0, 0.5, number / 10)
+        config = {"config": {"only_here": [number]}} if number > 26 else {}
+        make_run(tmp_path / f"run-{number:02}", number=number, losses=losses, **config)
+    plain = Catalog(tmp_path, uses_index=False).rows(is_full=True)
+    fields = known_fields(plain)
+    assert {"config.optimizer.lr", "config.only_here", "loss.nonfinite"} <= set(fields)
+    first = Catalog(tmp_path)
+    first.rows(is_full=True)
+    for _ in range(2):
+        loaded = Catalog(tmp_path)
+        rows = loaded.rows(is_full=True)
+        assert known_fields(rows) == fields
+        for row, expected in zip(rows, plain, strict=True):
+            assert repr([row.get(field) for field in fields]) == repr([expected.get(field) for field in fields])
+            assert dict(row.summary.config) == expected.summary.config
+        assert describe_fields(rows) == describe_fields(plain)
+        # A few new runs make it write the index again, from the one that it has loaded.
+        for number in range(30, 50):
+            make_run(tmp_path / "later" / f"run-{number}", number=-number)
+        loaded.rows(is_full=True)
+        shutil.rmtree(tmp_path / "later")
+    index = tmp_path / ".tachograph" / "index" / "v3.msgpack"
+    damaged = bytearray(index.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    index.write_bytes(damaged)
+    with files_opened(tmp_path) as opened:
+        assert len(Catalog(tmp_path).rows()) == 30
+    assert [path for path in opened if path.endswith("run-03")]  # its summary instead
+
+
+def test_answers_are_kept_until_a_run_changes(tmp_path):
+    for number in range(5):
+        make_run(tmp_path / f"run-{number}", number=number)
+    catalog = Catalog(tmp_path)
+    found = catalog.select("loss.min<1", columns=["loss"])
+    assert catalog.select("loss.min<1", columns=["loss"]) is found
+    ordered = catalog.in_order(found, "-config.seed")
+    assert names(ordered) == [f"run-{number}" for number in (4, 3, 2, 1, 0)]
+    assert catalog.in_order(found, "-config.seed") is ordered
+    assert names(catalog.in_order(found, "config.seed", ["run-3"])) == ["run-3", "run-0", "run-1", "run-2", "run-4"]
+    assert catalog.fields() is catalog.fields()
+    annotate(RunFolder(tmp_path / "run-1"), [{"op": "set", "field": "archived", "value": True}])
+    assert names(catalog.select("loss.min<1")) == ["run-4", "run-3", "run-2", "run-0"]
+    started = catalog.rows()[0].get("started")
+    assert names(catalog.select("started>-1h", now=started + 3_599)) == ["run-4"]
+    assert names(catalog.select("started>-1h", now=started + 3_601)) == []
+
+
+def test_many_runs_are_not_looked_at_for_each_page(tmp_path):
+    for number in range(1_000):
+        write(tmp_path / f"run-{number:04}", [START, END])
+    catalog, other = Catalog(tmp_path), Catalog(tmp_path)
+    assert len(catalog.rows(max_age_s=3_600)) == len(other.rows(max_age_s=3_600)) == 1_000
+    write(tmp_path / "new", [START, END])
+    assert len(catalog.rows(max_age_s=3_600)) == 1_000
+    assert len(catalog.rows()) == 1_001
+    other.outdate()
+    assert len(other.rows(max_age_s=3_600)) == 1_001
+    with files_opened(tmp_path) as opened:
+        assert len(Store(tmp_path, known_overview=catalog.known_overview).runs()) == 1_001
+    assert not [path for path in opened if path.endswith(".jsonl")]
+    append(RunFolder(tmp_path / "new"), [{**START, "time": 3e6}, END])
+    assert len(Store(tmp_path, known_overview=catalog.known_overview).runs()) == 1_001
+
+
 def test_new_and_changed_runs_are_found(tmp_path):
     folder = make_run(tmp_path / "a")
     catalog = Catalog(tmp_path)
@@ -157,7 +225,9 @@ def test_damaged_caches_are_ignored(tmp_path, content):
     for number in range(20):
         make_run(tmp_path / f"run-{number:02}", number=number)
     Catalog(tmp_path).rows(is_full=True)
-    (tmp_path / ".tachograph" / "index" / "v1.msgpack").write_bytes(content)
+    index = tmp_path / ".tachograph" / "index" / "v3.msgpack"
+    assert index.stat().st_size > 1_000
+    index.write_bytes(content)
     for number in range(20):
         (tmp_path / f"run-{number:02}" / ".tacho" / "summary.json").write_bytes(content)
     assert len(Catalog(tmp_path).select("loss.min=0.25")) == 20

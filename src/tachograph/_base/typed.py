@@ -36,7 +36,7 @@ def decode_json(data: bytes | str, kind: type[T]) -> T:
     return msgspec.json.decode(data, type=kind)  # noqa: TID251
 
 
-def decode_msgpack(data: bytes, kind: type[T]) -> T:
+def decode_msgpack(data: bytes | memoryview, kind: type[T]) -> T:
     """Decode MessagePack into a type.
 
     Raises:

@@ -44,7 +44,7 @@ from tachograph.catalog._prune import (
 )
 from tachograph.catalog._query import Query, parse_query
 from tachograph.catalog._results import default_results
-from tachograph.catalog._row import AGGREGATES, FACTS, Fact, FactKind, RunRow, needs_full
+from tachograph.catalog._row import AGGREGATES, FACTS, Fact, FactKind, RunRow, needs_full, reader_of
 from tachograph.catalog._summary import flatten_config
 from tachograph.catalog._syntax import QueryError, print_field, print_query
 from tachograph.catalog._transfer import TransferError, copy_run, is_folder_target, move_run
@@ -144,6 +144,7 @@ __all__ = [
     "rank_keys",
     "read_annotations",
     "read_policy",
+    "reader_of",
     "restore_run",
     "save_view",
     "slug_of",

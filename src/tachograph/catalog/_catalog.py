@@ -5,28 +5,35 @@ annotations, whose time changes with them. Only if one of these changed is anyth
 reader stored, or else the ends of the journal. Full summaries, which need the whole journal once, are computed only
 when a field needs them, and stored for ended runs.
 
-A new process starts from the *index*, one file for all runs of a log folder. It is a cache: it is rewritten when it
-lacks more than a few runs, and may be deleted at any time.
+A new process starts from the *index* (see `_index`), one file for all runs of a log folder. It is a cache: it is
+rewritten when it lacks more than a few runs, and may be deleted at any time.
 
 The state of a run without an end can change although no file does. It is inferred again each time, as in `Store`.
+
+The rows that were found last are a *listing*. A new one is made only if some row changed, and it keeps what was
+computed from its rows: those that match an expression, their order, and the known fields. So a dashboard that scrolls,
+or polls a folder in which nothing happens, costs little more than looking at the files, and in a large folder not even
+that: see `max_age_s` of `rows`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
-from tachograph._base.files import make_folder, read_small, replace_file
-from tachograph._base.typed import decode_msgpack
 from tachograph.catalog._annotations import Annotations, read_annotations
 from tachograph.catalog._columns import ColumnFactsCache
+from tachograph.catalog._fields import FieldDescription, describe_fields
+from tachograph.catalog._index import IndexEntry, index_path, keys_of, load_index, save_index
 from tachograph.catalog._query import Query, parse_query
 from tachograph.catalog._row import AGGREGATES, FACTS, RunRow, StepValue, needs_full, step_value_of
 from tachograph.catalog._summary import (
@@ -41,6 +48,7 @@ from tachograph.catalog._summary import (
 from tachograph.catalog._syntax import QueryError, print_field
 from tachograph.exceptions import RunNotFoundError, did_you_mean
 from tachograph.journal import (
+    FoundRun,
     LogFolders,
     RunFolder,
     RunState,
@@ -50,31 +58,24 @@ from tachograph.journal import (
     stat_journal,
     this_process,
 )
+from tachograph.reader import RunOverview
 from tachograph.store import SegmentError, StoredRun
 
 __all__ = ["OWN_FOLDER", "Catalog", "known_fields", "pinned_first", "sort_rows"]
 
 OWN_FOLDER = ".tachograph"
 """The folder inside a log folder for what belongs to all runs: index, trash and views."""
-_INDEX_VERSION = 2
-_MAX_INDEX_BYTES = 1 << 30
+_MAX_ANSWERS = 32
+"""The number of answers that a listing keeps; each is at most a list of all rows."""
+_MANY_RUNS = 1_000
+"""Looking at fewer runs than this costs so little that it is done each time."""
 _MAX_RUNNING = 16
 _MAX_STEP_VALUES = 1_000
 """The number of values at steps that are kept of a run, those asked for last."""
 _REFRESH_SHARE = 0.1
 """The share of time that a running run may be summarised."""
 
-
-class _IndexEntry(msgspec.Struct, array_like=True):
-    name: str
-    summary: CatalogSummary
-    annotated_ns: int
-    annotations: Annotations
-
-
-class _Index(msgspec.Struct, array_like=True):
-    version: int
-    entries: list[_IndexEntry]
+T = TypeVar("T")
 
 
 class _Running(msgspec.Struct):
@@ -91,6 +92,36 @@ class _Known(msgspec.Struct):
     """Whether the index on disk has it."""
 
 
+class _Listing:
+    """The rows of all runs, newest first, and what was computed from them. Thread-safe, as far as dicts are."""
+
+    def __init__(self, rows: list[RunRow]) -> None:
+        self.found = rows
+        """In the order in which they were found."""
+        self.rows = sorted(rows, key=lambda row: (-(row.summary.overview.started or 0.0), row.id))
+        self._answers: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def answer(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return what a function returned for a key before, or call it. Results must not be changed."""
+        with self._lock:
+            if key in self._answers:
+                self._answers.move_to_end(key)
+                found: T = self._answers[key]
+                return found
+        found = compute()
+        with self._lock:
+            self._answers[key] = found
+            while len(self._answers) > _MAX_ANSWERS:
+                self._answers.popitem(last=False)
+        return found
+
+    def forget(self) -> None:
+        """Compute everything again."""
+        with self._lock:
+            self._answers.clear()
+
+
 class Catalog:
     """The runs below some log folders. Thread-safe."""
 
@@ -104,12 +135,20 @@ class Catalog:
         self._unreadable: dict[tuple[str, str], JournalKey] = {}
         self._here = this_process()
         self._is_loaded = False
+        self._listing = _Listing([])
+        self._looked_s = -math.inf
+        self._is_outdated = True
         self.column_facts = ColumnFactsCache()
 
     # Rows
 
     def rows(
-        self, *, is_full: bool = False, step_values: Iterable[StepValue] = (), max_s: float | None = None
+        self,
+        *,
+        is_full: bool = False,
+        step_values: Iterable[StepValue] = (),
+        max_s: float | None = None,
+        max_age_s: float = 0.0,
     ) -> list[RunRow]:
         """Return the rows of all runs, newest first.
 
@@ -117,27 +156,69 @@ class Catalog:
             is_full: compute full summaries that are missing.
             step_values: also compute these values at steps.
             max_s: after this time, leave the remaining summaries brief; the next call continues.
+            max_age_s: of many runs, return what was found this long ago without looking at them again.
         """
+        return list(self._list(is_full=is_full, step_values=step_values, max_s=max_s, max_age_s=max_age_s).rows)
+
+    def _list(
+        self,
+        *,
+        is_full: bool = False,
+        step_values: Iterable[StepValue] = (),
+        max_s: float | None = None,
+        max_age_s: float = 0.0,
+    ) -> _Listing:
         with self._lock:
             deadline_s = None if max_s is None else time.monotonic() + max_s
-            if not self._is_loaded and self._uses_index:
-                for log_dir in self.log_dirs:
-                    self._load_index(log_dir)
-            self._is_loaded = True
-            current: dict[str, dict[str, _Known]] = {log_dir: {} for log_dir in self.log_dirs}
-            for run in self.folders.find():
-                known = self._look_at(run.log_dir, run.name, run.path, run.journal)
-                if known is not None:
-                    known.row.id = run.id
-                    current[run.log_dir][run.name] = known
-            self._known = current
+            self._load()
+            is_new = time.monotonic() < self._looked_s + max_age_s and self.num_runs >= _MANY_RUNS
+            if not is_new or self._is_outdated:
+                self._look()
             if is_full:
                 self._complete(list(step_values), deadline_s)
             if self._uses_index:
                 for log_dir in self.log_dirs:
                     self._save_index(log_dir)
             rows = [known.row for runs in self._known.values() for known in runs.values()]
-        return sorted(rows, key=lambda row: (-(row.summary.overview.started or 0.0), row.id))
+            if rows != self._listing.found:  # compares identities
+                self._listing = _Listing(rows)
+            return self._listing
+
+    def _load(self) -> None:
+        if not self._is_loaded and self._uses_index:
+            for log_dir in self.log_dirs:
+                self._load_index(log_dir)
+        self._is_loaded = True
+
+    def _look(self) -> None:
+        """Look at all runs."""
+        self._looked_s, self._is_outdated = time.monotonic(), False
+        current: dict[str, dict[str, _Known]] = {log_dir: {} for log_dir in self.log_dirs}
+        for run in self.folders.find():
+            known = self._look_at(run.log_dir, run.name, run.path, run.journal)
+            if known is not None:
+                self._set_id(known, run.id)
+                current[run.log_dir][run.name] = known
+        self._known = current
+
+    def _set_id(self, known: _Known, run_id: str) -> None:
+        if known.row.id != run_id:
+            known.row = known.row.with_summary(known.row.summary)
+            known.row.id = run_id
+
+    def outdate(self) -> None:
+        """Look at all runs the next time, because this process changed some."""
+        self._is_outdated = True
+
+    def known_overview(self, run: FoundRun) -> RunOverview | None:
+        """Return the overview of an ended run whose journal has not changed since it was read; else None."""
+        if not self._is_loaded:
+            with self._lock:
+                self._load()
+        known = self._known[run.log_dir].get(run.name)
+        if known is None or not known.row.summary.has_end or known.row.summary.journal != journal_key(run.journal):
+            return None
+        return known.row.summary.overview
 
     @property
     def num_runs(self) -> int:
@@ -152,9 +233,14 @@ class Catalog:
     def indexed_for(self, fields: Iterable[str], rows: Sequence[RunRow] | None = None) -> float:
         """Return the share of all or some runs with a full summary, and with the values at steps among some fields."""
         with self._lock:
-            if rows is None:
-                rows = [known.row for runs in self._known.values() for known in runs.values()]
-            wanted = _step_values(fields, rows)
+            listing = self._listing
+        steps = tuple(dict.fromkeys(found for found in map(step_value_of, fields) if found is not None))
+        if rows is not None:
+            return self._indexed_for(rows, steps)
+        return listing.answer(("indexed", steps), lambda: self._indexed_for(listing.rows, steps))
+
+    def _indexed_for(self, rows: Sequence[RunRow], steps: Iterable[StepValue]) -> float:
+        wanted = _without_names(list(steps), rows)
         known = (
             (row.summary.is_full and not (wanted and row.missing_values(wanted)))
             or row.summary.overview.state is RunState.RUNNING
@@ -171,8 +257,9 @@ class Catalog:
         archived: bool | None = False,
         now: float | None = None,
         max_s: float | None = None,
+        max_age_s: float = 0.0,
     ) -> list[RunRow]:
-        """Return the rows that match an expression, newest first.
+        """Return the rows that match an expression, newest first. The list may be returned again: do not change it.
 
         Args:
             query: the expression.
@@ -180,6 +267,7 @@ class Catalog:
             archived: False leaves archived runs out, True leaves the others out, None returns both.
             now: the time that relative times refer to.
             max_s: see `rows`.
+            max_age_s: see `rows`.
 
         Raises:
             QueryError: if the expression is invalid.
@@ -188,10 +276,39 @@ class Catalog:
         if "archived" in query.fields:
             archived = None
         fields = {*query.fields, *columns, *query.tested}
-        matches = query.matcher(now)
         wanted = [found for found in map(step_value_of, fields) if found is not None]
-        rows = self.rows(is_full=any(map(needs_full, fields)), step_values=wanted, max_s=max_s)
-        return [row for row in rows if (archived is None or row.get("archived") is archived) and matches(row)]
+        listing = self._list(is_full=any(map(needs_full, fields)), step_values=wanted, max_s=max_s, max_age_s=max_age_s)
+
+        def compute() -> list[RunRow]:
+            matches = query.matcher(now)
+            return [
+                row for row in listing.rows if (archived is None or row.get("archived") is archived) and matches(row)
+            ]
+
+        return compute() if query.is_relative else listing.answer(("match", query.text, archived), compute)
+
+    def in_order(self, rows: Sequence[RunRow], sort: str = "", pinned: Sequence[str] | None = None) -> list[RunRow]:
+        """Return rows that `select` returned in another order.
+
+        Args:
+            rows: the rows.
+            sort: a field; with a minus in front, highest first. Empty keeps their order.
+            pinned: rows to put first, besides those that are pinned; None keeps these in place, too.
+        """
+        field = sort.removeprefix("-")
+
+        def compute() -> tuple[Sequence[RunRow], list[RunRow]]:
+            found = sort_rows(rows, field, is_descending=sort.startswith("-")) if field else list(rows)
+            return rows, found if pinned is None else pinned_first(found, pinned)
+
+        # The rows are part of the answer, so their id cannot be used again while it is kept.
+        key = ("order", id(rows), sort, None if pinned is None else tuple(pinned))
+        return self._listing.answer(key, compute)[1]
+
+    def fields(self, *, max_s: float | None = None, max_age_s: float = 0.0) -> list[FieldDescription]:
+        """Return all fields that some run has, with their values."""
+        listing = self._list(is_full=True, max_s=max_s, max_age_s=max_age_s)
+        return listing.answer("fields", lambda: describe_fields(listing.rows))
 
     def unknown_fields(self, query: Query, columns: Iterable[str] = ()) -> list[QueryError]:
         """Return an error for each field of an expression, or column, that no run has; it names similar ones."""
@@ -199,16 +316,20 @@ class Catalog:
         if not columns and all(field in FACTS for field in query.fields):
             return []
         with self._lock:
-            rows = [known.row for runs in self._known.values() for known in runs.values()]
-        if not rows or not all(row.summary.is_full for row in rows):
-            rows = self.rows(is_full=True)
+            listing = self._listing
+        if not listing.rows or not listing.answer("full", lambda: all(row.summary.is_full for row in listing.rows)):
+            listing = self._list(is_full=True)
         asked = dict.fromkeys([*query.fields, *columns])
-        found = {field for field in asked if any(row.has(field) for row in rows)}
-        if not rows or len(found) == len(asked):
+        found = listing.answer(
+            ("found", *asked), lambda: {field for field in asked if any(row.has(field) for row in listing.rows)}
+        )
+        if not listing.rows or len(found) == len(asked):
             return []
-        known = {*known_fields(rows), *(name for row in rows for name in row.summary.metrics), *found}
+        names = listing.answer(
+            "names", lambda: {*known_fields(listing.rows), *keys_of(row.summary.metrics for row in listing.rows)}
+        )
         listed = parse_query(" ".join(f"{print_field(column)}=0" for column in columns))
-        return [*query.unknown_fields(known), *listed.unknown_fields(known)]
+        return [*query.unknown_fields(names | found), *listed.unknown_fields(names | found)]
 
     def row(self, run_id: str) -> RunRow:
         """Return the row of a run by its id, looking at this run only.
@@ -222,7 +343,7 @@ class Catalog:
                 log_dir, name, folder = found
                 known = self._look_at(log_dir, name, os.fspath(folder.path), stat_journal(folder.journal))
                 if known is not None:
-                    known.row.id = self.folders.id_of(log_dir, name)
+                    self._set_id(known, self.folders.id_of(log_dir, name))
                     self._known[log_dir][name] = known
                     return known.row
             ids = {run.id for run in self.folders.find()}
@@ -318,7 +439,10 @@ class Catalog:
                 self._complete_run(known, wanted)
             except (OSError, SegmentError):
                 # Asking again would not help, unless the journal changes; it is tried again in any case.
-                self._unreadable[known.row.log_dir, known.row.name] = known.row.summary.journal
+                place, journal = (known.row.log_dir, known.row.name), known.row.summary.journal
+                if self._unreadable.get(place) != journal:
+                    self._unreadable[place] = journal
+                    self._listing.forget()
 
     def _complete_run(self, known: _Known, wanted: list[StepValue]) -> None:
         row = known.row
@@ -353,14 +477,7 @@ class Catalog:
     # The index
 
     def _load_index(self, log_dir: str) -> None:
-        path = _index_path(log_dir)
-        try:
-            index = decode_msgpack(read_small(path, _MAX_INDEX_BYTES, below=Path(log_dir)), _Index)
-        except (OSError, msgspec.MsgspecError, RecursionError):
-            return
-        if index.version != _INDEX_VERSION:
-            return
-        for entry in index.entries:
+        for entry in load_index(_index_path(log_dir), below=Path(log_dir)):
             row = RunRow(entry.name, log_dir, entry.summary, entry.annotations)
             self._known[log_dir][entry.name] = _Known(row, entry.annotated_ns, is_saved=True)
 
@@ -371,20 +488,12 @@ class Catalog:
         if num_new <= max(16, len(ended) // 20):
             return
         entries = [
-            _IndexEntry(known.row.name, known.row.summary, known.annotated_ns, known.row.annotations) for known in ended
+            IndexEntry(known.row.name, known.row.summary, known.annotated_ns, known.row.annotations) for known in ended
         ]
-        path, below = _index_path(log_dir), Path(log_dir)
         with contextlib.suppress(OSError):  # a read-only folder
-            make_folder(path.parent, below=below)
-            replace_file(path, msgspec.msgpack.encode(_Index(_INDEX_VERSION, entries)), below=below)
+            save_index(_index_path(log_dir), entries, below=Path(log_dir))
             for known in ended:
                 known.is_saved = True
-
-
-def _step_values(fields: Iterable[str], rows: Iterable[RunRow]) -> list[StepValue]:
-    """Return the values at steps among fields."""
-    found = [found for found in map(step_value_of, fields) if found is not None]
-    return _without_names(found, rows) if found else []
 
 
 def _without_names(step_values: list[StepValue], rows: Iterable[RunRow]) -> list[StepValue]:
@@ -407,21 +516,25 @@ def _with_step_values(row: RunRow, run: StoredRun, wanted: list[StepValue]) -> C
 
 
 def _index_path(log_dir: str) -> Path:
-    return Path(log_dir, OWN_FOLDER, "index", f"v{_INDEX_VERSION}.msgpack")
+    return index_path(Path(log_dir, OWN_FOLDER))
 
 
 def known_fields(rows: Sequence[RunRow]) -> list[str]:
     """Return all fields that some row has: facts first, then config and results, then metrics."""
-    config: dict[str, None] = {}
-    metrics: dict[str, None] = {}
-    others: dict[str, None] = {}
-    for row in rows:
-        config.update(dict.fromkeys(row.config_fields))
-        metrics.update(dict.fromkeys(row.summary.metrics))
-        others.update(dict.fromkeys(f"git.{name}" for name in row.summary.git))
-        others.update(dict.fromkeys(name for name in row.annotations.values if name.startswith("custom.")))
-    aggregates = [f"{name}.{aggregate}" for name in metrics for aggregate in AGGREGATES]
-    return [*FACTS, *others, *config, *aggregates]
+    summaries = [row.summary for row in rows]
+    custom = [name for name in keys_of(row.annotations.values for row in rows) if name.startswith("custom.")]
+    return [
+        *FACTS,
+        *(f"git.{name}" for name in keys_of(summary.git for summary in summaries)),
+        *custom,
+        *(f"config.{key}" for key in keys_of(summary.config for summary in summaries)),
+        *(f"summary.{key}" for key in keys_of(summary.results for summary in summaries)),
+        *(
+            f"{name}.{aggregate}"
+            for name in keys_of(summary.metrics for summary in summaries)
+            for aggregate in AGGREGATES
+        ),
+    ]
 
 
 def _is_continued(old: CatalogSummary, new: CatalogSummary) -> bool:

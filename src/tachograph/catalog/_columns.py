@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 from tachograph.catalog._direction import direction_of
 from tachograph.catalog._groups import value_key
-from tachograph.catalog._row import FACTS, FactKind, RunRow, step_value_of
+from tachograph.catalog._row import FACTS, FactKind, RunRow, reader_of, step_value_of
 
 __all__ = ["ColumnFacts", "ColumnFactsCache", "kind_of_value"]
 
@@ -56,7 +57,10 @@ class ColumnFactsCache:
 
 
 def _column_facts(rows: Sequence[RunRow], field: str) -> ColumnFacts:
-    values = [row.get(field) for row in rows]
+    read = reader_of(field)
+    values = [read(row) for row in rows]
+    if set(map(type, values)) <= {int, float, NoneType} and _is_finite(values):
+        return _number_facts(rows, field, values)
     numbers = [
         (float(value), row)
         for value, row in zip(values, rows, strict=True)
@@ -71,6 +75,29 @@ def _column_facts(rows: Sequence[RunRow], field: str) -> ColumnFacts:
         differs=len(set(map(value_key, values))) > 1,
         low=min((value for value, _ in numbers), default=None),
         high=max((value for value, _ in numbers), default=None),
+    )
+
+
+def _is_finite(values: Sequence[float | None]) -> bool:
+    try:
+        return math.isfinite(math.fsum(filter(None, values)))
+    except (OverflowError, ValueError):
+        return False
+
+
+def _number_facts(rows: Sequence[RunRow], field: str, values: Sequence[float | None]) -> ColumnFacts:
+    """Return the facts of a column of finite numbers, the usual case, in a fraction of the time."""
+    distinct = set(values)
+    numbers = distinct - {None}
+    low, high = (min(numbers), max(numbers)) if numbers else (None, None)  # type: ignore[type-var]
+    direction = direction_of(field)
+    best = low if direction < 0 else high if direction else None
+    return ColumnFacts(
+        kind=FACTS[field].kind if field in FACTS else "number" if numbers else "text",
+        best=rows[values.index(best)].id if best is not None and len(rows) > 1 else None,
+        differs=len(distinct) > 1,
+        low=None if low is None else float(low),
+        high=None if high is None else float(high),
     )
 
 

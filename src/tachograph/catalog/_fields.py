@@ -1,7 +1,6 @@
 """The fields that some runs have, with their values, for menus of columns and for completion.
 
-All runs are looked at in one pass, which asks each run for what it has. Asking every run for every field would take
-seconds with thousands of runs and hundreds of fields.
+Values are looked at by column, because thousands of runs with hundreds of fields have millions of them.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tachograph.catalog._groups import value_key
+from tachograph.catalog._index import columns_of
 from tachograph.catalog._row import FACTS, RunRow
 
 __all__ = ["FieldDescription", "describe_fields"]
@@ -36,43 +36,49 @@ class FieldDescription(msgspec.Struct):
 
 def describe_fields(rows: Sequence[RunRow]) -> list[FieldDescription]:
     """Return the fields that some rows have: facts first, then git and config, then metrics by their last value."""
-    found: dict[str, FieldDescription | None] = dict.fromkeys(FACTS)
+    found: dict[str, FieldDescription] = {}
     first_keys: dict[str, Any] = {}
     texts: dict[str, Counter[str] | None] = {}
-    for row in rows:
-        for field, value in _items(row):
-            known = found.get(field)
-            if known is None:
-                known = found[field] = FieldDescription(field, value)
-                first_keys[field] = value_key(value)
-                texts[field] = Counter()
-            known.num_runs += 1
-            if not known.differs and value_key(value) != first_keys[field]:
-                known.differs = True
-            counts = texts[field]
-            if counts is not None and not _count_texts(counts, value):
-                texts[field] = None
-    described = [known for known in found.values() if known is not None]
-    for known in described:
+    for field, values in _columns(rows):
+        known = found.get(field)
+        if known is None:
+            known = found[field] = FieldDescription(field, values[0])
+            first_keys[field] = value_key(values[0])
+            texts[field] = Counter()
+        known.num_runs += len(values)
+        if not known.differs and values.count(known.example) < len(values):
+            known.differs = any(value_key(value) != first_keys[field] for value in values)
+        counts = texts[field]
+        if counts is not None and not all(_count_texts(counts, value) for value in values):
+            texts[field] = None
+    for known in found.values():
         known.differs = known.differs or known.num_runs < len(rows)
         known.texts = [text for text, _ in (texts[known.field] or Counter()).most_common()]
-    return described
+    return list(found.values())
 
 
-def _items(row: RunRow) -> Iterator[tuple[str, Any]]:
-    summary = row.summary
+def _columns(rows: Sequence[RunRow]) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield fields with their values in the rows that have them; a field may come several times."""
     for name, fact in FACTS.items():
-        value = fact.read(row)
-        if value is not None:
-            yield name, value
-    for prefix, values in (("git", summary.git), ("config", summary.config), ("summary", summary.results)):
-        for name, value in values.items():
-            yield f"{prefix}.{name}", value
-    for name, value in row.annotations.values.items():
-        if name.startswith("custom."):
-            yield name, value
-    for name, metric in summary.metrics.items():
-        yield f"{name}.last", metric.last
+        values = [value for row in rows if (value := fact.read(row)) is not None]
+        if values:
+            yield name, values
+    summaries = [row.summary for row in rows]
+    for prefix, mappings in (
+        ("git.", [summary.git for summary in summaries]),
+        ("config.", [summary.config for summary in summaries]),
+        ("summary.", [summary.results for summary in summaries]),
+        ("", [_custom(row) for row in rows]),
+    ):
+        for name, column in columns_of(mappings):
+            yield prefix + name, column
+    for name, metrics in columns_of([summary.metrics for summary in summaries]):
+        yield f"{name}.last", [metric.last for metric in metrics]
+
+
+def _custom(row: RunRow) -> dict[str, Any]:
+    values = row.annotations.values
+    return {name: value for name, value in values.items() if name.startswith("custom.")} if values else values
 
 
 def _count_texts(counts: Counter[str], value: Any) -> bool:

@@ -22,6 +22,7 @@ from tachograph.catalog._syntax import (
     AllOf,
     AnyOf,
     Between,
+    Comparison,
     Has,
     IsKind,
     Node,
@@ -64,6 +65,11 @@ class Query(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return print_query(self.tree)
 
+    @property
+    def is_relative(self) -> bool:
+        """Whether it depends on the current time."""
+        return _is_relative(self.tree)
+
     def matcher(self, now: float | None = None) -> Callable[[TableRow], bool]:
         """Return a function that tells whether a row matches.
 
@@ -91,6 +97,18 @@ class Query(msgspec.Struct, frozen=True):
             QueryError(f"no run has the field {field!r}{_near(field, names)}", self.text, position)
             for field, position in missing.items()
         ]
+
+
+def _is_relative(tree: Node) -> bool:
+    if isinstance(tree, NotOf):
+        return _is_relative(tree.part)
+    if isinstance(tree, (AllOf, AnyOf)):
+        return any(map(_is_relative, tree.parts))
+    if isinstance(tree, OneOf):
+        return any(isinstance(meaning_of(value), Ago) for value in tree.values)
+    if isinstance(tree, Between):
+        return isinstance(meaning_of(tree.low), Ago) or isinstance(meaning_of(tree.high), Ago)
+    return isinstance(tree, Comparison) and isinstance(meaning_of(tree.value), Ago)
 
 
 def parse_query(text: str) -> Query:

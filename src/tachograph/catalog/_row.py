@@ -23,6 +23,7 @@ __all__ = [
     "RunRow",
     "StepValue",
     "needs_full",
+    "reader_of",
     "step_value_of",
 ]
 
@@ -97,32 +98,7 @@ class RunRow:
 
     def get(self, field: str, /) -> Any:
         """Return the value of a field, or None if the run lacks it."""
-        fact = FACTS.get(field)
-        if fact is not None:
-            return fact.read(self)
-        prefix, dot, rest = field.partition(".")
-        if dot and prefix == "config":
-            return self.summary.config.get(rest)
-        if dot and prefix == "summary":
-            return self.summary.results.get(rest)
-        if dot and prefix == "git":
-            return self.summary.git.get(rest)
-        if dot and prefix == "custom":
-            return self.annotations.values.get(field)
-        return self._aggregate(field)
-
-    def _aggregate(self, field: str) -> Any:
-        name, dot, aggregate = field.rpartition(".")
-        if dot and aggregate in AGGREGATES and (found := self.metric(name)) is not None:
-            if aggregate in {"best", "at_best"}:
-                side = {-1: "min", 1: "max"}.get(direction_of(name))
-                aggregate = aggregate.replace("best", side) if side else ""
-            return getattr(found, aggregate) if aggregate else None
-        found = self.metric(field)
-        if found is not None:
-            return found.last
-        at = step_value_of(field)
-        return None if at is None else self.summary.step_values.get(at.key)
+        return reader_of(field)(self)
 
     def has(self, field: str) -> bool:
         """Return whether the run has a field, also if an aggregate of its metric has no value."""
@@ -271,3 +247,40 @@ FULL_FACTS = frozenset(
 def needs_full(field: str) -> bool:
     """Return whether a field needs a full summary."""
     return field in FULL_FACTS or (field not in FACTS and not field.startswith("custom."))
+
+
+@functools.lru_cache(maxsize=10_000)
+def reader_of(field: str) -> Callable[[RunRow], Any]:
+    """Return a function that returns the value of a field, or None if a run lacks it."""
+    fact = FACTS.get(field)
+    if fact is not None:
+        return fact.read
+    prefix, dot, rest = field.partition(".")
+    if dot and prefix == "config":
+        return lambda row: row.summary.config.get(rest)
+    if dot and prefix == "summary":
+        return lambda row: row.summary.results.get(rest)
+    if dot and prefix == "git":
+        return lambda row: row.summary.git.get(rest)
+    if dot and prefix == "custom":
+        return lambda row: row.annotations.values.get(field)
+    return _metric_reader(field)
+
+
+def _metric_reader(field: str) -> Callable[[RunRow], Any]:
+    name, dot, aggregate = field.rpartition(".")
+    is_aggregate = bool(dot) and aggregate in AGGREGATES
+    if aggregate in {"best", "at_best"}:
+        side = {-1: "min", 1: "max"}.get(direction_of(name))
+        aggregate = aggregate.replace("best", side) if side else ""
+    at = step_value_of(field)
+
+    def read(row: RunRow) -> Any:
+        if is_aggregate and (found := row.metric(name)) is not None:
+            return getattr(found, aggregate) if aggregate else None
+        found = row.metric(field)
+        if found is not None:
+            return found.last
+        return None if at is None else row.summary.step_values.get(at.key)
+
+    return read

@@ -67,11 +67,11 @@ class CatalogSummary(msgspec.Struct, kw_only=True):
     world_size: int | None = None
     git: dict[str, Any] = {}
     command: str | None = None
-    config: dict[str, Any] = {}
+    config: Mapping[str, Any] = {}
     """The flattened config: names are joined by dots."""
     results: dict[str, Any] = {}
     """The flattened results that the training code stated with `log_summary`."""
-    metrics: dict[str, MetricAggregates] = {}
+    metrics: Mapping[str, MetricAggregates] = {}
     step_values: dict[str, float | None] = {}
     """Values at steps that somebody asked for, such as ``loss@1000``; None before the first step with a value."""
     step_time_s: float | None = None
@@ -204,7 +204,9 @@ def save_summary(folder: RunFolder, summary: CatalogSummary) -> bool:
     """Store the summary of a run; return False if the folder cannot be written."""
     try:
         make_folder(folder.private, below=folder.path)
-        data = to_json(msgspec.to_builtins(summary)).encode()
+        # Those of a run from the index are no dicts.
+        plain = msgspec.structs.replace(summary, config=dict(summary.config), metrics=dict(summary.metrics))
+        data = to_json(msgspec.to_builtins(plain)).encode()
         replace_file(folder.private / "summary.json", data, below=folder.path)
     except OSError:
         return False

@@ -78,7 +78,8 @@ def create_app(
         is_closing: Returns True once the server shuts down; live streams end then.
     """
     log_dirs = [log_dir] if isinstance(log_dir, (str, os.PathLike)) else log_dir
-    store, catalog = Store(*log_dirs), Catalog(*log_dirs)
+    catalog = Catalog(*log_dirs)
+    store = Store(*log_dirs, known_overview=catalog.known_overview)
     access = access or Access()
     # One Starlette route per path: only then does it answer a wrong method with 405 and all allowed methods.
     by_path: dict[str, dict[str, Route]] = {}

@@ -435,7 +435,7 @@ ROUTES = [
         "POST",
         "/api/v1/runs/{run}/annotations",
         "Change the annotations of a run.",
-        lambda context: annotate_run(context.row(), context.body),
+        lambda context: annotate_run(context.catalog, context.row(), context.body),
         AnnotationResult,
         body=AnnotationRequest,
     ),

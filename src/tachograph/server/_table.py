@@ -17,7 +17,6 @@ from tachograph.catalog import (
     RunRow,
     annotate,
     csv_blocks,
-    describe_fields,
     direction_of,
     group_rows,
     inverse_ops,
@@ -25,10 +24,9 @@ from tachograph.catalog import (
     list_trash,
     needs_full,
     parse_query,
-    pinned_first,
     read_annotations,
+    reader_of,
     restore_run,
-    sort_rows,
     trash_run,
 )
 from tachograph.exceptions import TachographError
@@ -71,6 +69,8 @@ __all__ = [
 
 _MAX_S = 0.25
 """A request computes missing summaries for at most this long."""
+_MAX_AGE_S = 1.0
+"""In a large folder, rows may be this old: the dashboard polls no more often, and asks for many pages in between."""
 _ARCHIVED = {"no": False, "only": True, "all": None}
 
 
@@ -79,18 +79,16 @@ def build_table_page(catalog: Catalog, query: TableQuery) -> TablePage:
     sort_field = query.sort.removeprefix("-")
     columns = list(dict.fromkeys(query.column))
     matching, problems, indexed = _select(catalog, query.filter, [*columns, sort_field], query.archived)
-    rows = _ordered(matching, query)
+    rows = _ordered(catalog, matching, query)
     shown = rows[query.offset : query.offset + query.limit]
+    readers = [reader_of(column) for column in columns]
     facts = catalog.column_facts.get(matching, columns)
     return TablePage(
         columns=[
             TableColumn(column, found.kind, direction_of(column), found.best, found.differs, found.low, found.high)
             for column, found in zip(columns, facts, strict=True)
         ],
-        rows=[
-            TableLine(row.id, row.summary.overview.state, [_cell(row.get(column)) for column in columns])
-            for row in shown
-        ],
+        rows=[TableLine(row.id, row.summary.overview.state, [_cell(read(row)) for read in readers]) for row in shown],
         num_matching=len(rows),
         num_runs=catalog.num_runs,
         problems=problems,
@@ -109,7 +107,7 @@ def build_table_csv(catalog: Catalog, query: TableCsvQuery) -> Response:
         rows = catalog.select(parsed, columns=wanted, archived=_ARCHIVED[query.archived], max_s=_MAX_S)
     except QueryError as error:
         raise ApiError(409, "bad_filter", f"{error.reason} (at character {error.position} of the filter)") from None
-    rows = _ordered(rows, query)[query.offset : query.offset + query.limit]
+    rows = _ordered(catalog, rows, query)[query.offset : query.offset + query.limit]
     blocks = (block.encode() for block in csv_blocks(rows, query.column))
     headers = {"Content-Disposition": 'attachment; filename="runs.csv"'}
     return StreamingResponse(blocks, 200, headers, "text/csv; charset=utf-8")
@@ -125,11 +123,9 @@ def _complete_summaries(catalog: Catalog, fields: Sequence[str]) -> None:
             return
 
 
-def _ordered(rows: list[RunRow], query: TableQuery) -> list[RunRow]:
+def _ordered(catalog: Catalog, rows: list[RunRow], query: TableQuery) -> list[RunRow]:
     """Return rows as they are shown: sorted, and pinned ones first."""
-    if query.sort.removeprefix("-"):
-        rows = sort_rows(rows, query.sort.removeprefix("-"), is_descending=query.sort.startswith("-"))
-    return pinned_first(rows, query.pin) if query.pinned_first else rows
+    return catalog.in_order(rows, query.sort, query.pin if query.pinned_first else None)
 
 
 def build_groups_page(catalog: Catalog, query: GroupQuery) -> TableGroupsPage:
@@ -156,7 +152,7 @@ def build_groups_page(catalog: Catalog, query: GroupQuery) -> TableGroupsPage:
 
 def build_fields_page(catalog: Catalog) -> FieldsPage:
     """Return all fields that some run has."""
-    rows = catalog.rows(is_full=True, max_s=_MAX_S)
+    fields = catalog.fields(max_s=_MAX_S, max_age_s=_MAX_AGE_S)
     return FieldsPage(
         fields=[
             FieldView(
@@ -166,7 +162,7 @@ def build_fields_page(catalog: Catalog) -> FieldsPage:
                 differs=found.differs,
                 values=found.texts,
             )
-            for found in describe_fields(rows)
+            for found in fields
         ],
         aggregates=list(AGGREGATES),
         indexed=catalog.indexed,
@@ -185,9 +181,10 @@ def build_annotations(row: RunRow) -> AnnotationsView:
     return AnnotationsView(found.values, found.merge_tags(row.summary.overview.tags), marks)
 
 
-def annotate_run(row: RunRow, request: AnnotationRequest) -> AnnotationResult:
+def annotate_run(catalog: Catalog, row: RunRow, request: AnnotationRequest) -> AnnotationResult:
     """Change the annotations of a run."""
     undo = _annotate(row, request.changes)
+    catalog.outdate()
     return AnnotationResult(build_annotations(row), undo)
 
 
@@ -204,6 +201,7 @@ def act_on_runs(catalog: Catalog, request: BulkRequest) -> BulkResult:
         raise ApiError(409, "incomplete", "runs in the trash are restored by name or id: give `runs`")
     names = request.runs if request.filter is None else _matching(catalog, request.filter)
     results = [_act(catalog, request, name) for name in dict.fromkeys(names)]
+    catalog.outdate()
     return BulkResult(results, sum(result.error is not None for result in results))
 
 
@@ -255,9 +253,9 @@ def _select(
     try:
         query: Query = parse_query(text)
         columns = [column for column in columns if column]
-        rows = catalog.select(query, columns=columns, archived=_ARCHIVED[archived], max_s=_MAX_S)
+        rows = catalog.select(query, columns=columns, archived=_ARCHIVED[archived], max_s=_MAX_S, max_age_s=_MAX_AGE_S)
     except QueryError as error:
-        catalog.rows()
+        catalog.rows(max_age_s=_MAX_AGE_S)
         return [], [QueryProblem(error.reason, error.position)], 1.0
     wanted = [*query.fields, *query.tested, *columns]
     indexed = catalog.indexed_for(wanted) if any(map(needs_full, wanted)) else 1.0

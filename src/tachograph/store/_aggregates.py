@@ -30,7 +30,7 @@ _TAIL_SHARE = 0.1
 _MARK_VALUES = np.array([float(kind) for kind in MARK_KINDS])
 
 
-class MetricAggregates(msgspec.Struct, array_like=True, frozen=True):
+class MetricAggregates(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The aggregates of a metric; None where no finite value was recorded."""
 
     num_points: int

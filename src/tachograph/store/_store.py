@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -52,8 +53,19 @@ class _ListedRun(NamedTuple):
 class Store:
     """The runs of log folders, by their ids. Never opens anything outside of them, whatever id is requested."""
 
-    def __init__(self, *log_dirs: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        *log_dirs: str | os.PathLike[str],
+        known_overview: Callable[[FoundRun], RunOverview | None] = lambda run: None,
+    ) -> None:
+        """Open log folders.
+
+        Args:
+            log_dirs: the folders.
+            known_overview: returns the overview of an ended run if it was read before; called with a lock held.
+        """
         self.folders = LogFolders(*log_dirs)
+        self._known_overview = known_overview
         self._here = this_process()
         self._lock = threading.Lock()
         self._listing = threading.Lock()
@@ -114,12 +126,25 @@ class Store:
         folder = RunFolder(run.path)
         if is_linked_out(run.log_dir, folder):
             return None
-        heartbeat = read_heartbeat(folder.heartbeat)
-        found = msgspec.structs.replace(overview_with_heartbeat(folder, heartbeat), name=run.id)
+        heartbeat = read_heartbeat(folder.heartbeat) if signature.heartbeat else None
+        known = self._known_overview(run)
+        if known is None or not _agrees(known, heartbeat):
+            known = overview_with_heartbeat(folder, heartbeat)
+        found = msgspec.structs.replace(known, name=run.id)
         if found.size_bytes < signature.journal[2]:
             # The journal could not be read, perhaps only for now: read it again the next time.
             signature = _Signature((0, 0, 0, 0), None)
         return _ListedRun(signature, found, heartbeat)
+
+
+def _agrees(overview: RunOverview, heartbeat: Heartbeat | None) -> bool:
+    """Return whether an overview has what the last heartbeat says, which may have come after the end of the run."""
+    return heartbeat is None or (
+        overview.num_dropped == heartbeat.num_dropped
+        and overview.num_open_alerts == heartbeat.num_open_alerts
+        and overview.num_critical_alerts == heartbeat.num_critical_alerts
+        and overview.clock_jumps_s == heartbeat.clock_jumps_s
+    )
 
 
 def _read_signature(run: FoundRun) -> _Signature:
