@@ -60,6 +60,8 @@ def test_whence_follows_a_checkpoint_through_two_forks(logs: Path, tmp_path: Pat
     assert "first at step 10 (init)" in tacho("show", "second", "--log-dir", logs)
     listed = msgspec.json.decode(tacho("ls", "parent:first", "--log-dir", logs, "--json"))
     assert [run["name"] for run in listed] == ["second"]
+    listed = msgspec.json.decode(tacho("ls", "has(children)", "--columns", "children", "--log-dir", logs, "--json"))
+    assert {run["name"]: run["children"] for run in listed} == {"first": ["second"], "second": ["third"]}
     # A parent that was deleted keeps its name, its id and the step.
     shutil.rmtree(logs / "first")
     assert found(c, logs)["ancestors"][1] == {
@@ -151,7 +153,39 @@ def test_best_checkpoint_by_a_metric(logs: Path, tmp_path: Path):
     show = ("show", "x", "--log-dir", logs, "--best-checkpoint")
     assert tacho(*show, "val_loss").splitlines() == ["val_loss 0.4 at step 20, best of 3", str(tmp_path / "2.pt")]
     best = msgspec.json.decode(tacho(*show, "speed:max", "--json"))
-    assert best == {"path": str(tmp_path / "3.pt"), "global_step": 30, "value": 3.0, "metric": "speed"}
+    assert best == {"path": str(tmp_path / "3.pt"), "global_step": 30, "value": 3.0, "run": "x", "metric": "speed"}
     assert tacho(*show, "score:max").splitlines()[1] == str(tmp_path / "1.pt")
     assert "write speed:min or speed:max" in tacho(*show, "speed", code=1)
     assert "no checkpoint with a value of 'nosuch'" in tacho(*show, "nosuch:min", code=1)
+
+
+def test_best_checkpoint_of_a_run_and_its_ancestors(logs: Path, tmp_path: Path):
+    def record(name: str, losses: dict[int, float], parent: Path | str | None = None, how: str = "resume") -> None:
+        with tachograph.init(name, log_dir=str(logs), **QUIET) as run:
+            if parent is not None:
+                run.log_parent(parent, how=how)
+            for step, loss in losses.items():
+                path = tmp_path / f"{name}-{step}.pt"
+                path.write_bytes(os.urandom(100))
+                run.log_validation({"loss": loss}, step=step)
+                run.log_checkpoint(path, step=step)
+
+    record("teacher", {10: 0.0})
+    record("first", {10: 0.5, 20: 0.7, 30: 0.1})
+    record("second", {30: 0.6, 40: 0.8}, parent=tmp_path / "first-20.pt")
+    record("third", {50: 0.9}, parent="second")
+    with tachograph.init("third", log_dir=str(logs), resume=True, **QUIET) as run:
+        run.log_parent("teacher", how="distill")
+    show = ("show", "third", "--log-dir", logs, "--best-checkpoint", "val_loss")
+    assert tacho(*show).splitlines()[1] == str(tmp_path / "third-50.pt")
+    # Step 30 of the first run is better, but the chain left that run at step 20. A teacher has other weights.
+    assert tacho(*show, "--with-parents").splitlines() == [
+        "val_loss 0.5 at step 10 of first, best of 5",
+        str(tmp_path / "first-10.pt"),
+    ]
+    best = msgspec.json.decode(tacho(*show, "--with-parents", "--json"))
+    assert (best["run"], best["global_step"]) == ("first", 10)
+    shutil.rmtree(logs / "first")
+    lines = tacho(*show, "--with-parents").splitlines()
+    assert lines[0].startswith("first is not in") and lines[-1] == str(tmp_path / "second-30.pt")
+    assert "needs --best-checkpoint" in tacho("show", "third", "--log-dir", logs, "--with-parents", code=2)

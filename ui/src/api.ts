@@ -102,6 +102,7 @@ const jsonHeaders = { "Content-Type": "application/json" };
 export const api = {
   listRuns: () => get("/api/v1/runs", {}, {}),
   getRun: (run: string) => get("/api/v1/runs/{run}", { run }, {}),
+  getLineage: (run: string) => get("/api/v1/runs/{run}/lineage", { run }, {}),
   listMetrics: (run: string) => get("/api/v1/runs/{run}/metrics", { run }, {}),
   getSeries: (run: string, query: SeriesQuery, signal?: AbortSignal) =>
     get("/api/v1/runs/{run}/series", { run }, query, signal),

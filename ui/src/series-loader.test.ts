@@ -66,6 +66,21 @@ test("another range is loaded as a whole", async () => {
   );
 });
 
+test("a run with a limit is loaded up to it", async () => {
+  const server = new FakeServer();
+  const loader = new SeriesLoader(server.fetch, everything, 100);
+  loader.setLimits(new Map([["run", 7]]));
+  server.num = 9; // also a neighbour after the limit
+  loader.subscribe("run", "loss", ({ lines }) => {
+    if (server.requests.length < 3) expect(lines[0]?.x.at(-1)).toBe(7);
+  });
+  await vi.waitFor(() => expect(server.requests.at(-1)).toMatchObject({ low: null, high: 7 }));
+  loader.setRange({ x: "step", low: 5, high: 9 });
+  await vi.waitFor(() => expect(server.requests.at(-1)).toMatchObject({ low: 3, high: 7 }));
+  loader.setLimits(new Map());
+  await vi.waitFor(() => expect(server.requests.at(-1)).toMatchObject({ low: 1, high: 9, after: null }));
+});
+
 test("a line with too many points is loaded as a whole again", async () => {
   const server = new FakeServer();
   const loader = new SeriesLoader(server.fetch, everything, 4);

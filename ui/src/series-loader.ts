@@ -11,7 +11,7 @@
  */
 
 import type { SeriesPage, SeriesQuery, SeriesView, XAxis } from "./api";
-import { merge, numPoints } from "./model/series";
+import { merge, numPoints, pointsUpTo } from "./model/series";
 
 /** The part of the x axis to load; null loads everything. */
 export interface SeriesRange {
@@ -46,6 +46,7 @@ export class SeriesLoader {
   readonly #entries = new Map<string, Entry>();
   readonly #versions = new Map<string, string>();
   readonly #loadingRuns = new Set<string>();
+  #limits = new Map<string, number | null>();
   readonly #fetch: Fetch;
   readonly #points: number;
   readonly #onError: (message: string | null) => void;
@@ -107,6 +108,20 @@ export class SeriesLoader {
     for (const run of new Set([...this.#entries.values()].map((entry) => entry.run))) void this.#loadRun(run);
   }
 
+  /** Load some runs only up to a step each; null loads everything. Nothing else refreshes these runs. */
+  setLimits(limits: Map<string, number | null>): void {
+    const runs = [...new Set([...this.#limits.keys(), ...limits.keys()])];
+    const changed = runs.filter((run) => (this.#limits.get(run) ?? null) !== (limits.get(run) ?? null));
+    this.#limits = limits;
+    if (changed.length === 0) return;
+    this.#aborter.abort();
+    this.#aborter = new AbortController();
+    for (const entry of this.#entries.values()) {
+      if (changed.includes(entry.run)) [entry.cursor, entry.series] = [null, null];
+    }
+    for (const run of new Set([...this.#entries.values()].map((entry) => entry.run))) void this.#loadRun(run);
+  }
+
   close(): void {
     clearTimeout(this.#retry);
     this.#aborter.abort();
@@ -148,7 +163,7 @@ export class SeriesLoader {
     const after = batch[0]?.cursor ?? null;
     let page: SeriesPage;
     try {
-      page = await this.#fetch(run, { ...this.#query(), name: batch.map((entry) => entry.name), after }, signal);
+      page = await this.#fetch(run, { ...this.#query(run), name: batch.map((entry) => entry.name), after }, signal);
       this.#onError(null);
     } catch (error) {
       if (signal.aborted) return;
@@ -159,18 +174,25 @@ export class SeriesLoader {
     }
     if (signal.aborted) return; // the range has changed meanwhile
     batch.forEach((entry, index) => this.#update(entry, page, index, version));
+    if (page.indexed < 1 && this.#limits.has(run)) {
+      setTimeout(() => !signal.aborted && this.refresh(run, page.version), retryMs);
+    }
   }
 
   /** A zoomed range is extended to the left by its own width, so that smoothing has earlier points to start from. */
-  #query(): Omit<SeriesQuery, "name"> {
-    const { x, low, high } = this.#range;
+  #query(run: string): Omit<SeriesQuery, "name"> {
+    const { x, low, high: end } = this.#range;
+    const limit = this.#limits.get(run) ?? null;
+    const high = end === null || limit === null ? (end ?? limit) : Math.min(end, limit);
+    if (low !== null && high !== null && high <= low) return { x, low: high, high, points: this.#points };
     if (low === null || high === null) return { x, low, high, points: this.#points };
     return { x, low: low - (high - low), high, points: 2 * this.#points };
   }
 
   #update(entry: Entry, page: SeriesPage, index: number, version: string): void {
-    const series = page.series[index];
-    if (!series) return;
+    const answer = page.series[index];
+    if (!answer) return;
+    const series = pointsUpTo(answer, this.#limits.get(entry.run) ?? Infinity);
     const hasNews = page.is_whole || series.lines.length > 0 || series.marks.length > 0;
     entry.series = page.is_whole || !entry.series ? series : hasNews ? merge(entry.series, series) : entry.series;
     entry.version = version;

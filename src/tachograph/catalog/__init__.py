@@ -26,9 +26,10 @@ from tachograph.catalog._groups import (
 )
 from tachograph.catalog._importance import KeyImportance, KeyRanking, UnrankedKey, rank_keys
 from tachograph.catalog._lineage import (
-    Ancestor,
     Origin,
+    RelatedRun,
     ancestors_of,
+    descendants_of,
     find_origins,
 )
 from tachograph.catalog._prune import (
@@ -73,7 +74,6 @@ __all__ = [
     "ACTIONS",
     "AGGREGATES",
     "ANNOTATION_FIELDS",
-    "Ancestor",
     "AnnotationError",
     "AnnotationOp",
     "Annotations",
@@ -97,6 +97,7 @@ __all__ = [
     "PruneStep",
     "Query",
     "QueryError",
+    "RelatedRun",
     "RunAction",
     "RunGroup",
     "RunRow",
@@ -116,6 +117,7 @@ __all__ = [
     "csv_blocks",
     "default_results",
     "delete_view",
+    "descendants_of",
     "describe_fields",
     "differing_fields",
     "direction_of",

@@ -34,6 +34,7 @@ from tachograph.catalog._annotations import Annotations, read_annotations
 from tachograph.catalog._columns import ColumnFactsCache
 from tachograph.catalog._fields import FieldDescription, describe_fields
 from tachograph.catalog._index import IndexEntry, index_path, keys_of, load_index, save_index
+from tachograph.catalog._lineage import children_of
 from tachograph.catalog._query import Query, parse_query
 from tachograph.catalog._row import AGGREGATES, FACTS, RunRow, StepValue, needs_full, step_value_of
 from tachograph.catalog._summary import (
@@ -179,10 +180,13 @@ class Catalog:
             if self._uses_index:
                 for log_dir in self.log_dirs:
                     self._save_index(log_dir)
-            rows = [known.row for runs in self._known.values() for known in runs.values()]
-            if rows != self._listing.found:  # compares identities
-                self._listing = _Listing(rows)
+            if self._found_rows() != self._listing.found:  # compares identities
+                self._link_children()
+                self._listing = _Listing(self._found_rows())
             return self._listing
+
+    def _found_rows(self) -> list[RunRow]:
+        return [known.row for runs in self._known.values() for known in runs.values()]
 
     def _load(self) -> None:
         if not self._is_loaded and self._uses_index:
@@ -473,6 +477,14 @@ class Catalog:
                 save_summary(folder, summary)
         known.row = row.with_summary(summary)
         known.is_saved = False
+
+    def _link_children(self) -> None:
+        everything = [known for runs in self._known.values() for known in runs.values()]
+        children = children_of([known.row for known in everything])
+        for known in everything:
+            found = children.get(id(known.row), [])
+            if found != known.row.children:
+                known.row = known.row.with_children(found)
 
     # The index
 

@@ -1,4 +1,8 @@
-"""Where a checkpoint comes from: the run that saved it, and the runs which that one started from."""
+"""Where a checkpoint comes from, and how runs descend from each other.
+
+A run states its parents by their ids, or by the path of a checkpoint whose run was unknown when it started. Children
+are found the other way round, from the parents that all runs state.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from tachograph.provenance import read_stamp
 from tachograph.reader import ParentRun, SavedCheckpoint
 from tachograph.records import step_of
 
-__all__ = ["Ancestor", "Origin", "ancestors_of", "find_origins"]
+__all__ = ["Origin", "RelatedRun", "ancestors_of", "children_of", "descendants_of", "find_origins"]
 
 Certainty = Literal["certain", "likely", "possible"]
 _RANKS: dict[Certainty, int] = {"certain": 0, "likely": 1, "possible": 2}
 _CLOCK_S = 2.0
 """File systems round modification times, some to two seconds."""
-_MAX_ANCESTORS = 100
+_MAX_RELATED = 100
 
 
 class Origin(msgspec.Struct):
@@ -36,18 +40,21 @@ class Origin(msgspec.Struct):
     """The path under which the run saved the checkpoint."""
 
 
-class Ancestor(msgspec.Struct):
-    """A run in the chain of parents."""
+class RelatedRun(msgspec.Struct):
+    """A run that another one descends from, or that descends from it."""
 
     run: str
+    """The name of the run in its log folder; the recorded name if the run is not there."""
     run_id: str | None
     global_step: int | None
-    """The step of the checkpoint that its child started from."""
+    """The step of the parent's checkpoint that the child started from."""
     how: str | None
+    """`resume`, `init`, `finetune`, `merge` or `distill`."""
     checkpoint_path: str | None
     is_here: bool
     """Whether the run is in the log folders."""
     depth: int
+    """The number of runs in between. A run follows the one that it is the parent, or a child, of."""
 
 
 def find_origins(path: str | os.PathLike[str], rows: Sequence[RunRow]) -> list[Origin]:
@@ -119,24 +126,21 @@ def _match(place: str, found: _FileFacts | None, saved: SavedCheckpoint) -> tupl
     return None
 
 
-def ancestors_of(row: RunRow | None, rows: Sequence[RunRow]) -> list[Ancestor]:
+def ancestors_of(row: RunRow | None, rows: Sequence[RunRow]) -> list[RelatedRun]:
     """Return the parents of a run, their parents and so on, each followed by its own."""
-    by_id: dict[str, RunRow] = {}
-    for each in rows:
-        if each.summary.run_id is not None:
-            by_id.setdefault(each.summary.run_id, each)
-    found: list[Ancestor] = []
+    index = _RunIndex(rows)
+    found: list[RelatedRun] = []
     seen: set[int] = set()
 
     def add(child: RunRow, depth: int) -> None:
         seen.add(id(child))
         for parent in child.summary.parents:
-            if len(found) >= _MAX_ANCESTORS:
+            if len(found) >= _MAX_RELATED:
                 return
-            run, step = _run_of(parent, by_id, rows)
+            run, step = index.find(parent, child) or _search(parent, rows)
             name = run.id if run is not None else parent.run_name or parent.checkpoint_path or parent.run_id or "?"
             run_id = run.summary.run_id if run is not None else parent.run_id
-            found.append(Ancestor(name, run_id, step, parent.how, parent.checkpoint_path, run is not None, depth))
+            found.append(RelatedRun(name, run_id, step, parent.how, parent.checkpoint_path, run is not None, depth))
             if run is not None and id(run) not in seen:
                 add(run, depth + 1)
 
@@ -145,12 +149,92 @@ def ancestors_of(row: RunRow | None, rows: Sequence[RunRow]) -> list[Ancestor]:
     return found
 
 
-def _run_of(parent: ParentRun, by_id: dict[str, RunRow], rows: Sequence[RunRow]) -> tuple[RunRow | None, int | None]:
-    """Return the run of a parent, and the step at which it was left."""
-    if parent.run_id is not None:
-        return by_id.get(parent.run_id), parent.global_step
-    if parent.checkpoint_path is not None:  # its run was unknown when the child started
+def descendants_of(row: RunRow, rows: Sequence[RunRow]) -> list[RelatedRun]:
+    """Return the runs that started from a run, those that started from them and so on, each followed by its own."""
+    children = _links(rows)
+    found: list[RelatedRun] = []
+    seen: set[int] = set()
+
+    def add(parent: RunRow, depth: int) -> None:
+        seen.add(id(parent))
+        for child, link, step in children.get(id(parent), ()):
+            if len(found) >= _MAX_RELATED:
+                return
+            run_id = child.summary.run_id
+            found.append(RelatedRun(child.id, run_id, step, link.how, link.checkpoint_path, True, depth))
+            if id(child) not in seen:
+                add(child, depth + 1)
+
+    add(row, 0)
+    return found
+
+
+def children_of(rows: Sequence[RunRow]) -> dict[int, list[str]]:
+    """Return the ids of the runs that started from each row, oldest first, by the identity of the row."""
+    return {row: list(dict.fromkeys(child.id for child, _, _ in links)) for row, links in _links(rows).items()}
+
+
+def _links(rows: Sequence[RunRow]) -> dict[int, list[tuple[RunRow, ParentRun, int | None]]]:
+    """Return the children of each row, oldest first: the child, how it names its parent, and the step."""
+    links: dict[int, list[tuple[RunRow, ParentRun, int | None]]] = {}
+    children = [row for row in rows if row.summary.parents]
+    if not children:
+        return links
+    index = _RunIndex(rows)
+    for child in sorted(children, key=lambda row: row.summary.overview.started or 0.0):
+        for parent in child.summary.parents:
+            found = index.find(parent, child)
+            # A copy of a run keeps its id: the child descends from each of them.
+            copies = index.by_id.get(parent.run_id or "") or ([found[0]] if found is not None else [])
+            for row in copies:
+                links.setdefault(id(row), []).append((child, parent, found[1] if found else parent.global_step))
+    return links
+
+
+class _RunIndex:
+    """Runs by their ids and by the paths of their checkpoints."""
+
+    def __init__(self, rows: Sequence[RunRow]) -> None:
+        self.by_id: dict[str, list[RunRow]] = {}
+        self._by_path: dict[str, list[tuple[float, RunRow, int | None]]] | None = None
+        self._rows = rows
+        for row in rows:
+            if row.summary.run_id is not None:
+                self.by_id.setdefault(row.summary.run_id, []).append(row)
+
+    def find(self, parent: ParentRun, child: RunRow) -> tuple[RunRow, int | None] | None:
+        """Return the run that a child names as its parent and the step at which it was left; None if it is not here."""
+        copies = self.by_id.get(parent.run_id or "", [])
+        if copies:
+            return next((row for row in copies if row.name == parent.run_name), copies[0]), parent.global_step
+        if parent.run_id is not None or parent.checkpoint_path is None:
+            return None
+        # Its run was unknown when the child started. Several runs may have written to the path, one after the other.
+        started = child.summary.overview.started or float("inf")
+        saved = [
+            (time, row, step)
+            for time, row, step in self._saved_at(parent.checkpoint_path)
+            if time <= started and row is not child
+        ]
+        if not saved:
+            return None
+        _, row, step = max(saved, key=lambda entry: entry[0])
+        return row, step
+
+    def _saved_at(self, path: str) -> list[tuple[float, RunRow, int | None]]:
+        if self._by_path is None:
+            self._by_path = {}
+            for row in self._rows:
+                for saved in row.summary.checkpoints:
+                    self._by_path.setdefault(saved.path, []).append((saved.time or 0.0, row, saved.global_step))
+        return self._by_path.get(path, [])
+
+
+def _search(parent: ParentRun, rows: Sequence[RunRow]) -> tuple[RunRow | None, int | None]:
+    """Return the run whose checkpoint looks like that of a parent, and the step at which it was left."""
+    if parent.run_id is None and parent.checkpoint_path is not None:
         for origin in find_origins(parent.checkpoint_path, rows):
-            if origin.certainty != "possible" and origin.run_id in by_id:
-                return by_id[origin.run_id], origin.global_step
+            row = next((row for row in rows if row.id == origin.run), None)
+            if origin.certainty != "possible" and row is not None:
+                return row, origin.global_step
     return None, parent.global_step

@@ -70,7 +70,7 @@ def step_value_of(field: str) -> StepValue | None:
 class RunRow:
     """The row of a run. The same object as long as nothing about the run changes."""
 
-    __slots__ = ("_loss_name", "annotations", "id", "log_dir", "name", "summary")
+    __slots__ = ("_loss_name", "annotations", "children", "id", "log_dir", "name", "summary")
 
     def __init__(
         self, name: str, log_dir: str, summary: CatalogSummary, notes: Annotations, row_id: str | None = None
@@ -82,6 +82,8 @@ class RunRow:
         self.log_dir = log_dir
         self.summary = summary
         self.annotations = notes
+        self.children: list[str] = []
+        """The ids of the runs that started from this one, as far as summaries are full."""
         self._loss_name: str | None = ""
 
     def __repr__(self) -> str:
@@ -94,7 +96,15 @@ class RunRow:
 
     def with_summary(self, summary: CatalogSummary, annotations: Annotations | None = None) -> RunRow:
         """Return a row of the same run with something changed."""
-        return RunRow(self.name, self.log_dir, summary, annotations or self.annotations, self.id)
+        row = RunRow(self.name, self.log_dir, summary, annotations or self.annotations, self.id)
+        row.children = self.children
+        return row
+
+    def with_children(self, children: list[str]) -> RunRow:
+        """Return a row of the same run with other children."""
+        row = self.with_summary(self.summary)
+        row.children = children
+        return row
 
     def get(self, field: str, /) -> Any:
         """Return the value of a field, or None if the run lacks it."""
@@ -219,6 +229,7 @@ FACTS: dict[str, Fact] = {
     "attempts": Fact("number", "how many processes recorded the run", lambda row: row.summary.num_attempts),
     "parent": Fact("text", "the run that this one started from; of several, the last one", _parent),
     "parents": Fact("list", "all runs that this one started from", lambda row: _parent_names(row) or None),
+    "children": Fact("list", "the runs that started from this one", lambda row: row.children or None),
     "host": Fact("text", "the machine", lambda row: row.summary.host),
     "gpus": Fact(
         "number",
@@ -239,7 +250,7 @@ FACTS: dict[str, Fact] = {
 
 FULL_FACTS = frozenset(
     {"project", "group", "job_type", "step_time", "goodput", "alerts", "checkpoints", "attempts", "host", "gpus", "gpu"}
-    | {"world_size", "command", "perf_tag", "run_id", "loss", "parent", "parents"}
+    | {"world_size", "command", "perf_tag", "run_id", "loss", "parent", "parents", "children"}
 )
 """The facts that need a full summary; the others are read from the ends of the journal."""
 

@@ -85,11 +85,20 @@ _MAX_OUTPUT_LINES = 15
     metavar="METRIC",
     help="Print only the path of the checkpoint with the best value; METRIC:min or METRIC:max says which is best.",
 )
-def show(run: str, log_dir: str, as_json: bool, rebuild_csv: bool, best_checkpoint: str | None) -> None:
+@click.option(
+    "--with-parents",
+    is_flag=True,
+    help="With --best-checkpoint: also choose among the checkpoints of the runs that it started from, up to that step.",
+)
+def show(
+    run: str, log_dir: str, as_json: bool, rebuild_csv: bool, best_checkpoint: str | None, with_parents: bool
+) -> None:
     """Show a run: state, metrics, attempts, checkpoints, goodput and telemetry faults."""
+    if with_parents and best_checkpoint is None:
+        raise click.UsageError("--with-parents needs --best-checkpoint METRIC")
     history = read(run, log_dir)
     if best_checkpoint is not None:
-        print_best_checkpoint(history, best_checkpoint, as_json=as_json)
+        print_best_checkpoint(history, best_checkpoint, log_dir, with_parents=with_parents, as_json=as_json)
         return
     if rebuild_csv:
         _rebuild_csv(history)

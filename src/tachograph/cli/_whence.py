@@ -15,7 +15,7 @@ from tachograph.cli._options import json_option, log_dirs_option
 from tachograph.exceptions import RunNotFoundError
 
 if TYPE_CHECKING:
-    from tachograph.catalog import Ancestor, Catalog, RunRow
+    from tachograph.catalog import Catalog, RelatedRun, RunRow
 
 __all__ = ["whence"]
 
@@ -69,7 +69,7 @@ def _find_row(catalog: Catalog, name: str) -> RunRow | None:
         return None
 
 
-def _ancestor_line(ancestor: Ancestor) -> Text:
+def _ancestor_line(ancestor: RelatedRun) -> Text:
     step = f" at step {ancestor.global_step}" if ancestor.global_step is not None else ""
     how = f" ({safe(ancestor.how, 20)})" if ancestor.how else ""
     here = "" if ancestor.is_here else "  not in these folders"

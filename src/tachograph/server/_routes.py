@@ -27,6 +27,7 @@ from tachograph.server._completions import build_completions_page
 from tachograph.server._diff import build_diff_page, build_importance_page
 from tachograph.server._diff_models import DiffPage, DiffQuery, ImportancePage, ImportanceQuery
 from tachograph.server._errors import ApiError
+from tachograph.server._lineage import LineagePage, build_lineage
 from tachograph.server._models import (
     AlertsPage,
     CompletionQuery,
@@ -242,6 +243,13 @@ ROUTES = [
         "Return a run's config, attempts, goodput and environment.",
         lambda context: views.build_run_detail(context.run()),
         RunDetail,
+    ),
+    Route(
+        "GET",
+        "/api/v1/runs/{run}/lineage",
+        "Return the runs that a run started from, and those that started from it.",
+        lambda context: build_lineage(context.catalog, context.row()),
+        LineagePage,
     ),
     Route(
         "GET",

@@ -392,13 +392,13 @@ class StoredRun:
         names = dict.fromkeys(name for name, _ in pairs)
         return self._run_query(found)
 
-    def latest_points(self, name: str) -> tuple[Integers, Floats] | None:
+    def latest_points(self, name: str) -> tuple[Integers | Floats, Floats] | None:
         """Return step and value of each point of a metric, without those that a later attempt repeated; None if none.
 
         NaN and infinities are included. The arrays belong to the caller.
         """
 
-        def found() -> tuple[Integers, Floats] | None:
+        def found() -> tuple[Integers | Floats, Floats] | None:
             return series_points(self._sources, self._series.get(name, []), name, self.digest.attempts)
 
         return self._run_query(found)

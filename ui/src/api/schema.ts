@@ -206,6 +206,32 @@ export interface NoticeView {
   reason: string;
 }
 
+/** The ancestors and descendants of a run. */
+export interface LineagePage {
+  /** The share of runs that were looked at, 0 to 1; ask again if it is less than 1. */
+  indexed: number;
+  /** Its parents, each followed by its own. */
+  ancestors: RelatedRun[];
+  /** Its children, each followed by its own. */
+  descendants: RelatedRun[];
+}
+
+/** A run that another one descends from, or that descends from it. */
+export interface RelatedRun {
+  /** The name of the run in its log folder; the recorded name if the run is not there. */
+  run: string;
+  run_id: string | null;
+  /** The step of the parent's checkpoint that the child started from. */
+  global_step: number | null;
+  /** `resume`, `init`, `finetune`, `merge` or `distill`. */
+  how: string | null;
+  checkpoint_path: string | null;
+  /** Whether the run is in the log folders. */
+  is_here: boolean;
+  /** The number of runs in between. A run follows the one that it is the parent, or a child, of. */
+  depth: number;
+}
+
 /** All metrics of a run, in order of first appearance. */
 export interface MetricsPage {
   version: string;
@@ -973,6 +999,13 @@ export interface Routes {
     query: {};
     body: null;
     response: RunDetail;
+  };
+  /** Return the runs that a run started from, and those that started from it. */
+  "GET /api/v1/runs/{run}/lineage": {
+    path: { run: string };
+    query: {};
+    body: null;
+    response: LineagePage;
   };
   /** List a run's metrics with their last, lowest and highest values. */
   "GET /api/v1/runs/{run}/metrics": {

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { captured, parentText } from "./code";
+import { captured } from "./code";
 
 const data = { path: "data.bin", reason: "not a source file" };
 
@@ -21,10 +21,4 @@ test("shows the commit, the patch and what is missing", () => {
 test("odd records show nothing", () => {
   expect(captured({ git: {}, code: { diff: [1], files: "x", packages: null } }).problems).toEqual([]);
   expect(captured({ git: {}, code: { diff: { file: 3, num_files: 1 } } }).patch).toBeNull();
-});
-
-test("names the step and the relation of a parent", () => {
-  const parent = { run_id: "1", run_name: "a", checkpoint_path: "/x", global_step: 5, how: "resume" };
-  expect(parentText(parent)).toBe("at step 5, resume, /x");
-  expect(parentText({ ...parent, run_name: null, global_step: null })).toBe("resume");
 });

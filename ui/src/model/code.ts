@@ -1,4 +1,4 @@
-import type { Json, ParentRun, RunDetail } from "../api";
+import type { Json, RunDetail } from "../api";
 
 /** What a run captured of its code, for people. */
 export interface CapturedCode {
@@ -38,12 +38,6 @@ export function captured(detail: Pick<RunDetail, "code" | "git">): CapturedCode 
       : null,
     problems: [...problems(code), ...leftOut(diff), ...leftOut(files)].slice(0, maxProblems),
   };
-}
-
-/** Returns the step and the relation of a parent, such as "at step 100, resume". */
-export function parentText({ global_step: step, how, run_name, checkpoint_path }: ParentRun): string {
-  const path = run_name === null ? null : checkpoint_path;
-  return [step === null ? null : `at step ${step}`, how, path].filter((part) => part !== null).join(", ");
 }
 
 function section(code: Fields, name: string): Fields {

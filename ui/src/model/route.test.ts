@@ -17,7 +17,7 @@ test("every route survives a round trip through its address", () => {
       run: "greyjacket",
       tab: "charts",
       others: ["a/b", "100%", "ünï ☃"],
-      view: { x: "relative", smoothing: 0.95, isLog: true, search: "/^val/", low: -1.5, high: 1e9 },
+      view: { x: "relative", smoothing: 0.95, isLog: true, showsParents: true, search: "/^val/", low: -1.5, high: 1e9 },
     },
     { page: "run", run: "greyjacket", tab: "health", others: [], view: defaultView },
     { page: "run", run: "..%2f<img src=x>?#", tab: "control", others: [], view: defaultView },

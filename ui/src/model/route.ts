@@ -25,6 +25,8 @@ export interface ChartView {
   /** The weight of a neighbouring point, 0 to 0.999; null chooses it by the number of points. */
   smoothing: number | null;
   isLog: boolean;
+  /** Whether the lines of the runs that a run started from are drawn behind its own. */
+  showsParents: boolean;
   search: string;
   low: number | null;
   high: number | null;
@@ -32,7 +34,15 @@ export interface ChartView {
 
 /** The most runs in the charts of a run; the compare page has no limit. */
 export const maxComparedRuns = 12;
-export const defaultView: ChartView = { x: "step", smoothing: null, isLog: false, search: "", low: null, high: null };
+export const defaultView: ChartView = {
+  x: "step",
+  smoothing: null,
+  isLog: false,
+  showsParents: false,
+  search: "",
+  low: null,
+  high: null,
+};
 const axes: readonly string[] = ["step", "time", "relative", "epoch"];
 
 export function parse(hash: string): Route {
@@ -74,6 +84,7 @@ function parseView(parameters: URLSearchParams): ChartView {
     x: axes.includes(axis) ? (axis as XAxis) : defaultView.x,
     smoothing: parseSmoothing(parseNumber(parameters.get("smooth"))),
     isLog: parameters.get("log") === "1",
+    showsParents: parameters.get("parents") === "1",
     search: parameters.get("q") ?? "",
     low: parseNumber(parameters.get("low")),
     high: parseNumber(parameters.get("high")),
@@ -102,6 +113,7 @@ export function format(route: Route): string {
   if (view.x !== defaultView.x) parameters.set("x", view.x);
   if (view.smoothing !== defaultView.smoothing) parameters.set("smooth", String(view.smoothing));
   if (view.isLog) parameters.set("log", "1");
+  if (view.showsParents) parameters.set("parents", "1");
   if (view.search) parameters.set("q", view.search);
   if (view.low !== null) parameters.set("low", String(view.low));
   if (view.high !== null) parameters.set("high", String(view.high));

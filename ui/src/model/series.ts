@@ -151,6 +151,26 @@ export function pointsBetween(points: Points, low: number, high: number): Points
   return { x: kept.map((index) => points.x[index] as number), y: kept.map((index) => points.y[index] ?? null) };
 }
 
+/** A series without the points after x: an answer has a neighbour on each side of the range that was asked for. */
+export function pointsUpTo(series: SeriesView, high: number): SeriesView {
+  if (high === Infinity) return series;
+  const lines = series.lines.map((line) => {
+    const [{ x, y }, means] = [
+      pointsBetween(line, -Infinity, high),
+      pointsBetween({ x: line.mean_x, y: line.mean_y }, -Infinity, high),
+    ];
+    return {
+      ...line,
+      x,
+      y,
+      mean_x: means.x,
+      mean_y: means.y as number[],
+      mean_count: line.mean_count.slice(0, means.x.length),
+    };
+  });
+  return { ...series, lines: lines.filter(({ x }) => x.length > 0), marks: series.marks.filter(({ x }) => x <= high) };
+}
+
 export interface PlottedPoint {
   x: number;
   y: number;
