@@ -101,6 +101,12 @@ def _points(run: StoredRun, name: str) -> Points:
 
 
 def _clock(run: StoredRun, names: list[str]) -> StepClock:
+    """Return the training time; of a run of another tool, from what that tool recorded per step."""
+    found = run.training_times()
+    if found is not None:
+        steps, passed_s = found
+        is_later = np.append(np.diff(steps) > 0, True)
+        return StepClock(steps[is_later], passed_s[is_later])
     name = _first_named(names, "step_s")
     if name is None:
         return StepClock(np.empty(0), np.empty(0))

@@ -11,9 +11,9 @@ from tachograph.store._axes import Knots, PlacedSource, has_increasing_steps
 from tachograph.store._columns import Axis, Column
 from tachograph.store._epochs import epoch_knots
 from tachograph.store._query import ColumnSource
-from tachograph.store._training_time import training_time_knots
+from tachograph.store._training_time import join_attempts, training_time_knots
 
-__all__ = ["AxisSources", "place_sources"]
+__all__ = ["AxisSources", "place_sources", "training_clock"]
 
 _MISSING = {
     "samples": "no number of samples: log `num_samples` or `global_batch_size`, or state `global_batch_size` in the "
@@ -45,13 +45,25 @@ def place_sources(sources: list[ColumnSource], axis: Axis, digest: RunDigest) ->
     if not all(has_increasing_steps(sources, stream) for stream in ("step", "window")):
         return AxisSources(sources, "position", "steps decrease within an attempt, so the axis has no place for them")
     if axis == "training_time":
-        checkpoints = [finite_or_none(record.get("time")) for record in digest.latest("checkpoint")]
-        knots = training_time_knots(sources, [time_s for time_s in checkpoints if time_s is not None])
+        knots = _training_knots(sources, digest)
     else:
         knots = amount_knots(sources, axis, _facts_by_attempt(digest))
     if not knots:
         return AxisSources(sources, "position", f"the run has {_MISSING[axis]}")
     return AxisSources(_place(sources, knots, "position"), "position")
+
+
+def _training_knots(sources: list[ColumnSource], digest: RunDigest) -> dict[int, Knots] | None:
+    checkpoints = [finite_or_none(record.get("time")) for record in digest.latest("checkpoint")]
+    return training_time_knots(sources, [time_s for time_s in checkpoints if time_s is not None])
+
+
+def training_clock(sources: list[ColumnSource], digest: RunDigest) -> Knots | None:
+    """Return the training time at each step, without work that a later attempt repeated; None if it is unknown."""
+    if not all(has_increasing_steps(sources, stream) for stream in ("step", "window")):
+        return None
+    knots = _training_knots(sources, digest)
+    return None if knots is None else join_attempts([knots[attempt] for attempt in sorted(knots)])
 
 
 def _place(sources: list[ColumnSource], knots: dict[int, Knots], column: Column) -> list[ColumnSource]:

@@ -44,7 +44,8 @@ from tachograph.store._aggregates import (
     value_at,
     with_window_extremes,
 )
-from tachograph.store._axis_sources import AxisSources, place_sources
+from tachograph.store._axes import Knots
+from tachograph.store._axis_sources import AxisSources, place_sources, training_clock
 from tachograph.store._columns import Axis, Column, Floats, Integers
 from tachograph.store._completions import CompletionIndex, replace_completions
 from tachograph.store._query import ColumnSource, Line, Mark, View, build_lines, build_marks, iter_points
@@ -400,6 +401,17 @@ class StoredRun:
 
         def found() -> tuple[Integers | Floats, Floats] | None:
             return series_points(self._sources, self._series.get(name, []), name, self.digest.attempts)
+
+        return self._run_query(found)
+
+    def training_times(self) -> tuple[Floats, Floats] | None:
+        """Return steps and the seconds of training until each of them, without work that a later attempt repeated.
+
+        None if the run has no time per step.
+        """
+
+        def found() -> Knots | None:
+            return training_clock(self._sources, self.digest)
 
         return self._run_query(found)
 

@@ -23,7 +23,7 @@ from tachograph.store._axes import AttemptSteps, Knots, RecordedValues, attempt_
 from tachograph.store._columns import Floats
 from tachograph.store._query import ColumnSource
 
-__all__ = ["training_time_knots"]
+__all__ = ["join_attempts", "training_time_knots"]
 
 _PAUSE_S = 60.0
 _PAUSE_FACTOR = 50.0
@@ -67,3 +67,14 @@ def _step_times(own: AttemptSteps, pace: RecordedValues, interruption_times: Flo
     is_paused = (sec * num_steps > _PAUSE_S) & (sec > _PAUSE_FACTOR * typical_s)
     is_too_long = is_paused | (interrupted & (sec > typical_s))
     return steps, np.where(is_too_long, typical_s, sec) * num_steps
+
+
+def join_attempts(attempts: Sequence[Knots]) -> Knots:
+    """Return one line: each attempt up to the first step of the next one, without the time of what was repeated."""
+    steps, positions = attempts[0].steps, attempts[0].positions
+    for later in attempts[1:]:
+        is_kept = steps < later.steps[0]
+        reached = float(np.interp(later.steps[0], steps, positions))
+        steps = np.concatenate([steps[is_kept], later.steps])
+        positions = np.concatenate([positions[is_kept], later.positions - later.positions[0] + reached])
+    return Knots(steps, positions)
