@@ -121,6 +121,7 @@ export const api = {
   requestControls: (run: string, values: ControlRequest["values"]) =>
     post("/api/v1/runs/{run}/controls", { run }, { values }),
   listTraces: (run: string) => get("/api/v1/runs/{run}/traces", { run }, {}),
+  compare: (run: string[], against: string[]) => get("/api/v1/compare", {}, { run, against }),
   getTable: (query: TableQuery, signal?: AbortSignal) => get("/api/v1/table", {}, query, signal),
   getGroups: (query: GroupQuery) => get("/api/v1/table/groups", {}, query),
   listFields: () => get("/api/v1/table/fields", {}, {}),

@@ -23,6 +23,7 @@ from tachograph.provenance import (
 from tachograph.server import _views as views
 from tachograph.server._alerts import build_alerts_page
 from tachograph.server._code import build_comparison, download_patch
+from tachograph.server._compare import CompareQuery, ComparisonPage, build_comparison_page
 from tachograph.server._completions import build_completions_page
 from tachograph.server._diff import build_diff_page, build_importance_page
 from tachograph.server._diff_models import DiffPage, DiffQuery, ImportancePage, ImportanceQuery
@@ -108,8 +109,12 @@ class RequestContext(NamedTuple):
 
         A long journal is read in slices: the response then covers the part read so far, given by `indexed`.
         """
+        return self.open_run(self.path[parameter])
+
+    def open_run(self, name: str) -> StoredRun:
+        """Open a run and refresh it; see `run`."""
         try:
-            run = self.store.open(self.path[parameter])
+            run = self.store.open(name)
             run.refresh(_MAX_REFRESH_S)
         except RunNotFoundError as error:
             raise ApiError(404, "no_such_run", str(error)) from error
@@ -335,6 +340,14 @@ ROUTES = [
         "Compare two runs: config, git, packages, environment and code; only what differs.",
         lambda context: build_comparison(context.run(), context.run("other")),
         RunComparison,
+    ),
+    Route(
+        "GET",
+        "/api/v1/compare",
+        "Judge whether runs differ from others in speed, memory and loss.",
+        lambda context: build_comparison_page(context.open_run, context.query),
+        ComparisonPage,
+        CompareQuery,
     ),
     Route(
         "GET",

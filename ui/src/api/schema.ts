@@ -539,6 +539,93 @@ export interface CodeChange {
   is_patch: boolean;
 }
 
+/** Whether the runs differ. */
+export interface ComparisonPage {
+  /** The share of the journals that has been read; ask again until it is 1. */
+  indexed: number;
+  /** Null until everything has been read. */
+  report: ComparisonReport | null;
+  /** The same quantities in words. */
+  lines: VerdictLine[];
+  /** What was assumed about the spread between runs. */
+  noise: string;
+}
+
+/** The result of comparing two groups of runs; `a` is the one to compare with. */
+export interface ComparisonReport {
+  schema: number;
+  a: ComparedGroup;
+  b: ComparedGroup;
+  headline: string;
+  /** What matters more than any number: a run that failed, NaN, or a run that ended early. */
+  first: string[];
+  /** What makes the runs comparable, or not. */
+  comparable: string;
+  metrics: MetricVerdict[];
+  config_diff: ConfigChange[];
+  num_more_changes: number;
+  warnings: string[];
+  /** Whether a run of the second group failed. */
+  has_failed: boolean;
+}
+
+/** The runs of a group. */
+export interface ComparedGroup {
+  runs: string[];
+  commits: string[];
+  states: string[];
+}
+
+/** What is known about one quantity. */
+export interface MetricVerdict {
+  name: string;
+  title: string;
+  unit: "" | "bytes" | "ratio" | "seconds" | "share";
+  a: number | null;
+  b: number | null;
+  /** The relative difference: 0.05 means that the second group is 5 % higher. */
+  effect: number | null;
+  low: number | null;
+  /** The interval of the effect. */
+  high: number | null;
+  confidence: number | null;
+  verdict: "" | "better" | "equal" | "faster" | "identical" | "identical_until" | "less" | "more" | "not_comparable" | "rounding" | "slower" | "unknown" | "worse";
+  runs_a: number;
+  runs_b: number;
+  /** The spread between runs that was assumed or observed. */
+  noise: number | null;
+  noise_source: string;
+  /** How many runs per group would probably settle it. */
+  runs_needed: number | null;
+  /** From which step on the groups differ. */
+  onset_step: number | null;
+  /** Why there is no verdict. */
+  reason: string;
+  notes: string[];
+  /** Whether the effect is a ratio. Values below 0 are compared by their difference, in ranges of the first run. */
+  is_relative: boolean;
+}
+
+/** A config key that differs: its values in both groups, in order of appearance. */
+export interface ConfigChange {
+  name: string;
+  first: Json[];
+  second: Json[];
+}
+
+/** A quantity, as text to show. */
+export interface VerdictLine {
+  name: string;
+  title: string;
+  before: string;
+  after: string;
+  difference: string;
+  verdict: string;
+  /** `good`, `bad`, `same`, `open`, or empty if the quantity is only reported. */
+  sign: string;
+  notes: string[];
+}
+
 /** The traces of a run, newest first. Request one with the control `profile_steps`. */
 export interface TracesPage {
   version: string;
@@ -1097,6 +1184,13 @@ export interface Routes {
     query: {};
     body: null;
     response: RunComparison;
+  };
+  /** Judge whether runs differ from others in speed, memory and loss. */
+  "GET /api/v1/compare": {
+    path: {};
+    query: { run: string[]; against: string[] };
+    body: null;
+    response: ComparisonPage;
   };
   /** Download the uncommitted changes of the run's repository as a patch. */
   "GET /api/v1/runs/{run}/patch": {

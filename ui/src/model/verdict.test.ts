@@ -1,0 +1,17 @@
+import { expect, test } from "vitest";
+import { compareCommand, splitRuns, swapSides } from "./verdict";
+
+test("the first run is compared with the others", () => {
+  expect(splitRuns(["a", "b", "c"], {})).toEqual({ before: ["a"], after: ["b", "c"] });
+  expect(splitRuns(["a", "b", "c"], { b: "before", c: "out" })).toEqual({ before: ["a", "b"], after: [] });
+});
+
+test("sides are exchanged", () => {
+  const swapped = swapSides({ before: ["a"], after: ["b"] });
+  expect(splitRuns(["a", "b"], swapped)).toEqual({ before: ["b"], after: ["a"] });
+});
+
+test("the command compares the same runs", () => {
+  expect(compareCommand({ before: ["a"], after: ["b"] })).toBe("tacho compare a b");
+  expect(compareCommand({ before: ["a", "x y"], after: ["b"] })).toBe("tacho compare b --against a 'x y'");
+});
