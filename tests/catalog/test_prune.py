@@ -25,6 +25,7 @@ from tachograph.catalog import (
     read_policy,
     restore_run,
 )
+from tachograph.catalog._trash import trash_journal
 from tachograph.journal import JournalFollower, RunFolder, journal_size, open_journal, read_records
 from tests.cli.test_catalog_commands import listed, tacho
 from tests.store import END, START, answers, append, hears, opened, step, write
@@ -283,8 +284,10 @@ def test_thinned_run_keeps_every_extreme(logs):
             found = mine.get(name, 1 if name == "window_steps" else None)
             assert found == (expected if expected is None else pytest.approx(expected, nan_ok=True)), name
 
-    lines, _ = opened(folder).series("loss/max")
-    assert max(y for line in lines for y in line.y if y is not None) == 50.0
+    lines, marks = opened(folder).series("loss")
+    drawn = [y for line in lines for y in line.y if y is not None]
+    assert (min(drawn), max(drawn)) == (before.get("loss.min"), 50.0)
+    assert sum(line.num_points for line in lines) + len(marks) == len(windows)
     (after,) = [row for row in Catalog(logs, uses_index=False).rows(is_full=True) if row.id == "a"]
     for name in ("loss.min", "loss.max", "loss.nonfinite", "loss.last", "val_loss.min", "steps", "duration"):
         assert after.get(name) == before.get(name), name
@@ -389,6 +392,23 @@ def test_kill_while_thinning_loses_nothing(logs, script):
             with open_journal(path / "metrics.jsonl") as file:
                 contents.append(file.read())
         assert original in contents
+
+
+def test_thinning_killed_before_the_swap_leaves_no_copy(logs, monkeypatch):
+    monkeypatch.setenv("TACHO_LOG_DIR", str(logs))
+    folder = make_run(logs)
+    original = folder.journal.read_bytes()
+    for clean_up in (("trash", "list"), ("prune", "--where", "name=a", "--do", "drop_traces", "--yes")):
+        trash_journal(str(logs), "a", folder.journal)  # the last step before the swap
+        assert folder.journal.stat().st_nlink == 2
+        assert list_trash(str(logs)) == []  # the run is still in its place
+        tacho(*clean_up)
+        assert folder.journal.stat().st_nlink == 1
+        assert os.listdir(logs / OWN / "trash") == []
+    act(logs, "thin:100")
+    tacho("trash", "list")
+    assert restore_run(str(logs), "a") == "a-2"
+    assert (logs / "a-2" / "metrics.jsonl").read_bytes() == original
 
 
 def test_parse_action():

@@ -322,3 +322,31 @@ def test_export_is_consistent_while_the_run_grows(tmp_path, script):
         print(faults)
         """
     assert script(source, folder.path, env={"PYTHONPATH": os.getcwd()}).ok().strip() == "[]"
+
+
+def test_line_goes_through_the_extremes_of_windows(tmp_path):
+    window = {"window_steps": 10, "loss/mean": 2.0, "loss/min": -9.0, "loss/max": 7.0}
+    records = [
+        *(step(i, loss=1.0, **{"acc/max": 5.0}) for i in range(3)),
+        step(10, loss=2.0, acc=0.5, **window),
+        step(20, loss=math.nan, **window),
+        step(30, loss=3.0, window_steps=10),
+    ]
+    run = opened(write(tmp_path / "r", [START, *records]))
+    (line,), (mark,) = run.series("loss")
+    expected = [(0, 1), (1, 1), (2, 1), (10, 2), (10, -9), (10, 7), (10, 2), (20, -9), (20, 7), (25, None), (30, 3)]
+    assert list(zip(line.x, line.y, strict=True)) == expected
+    assert (mark.x, mark.kind) == (20, "NaN")
+    # The extremes count neither as points nor in means.
+    assert line.num_points == 5
+    assert list(zip(line.mean_x, line.mean_y, line.mean_count, strict=True)) == [
+        (x, y, 1) for x, y in [(0, 1), (1, 1), (2, 1), (10, 2), (30, 3)]
+    ]
+    assert run.aggregates()["loss"].mean == pytest.approx(8 / 5)
+    assert points(run.series("acc")[0]) == [("step", 0, 10.0, 0.5)]
+    # Of many windows, some are left out, but no extreme.
+    many = [step(i, loss=1.0, **(window | {"loss/max": float(i == 777) * 50 + 3})) for i in range(5_000)]
+    (line,), _ = opened(write(tmp_path / "many", [START, *many])).series("loss", num_points=100)
+    assert max(y for y in line.y if y is not None) == 53.0
+    assert len(line.x) <= 102
+    assert sum(line.mean_count) == line.num_points == 5_000

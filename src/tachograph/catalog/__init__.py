@@ -55,6 +55,7 @@ from tachograph.catalog._trash import (
     empty_trash,
     list_trash,
     restore_run,
+    tidy_trash,
     trash_folder,
     trash_run,
 )
@@ -151,6 +152,7 @@ __all__ = [
     "save_view",
     "slug_of",
     "sort_rows",
+    "tidy_trash",
     "trash_folder",
     "trash_run",
     "view_from",

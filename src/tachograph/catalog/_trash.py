@@ -8,6 +8,9 @@ A run moves by one rename, so it is either in its place or in the trash, whole. 
 moves into the trash and removed after the run moved out. So whenever a command is killed, at worst a manifest without a
 run is left, which means nothing and is removed later. Before files are deleted the folder gets a name that nobody
 restores, so half a run cannot come back.
+
+A journal that is about to be replaced is first added to the trash by a second name. If the command is killed before it
+replaces the journal, the trash has a run that is also in its place. Such a run is not listed, and removed later.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ __all__ = [
     "empty_trash",
     "list_trash",
     "restore_run",
+    "tidy_trash",
     "trash_folder",
     "trash_journal",
     "trash_run",
@@ -48,6 +52,8 @@ __all__ = [
 
 _ID = re.compile(r"[0-9a-f]{8,40}")
 _DELETING = "deleting-"
+_UNFINISHED_S = 3_600.0
+"""After this time, what a command has not finished was left by one that was killed."""
 
 
 class TrashError(TachographError):
@@ -128,8 +134,49 @@ def _new_entry(name: str, size_bytes: int) -> TrashedRun:
 def list_trash(log_dir: str) -> list[TrashedRun]:
     """Return the runs in the trash, latest first."""
     place = Path(log_dir, OWN_FOLDER, "trash")
-    found = [run for run in _manifests(place) if (place / run.id).is_dir()]
+    found = [run for run in _manifests(place) if (place / run.id).is_dir() and not _is_in_place(log_dir, run)]
     return sorted(found, key=lambda run: (-run.removed, run.id))
+
+
+def _is_in_place(log_dir: str, run: TrashedRun) -> bool:
+    """Return whether the journal of a run in the trash is also the journal of the run that it comes from."""
+    folder = find_below(log_dir, run.name)
+    if folder is None:
+        return False
+    with contextlib.suppress(OSError):
+        trashed = stat_journal(trash_folder(log_dir, run).journal)
+        return os.path.samestat(trashed, stat_journal(folder.journal))
+    return False
+
+
+def tidy_trash(log_dir: str) -> int:
+    """Remove what killed commands left in the trash; return the number of runs that are in their place anyway."""
+    root = Path(log_dir)
+    place = root / OWN_FOLDER / "trash"
+    num_removed = 0
+    with contextlib.suppress(OSError):  # such as a read-only folder
+        for run in list(_manifests(place)):
+            folder = find_below(log_dir, run.name) if _is_in_place(log_dir, run) else None
+            if folder is None:
+                continue
+            with lock_run_folder(folder) as is_ours:  # else it may be replaced just now
+                if is_ours and _is_in_place(log_dir, run):
+                    move_folder(place / run.id, place / f"{_DELETING}{run.id}", below=root)
+                    _unlink(place / f"{run.id}.json")
+                    shutil.rmtree(place / f"{_DELETING}{run.id}")
+                    num_removed += 1
+        _remove_unfinished(place, min_age_s=_UNFINISHED_S)
+    return num_removed
+
+
+def _remove_unfinished(place: Path, *, min_age_s: float = 0.0) -> None:
+    """Finish deleting what earlier commands did not."""
+    for entry in os.listdir(place) if place.is_dir() and not place.is_symlink() else ():
+        path = place / entry
+        if entry.startswith(_DELETING) and not path.is_symlink():
+            renamed = path.stat().st_ctime
+            if max(0.0, time.time() - renamed) >= min_age_s:
+                shutil.rmtree(path)
 
 
 def restore_run(log_dir: str, name: str) -> str:
@@ -175,6 +222,7 @@ def empty_trash(log_dir: str, *, older_than_s: float = 0.0) -> list[TrashedRun]:
     root = Path(log_dir)
     place = root / OWN_FOLDER / "trash"
     limit = time.time() - older_than_s
+    tidy_trash(log_dir)
     deleted = []
     try:
         for run in list_trash(log_dir):
@@ -183,12 +231,10 @@ def empty_trash(log_dir: str, *, older_than_s: float = 0.0) -> list[TrashedRun]:
                 _unlink(place / f"{run.id}.json")
                 deleted.append(run)
         # Also what an earlier command did not finish.
-        for entry in os.listdir(place) if place.is_dir() and not place.is_symlink() else ():
-            if entry.startswith(_DELETING) and not (place / entry).is_symlink():
-                shutil.rmtree(place / entry)
+        _remove_unfinished(place)
         for run in _manifests(place):
             # A manifest is written a moment before its run arrives.
-            if not (place / run.id).exists() and run.removed < time.time() - 3_600:
+            if not (place / run.id).exists() and run.removed < time.time() - _UNFINISHED_S:
                 _unlink(place / f"{run.id}.json")
     except OSError as error:
         raise TrashError(_explain("cannot empty the trash", error)) from error

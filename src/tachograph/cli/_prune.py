@@ -51,7 +51,7 @@ def prune(
 
     Without --yes, shows what would be done and how much space that would free.
     """
-    from tachograph.catalog import apply_step, plan_prune, prune_lock, unknown_rule_fields
+    from tachograph.catalog import apply_step, plan_prune, prune_lock, tidy_trash, unknown_rule_fields
 
     if dry_run and yes:
         raise click.UsageError("--dry-run and --yes exclude each other")
@@ -66,6 +66,7 @@ def prune(
     num_failed = num_bytes = 0
     results: list[dict[str, Any]] = []
     with prune_lock(log_dir):
+        tidy_trash(log_dir)
         for step in plan_prune(log_dir, rules, is_forced=force):
             result: dict[str, Any] = {"run": step.row.id, "action": str(step.action or "")}
             try:

@@ -81,8 +81,9 @@ def trash() -> None:
 @json_option
 def list_(log_dir: str, as_json: bool) -> None:
     """List the runs in the trash, latest first."""
-    from tachograph.catalog import list_trash
+    from tachograph.catalog import list_trash, tidy_trash
 
+    tidy_trash(log_dir)
     runs = list_trash(log_dir)
     if as_json:
         click.echo(json_text(msgspec.to_builtins(runs)))
@@ -101,8 +102,9 @@ def list_(log_dir: str, as_json: bool) -> None:
 @log_dir_option
 def restore(runs: tuple[str, ...], log_dir: str) -> None:
     """Move runs back from the trash. A run gets a number if its name is taken."""
-    from tachograph.catalog import restore_run
+    from tachograph.catalog import restore_run, tidy_trash
 
+    tidy_trash(log_dir)
     for run in runs:
         name = restore_run(log_dir, run)
         click.echo(f"{safe(run)}: restored" + (f" as {safe(name)}" if name != run else ""))

@@ -18,7 +18,7 @@ points are sorted first; that case is slower but rare.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -150,13 +150,31 @@ class _Candidates(NamedTuple):
     """The number of points before those chunks."""
 
 
-def build_lines(sources: Sequence[ColumnSource], stream: str, name: str, view: View) -> list[Line]:
-    """Return the lines of a series in a view, one for each attempt with points."""
+def _read_part(source: ColumnSource, stream: str, name: str) -> SeriesPart | None:
+    return source.series_part(stream, name)
+
+
+def build_lines(
+    sources: Sequence[ColumnSource],
+    stream: str,
+    name: str,
+    view: View,
+    read: Callable[[ColumnSource, str, str], SeriesPart | None] = _read_part,
+) -> list[Line]:
+    """Return the lines of a series in a view, one for each attempt with points.
+
+    Args:
+        sources: the columns, in order.
+        stream: the stream of the series.
+        name: the series.
+        view: what to return.
+        read: returns the values in a source.
+    """
     attempts: dict[int, _AttemptSlices] = {}
     base, num_marks = 0, 0
     for source in sources:
         num_rows = source.num_rows(stream)
-        series = source.series_part(stream, name) if num_rows and base + num_rows > view.after_row else None
+        series = read(source, stream, name) if num_rows and base + num_rows > view.after_row else None
         if series is not None:
             for attempt_range, piece in _slices(source.rows(stream), series, view, view.after_row - base, num_marks):
                 attempts.setdefault(attempt_range.attempt, _AttemptSlices()).add(attempt_range, piece, view.column)

@@ -48,12 +48,13 @@ from tachograph.store._axes import Knots
 from tachograph.store._axis_sources import AxisSources, place_sources, training_clock
 from tachograph.store._columns import Axis, Column, Floats, Integers
 from tachograph.store._completions import CompletionIndex, replace_completions
-from tachograph.store._query import ColumnSource, Line, Mark, View, build_lines, build_marks, iter_points
+from tachograph.store._query import ColumnSource, Line, Mark, View, build_marks, iter_points
 from tachograph.store._segment import AttemptStats, Segment, SegmentError, fingerprint, segment_path, write_segment
 from tachograph.store._segment_folder import SegmentFolder
 from tachograph.store._span_table import SpanTable, SpanView
 from tachograph.store._step_decoder import LinesPiece, StepColumns, StepDecoder, split_lines
 from tachograph.store._tail import Tail
+from tachograph.store._windows import build_lines_with_extremes
 
 __all__ = ["StoredRun"]
 
@@ -457,7 +458,7 @@ class StoredRun:
             sources, column, problem = self._sources_on(axis)
             for stream in self._series.get(name, []) if problem is None else []:
                 view = View(column, low, high, num_points, (after or {}).get(stream, 0))
-                lines += build_lines(sources, stream, name, view)
+                lines += build_lines_with_extremes(sources, stream, name, view)
                 marks += build_marks(sources, stream, name, view)
             return lines, marks
 

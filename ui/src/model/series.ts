@@ -120,17 +120,24 @@ export function joinLines(line: Line, added: Line): Line {
   let y = [...line.y, ...added.y];
   if (last !== undefined && added.x[0] !== undefined && added.x[0] < last) [x, y] = sorted(x, y);
   const result = { ...line, x, y, num_points: line.num_points + added.num_points };
-  if (line.mean_x.length > 0) {
-    const [from, values, counts] =
-      added.mean_x.length > 0
-        ? [added.mean_x, added.mean_y, added.mean_count]
-        : [added.x, added.y, added.x.map(() => 1)];
-    const kept = from.map((_, index) => index).filter((index) => values[index] !== null);
-    result.mean_x = [...line.mean_x, ...kept.map((index) => from[index] as number)];
-    result.mean_y = [...line.mean_y, ...kept.map((index) => values[index] as number)];
-    result.mean_count = [...line.mean_count, ...kept.map((index) => counts[index] as number)];
+  if (line.mean_x.length > 0 || added.mean_x.length > 0) {
+    const [before, after] = [meansOf(line), meansOf(added)];
+    result.mean_x = [...before.x, ...after.x];
+    result.mean_y = [...before.y, ...after.y];
+    result.mean_count = [...before.counts, ...after.counts];
   }
   return result;
+}
+
+/** The means of a line; the points themselves if it has all of them. */
+function meansOf({ x, y, mean_x, mean_y, mean_count }: Line): { x: number[]; y: number[]; counts: number[] } {
+  if (mean_x.length > 0) return { x: mean_x, y: mean_y, counts: mean_count };
+  const kept = x.map((_, index) => index).filter((index) => y[index] !== null);
+  return {
+    x: kept.map((index) => x[index] as number),
+    y: kept.map((index) => y[index] as number),
+    counts: kept.map(() => 1),
+  };
 }
 
 function sorted(x: number[], y: (number | null)[]): [number[], (number | null)[]] {
