@@ -17,9 +17,10 @@ from tachograph.exceptions import CodeError
 from tachograph.journal import RunFolder
 from tachograph.provenance import CaptureRequest, capture, read_blob, remove_unused_blobs
 from tachograph.provenance._git import run_git
-from tachograph.provenance._read import read_sources
+from tachograph.provenance._read import last_code, read_sources, section_of
+from tachograph.provenance._result import read_result
 from tachograph.provenance._sources import loaded_files
-from tests.conftest import HANG_S, lines_of
+from tests.conftest import HANG_S, lines_of, wait_for
 
 TRAIN = """
 import helper, os, time
@@ -111,6 +112,26 @@ def test_code_can_be_turned_off(repository: Path):
     assert not (repository / "logs" / ".tachograph").exists()
 
 
+def test_a_run_does_not_wait_for_its_code(repository: Path):
+    (repository / "helper.py").write_text("value = 2\n")
+    short = TRAIN.replace("while code", "while False")
+    for name in ("train.py", "other.py"):
+        (repository / name).write_text(short)
+        command = [sys.executable, name]
+        environment = {**os.environ, "TACHO_CODE": "1"}
+        subprocess.run(command, cwd=repository, env=environment, check=True, timeout=HANG_S)
+    for name in ("x", "x-2"):
+        history = tachograph.read(name, log_dir=repository / "logs")
+        code = wait_for(lambda read=history: "diff" in last_code(read) and last_code(read), "the captured code")
+        assert code["git"]["dirty"] and code["diff"]["num_files"] == 2 and code["command"]
+        assert {source.path for source in read_sources(history.folder, code)} >= {"helper.py"}
+        # A result that is missing or is not ours says so.
+        if "result" in code:
+            (history.folder.code / code["result"]).unlink()
+            assert "has not finished" in last_code(history)["missing"]
+            assert read_result(history.folder, "../metrics.jsonl") is None
+
+
 def test_a_hanging_git_delays_nothing(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -121,9 +142,9 @@ def test_a_hanging_git_delays_nothing(repository: Path, tmp_path: Path, monkeypa
     run = tachograph.init("x", log_dir="logs", code=True, git=True, console=False, system_interval_s=0)
     run.log(train_loss=1.0)
     run.finish(timeout_s=HANG_S)
-    code = [line for line in lines_of(repository / "logs" / "x") if line["event"] == "code"]
-    (reason,) = (line.get("missing") or line["git"]["missing"] for line in code)
-    assert reason == "the run ended before its code was captured" or "took longer than" in reason
+    assert sum(line["event"] == "code" for line in lines_of(repository / "logs" / "x")) == 1
+    found = wait_for(lambda: section_of(last_code(tachograph.read(run)), "git"), "the process that captures the code")
+    assert "took longer than" in found["missing"]
     with pytest.raises(CodeError, match="git status took longer than 0.1 s"):
         run_git("status", cwd=str(repository), timeout_s=0.1)
 

@@ -49,6 +49,8 @@ class CaptureRequest(msgspec.Struct, frozen=True):
     """The files of loaded modules."""
     git: bool = True
     """Whether to read the repository."""
+    result: str = ""
+    """The name of the file in the folder `code` for the result, in case that the run ends first."""
 
 
 class SourceFile(msgspec.Struct, omit_defaults=True):

@@ -12,17 +12,28 @@ from tachograph.exceptions import CodeError
 from tachograph.journal import RunFolder
 from tachograph.provenance._blobs import read_blob
 from tachograph.provenance._capture import SourceFile
+from tachograph.provenance._result import read_result
 from tachograph.reader import RunDigest
 from tachograph.records import finite_or_none
 
 __all__ = ["last_code", "missing_reason", "read_packages", "read_patch", "read_sources", "section_of"]
 
+_UNFINISHED = "the run ended before its code was captured, and the process that captures it has not finished"
+
 
 def last_code(run: RunDigest) -> Mapping[str, Any]:
-    """Return the `code` record of the last attempt of a run; empty if there is none."""
+    """Return the `code` record of the last attempt of a run; empty if there is none.
+
+    If the run ended before its code was captured, the rest of the record is in a file that it names.
+    """
     started = finite_or_none(run.attempts[-1].start.get("time")) if run.attempts else None
     last: dict[str, Any] = next(reversed(run.latest("code")), {})
-    return last if started is None or (finite_or_none(last.get("time")) or 0.0) >= started else {}
+    if started is not None and (finite_or_none(last.get("time")) or 0.0) < started:
+        return {}
+    if "result" not in last:
+        return last
+    found = read_result(run.folder, last["result"])
+    return {**last, **({"missing": _UNFINISHED} if found is None else found)}
 
 
 def section_of(code: Mapping[str, Any], name: str) -> Mapping[str, Any]:
