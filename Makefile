@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UI_SOURCES := $(shell find ui -mindepth 1 -name node_modules -prune -o -print)
 
-.PHONY: setup demo test test-lowest lint types docs ui ui-check tools bench bench-detectors bench-overhead release-check clean
+.PHONY: setup demo test test-lowest lint types docs ui ui-check tools bench bench-compare bench-detectors bench-overhead release-check clean
 
 setup: $(VENV)/.stamp-dev
 
@@ -70,6 +70,9 @@ test-lowest: $(BIN)/python
 
 bench: $(VENV)/.stamp-bench
 	$(BIN)/python -m benchmarks
+
+bench-compare: setup
+	$(BIN)/python -m benchmarks.compare
 
 bench-detectors: setup
 	$(BIN)/python -m benchmarks.detectors

@@ -159,10 +159,11 @@ def load_runs(names: Iterable[str], log_dir: str) -> list[RunEvidence]:
     Raises:
         TachographError: if there is no such run, or it cannot be read.
     """
-    from tachograph.comparison import load_folder
+    from tachograph.comparison import load_folders
 
-    folders = [(name.rstrip("/"), find_readable_run(name, log_dir)) for name in names]
-    return [replace(load_folder(folder), name=name) for name, folder in folders]
+    names = list(names)
+    found = load_folders([find_readable_run(name, log_dir) for name in names])
+    return [replace(run, name=name.rstrip("/")) for run, name in zip(found, names, strict=True)]
 
 
 def write_file(path: str, text: str) -> None:

@@ -12,7 +12,7 @@ from tachograph.comparison._compare import (
 from tachograph.comparison._evidence import Points, RunEvidence, StepClock
 from tachograph.comparison._html import html_report
 from tachograph.comparison._judge import Judgement, Noise, judge
-from tachograph.comparison._load import load_evidence, load_folder
+from tachograph.comparison._load import load_evidence, load_folders
 from tachograph.comparison._loss import agree, have_same_batches, measure_final, measure_loss
 from tachograph.comparison._markdown import MARKER, markdown_report
 from tachograph.comparison._speed import TooShort, measure_speed
@@ -52,7 +52,7 @@ __all__ = [
     "html_report",
     "judge",
     "load_evidence",
-    "load_folder",
+    "load_folders",
     "markdown_report",
     "measure_final",
     "measure_loss",

@@ -37,7 +37,8 @@ def independent_runs(runs: Sequence[RunEvidence]) -> tuple[list[RunEvidence], li
 def _is_copy(run: RunEvidence, other: RunEvidence) -> bool:
     if run.run_id and run.run_id == other.run_id:
         return True
-    if len(run.loss.steps) < 50:
+    is_short = len(run.loss.steps) < 50
+    if is_short or len(run.loss.steps) != len(other.loss.steps) or run.loss.values[-1] != other.loss.values[-1]:
         return False
     is_same_loss = np.array_equal(run.loss.values, other.loss.values, equal_nan=True)
     return is_same_loss and np.array_equal(run.clock.passed_s, other.clock.passed_s)

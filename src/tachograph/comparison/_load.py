@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from tachograph.reader import Goodput
 from tachograph.records import loss_names_in, signal_of
 from tachograph.store import StoredRun
 
-__all__ = ["load_evidence", "load_folder"]
+__all__ = ["load_evidence", "load_folders"]
 
 _MEMORY = {
     "device_allocated": ("gpu_mem_allocated", 1 << 30),
@@ -26,9 +28,10 @@ _MIN_MEMORY_STEPS = 50
 _MAX_CONFIG_KEYS = 2_000
 
 
-def load_folder(folder: RunFolder) -> RunEvidence:
-    """Read what is compared of the run in a folder; see `load_evidence`."""
-    return load_evidence(StoredRun(folder))
+def load_folders(folders: Iterable[RunFolder]) -> list[RunEvidence]:
+    """Read what is compared of the runs in some folders, several at a time; see `load_evidence`."""
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # numpy works without the interpreter's lock
+        return list(pool.map(lambda folder: load_evidence(StoredRun(folder)), folders))
 
 
 def load_evidence(run: StoredRun) -> RunEvidence:

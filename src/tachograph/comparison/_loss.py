@@ -24,6 +24,7 @@ _TAIL_SHARE = 0.1
 _MIN_COMMON = 50
 _MIN_TAIL = 20
 _MIN_BATCHES = 100
+_MAX_BATCHES = 50_000
 _MAX_GAP = 10
 _SAME_CORRELATION = 0.9
 _ROUNDING = 1e-5
@@ -64,10 +65,9 @@ class LossLevels(NamedTuple):
 
 def agree(first: Points, second: Points) -> Agreement | None:
     """Compare two curves step by step, or return None if they have too few steps in common."""
-    common, at_first, at_second = np.intersect1d(first.steps, second.steps, assume_unique=True, return_indices=True)
+    common, a, b = _common(first, second)
     if len(common) < _MIN_COMMON:
         return None
-    a, b = first.values[at_first], second.values[at_second]
     digits = _num_digits(a)
     is_same = (a == b) | (np.isnan(a) & np.isnan(b))
     if is_same.all():
@@ -82,6 +82,14 @@ def agree(first: Points, second: Points) -> Agreement | None:
     return Agreement(kind, float(common[at]), float(relative[at]), largest, float(relative[-1]), digits)
 
 
+def _common(first: Points, second: Points) -> tuple[Floats, Floats, Floats]:
+    """Return the steps that both curves have, and the values of both there."""
+    if np.array_equal(first.steps, second.steps):
+        return first.steps, first.values, second.values
+    common, at_first, at_second = np.intersect1d(first.steps, second.steps, assume_unique=True, return_indices=True)
+    return common, first.values[at_first], second.values[at_second]
+
+
 def _num_digits(values: Floats) -> int:
     sample = values[np.isfinite(values)][:: max(1, len(values) // 200)]
     return max((len(f"{value!r}".lstrip("-0.").split("e")[0].replace(".", "")) for value in sample.tolist()), default=0)
@@ -93,9 +101,9 @@ def have_same_batches(curves: Sequence[Points]) -> bool:
 
 
 def _rise_together(first: Points, second: Points) -> bool:
-    common, at_first, at_second = np.intersect1d(first.steps, second.steps, assume_unique=True, return_indices=True)
-    begin = len(common) // 10
-    common, a, b = common[begin:], first.values[at_first][begin:], second.values[at_second][begin:]
+    common, a, b = _common(first, second)
+    begin = max(len(common) // 10, len(common) - _MAX_BATCHES)
+    common, a, b = common[begin:], a[begin:], b[begin:]
     is_finite = np.isfinite(a) & np.isfinite(b)
     common, a, b = common[is_finite], np.diff(a[is_finite]), np.diff(b[is_finite])
     # The trend alone makes rarely recorded curves rise and fall together.
