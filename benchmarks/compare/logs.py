@@ -65,12 +65,12 @@ def read_loss_groups(folder: Path) -> list[list[RunEvidence]]:
     groups: list[list[RunEvidence]] = []
     for runs in candidates.values():
         found: list[list[RunEvidence]] = []
-        for run in runs:
-            near = next((group for group in found if all(_start_alike(run.loss, other.loss) for other in group)), None)
+        for evidence in runs:
+            near = next((group for group in found if all(_start_alike(evidence.loss, other.loss) for other in group)), None)
             if near is None:
-                found.append([run])
+                found.append([evidence])
             else:
-                near.append(run)
+                near.append(evidence)
         groups += [group for group in found if len(group) >= 2]
     return groups
 
