@@ -247,6 +247,28 @@ def test_show_prints_spans_progress_and_goodput(tmp_path):
     ):  # fmt: skip
         assert expected in text, text
     assert show(history, width=60)
+    assert "before the first record" not in text
+
+
+def test_run_time_and_goodput_add_up_for_a_launched_run(tmp_path):
+    history = journal(
+        tmp_path,
+        start(30),
+        {"event": "span_start", "at": 0, "span_id": "app", "name": "application"},
+        loop(30, 0),
+        window(80, 49, 50, 50, forward=1.0),
+        {"event": "span_stop", "at": 80, "span_id": "app", "name": "application", "duration_s": 80},
+        {"event": "end", "at": 80, "status": "finished"},
+        start(100, resumed=True),
+        {"event": "span_start", "at": 95, "span_id": "app2", "name": "application"},
+        {"event": "end", "at": 110, "status": "finished"},
+    )
+    assert history.before_first_record_s == 30.0
+    assert history.goodput.wall_s == history.duration_s + history.before_first_record_s == 110.0
+    text = " ".join(show(history, width=200).split())
+    assert "run time 1 min 20 s, 1 min 00 s of it in 2 attempts, and 30 s before the first record" in text
+    assert "50 s of productive training in 1 min 50 s, 30 s of them before the first record" in text
+    assert summary(history)["before_first_record_s"] == 30.0
 
 
 HOSTILE = [

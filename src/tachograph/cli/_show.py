@@ -31,7 +31,7 @@ from tachograph.cli._format import (
     state_text,
 )
 from tachograph.cli._options import json_option, log_dir_option, run_argument
-from tachograph.cli._time import recorded_s, render_time, short_time, summarise_time
+from tachograph.cli._time import MIN_LEAD_S, recorded_s, render_time, short_time, summarise_time
 from tachograph.journal import (
     RunState,
     is_csv_current,
@@ -235,9 +235,10 @@ def _run_details(history: RunHistory) -> list[tuple[str, Any]]:
 
 def _run_time(history: RunHistory) -> str:
     text = duration(history.duration_s)
-    if len(history.attempts) < 2:
-        return text
-    return f"{text}, {duration(sum(map(recorded_s, history.attempts)))} of it in {len(history.attempts)} attempts"
+    if len(history.attempts) > 1:
+        text += f", {duration(sum(map(recorded_s, history.attempts)))} of it in {len(history.attempts)} attempts"
+    lead_s = history.before_first_record_s
+    return text if lead_s < MIN_LEAD_S else f"{text}, and {duration(lead_s)} before the first record"
 
 
 def _perf_tag_line(history: RunHistory) -> str:

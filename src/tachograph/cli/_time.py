@@ -15,8 +15,10 @@ from tachograph.cli._format import add_row, duration, format_time, new_table, nu
 from tachograph.journal import RunState
 from tachograph.reader import Attempt, Goodput, RunHistory, SpanGroup
 
-__all__ = ["recorded_s", "render_time", "short_time", "summarise_time"]
+__all__ = ["MIN_LEAD_S", "recorded_s", "render_time", "short_time", "summarise_time"]
 
+MIN_LEAD_S = 0.05
+"""The shortest time before the first record that is worth a remark."""
 _MAX_ROWS = 60
 _MAX_INDENT = 12
 _PHASE_LABELS = {
@@ -51,6 +53,7 @@ def summarise_time(history: RunHistory) -> dict[str, Any]:
         "perf_tags": history.perf_tags,
         "spans": msgspec.to_builtins(history.span_groups),
         "phases": history.phases,
+        "before_first_record_s": history.before_first_record_s,
         "goodput": None if goodput is None else {"share": goodput.share, **msgspec.to_builtins(goodput)},
         "saved_checkpoints": _checkpoint_saves(history),
         "training": _latest_update(history),
@@ -69,7 +72,7 @@ def render_time(history: RunHistory) -> list[RenderableType]:
     if saves and not history.latest("checkpoint"):  # those are listed above
         parts += [Text(), _checkpoint_table(saves)]
     goodput = history.goodput
-    return [*parts, Text(), *_goodput_lines(goodput)] if goodput is not None else parts
+    return [*parts, Text(), *_goodput_lines(goodput, history.before_first_record_s)] if goodput is not None else parts
 
 
 def _latest_update(history: RunHistory) -> dict[str, Any]:
@@ -208,8 +211,10 @@ def _checkpoint_table(saves: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def _goodput_lines(goodput: Goodput) -> list[RenderableType]:
+def _goodput_lines(goodput: Goodput, lead_s: float) -> list[RenderableType]:
     line = Text(f"{duration(goodput.productive_s)} of productive training in {duration(goodput.wall_s)}")
+    if lead_s >= MIN_LEAD_S:  # else the numbers of this run would not add up
+        line.append(f", {duration(lead_s)} of them before the first record")
     if goodput.is_meaningful:
         line = Text.assemble(("goodput  ", "dim"), (f"{goodput.share:.1%}  ", "bold"), line)
     table = new_table("other time", "time", "of the run", right=("time", "of the run"))

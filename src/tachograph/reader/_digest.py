@@ -168,6 +168,11 @@ class RunDigest:
         return max(0.0, max(known) - times[0][0] - jumps_s) if known and math.isfinite(times[0][0]) else None
 
     @property
+    def before_first_record_s(self) -> float:
+        """Seconds from the start of the program to the first record, which goodput counts and `duration_s` does not."""
+        return self._goodput.lead_s
+
+    @property
     def failure(self) -> Failure | None:
         """Why the last attempt failed; None if it did not."""
         if not self._attempts or self.state not in {RunState.FAILED, RunState.CRASHED}:

@@ -84,6 +84,8 @@ class _Window(msgspec.Struct):
 
 class _AttemptTimes(msgspec.Struct):
     start: float
+    recorded: float
+    """The time of its first record; `start` may be earlier."""
     last: float = 0.0
     status: str | None = None
     first_loop: float | None = None
@@ -101,6 +103,7 @@ class _AttemptTimes(msgspec.Struct):
 
     def set_clock(self, jump_s: float) -> None:
         self.start += jump_s
+        self.recorded += jump_s
         self.last += jump_s
         if self.first_loop is not None:
             self.first_loop += jump_s
@@ -130,7 +133,7 @@ class GoodputMeter:
             return
         if self._starts_attempt:
             self._starts_attempt = False
-            self._attempts.append(_AttemptTimes(time_s, time_s, windows=[], spans=[], open_loops=set()))
+            self._attempts.append(_AttemptTimes(time_s, time_s, time_s, windows=[], spans=[], open_loops=set()))
         attempt = self._attempts[-1]
         attempt.last = max(attempt.last, time_s)
         if event == "end":
@@ -152,6 +155,11 @@ class GoodputMeter:
         """Shift all times, because the wall clock was set."""
         for attempt in self._attempts:
             attempt.set_clock(jump_s)
+
+    @property
+    def lead_s(self) -> float:
+        """Seconds from the start of the program, if the `application` span states it, to the first record."""
+        return self._attempts[0].recorded - self._attempts[0].start if self._attempts else 0.0
 
     def extend_to(self, time_s: float) -> None:
         """Record that the current attempt was still running at a time."""

@@ -221,6 +221,8 @@ class RunDetail(RunSummary, kw_only=True):
     """The training plugins of the last attempt."""
     failure: Failure | None = None
     """Why the run failed or crashed."""
+    before_first_record_s: float = 0.0
+    """Seconds from the start of the program to the first record: goodput counts them, `duration_s` does not."""
     goodput: GoodputView | None = None
     phases_s: dict[str, float] = {}
     """Seconds of the training loop by phase."""

@@ -178,6 +178,7 @@ def build_run_detail(run: StoredRun) -> RunDetail:
             parents=parents_of(digest),
             plugins=[_build_plugin(plugin) for plugin in digest.plugins],
             failure=_build_failure(digest),
+            before_first_record_s=digest.before_first_record_s,
             goodput=None if goodput is None else _build_goodput(goodput),
             phases_s=digest.phases,
             sampling=digest.sampling,

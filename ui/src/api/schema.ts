@@ -110,6 +110,8 @@ export interface RunDetail {
   plugins: PluginUse[];
   /** Why the run failed or crashed. */
   failure: Failure | null;
+  /** Seconds from the start of the program to the first record: goodput counts them, `duration_s` does not. */
+  before_first_record_s: number;
   goodput: GoodputView | null;
   /** Seconds of the training loop by phase. */
   phases_s: Record<string, number>;
