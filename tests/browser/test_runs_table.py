@@ -8,6 +8,7 @@ import re
 import msgspec
 from playwright.sync_api import expect
 
+from tachograph.catalog import annotate
 from tachograph.catalog._annotations import Annotations
 from tachograph.catalog._catalog import OWN_FOLDER
 from tachograph.catalog._index import IndexEntry, index_path, save_index
@@ -40,6 +41,7 @@ def test_table_finds_the_best_run(page, dashboard, logs):
     page.goto(start.url)
     row = page.get_by_role("row", name=re.compile("run-4"))
     expect(row.get_by_text("best:")).to_have_count(1)
+    expect(page.locator("[data-column]")).to_have_count(8)
     assert columns(page) == [
         "state",
         "started",
@@ -194,7 +196,7 @@ def test_notes_and_saved_views(page, dashboard, logs):
     expect(notes.get_by_role("listitem")).to_have_count(0)
 
     # A saved view is shared by everyone who uses the folder.
-    page.goto(start.url + "#/?q=tag:paper&c=config.lr&c=rating&c=note")
+    page.goto(start.url + "#/?q=tag:paper&c=config.lr&c=rating&c=note&differ=1")
     row = page.get_by_role("row", name=re.compile("run-4"))
     expect(row).to_contain_text("long <b>warm-up</b>")
     expect(row).to_contain_text("★★★★")
@@ -209,6 +211,7 @@ def test_notes_and_saved_views(page, dashboard, logs):
     page.get_by_role("link", name="Paper runs").click()
     expect(page.get_by_label("Search runs")).to_have_value("tag:paper")
     expect(page.get_by_text("1 of 6 runs")).to_be_visible()
+    expect(page.get_by_role("button", name="Only what differs")).to_have_attribute("aria-pressed", "true")
     assert columns(page) == ["config.lr", "rating", "note"]
     with page.expect_download() as download:
         page.get_by_role("link", name="CSV").click()
@@ -222,11 +225,23 @@ def test_notes_and_saved_views(page, dashboard, logs):
 
     # A new run in a nested folder appears, opens and can be annotated.
     page.get_by_role("button", name="Reset").click()
-    write(logs / "sweep" / "a b" / "run-9", [{**START, "time": 5_000.0}, step(1, train_loss=1.0), END])
+    write(logs / "sweep" / "a b" / "run-9", [{**START, "time": 5_000.0, "group": "abc"}, step(1, train_loss=1.0), END])
+    expect(page.get_by_role("link", name="sweep/a b/run-9")).to_be_visible()
+
+    # Somebody else renames it; and a field whose name is half typed is waited for.
+    annotate(RunFolder(logs / "run-2"), [{"op": "set", "field": "display_name", "value": "renamed"}])
+    expect(page.get_by_role("link", name="renamed")).to_be_visible()
+    page.get_by_label("Search runs").fill("config.l")
+    expect(page.get_by_role("status").filter(has_text="As a field, it may continue: config.lr")).to_be_visible()
+    expect(page.get_by_role("link", name="renamed")).to_be_visible()
+    page.get_by_label("Search runs").fill("config.lr<0")
+    expect(page.get_by_role("heading", name="No run matches")).to_be_visible()
+    page.get_by_label("Search runs").fill("")
     page.get_by_role("link", name="sweep/a b/run-9").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("sweep/a b/run-9")
     expect(page.locator("[data-metric=train_loss] canvas")).to_be_visible()
     page.get_by_role("link", name="overview").click()
+    expect(notes.get_by_label("Group")).to_have_attribute("placeholder", "abc")
     notes.get_by_label("5 of 5").click()
     expect(notes.get_by_label("5 of 5")).to_have_attribute("aria-pressed", "true")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tachograph.catalog import annotate
 from tests.conftest import HANG_S, wait_for
 from tests.server.conftest import check_error, write_run
 from tests.store import END, START, append, hears, step, write
@@ -62,6 +63,15 @@ def test_only_changed_runs_are_reported(logs, serve, listen):
     assert [data["line"]["name"] for _, data in named.found].count("a") == 1
     assert "c" not in [data["line"]["name"] for _, data in named.found]
     assert [data["line"]["name"] for _, data in everything.found].count("a") == 1
+
+
+@pytest.mark.parametrize("run", [[], ["a"]], ids=["in the list", "by name"])
+def test_annotation_by_another_process_is_reported(logs, serve, listen, run):
+    folder = write(logs / "a", [START, step(0, a=1.0), END])
+    events = listen(f"{serve(logs).url}{LIVE}", **({"run": run} if run else {}))
+    assert events.wait(is_change("a"))["line"]["annotated"] is None
+    annotate(folder, [{"op": "add", "field": "tags", "value": "paper"}])
+    events.wait(lambda event, data: event == "changed" and data["line"]["annotated"] is not None)
 
 
 @pytest.mark.parametrize("run", [[], ["new"]], ids=["in the list", "by name"])

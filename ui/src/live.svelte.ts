@@ -7,12 +7,17 @@
  */
 
 import { api, ApiError, type RunSummary } from "./api";
+import { isEqual } from "./model/equal";
 
 const reconnectMs = 2000;
+/** Changes that arrive together are applied together: a new stream reports every run. */
+const collectMs = 16;
 
 class Live {
-  runs = $state<RunSummary[]>([]);
+  runs = $state.raw<RunSummary[]>([]);
+  byName: ReadonlyMap<string, RunSummary> = $derived(new Map(this.runs.map((run) => [run.name, run])));
   logDir = $state("");
+  logDirs = $state.raw<string[]>([]);
   isLoaded = $state(false);
   isConnected = $state(true);
   needsToken = $state(false);
@@ -36,6 +41,9 @@ class Live {
 
   #clockOffset_s = 0;
   #hasLoaded = false;
+  /** What was reported since the last update; null for a run that is gone. */
+  #reported = new Map<string, RunSummary | null>();
+  #update: ReturnType<typeof setTimeout> | undefined;
   #retry: ReturnType<typeof setTimeout> | undefined;
   #watched: string[] = [];
   #stop: (() => void) | null = null;
@@ -61,8 +69,9 @@ class Live {
 
   async load(): Promise<void> {
     try {
-      const { log_dir, runs } = await api.listRuns();
+      const { log_dir, log_dirs, runs } = await api.listRuns();
       this.logDir = log_dir;
+      this.logDirs = log_dirs;
       // The stream knows more about a watched run than the list does.
       this.runs = runs.map((run) => (this.#watched.includes(run.name) ? this.run(run.name) : null) ?? run);
       this.goneRuns = this.goneRuns.filter((name) => !runs.some((run) => run.name === name));
@@ -77,7 +86,7 @@ class Live {
   }
 
   run(name: string): RunSummary | undefined {
-    return this.runs.find((run) => run.name === name);
+    return this.byName.get(name);
   }
 
   #connect(): void {
@@ -88,17 +97,12 @@ class Live {
     this.#stop = api.watchRuns(this.#watched, {
       changed: ({ line, version, indexed, output, now }) => {
         this.#clockOffset_s = now - Date.now() / 1000;
-        this.#update(line);
-        this.numChanges++;
+        this.#report(line.name, line);
         if (version !== null) this.versions[line.name] = version;
         if (output !== null) this.outputs[line.name] = output;
         if (indexed !== null) this.indexed[line.name] = indexed;
       },
-      gone: (name) => {
-        this.runs = this.runs.filter((run) => run.name !== name);
-        this.numChanges++;
-        if (!this.goneRuns.includes(name)) this.goneRuns.push(name);
-      },
+      gone: (name) => this.#report(name, null),
       connection: (isConnected, isFinal) => this.#onConnection(isConnected, isFinal),
     });
   }
@@ -113,11 +117,27 @@ class Live {
     if (isFinal) this.#retry = setTimeout(() => void this.load().then(() => this.#connect()), reconnectMs);
   }
 
-  #update(summary: RunSummary): void {
-    const index = this.runs.findIndex((run) => run.name === summary.name);
-    this.goneRuns = this.goneRuns.filter((name) => name !== summary.name);
-    if (index < 0) this.runs.push(summary);
-    else this.runs[index] = summary;
+  #report(name: string, summary: RunSummary | null): void {
+    this.#reported.set(name, summary);
+    this.#update ??= setTimeout(() => this.#applyReported(), collectMs);
+  }
+
+  #applyReported(): void {
+    const reported = [...this.#reported];
+    this.#reported.clear();
+    this.#update = undefined;
+    const next = new Map(this.byName);
+    for (const [name, summary] of reported) {
+      if (summary === null) next.delete(name);
+      else if (!isEqual(next.get(name), summary)) next.set(name, summary);
+    }
+    const present = new Set(reported.flatMap(([name, summary]) => (summary === null ? [] : name)));
+    const gone = reported.flatMap(([name, summary]) => (summary === null ? name : []));
+    if (this.goneRuns.length || gone.length)
+      this.goneRuns = [...new Set([...this.goneRuns.filter((name) => !present.has(name)), ...gone])];
+    if (reported.every(([name]) => next.get(name) === this.byName.get(name))) return;
+    this.runs = [...next.values()];
+    this.numChanges++;
   }
 }
 

@@ -64,6 +64,9 @@ export class TableData {
   /** By run, the columns that were fetched by name since the last refresh. */
   #named = new Map<string, Set<string>>();
   #isNew = true;
+  #isUnfinished = false;
+  /** Whether a selection was made: the table says what is in view before. */
+  #isSelected = false;
   #isFetching = false;
   #isClosed = false;
   #refreshedAt = 0;
@@ -89,10 +92,16 @@ export class TableData {
     return this.#runs.get(name) ?? null;
   }
 
-  /** Choose which runs are in the table, and their order. */
-  select(selection: Selection): void {
+  /**
+   * Choose which runs are in the table, and their order.
+   *
+   * While an expression is unfinished, the rows before it stay until some run matches.
+   */
+  select(selection: Selection, isUnfinished = false): void {
+    this.#isUnfinished = isUnfinished;
     if (JSON.stringify(selection) === JSON.stringify(this.#selection) && !this.#isNew) return;
     this.#selection = selection;
+    this.#isSelected = true;
     this.#isNew = true;
     this.isOutdated = this.isLoaded;
     this.#blocks.clear();
@@ -135,7 +144,7 @@ export class TableData {
   }
 
   async #fetchShown(): Promise<void> {
-    if (this.#isFetching || this.#isClosed) return;
+    if (this.#isFetching || this.#isClosed || !this.#isSelected) return;
     this.#isFetching = true;
     try {
       for (let query = this.#next(); query && !this.#isClosed; query = this.#next()) await this.#fetch(query);
@@ -188,7 +197,8 @@ export class TableData {
 
   #addBlock(page: TablePage, query: TableQuery): void {
     const offset = query.offset ?? 0;
-    const isInvalid = page.problems.some((problem) => problem.position !== null) && page.num_matching === 0;
+    const hasProblem = this.#isUnfinished || page.problems.some((problem) => problem.position !== null);
+    const isInvalid = hasProblem && page.num_matching === 0;
     this.numRuns = page.num_runs;
     this.problems = page.problems;
     this.indexed = page.indexed;

@@ -13,7 +13,7 @@ import msgspec
 
 from tachograph.catalog._groups import value_key
 from tachograph.catalog._index import columns_of
-from tachograph.catalog._row import FACTS, RunRow
+from tachograph.catalog._row import FACTS, RunRow, needs_full
 
 __all__ = ["FieldDescription", "describe_fields"]
 
@@ -51,8 +51,10 @@ def describe_fields(rows: Sequence[RunRow]) -> list[FieldDescription]:
         counts = texts[field]
         if counts is not None and not all(_count_texts(counts, value) for value in values):
             texts[field] = None
+    num_full = sum(row.summary.is_full for row in rows)
     for known in found.values():
-        known.differs = known.differs or known.num_runs < len(rows)
+        # A run that was not read yet does not lack anything.
+        known.differs = known.differs or known.num_runs < (num_full if needs_full(known.field) else len(rows))
         known.texts = [text for text, _ in (texts[known.field] or Counter()).most_common()]
     return list(found.values())
 

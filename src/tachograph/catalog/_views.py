@@ -49,6 +49,8 @@ class SavedView(msgspec.Struct, kw_only=True):
     """The field to sort by; a minus in front means highest first."""
     group: list[str] = []
     archived: Literal["no", "only", "all"] = "no"
+    only_differing: bool = False
+    """Whether columns in which all runs agree are left out."""
     pinned_columns: list[str] = []
     pinned_runs: list[str] = []
     charts: list[Any] = []

@@ -101,7 +101,7 @@ def ls(
     EXPR selects runs, for example: 'state:crashed tag:paper config.lr>=1e-4 loss.min<0.3 started>-14d'. A word is
     looked for in names, tags and notes. See the page on runs for all fields and operators.
     """
-    from tachograph.catalog import Catalog, parse_query
+    from tachograph.catalog import Catalog, differing_fields, parse_query
 
     if as_csv and (as_json or group):
         raise click.UsageError(f"--csv cannot be combined with {'--json' if as_json else '--group'}")
@@ -113,6 +113,8 @@ def ls(
         _save_view(log_dirs, save_view, wanted)
     catalog = Catalog(*log_dirs)
     rows = _select_rows(catalog, wanted, is_saved=saved is not None, shows_facts=as_csv)[:limit]
+    if wanted.only_differing and len(rows) > 1:
+        wanted.columns = differing_fields(rows, wanted.columns)
     if as_csv:
         _print_csv(rows, wanted.columns)
     elif wanted.group:

@@ -57,6 +57,8 @@ class RunOverview(msgspec.Struct, kw_only=True):
     num_open_alerts: int = 0
     num_critical_alerts: int = 0
     """The open alerts that are critical."""
+    annotated: float | None = None
+    """When annotations of the run changed last; known to lists that look at them."""
 
     @property
     def progress(self) -> float | None:

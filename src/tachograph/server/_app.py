@@ -91,7 +91,7 @@ def create_app(
         for path, by_method in by_path.items()
     ]
     routes += [
-        StarletteRoute("/api/v1/live", _live_endpoint(store, is_closing)),
+        StarletteRoute("/api/v1/live", _live_endpoint(store, catalog, is_closing)),
         StarletteRoute("/api/v1/login", _login_endpoint(access), methods=["POST"]),
         StarletteRoute("/api/v1/login", _reject_get, methods=["GET"]),  # or the static files would answer it with 404
         StarletteRoute("/api/v1/openapi.json", _send_openapi),
@@ -231,7 +231,7 @@ def _parse_body(model: type[msgspec.Struct], data: bytes) -> Any:
         raise ApiError(400, "bad_body", str(error)) from None
 
 
-def _live_endpoint(store: Store, is_closing: Callable[[], bool]) -> Endpoint:
+def _live_endpoint(store: Store, catalog: Catalog, is_closing: Callable[[], bool]) -> Endpoint:
     async def live(request: Request) -> Response:
         items = _query_items(request)
         names = [value for name, value in items if name == "run"]
@@ -241,7 +241,7 @@ def _live_endpoint(store: Store, is_closing: Callable[[], bool]) -> Endpoint:
             raise ApiError(400, "bad_query", f"too many runs; watch at most {_MAX_WATCHED_RUNS} at once")
         # Without X-Accel-Buffering nginx would hold events back until its buffer is full.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(watch(store, names, is_closing), 200, headers, "text/event-stream")
+        return StreamingResponse(watch(store, names, is_closing, catalog.outdate), 200, headers, "text/event-stream")
 
     return live
 

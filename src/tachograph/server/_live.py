@@ -28,7 +28,7 @@ from tachograph.journal import RunState
 from tachograph.reader import RunOverview, output_version
 from tachograph.server import _views as views
 from tachograph.server._models import RunSummary
-from tachograph.store import Store, StoredRun
+from tachograph.store import Store, StoredRun, annotated_at
 
 __all__ = ["RunChanged", "RunGone", "watch"]
 
@@ -40,6 +40,8 @@ _STATE_INTERVAL_S = 1.0
 _ENDED_STATE_INTERVAL_S = 10.0
 _CLOSING_INTERVAL_S = 0.25
 _KEEPALIVE_S = 15.0
+_MAX_EVENTS = 500
+"""The number of events that are sent at once: a client that connects gets one for each run."""
 _MAX_REFRESH_S = 0.25
 _MIN_IDLE_FACTOR = 100
 """A pause between two polls of the list lasts at least this many times as long as the CPU time of the poll …"""
@@ -69,34 +71,51 @@ class RunGone(msgspec.Struct):
     name: str
 
 
-async def watch(store: Store, names: list[str], is_closing: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Yield encoded events for the named runs, or for all runs, until the client or the server disconnects."""
+async def watch(
+    store: Store, names: list[str], is_closing: Callable[[], bool], on_change: Callable[[], None]
+) -> AsyncIterator[bytes]:
+    """Yield encoded events for the named runs, or for all runs, until the client or the server disconnects.
+
+    Args:
+        store: The store that holds the runs.
+        names: The runs to watch; none for all.
+        is_closing: Returns True once the server shuts down.
+        on_change: Called before a change of the list is sent: a client that requests the table then must see it.
+    """
     last_sent_s = time.monotonic()
     yield b"retry: 1000\n\n"
-    async for event, data in _watch_runs(store, names) if names else _watch_list(store):
+    async for events in _watch_runs(store, names) if names else _watch_list(store, on_change):
         if is_closing():
             return
-        if event:
+        if events:
             last_sent_s = time.monotonic()
-            yield b"event: " + event.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
+            yield b"".join(_encode(event, data) for event, data in events)
         elif time.monotonic() - last_sent_s > _KEEPALIVE_S:  # writing is the only way to notice a lost connection
             last_sent_s = time.monotonic()
             yield b": keep-alive\n\n"
 
 
-async def _watch_list(store: Store) -> AsyncIterator[tuple[str, Any]]:
-    """Yield changes of the list of runs; an empty event name lets the caller check for shutdown."""
+def _encode(event: str, data: Any) -> bytes:
+    return b"event: " + event.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
+
+
+async def _watch_list(store: Store, on_change: Callable[[], None]) -> AsyncIterator[list[tuple[str, Any]]]:
+    """Yield changes of the list of runs; an empty list lets the caller check for shutdown."""
     known: dict[str, tuple[RunOverview, RunSummary]] = {}
     while True:
         began_s = time.monotonic()
         changed, gone, cpu_s = await run_in_threadpool(_poll_list, store, known)
-        for summary in changed:
-            yield "changed", RunChanged(line=summary, now=time.time())
-        for name in gone:
-            yield "gone", RunGone(name)
+        events: list[tuple[str, Any]] = [
+            *(("changed", RunChanged(line=summary, now=time.time())) for summary in changed),
+            *(("gone", RunGone(name)) for name in gone),
+        ]
+        if events:
+            on_change()
+        for first in range(0, len(events), _MAX_EVENTS):
+            yield events[first : first + _MAX_EVENTS]
         pause_s = min(_MAX_PAUSE_S, max(_LIST_INTERVAL_S, _MIN_IDLE_FACTOR * cpu_s))
         while time.monotonic() < began_s + pause_s:
-            yield "", None
+            yield []
             await asyncio.sleep(_CLOSING_INTERVAL_S)
 
 
@@ -126,16 +145,14 @@ def _poll_list(
     return changed, gone, time.thread_time() - began_s
 
 
-async def _watch_runs(store: Store, names: list[str]) -> AsyncIterator[tuple[str, Any]]:
-    """Yield changes of the named runs; an empty event name lets the caller check for shutdown."""
+async def _watch_runs(store: Store, names: list[str]) -> AsyncIterator[list[tuple[str, Any]]]:
+    """Yield changes of the named runs; an empty list lets the caller check for shutdown."""
     seen: dict[str, Any] = {}
     is_first = True
     active_s = time.monotonic()
     while True:
         found, is_first = await run_in_threadpool(_poll_runs, store, names, seen, is_first), False
-        for event, data in found:
-            yield event, data
-        yield "", None
+        yield found
         if any(isinstance(data, RunChanged) and data.indexed is not None and data.indexed < 1.0 for _, data in found):
             await asyncio.sleep(0)
             continue
@@ -171,7 +188,8 @@ def _poll_runs(store: Store, names: list[str], seen: dict[str, Any], is_first: b
         # of a run only a last heartbeat can follow.
         is_alive = summary is None or summary.state in _ALIVE
         interval_s = _STATE_INTERVAL_S if is_alive else _ENDED_STATE_INTERVAL_S
-        is_same = version == run.version and output == latest_output
+        is_annotated = summary is not None and summary.annotated != annotated_at(run.folder.path)
+        is_same = version == run.version and output == latest_output and not is_annotated
         if not changed and is_same and now_s - checked_s < interval_s:
             continue
         latest = views.build_open_run_summary(run)

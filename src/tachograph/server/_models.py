@@ -148,6 +148,8 @@ class RunSummary(msgspec.Struct, kw_only=True):
     num_open_alerts: int = 0
     num_critical_alerts: int = 0
     """Open alerts that are critical."""
+    annotated: float | None = None
+    """When its name, tags, note or other annotations changed last."""
 
 
 class RunsPage(msgspec.Struct):

@@ -53,7 +53,9 @@ class TableQuery(msgspec.Struct):
     sort: Annotated[str, Meta(max_length=513)] = ""
     """A field to sort by; a minus in front means highest first. Default: newest first."""
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 500
+    """Maximum number of runs."""
     offset: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    """Number of runs to skip, in the order of the table."""
     archived: Archived = "no"
     """Whether archived runs are left out, returned alone, or returned with the others."""
     pinned_first: bool = True
@@ -66,6 +68,7 @@ class TableCsvQuery(TableQuery):
     """Which runs and columns of the table to download."""
 
     limit: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000_000
+    """Maximum number of runs."""
 
 
 class GroupQuery(msgspec.Struct):
@@ -282,6 +285,8 @@ class ViewRequest(msgspec.Struct):
     group: Annotated[list[Field], Meta(max_length=3)] = []
     """The fields to group by."""
     archived: Archived = "no"
+    only_differing: bool = False
+    """Whether columns in which all runs agree are left out."""
     pinned_columns: Annotated[list[Field], Meta(max_length=500)] = []
     pinned_runs: Annotated[list[Field], Meta(max_length=500)] = []
     charts: list[Any] = []
@@ -302,6 +307,8 @@ class ViewDetail(msgspec.Struct):
     sort: str
     group: list[str]
     archived: Archived
+    only_differing: bool
+    """Whether columns in which all runs agree are left out."""
     pinned_columns: list[str]
     pinned_runs: list[str]
     charts: list[Any]

@@ -50,7 +50,7 @@ from tachograph.server._models import (
     SpanView,
     encode_number,
 )
-from tachograph.store import Axis, Store, StoredRun
+from tachograph.store import Axis, Store, StoredRun, annotated_at
 
 __all__ = [
     "build_controls_page",
@@ -129,6 +129,7 @@ def build_run_summary(run: RunOverview) -> RunSummary:
         num_dropped=run.num_dropped,
         num_open_alerts=run.num_open_alerts,
         num_critical_alerts=run.num_critical_alerts,
+        annotated=run.annotated,
     )
 
 
@@ -136,6 +137,7 @@ def build_open_run_summary(run: StoredRun) -> RunSummary:
     """Return the summary of an open run. Its index covers more than the head and tail of the journal."""
     found = build_run_summary(overview(run.folder))
     found.name = run.id
+    found.annotated = annotated_at(run.folder.path)
     if found.train_loss is None:
         known = (run.last_value(name) for name in loss_names_in(run.metric_names))
         found.train_loss = encode_number(next((value for value in known if value is not None), None))

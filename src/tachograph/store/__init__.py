@@ -8,7 +8,7 @@ from tachograph.store._query import Line, Mark
 from tachograph.store._run import StoredRun
 from tachograph.store._segment import SegmentError
 from tachograph.store._span_table import SpanCluster, SpanView
-from tachograph.store._store import Store
+from tachograph.store._store import Store, annotated_at
 
 __all__ = [
     "Axis",
@@ -23,6 +23,7 @@ __all__ = [
     "SegmentError",
     "SpanView",
     "Store",
+    "annotated_at",
     "StoredRun",
     "average_lines",
     "read_rows",

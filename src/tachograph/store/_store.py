@@ -2,9 +2,10 @@
 
 A dashboard lists the runs every few seconds, and a log folder collects thousands of them, so listing must not read what
 did not change. A run is read again only if its *signature* changed: device, inode, size and time of its journal and of
-its heartbeat. Only the state of a run can change without a file, when its process dies or stops sending heartbeats. So
-the state of a run that is running or stale is inferred again each time, from the process and the heartbeat read before.
-A run that finished, failed or crashed stays so until a resume writes to its journal.
+its heartbeat, and the time of the folder with its annotations. Only the state of a run can change without a file, when
+its process dies or stops sending heartbeats. So the state of a run that is running or stale is inferred again each
+time, from the process and the heartbeat read before. A run that finished, failed or crashed stays so until a resume
+writes to its journal.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tachograph.journal import (
 from tachograph.reader import RunOverview, overview_with_heartbeat
 from tachograph.store._run import StoredRun
 
-__all__ = ["Store"]
+__all__ = ["Store", "annotated_at"]
 
 _MAX_OPEN_RUNS = 16
 _MAY_CHANGE = {RunState.RUNNING, RunState.STALE}
@@ -42,6 +43,7 @@ _MAY_CHANGE = {RunState.RUNNING, RunState.STALE}
 class _Signature(NamedTuple):
     journal: tuple[int, int, int, int]
     heartbeat: tuple[int, int, int, int] | None
+    annotated: float | None = None
 
 
 class _ListedRun(NamedTuple):
@@ -130,7 +132,7 @@ class Store:
         known = self._known_overview(run)
         if known is None or not _agrees(known, heartbeat):
             known = overview_with_heartbeat(folder, heartbeat)
-        found = msgspec.structs.replace(known, name=run.id)
+        found = msgspec.structs.replace(known, name=run.id, annotated=signature.annotated)
         if found.size_bytes < signature.journal[2]:
             # The journal could not be read, perhaps only for now: read it again the next time.
             signature = _Signature((0, 0, 0, 0), None)
@@ -153,7 +155,15 @@ def _read_signature(run: FoundRun) -> _Signature:
         heartbeat = _identity(os.stat(f"{run.path}/.tacho/heartbeat.json"))
     except OSError:
         heartbeat = None
-    return _Signature(_identity(run.journal), heartbeat)
+    return _Signature(_identity(run.journal), heartbeat, annotated_at(run.path))
+
+
+def annotated_at(path: str | os.PathLike[str]) -> float | None:
+    """Return when annotations of a run changed last, given its folder; None if it has none."""
+    try:
+        return os.stat(f"{os.fspath(path)}/annotations").st_mtime
+    except OSError:
+        return None
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int, int]:

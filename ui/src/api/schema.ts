@@ -54,6 +54,8 @@ export interface RunSummary {
   num_open_alerts: number;
   /** Open alerts that are critical. */
   num_critical_alerts: number;
+  /** When its name, tags, note or other annotations changed last. */
+  annotated: number | null;
 }
 
 /** The state of a run. */
@@ -87,6 +89,8 @@ export interface RunDetail {
   num_open_alerts: number;
   /** Open alerts that are critical. */
   num_critical_alerts: number;
+  /** When its name, tags, note or other annotations changed last. */
+  annotated: number | null;
   /** Changes whenever a record is added. */
   version: string;
   /** Fraction of the journal read so far, 0 to 1. */
@@ -984,6 +988,8 @@ export interface ViewDetail {
   sort: string;
   group: string[];
   archived: "all" | "no" | "only";
+  /** Whether columns in which all runs agree are left out. */
+  only_differing: boolean;
   pinned_columns: string[];
   pinned_runs: string[];
   charts: Json[];
@@ -1005,6 +1011,8 @@ export interface ViewRequest {
   /** The fields to group by. */
   group: string[];
   archived: "all" | "no" | "only";
+  /** Whether columns in which all runs agree are left out. */
+  only_differing: boolean;
   pinned_columns: string[];
   pinned_runs: string[];
   /** The charts of the view, in the form that the dashboard gives them. */

@@ -2,6 +2,7 @@ import { expect, test } from "vitest";
 import type { FieldView } from "../api";
 import {
   complete,
+  continuations,
   excerpt,
   quoteField,
   quoteValue,
@@ -34,6 +35,13 @@ const vocabulary: Vocabulary = {
 };
 const suggest = (text: string, cursor = text.length): string[] =>
   complete(text, cursor, vocabulary).suggestions.map((each) => each.text);
+
+test("a text that ends in part of a field can be continued", () => {
+  expect(continuations("config.lear", vocabulary)).toEqual(["config.learning_rate"]);
+  expect(continuations("state:failed -started", vocabulary)).toContain("started>");
+  for (const text of ["", "x", "baseline", "state:fail", "host in (no", '"config.lear', "config.lear "])
+    expect(continuations(text, vocabulary)).toEqual([]);
+});
 
 test("names, operators, aggregates and values are suggested", () => {
   expect(suggest("lear")).toEqual(["config.learning_rate"]);

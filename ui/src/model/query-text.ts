@@ -120,6 +120,14 @@ export function complete(text: string, cursor: number, vocabulary: Vocabulary): 
   return completeField(token, start, cursor, vocabulary);
 }
 
+/** How to continue a text that ends in the name of a field, or in a part of one, without a comparison; else none. */
+export function continuations(text: string, vocabulary: Omit<Vocabulary, "values">): string[] {
+  const start = tokenStart(text);
+  const token = start === null ? "" : text.slice(start);
+  if (token.replace(/^-/, "").length < 2 || /["=!<>~:]/.test(token) || /\bin\s*\([^)]*$/i.test(text)) return [];
+  return complete(text, text.length, { ...vocabulary, values: {} }).suggestions.map((each) => each.text);
+}
+
 /** The start of the term that the cursor is in; null inside of quotes. */
 function tokenStart(before: string): number | null {
   let start = 0;

@@ -23,6 +23,7 @@ const run = (name: string, more: Partial<RunSummary> = {}): RunSummary => ({
   num_dropped: 0,
   num_open_alerts: 0,
   num_critical_alerts: 0,
+  annotated: null,
   ...more,
 });
 

@@ -16,6 +16,7 @@ test("a view survives being saved, and keeps what the table does not know", () =
     columns: ["a"],
     pinned: ["a"],
     group: ["config"],
+    isOnlyDifferent: true,
     isColored: true,
   };
   const detail = { slug: "v", problems: [], ...toSaved("v", view, ["b"]) };

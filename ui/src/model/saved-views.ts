@@ -20,7 +20,7 @@ export function fromSaved(saved: ViewDetail): TableView {
     sort: saved.sort || newestFirst,
     group: saved.group.slice(0, maxGroupFields),
     archived: saved.archived,
-    isOnlyDifferent: false,
+    isOnlyDifferent: saved.only_differing,
     isColored: saved.colors["scale"] === true,
   };
 }
@@ -34,6 +34,7 @@ export function toSaved(name: string, view: TableView, columns: string[], replac
     sort: view.sort,
     group: view.group,
     archived: view.archived,
+    only_differing: view.isOnlyDifferent,
     pinned_columns: view.pinned,
     pinned_runs: replaced?.pinned_runs ?? [],
     charts: replaced?.charts ?? [],

@@ -6,10 +6,24 @@ export function visibleRows(
   height: number,
   rowHeight: number,
   count: number,
-  more = 8,
+  more = 4,
 ): { first: number; last: number } {
   const first = Math.max(0, Math.min(count, Math.floor(scrollTop / rowHeight)) - more);
   return { first, last: Math.max(first, Math.min(count, Math.ceil((scrollTop + height) / rowHeight) + more)) };
+}
+
+/**
+ * The rows or columns from `first` on, in a list of at most `size`, in which each keeps its place while it is visible.
+ *
+ * So an element of the table shows the same row until that is out of view, and then another one: scrolling changes the
+ * content of a few elements and creates none.
+ */
+export function recycled(first: number, size: number, count: number): number[] {
+  const length = Math.min(size, count);
+  const start = Math.max(0, Math.min(first, count - length));
+  const found = new Array<number>(length);
+  for (let index = start; index < start + length; index++) found[index % length] = index;
+  return found;
 }
 
 /** The left edge of each column, and the right edge of the last one. */
