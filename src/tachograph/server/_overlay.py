@@ -66,13 +66,15 @@ def build_overlay_page(store: Store, query: OverlayQuery) -> OverlayPage:
 
 def _open_runs(store: Store, names: list[str]) -> Iterator[_OpenRun]:
     """Yield runs with their new records, as far as time allows."""
-    deadline_s = time.monotonic() + _MAX_TOTAL_REFRESH_S
+    store.keep_open(len(names))
+    left_s = _MAX_TOTAL_REFRESH_S
     for name in names:
         try:
             run = store.open(name)
-            left_s = deadline_s - time.monotonic()
             if left_s > 0:
+                began_s = time.monotonic()
                 run.refresh(min(left_s, _MAX_REFRESH_S))
+                left_s -= time.monotonic() - began_s
         except RunNotFoundError as error:
             yield _OpenRun(name, None, str(error))
         except OSError as error:
@@ -80,7 +82,7 @@ def _open_runs(store: Store, names: list[str]) -> Iterator[_OpenRun]:
         else:
             yield _OpenRun(name, run)
             if len(names) > _MAX_MAPPED_RUNS:
-                run.release_pages()
+                run.release()
 
 
 def build_grouped_series_page(store: Store, catalog: Catalog, query: GroupedSeriesQuery) -> GroupedSeriesPage:

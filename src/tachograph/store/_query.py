@@ -4,9 +4,9 @@ For each attempt the query works in four steps:
 
 1. Find the values inside the view by binary search in each source (segment or tail), plus one neighbour on each side,
    so that lines run to the edges of the chart.
-2. Collect candidates. A narrow view uses the points themselves. A view of more than `_MAX_RAW_POINTS` uses the chunk
-   summaries written with each segment: of every complete chunk only the lowest and the highest point, so ten million
-   points cost as much as a hundred thousand.
+2. Collect candidates. A narrow view uses the points themselves. A view of more than `_MAX_RAW_POINTS`, or of more
+   points per wanted point than a chunk has, uses the chunk summaries written with each segment: of every complete
+   chunk only the lowest and the highest point, so ten million points cost as much as a hundred thousand.
 3. Downsample the candidates with min/max per bucket. The result contains only recorded points, never averages, and is
    the same each time. Means per bucket are returned separately and labelled as means.
 4. Break the line where a NaN or infinite value lies between two chosen points.
@@ -342,7 +342,8 @@ def _sorted_line(stream: str, attempt: int, slices: list[_Slice], view: View) ->
     num_points = sum(piece.end - piece.begin for piece in slices)
     if not num_points:
         return None
-    is_coarse = num_points > _MAX_RAW_POINTS
+    # Two chunks or more per point: reading each point would not make the line finer.
+    is_coarse = num_points > min(_MAX_RAW_POINTS, CHUNK * view.num_points)
     candidates = [_candidates(piece, view.column, is_coarse=is_coarse) for piece in slices]
     chosen = choose_extremes(
         np.concatenate([found.x for found in candidates]),
@@ -449,7 +450,8 @@ def choose_extremes(x: npt.NDArray[Any], y: Floats, num_points: int) -> Integers
         chosen = _downsampler.downsample(x, y, n_out=num_points)
     else:
         chosen = _downsampler.downsample(y, n_out=num_points)
-    return np.unique(np.concatenate([[0], chosen.astype(np.int64), [len(y) - 1]]))
+    indexes = np.sort(np.concatenate([[0], chosen.astype(np.int64), [len(y) - 1]]))
+    return indexes[np.diff(indexes, prepend=-1) > 0]  # several times as fast as `np.unique`
 
 
 Means = tuple[list[float], list[float], list[int]]
@@ -476,7 +478,8 @@ def _means(slices: list[_Slice], candidates: list[_Candidates], view: View) -> M
 def _bucket_means(x: npt.NDArray[Any], means: Floats, counts: Integers, view: View) -> Means:
     num_buckets = max(4, view.num_points // 4)
     edges = np.linspace(float(x[0]), float(x[-1]), num_buckets + 1)[:-1]
-    first = np.unique(np.searchsorted(x, edges))
+    first = np.searchsorted(x, edges)
+    first = first[np.diff(first, prepend=-1) > 0]
     sizes = np.add.reduceat(counts, first)
     # Weighted means of means. Weights are divided first, so that large values do not overflow.
     shares = counts / np.repeat(sizes, np.diff(np.append(first, len(x))))

@@ -62,6 +62,7 @@ _SEGMENT_BYTES = 32 << 20
 _MIN_SEGMENT_BYTES = 1 << 20
 _MAX_MAPPED_BYTES = 16 << 20
 """If segments are larger than this in total, their pages are released after each query."""
+_MAX_PLACED_ROWS = 10_000
 _MAX_TRIES = 3
 Result = TypeVar("Result")
 
@@ -165,6 +166,13 @@ class StoredRun:
     @property
     def _num_bad_in_tail(self) -> int:
         return self._follower.num_bad_lines - self._num_bad_before
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """About how many bytes of memory and how many open files the run holds."""
+        segments = self._segments
+        kept = sum(segment.footer.kept[1] for segment in segments)
+        return (1 << 16) + kept + self._follower.offset - self._tail_start, len(segments)
 
     def refresh(self, max_s: float = math.inf) -> bool:
         """Read appended records for at most `max_s`; return whether there were any."""
@@ -315,13 +323,18 @@ class StoredRun:
             finally:
                 # Mapped pages count as memory of this process until they are released.
                 if sum(segment.size_bytes for segment in self._segments) > _MAX_MAPPED_BYTES:
-                    self.release_pages()
+                    self._release_pages()
 
-    def release_pages(self) -> None:
-        """Release the mapped pages of the segments: a reader of many runs would keep them all in its memory."""
+    def release(self) -> None:
+        """Release memory that is easy to get again: a reader of hundreds of runs would keep that of all of them."""
         with self.lock:
-            for segment in self._segments:
-                segment.release_pages()
+            self._release_pages()
+            if sum(self.cursor().values()) > _MAX_PLACED_ROWS:
+                self._placed = None
+
+    def _release_pages(self) -> None:
+        for segment in self._segments:
+            segment.release_pages()
 
     def _notice_changes(self) -> bool:
         """Return whether a source was changed since the last call; asks all of them."""
@@ -343,6 +356,8 @@ class StoredRun:
 
     def axis_problem(self, axis: Axis) -> str | None:
         """Return why the run has no positions on an axis; None if it has."""
+        if axis in {"step", "time", "epoch"}:
+            return None
         return self._run_query(lambda: self._sources_on(axis).problem)
 
     @property

@@ -35,7 +35,12 @@ from tachograph.store._run import StoredRun
 
 __all__ = ["Store", "annotated_at"]
 
-_MAX_OPEN_RUNS = 16
+_MIN_OPEN_RUNS = 16
+"""As many runs stay open, whatever they hold …"""
+_MAX_OPEN_RUNS = 512
+"""… and up to this many after a comparison of so many, while they hold no more than this."""
+_MAX_HELD_BYTES = 256 << 20
+_MAX_HELD_FILES = 512
 _MAY_CHANGE = {RunState.RUNNING, RunState.STALE}
 """The states that can change although no file changes."""
 
@@ -73,6 +78,8 @@ class Store:
         self._listing = threading.Lock()
         self._listed: dict[str, _ListedRun] = {}
         self._open: OrderedDict[str, StoredRun] = OrderedDict()
+        self._max_open = _MIN_OPEN_RUNS
+        self._num_opened = 0
 
     def runs(self) -> list[RunOverview]:
         """Return an overview of each run, newest first: the same object as before if nothing about it changed.
@@ -105,9 +112,26 @@ class Store:
             run = self._open.setdefault(path, run)
             run.id = run_id
             self._open.move_to_end(path)
-            while len(self._open) > _MAX_OPEN_RUNS:
+            while len(self._open) > self._max_open:
                 self._open.popitem(last=False)
+            self._num_opened += 1
+            if self._num_opened % _MIN_OPEN_RUNS == 0:
+                self._close_large()
         return run
+
+    def keep_open(self, num_runs: int) -> None:
+        """Keep this many runs open from now on, because they will be read again and again."""
+        self._max_open = max(self._max_open, min(num_runs, _MAX_OPEN_RUNS))
+
+    def _close_large(self) -> None:
+        """Close the runs that were not used for the longest time while the open ones hold too much."""
+        held = [run.held for run in self._open.values()] if len(self._open) > _MIN_OPEN_RUNS else []
+        num_bytes, num_files = sum(each[0] for each in held), sum(each[1] for each in held)
+        for run_bytes, run_files in held[:-_MIN_OPEN_RUNS]:
+            if num_bytes <= _MAX_HELD_BYTES and num_files <= _MAX_HELD_FILES:
+                return
+            self._open.popitem(last=False)
+            num_bytes, num_files = num_bytes - run_bytes, num_files - run_files
 
     def _list_run(self, run: FoundRun) -> _ListedRun | None:
         """Return the overview of a run, or None if it is a link out; see the module for what is read again."""
