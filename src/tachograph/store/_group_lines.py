@@ -44,7 +44,7 @@ def average_lines(members: Sequence[Points], *, is_continuous: bool, num_points:
     """Return mean and range of runs.
 
     Args:
-        members: positions, which increase, and values of each run.
+        members: positions, which increase, and values of each run. Runs with the same positions should share the array.
         is_continuous: whether values between the points of a run count.
         num_points: the approximate number of positions to return.
     """
@@ -63,17 +63,12 @@ def average_lines(members: Sequence[Points], *, is_continuous: bool, num_points:
 
 def _average_at(members: Sequence[Points]) -> GroupCurve:
     """Return mean and range at the positions that at least two runs recorded."""
-    grids: dict[bytes, Floats] = {}
-    keys = []
-    for x, _ in members:
-        key = x.tobytes()
-        keys.append(key)
-        grids.setdefault(key, x)
+    grids = {id(x): x for x, _ in members}
     every = np.unique(np.concatenate(list(grids.values()))) if grids else np.empty(0)
     places = {key: None if len(x) == len(every) else np.searchsorted(every, x) for key, x in grids.items()}
     curve = _Accumulator(every)
-    for key, (_, y) in zip(keys, members, strict=True):
-        curve.add(places[key], y)
+    for x, y in members:
+        curve.add(places[id(x)], y)
     return curve.result(curve.count >= 2)
 
 
